@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

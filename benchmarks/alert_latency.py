@@ -28,7 +28,7 @@ from datetime import datetime
 from pathlib import Path
 
 from pacekeeper.core.layout.codec import encode_layout
-from pacekeeper.core.telemetry.samples import Attachment, Clock
+from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

@@ -42,7 +42,7 @@ from benchmarks.quality_runs import (
     run,
 )
 from pacekeeper.core.checkpoint.partial_experts import PLT_LIMIT, planned_plt, plt
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 
 SURE = 0.95
 UNIFORM_DEATHS = 20

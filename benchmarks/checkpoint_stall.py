@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.stall_runs import NUM_RANKS, run, run_snapshots, run_windows
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.checkpoint.async_writer import Outcome
 
 

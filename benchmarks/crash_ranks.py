@@ -25,8 +25,8 @@ import torch
 
 from pacekeeper.cli.admin import checkpoint as checkpoint_command
 from pacekeeper.core.checkpoint.manifest import saved_in
-from pacekeeper.core.checkpoint.run_fingerprint import identity_of
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.run_fingerprint import identity_of
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position

@@ -21,10 +21,12 @@ from random import Random
 from pacekeeper.controller.state_machine.events import NodeAttached, NodeReported
 from pacekeeper.controller.state_machine.machine import advance
 from pacekeeper.controller.state_machine.state import State
-from pacekeeper.core.config.controller import ControllerConfig, PolicyConfig
+from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
@@ -33,7 +35,6 @@ from pacekeeper.core.telemetry.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.telemetry.samples import Attachment, ModelShape
 from pacekeeper.protos import telemetry_pb2
 from pacekeeper.protos.convert import reports
 

@@ -17,9 +17,9 @@ from pacekeeper.controller.effects import Planner
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state_machine.events import AskDecision, Event
 from pacekeeper.controller.state_machine.planning_snapshot import View
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import even_layout
-from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
 
 BEAT_S = 0.002

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pacekeeper.core.checkpoint.partial_experts import PLT_LIMIT, Order
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import BlockKind, Host, Layout
 from pacekeeper.trainer.engine.job_rules import first_layout
 from pacekeeper.trainer.model.dataset import Corpus

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 
 CASES = ((4, 1, 2), (8, 2, 3))  # ranks, killed at once, hosts of each expert
 FIRST_STEPS = 12  # before the kill

@@ -25,7 +25,7 @@ from typing import Any
 
 from pacekeeper.cli.demo.fleet import free_port
 from pacekeeper.cli.demo.process import command_line
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.shm_ring import plan_file_name

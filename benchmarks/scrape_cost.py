@@ -26,7 +26,8 @@ from pacekeeper.controller.state_machine.persistent_map import NodeMap
 from pacekeeper.controller.state_machine.state import JobState, NodeState, RankState, State
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.layout.layout import even_layout
-from pacekeeper.core.telemetry.samples import Attachment, DeviceHealth, DeviceSample
+from pacekeeper.core.telemetry.attachment import Attachment
+from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample
 from pacekeeper.predictor.online.state import Judgement
 
 DEVICES_PER_NODE = 8

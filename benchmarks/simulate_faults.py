@@ -36,7 +36,7 @@ from benchmarks.simulate_lazarus import (
     routing_of,
     share_lost,
 )
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.simulator.cluster.fault_log import DAY_S, read_faults
 from pacekeeper.simulator.cluster.history import History, NodesLost
 from pacekeeper.simulator.cluster.membership import capped

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.simulator.cluster.history import History, NodesJoined, NodesLost, SpeedChanged

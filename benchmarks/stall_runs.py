@@ -10,8 +10,8 @@ from statistics import median
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from pacekeeper.core.checkpoint.run_fingerprint import identity_of
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.run_fingerprint import identity_of
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.checkpoint.async_writer import News, Outcome
 from pacekeeper.trainer.checkpoint.in_memory import Snapshots
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position

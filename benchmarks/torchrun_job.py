@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.config.loader import read_config
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric, Posted, exchanged
 from pacekeeper.trainer.engine.job_rules import learning_rate

@@ -37,7 +37,7 @@ from pacekeeper.controller.state_machine.events import (
     StepSummary,
     TellSuspects,
 )
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.protos import control_pb2
 from pacekeeper.protos.control_pb2 import AttachResponse
 from pacekeeper.protos.convert import reports

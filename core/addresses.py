@@ -1,6 +1,14 @@
-"""HOST:PORT: one rule for all who listen or connect, and which hosts never leave this node."""
+"""Parses and formats HOST:PORT addresses, and holds the default ports.
+
+All settings and commands that listen or connect use these rules. Nothing here opens a socket or
+resolves a name.
+"""
 
 import ipaddress
+
+# Below 32768: an outgoing connection never gets one of these as its own port.
+GRPC_PORT = 7443
+METRICS_PORT = 9464
 
 
 def host_and_port(address: str, *, first_port: int = 1) -> tuple[str, int]:

@@ -22,9 +22,9 @@ from pacekeeper.agent.uplink.batching import Reading
 from pacekeeper.agent.uplink.fencing import Terms
 from pacekeeper.core.errors import VersionError
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import PlanFile
 from pacekeeper.core.telemetry.records import Record
-from pacekeeper.core.telemetry.samples import Attachment
 
 RELEASE_AFTER_S = 60.0  # without news of a job that has ended: its late words are read first
 _log = logging.getLogger(__name__)

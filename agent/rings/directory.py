@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.telemetry import shm_ring
-from pacekeeper.core.telemetry.samples import is_job_name
+from pacekeeper.core.telemetry.attachment import is_job_name
 
 _EVERYBODYS = 0o1777
 _log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from pacekeeper.agent.rings.reader import RingReader
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import EXIT_UNSEEN, RankExitRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.core.telemetry.shm_ring import CommandSlot
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import Record
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.protos.convert import reports
 
 LATER_SLOTS_ASKED = 4  # before a record that does not come is given up

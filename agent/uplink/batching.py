@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import (
     MAX_RECORDS_PER_REPORT,
     AgentHealth,
@@ -11,7 +12,7 @@ from pacekeeper.core.telemetry.node_report import (
     NodeReport,
 )
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, RankExitRecord, Record
-from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 
 SPACING_S = 5.0  # between two readings of the same device that are told
 CLOCK_MOVED = 1.05  # a clock this factor apart is another reading: half of what would be a finding

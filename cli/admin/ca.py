@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pacekeeper.core.errors import ConfigError, HostError, PacekeeperError
-from pacekeeper.core.telemetry.samples import is_node_name
+from pacekeeper.core.telemetry.attachment import is_node_name
 
 CA_CERT, CA_KEY = "ca.crt", "ca.key"
 CA_DAYS = 5 * 365

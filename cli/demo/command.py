@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pacekeeper.cli.common.settings import settings
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pacekeeper.cli.demo.fleet import NUM_RANKS, Fleet
 from pacekeeper.cli.demo.live_view import View
 from pacekeeper.cli.demo.metrics import LoggedStep, Outcome, Schedule, Truth, judge, step_at
 from pacekeeper.cli.demo.recorder import Recorder, read_step_log, read_truth
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.trainer.emulation.device import COMPUTE_FAULT, stop_duty_cycle
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import click
 
 from pacekeeper.cli.doctor.checks import Check, Health, show, worst
-from pacekeeper.core.config.agent import METRICS_PORT, AgentConfig
-from pacekeeper.core.config.controller import GRPC_PORT
+from pacekeeper.core.addresses import GRPC_PORT, METRICS_PORT
+from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.errors import ExitCode, VersionError
 from pacekeeper.core.telemetry import shm_ring
 

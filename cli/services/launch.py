@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from pacekeeper.cli.common.settings import needs_torch, settings
 from pacekeeper.core.config.agent import AgentConfig
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 _TOLD_BY_THE_JOB = (

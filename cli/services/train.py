@@ -6,7 +6,7 @@ import sys
 import click
 
 from pacekeeper.cli.common.settings import needs_torch, settings
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 # What one process alone would have to ignore, and the values that ask for nothing.

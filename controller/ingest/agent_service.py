@@ -30,13 +30,13 @@ from pacekeeper.controller.state_machine.events import (
     NodeDetached,
     NodeReported,
 )
-from pacekeeper.core.telemetry.node_report import NodeReport
-from pacekeeper.core.telemetry.samples import (
+from pacekeeper.core.telemetry.attachment import (
     JOB_NAME_RULE,
     NODE_NAME_RULE,
     is_job_name,
     is_node_name,
 )
+from pacekeeper.core.telemetry.node_report import NodeReport
 from pacekeeper.core.text import one_line
 from pacekeeper.protos import control_pb2
 from pacekeeper.protos.convert import reports

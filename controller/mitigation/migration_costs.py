@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from pacekeeper.controller.state_machine.state import JobState, Move
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.diff import fresh_replicas, transfers
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
+from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.core.telemetry.records import PlanAppliedRecord
-from pacekeeper.core.telemetry.samples import ModelShape
 
 KEPT_MOVES = 16  # the newest: links and hosts change
 

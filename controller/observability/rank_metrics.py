@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pacekeeper.controller.state_machine.state import JobState, RankLife
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.prometheus_text import Family, Page
-from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.attachment import Attachment
 
 RANK_INFO = Family(
     "pacekeeper_rank_info",

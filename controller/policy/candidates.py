@@ -16,7 +16,7 @@ from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.policy.repartition_candidates import Candidate, Experts, repartitions
 from pacekeeper.controller.policy.replica_candidates import ReplicaPlan, Wishes, plan_replicas
 from pacekeeper.controller.state_machine.planning_snapshot import View
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Rung
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.predictor.cost.forecast import replica_s, row_s

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pacekeeper.controller.state_machine.planning_snapshot import View
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import ExpertHosts, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf, domain, domains
 

@@ -21,7 +21,7 @@ from pacekeeper.controller.planning.partition.problem import (
     Problem,
 )
 from pacekeeper.controller.state_machine.planning_snapshot import View
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import numbered
 

@@ -7,7 +7,7 @@ from pacekeeper.controller.state_machine.state import Move, Promise, Refusal
 from pacekeeper.core.incidents.findings import Decision, Rung
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
-from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
 from pacekeeper.predictor.cost.model import CostModel
 

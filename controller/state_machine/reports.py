@@ -40,9 +40,9 @@ from pacekeeper.core.fast_replace import evolve
 from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.core.layout.codec import decode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.records import EXIT_UNSEEN, RankExitRecord
-from pacekeeper.core.telemetry.samples import Attachment
 
 
 def take_in(

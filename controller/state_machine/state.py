@@ -14,10 +14,11 @@ from pacekeeper.core.incidents.findings import Blindness, Decision, Incident, Ru
 from pacekeeper.core.incidents.operator_orders import Order
 from pacekeeper.core.incidents.proposals import Answer, Proposal
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
 from pacekeeper.core.telemetry.node_report import AgentHealth, Later, Unread
 from pacekeeper.core.telemetry.records import MicroBatchRecord, ProbeRecord, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample, ModelShape
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 from pacekeeper.predictor.assurance.canary import Canaries
 from pacekeeper.predictor.assurance.sensitivity import Sight
 from pacekeeper.predictor.imbalance.advice import SpreadWindow

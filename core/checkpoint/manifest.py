@@ -151,7 +151,7 @@ class Manifest:
 
     `step`: steps committed, so the next one to do; `ticket`: transactions; `num_updates`: of the
     optimizer, fewer than steps where some were skipped; `last_loss` None: of no step yet.
-    `identity`: what the run depends on (core/checkpoint/run_fingerprint.py). `layout` as it was:
+    `identity`: what the run depends on (core/config/run_fingerprint.py). `layout` as it was:
     for information. `pieces`: of each block in the layout's order, the kinds of all blocks alike,
     ascending, each whole or in all its strips. `window`: of steps that end with the id's; each
     block's pieces are as after one of these, and `frozen` has its weights as after all earlier

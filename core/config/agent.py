@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from pacekeeper.core.addresses import GRPC_PORT, METRICS_PORT
 from pacekeeper.core.config.checks import address, at_least, positive
-from pacekeeper.core.config.controller import GRPC_PORT
 from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.config.security import TlsConfig
-from pacekeeper.core.telemetry.samples import NODE_NAME_RULE, is_node_name
-
-METRICS_PORT = 9464  # below 32768, as GRPC_PORT
+from pacekeeper.core.telemetry.attachment import NODE_NAME_RULE, is_node_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,3 +38,6 @@ def address(owner: object, *names: str, first_port: int = 1) -> None:
             each_address(getattr(owner, name), first_port=first_port)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
+
+
+LONGEST_WAIT_S = 7 * 86400.0  # of anything in a step: beyond, clocks of libraries overflow

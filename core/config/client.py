@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pacekeeper.core.addresses import each_address
-from pacekeeper.core.config.controller import GRPC_PORT
+from pacekeeper.core.addresses import GRPC_PORT, each_address
 from pacekeeper.core.config.security import TlsConfig
 
 

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
-from pacekeeper.core.config.controller import ControllerConfig, TrainConfig
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 T = TypeVar("T")

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
 from pacekeeper.core.telemetry.records import Record
-from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 
 MAX_RECORDS_PER_REPORT = 4096  # that an agent sends at once
 

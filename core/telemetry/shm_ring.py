@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 from pacekeeper.core.errors import VersionError
 from pacekeeper.core.layout.pipeline_schedule import Schedule, known_schedule
+from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.record_codec import unpack
 from pacekeeper.core.telemetry.records import PAYLOAD_BYTES, Record
-from pacekeeper.core.telemetry.samples import Attachment, Clock, ModelShape
 
 MAGIC = b"PACERING"
 VERSION = 10

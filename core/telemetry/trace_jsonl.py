@@ -22,6 +22,7 @@ from functools import cache
 from typing import Any
 
 from pacekeeper.core.layout.pipeline_schedule import known_schedule
+from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.records import (
     CheckpointRecord,
     ExpertLoadRecord,
@@ -34,14 +35,7 @@ from pacekeeper.core.telemetry.records import (
     SnapshotRecord,
     StepRecord,
 )
-from pacekeeper.core.telemetry.samples import (
-    Attachment,
-    Clock,
-    DeviceHealth,
-    DeviceSample,
-    HostSample,
-    ModelShape,
-)
+from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample, HostSample
 
 FORMAT, VERSION = "pacekeeper-trace", 1
 SUFFIX = ".trace.jsonl"

@@ -11,6 +11,13 @@ from itertools import chain
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.telemetry.attachment import (
+    JOB_NAME_RULE,
+    Attachment,
+    Clock,
+    ModelShape,
+    is_job_name,
+)
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
 from pacekeeper.core.telemetry.node_report import (
     JobReport,
@@ -22,13 +29,6 @@ from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
     Record,
-)
-from pacekeeper.core.telemetry.samples import (
-    JOB_NAME_RULE,
-    Attachment,
-    Clock,
-    ModelShape,
-    is_job_name,
 )
 from pacekeeper.core.text import one_line
 from pacekeeper.protos import control_pb2, telemetry_pb2

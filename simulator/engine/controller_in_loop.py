@@ -20,10 +20,11 @@ from pacekeeper.controller.planning.partition_cost.memory import shares_of
 from pacekeeper.controller.state_machine.events import NodeAttached, NodeReported
 from pacekeeper.controller.state_machine.machine import advance
 from pacekeeper.controller.state_machine.state import State
-from pacekeeper.core.config.controller import ControllerConfig, TrainConfig
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, RankExitRecord, Record, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.simulator.jobs.document_lengths import Lengths
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.expert_row_features import KNOTS
 from pacekeeper.predictor.cost.features import FEATURES, StepSample

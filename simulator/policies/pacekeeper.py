@@ -15,14 +15,14 @@ import numpy as np
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.failure_rates import after_change
 from pacekeeper.controller.state_machine.planning_snapshot import View
-from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.layout.grow import next_of
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.layout.shrink import Floor
-from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.features import FEATURES
 from pacekeeper.predictor.cost.forecast import Workload
 from pacekeeper.predictor.cost.model import CostModel

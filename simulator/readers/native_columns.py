@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import (
     LOADS_PER_RECORD,
     ExpertLoadRecord,
     MicroBatchRecord,
     StepRecord,
 )
-from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 from pacekeeper.core.telemetry.trace_jsonl import Fact, TraceHeader, columns_of, fact_of, object_of
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.simulator.io.tables import MAX_S

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.config.loader import read_table
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.simulator.cluster.history import History
 from pacekeeper.simulator.cluster.membership import capped

@@ -27,6 +27,7 @@ from pacekeeper.core.checkpoint.manifest import (
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.telemetry import record_codec, shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.node_report import AgentHealth, JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
@@ -38,7 +39,7 @@ from pacekeeper.core.telemetry.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample, ModelShape
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 from pacekeeper.protos import control_pb2
 from pacekeeper.protos.convert import reports as wire
 from support.foreign_traces import FILES, TABLES, csv_text

@@ -24,8 +24,9 @@ from pacekeeper.controller.state_machine.state import State
 from pacekeeper.core.checkpoint import manifest_codec, safetensors_header
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
-from pacekeeper.core.config.controller import ControllerConfig, TrainConfig
+from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.loader import read_config
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, DataError, PacekeeperError, VersionError
 from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.core.telemetry import record_codec, shm_ring

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import Succession

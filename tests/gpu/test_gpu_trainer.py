@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.records import MicroBatchRecord
-from pacekeeper.core.telemetry.samples import Attachment, Clock
 from pacekeeper.trainer.distributed.device import DeviceBurner, new_event
 from pacekeeper.trainer.engine.single_process import train_alone
 from pacekeeper.trainer.hooks.compute_timers import DeviceEventClock

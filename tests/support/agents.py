@@ -13,9 +13,9 @@ import grpc.aio
 
 from pacekeeper.agent.daemon import Agent
 from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import NodeReport
 from pacekeeper.core.telemetry.records import Record, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.protos import control_pb2, control_pb2_grpc
 from pacekeeper.protos.convert import reports as wire
 from pacekeeper.trainer.hooks.ring_writer import Ring

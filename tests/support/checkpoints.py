@@ -16,8 +16,8 @@ from pacekeeper.core.checkpoint.manifest import (
     Piece,
     PieceEntry,
 )
-from pacekeeper.core.checkpoint.run_fingerprint import identity_of
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.run_fingerprint import identity_of
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import LocalFabric

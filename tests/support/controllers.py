@@ -16,6 +16,7 @@ from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.incidents.rank_ranges import joined, ranks_of
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
@@ -25,13 +26,7 @@ from pacekeeper.core.telemetry.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.telemetry.samples import (
-    Attachment,
-    Clock,
-    DeviceSample,
-    HostSample,
-    ModelShape,
-)
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 from pacekeeper.protos import control_pb2, control_pb2_grpc, status_pb2, status_pb2_grpc
 from pacekeeper.protos import tls as secure
 from pacekeeper.protos.convert import reports

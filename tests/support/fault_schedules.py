@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import combinations
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from support.fleet import SMALL
 from support.random_plans import Move
 from support.sabotage import Moment, Sabotage

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry import shm_ring

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment, HostSample
+from pacekeeper.core.telemetry.samples import HostSample
 from pacekeeper.core.telemetry.trace_jsonl import (
     TraceHeader,
     attached_line,

@@ -24,6 +24,7 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.layout.shrink import Floor
+from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
@@ -34,7 +35,7 @@ from pacekeeper.core.telemetry.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample, ModelShape
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 
 JOB = "moe"
 UNIX_OFFSET_S = 1000.0

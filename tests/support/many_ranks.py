@@ -3,9 +3,9 @@
 from pacekeeper.controller.state_machine.events import Command
 from pacekeeper.controller.state_machine.reports import take_in
 from pacekeeper.controller.state_machine.state import JobState, RankLife, RankState, State
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.records import RankExitRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from support.machine_driver import JOB
 
 PER_NODE = 8

@@ -36,13 +36,13 @@ from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.layout.shrink import Floor, shrink
+from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (
     MicroBatchRecord,
     RankExitRecord,
     Record,
 )
-from pacekeeper.core.telemetry.samples import Attachment, ModelShape
 from support.paper_work import (
     ROW_TOKENS,
     applied,

@@ -8,6 +8,7 @@ import numpy as np
 from pacekeeper.core.layout.codec import layout_crc
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
@@ -17,7 +18,6 @@ from pacekeeper.core.telemetry.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.telemetry.samples import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.shm_ring import decode_header, encode_header
 from pacekeeper.protos import telemetry_pb2
 from pacekeeper.protos.convert.reports import report_from_message, report_to_message

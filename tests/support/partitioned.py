@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pacekeeper.controller.state_machine.planning_snapshot import RankTime, View
 from pacekeeper.core.layout.layout import Layout, even_layout
-from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
 
 NUM_SHARDS = 8

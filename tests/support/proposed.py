@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from pacekeeper.core.config.controller import ControllerConfig, PolicyConfig
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.proposals import Proposal
 from support.machine_driver import QUICK, WARM, Driver, started, train
 

@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 
+from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.record_codec import WHOLE_SHARE
 from pacekeeper.core.telemetry.records import (
     MOST_S,
@@ -17,7 +18,6 @@ from pacekeeper.core.telemetry.records import (
     SnapshotRecord,
     StepRecord,
 )
-from pacekeeper.core.telemetry.samples import Attachment, Clock, ModelShape
 from pacekeeper.core.text import one_line
 
 u32 = st.integers(0, 2**32 - 1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from pacekeeper.trainer.engine.single_process import train_alone

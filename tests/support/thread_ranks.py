@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.shrink import Floor, Succession
 from pacekeeper.trainer.distributed.process_group import Fabric

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 from pacekeeper.core.telemetry.trace_jsonl import (
     TraceHeader,
     attached_line,

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pacekeeper.core.checkpoint.run_fingerprint import identity_of
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.run_fingerprint import identity_of
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import Collectives

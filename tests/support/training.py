@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Host, Layout, ShardRun, even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
 from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric

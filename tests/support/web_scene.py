@@ -24,7 +24,8 @@ from pacekeeper.controller.state_machine.state import (
     State,
 )
 from pacekeeper.controller.storage.store import Store
-from pacekeeper.core.config.controller import ControllerConfig, PolicyConfig
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.config.security import LimitsConfig
 from pacekeeper.core.incidents.findings import (
     Considered,
@@ -38,8 +39,8 @@ from pacekeeper.core.incidents.findings import (
 )
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.node_report import AgentHealth
-from pacekeeper.core.telemetry.samples import Attachment, Clock
 
 BEGAN_S = 1_772_000_000.0
 ASKING = ControllerConfig(policy=PolicyConfig(mode="approve"))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacekeeper.core.telemetry.samples import JOB_NAME_RULE, is_job_name
+from pacekeeper.core.telemetry.attachment import JOB_NAME_RULE, is_job_name
 from pacekeeper.trainer.adapters.instrumentation.batch_features import work_of_batch
 from pacekeeper.trainer.adapters.instrumentation.expert_load import RoutingWatch
 from pacekeeper.trainer.adapters.instrumentation.module_passes import (

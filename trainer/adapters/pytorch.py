@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.trainer.adapters import reporter
 from pacekeeper.trainer.adapters.instrumentation.collectives import CollectiveWaits, waits_of_fsdp
 from pacekeeper.trainer.adapters.instrumentation.module_passes import is_in_backward

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Identity, Manifest
-from pacekeeper.core.checkpoint.run_fingerprint import other_course, other_model
+from pacekeeper.core.config.run_fingerprint import other_course, other_model
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.policies.window_replay import States, states_of

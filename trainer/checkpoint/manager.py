@@ -15,7 +15,7 @@ import torch
 from pacekeeper.core.checkpoint.interval import SaveCosts
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Identity, Manifest, Piece
 from pacekeeper.core.checkpoint.write_plan import cut, writers
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.trainer.checkpoint.async_writer import News, Outcome, Saver, Snapshot

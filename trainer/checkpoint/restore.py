@@ -15,7 +15,7 @@ from math import isnan
 import torch
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Identity
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import DataError, HostError, LostStateError
 from pacekeeper.core.layout.diff import moves_layers
 from pacekeeper.core.layout.layout import Layout

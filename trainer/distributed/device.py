@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.telemetry.samples import Clock
+from pacekeeper.core.telemetry.attachment import Clock
 
 CLOCKS = {"emulated": Clock.EMULATED, "cpu": Clock.CPU, "device": Clock.CUDA}
 _BURN_SIZE = 256  # of the square matrices that a fault multiplies

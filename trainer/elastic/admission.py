@@ -9,7 +9,7 @@ import platform
 import time
 from dataclasses import replace
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import UnreachableError
 from pacekeeper.trainer.distributed.kv_store import Stores
 from pacekeeper.trainer.elastic.consensus import START_S, Fenced

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pacekeeper.core.addresses import host_and_port
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 

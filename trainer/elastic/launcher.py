@@ -19,8 +19,8 @@ from pathlib import Path
 
 from pacekeeper.core.addresses import host_and_port
 from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import RankExitRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING
 from pacekeeper.trainer.distributed.device import choose_clock, num_devices, say_clock
 from pacekeeper.trainer.distributed.kv_store import (

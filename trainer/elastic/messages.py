@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from pacekeeper.core.addresses import host_and_port
-from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.config.loader import read_table
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from pacekeeper.core.addresses import host_and_port
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError, VersionError
 from pacekeeper.trainer.checkpoint.reader import ids
 from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage

@@ -18,7 +18,7 @@ from functools import partial
 
 from torch._C._distributed_c10d import TCPStore
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ExitCode, UnreachableError, VersionError
 from pacekeeper.core.incidents.restart_policy import Next, back_off_s, next_move, next_nodes
 from pacekeeper.trainer.checkpoint.reader import complete_ids

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime, WallClock
 from pacekeeper.trainer.model.flop_counter import (
     Work,

@@ -8,7 +8,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.emulation.device import wait_until
 from pacekeeper.trainer.hooks.compute_timers import TransferClock
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.distributed.device import DeviceBurner, new_event
 from pacekeeper.trainer.distributed.process_group import Fabric
 from pacekeeper.trainer.emulation.device import (

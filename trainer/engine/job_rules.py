@@ -1,13 +1,13 @@
 """What follows from the settings alone, the same on every rank: no state, no torch, no clock."""
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.layout.replica_spread import ALONE, DomainOf
 from pacekeeper.core.layout.shrink import Floor
+from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.core.telemetry.records import LOADS_PER_RECORD
-from pacekeeper.core.telemetry.samples import ModelShape
 
 _MAX_LOAD_RECORDS = 64  # per step; the ring holds 1024 records of all kinds
 

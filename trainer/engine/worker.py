@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from pacekeeper.core.checkpoint.run_fingerprint import identity_of
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.run_fingerprint import identity_of
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.async_writer import News

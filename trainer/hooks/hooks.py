@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
 from pacekeeper.core.telemetry.record_codec import (
     pack_expert_load,
@@ -28,7 +29,6 @@ from pacekeeper.core.telemetry.records import (
     ProbeRecord,
     SnapshotRecord,
 )
-from pacekeeper.core.telemetry.samples import Attachment, Clock, ModelShape
 from pacekeeper.trainer.hooks.compute_timers import (
     MAX_LATE,
     ComputeTime,

@@ -19,9 +19,9 @@ from zlib import adler32
 
 from pacekeeper.core.errors import HostError, PacekeeperError
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.record_codec import pack
 from pacekeeper.core.telemetry.records import Record
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.core.telemetry.shm_ring import (
     COMMAND_BYTES,
     COMMAND_OFFSET,

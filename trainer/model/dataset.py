@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config.controller import SHORTEST_DOCUMENT_TOKENS, TrainConfig
+from pacekeeper.core.config.train import SHORTEST_DOCUMENT_TOKENS, TrainConfig
 from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.trainer.distributed.collectives import Collectives, end_together

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.telemetry.expert_row_features import rows_over
 from pacekeeper.trainer.distributed.collectives import Collectives
 from pacekeeper.trainer.model.flop_counter import WorkPass, combine_work, expert_work, router_work

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.core.layout.replica_spread import ALONE, DomainOf
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER

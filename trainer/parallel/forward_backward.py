@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule, StageProgram, pipeline_program
 from pacekeeper.trainer.distributed.process_group import Fabric

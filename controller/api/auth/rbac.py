@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pacekeeper.core.telemetry.samples import is_node_name
+from pacekeeper.core.telemetry.attachment import is_node_name
 
 _SCHEME = "spiffe://"
 

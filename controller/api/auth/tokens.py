@@ -21,7 +21,7 @@ from typing import Any
 
 from pacekeeper.controller.api.auth.rbac import Caller, Role, nobody, of_token
 from pacekeeper.core.errors import ConfigError, HostError
-from pacekeeper.core.telemetry.samples import is_node_name
+from pacekeeper.core.telemetry.attachment import is_node_name
 
 FORMAT = 1
 PREFIX = "pk1"

@@ -14,8 +14,9 @@ import pytest
 
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
-from pacekeeper.core.config.controller import ControllerConfig, TrainConfig
+from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.loader import read_config
+from pacekeeper.core.config.train import TrainConfig
 from support.tree import ROOT
 
 EXAMPLE = ROOT / "deploy" / "pacekeeper.example.toml"

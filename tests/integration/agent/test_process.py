@@ -12,9 +12,9 @@ from pacekeeper.core.incidents import node_health
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import NodeReport
 from pacekeeper.core.telemetry.records import RankExitRecord, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.protos import control_pb2
 from pacekeeper.protos.convert import reports
 from pacekeeper.trainer.hooks.ring_writer import Ring

@@ -16,8 +16,8 @@ import torch
 from pacekeeper.cli.main import main
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import StepRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.trainer.hooks.ring_writer import Ring, claim_directory
 from support.commands import FRESH, pacekeeper
 from support.ports import free_port

@@ -15,7 +15,7 @@ from pacekeeper.controller.app import Controller
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state_machine.events import NodeReported
 from pacekeeper.controller.state_machine.planning_snapshot import View
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport

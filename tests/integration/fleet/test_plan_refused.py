@@ -7,8 +7,8 @@ from typing import Any
 
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.telemetry.attachment import Clock
 from pacekeeper.core.telemetry.records import PlanRefusedRecord
-from pacekeeper.core.telemetry.samples import Clock
 from pacekeeper.protos import status_pb2
 from pacekeeper.trainer.hooks import hooks
 from support.agents import Node, until

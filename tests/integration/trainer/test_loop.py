@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.layout import Host, Layout
 from pacekeeper.core.layout.shrink import shrink

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import Record, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
 ATTACHMENT = Attachment(job="race", rank=0, world_size=64, pid=os.getpid())

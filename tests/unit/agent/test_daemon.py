@@ -7,8 +7,8 @@ import pytest
 from pacekeeper.agent import daemon
 from pacekeeper.agent.daemon import Agent
 from pacekeeper.agent.rings import collector
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import RankExitRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING
 from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import Node, agent_of, step

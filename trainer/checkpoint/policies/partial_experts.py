@@ -29,7 +29,7 @@ from pacekeeper.core.checkpoint.partial_experts import (
     order_bound,
     plt,
 )
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.block_reader import Lost
 from pacekeeper.trainer.model.block_state_dict import BlockState

@@ -13,7 +13,7 @@ from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece, WindowStart
 from pacekeeper.core.checkpoint.sparse_window import Window
 from pacekeeper.core.checkpoint.window_steps import costs_of, fewest_steps, turns_in, written
 from pacekeeper.core.checkpoint.write_plan import cut, writers
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.async_writer import Turn
 

@@ -31,8 +31,9 @@ from pacekeeper.controller.state_machine.events import (
     StepSummary,
     TellSuspects,
 )
-from pacekeeper.core.config.controller import ControllerConfig, PolicyConfig
+from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (

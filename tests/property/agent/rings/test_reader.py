@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pacekeeper.agent.rings.reader import Counts, RingReader, open_ring
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.records import Record, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment, ModelShape
 from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import step
 

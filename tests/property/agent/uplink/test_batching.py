@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.agent.uplink.batching import Reading, batch, deaths_in, split
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import AgentHealth
 from pacekeeper.core.telemetry.records import RankExitRecord, Record
-from pacekeeper.core.telemetry.samples import Attachment, DeviceSample
+from pacekeeper.core.telemetry.samples import DeviceSample
 from support.records import records
 
 ranks = st.integers(0, 5)

@@ -13,7 +13,7 @@ from pacekeeper.controller.state_machine.events import (
     OfferPlan,
     SaveProposal,
 )
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.proposals import Answer, Proposal
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import shrink

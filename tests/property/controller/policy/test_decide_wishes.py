@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state_machine.planning_snapshot import View
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Rung
 from pacekeeper.core.layout.diff import transfers
 from pacekeeper.core.layout.layout import even_layout
-from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload, forecast
 
 

@@ -11,10 +11,10 @@ from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.failure_domains import SpreadFloor, num_narrow
 from pacekeeper.controller.state_machine.planning_snapshot import View
 from pacekeeper.controller.state_machine.state import Promise, Refusal
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Rung
 from pacekeeper.core.layout.layout import Host, Layout, even_layout
-from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
 from support.layouts import on_nodes
 from support.spread_cases import NodeOf, SpreadCase, hosted

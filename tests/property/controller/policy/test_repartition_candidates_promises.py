@@ -11,7 +11,7 @@ from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.partition_inputs import as_partition
 from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.state_machine.planning_snapshot import View
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import COSTLY, Rung
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from support.partitioned import staged_layout, view_of, work_of

@@ -10,9 +10,9 @@ from pacekeeper.controller.state_machine import steps
 from pacekeeper.controller.state_machine.persistent_map import CHUNK_RANKS, RankMap
 from pacekeeper.controller.state_machine.state import JobState, RankLife, RankState
 from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.microbatch_table import table_of
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from support.machine_driver import FIRST, Driver, applied, exited, started, step
 
 RANKS = range(4)

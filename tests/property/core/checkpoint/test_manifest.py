@@ -25,8 +25,8 @@ from pacekeeper.core.checkpoint.manifest_codec import (
     encode_part,
     sealed,
 )
-from pacekeeper.core.checkpoint.run_fingerprint import identity_of, other_course, other_model
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.run_fingerprint import identity_of, other_course, other_model
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
 from support.checkpoints import digest, manifests
 

@@ -10,15 +10,12 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
-from pacekeeper.core.config.controller import (
-    ControllerConfig,
-    LeaseConfig,
-    PolicyConfig,
-    TrainConfig,
-)
+from pacekeeper.core.config.controller import ControllerConfig, LeaseConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.loader import override, read_config
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 TABLES = {

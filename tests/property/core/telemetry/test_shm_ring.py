@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pacekeeper.core.errors import VersionError
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.record_codec import REASON_BYTES, pack, unpack
 from pacekeeper.core.telemetry.records import (
     LOADS_PER_RECORD,
@@ -23,7 +24,6 @@ from pacekeeper.core.telemetry.records import (
     RecordKind,
     StepRecord,
 )
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.core.text import one_line
 from support.records import ATTACHMENT, SHAPE, records, u64
 from support.slots import encode_slot

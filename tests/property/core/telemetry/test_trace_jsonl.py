@@ -8,14 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record
-from pacekeeper.core.telemetry.samples import (
-    Attachment,
-    Clock,
-    DeviceHealth,
-    DeviceSample,
-    HostSample,
-)
+from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample, HostSample
 from pacekeeper.core.telemetry.trace_jsonl import (
     TraceHeader,
     attached_line,

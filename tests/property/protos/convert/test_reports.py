@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.node_report import AgentHealth, JobReport, NodeReport, PlanFile
 from pacekeeper.core.telemetry.record_codec import unpack
 from pacekeeper.core.telemetry.records import (
@@ -19,13 +20,7 @@ from pacekeeper.core.telemetry.records import (
     Record,
     RecordKind,
 )
-from pacekeeper.core.telemetry.samples import (
-    Attachment,
-    DeviceHealth,
-    DeviceSample,
-    HostSample,
-    ModelShape,
-)
+from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample, HostSample
 from pacekeeper.protos import telemetry_pb2
 from pacekeeper.protos.convert import reports as wire
 from support.records import ATTACHMENT, SHAPE, records

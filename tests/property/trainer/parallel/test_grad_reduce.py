@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.model.transformer import MoETransformer
 from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
 from support.training import RANKS, random_layout

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import LostStateError, PacekeeperError
 from pacekeeper.core.layout.grow import grow
 from pacekeeper.core.layout.layout import Host, Layout, even_layout

@@ -12,9 +12,10 @@ from pacekeeper.agent.rings.collector import Intake
 from pacekeeper.agent.uplink.batching import Reading, batch, deaths_in
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import AgentHealth, PlanFile
 from pacekeeper.core.telemetry.records import RankExitRecord, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment, DeviceSample
+from pacekeeper.core.telemetry.samples import DeviceSample
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
 PLAN = PlanFile(

@@ -9,9 +9,9 @@ import pytest
 from pacekeeper.agent.rings.collector import Intake
 from pacekeeper.agent.uplink.batching import deaths_in
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import PlanFile
 from pacekeeper.core.telemetry.records import RankExitRecord, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
 DIGEST = hashlib.sha256(b"plan").digest()

@@ -13,9 +13,9 @@ from pacekeeper.agent.rings import directory as ring_directory
 from pacekeeper.agent.rings.collector import Intake
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import PlanFile
 from pacekeeper.core.telemetry.records import RankExitRecord, Record
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import step
 

@@ -9,9 +9,9 @@ import pytest
 
 from pacekeeper.agent.rings.collector import RELEASE_AFTER_S, Intake
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import PlanFile
 from pacekeeper.core.telemetry.records import PlanAppliedRecord, RankExitRecord, Record, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
 LATER_S = RELEASE_AFTER_S + 1.0

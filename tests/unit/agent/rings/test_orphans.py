@@ -11,8 +11,8 @@ import pytest
 
 from pacekeeper.agent.rings.collector import Intake
 from pacekeeper.agent.uplink.batching import deaths_in
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import EXIT_UNSEEN, RankExitRecord, Record
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING
 from pacekeeper.trainer.hooks.ring_writer import Ring
 

@@ -9,7 +9,7 @@ import pytest
 from pacekeeper.agent.rings.collector import Intake
 from pacekeeper.agent.rings.reader import Counts, RingReader, open_ring
 from pacekeeper.core.telemetry import shm_ring
-from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import step
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pacekeeper.agent.rings.collector import Intake
-from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
 

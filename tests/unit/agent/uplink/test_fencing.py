@@ -13,7 +13,7 @@ from pacekeeper.agent.uplink import stream as uplink_module
 from pacekeeper.agent.uplink.fencing import FILE_NAME, HIGHEST, Terms
 from pacekeeper.agent.uplink.spool import Spool
 from pacekeeper.agent.uplink.stream import Uplink
-from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.protos import control_pb2, telemetry_pb2
 from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import PaperController, until

@@ -6,7 +6,7 @@ import pytest
 
 from pacekeeper.cli.doctor import command
 from pacekeeper.cli.doctor.checks import Health
-from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
 

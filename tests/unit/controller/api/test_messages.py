@@ -34,8 +34,8 @@ from pacekeeper.core.incidents.findings import (
 )
 from pacekeeper.core.incidents.rank_failures import Deaths
 from pacekeeper.core.layout.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.node_report import AgentHealth
-from pacekeeper.core.telemetry.samples import Attachment, Clock
 from pacekeeper.predictor.assurance.canary import Canaries, Outcome
 from pacekeeper.predictor.assurance.sensitivity import Sight
 

@@ -18,7 +18,7 @@ from pacekeeper.controller.state_machine.events import SaveStrike
 from pacekeeper.controller.state_machine.rank_failures import suspects
 from pacekeeper.controller.state_machine.state import JobState, RankState, State
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
-from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.attachment import Attachment
 
 NOW_S = 1e9
 

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from pacekeeper.controller.state_machine.events import SaveIncident
-from pacekeeper.core.config.controller import ControllerConfig, PolicyConfig
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Incident
 from support.machine_driver import QUICK, WARM, Driver, started, step
 

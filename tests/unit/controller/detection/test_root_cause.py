@@ -25,9 +25,10 @@ from pacekeeper.controller.state_machine.state import (
     StepDraft,
 )
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment, DeviceSample
+from pacekeeper.core.telemetry.samples import DeviceSample
 from pacekeeper.predictor.causes.evidence import PEERS
 from pacekeeper.predictor.online.state import restore
 from support.machine_driver import FIRST, QUICK, WARM, Driver, applied, attachment, step

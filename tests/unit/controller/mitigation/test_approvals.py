@@ -15,7 +15,7 @@ from pacekeeper.controller.state_machine.events import (
     SaveJob,
     SaveProposal,
 )
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision, Rung
 from pacekeeper.core.incidents.proposals import Answer, Proposal
 from pacekeeper.core.layout.layout import even_layout

@@ -9,7 +9,7 @@ from pacekeeper.controller.mitigation.migration_costs import MoveCosts, costs_of
 from pacekeeper.controller.policy.inputs import view_of
 from pacekeeper.controller.state_machine.events import SaveDecision, SaveIncident
 from pacekeeper.controller.state_machine.state import Move, Promise, Refusal
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision, Rung
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.records import PlanAppliedRecord, Record, StepRecord

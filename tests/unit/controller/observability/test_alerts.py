@@ -22,7 +22,7 @@ from pacekeeper.core.incidents.findings import (
     Watch,
 )
 from pacekeeper.core.incidents.rank_failures import Deaths
-from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.predictor.assurance.canary import Canaries, Outcome
 
 RANK = RankState(

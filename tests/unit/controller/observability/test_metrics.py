@@ -32,7 +32,7 @@ from pacekeeper.core.incidents.findings import (
     Watch,
 )
 from pacekeeper.core.incidents.rank_failures import Deaths
-from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.predictor.assurance.sensitivity import Sight
 from support.controllers import first_layout
 from support.scrapes import samples, value

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state_machine.state import JobState, RankLife, RankState, State
 from pacekeeper.core.layout.layout import even_layout
-from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.attachment import Attachment
 from support.scrapes import samples
 
 LAYOUT = even_layout(ranks=range(4), num_layers=2, num_experts=4, replicas=2, num_stages=2)

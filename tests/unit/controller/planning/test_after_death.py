@@ -8,11 +8,11 @@ import pytest
 from pacekeeper.controller.planning.reliability import kill_sets, survival
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state_machine.planning_snapshot import View
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Rung
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.layout.shrink import Floor, shrink
-from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.features import FEATURES
 from pacekeeper.predictor.cost.forecast import Workload
 from pacekeeper.predictor.cost.model import CostModel

@@ -7,11 +7,11 @@ import pytest
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state_machine.planning_snapshot import View
 from pacekeeper.controller.state_machine.state import Refusal
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Rung
 from pacekeeper.core.layout.layout import Host, Layout, even_layout
 from pacekeeper.core.layout.shrink import shrink
-from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
 
 CONFIG = PolicyConfig()

@@ -12,9 +12,9 @@ from pacekeeper.controller.state_machine.checkpoints import Saves, take
 from pacekeeper.controller.state_machine.events import Say
 from pacekeeper.controller.state_machine.reports import take_in
 from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.records import SAVE_OUTCOMES, CheckpointRecord, SnapshotRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.trainer.checkpoint.async_writer import Outcome
 from support.scrapes import value
 

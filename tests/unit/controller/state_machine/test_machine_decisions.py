@@ -14,7 +14,7 @@ from pacekeeper.controller.state_machine.events import (
     SaveDecision,
 )
 from pacekeeper.controller.state_machine.machine import DECIDE_WITHIN_S
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision, FindingKind, Rung
 from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (

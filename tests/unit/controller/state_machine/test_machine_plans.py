@@ -14,7 +14,7 @@ from pacekeeper.controller.state_machine.events import (
     TellSuspects,
 )
 from pacekeeper.controller.state_machine.state import RankLife
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import FindingKind, Rung, Watch
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry.records import EXIT_UNSEEN

@@ -15,7 +15,7 @@ from pacekeeper.controller.state_machine.events import (
     StepSummary,
 )
 from pacekeeper.controller.state_machine.steps import MAX_PENDING_STEPS, MOST_ROWS_PER_RANK
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import FindingKind, Rung, Watch
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry.microbatch_table import table_of

@@ -4,7 +4,7 @@ from collections import Counter
 
 from pacekeeper.controller.state_machine.state import JobState, RankState, State
 from pacekeeper.controller.state_machine.tick import RANKS_PER_S, next_turn
-from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.attachment import Attachment
 
 
 def job(name: str, num_ranks: int) -> JobState:

@@ -3,8 +3,9 @@
 import pytest
 
 from pacekeeper.core.config.agent import AgentConfig
-from pacekeeper.core.config.controller import ControllerConfig, TrainConfig
+from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.loader import override, read_config
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, ExitCode
 
 

@@ -8,9 +8,9 @@ from pacekeeper.core import errors
 from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment, ModelShape, is_job_name
 from pacekeeper.core.telemetry.record_codec import pack, unpack
 from pacekeeper.core.telemetry.records import LOADS_PER_RECORD, ExpertLoadRecord
-from pacekeeper.core.telemetry.samples import Attachment, ModelShape, is_job_name
 
 SHAPE = ModelShape(
     num_layers=2,

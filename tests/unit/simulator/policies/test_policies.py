@@ -7,7 +7,7 @@ import pytest
 
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state_machine.planning_snapshot import View
-from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.predictor.cost.forecast import forecast

@@ -11,8 +11,8 @@ from torch._C import _distributed_c10d as c10d
 from torch.utils.checkpoint import checkpoint
 
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.records import MicroBatchRecord
-from pacekeeper.core.telemetry.samples import Attachment, Clock
 from pacekeeper.trainer.adapters import pytorch
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime
 from pacekeeper.trainer.hooks.ring_writer import Ring

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacekeeper.core.telemetry.attachment import Clock
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.core.telemetry.samples import Clock
 from pacekeeper.trainer.adapters import reporter
 from pacekeeper.trainer.adapters.reporter import Teller
 from pacekeeper.trainer.hooks import hooks

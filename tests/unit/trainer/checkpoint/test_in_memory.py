@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
 from pacekeeper.trainer.checkpoint import in_memory as snapshots

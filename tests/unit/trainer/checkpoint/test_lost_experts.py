@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pacekeeper.core.checkpoint.manifest import Manifest, saved_in
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
 from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest

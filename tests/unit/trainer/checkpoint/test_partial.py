@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Manifest, Piece
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
 from pacekeeper.trainer.checkpoint.manager import Position
 from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves

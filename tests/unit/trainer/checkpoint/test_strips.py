@@ -8,7 +8,7 @@ import torch
 
 from pacekeeper.core.checkpoint import write_plan
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest
-from pacekeeper.core.checkpoint.run_fingerprint import identity_of
+from pacekeeper.core.config.run_fingerprint import identity_of
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.reader import damages, read_manifest

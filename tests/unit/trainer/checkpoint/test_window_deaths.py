@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.trainer.checkpoint.restore import MEMORY
 from support.thread_ranks import ThreadRanks

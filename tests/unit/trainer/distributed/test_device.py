@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import HostError
 from pacekeeper.trainer.distributed import device
 from pacekeeper.trainer.distributed.device import (

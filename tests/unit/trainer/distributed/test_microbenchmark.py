@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.distributed import microbenchmark
 from pacekeeper.trainer.distributed.collectives import LocalFabric
 from pacekeeper.trainer.emulation.device import DeviceModel, EmulatedClock

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import (
     ConfigError,
     ExitCode,

@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from pacekeeper.agent.rings.collector import Intake
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ExitCode, HostError, UnreachableError
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING, decode_header
 from pacekeeper.trainer.distributed.kv_store import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import LostStateError, VersionError
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.layout.shrink import Succession

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError
 from pacekeeper.trainer.distributed import kv_store
 from pacekeeper.trainer.distributed.kv_store import connect_store, host_store

@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.trainer.distributed.kv_store import Stores, connect_store, host_store

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.emulation.device import LINK_FAULT, Slowable
 from pacekeeper.trainer.emulation.network import LINK_SHARE, EmulatedLinks
 from pacekeeper.trainer.engine.clock_factory import make_transfers

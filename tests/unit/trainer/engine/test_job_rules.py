@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.trainer.engine.job_rules import (

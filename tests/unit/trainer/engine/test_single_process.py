@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import open_storage

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.distributed.interruptible_gloo import open_wires
 from pacekeeper.trainer.distributed.kv_store import Stores, host_store
 from pacekeeper.trainer.elastic.consensus import Agreement

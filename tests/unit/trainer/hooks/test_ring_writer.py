@@ -14,8 +14,8 @@ import pytest
 
 from pacekeeper.core.errors import HostError, VersionError
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import Record, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.trainer.hooks.ring_writer import MAX_ERRORS, Ring, claim_directory
 from support.slots import encode_slot
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import HostError
 from pacekeeper.trainer.model.dataset import NO_TARGET, Corpus, split_paragraphs
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.trainer.distributed.collectives import LocalFabric
 from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry.expert_row_features import rows_over
 from pacekeeper.trainer.distributed.collectives import LocalFabric

@@ -13,10 +13,10 @@ from pacekeeper.controller.state_machine.state import (
     RankState,
     State,
 )
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.microbatch_table import table_of
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, RankExitRecord, Record, StepRecord
-from pacekeeper.core.telemetry.samples import Attachment
 
 LIFE = 1000
 

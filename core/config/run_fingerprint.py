@@ -7,7 +7,7 @@ changed by whoever wants to; then the run is another one, which is said.
 from collections.abc import Iterable
 
 from pacekeeper.core.checkpoint.manifest import Identity
-from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.train import TrainConfig
 
 _MODEL = (
     "num_layers",
