@@ -96,7 +96,7 @@ class Agent:
         listen = self.config.metrics_listen
         server = self.metrics.serve(listen, self.config.metrics) if listen else None
         if server is not None:
-            _log.info("metrics=%s:%d", server.server_address[0], server.server_port)
+            _log.info("metrics=%s:%d", listen.rpartition(":")[0], server.server_port)
         launchers = self.config.health_socket
         health = (
             await nvrx_socket.serve(Path(launchers), self.verdicts.answer) if launchers else None

@@ -9,8 +9,8 @@ from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.prometheus_text import Family, Page
 from pacekeeper.core.telemetry.node_report import AgentHealth
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
-from pacekeeper.protos import certificate_metrics
-from pacekeeper.protos.metrics_http import MetricsServer
+from pacekeeper.protos import metrics_server
+from pacekeeper.protos.metrics_server import MetricsServer
 
 _LABELS = ("UUID", "device_index")  # spelled as DCGM's exporter does, to be joined with its series
 
@@ -175,7 +175,7 @@ class AgentMetrics:
         """What a scrape is answered now; called by any thread."""
         page = Page()
         write(page, self.devices, self.host)
-        certificate_metrics.write(page, self._certificates)
+        metrics_server.write_expiry(page, self._certificates)
         return generate_latest(self.registry) + page.text().encode()
 
     def serve(self, listen: str, config: MetricsConfig | None = None) -> MetricsServer:

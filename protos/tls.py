@@ -8,6 +8,7 @@ import os
 import ssl
 import stat
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,20 +106,21 @@ class _ServerFiles:
 
 
 class ServerContexts:
-    """What a server for agents shows and asks for, of the files as they are at each connection.
+    """A server's TLS context, made anew when its files change.
 
-    With a `ca` every caller must have a certificate from it. Later files that are no good are said,
-    and those before them stay.
+    With a `ca` every client needs a certificate from it. Changed files that are not usable are
+    logged, and the context of before stays in use.
     """
 
-    def __init__(self, tls: TlsConfig) -> None:
-        """Raises as `check_client`."""
+    def __init__(self, tls: TlsConfig, *, protocols: Sequence[str] = ()) -> None:
+        """Read the files. `protocols`: offered by ALPN. Raises as `check_client`."""
         self._tls = tls
+        self._protocols = tuple(protocols)
         self._stamp = _stamps(tls)
         self._context = self._made()
 
     def now(self) -> ssl.SSLContext:
-        """For a connection that begins."""
+        """The context for a connection that begins now."""
         stamp = _stamps(self._tls)
         if stamp != self._stamp:
             self._stamp = stamp
@@ -131,8 +133,9 @@ class ServerContexts:
 
     def _made(self) -> ssl.SSLContext:
         context = server_context(self._tls)
-        context.set_alpn_protocols(["h2"])
-        # Nobody comes back by an old session: what it showed then may not hold any more.
+        if self._protocols:
+            context.set_alpn_protocols(self._protocols)
+        # No session resumption: a client's certificate is checked at each connection.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
         return context
@@ -194,6 +197,22 @@ def _read(path: str, max_bytes: int, forbidden: int = 0) -> bytes:
             return file.read(max_bytes)
     except OSError as error:  # it may come: whoever waits for it is started again
         raise HostError(f"{path}: {error.strerror}") from None
+
+
+def certificate_end_unix_s(path: str) -> float:
+    """The end of validity of the first certificate in a PEM file, in Unix seconds.
+
+    Raises:
+        HostError: The file cannot be read.
+        ConfigError: It holds no certificate in PEM form.
+    """
+    from cryptography.x509 import load_pem_x509_certificate  # 10 MB, for hosts with certificates
+
+    data = _read(path, MAX_PEM_BYTES)
+    try:
+        return load_pem_x509_certificate(data).not_valid_after_utc.timestamp()
+    except ValueError as error:
+        raise ConfigError(f"{path}: no certificate in PEM form: {error}") from None
 
 
 def file_stamp(path: str) -> tuple[int, int, int] | None:

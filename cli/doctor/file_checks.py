@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pacekeeper.cli.doctor.checks import Check, Health
 from pacekeeper.core.addresses import each_address, host_and_port
-from pacekeeper.core.certificates import ends_unix_s
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.errors import ConfigError, HostError, UnreachableError, listen_error
 
@@ -29,12 +28,9 @@ def certificates(files: dict[str, str]) -> Iterator[Look]:
 
 def certificate(path: str, unix_s: float) -> Check | str:
     """Until when it counts. Raises ConfigError where it is over or none, HostError: not there."""
-    try:
-        left_s = ends_unix_s(Path(path).read_text("ascii", "replace")) - unix_s
-    except OSError as error:
-        raise HostError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    from pacekeeper.protos import tls
+
+    left_s = tls.certificate_end_unix_s(path) - unix_s
     if left_s <= 0.0:
         raise ConfigError(
             f"{path}: over since {-left_s / 86_400.0:.1f} days",

@@ -237,7 +237,7 @@ async def _open(
     inner = Path(settings["inner"].removeprefix("unix:"))
     try:
         pipes = front.pipes = await stack.enter_async_context(relaying(inner, settings))
-        files = secure.ServerContexts(tls) if tls.cert else None
+        files = secure.ServerContexts(tls, protocols=("h2",)) if tls.cert else None
 
         def context() -> ssl.SSLContext | None:
             if files is None:

@@ -17,8 +17,8 @@ from pacekeeper.controller.state_machine.state import State
 from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.incidents.findings import Decision, FindingKind, Incident, Rung
 from pacekeeper.core.prometheus_text import Page
-from pacekeeper.protos import certificate_metrics
-from pacekeeper.protos.metrics_http import MetricsServer
+from pacekeeper.protos import metrics_server
+from pacekeeper.protos.metrics_server import MetricsServer
 
 _COUNTERS = {
     "reports": "Reports taken in.",
@@ -157,7 +157,7 @@ class ControllerMetrics:
             state = self._state
             state_metrics.write(page, state)
             self._ranks.write(page, state.jobs)
-            certificate_metrics.write(page, self._certificates)
+            metrics_server.write_expiry(page, self._certificates)
         return generate_latest(self.registry) + page.text().encode()
 
     def serve(self, host: str, port: int, config: MetricsConfig | None = None) -> MetricsServer:

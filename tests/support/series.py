@@ -7,7 +7,7 @@ from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.controller.observability import rank_metrics, state_metrics
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.core.prometheus_text import Family
-from pacekeeper.protos import certificate_metrics
+from pacekeeper.protos import metrics_server
 
 
 def labels_of_series(*, agents: bool = True) -> Mapping[str, set[str]]:
@@ -27,7 +27,7 @@ def all_families(*, agents: bool = True) -> list[Family]:
     modules = (
         state_metrics,
         rank_metrics,
-        certificate_metrics,
+        metrics_server,
         *([metrics] if agents else []),
     )
     found = [f for module in modules for value in vars(module).values() for f in _families(value)]
