@@ -211,7 +211,7 @@ def test_every_port_that_is_served_is_let_through_and_no_other(several: list[Obj
     policies = {
         item["metadata"]["name"]: item["spec"] for item in of_kind(several, "NetworkPolicy")
     }
-    assert policies["pacekeeper-nobody"] == {
+    assert policies["pacekeeper-deny-all"] == {
         "podSelector": {}, "policyTypes": ["Ingress", "Egress"]
     }  # fmt: skip
     for kind, name in (("StatefulSet", "pacekeeper-controller"), ("DaemonSet", "pacekeeper-agent")):
