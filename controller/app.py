@@ -220,7 +220,7 @@ class Controller:
             on_frames=self.agents.take,
             on_gone=self._lose_agents,
             on_restart=self.metrics.front_restarts.inc,
-            on_connection=self.entrance.connected,
+            on_handshake_failed=self.entrance.count_handshake_failure,
         )
         try:
             await front.start()
@@ -275,7 +275,7 @@ class Controller:
             self._say_size()
             self.history.look(self.state)
             await self.office.ship(self.store.journal.taken())
-            self.entrance.look(time.monotonic())
+            self.entrance.audit_handshake_failures()
             if self.web is not None:
                 self.web.look()
 

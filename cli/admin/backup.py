@@ -9,7 +9,6 @@ import click
 
 from pacekeeper.core.errors import HostError
 
-LOOKS = 3
 PAGES = 4096  # copied at a time: the controller writes in between
 _REMEDY = "name the store of a controller, and a file that is not there yet"
 
@@ -39,7 +38,7 @@ def command(store: Path, to: Path) -> None:
 def _copied(store: Path, part: Path) -> str:
     """What is in it. Raises HostError, OSError and sqlite3.Error."""
     from pacekeeper.controller.storage import integrity, sqlite_file
-    from pacekeeper.controller.storage.schema import APPLICATION_ID, SCHEMA_VERSION
+    from pacekeeper.controller.storage.schema import APPLICATION_ID
 
     part.unlink(missing_ok=True)  # of one that was cut off
     os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -50,18 +49,10 @@ def _copied(store: Path, part: Path) -> str:
         (application,) = source.execute("PRAGMA application_id").fetchone()
         if application != APPLICATION_ID:
             raise HostError(f"{store} is no store of a controller", remedy=_REMEDY)
-        for again in reversed(range(LOOKS)):  # a log that is begun anew meanwhile is read as two
-            try:
-                sqlite_file.check_log(store)
-                break
-            except HostError:
-                if not again:
-                    raise
         source.backup(copy, pages=PAGES)
         copy.execute("PRAGMA journal_mode = DELETE")  # one file; a controller sets its own
         (schema,) = copy.execute("PRAGMA user_version").fetchone()
-        why = integrity.broken_pages(copy)
-        if why := why or (integrity.wrong_rows(copy) if schema == SCHEMA_VERSION else ""):
+        if why := integrity.broken_pages(copy):
             raise sqlite_file.damaged(store, why)
         # It has not all that is told from now on: it must not pass for the copy that has.
         if copy.execute("SELECT 1 FROM sqlite_master WHERE name = 'copy'").fetchone():

@@ -24,7 +24,7 @@ from pacekeeper.controller.ha.lease import Member, Timing
 from pacekeeper.controller.ha.lease_renewer import Keeper
 from pacekeeper.controller.ha.replica import Copy
 from pacekeeper.controller.ha.replication_server import Copies
-from pacekeeper.controller.ha.standby_server import open_page, open_standby, pause
+from pacekeeper.controller.ha.standby_server import open_standby, pause
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.addresses import host_and_port, joined
@@ -137,7 +137,6 @@ async def _stand_by(
     with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
         print(f"listening on {config.listen}", flush=True)
     _log.info("member=%s stands by", member.name)
-    page = await open_page(config, why)
     copy = Copy(Path(config.store), keeper.stand, damage)
     if copy.damage:
         _log.warning("%s", copy.damage)
@@ -155,8 +154,6 @@ async def _stand_by(
         with contextlib.suppress(asyncio.CancelledError):
             await following
         copy.close()
-        if page is not None:
-            page.close()  # its port is the leader's page's
         await server.stop(None)
 
 

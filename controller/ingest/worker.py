@@ -137,6 +137,10 @@ class Front:
         self._rest()
         self._out.put(ipc.CLOSED, lane.number)
 
+    def handshake_failed(self) -> None:
+        """Report a failed TLS handshake, which the controller audits."""
+        self._out.put(ipc.HANDSHAKE_FAILED)
+
     def _rest(self) -> None:
         if self._looks is not None:
             self._looks.rest_s = min(REST_S, REST_S_PER_STREAM * len(self._streams))
@@ -240,10 +244,7 @@ async def _open(
         files = secure.ServerContexts(tls, protocols=("h2",)) if tls.cert else None
 
         def context() -> ssl.SSLContext | None:
-            if files is None:
-                return None
-            out.put(ipc.CONNECTED)
-            return files.now()
+            return None if files is None else files.now()
 
         rules = Rules(
             host=front,

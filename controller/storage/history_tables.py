@@ -16,6 +16,7 @@ from pacekeeper.controller.observability.timeline_codec import (
     encode_course,
     encode_pace,
 )
+from pacekeeper.controller.storage.rows import LARGE, real, text, whole
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.incidents.operator_orders import Order, OrderKind
 
@@ -103,13 +104,13 @@ class Kept:
         known: Strikes = {}
         for row in self._connection.execute("SELECT * FROM strikes ORDER BY incident_id"):
             strike = Strike(
-                incident_id=row[0],
-                node=row[1],
-                device_uuid=row[2],
-                job=row[3],
+                incident_id=whole(row[0], LARGE),
+                node=text(row[1]),
+                device_uuid=text(row[2]),
+                job=text(row[3]),
                 kind=FindingKind(row[4]),
-                slowdown=row[5],
-                unix_s=row[6],
+                slowdown=real(row[5]),
+                unix_s=real(row[6]),
             )
             known = remember(known, strike)
         return known
@@ -140,11 +141,11 @@ class Kept:
         return tuple(
             Order(
                 kind=OrderKind(row[0]),
-                subject=row[1],
-                said_by=row[2],
-                reason=row[3],
-                since_unix_s=row[4],
-                life=row[5],
+                subject=text(row[1]),
+                said_by=text(row[2]),
+                reason=text(row[3]),
+                since_unix_s=real(row[4]),
+                life=whole(row[5], LARGE),
             )
             for row in rows
         )

@@ -24,6 +24,11 @@ def whole(value: Any, below: int = SMALL) -> int:
     return value
 
 
+def step_of(value: Any) -> int:
+    """A step, -1 before the first complete one. Raises ValueError for anything else."""
+    return -1 if value == -1 else whole(value)
+
+
 def real(value: Any) -> float:
     """A number. Raises ValueError for anything else."""
     if type(value) not in (int, float):
@@ -92,23 +97,23 @@ def incident_row(incident: Incident) -> tuple[Any, ...]:
 def incident_of(row: tuple[Any, ...]) -> Incident:
     """Raises ValueError or TypeError for what is no such row."""
     return Incident(
-        incident_id=row[0],
-        job=row[1],
+        incident_id=whole(row[0], LARGE),
+        job=text(row[1]),
         finding=Finding(
             kind=FindingKind(row[2]),
             tier=Tier(row[3]),
-            rank=row[4],
-            slowdown=math.nan if row[5] is None else row[5],  # SQLite keeps NaN as NULL
-            onset_step=row[6],
-            step=row[7],
-            reason=row[8],
-            cause=row[13],
-            probe=row[14],
-            role=row[15],
+            rank=None if row[4] is None else whole(row[4]),
+            slowdown=math.nan if row[5] is None else real(row[5]),  # SQLite keeps NaN as NULL
+            onset_step=whole(row[6]),
+            step=whole(row[7]),
+            reason=text(row[8]),
+            cause=text(row[13]),
+            probe=text(row[14]),
+            role=text(row[15]),
         ),
-        opened_unix_s=row[9],
-        closed_unix_s=row[10],
-        closed_step=row[11],
+        opened_unix_s=real(row[9]),
+        closed_unix_s=None if row[10] is None else real(row[10]),
+        closed_step=None if row[11] is None else step_of(row[11]),
         actions=tuple(map(text, items(row[12]))),
         deaths=tuple(map(_deaths, items(row[16]))),
         nodes=tuple(map(text, items(row[17]))),
@@ -161,24 +166,24 @@ def proposal_row(proposal: Proposal) -> tuple[Any, ...]:
 def proposal_of(row: tuple[Any, ...]) -> Proposal:
     """Raises ValueError or TypeError for what is no such row."""
     return Proposal(
-        proposal_id=row[0],
-        job=row[1],
+        proposal_id=whole(row[0], LARGE),
+        job=text(row[1]),
         answer=Answer(row[2]),
         decision=Decision(
             rung=Rung(row[3]),
-            reason=row[4],
-            current_step_s=row[5],
-            planned_step_s=row[6],
-            fluid_step_s=row[7],
-            cost_s=row[8],
-            moved_bytes=row[9],
+            reason=text(row[4]),
+            current_step_s=real(row[5]),
+            planned_step_s=real(row[6]),
+            fluid_step_s=real(row[7]),
+            cost_s=real(row[8]),
+            moved_bytes=whole(row[9], LARGE),
             layout=decode_layout(row[10]),
         ),
         base=decode_layout(row[11]),
         slow={whole(rank): real(slowdown) for rank, slowdown in pairs(row[12])},
         incident_ids=tuple(whole(one, LARGE) for one in items(row[13])),
-        made_unix_s=row[14],
-        expires_unix_s=row[15],
-        said_by=row[16],
-        note=row[17],
+        made_unix_s=real(row[14]),
+        expires_unix_s=real(row[15]),
+        said_by=text(row[16]),
+        note=text(row[17]),
     )

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from pacekeeper.controller.storage import integrity, wal_check
+from pacekeeper.controller.storage import integrity
 from pacekeeper.controller.storage.schema import (
     APPLICATION_ID,
     OLDEST_VERSION,
@@ -75,7 +75,6 @@ def connect(path: Path) -> sqlite3.Connection:
     """
     connection: sqlite3.Connection | None = None
     is_new = _make(path)
-    check_log(path)
     try:
         connection = sqlite3.connect(
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
@@ -94,8 +93,6 @@ def connect(path: Path) -> sqlite3.Connection:
         elif version < SCHEMA_VERSION:
             _take_over(connection, path, version)
         (vacuum,) = connection.execute("PRAGMA auto_vacuum").fetchone()
-        if why := integrity.wrong_rows(connection):
-            raise damaged(path, why)
         if vacuum != _INCREMENTAL:
             connection.execute("VACUUM")
         connection.execute("BEGIN IMMEDIATE")  # a read-only file says so now, not in mid-run
@@ -123,24 +120,6 @@ def _make(path: Path) -> bool:
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from None
     return True
-
-
-def check_log(path: Path) -> None:
-    """Before SQLite sees it: it would drop the log of a store once nobody has that open.
-
-    Raises HostError.
-    """
-    try:
-        log = Path(f"{path}-wal").read_bytes()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _refused(path, error.strerror or str(error)) from None
-    if wal_check.is_damaged(log):
-        raise DamagedError(
-            f"store {path} is damaged: its log {path}-wal can not be read to its end",
-            remedy=f"go back to a copy of it; or move {path}-wal away, and lose what is in it",
-        )
 
 
 def look(path: Path) -> str:

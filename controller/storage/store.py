@@ -19,11 +19,14 @@ from pacekeeper.controller.state_machine.state import JobRecord, RankLife, RankR
 from pacekeeper.controller.storage import integrity, sqlite_file
 from pacekeeper.controller.storage.history_tables import Kept
 from pacekeeper.controller.storage.rows import (
+    LARGE,
     incident_of,
     incident_row,
     items,
     proposal_of,
     proposal_row,
+    step_of,
+    text,
     whole,
 )
 from pacekeeper.core.errors import HostError
@@ -67,8 +70,11 @@ class Store:
     @property
     def copy(self) -> tuple[str, int]:
         """The name of just this copy of the state, and the last term it was led in."""
-        name, term = self._connection.execute("SELECT name, term FROM copy").fetchone()
-        return name, term
+        rows = self._connection.execute("SELECT name, term FROM copy").fetchall()
+        if len(rows) != 1:
+            raise self._damaged(ValueError(f"{len(rows)} rows in the table copy instead of 1"))
+        name, term = rows[0]
+        return text(name), whole(term, LARGE)
 
     def next_term(self) -> int:
         """The term to lead it in without a lease: a new one, or 0 where it never had one."""
@@ -235,18 +241,18 @@ class Store:
     def _load(self) -> tuple[tuple[JobRecord, ...], tuple[Incident, ...], int]:
         jobs = tuple(
             JobRecord(
-                name=row[0],
-                newest_generation=row[1],
-                step=row[2],
+                name=text(row[0]),
+                newest_generation=whole(row[1]),
+                step=step_of(row[2]),
                 layout=_decoded(row[3]),
-                layout_reason=row[4],
+                layout_reason=text(row[4]),
                 desired=_decoded(row[5]),
                 home=_decoded(row[6]),
                 ranks=tuple(
                     RankRecord(rank=whole(rank), pid=whole(pid), life=RankLife(life))
                     for rank, pid, life in items(row[7])
                 ),
-                life=row[8],
+                life=whole(row[8], LARGE),
                 is_makeshift=bool(row[9]),
             )
             for row in self._connection.execute("SELECT * FROM jobs ORDER BY name")

@@ -77,8 +77,6 @@ class LimitsConfig:
     reports_at_once: int = 8192
     # Watches that one caller may have open.
     watches: int = 64
-    # Seconds in which a new connection makes its first call; else it counts as refused.
-    handshake_s: float = 10.0
     # Seconds a connection lives before it is made anew: certificates and tokens are looked at then.
     connection_s: float = 3600.0
 
@@ -86,7 +84,7 @@ class LimitsConfig:
         for name in ("max_report_bytes", "max_question_bytes"):
             if not 1024 <= getattr(self, name) <= 1 << 30:
                 raise ValueError(f"{name}: expected 1024 to {1 << 30}, got {getattr(self, name)}")
-        for name in ("calls_per_s", "reports_per_s", "connection_s", "handshake_s"):
+        for name in ("calls_per_s", "reports_per_s", "connection_s"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name}: expected a value above 0, got {getattr(self, name)}")
         for name in ("calls_at_once", "reports_at_once", "watches"):

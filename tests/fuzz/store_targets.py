@@ -1,4 +1,4 @@
-"""What is fuzzed of a controller's store: its pages, its log, and what stands in its rows.
+"""What is fuzzed of a controller's store: its pages and its rows.
 
 Each case is opened, loaded and asked for all that people may ask, by the real code. A store that
 opens must have the rows that it had: fewer without a word would be half a past.
@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from operator import ne
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,8 +21,8 @@ from pacekeeper.controller.api.status_service import Status
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state_machine.events import Tick
 from pacekeeper.controller.state_machine.machine import advance
-from pacekeeper.controller.storage.integrity import tables
 from pacekeeper.controller.storage.restore import restored
+from pacekeeper.controller.storage.schema import TABLES
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, VersionError
@@ -31,7 +30,6 @@ from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.protos import status_pb2
 
-SECTOR_BYTES = 512
 PAGE_BYTES = 512  # as small as can be: more of them to damage
 PACKED = ("course", "pace")
 UNIX_S = 1e9
@@ -53,26 +51,17 @@ def store_targets(folder: Path) -> dict[str, Run]:
     """By name: what runs a case, and the errors it states."""
     place = folder / "stores"
     place.mkdir(exist_ok=True)
-    file, log = _killed()
 
     def of_pages(data: bytes) -> object:
         whole = _counts(_rows()) if data else _counts({})  # an empty file is begun anew, and said
-        return _used(_put(place, data, b""), (whole,))
-
-    def of_log(data: bytes) -> object:
-        # Of a log that lost a sector no more than the last transaction may be missing.
-        whole = _counts(_rows())
-        is_like = len(data) == len(log) and sum(map(ne, data, log)) <= SECTOR_BYTES
-        may_be = (whole, whole | {list(_rows())[-1]: 0}) if is_like else ()
-        return _used(_put(place, file, data), may_be)
+        return _used(_put(place, data), (whole,))
 
     def of_rows(data: bytes) -> object:
-        path = _put(place, _empty(), b"")
+        path = _put(place, _empty())
         return _used(path, (_counts(_fill(path, _read(data))),))
 
     return {
         "store-pages": (of_pages, STATED),
-        "store-log": (of_log, STATED),
         "store-rows": (of_rows, (*STATED, UnstorableError)),
     }
 
@@ -80,11 +69,11 @@ def store_targets(folder: Path) -> dict[str, Run]:
 def store_seeds() -> dict[str, tuple[bytes, ...]]:
     """Of each a valid store."""
     with TemporaryDirectory() as folder:
-        path = _put(Path(folder), _empty(), b"")
+        path = _put(Path(folder), _empty())
         _fill(path, _rows())
         whole = path.read_bytes()
     told = json.dumps(_rows()).encode()
-    return {"store-pages": (whole,), "store-log": (_killed()[1],), "store-rows": (told,)}
+    return {"store-pages": (whole,), "store-rows": (told,)}
 
 
 def _used(path: Path, may_be: Sequence[dict[str, int]]) -> object:
@@ -150,18 +139,31 @@ def _found(path: Path) -> dict[str, int]:
         connection.close()
 
 
+@cache
+def tables() -> dict[str, list[tuple[str, str]]]:
+    """(name, type) of the columns of each table of a new store."""
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.executescript(TABLES)
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        return {
+            name: [(row[1], row[2]) for row in connection.execute(f"PRAGMA table_info({name})")]
+            for (name,) in names
+        }
+    finally:
+        connection.close()
+
+
 def _counts(rows: Rows) -> dict[str, int]:
     return {table: len(rows.get(table, ())) for table in tables()} | {"copy": 1}
 
 
-def _put(folder: Path, file: bytes, log: bytes) -> Path:
+def _put(folder: Path, file: bytes) -> Path:
     """A store that nobody has open."""
     path = folder / "store"
     for suffix in ("-shm", "-wal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
     path.write_bytes(file)
-    if log:
-        Path(f"{path}-wal").write_bytes(log)
     return path
 
 
@@ -198,9 +200,9 @@ def _fill(path: Path, rows: Rows) -> Rows:
     return rows
 
 
-def _stored(column: tuple[str, str, int, int], value: Any) -> Any:
+def _stored(column: tuple[str, str], value: Any) -> Any:
     """Documents are text or bytes in a column, courses and paces are packed, too."""
-    name, kind, *_ = column
+    name, kind = column
     if isinstance(value, dict | list):
         value = json.dumps(value)
     if kind == "BLOB" and isinstance(value, str):
@@ -220,20 +222,6 @@ def _empty() -> bytes:
         connection.execute("VACUUM")
         connection.close()
         return path.read_bytes()
-
-
-@cache
-def _killed() -> tuple[bytes, bytes]:
-    """A store whose controller was killed: its file, and its log of several transactions."""
-    with TemporaryDirectory() as folder:
-        path = _put(Path(folder), _empty(), b"")
-        store = Store.open(path)
-        try:
-            for table, some in _rows().items():
-                _fill(path, {table: some})
-            return path.read_bytes(), Path(f"{path}-wal").read_bytes()
-        finally:
-            store.close()
 
 
 @cache

@@ -49,7 +49,7 @@ EXPOSED = (
     "ring-command-resealed", "ring-payload", "ring-slot", "ring-header", "regroup-job",
     "regroup-admission", "regroup-verdict", "regroup-report", "regroup-notices", "join-asking",
     "config", "layout", "tokens", "certificate", "manifest-resealed", "manifest", "scenario",
-    "trace-any", "store-rows", "store-pages", "store-log",
+    "trace-any", "store-rows", "store-pages",
 )  # fmt: skip
 
 

@@ -128,6 +128,9 @@ class World:
     def closed(self, lane: Lane) -> None:
         self.heard.append("closed")
 
+    def handshake_failed(self) -> None:
+        self.heard.append("handshake_failed")
+
     def feed(self, *parts: bytes) -> None:
         sent = b"".join(parts)
         self.lane.get_buffer(-1)[: len(sent)] = sent

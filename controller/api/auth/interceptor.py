@@ -19,7 +19,6 @@ import grpc.aio
 
 from pacekeeper.controller.api.auth import rbac, report_ownership
 from pacekeeper.controller.api.auth.audit_log import Audit, Deed, host_of
-from pacekeeper.controller.api.auth.handshake_failures import Handshakes
 from pacekeeper.controller.api.auth.rate_limit import Buckets, Limit
 from pacekeeper.controller.api.auth.rbac import METHODS, Action, Caller, Role
 from pacekeeper.controller.api.auth.tokens import TokenFile, caller_of
@@ -59,7 +58,6 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
         self._attaches = Buckets(limit=ATTACHES)
         self._watches: Counter[str] = Counter()
         self._strangers = asyncio.Semaphore(STRANGERS)
-        self.handshakes = Handshakes(patience_s=limits.handshake_s)
 
     async def intercept_service(
         self,
@@ -110,20 +108,6 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
             )
         return why
 
-    def tell_lost(self, now_s: float) -> None:
-        """Audit the connections that came to nothing, as a number: nobody knows whose they were."""
-        if count := self.handshakes.lost(now_s):
-            self._audit.note(
-                Deed(
-                    action="connect",
-                    caller="nobody",
-                    is_allowed=False,
-                    reason="no call came of it: a certificate of another authority, one that has "
-                    "expired or none; or a probe of the port",
-                    count=count,
-                )
-            )
-
     def _guarded(self, handler: Any, method: str) -> Any:
         streams = (handler.request_streaming, handler.response_streaming)
         inner = getattr(handler, _KINDS[streams])
@@ -171,7 +155,6 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
         """Judge a call; ends it where it is refused. What is returned lasts as long as the call."""
         shown = relayed(context)
         action, peer = METHODS.get(method), shown.peer()
-        self.handshakes.called(peer)
         caller = self.caller(shown)
         key = host_of(peer) if caller.role in (Role.OPEN, Role.NOBODY) else caller.name
         is_watch = streams == (False, True)

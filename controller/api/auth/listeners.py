@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import grpc.aio
 
 from pacekeeper.controller.api.auth.audit_log import Audit, Deed
 from pacekeeper.controller.api.auth.interceptor import Gate
+from pacekeeper.controller.api.auth.rbac import Role
 from pacekeeper.controller.api.auth.tokens import TokenFile
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state_machine.state import State
@@ -69,6 +69,7 @@ class Entrance:
     ) -> None:
         """Raises ConfigError (tokens, certificates) and HostError (audit log)."""
         self._config = config
+        self._failed_handshakes = 0
         self.audit = Audit(
             Path(config.access.audit or f"{config.store}.audit.jsonl"),
             max_bytes=config.access.audit_max_bytes,
@@ -111,9 +112,9 @@ class Entrance:
             "reports": {"per_s": limits.reports_per_s, "at_once": limits.reports_at_once},
         }
 
-    def connected(self) -> None:
-        """A connection began its handshake with the front."""
-        self.gate.handshakes.began(time.monotonic())
+    def count_handshake_failure(self) -> None:
+        """Count a TLS handshake that failed in the front."""
+        self._failed_handshakes += 1
 
     def note_plan(self, job: str, about: str, reason: str) -> None:
         """The controller itself decided on something."""
@@ -122,9 +123,20 @@ class Entrance:
             Deed(action="plan", caller="controller", is_allowed=True, about=about, reason=reason)
         )
 
-    def look(self, now_s: float) -> None:
-        """What only time tells: connections that came to nothing."""
-        self.gate.tell_lost(now_s)
+    def audit_handshake_failures(self) -> None:
+        """Audit the handshakes that failed since the last call as one entry with a count."""
+        count, self._failed_handshakes = self._failed_handshakes, 0
+        if count:
+            self.audit.note(
+                Deed(
+                    action="connect",
+                    caller=Role.NOBODY,
+                    is_allowed=False,
+                    reason="the TLS handshake failed: no certificate, an expired one, one of "
+                    "another authority, or a port probe",
+                    count=count,
+                )
+            )
 
     def close(self) -> None:
         """Nothing more is written down."""

@@ -13,7 +13,6 @@ import uvicorn
 
 from pacekeeper.controller.api.auth.listeners import Entrance
 from pacekeeper.controller.api.operator_actions import Desk
-from pacekeeper.controller.api.web.web_protocol import ImpatientProtocol
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state_machine.events import Event
 from pacekeeper.controller.state_machine.state import State
@@ -66,7 +65,6 @@ class WebServer:
             proxy_headers=False,
             lifespan="off",
             ws="none",
-            http=ImpatientProtocol,
             limit_concurrency=512,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=CLOSE_WITHIN_S,

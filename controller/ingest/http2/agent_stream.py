@@ -50,6 +50,9 @@ class Host(Protocol):
     def closed(self, lane: "Lane") -> None:
         """The stream is over."""
 
+    def handshake_failed(self) -> None:
+        """A TLS handshake failed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
@@ -125,6 +128,7 @@ class Lane(asyncio.BufferedProtocol):
             )
         except (OSError, ssl.SSLError, ConnectionError):  # a stranger, or it went away
             plain.abort()
+            self.rules.host.handshake_failed()
             self._forget()
             return
         assert made is not None, "it is there once its handshake is over"

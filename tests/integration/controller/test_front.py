@@ -131,7 +131,7 @@ class Door:
             on_frames=self._hear,
             on_gone=self._lose,
             on_restart=self._restart,
-            on_connection=lambda: None,
+            on_handshake_failed=lambda: None,
         )
 
     async def _hear(self, frames: Sequence[Frame]) -> None:

@@ -46,7 +46,7 @@ def made_in(folder: Path, on_restart: Callable[[], None] = lambda: None) -> Fron
         on_frames=nobody,
         on_gone=nothing,
         on_restart=on_restart,
-        on_connection=lambda: None,
+        on_handshake_failed=lambda: None,
     )
 
 

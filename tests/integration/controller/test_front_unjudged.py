@@ -57,7 +57,7 @@ def test_large_first_messages_are_not_held() -> None:
             on_frames=hear,
             on_gone=nothing,
             on_restart=lambda: None,
-            on_connection=lambda: None,
+            on_handshake_failed=lambda: None,
         )
         await door.start()
         running = asyncio.create_task(door.run())

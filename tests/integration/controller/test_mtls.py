@@ -53,8 +53,7 @@ class Fleet:
         change_tokens(folder / "tokens", lambda _: tuple(tokens))
         config = folder / "controller.toml"
         config.write_text(
-            as_toml(self.authority.tls(self.server))
-            + f'[access]\ntokens = "{folder / "tokens"}"\n[limits]\nhandshake_s = 0.5\n'
+            as_toml(self.authority.tls(self.server)) + f'[access]\ntokens = "{folder / "tokens"}"\n'
         )
         self.process = ControllerProcess(folder, "--config", str(config))
         self.address = self.process.address

@@ -319,17 +319,3 @@ def test_one_caller_may_not_open_watches_without_end(tmp_path: Path) -> None:
     first, refused, again = asyncio.run(scene())
     assert (first, again) == ("first", "first"), "a watch that ended leaves its place"
     assert refused[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-def test_connections_that_came_to_nothing_are_audited_as_a_number(world: World) -> None:
-    for at_s in (0.0, 1.0, 2.0):
-        world.gate.handshakes.began(at_s)
-    world.call("/grpc.health.v1.Health/Check", Context(peer="ipv4:192.0.2.7:1"))
-    world.call("/grpc.health.v1.Health/Check", Context(peer="ipv4:192.0.2.7:1"))
-    world.gate.tell_lost(5.0)
-    assert world.lines() == [], "they have time"
-    world.gate.tell_lost(60.0)
-    (line,) = world.lines()
-    assert (line["action"], line["count"]) == ("connect", 2)
-    world.gate.tell_lost(60.0)
-    assert len(world.lines()) == 1

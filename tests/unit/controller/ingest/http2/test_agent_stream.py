@@ -61,6 +61,9 @@ class Host:
     def closed(self, lane: Lane) -> None:
         self.heard.append("closed")
 
+    def handshake_failed(self) -> None:
+        self.heard.append("handshake_failed")
+
 
 class Caller:
     """The other end."""

@@ -80,6 +80,6 @@ def test_one_that_breaks_off_leaves_nothing() -> None:
         await handshake.end(ConnectionResetError())
         assert world.transport.is_aborted
         assert world.lanes == set()
-        assert world.heard == []
+        assert world.heard == ["handshake_failed"]
 
     with_handshake(scene)
