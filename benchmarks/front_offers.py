@@ -52,7 +52,7 @@ class Controller:
             on_frames=self._hear,
             on_gone=self._lose,
             on_restart=lambda: None,
-            on_connection=lambda: None,
+            on_handshake_failed=lambda: None,
         )
 
     async def _hear(self, frames: Sequence[Frame]) -> None:

@@ -35,18 +35,6 @@ def spoil_pages(path: Path) -> None:
     path.write_bytes(data)
 
 
-def spoil_log(path: Path) -> None:
-    """The store itself can be read without it, and has lost what was told."""
-    store = Store.open(path)
-    saved(store, 5)
-    killed = {suffix: Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal")}
-    store.close()
-    log = bytearray(killed["-wal"])
-    log[4000] ^= 1
-    path.write_bytes(killed[""])
-    Path(f"{path}-wal").write_bytes(log)
-
-
 def spoil_rows(path: Path) -> None:
     """It can be opened: a text is there that means nothing."""
     store = Store.open(path)
