@@ -1,7 +1,6 @@
 """The seam of a foreign trainer: five moments, light imports, an example that runs as printed."""
 
 import hashlib
-import os
 import re
 import subprocess
 import sys
@@ -304,28 +303,27 @@ def test_the_seam_imports_the_standard_library_only() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_example_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
+def test_the_example_of_the_readme_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
     readme = (ROOT / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    done: list[object] = []
-    names = {
-        "rank": 0,
-        "world_size": 1,
-        "batches": [[1, 2], [3]],
-        "compute": done.append,
-        "all_reduce": lambda: None,
+    model = torch.nn.Linear(2, 2)
+    names: dict[str, Any] = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "batches": [torch.ones(3, 2), torch.ones(1, 2)],
     }
-    os.environ[hooks.RING_DIR_VARIABLE] = str(tmp_path)
-    try:
-        exec(code, names)
-    finally:
-        del os.environ[hooks.RING_DIR_VARIABLE]
-    pace = names["pace"]
-    assert isinstance(pace, hooks.Hooks)
-    kinds = [type(record).__name__ for record in records(pace)]
-    assert kinds == ["MicroBatchRecord", "StepRecord"] * 2
-    assert done == [[1, 2], [3]]
-    assert len([line for line in code.splitlines() if "pace" in line or "hooks" in line]) <= 5
+    before = model.weight.detach().clone()
+    monkeypatch.setenv(hooks.RING_DIR_VARIABLE, str(tmp_path))
+    exec(code, names)
+    made = records(names["pace"])
+    assert [type(record) for record in made] == [MicroBatchRecord, StepRecord] * 2
+    assert [r.tokens for r in made if isinstance(r, MicroBatchRecord)] == [6, 2]
+    assert not torch.equal(before, model.weight)
+    ours = [line for line in code.splitlines() if "pace" in line]
+    assert len(ours) <= 5
 
 
 def test_the_example_file_runs(tmp_path: Path) -> None:
