@@ -3,8 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from pacekeeper.core.errors import ExitCode, PacekeeperError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class Health(StrEnum):
@@ -55,18 +59,17 @@ def worst(checks: Sequence[Check]) -> ExitCode:
     return max(codes, default=ExitCode.OK)
 
 
-def show(checks: Sequence[Check]) -> None:
-    """A table for people."""
-    from rich.console import Console
+def table(checks: Sequence[Check]) -> "Table":
+    """A row for each check."""
     from rich.table import Table
     from rich.text import Text
 
     styles = {Health.OK: "green", Health.LIMITED: "yellow", Health.BROKEN: "bold red"}
-    table = Table(box=None, header_style="dim")
+    made = Table(box=None, header_style="dim")
     for name in ("", "what", "found", "to do"):
-        table.add_column(name, overflow="fold")
+        made.add_column(name, overflow="fold")
     for check in checks:
         # Text: paths and what the system says are no markup.
         words = (Text(word) for word in (check.name, check.found, check.remedy))
-        table.add_row(Text(check.health, style=styles[check.health]), *words)
-    Console().print(table)
+        made.add_row(Text(check.health, style=styles[check.health]), *words)
+    return made

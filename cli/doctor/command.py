@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from pacekeeper.cli.doctor.checks import Check, Health, show, worst
+from pacekeeper.cli.doctor.checks import Check, Health, table, worst
 from pacekeeper.core.addresses import GRPC_PORT, METRICS_PORT
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.errors import ExitCode, VersionError
@@ -71,7 +71,9 @@ def command(
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks]))
     else:
-        show(checks)
+        from rich.console import Console
+
+        Console().print(table(checks))
     ctx.exit(int(worst(checks)))
 
 

@@ -79,7 +79,7 @@ class TopApp(App[None]):
     CSS = """
     #head { height: 3; padding: 0 1; }
     #pace { height: 1; padding: 0 1; color: $accent; }
-    #said { height: 1; padding: 0 1; color: $warning; }
+    #message { height: 1; padding: 0 1; color: $warning; }
     #filter { display: none; height: 1; border: none; padding: 0 1; }
     #filter.open { display: block; }
     DataTable { height: 1fr; }
@@ -121,7 +121,7 @@ class TopApp(App[None]):
         yield DataTable(id="ranks", cursor_type="row", zebra_stripes=True)
         yield Input(id="filter", placeholder="rank, node or state; Enter keeps it", compact=True)
         yield DataTable(id="incidents", cursor_type="row")
-        yield Static(id="said", markup=False)
+        yield Static(id="message", markup=False)
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
@@ -302,7 +302,7 @@ class TopApp(App[None]):
         return f"tokens/s {bars}"
 
     def _say(self, text: str) -> None:
-        self.query_one("#said", Static).update(text)
+        self.query_one("#message", Static).update(text)
 
     def _act(self, question: str, do: Callable[[], str]) -> None:
         """Ask once more, then do it beside the screen, and say what came of it."""

@@ -100,3 +100,43 @@ def device_sample(rank: int, sampled_s: float, *, is_hot: bool) -> DeviceSample:
         temperature_celsius=91.0 if is_hot else 60.0, power_watts=500.0, power_limit_watts=700.0,
         utilisation_ratio=1.0, clock_event_reasons=HOT if is_hot else COOL,
     )  # fmt: skip
+
+
+NUM_RANKS, NUM_STEPS = 8, 40
+
+
+def write_run(
+    path: Path, *, late: int | None = None, bad: int = 0, dead: int | None = None
+) -> Path:
+    """A run of eight ranks; `late` is ready 30 % of a step after all others, `dead` ends early."""
+    random = np.random.default_rng(1)
+    lines = [header_line(TraceHeader(job="moe", node="n"))]
+    for step in range(NUM_STEPS):
+        compute_s = 0.1 * random.lognormal(0.0, 0.01, NUM_RANKS)
+        tokens = [1000] * NUM_RANKS
+        if dead is not None:  # with uneven work, so that its part in the times is looked for
+            tokens = random.integers(800, 1200, NUM_RANKS).tolist()
+            compute_s *= np.array(tokens) / 1000.0
+        if late is not None:
+            compute_s[late] *= 1.3
+        for rank in range(NUM_RANKS):
+            if rank == dead and step >= NUM_STEPS // 2:
+                continue
+            lines.append(
+                record_line(
+                    MicroBatchRecord(
+                        rank=rank, step=step, micro_batch=0, generation=1,
+                        compute_s=float(compute_s[rank]), tokens=tokens[rank],
+                        sum_len_squared=40_000, expert_rows=2000,
+                        wait_s=float(compute_s.max() - compute_s[rank] + 0.005),
+                    )
+                )
+            )  # fmt: skip
+            step_s = float(compute_s.max()) + 0.01
+            lines.append(
+                record_line(
+                    StepRecord(rank=rank, step=step, generation=1, duration_s=step_s, tokens=8000)
+                )
+            )
+    path.write_text("\n".join([*lines, *["{torn"] * bad]) + "\n")
+    return path

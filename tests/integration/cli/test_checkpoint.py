@@ -40,8 +40,6 @@ def test_the_list_is_newest_first_from_the_directory_of_a_job_or_of_all(lone: Lo
     wanted = [(3, "broken off"), (2, "complete"), (1, "complete")]
     assert states(asked("ls", str(lone.root))) == wanted
     assert states(asked("ls", str(lone.root.parent) + "/")) == wanted
-    table = pacekeeper("checkpoint", "ls", str(lone.root))
-    assert table.returncode == 0 and "broken off" in table.stdout
 
 
 def test_what_is_whole_verifies_and_what_never_counted_is_no_damage(lone: Lone) -> None:
@@ -63,9 +61,7 @@ def test_a_flipped_bit_is_named_with_file_and_block(lone: Lone) -> None:
     found = asked("verify", str(lone.root), code=ExitCode.DATA)
     assert states(found)[-1] == (1, "damaged")
     (damage,) = found["checkpoints"][-1]["damages"]
-    assert damage.startswith(
-        f"{file}: head.0.0.exp_avg_sq: its bytes are not those that were saved"
-    )
+    assert damage.startswith(f"{file}: head.0.0.exp_avg_sq: ")
     said = pacekeeper("checkpoint", "verify", str(lone.root))
     assert said.returncode == ExitCode.DATA and damage in said.stdout
     assert states(asked("ls", str(lone.root)))[-1] == (1, "complete"), "a list reads no blocks"
@@ -93,8 +89,6 @@ def test_one_is_shown_by_its_path_and_of_a_directory_the_newest_complete_one(lon
     assert len({piece["name"] for piece in shown["pieces"]}) == 6
     older = str(lone.root / lone.names()[0])
     assert asked("show", older)["path"] == older
-    table = pacekeeper("checkpoint", "show", older)
-    assert table.returncode == 0 and "norm router" in table.stdout
 
 
 def test_what_is_useless_goes_when_asked_and_what_may_be_written_now_stays(lone: Lone) -> None:
@@ -117,14 +111,10 @@ def test_of_a_partial_one_the_list_says_how_old_it_is_and_what_it_would_lose(
     assert (oldest["oldest_step"], oldest["lost_tokens"]) == (1, 0)
     assert newest["oldest_step"] == 1 and newest["lost_tokens"] > 0
     assert newest["own_bytes"] < newest["size_bytes"]
-    table = pacekeeper("checkpoint", "ls", str(one.root)).stdout
-    assert "partial: step 2 lives from" in table
-    assert f"loses {newest['lost_tokens']:,} tokens" in " ".join(table.split())
 
 
 @pytest.mark.parametrize("word", ["ls", "verify", "show", "gc"])
 def test_where_there_is_none_that_is_said(word: str, tmp_path: Path) -> None:
     done = pacekeeper("checkpoint", word, str(tmp_path / "none"))
     assert done.returncode == ExitCode.DATA
-    assert "none: no " in done.stderr and "checkpoint there" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert str(tmp_path / "none") in done.stderr and "Traceback" not in done.stderr

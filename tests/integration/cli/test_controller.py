@@ -45,28 +45,27 @@ def test_a_port_in_use_is_refused_also_by_another_controller(tmp_path: Path) -> 
         store = str(tmp_path / "other.sqlite")
         code, line = refused("--listen", first.address, "--store", store)
         assert code == ExitCode.HOST
-        assert f"{first.address}: Address already in use" in line
-        assert "another controller may be there: choose another port with --listen" in line
+        assert first.address in line and "--listen" in line
 
 
 def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
     with ControllerProcess(tmp_path):
         store = str(tmp_path / "store.sqlite")
         code, line = refused("--listen", "127.0.0.1:0", "--store", store)
-        assert (code, "in use by another controller" in line) == (ExitCode.HOST, True)
+        assert (code, store in line) == (ExitCode.HOST, True)
 
 
 def test_an_address_of_another_host_is_refused(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     done = pacekeeper("controller", "--insecure", "--listen", "192.0.2.1:0", "--store", store)
     assert done.returncode == ExitCode.HOST
-    assert "Cannot assign requested address" in done.stderr.splitlines()[-1]
+    assert "192.0.2.1:0" in done.stderr.splitlines()[-1]
 
 
 def test_beyond_loopback_nothing_is_listened_to_unprotected(tmp_path: Path) -> None:
     code, line = refused("--listen", "0.0.0.0:0", "--store", str(tmp_path / "store"))
     assert code == ExitCode.CONFIG
-    assert "0.0.0.0:0 is beyond loopback" in line and "--insecure" in line
+    assert "0.0.0.0:0" in line and "--insecure" in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,7 +76,7 @@ def test_what_is_no_address_is_said_before_anything_is_touched(
 ) -> None:
     code, line = refused(f"--{key}", address, "--store", str(tmp_path / "store"))
     assert code == ExitCode.CONFIG
-    assert "expected HOST:PORT" in line and repr(address) in line
+    assert "HOST:PORT" in line and repr(address) in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -90,7 +89,7 @@ def test_a_store_of_a_newer_schema_has_a_code_of_its_own(tmp_path: Path) -> None
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     code, line = refused("--listen", "127.0.0.1:0", "--store", str(tmp_path / "store.sqlite"))
-    assert (code, "schema 99" in line) == (ExitCode.VERSION, True)
+    assert (code, "99" in line) == (ExitCode.VERSION, True)
 
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
@@ -106,7 +105,7 @@ def test_a_configuration_that_is_no_text_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "my.toml"
     config.write_bytes(b"\xff\xfe\x00")
     code, line = refused("--config", str(config))
-    assert (code, "my.toml: not UTF-8 text" in line) == (ExitCode.CONFIG, True)
+    assert (code, "my.toml" in line) == (ExitCode.CONFIG, True)
 
 
 def test_both_address_families_can_be_served(tmp_path: Path) -> None:

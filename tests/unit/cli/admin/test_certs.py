@@ -56,7 +56,7 @@ def test_keys_are_their_owners_only_and_fit(fleet: Authority) -> None:
 def test_certificates_end_soon_and_never_after_their_authority(fleet: Authority) -> None:
     shown = ca.show(fleet.cert(Kind.NODE, "x", days=DAYS))
     assert shown.ends - shown.begins <= timedelta(days=DAYS, minutes=10)
-    with pytest.raises(ConfigError, match="ends at"):
+    with pytest.raises(ConfigError, match="--days"):
         fleet.cert(Kind.NODE, "x", days=4000)
 
 
@@ -74,19 +74,20 @@ def test_renewing_keeps_the_identity_and_makes_a_new_key(fleet: Authority) -> No
 
 def test_what_is_of_another_authority_is_not_renewed(fleet: Authority, tmp_path: Path) -> None:
     cert = Authority(tmp_path / "other").cert(Kind.NODE, "x")
-    with pytest.raises(ConfigError, match="not of the authority"):
+    with pytest.raises(ConfigError, match="pki"):
         ca.renew(fleet.directory, cert, 3, fleet.now)
 
 
 def test_an_authority_is_never_made_over_another(fleet: Authority) -> None:
-    with pytest.raises(HostError, match="holds an authority"):
+    with pytest.raises(HostError, match="pki"):
         ca.found(fleet.directory, "x", 1, fleet.now)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "\u00e4", "x" * 254, "a?b"])
 def test_a_name_that_no_identity_can_hold_is_refused(fleet: Authority, name: str) -> None:
-    with pytest.raises(ConfigError, match="expected a name"):
+    with pytest.raises(ConfigError) as refused:
         fleet.cert(Kind.NODE, name)
+    assert repr(name) in str(refused.value)
 
 
 def test_hosts_are_for_controllers_and_only_for_them(fleet: Authority) -> None:
@@ -99,11 +100,11 @@ def test_hosts_are_for_controllers_and_only_for_them(fleet: Authority) -> None:
 def test_a_pair_that_does_not_fit_or_that_others_may_read_is_refused(fleet: Authority) -> None:
     cert, other = fleet.cert(Kind.NODE, "x"), fleet.cert(Kind.NODE, "y")
     mixed = TlsConfig(ca=str(fleet.ca), cert=str(cert), key=str(other.with_suffix(".key")))
-    with pytest.raises(ConfigError, match="no certificate with its key"):
+    with pytest.raises(ConfigError, match="node-x"):
         tls.check_client(mixed, "")
     tls.check_client(fleet.tls(cert), "")
     cert.with_suffix(".key").chmod(0o644)
-    with pytest.raises(ConfigError, match="others may use it"):
+    with pytest.raises(ConfigError, match="node-x"):
         tls.check_client(fleet.tls(cert), "")
 
 
@@ -114,7 +115,7 @@ def test_a_damaged_certificate_is_said(fleet: Authority, tmp_path: Path) -> None
     (tmp_path / "bad.crt").write_text(
         ssl.DER_cert_to_PEM_cert(der.replace(b"spiffe://", b"\xff\xff\xff\xff\xff\xff\xff//"))
     )
-    with pytest.raises(ConfigError, match=r"bad\.crt: a damaged certificate"):
+    with pytest.raises(ConfigError, match=r"bad\.crt"):
         ca.show(tmp_path / "bad.crt")
 
 
@@ -122,12 +123,13 @@ def test_the_commands_make_show_and_renew(tmp_path: Path) -> None:
     runner, folder = CliRunner(), str(tmp_path / "pki")
     assert runner.invoke(command, ["init", "--dir", folder]).exit_code == 0
     made = runner.invoke(command, ["issue", "--dir", folder, "node", "gpu-7"])
-    assert "spiffe://pacekeeper/node/gpu-7, until" in made.output, made.output
+    assert "spiffe://pacekeeper/node/gpu-7" in made.output, made.output
     cert = str(tmp_path / "pki" / "node-gpu-7.crt")
-    late = runner.invoke(command, ["renew", "--dir", folder, "--within", "3", cert])
-    assert "not yet" in late.output
-    renewed = runner.invoke(command, ["renew", "--dir", folder, "--days", "30", cert])
-    assert "(30.0 days left)" in renewed.output
+    before = Path(cert).read_text()
+    runner.invoke(command, ["renew", "--dir", folder, "--within", "3", cert])
+    assert Path(cert).read_text() == before
+    runner.invoke(command, ["renew", "--dir", folder, "--days", "30", cert])
+    assert (ca.show(Path(cert)).ends - ca.utc_now()).days in (29, 30)
     (document,) = json.loads(runner.invoke(command, ["show", "--json", cert]).output)
     assert (document["identity"], document["is_over"]) == ("spiffe://pacekeeper/node/gpu-7", False)
 
@@ -145,8 +147,7 @@ def test_of_several_all_are_shown_and_the_worse_counts(fleet: Authority, tmp_pat
     assert shown(well, over)[0] == shown(none, well)[0] == 3
     code, lines = shown(missing, over, none, well)
     assert (code, len(lines)) == (4, 4)
-    assert lines[0] == f"{missing}: No such file or directory"
-    assert lines[1].endswith("(over)") and "no certificate in PEM" in lines[2]
+    assert [line.partition(":")[0] for line in lines] == list(map(str, (missing, over, none, well)))
     assert shown(over, missing)[0] == 4, "whatever their order"
 
 
@@ -155,11 +156,11 @@ def test_programs_hear_what_is_wrong_with_each(fleet: Authority, tmp_path: Path)
     done = CliRunner().invoke(command, ["show", "--json", *files])
     missing, well = json.loads(done.stdout)
     assert done.exit_code == 4
-    assert missing == {"file": files[0], "trouble": f"{files[0]}: No such file or directory"}
+    assert missing["file"] == files[0] and missing["trouble"].startswith(files[0])
     assert (well["trouble"], well["is_over"]) == ("", False)
 
 
 def test_showing_what_is_over_ends_with_a_code(fleet: Authority) -> None:
     cert = fleet.cert(Kind.NODE, "x", made_days_ago=3, days=1)
     shown = CliRunner().invoke(command, ["show", str(cert)])
-    assert shown.exit_code == int(ConfigError.exit_code) and "(over)" in shown.output
+    assert shown.exit_code == int(ConfigError.exit_code)

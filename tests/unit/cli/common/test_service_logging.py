@@ -37,9 +37,10 @@ def test_a_traceback_has_a_length_that_a_log_can_bear() -> None:
         even(0)
     except RecursionError as error:
         assert len(told(error)) < TRACE_HEAD + TRACE_TAIL + 100
-    text = told(ValueError("a" * 50_000 + "the end"))
-    assert text.startswith("failed\nValueError: aaa") and text.endswith("the end")
-    assert f"... {len('ValueError: ') + 50_007 - TRACE_HEAD - TRACE_TAIL:,} characters more" in text
+    text = told(ValueError("a" * 50_000 + "end"))
+    assert text.startswith("failed\nValueError: ") and text.endswith("end")
+    left_out = len("ValueError: ") + 50_003 - TRACE_HEAD - TRACE_TAIL
+    assert f"{left_out:,}" in text
 
 
 def test_a_traceback_of_ours_keeps_its_lines() -> None:

