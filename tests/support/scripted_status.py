@@ -270,7 +270,7 @@ def explanation(incident: status_pb2.Incident) -> status_pb2.Explanation:
     return found
 
 
-class Answers(status_pb2_grpc.StatusServiceServicer, operator_pb2_grpc.OperatorServiceServicer):  # type: ignore[misc]
+class Answers(status_pb2_grpc.StatusServiceServicer, operator_pb2_grpc.OperatorServiceServicer):
     """Both services of a controller; plan 1 waits, plan 2 was denied."""
 
     def __init__(self, *, is_empty: bool = False) -> None:

@@ -295,7 +295,7 @@ def healthcheck(terminal: Terminal) -> None:
 
 def tokens(terminal: Terminal) -> None:
     terminal.mask(r"^[0-9a-f]{8}\b", "TOKENID")
-    terminal.mask(r"TOKENID\.\S+|pk_\S+", "TOKEN")
+    terminal.mask(r"^pk1\.\S+", "TOKEN")
     terminal.run("tokens", "ls", "--file", "tokens", code=3)
     terminal.run("tokens", "add", "--file", "tokens", "viewer", "grafana")
     terminal.run("tokens", "add", "--file", "tokens", "--days", "1", "operator", "ada")
