@@ -35,7 +35,7 @@ from pacekeeper.controller.planning.partition.problem import (
 )
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout, even_layout

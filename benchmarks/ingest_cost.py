@@ -27,10 +27,10 @@ from pacekeeper.controller.app import import_early
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.ingest.ipc import Frame, Shown
-from pacekeeper.controller.state_machine import machine
-from pacekeeper.controller.state_machine.events import Event
-from pacekeeper.controller.state_machine.report_parsing import together
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.machine import machine
+from pacekeeper.controller.machine.report_parsing import together
+from pacekeeper.controller.state.events import Event
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.protos import control_pb2
 from pacekeeper.protos.convert.reports import PROTOCOL_VERSION

@@ -15,15 +15,15 @@ import time
 from pathlib import Path
 
 from benchmarks.large_job_ranks import PaperJob, Trouble
+from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.state.events import (
     AskDecision,
     DecisionMade,
     NodeAttached,
     NodeReported,
 )
-from pacekeeper.controller.state_machine.machine import advance
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.protos import telemetry_pb2

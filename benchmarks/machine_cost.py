@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from random import Random
 
-from pacekeeper.controller.state_machine.events import NodeAttached, NodeReported
-from pacekeeper.controller.state_machine.machine import advance
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.machine.machine import advance
+from pacekeeper.controller.state.events import NodeAttached, NodeReported
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.policy import PolicyConfig

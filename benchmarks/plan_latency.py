@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks.placement_scale import zipf_loads
 from pacekeeper.controller.effects import Planner
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state_machine.events import AskDecision, Event
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.events import AskDecision, Event
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry.attachment import ModelShape

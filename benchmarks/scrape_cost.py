@@ -20,10 +20,10 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pacekeeper.agent.metrics import AgentMetrics
-from pacekeeper.controller.detection.rank_timings import Measured
 from pacekeeper.controller.observability.metrics import ControllerMetrics
-from pacekeeper.controller.state_machine.persistent_map import NodeMap
-from pacekeeper.controller.state_machine.state import JobState, NodeState, RankState, State
+from pacekeeper.controller.state.persistent_map import NodeMap
+from pacekeeper.controller.state.rank_timings import Measured
+from pacekeeper.controller.state.state import JobState, NodeState, RankState, State
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry.attachment import Attachment

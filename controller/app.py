@@ -31,20 +31,20 @@ from pacekeeper.controller.ha.leadership import Alone, Office
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.ingest.runtime_dir import SOCKET, no_folder, own_folder, stays
 from pacekeeper.controller.ingest.supervisor import FrontDoor, PortTakenError
+from pacekeeper.controller.machine import machine
+from pacekeeper.controller.machine.report_parsing import together
 from pacekeeper.controller.observability.event_loop_lag import keep_beating
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.observability.webhook import Webhook
-from pacekeeper.controller.state_machine import machine
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.state.events import (
     Command,
     Event,
     NodeDetached,
     NodesReported,
     Tick,
 )
-from pacekeeper.controller.state_machine.report_parsing import together
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.restore import open_past
 from pacekeeper.controller.storage.write_batch import Writes, settled, write
 from pacekeeper.core.addresses import host_and_port, joined
@@ -271,7 +271,8 @@ class Controller:
             await self._put(Tick(unix_offset_s=time.time() - time.monotonic()))
             self.metrics.update(self.state)
             self.webhook.look(self.state, time.monotonic())
-            self.metrics.say_sequences(self.agents.sequences)
+            sequences = self.agents.sequences
+            self.metrics.say_sequences(missed=sequences.missed, repeated=sequences.repeated)
             self._say_size()
             self.history.look(self.state)
             await self.office.ship(self.store.journal.taken())

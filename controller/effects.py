@@ -14,7 +14,7 @@ from pacekeeper.controller.api.status_service import Status
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.state.events import (
     AskDecision,
     AskProbe,
     Command,

@@ -8,6 +8,7 @@ import os
 import ssl
 import stat
 import threading
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -266,3 +267,11 @@ class _Details(grpc.ClientCallDetails):
     credentials: Any
     wait_for_ready: bool | None
     compression: Any
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Refuses HTTP redirects: tokens and signed requests go to the configured server only."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no request, so that the redirect's status is the answer."""
+        return None

@@ -3,18 +3,19 @@
 import math
 from collections.abc import Collection, Iterable
 
-from pacekeeper.controller.detection import device_history, root_cause
-from pacekeeper.controller.detection.rank_timings import RankPace
+from pacekeeper.controller.detection import root_cause
 from pacekeeper.controller.mitigation import overrides
 from pacekeeper.controller.observability.explain import Explanation, Measured
 from pacekeeper.controller.observability.timeline import PaceRow, PlanNote
-from pacekeeper.controller.state_machine.checkpoints import Saves
-from pacekeeper.controller.state_machine.events import StepSummary
-from pacekeeper.controller.state_machine.state import (
+from pacekeeper.controller.state import device_history
+from pacekeeper.controller.state.events import StepSummary
+from pacekeeper.controller.state.rank_timings import RankPace
+from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
     RankLife,
     RankState,
+    Saves,
     State,
 )
 from pacekeeper.core.incidents.findings import Incident

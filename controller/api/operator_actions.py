@@ -10,8 +10,8 @@ from enum import StrEnum
 
 from pacekeeper.controller.mitigation import overrides
 from pacekeeper.controller.mitigation.approvals import found
-from pacekeeper.controller.state_machine.events import Event, OrderGiven, ProposalAnswered
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.events import Event, OrderGiven, ProposalAnswered
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.operator_orders import Order, OrderKind
 from pacekeeper.core.incidents.proposals import Answer, Proposal
 from pacekeeper.core.text import one_line

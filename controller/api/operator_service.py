@@ -10,8 +10,8 @@ import grpc.aio
 from pacekeeper.controller.api.auth.interceptor import CALLER
 from pacekeeper.controller.api.messages import order_view, proposal_view
 from pacekeeper.controller.api.operator_actions import Desk, RefusedError, Why
-from pacekeeper.controller.state_machine.events import Event
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.events import Event
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.operator_orders import OrderKind
 from pacekeeper.protos import operator_pb2, operator_pb2_grpc
 

@@ -23,8 +23,8 @@ from pacekeeper.controller.api.messages import (
     step_view,
 )
 from pacekeeper.controller.observability.timeline_writer import History
-from pacekeeper.controller.state_machine.events import StepSummary
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state.events import StepSummary
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.layout.codec import encode_layout

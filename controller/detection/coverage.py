@@ -12,8 +12,8 @@ from zlib import crc32
 import numpy as np
 
 from pacekeeper.controller.detection.peer_groups import Peers, peers
-from pacekeeper.controller.state_machine.events import Command, Say
-from pacekeeper.controller.state_machine.state import JobState
+from pacekeeper.controller.state.events import Command, Say
+from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import Blindness, Watch
 from pacekeeper.core.incidents.rank_ranges import rank_text

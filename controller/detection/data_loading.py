@@ -10,8 +10,8 @@ from math import nan
 import numpy as np
 
 from pacekeeper.controller.detection import incidents, job_level
-from pacekeeper.controller.state_machine.events import Command
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state.events import Command
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.records import StepRecord

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.detection.peer_groups import evidence_by_role
-from pacekeeper.controller.state_machine.events import Command
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state.events import Command
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.predictor.cost.features import StepSample
 from pacekeeper.predictor.imbalance.advice import fold_spread, lost_of_roles

@@ -1,14 +1,14 @@
 """The life of an incident: opened by a finding, re-measured, acted on, closed. Pure.
 
-Those of death are opened and closed in `controller/state_machine/rank_failures.py`.
+Those of death are opened and closed in `controller/machine/rank_failures.py`.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from pacekeeper.controller.detection import device_history
-from pacekeeper.controller.state_machine.events import Command, SaveIncident, SaveStrike, Say
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state import device_history
+from pacekeeper.controller.state.events import Command, SaveIncident, SaveStrike, Say
+from pacekeeper.controller.state.state import JobState, State, newest
 from pacekeeper.core.incidents import rank_failures
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.incidents.rank_ranges import ranks_of
@@ -66,7 +66,6 @@ UNPLANNED = (
     FindingKind.SEQUENCE_IMBALANCE,
     FindingKind.STAGE_IMBALANCE,
 )
-KEPT_INCIDENTS = 256  # of one job, beside the open ones; the store keeps all
 
 
 def open_incident(
@@ -117,12 +116,6 @@ def _struck(
     if strikes is state.strikes:
         return state, finding, []
     return replace(state, strikes=strikes), finding, [SaveStrike(strike=strike)]
-
-
-def newest(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
-    """Those to remember: the last ones and all that are open."""
-    older, last = incidents[:-KEPT_INCIDENTS], incidents[-KEPT_INCIDENTS:]
-    return (*(incident for incident in older if incident.is_open), *last)
 
 
 def close(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pacekeeper.controller.detection import coverage, incidents
-from pacekeeper.controller.state_machine.events import Command, StepSummary
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state.events import Command, StepSummary
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.predictor.job_level.online import JobPace, JobStep, fold_job

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from pacekeeper.controller.detection import incidents
-from pacekeeper.controller.state_machine.events import Command
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state.events import Command
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.records import StepRecord

@@ -10,7 +10,7 @@ from math import nan
 
 import numpy as np
 
-from pacekeeper.controller.state_machine.state import JobState
+from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import FindingKind, Watch
 from pacekeeper.predictor.cost.features import StepSample, Work, sample_of_work

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from pacekeeper.controller.detection import incidents
-from pacekeeper.controller.state_machine.events import Command
-from pacekeeper.controller.state_machine.state import (
+from pacekeeper.controller.state.events import Command
+from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
     Place,

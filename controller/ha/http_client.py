@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.protos.tls import NoRedirect
 
 MOST_BYTES = 1 << 20
 
@@ -152,13 +153,6 @@ def _left_s(until_s: float) -> float:
     if left_s <= 0.0:
         raise TimeoutError("no whole answer in time")
     return left_s
-
-
-class NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A token, or what is signed for one place, goes where it was meant to go."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 def _object(data: bytes) -> Mapping[str, Any]:

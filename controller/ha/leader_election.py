@@ -17,14 +17,14 @@ from typing import Any
 
 from pacekeeper.controller.api.auth.listeners import refuse_open, why_not
 from pacekeeper.controller.app import Controller
-from pacekeeper.controller.ha import replica_marker
 from pacekeeper.controller.ha.backends import open_lease_store
-from pacekeeper.controller.ha.change_log import Change
 from pacekeeper.controller.ha.lease import Member, Timing
 from pacekeeper.controller.ha.lease_renewer import Keeper
 from pacekeeper.controller.ha.replica import Copy
 from pacekeeper.controller.ha.replication_server import Copies
 from pacekeeper.controller.ha.standby_server import open_standby, pause
+from pacekeeper.controller.storage import replica_marker
+from pacekeeper.controller.storage.change_log import Change
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.addresses import host_and_port, joined

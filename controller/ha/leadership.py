@@ -7,7 +7,7 @@ standbys before anybody is told of it.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from pacekeeper.controller.ha.change_log import Change
+from pacekeeper.controller.storage.change_log import Change
 from pacekeeper.controller.storage.store import Store
 
 

@@ -19,9 +19,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pacekeeper.controller.ha import replica_marker
 from pacekeeper.controller.ha.replication_server import change_of
-from pacekeeper.controller.storage import integrity, sqlite_file
+from pacekeeper.controller.storage import integrity, replica_marker, sqlite_file
 from pacekeeper.controller.storage.schema import SCHEMA_VERSION
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store

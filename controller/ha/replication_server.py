@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pacekeeper.controller.ha.change_log import Change
 from pacekeeper.controller.ha.lease_renewer import Keeper
+from pacekeeper.controller.storage.change_log import Change
 from pacekeeper.controller.storage.schema import SCHEMA_VERSION
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.protos import replication_pb2, replication_pb2_grpc

@@ -24,7 +24,7 @@ from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.deduplication import Sequences
 from pacekeeper.controller.ingest.http2.proxy import Relayed
 from pacekeeper.controller.ingest.ipc import Frame
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.state.events import (
     Event,
     NodeAttached,
     NodeDetached,

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation import backoff, rollout
-from pacekeeper.controller.state_machine.events import Command, ProposalAnswered, SaveProposal, Say
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state.events import Command, ProposalAnswered, SaveProposal, Say
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import COSTLY, Decision
 from pacekeeper.core.incidents.proposals import Answer, Proposal

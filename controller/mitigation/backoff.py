@@ -8,8 +8,8 @@ another one to the letter and refused all the same. A restarted controller tries
 from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
-from pacekeeper.controller.state_machine.events import Command, SaveDecision, SaveJob, Say
-from pacekeeper.controller.state_machine.state import JobState, Refusal
+from pacekeeper.controller.state.events import Command, SaveDecision, SaveJob, Say
+from pacekeeper.controller.state.state import JobState, Refusal
 from pacekeeper.core.incidents.findings import Decision, Rung
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.codec import layout_crc

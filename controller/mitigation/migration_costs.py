@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from pacekeeper.controller.state_machine.state import JobState, Move
+from pacekeeper.controller.state.state import JobState, Move
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.diff import fresh_replicas, transfers
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout

@@ -7,7 +7,7 @@ proposal. A cordon is honoured by the policy (`controller/policy/cordons.py`).
 from dataclasses import replace
 
 from pacekeeper.controller.mitigation import approvals
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.state.events import (
     Command,
     DropOrder,
     OrderGiven,
@@ -15,7 +15,7 @@ from pacekeeper.controller.state_machine.events import (
     SaveOrder,
     Say,
 )
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.incidents.operator_orders import Order, OrderKind, rank_of, rank_subject
 
 MOST_ORDERS = 10_000

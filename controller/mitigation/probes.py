@@ -11,8 +11,8 @@ from dataclasses import replace
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation.rollout import all_is_over
 from pacekeeper.controller.mitigation.verification import patience_s
-from pacekeeper.controller.state_machine.events import AskProbe, Command, SaveJob, Say
-from pacekeeper.controller.state_machine.state import JobState, ProbeQuestion
+from pacekeeper.controller.state.events import AskProbe, Command, SaveJob, Say
+from pacekeeper.controller.state.state import JobState, ProbeQuestion
 from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Tier
 from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.core.telemetry.records import ProbeRecord

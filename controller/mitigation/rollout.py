@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from math import inf
 
-from pacekeeper.controller.mitigation import verification
-from pacekeeper.controller.state_machine import rank_failures
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.mitigation import notices, verification
+from pacekeeper.controller.mitigation.notices import suspects
+from pacekeeper.controller.state.events import (
     Command,
     OfferPlan,
     SaveDecision,
@@ -16,8 +16,7 @@ from pacekeeper.controller.state_machine.events import (
     Say,
     TellSuspects,
 )
-from pacekeeper.controller.state_machine.rank_failures import suspects
-from pacekeeper.controller.state_machine.state import JobState
+from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.core.layout.layout import Layout
@@ -87,14 +86,14 @@ def say_again(
         return replace(job, desired=None), [SaveJob(job=job.name), given_up]
     commands: list[Command] = []
     if job.has_untold_deaths:
-        job, commands = rank_failures.tell(job, now_s)
+        job, commands = notices.tell(job, now_s)
     if now_s - job.said_s < REPEAT_S:
         return job, commands
     if job.desired is not None and _is_due(job, job.desired, now_s):
         commands.append(_offered(job, job.desired))
     runs = set(job.ranks) if job.layout is None else set(job.layout.ranks)
     if now_s - job.deaths_said_s >= REPEAT_S and runs.intersection(job.dead):
-        job, said = rank_failures.say(job, now_s)
+        job, said = notices.say(job, now_s)
         commands += said
     suspect, nodes = suspects(job, lemons), job.nodes
     since_s = now_s - job.suspects_said_s  # once there were any, also that nobody is any more

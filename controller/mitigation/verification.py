@@ -10,8 +10,8 @@ from statistics import median, median_high
 
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation.backoff import wait_s
-from pacekeeper.controller.state_machine.events import Command, Say
-from pacekeeper.controller.state_machine.state import JobState, Promise, Refusal
+from pacekeeper.controller.state.events import Command, Say
+from pacekeeper.controller.state.state import JobState, Promise, Refusal
 from pacekeeper.core.incidents.findings import Decision, FindingKind, Rung
 from pacekeeper.core.layout.layout import Layout
 

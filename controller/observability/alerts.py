@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pacekeeper.controller.observability.state_metrics import incident_labels, nodes_away
-from pacekeeper.controller.state_machine.state import JobState, RankLife, State
+from pacekeeper.controller.state.state import JobState, RankLife, State
 from pacekeeper.core.incidents.findings import FindingKind, Watch
 from pacekeeper.core.incidents.rank_failures import who
 

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, generate_latest
 
-from pacekeeper.controller.ingest.deduplication import Sequences
 from pacekeeper.controller.observability import state_metrics
 from pacekeeper.controller.observability.event_loop_lag import LoopLag
 from pacekeeper.controller.observability.rank_metrics import RankSeries
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.incidents.findings import Decision, FindingKind, Incident, Rung
 from pacekeeper.core.prometheus_text import Page
@@ -133,12 +132,12 @@ class ControllerMetrics:
         self._store_bytes.labels("used").set(used_bytes)
         self._store_bytes.labels("log").set(log_bytes)
 
-    def say_sequences(self, sequences: Sequences) -> None:
-        """What was missed and what came again, so far."""
-        missed, repeated = self._told_sequences
-        self._missed.inc(sequences.missed - missed)
-        self._repeated.inc(sequences.repeated - repeated)
-        self._told_sequences = (sequences.missed, sequences.repeated)
+    def say_sequences(self, *, missed: int, repeated: int) -> None:
+        """Export the totals of reports that were missed, and of those that came again."""
+        before_missed, before_repeated = self._told_sequences
+        self._missed.inc(missed - before_missed)
+        self._repeated.inc(repeated - before_repeated)
+        self._told_sequences = (missed, repeated)
 
     def say_leading(self, leads: bool) -> None:
         """Does this controller lead? One that does not knows nothing that is worth telling."""

@@ -8,7 +8,7 @@ fleet, and hardly ever changes.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pacekeeper.controller.state_machine.state import JobState, RankLife
+from pacekeeper.controller.state.state import JobState, RankLife
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.prometheus_text import Family, Page
 from pacekeeper.core.telemetry.attachment import Attachment

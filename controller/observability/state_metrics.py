@@ -7,7 +7,7 @@ few ranks and the newest open incidents are told, and none while all are well.
 from collections import Counter as Tally
 from collections.abc import Mapping
 
-from pacekeeper.controller.state_machine.state import JobState, RankLife, State
+from pacekeeper.controller.state.state import JobState, RankLife, State
 from pacekeeper.core.incidents.findings import FindingKind, Incident
 from pacekeeper.core.incidents.rank_ranges import num_ranks
 from pacekeeper.core.prometheus_text import Family, Page

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pacekeeper.controller.state_machine.events import StepSummary
+from pacekeeper.controller.state.events import StepSummary
 from pacekeeper.core.incidents.findings import Considered, Decision, Incident, Rung
 
 RECENT_STEPS = 48  # with the times of all ranks

@@ -12,9 +12,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from pacekeeper.controller.observability.explain import Explanation, explained
-from pacekeeper.controller.observability.timeline import Chronicle, PaceRow
-from pacekeeper.controller.state_machine.events import Command, SaveIncident, StepSummary
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.observability.timeline import Chronicle, Course, PaceRow
+from pacekeeper.controller.observability.timeline_codec import (
+    decode_course,
+    decode_pace,
+    encode_course,
+    encode_pace,
+)
+from pacekeeper.controller.state.events import Command, SaveIncident, StepSummary
+from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.retention import Retention
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import RetentionConfig
@@ -40,9 +46,8 @@ class History:
     _trouble: str = ""
 
     def __post_init__(self) -> None:
-        kept = self.store.kept
         self._retention = Retention(store=self.store, config=self.config)
-        self._chronicle = Chronicle(past_course=kept.course, past_pace=kept.pace)
+        self._chronicle = Chronicle(past_course=self._past_course, past_pace=self._past_pace)
 
     def heard(self, command: Command) -> None:
         """Something happened."""
@@ -88,9 +93,12 @@ class History:
         try:
             with self.store.transaction():
                 for incident_id in courses:
-                    self.store.kept.save_course(chronicle.courses[incident_id])
+                    course = chronicle.courses[incident_id]
+                    self.store.kept.save_course(incident_id, course.job, encode_course(course))
                 for job in jobs:
-                    self.store.kept.save_pace(job, chronicle.pace(job))
+                    rows = chronicle.pace(job)
+                    newest_unix_s = rows[-1].unix_s if rows else 0.0
+                    self.store.kept.save_pace(job, encode_pace(rows), newest_unix_s)
         except sqlite3.Error as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
@@ -114,8 +122,26 @@ class History:
         incident = self._incident(state, incident_id)
         if incident is None:
             return None
-        course = self._chronicle.courses.get(incident_id) or self.store.kept.course(incident_id)
+        course = self._chronicle.courses.get(incident_id) or self._past_course(incident_id)
         return explained(incident, course)
+
+    def _past_course(self, incident_id: int) -> Course | None:
+        """Read the stored course of an incident; None where none is stored or readable."""
+        data = self.store.kept.course(incident_id)
+        try:
+            return None if data is None else decode_course(data)
+        except ValueError as error:
+            _log.warning("course of incident=%d can not be read: %s", incident_id, error)
+            return None
+
+    def _past_pace(self, job: str) -> list[PaceRow]:
+        """Read the stored pace of a job; empty where none is stored or readable."""
+        data = self.store.kept.pace(job)
+        try:
+            return [] if data is None else decode_pace(data)
+        except ValueError as error:
+            _log.warning("pace of job=%s can not be read: %s", job, error)
+            return []
 
     def _incident(self, state: State, incident_id: int) -> Incident | None:
         for job in state.jobs.values():

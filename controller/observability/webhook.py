@@ -23,14 +23,14 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from pacekeeper.controller.ha.http_client import NoRedirect
 from pacekeeper.controller.observability.alerts import Key, Standing, Telling, follow
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.addresses import is_loopback
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.metrics import WebhookConfig
 from pacekeeper.core.errors import ConfigError, PacekeeperError
 from pacekeeper.protos import tls
+from pacekeeper.protos.tls import NoRedirect
 
 MOST_WAITING = 1024
 AT_ONCE = 50  # in one delivery

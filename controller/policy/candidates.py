@@ -15,7 +15,7 @@ from pacekeeper.controller.policy.failure_rates import likelihood
 from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.policy.repartition_candidates import Candidate, Experts, repartitions
 from pacekeeper.controller.policy.replica_candidates import ReplicaPlan, Wishes, plan_replicas
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Rung
 from pacekeeper.core.layout.layout import Layout

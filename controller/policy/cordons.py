@@ -6,7 +6,7 @@ with enough ranks. What they hold is copied from them: they live.
 
 from dataclasses import replace
 
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Layout

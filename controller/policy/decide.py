@@ -21,7 +21,7 @@ from pacekeeper.controller.policy.failure_domains import (
 )
 from pacekeeper.controller.policy.pricing import Price, Pricing
 from pacekeeper.controller.policy.repartition_candidates import Candidate
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import COSTLY, Considered, Decision, Rung
 from pacekeeper.core.incidents.rank_ranges import rank_text

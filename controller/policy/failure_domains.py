@@ -6,7 +6,7 @@ Racks count only where all are known: a rank of no known rack may stand beside a
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import ExpertHosts, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf, domain, domains

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pacekeeper.controller.detection.peer_groups import peers
 from pacekeeper.controller.mitigation import probes
 from pacekeeper.controller.mitigation.verification import measured_step_s, steps_since_onset
-from pacekeeper.controller.state_machine.planning_snapshot import RankTime, View
-from pacekeeper.controller.state_machine.state import JobState, NodeState
+from pacekeeper.controller.state.planning_snapshot import RankTime, View
+from pacekeeper.controller.state.state import JobState, NodeState
 from pacekeeper.predictor.cost.forecast import Workload, work_parts
 from pacekeeper.predictor.online.state import microbatches_per_step
 

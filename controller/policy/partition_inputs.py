@@ -20,7 +20,7 @@ from pacekeeper.controller.planning.partition.problem import (
     MovePrices,
     Problem,
 )
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import numbered

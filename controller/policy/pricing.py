@@ -20,7 +20,7 @@ from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.controller.planning.token_split.linear_program import Split
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.partition_inputs import as_partition, problem_of, unevenness_of
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.predictor.cost.forecast import forecast

@@ -20,7 +20,7 @@ from pacekeeper.controller.planning.partition.model import Partition
 from pacekeeper.controller.planning.partition.problem import Problem
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.controller.policy.failure_rates import likelihood
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Rung
 from pacekeeper.core.incidents.rank_ranges import rank_text

@@ -7,15 +7,8 @@ one that was never kept. Orders are obeyed: one that can not be read is damage.
 import logging
 import sqlite3
 
-from pacekeeper.controller.detection.device_history import KEEP_S, Strike, Strikes, remember
-from pacekeeper.controller.ha.change_log import Journal
-from pacekeeper.controller.observability.timeline import Course, PaceRow
-from pacekeeper.controller.observability.timeline_codec import (
-    decode_course,
-    decode_pace,
-    encode_course,
-    encode_pace,
-)
+from pacekeeper.controller.state.device_history import KEEP_S, Strike, Strikes, remember
+from pacekeeper.controller.storage.change_log import Journal
 from pacekeeper.controller.storage.rows import LARGE, real, text, whole
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.incidents.operator_orders import Order, OrderKind
@@ -30,52 +23,46 @@ class Kept:
     def __init__(self, connection: Journal) -> None:
         self._connection = connection
 
-    def save_course(self, course: Course) -> None:
-        """Insert or replace; the oldest beyond `MOST_COURSES` go."""
+    def save_course(self, incident_id: int, job: str, course: bytes) -> None:
+        """Insert or replace an encoded course; delete the oldest beyond `MOST_COURSES`."""
         execute = self._connection.execute
-        execute(
-            "REPLACE INTO courses VALUES (?, ?, ?)",
-            (course.incident_id, course.job, encode_course(course)),
-        )
+        execute("REPLACE INTO courses VALUES (?, ?, ?)", (incident_id, job, course))
         execute(
             "DELETE FROM courses WHERE incident_id <= (SELECT incident_id FROM courses"
             " ORDER BY incident_id DESC LIMIT 1 OFFSET ?)",
             (MOST_COURSES,),
         )
 
-    def course(self, incident_id: int) -> Course | None:
-        """What was kept of an incident; None: nothing (any more)."""
+    def course(self, incident_id: int) -> bytes | None:
+        """Return the encoded course of an incident; None where none is stored or readable."""
         try:
             row = self._connection.execute(
                 "SELECT course FROM courses WHERE incident_id = ?", (incident_id,)
             ).fetchone()
-            return None if row is None else decode_course(row[0])
+            return None if row is None else _blob(row[0])
         except (sqlite3.Error, ValueError) as error:
             _log.warning("course of incident=%d can not be read: %s", incident_id, error)
             return None
 
-    def save_pace(self, job: str, rows: list[PaceRow]) -> None:
-        """Insert or replace; the oldest jobs beyond `MOST_PACES` go."""
+    def save_pace(self, job: str, pace: bytes, newest_unix_s: float) -> None:
+        """Insert or replace an encoded pace; delete the oldest jobs beyond `MOST_PACES`."""
         execute = self._connection.execute
-        execute(
-            "REPLACE INTO paces VALUES (?, ?, ?)",
-            (job, encode_pace(rows), rows[-1].unix_s if rows else 0.0),
-        )
+        execute("REPLACE INTO paces VALUES (?, ?, ?)", (job, pace, newest_unix_s))
         execute(
             "DELETE FROM paces WHERE newest_unix_s <= (SELECT newest_unix_s FROM paces"
             " ORDER BY newest_unix_s DESC LIMIT 1 OFFSET ?)",
             (MOST_PACES,),
         )
 
-    def pace(self, job: str) -> list[PaceRow]:
-        """How fast a job went; empty: nothing was kept."""
+    def pace(self, job: str) -> bytes | None:
+        """Return the encoded pace of a job; None where none is stored or readable."""
         try:
             found = self._connection.execute("SELECT pace FROM paces WHERE job = ?", (job,))
             row = found.fetchone()
-            return [] if row is None else decode_pace(row[0])
+            return None if row is None else _blob(row[0])
         except (sqlite3.Error, ValueError) as error:
             _log.warning("pace of job=%s can not be read: %s", job, error)
-            return []
+            return None
 
     def save_strike(self, strike: Strike) -> None:
         """Insert or replace; what is too old, and the oldest beyond `MOST_STRIKES`, go."""
@@ -149,3 +136,10 @@ class Kept:
             )
             for row in rows
         )
+
+
+def _blob(value: object) -> bytes:
+    """Return `value` if it is bytes. Raises ValueError otherwise: the row is damaged."""
+    if not isinstance(value, bytes):
+        raise ValueError(f"a {type(value).__name__} where bytes belong")
+    return value

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from pacekeeper.controller.detection.device_history import Strikes
-from pacekeeper.controller.detection.incidents import newest
-from pacekeeper.controller.state_machine.state import JobRecord, JobState, RankRecord, State
+from pacekeeper.controller.state.device_history import Strikes
+from pacekeeper.controller.state.state import JobRecord, JobState, RankRecord, State, newest
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import FindingKind, Incident
 from pacekeeper.core.incidents.operator_orders import Order

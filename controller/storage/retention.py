@@ -15,8 +15,8 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from pacekeeper.controller.ha.change_log import Journal
 from pacekeeper.controller.storage import sqlite_file
+from pacekeeper.controller.storage.change_log import Journal
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import RetentionConfig
 from pacekeeper.core.incidents.proposals import Answer

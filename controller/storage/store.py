@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from pacekeeper.controller.detection.device_history import Strikes
-from pacekeeper.controller.ha import replica_marker
-from pacekeeper.controller.ha.change_log import Change, Journal
-from pacekeeper.controller.state_machine.state import JobRecord, RankLife, RankRecord
-from pacekeeper.controller.storage import integrity, sqlite_file
+from pacekeeper.controller.state.device_history import Strikes
+from pacekeeper.controller.state.state import JobRecord, RankLife, RankRecord
+from pacekeeper.controller.storage import integrity, replica_marker, sqlite_file
+from pacekeeper.controller.storage.change_log import Change, Journal
 from pacekeeper.controller.storage.history_tables import Kept
 from pacekeeper.controller.storage.rows import (
     LARGE,

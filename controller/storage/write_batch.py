@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.state.events import (
     Command,
     DropOrder,
     ForgetJob,
@@ -16,7 +16,7 @@ from pacekeeper.controller.state_machine.events import (
     SaveProposal,
     SaveStrike,
 )
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.restore import job_record
 from pacekeeper.controller.storage.store import Store
 

@@ -1,7 +1,7 @@
 """The real state machine watches a simulated pipelined job: its records in, its open findings out.
 
 Agents report each micro-batch of each rank with the work it had and the time its device took; the
-machine (`controller/state_machine/machine.py`) joins them, judges them by the detector and opens
+machine (`controller/machine/machine.py`) joins them, judges them by the detector and opens
 incidents. The job has warmed up before anything happens; of work on experts nothing is told. Steps
 are told only from a change of speeds until it is seen: what would be said falsely of a healthy job
 is not simulated (`benchmarks/false_alarms.py`).
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.planning.partition.model import Cell, Partition
 from pacekeeper.controller.planning.partition_cost.compute import LayerSums, layer_sums
 from pacekeeper.controller.planning.partition_cost.memory import shares_of
-from pacekeeper.controller.state_machine.events import NodeAttached, NodeReported
-from pacekeeper.controller.state_machine.machine import advance
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.events import NodeAttached, NodeReported
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.telemetry.attachment import Attachment

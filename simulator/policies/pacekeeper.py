@@ -14,7 +14,7 @@ import numpy as np
 
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.failure_rates import after_change
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import LostStateError

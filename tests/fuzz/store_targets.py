@@ -18,9 +18,9 @@ from typing import Any
 from fuzz.service_seeds import service_seeds
 from fuzz.service_targets import AnsweredError, Context
 from pacekeeper.controller.api.status_service import Status
+from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.observability.timeline_writer import History
-from pacekeeper.controller.state_machine.events import Tick
-from pacekeeper.controller.state_machine.machine import advance
+from pacekeeper.controller.state.events import Tick
 from pacekeeper.controller.storage.restore import restored
 from pacekeeper.controller.storage.schema import TABLES
 from pacekeeper.controller.storage.store import Store

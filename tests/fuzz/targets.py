@@ -18,9 +18,9 @@ from pacekeeper.controller.ingest.agent_service import report_in
 from pacekeeper.controller.ingest.http2.connection import Connection
 from pacekeeper.controller.ingest.http2.frames import Called
 from pacekeeper.controller.ingest.worker import sequence_of
-from pacekeeper.controller.state_machine.events import NodeAttached, NodeReported
-from pacekeeper.controller.state_machine.machine import advance
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.machine.machine import advance
+from pacekeeper.controller.state.events import NodeAttached, NodeReported
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.checkpoint import manifest_codec, safetensors_header
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig

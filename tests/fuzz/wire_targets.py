@@ -15,14 +15,14 @@ from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl, Doorkeeper, report_in
 from pacekeeper.controller.ingest.http2.agent_stream import MOST_OF_A_HELLO
 from pacekeeper.controller.ingest.http2.proxy import Relayed
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.machine.machine import advance
+from pacekeeper.controller.state.events import (
     Event,
     NodeAttached,
     NodeReported,
     NodesReported,
 )
-from pacekeeper.controller.state_machine.machine import advance
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import VersionError
 from pacekeeper.core.telemetry import shm_ring

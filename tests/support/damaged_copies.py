@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from pacekeeper.controller.ha import replica_marker
+from pacekeeper.controller.storage import replica_marker
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.operator_orders import Order, OrderKind
 

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.state.events import (
     AskDecision,
     Command,
     DecisionMade,
@@ -16,8 +17,7 @@ from pacekeeper.controller.state_machine.events import (
     Say,
     Tick,
 )
-from pacekeeper.controller.state_machine.machine import advance
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.controller.storage.restore import job_record, restored
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig

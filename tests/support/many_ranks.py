@@ -1,8 +1,8 @@
 """A job of as many ranks as are asked for, eight on a node, whose nodes are killed one by one."""
 
-from pacekeeper.controller.state_machine.events import Command
-from pacekeeper.controller.state_machine.reports import take_in
-from pacekeeper.controller.state_machine.state import JobState, RankLife, RankState, State
+from pacekeeper.controller.machine.reports import take_in
+from pacekeeper.controller.state.events import Command
+from pacekeeper.controller.state.state import JobState, RankLife, RankState, State
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.records import RankExitRecord

@@ -11,8 +11,9 @@ from random import Random
 
 import numpy as np
 
+from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.state.events import (
     AskDecision,
     AskProbe,
     Command,
@@ -26,8 +27,7 @@ from pacekeeper.controller.state_machine.events import (
     SaveJob,
     Tick,
 )
-from pacekeeper.controller.state_machine.machine import advance
-from pacekeeper.controller.state_machine.state import JobRecord, JobState, State
+from pacekeeper.controller.state.state import JobRecord, JobState, State
 from pacekeeper.controller.storage.restore import job_record, restored
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import Incident

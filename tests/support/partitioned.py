@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pacekeeper.controller.state_machine.planning_snapshot import RankTime, View
+from pacekeeper.controller.state.planning_snapshot import RankTime, View
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload

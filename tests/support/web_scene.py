@@ -11,12 +11,12 @@ from pacekeeper.controller.api.auth.tokens import TokenFile
 from pacekeeper.controller.api.operator_actions import Desk
 from pacekeeper.controller.api.web.app import Web
 from pacekeeper.controller.api.web.auth import Door
-from pacekeeper.controller.detection.rank_timings import Measured, RankPace
+from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.observability.timeline_writer import History
-from pacekeeper.controller.state_machine.events import Event, SaveIncident, StepSummary
-from pacekeeper.controller.state_machine.machine import advance
-from pacekeeper.controller.state_machine.persistent_map import RankMap
-from pacekeeper.controller.state_machine.state import (
+from pacekeeper.controller.state.events import Event, SaveIncident, StepSummary
+from pacekeeper.controller.state.persistent_map import RankMap
+from pacekeeper.controller.state.rank_timings import Measured, RankPace
+from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
     RankLife,

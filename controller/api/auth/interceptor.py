@@ -24,7 +24,7 @@ from pacekeeper.controller.api.auth.rbac import METHODS, Action, Caller, Role
 from pacekeeper.controller.api.auth.tokens import TokenFile, caller_of
 from pacekeeper.controller.ingest.agent_service import Doorkeeper, Refused
 from pacekeeper.controller.ingest.http2.proxy import Relayed, relayed
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig
 from pacekeeper.core.telemetry.node_report import NodeReport
 

@@ -14,7 +14,7 @@ from pacekeeper.controller.api.auth.interceptor import Gate
 from pacekeeper.controller.api.auth.rbac import Role
 from pacekeeper.controller.api.auth.tokens import TokenFile
 from pacekeeper.controller.observability.metrics import ControllerMetrics
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.metrics import open_metrics
 from pacekeeper.core.config.security import open_listener

@@ -5,7 +5,7 @@ agent is there and the rank lives. Lives without numbers are told apart by pids 
 agent could name as it likes: of them nothing is refused.
 """
 
-from pacekeeper.controller.state_machine.state import JobState, RankLife, State
+from pacekeeper.controller.state.state import JobState, RankLife, State
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 
 

@@ -42,7 +42,7 @@ from pacekeeper.controller.api.web.responses import (
     with_headers,
 )
 from pacekeeper.controller.observability.timeline_writer import History
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.incidents.operator_orders import Order
 from pacekeeper.core.layout.layout import Layout

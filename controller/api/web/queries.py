@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from pacekeeper.controller.api.messages import gone_nodes, incident_view, job_view, node_views
 from pacekeeper.controller.api.node_sorting import strikes_by_device
 from pacekeeper.controller.observability.timeline_writer import History
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.incidents.rank_ranges import ranks_of
 from pacekeeper.core.layout.codec import encode_layout

@@ -14,8 +14,8 @@ import uvicorn
 from pacekeeper.controller.api.auth.listeners import Entrance
 from pacekeeper.controller.api.operator_actions import Desk
 from pacekeeper.controller.observability.timeline_writer import History
-from pacekeeper.controller.state_machine.events import Event
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.events import Event
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.addresses import host_and_port, joined
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.security import TlsConfig

@@ -18,9 +18,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pacekeeper.controller.app import Controller
 from pacekeeper.controller.ingest import runtime_dir
-from pacekeeper.controller.state_machine import machine
-from pacekeeper.controller.state_machine.events import Event, NodeAttached, Tick
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.machine import machine
+from pacekeeper.controller.state.events import Event, NodeAttached, Tick
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.codec import encode_layout

@@ -13,8 +13,8 @@ import pytest
 from pacekeeper.controller import effects
 from pacekeeper.controller.app import Controller
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state_machine.events import NodeReported
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.events import NodeReported
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.layout.codec import encode_layout

@@ -13,7 +13,7 @@ WRITER = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from pacekeeper.controller.state_machine.state import JobRecord
+from pacekeeper.controller.state.state import JobRecord
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.layout.layout import even_layout

@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
-from pacekeeper.controller.state_machine.state import JobState, NodeState, State
+from pacekeeper.controller.state.state import JobState, NodeState, State
 from pacekeeper.core.fast_replace import evolve
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pacekeeper.controller.machine.checkpoints import FAILED, LATE
 from pacekeeper.controller.observability.alerts import RULES
-from pacekeeper.controller.state_machine.checkpoints import FAILED, LATE
-from pacekeeper.controller.state_machine.state import RankLife
+from pacekeeper.controller.state.state import RankLife
 from pacekeeper.core.incidents.findings import Blindness, FindingKind, Watch
 from support.alert_rules import FILE, Case, alerts, groups, judged
 from support.series import labels_of_series

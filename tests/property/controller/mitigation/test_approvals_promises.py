@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.state.events import (
     AskDecision,
     DecisionMade,
     OfferPlan,

@@ -10,7 +10,7 @@ from pacekeeper.controller.planning.partition.constraints import check_partition
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.partition_inputs import as_partition
 from pacekeeper.controller.policy.pricing import Pricing
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import COSTLY, Rung
 from pacekeeper.core.layout.codec import decode_layout, encode_layout

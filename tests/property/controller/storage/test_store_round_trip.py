@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.state_machine.state import JobRecord, RankLife, RankRecord
+from pacekeeper.controller.state.state import JobRecord, RankLife, RankRecord
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.incidents.rank_failures import Deaths

@@ -10,9 +10,9 @@ from pacekeeper.controller.planning.partition.problem import Problem
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.controller.policy.partition_inputs import as_partition, unevenness_of
 from pacekeeper.controller.policy.pricing import Pricing
-from pacekeeper.controller.state_machine.events import AskDecision, Command, DecisionMade, Event
-from pacekeeper.controller.state_machine.planning_snapshot import View
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.events import AskDecision, Command, DecisionMade, Event
+from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.findings import Decision, FindingKind
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.jobs.pipeline_step import partition_step_s

@@ -5,8 +5,8 @@ from rich.console import Console
 from pacekeeper.cli.observe import nodes_text
 from pacekeeper.controller.api.messages import gone_nodes, node_views
 from pacekeeper.controller.api.node_sorting import overview, worst_first
-from pacekeeper.controller.detection.device_history import DAY_S, Strike, Strikes, remember
-from pacekeeper.controller.state_machine.state import NodeState, State
+from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, remember
+from pacekeeper.controller.state.state import NodeState, State
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.incidents.operator_orders import Order, OrderKind
 from pacekeeper.protos import status_pb2

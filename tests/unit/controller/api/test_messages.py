@@ -12,9 +12,9 @@ from pacekeeper.controller.api.messages import (
     node_views,
     step_view,
 )
-from pacekeeper.controller.state_machine.events import StepSummary
-from pacekeeper.controller.state_machine.persistent_map import NodeMap, RankMap
-from pacekeeper.controller.state_machine.state import (
+from pacekeeper.controller.state.events import StepSummary
+from pacekeeper.controller.state.persistent_map import NodeMap, RankMap
+from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
     RankLife,

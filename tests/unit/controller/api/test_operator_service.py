@@ -9,8 +9,8 @@ import pytest
 
 from pacekeeper.controller.api.messages import job_view
 from pacekeeper.controller.api.operator_service import Operator
-from pacekeeper.controller.state_machine.events import Event, ProposalAnswered
-from pacekeeper.controller.state_machine.machine import advance
+from pacekeeper.controller.machine.machine import advance
+from pacekeeper.controller.state.events import Event, ProposalAnswered
 from pacekeeper.core.text import MOST_CHARACTERS
 from pacekeeper.protos import operator_pb2
 from support.proposed import STANDS_S, asking

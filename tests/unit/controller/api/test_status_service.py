@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from pacekeeper.controller.api.status_service import WATCH_QUEUE, Status
-from pacekeeper.controller.state_machine.events import StepSummary
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state.events import StepSummary
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.protos import status_pb2
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.controller.state_machine.events import OfferPlan
+from pacekeeper.controller.state.events import OfferPlan
 from pacekeeper.core.incidents.findings import Finding, FindingKind
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from support.machine_driver import QUICK, WARM, Driver, attachment, exited, started, step

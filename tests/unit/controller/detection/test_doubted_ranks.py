@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.detection.device_history import DAY_S, Strike, Strikes, remember
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy import candidates
 from pacekeeper.controller.policy.decide import decide
@@ -16,7 +15,8 @@ from pacekeeper.controller.policy.replica_candidates import (
     Wishes,
     plan_replicas,
 )
-from pacekeeper.controller.state_machine.events import AskDecision
+from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, remember
+from pacekeeper.controller.state.events import AskDecision
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.layout.layout import Host, even_layout
 from support.machine_driver import UNIX_OFFSET_S, WARM, started, train

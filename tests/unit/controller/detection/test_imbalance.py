@@ -7,7 +7,7 @@ import pytest
 
 from pacekeeper.controller.api.messages import incident_view, job_view
 from pacekeeper.controller.detection.incidents import note_action
-from pacekeeper.controller.state_machine.events import OfferPlan, SaveIncident
+from pacekeeper.controller.state.events import OfferPlan, SaveIncident
 from pacekeeper.core.incidents.findings import FindingKind, Incident
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.predictor.imbalance.advice import WINDOW_STEPS

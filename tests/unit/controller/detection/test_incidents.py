@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pacekeeper.controller.state_machine.events import SaveIncident
+from pacekeeper.controller.state.events import SaveIncident
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Incident

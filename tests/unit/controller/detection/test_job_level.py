@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pacekeeper.controller.api.messages import incident_view, job_view
-from pacekeeper.controller.state_machine.events import OfferPlan, SaveIncident
+from pacekeeper.controller.state.events import OfferPlan, SaveIncident
 from pacekeeper.core.incidents.findings import FindingKind, Watch
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record
 from support.machine_driver import QUICK, WARM, Driver, started, step

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from pacekeeper.controller.state_machine.events import OfferPlan
+from pacekeeper.controller.state.events import OfferPlan
 from pacekeeper.controller.storage.restore import job_record, restored
 from pacekeeper.core.incidents.findings import Finding, FindingKind
 from support.fabrics import Fabric

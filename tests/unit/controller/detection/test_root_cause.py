@@ -14,9 +14,9 @@ from pacekeeper.controller.detection.root_cause import (
     kept,
     remember,
 )
-from pacekeeper.controller.state_machine.events import SaveIncident
-from pacekeeper.controller.state_machine.persistent_map import NodeMap
-from pacekeeper.controller.state_machine.state import (
+from pacekeeper.controller.state.events import SaveIncident
+from pacekeeper.controller.state.persistent_map import NodeMap
+from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
     RankLife,

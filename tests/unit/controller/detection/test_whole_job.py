@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.controller.observability.metrics import ControllerMetrics
-from pacekeeper.controller.state_machine.events import OfferPlan, StepSummary
+from pacekeeper.controller.state.events import OfferPlan, StepSummary
 from pacekeeper.core.incidents.findings import Blindness, Finding, FindingKind, Tier, Watch
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.predictor.job_level.online import LEAST_STEPS, LOOK_STEPS

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from pacekeeper.controller.app import Controller
-from pacekeeper.controller.ha import leader_election, replica_marker
+from pacekeeper.controller.ha import leader_election
 from pacekeeper.controller.ha.replica import Copy
+from pacekeeper.controller.storage import replica_marker
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import ControllerConfig

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller.ha import replica_marker
 from pacekeeper.controller.ha.replica import DAMAGED, SET_ASIDE, Copy
+from pacekeeper.controller.storage import replica_marker
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.security import TlsConfig

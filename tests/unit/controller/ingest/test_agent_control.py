@@ -13,7 +13,7 @@ from pacekeeper.controller.ingest import agent_service, ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl, Doorkeeper, Refused
 from pacekeeper.controller.ingest.http2.proxy import Relayed
 from pacekeeper.controller.ingest.ipc import Frame, Frames, Shown, with_head
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.state.events import (
     Event,
     NodeAttached,
     NodeDetached,

@@ -8,7 +8,7 @@ import pytest
 
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl
-from pacekeeper.controller.state_machine.events import Event
+from pacekeeper.controller.state.events import Event
 from pacekeeper.protos import control_pb2
 from pacekeeper.protos.convert import reports
 

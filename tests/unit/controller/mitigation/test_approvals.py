@@ -6,7 +6,7 @@ import pytest
 
 from pacekeeper.controller.mitigation.approvals import found
 from pacekeeper.controller.observability.metrics import ControllerMetrics
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.state.events import (
     AskDecision,
     DecisionMade,
     OfferPlan,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.state_machine.events import OfferPlan, SaveDecision, SaveIncident
+from pacekeeper.controller.state.events import OfferPlan, SaveDecision, SaveIncident
 from pacekeeper.core.incidents.findings import Rung
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import shrink

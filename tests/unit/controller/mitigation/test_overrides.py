@@ -7,7 +7,7 @@ import pytest
 from pacekeeper.controller.api.messages import job_view, node_views
 from pacekeeper.controller.mitigation import overrides
 from pacekeeper.controller.policy.inputs import view_of
-from pacekeeper.controller.state_machine.events import (
+from pacekeeper.controller.state.events import (
     AskDecision,
     DropOrder,
     OfferPlan,

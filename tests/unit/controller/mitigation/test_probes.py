@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.state_machine.events import AskProbe, OfferPlan
+from pacekeeper.controller.state.events import AskProbe, OfferPlan
 from pacekeeper.controller.storage.restore import job_record, restored
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig

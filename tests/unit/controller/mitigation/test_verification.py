@@ -7,8 +7,8 @@ import pytest
 from pacekeeper.controller.mitigation import migration_costs, verification
 from pacekeeper.controller.mitigation.migration_costs import MoveCosts, costs_of
 from pacekeeper.controller.policy.inputs import view_of
-from pacekeeper.controller.state_machine.events import SaveDecision, SaveIncident
-from pacekeeper.controller.state_machine.state import Move, Promise, Refusal
+from pacekeeper.controller.state.events import SaveDecision, SaveIncident
+from pacekeeper.controller.state.state import Move, Promise, Refusal
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision, Rung
 from pacekeeper.core.layout.layout import Layout

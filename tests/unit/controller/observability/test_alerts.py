@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.observability.alerts import Key, Standing, Telling, follow
-from pacekeeper.controller.state_machine.checkpoints import Saves
-from pacekeeper.controller.state_machine.state import (
+from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
     RankLife,
     RankState,
+    Saves,
     State,
 )
 from pacekeeper.core.incidents.findings import (

@@ -16,7 +16,7 @@ from pacekeeper.controller.observability.explain import (
 )
 from pacekeeper.controller.observability.timeline import Course, CourseRow
 from pacekeeper.controller.observability.timeline_writer import History
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 

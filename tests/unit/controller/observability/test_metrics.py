@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.detection.rank_timings import Measured, RankPace
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.observability.state_metrics import (
     SHOWN_INCIDENTS,
     SHOWN_RANKS,
     slowest_ranks,
 )
-from pacekeeper.controller.state_machine.persistent_map import NodeMap
-from pacekeeper.controller.state_machine.state import (
+from pacekeeper.controller.state.persistent_map import NodeMap
+from pacekeeper.controller.state.rank_timings import Measured, RankPace
+from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
     RankLife,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pacekeeper.controller.observability.metrics import ControllerMetrics
-from pacekeeper.controller.state_machine.state import JobState, RankLife, RankState, State
+from pacekeeper.controller.state.state import JobState, RankLife, RankState, State
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry.attachment import Attachment
 from support.scrapes import samples

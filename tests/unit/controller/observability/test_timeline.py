@@ -22,7 +22,7 @@ from pacekeeper.controller.observability.timeline_codec import (
     encode_course,
     encode_pace,
 )
-from pacekeeper.controller.state_machine.events import StepSummary
+from pacekeeper.controller.state.events import StepSummary
 from pacekeeper.core.incidents.findings import (
     Considered,
     Decision,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.controller.observability.timeline_writer import MOST_AT_ONCE, History
-from pacekeeper.controller.state_machine.events import SaveIncident, StepSummary
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state.events import SaveIncident, StepSummary
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 

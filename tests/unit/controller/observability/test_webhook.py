@@ -14,7 +14,7 @@ import pytest
 
 from pacekeeper.controller.observability import webhook
 from pacekeeper.controller.observability.webhook import Webhook
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.metrics import WebhookConfig
 from pacekeeper.core.errors import ConfigError, HostError

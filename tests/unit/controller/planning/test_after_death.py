@@ -7,7 +7,7 @@ import pytest
 
 from pacekeeper.controller.planning.reliability import kill_sets, survival
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Rung
 from pacekeeper.core.layout.layout import Layout, even_layout

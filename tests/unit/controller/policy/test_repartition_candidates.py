@@ -8,8 +8,8 @@ import pytest
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.partition_inputs import as_partition
 from pacekeeper.controller.policy.pricing import Pricing
-from pacekeeper.controller.state_machine.planning_snapshot import View
-from pacekeeper.controller.state_machine.state import Move, Promise, Refusal
+from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.state import Move, Promise, Refusal
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import COSTLY, Decision, Rung
 from pacekeeper.core.layout.diff import transfers

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pacekeeper.cli.admin.backup import command
 from pacekeeper.controller.api.status_service import Status
 from pacekeeper.controller.observability.timeline_writer import History
-from pacekeeper.controller.state_machine.state import JobRecord
+from pacekeeper.controller.state.state import JobRecord
 from pacekeeper.controller.storage.restore import restored
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store

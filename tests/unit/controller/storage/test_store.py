@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.detection.device_history import DAY_S, Strike
-from pacekeeper.controller.state_machine.state import JobRecord
+from pacekeeper.controller.state.device_history import DAY_S, Strike
+from pacekeeper.controller.state.state import JobRecord
 from pacekeeper.controller.storage.schema import SCHEMA_VERSION
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.errors import ExitCode, HostError, VersionError

@@ -1,7 +1,7 @@
 """A job is written once for all events, what may wait with all that waits, and nothing is left."""
 
-from pacekeeper.controller.state_machine.events import Command, ForgetJob, SaveJob, Say
-from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.state.events import Command, ForgetJob, SaveJob, Say
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.controller.storage.write_batch import SAVE_WITHIN_S, Writes
 
 STATE = State(jobs={name: JobState(name=name) for name in "ab"})

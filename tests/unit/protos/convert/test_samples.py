@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.detection.root_cause import health_of, remember, windows
-from pacekeeper.controller.state_machine.state import NodeState
+from pacekeeper.controller.state.state import NodeState
 from pacekeeper.core.telemetry.node_report import AgentHealth, NodeReport, Unread
 from pacekeeper.protos import control_pb2, telemetry_pb2
 from pacekeeper.protos.convert import reports

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state_machine.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.layout.layout import even_layout

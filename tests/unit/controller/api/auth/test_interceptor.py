@@ -21,7 +21,7 @@ from pacekeeper.controller.api.auth.tokens import (
     digest,
     written,
 )
-from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig
 from pacekeeper.protos import operator_pb2, status_pb2
 

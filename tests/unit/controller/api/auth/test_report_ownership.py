@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.api.auth.report_ownership import foreign
-from pacekeeper.controller.state_machine.persistent_map import NodeMap
-from pacekeeper.controller.state_machine.state import (
+from pacekeeper.controller.state.persistent_map import NodeMap
+from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
     RankLife,

@@ -23,7 +23,7 @@ from pacekeeper.controller.api.auth.tokens import (  # noqa: E402  # noqa: E402
 )
 from pacekeeper.controller.api.web.auth import LOGINS, MOST_BODY_BYTES  # noqa: E402
 from pacekeeper.controller.api.web.responses import HEADERS  # noqa: E402
-from pacekeeper.controller.state_machine.events import OrderGiven, ProposalAnswered  # noqa: E402
+from pacekeeper.controller.state.events import OrderGiven, ProposalAnswered  # noqa: E402
 from pacekeeper.core.incidents.operator_orders import OrderKind  # noqa: E402
 from support.web_scene import Scene, scene  # noqa: E402
 

@@ -11,7 +11,7 @@ starlette = pytest.importorskip("starlette.testclient", reason="needs pacekeeper
 from starlette.testclient import TestClient  # noqa: E402
 
 from pacekeeper.controller.api.web.filters import brief, ranks  # noqa: E402
-from pacekeeper.controller.detection.device_history import Strike  # noqa: E402
+from pacekeeper.controller.state.device_history import Strike  # noqa: E402
 from pacekeeper.core.incidents.findings import FindingKind  # noqa: E402
 from pacekeeper.core.incidents.operator_orders import Order, OrderKind  # noqa: E402
 from pacekeeper.core.incidents.rank_failures import Deaths  # noqa: E402

@@ -1,0 +1,56 @@
+"""What ranks tell of their checkpoints, or of their snapshots: the newest complete one, and what
+holds the next one up.
+
+Pure. Storage that is slow, full or stuck holds up no step, nor does a rank that keeps snapshots of
+another: without this nobody would see it before state is needed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pacekeeper.controller.state.state import SavedStep, Saves
+from pacekeeper.core.telemetry.records import SaveRecord
+
+LATE, FAILED = "late", "failed"
+_TROUBLE = {"skipped": LATE, "failed": FAILED}
+
+
+def take(saves: Saves | None, records: Iterable[SaveRecord]) -> tuple[Saves | None, str]:
+    """Learn from records, in any order; words for the log where something changed, else none.
+
+    None: nothing was ever told.
+    """
+    after = saves
+    for record in sorted(records, key=lambda record: (_place(record), record.rank)):
+        after = _taken(after or Saves(), record)
+    if after is None or (saves or Saves()).trouble == after.trouble:
+        return after, ""
+    step = max(after.complete, after.last)[1]
+    return after, f"{after.trouble or 'well'} step={step} {after.reason}".rstrip()
+
+
+def _place(record: SaveRecord) -> SavedStep:
+    return record.generation, record.step
+
+
+def _taken(saves: Saves, record: SaveRecord) -> Saves:
+    place, trouble = _place(record), _TROUBLE.get(record.outcome)
+    if trouble is not None:
+        is_next = place > max(saves.last, saves.complete)
+        is_worse = trouble == FAILED != saves.trouble and place == saves.last
+        if not (is_next or is_worse):
+            return saves  # another rank's word on the same one, or on an old one
+        is_new = trouble != saves.trouble
+        return replace(
+            saves,
+            trouble=trouble,
+            reason=f"rank {record.rank}: {record.reason}" if is_new else saves.reason,
+            since_step=saves.since_step if saves.missed else record.step,
+            last=place,
+            missed=saves.missed + is_next,
+        )
+    if record.outcome != "complete" or place <= saves.complete:
+        return saves
+    if place < saves.last:  # it counts; what came after it did not come about
+        return replace(saves, complete=place, duration_s=record.duration_s)
+    return Saves(complete=place, duration_s=record.duration_s)

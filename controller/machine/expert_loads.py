@@ -1,0 +1,116 @@
+"""Running mean of each expert's rows, from the router counts that ranks report. Pure.
+
+A layer's counts of a step are added once all ranks that run the layer have reported theirs, up to
+16 steps late: devices report a step later, and a large model's layers are reported in turns. Agents
+add up the counts of their node's ranks; the record says of how many ranks it is.
+"""
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import replace
+
+import numpy as np
+
+from pacekeeper.controller.state.expert_load_drafts import LayerDraft, LoadDrafts, StepLayer
+from pacekeeper.controller.state.state import JobState
+from pacekeeper.core.fast_replace import evolve
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry.records import ExpertLoadRecord
+
+LATE_STEPS = 16  # what comes later than this after the newest is of no use
+
+
+def take(job: JobState, records: Iterable[ExpertLoadRecord]) -> JobState:
+    """Add counts to those of the same layer in the same step; of two generations the newer holds.
+
+    What was told before, experts that the model lacks, and ranks nobody knows say nothing.
+    """
+    shape, drafts = job.shape, job.load_drafts
+    if shape is None:
+        return job
+    news = dict[StepLayer, list[ExpertLoadRecord]]()
+    for record in records:
+        at, end = (record.step, record.layer), record.first_expert + len(record.counts)
+        is_of_model = record.layer < shape.num_layers and end <= shape.num_experts
+        if is_of_model and record.rank in job.ranks and at not in drafts.folded:
+            news.setdefault(at, []).append(record)
+    changed = {
+        at: _with_more(drafts.by_layer.get(at), told, shape.num_experts)
+        for at, told in news.items()
+    }
+    if not changed:
+        return job
+    by_layer = {**drafts.by_layer, **changed}
+    newest_step = max(drafts.newest_step, *(step for step, _ in changed))
+    if newest_step > drafts.newest_step:
+        by_layer = {at: one for at, one in by_layer.items() if at[0] > newest_step - LATE_STEPS}
+    fresh = drafts.fresh | changed.keys()
+    drafts = evolve(drafts, by_layer=by_layer, fresh=fresh, newest_step=newest_step)
+    return evolve(job, load_drafts=drafts)
+
+
+def fold(job: JobState, weight: float) -> JobState:
+    """What is whole by now, into the means: a new step counts `weight`, the first one all."""
+    drafts, layout = job.load_drafts, job.layout
+    if not drafts.fresh or layout is None:
+        return job
+    by_layer, means = dict(drafts.by_layer), dict(drafts.means)
+    early, folded = set[StepLayer](), set[StepLayer]()
+    for at in sorted(drafts.fresh & by_layer.keys()):
+        draft, layer = by_layer[at], at[1]
+        if draft.generation > layout.generation:
+            early.add(at)  # its layout is not in force yet
+        elif draft.generation < layout.generation:
+            del by_layer[at]
+        elif int(draft.num_ranks.min()) >= layout.num_ranks_by_layer[layer]:
+            del by_layer[at]
+            folded.add(at)
+            before, num_steps = means.get(layer, (draft.rows, 0))
+            means[layer] = before + weight * (draft.rows - before), num_steps + 1
+    oldest = drafts.newest_step - LATE_STEPS
+    drafts = LoadDrafts(
+        by_layer=by_layer,
+        fresh=frozenset(early),
+        folded=frozenset(at for at in drafts.folded | folded if at[0] > oldest),
+        means=means,
+        newest_step=drafts.newest_step,
+    )
+    job = evolve(job, load_drafts=drafts)
+    return _with_means(job, layout, {layer for _, layer in folded})
+
+
+def undated(job: JobState) -> JobState:
+    """Steps will be told again from an earlier one: what waits is of no use, means hold."""
+    return replace(job, load_drafts=LoadDrafts(means=job.load_drafts.means))
+
+
+def _with_means(job: JobState, layout: Layout, changed: Set[int]) -> JobState:
+    """The job's loads, once each layer that has experts was told at least once."""
+    shape, means = job.shape, job.load_drafts.means
+    sparse = [layer for layer, experts in enumerate(layout.experts) if experts]
+    if not changed or shape is None or not means.keys() >= set(sparse):
+        return job
+    rows = list(job.loads) or [(0.0,) * shape.num_experts] * shape.num_layers
+    for layer in changed if job.loads else means:
+        rows[layer] = tuple(means[layer][0].tolist())
+    num_steps = min(means[layer][1] for layer in sparse)
+    return replace(job, loads=tuple(rows), num_load_steps=num_steps)
+
+
+def _with_more(
+    draft: LayerDraft | None, records: Sequence[ExpertLoadRecord], num_experts: int
+) -> LayerDraft:
+    """The draft with what these say of its layer in its step; none: a new one."""
+    generation = max(record.generation for record in records)
+    if draft is None or draft.generation < generation:
+        nothing = np.zeros(num_experts)
+        draft = LayerDraft(generation=generation, rows=nothing, num_ranks=nothing.astype(np.int64))
+    rows, num_ranks, told = draft.rows.copy(), draft.num_ranks.copy(), dict[int, int]()
+    for record in records:
+        first, end = record.first_expert, record.first_expert + len(record.counts)
+        known = told.get(record.rank) or draft.told.get(record.rank, 0)
+        more = (1 << end) - (1 << first)
+        if record.generation == draft.generation and not known & more:
+            rows[first:end] += record.counts
+            num_ranks[first:end] += record.num_ranks
+            told[record.rank] = known | more
+    return replace(draft, rows=rows, num_ranks=num_ranks, told=draft.told.changed(told))

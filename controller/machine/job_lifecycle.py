@@ -1,0 +1,192 @@
+"""How a job ends, and when what is known of it leaves the memory; the store keeps history. Pure.
+
+A job has ended when no rank of it runs any more. What was measured is dropped at once; the job and
+its incidents can be asked for a while longer. A job that nobody speaks of is forgotten too, for it
+may have ended where no agent saw it: its ranks would say everything again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pacekeeper.controller.detection import incidents
+from pacekeeper.controller.detection.coverage import running
+from pacekeeper.controller.machine import expert_loads
+from pacekeeper.controller.mitigation import approvals, notices
+from pacekeeper.controller.state.events import Command, ForgetJob, SaveJob, Say
+from pacekeeper.controller.state.expert_load_drafts import LoadDrafts
+from pacekeeper.controller.state.persistent_map import RankMap, node_map
+from pacekeeper.controller.state.state import JobState, NodeState, RankLife, State
+from pacekeeper.core.config.controller import RetentionConfig
+from pacekeeper.core.fast_replace import evolve
+from pacekeeper.core.incidents.findings import Blindness, FindingKind, Watch
+from pacekeeper.core.telemetry.records import StepRecord
+from pacekeeper.predictor.assurance.canary import Canaries
+from pacekeeper.predictor.imbalance.advice import SpreadWindow
+from pacekeeper.predictor.online.cusum import no_charts
+from pacekeeper.predictor.online.state import Evidence, begin
+
+DAY_S = 86_400.0
+ENDED_RANKS = 65_536  # of all ended jobs together that stay in memory, some hundred bytes each
+KEEP_SILENT_S = 7 * DAY_S  # of a job or a node of which nothing is heard
+
+
+def is_over(job: JobState) -> bool:
+    """Are its ranks known, and does none of them run any more?"""
+    if not job.ranks and not job.remembered:
+        return False
+    lives = (rank.life for known in (job.ranks, job.remembered) for rank in known.values())
+    return all(life is not RankLife.ALIVE for life in lives)
+
+
+def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:
+    """On a tick: a job that has just ended is laid to rest, one that runs again is awake."""
+    if not is_over(job):
+        if job.ended_s is None:
+            return job, []
+        awake = replace(job, ended_s=None, watch=Watch.BLIND, watch_reason="it runs again")
+        return replace(awake, blind=Blindness.NO_RECORDS), []
+    if job.watch is Watch.ENDED:
+        return job, []
+    commands: list[Command] = [Say(text=f"job={job.name} watch=ended was={job.watch}")]
+    job, said = approvals.withdraw(job, "the job ended")
+    commands += said
+    but = (FindingKind.DEATH,)  # these stay to be seen
+    job, said = incidents.close_all(job, unix_s, "the job ended", but=but)
+    commands += [*said, *notices.untold(job)]
+    job = replace(
+        job,
+        watch=Watch.ENDED,
+        watch_reason="no rank runs any more",
+        blind=None,
+        sight=None,
+        silent=(),
+        has_untold_deaths=False,
+        judged_s=None,
+        ended_s=now_s if job.ended_s is None else job.ended_s,
+        evidence=begin(),
+        by_role={},
+        links=begin(),
+        spread=SpreadWindow(),
+        canaries=Canaries(),
+        probe=None,
+        pending={},
+        heard_s=RankMap(),
+        ended_mono_s=RankMap(),
+        again={},
+        known_layouts={},
+        offered={},
+        desired=None,
+        home=None,
+        load_drafts=LoadDrafts(),
+        loads=(),
+        num_load_steps=0,
+        recent_step_s=(),
+        tokens_per_s=0.0,
+        decided_on=None,
+        asked=0,
+        asked_on=None,
+    )
+    return job, [*commands, SaveJob(job=job.name)]
+
+
+def forget(state: State, now_s: float, config: RetentionConfig) -> tuple[State, list[Command]]:
+    """On a tick: jobs that ended or fell silent long ago, and nodes that are away for long, go.
+
+    Of jobs that ended the newest stay, as many as are asked for; they hold no more than some ranks.
+    """
+    commands: list[Command] = []
+    unix_s = now_s + state.unix_offset_s
+    jobs = dict(state.jobs)
+    crowded_out = _crowded_out(state, config)
+    for name in sorted(state.jobs):
+        job = state.jobs[name]
+        reason = _why_forgotten(job, now_s, config) or crowded_out.get(name, "")
+        if not reason:
+            continue
+        job, said = approvals.withdraw(job, reason)
+        commands += said
+        job, said = incidents.close_all(job, unix_s, reason)
+        commands += said
+        commands += [ForgetJob(job=name), Say(text=f"job={name} forgotten: {reason}")]
+        del jobs[name]
+    gone = {node.name for node in state.nodes.values() if _is_long_away(node, now_s)}
+    if not commands and not gone:
+        return state, []
+    nodes = node_map(state.nodes).without(gone) if gone else state.nodes
+    return replace(state, jobs=jobs, nodes=nodes), commands
+
+
+def _crowded_out(state: State, config: RetentionConfig) -> dict[str, str]:
+    """Ended jobs for which later ones leave no room, with the reason. The newest one stays."""
+    ended = [job for job in state.jobs.values() if job.ended_s is not None]
+    if len(ended) <= 1:
+        return {}
+    ended.sort(key=lambda job: (job.ended_s, job.name), reverse=True)
+    num_ranks, kept = 0, 0
+    for job in ended:
+        num_ranks += len(job.ranks)
+        if kept >= config.ended_jobs or (kept and num_ranks > ENDED_RANKS):
+            break
+        kept += 1
+    return {job.name: f"{kept} jobs have ended since" for job in ended[kept:]}
+
+
+def _why_forgotten(job: JobState, now_s: float, config: RetentionConfig) -> str:
+    """The reason, or nothing."""
+    if job.ended_s is not None and now_s - job.ended_s > config.ended_job_days * DAY_S:
+        return f"it ended {config.ended_job_days:g} days ago"
+    if job.reported_s is not None and now_s - job.reported_s > KEEP_SILENT_S:
+        return f"nobody has spoken of it for {KEEP_SILENT_S / DAY_S:.0f} days"
+    return ""
+
+
+def _is_long_away(node: NodeState, now_s: float) -> bool:
+    return not node.is_connected and now_s - node.last_report_s > KEEP_SILENT_S
+
+
+def rewind_to_step(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState, list[Command]]:
+    """Once each rank that runs has newly ended a step that is over, steps restart at the lowest."""
+    ended_s: dict[int, float] = {}
+    again: dict[int, int] = dict(job.again)
+    for record in ends:
+        rank = record.rank
+        if rank not in job.ranks:
+            continue
+        last_s = ended_s.get(rank) or job.ended_mono_s.get(rank)
+        if last_s is None or record.ended_mono_s > last_s:
+            ended_s[rank] = record.ended_mono_s
+            if record.step > job.step:
+                again.pop(rank, None)
+            elif last_s is not None:  # of the first one heard nobody can say whether it is new
+                again[rank] = min(record.step, again.get(rank, record.step))
+    if not ended_s:
+        return job, []
+    job = evolve(job, ended_mono_s=job.ended_mono_s.changed(ended_s), again=again)
+    if not again:
+        return job, []  # nearly always: not worth a walk over all ranks
+    ranks = running(job)
+    if not ranks or job.unattached or not all(rank in again for rank in ranks):
+        return job, []
+    first = min(again[rank] for rank in ranks)
+    text = (
+        f"job={job.name} went back: its ranks have ended step {job.step} and now end step {first}"
+    )
+    job = replace(
+        expert_loads.undated(job),
+        step=first - 1,
+        layout_step=min(job.layout_step, first),
+        pending={},
+        again={},
+        decided_on=None,
+        # What was learnt of work and ranks holds; what is dated by steps does not.
+        evidence=_undated(job.evidence),
+        by_role={role: _undated(kept) for role, kept in job.by_role.items()},
+        links=_undated(job.links),
+        inputs=replace(job.inputs, evidence=_undated(job.inputs.evidence)),
+        canaries=Canaries(turn=job.canaries.turn),
+    )
+    return job, [SaveJob(job=job.name), Say(text=text)]
+
+
+def _undated(evidence: Evidence) -> Evidence:
+    return replace(evidence, charts=no_charts())

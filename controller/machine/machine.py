@@ -1,0 +1,338 @@
+"""The controller as one pure function: (state, event, now) -> (state, commands).
+
+Level-based: whatever is wanted and not yet observed is said again; whatever arrives twice changes
+nothing. All state changes happen here and below: `reports.py`, `steps.py`,
+`controller/detection/incidents.py` (what reports say), `controller/detection/root_cause.py` (why a
+rank is slow), `controller/policy/decide.py` (what to do).
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+
+from pacekeeper.controller.detection import coverage, root_cause
+from pacekeeper.controller.machine import job_lifecycle, report_parsing, reports, tick
+from pacekeeper.controller.machine.tick import next_turn
+from pacekeeper.controller.mitigation import approvals, overrides, probes, rollout
+from pacekeeper.controller.policy.inputs import view_of
+from pacekeeper.controller.state import device_history
+from pacekeeper.controller.state.events import (
+    AskDecision,
+    Command,
+    DecisionMade,
+    Event,
+    Failed,
+    NodeAttached,
+    NodeDetached,
+    NodeReported,
+    NodesReported,
+    OrderGiven,
+    ProposalAnswered,
+    Say,
+    Tick,
+)
+from pacekeeper.controller.state.persistent_map import node_map
+from pacekeeper.controller.state.state import JobState, NodeState, State
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.incidents.findings import Blindness, Rung, Watch
+from pacekeeper.core.telemetry.node_report import JobReport
+
+Part = Callable[[State], tuple[State, Sequence[Command]]]
+
+
+def contained(
+    state: State, name: str, doing: str, part: Part, *, drops_steps: bool = False
+) -> tuple[State, Sequence[Command]]:
+    """What `part` makes of the state; the state as it was, and the failure told, where it raises.
+
+    `drops_steps`: the steps of job `name` that wait are what it fails on: they are given up, or
+    each later report would fail on them again.
+    """
+    try:
+        return part(state)
+    except Exception as error:
+        commands: list[Command] = [Failed(what=f"job={name} {doing} failed", error=error)]
+        job = state.jobs.get(name)
+        if job is None:
+            return state, commands
+        job = replace(
+            job,
+            pending={} if drops_steps else job.pending,
+            watch=Watch.BLIND,
+            watch_reason=f"{doing} fails by a mistake in pacekeeper: {error!r:.500}",
+            blind=Blindness.FAILED,
+        )
+        return replace(state, jobs={**state.jobs, name: job}), commands
+
+
+DECIDE_WITHIN_S = 120.0  # a decision that does not come is not waited for any longer
+CALM_PERIOD_STEPS = 8  # between two decisions while nothing calls for one
+
+
+def advance(
+    state: State, event: Event, *, config: ControllerConfig, now_s: float
+) -> tuple[State, tuple[Command, ...]]:
+    """Take in one event. `now_s` never runs backwards."""
+    match event:
+        case NodeAttached():
+            return _attach(state, event, now_s), ()
+        case NodeDetached():
+            return _detach(state, event), ()
+        case NodeReported():
+            return _report(state, (event,), config, now_s)
+        case NodesReported():
+            return _report(state, event.reports, config, now_s)
+        case Tick(unix_offset_s=unix_offset_s):
+            state, said = tick.follow(state, unix_offset_s)
+            state, more = _tick(state, config, now_s)
+            return state, (*said, *more)
+        case DecisionMade():
+            return _take_decision(state, event, config, now_s)
+        case ProposalAnswered():
+            return _take_answer(state, event, config, now_s)
+        case OrderGiven():
+            state, said = overrides.give(state, event, now_s + state.unix_offset_s)
+            return state, tuple(said)
+
+
+def _attach(state: State, event: NodeAttached, now_s: float) -> State:
+    known = state.nodes.get(event.node)
+    node = NodeState(
+        name=event.node,
+        agent_life=event.agent_life,
+        product_version=event.product_version,
+        rack=event.rack,
+        last_report_s=now_s,
+    )
+    if known is not None:
+        node = replace(
+            node,
+            health=known.health,
+            devices=known.devices,
+            host=known.host,
+            unread_devices=known.unread_devices,
+            unread_host=known.unread_host,
+            newest=known.newest,
+        )
+    return _with_node(state, node)
+
+
+def _detach(state: State, event: NodeDetached) -> State:
+    """An agent that is away says nothing of its ranks: nobody dies of it."""
+    known = state.nodes.get(event.node)
+    if known is None or known.agent_life != event.agent_life:
+        return state  # an older stream of a node that is back already
+    return _with_node(state, replace(known, is_connected=False))
+
+
+def _report(
+    state: State, events: Sequence[NodeReported], config: ControllerConfig, now_s: float
+) -> tuple[State, tuple[Command, ...]]:
+    """What the nodes tell of themselves first, then job by job, both in the order they came."""
+    told: dict[str, NodeState] = {}
+    for event in events:
+        known = told.get(event.node) or state.nodes.get(event.node)
+        if known is not None:
+            told[event.node] = root_cause.remember(known, event.report, now_s)
+    if told:
+        state = replace(state, nodes=node_map(state.nodes).changed(told))
+    commands: list[Command] = []
+    for node, report in report_parsing.by_job(events):
+        state, said = _take_in(state, node, report, config, now_s)
+        commands += said
+    return state, tuple(commands)
+
+
+def _take_in(
+    state: State, node: str, report: JobReport, config: ControllerConfig, now_s: float
+) -> tuple[State, list[Command]]:
+    """One job's part. What ranks say of their ends comes first: no judgement can lose it."""
+    name, commands = report.job, list[Command]()
+    before = state.jobs.get(name)
+
+    def learn(state: State) -> tuple[State, Sequence[Command]]:
+        return reports.take_in(state, node, report, now_s)
+
+    def judge(state: State) -> tuple[State, Sequence[Command]]:
+        return reports.judge(state, name, config, now_s)
+
+    def act(state: State) -> tuple[State, Sequence[Command]]:
+        return _act(state, name, config, now_s)
+
+    state, said = contained(state, name, "taking in its report", learn)
+    commands += said
+    if name not in state.jobs:
+        return state, commands
+    state, said = contained(state, name, "judging its steps", judge, drops_steps=True)
+    commands += said
+    # Only a step is reason to act at once; whatever else changed is seen by the next tick.
+    if before is None or state.jobs[name].step != before.step:
+        state, said = contained(state, name, "asking for a decision", act)
+        commands += said
+    return state, commands
+
+
+def _tick(
+    state: State, config: ControllerConfig, now_s: float
+) -> tuple[State, tuple[Command, ...]]:
+    commands: list[Command] = []
+    state, turn = next_turn(state, now_s)
+    lemons = device_history.lemons(state.strikes, now_s + state.unix_offset_s)
+    for name in turn:
+
+        def follow(state: State, name: str = name) -> tuple[State, Sequence[Command]]:
+            return _follow(state, name, config, now_s)
+
+        def repeat(state: State, name: str = name) -> tuple[State, Sequence[Command]]:
+            job, said = rollout.say_again(state.jobs[name], now_s, lemons)
+            return _with_job(state, job), said
+
+        state, said = contained(state, name, "following it", follow)
+        commands += said
+        if state.jobs[name].watch is not Watch.ENDED:
+            state, said = contained(state, name, "saying it again", repeat)
+            commands += said
+    state, said = job_lifecycle.forget(state, now_s, config.retention)
+    return state, (*commands, *said)
+
+
+def _follow(
+    state: State, name: str, config: ControllerConfig, now_s: float
+) -> tuple[State, Sequence[Command]]:
+    """What time alone changes in a job: its end, its watch, what it has waited for long enough."""
+    unix_s = now_s + state.unix_offset_s
+    job, commands = job_lifecycle.follow(state.jobs[name], now_s, unix_s)
+    if job.reported_s is None:
+        job = replace(job, reported_s=now_s)  # of a stored past: its silence begins now
+    if job.watch is not Watch.ENDED:
+        job, said = coverage.after_silence(job, config, now_s)
+        commands += said
+        if job.asked and now_s - job.asked_s > DECIDE_WITHIN_S:
+            commands.append(Say(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
+            job = replace(job, asked=0)
+        job, said = probes.follow(job, now_s, unix_s)
+        commands += said
+        job, said = approvals.follow(job, config.policy, unix_s)
+        commands += said
+    if job is not state.jobs[name]:
+        state = _with_job(state, job)
+    if job.watch is Watch.ENDED:
+        return state, commands
+    state, asked = _act(state, name, config, now_s)
+    return state, (*commands, *asked)
+
+
+def _act(
+    state: State, name: str, config: ControllerConfig, now_s: float
+) -> tuple[State, tuple[Command, ...]]:
+    """Ask for a decision on one job, where it can be acted on and nothing is under way."""
+    job = overrides.seen(state, state.jobs[name])
+    if job is not state.jobs[name]:
+        state = _with_job(state, job)
+    if overrides.why_no_plans(state, name):
+        return state, ()
+    is_young = job.step - job.layout_step < config.policy.min_steps_between_plans
+    is_settled = is_young or _basis(job) == job.decided_on
+    if job.asked or (is_settled and job.approved is None):
+        return state, ()
+    if not _is_actionable(job) or approvals.is_waited_for(job):
+        return state, ()
+    number = state.num_asked + 1
+    lemons = device_history.lemons(state.strikes, now_s + state.unix_offset_s)
+    view = view_of(job, now_s, state.nodes, lemons)
+    question = AskDecision(job=name, asked=number, view=view)
+    job = replace(job, asked=number, asked_s=now_s, asked_on=_grounds(job), decided_on=_basis(job))
+    return replace(_with_job(state, job), num_asked=number), (question,)
+
+
+def _take_decision(
+    state: State, event: DecisionMade, config: ControllerConfig, now_s: float
+) -> tuple[State, tuple[Command, ...]]:
+    """Act on a decision, unless what it was made for is over: then it is asked for again."""
+    name, decision = event.job, event.decision
+    known = state.jobs.get(name)
+    if known is None or known.asked != event.asked:
+        return state, ()  # of an earlier life of the job, or given up
+    job, unix_s = replace(known, asked=0), now_s + state.unix_offset_s
+    if decision is None:
+        job, said = approvals.take(job, None, config.policy, now_s, unix_s)
+        return _with_job(state, job), tuple(said)
+    if not _is_actionable(job) or _grounds(job) != job.asked_on:
+        state = _with_job(state, replace(job, decided_on=None))
+        return state, (Say(text=f"job={name} decision dropped: made for what is over"),)
+    before = job.last_decision
+    decision = rollout.with_news(decision, before)
+    job = replace(job, last_decision=decision)
+    if job.home is None and decision.rung is Rung.LEAVE_OUT and job.cordoned:
+        job = replace(job, home=job.layout)  # to come back to, once nobody is cordoned
+    if job.approved is not None:
+        job, said = approvals.take(job, decision, config.policy, now_s, unix_s)
+        return _with_job(state, job), tuple(said)
+    job, commands = approvals.follow(job, config.policy, unix_s)
+    is_news = (
+        before is None
+        or before.rung is not decision.rung
+        or rollout.is_exposed_anew(decision, before)
+    )
+    is_told_only = config.policy.mode == "observe" or bool(overrides.why_dry(state))
+    if decision.rung is Rung.NOTHING or is_told_only:
+        job, said = approvals.withdraw(job, decision.reason)
+        said += [rollout.told(name, decision)] if is_news else []
+    elif decision.unconfirmed:
+        job, said = probes.ask(job, decision, now_s, unix_s)
+    elif approvals.is_asked(config.policy, decision):
+        state, job, said = approvals.propose(state, job, decision, config.policy, unix_s)
+    else:
+        job, said = approvals.withdraw(job, "a plan that needs nobody's word came first")
+        job, offered = rollout.offer(job, decision, now_s)
+        said += offered
+    return _with_job(state, job), (*commands, *said)
+
+
+def _take_answer(
+    state: State, event: ProposalAnswered, config: ControllerConfig, now_s: float
+) -> tuple[State, tuple[Command, ...]]:
+    """What a person says; what is approved is priced again at once, if it can be."""
+    proposal = approvals.found(state, event.proposal_id)
+    if proposal is None:
+        return state, ()
+    job, said = approvals.answer(
+        state.jobs[proposal.job], event, config.policy, now_s, now_s + state.unix_offset_s
+    )
+    state, asked = _act(_with_job(state, job), job.name, config, now_s)
+    return state, (*said, *asked)
+
+
+def _is_actionable(job: JobState) -> bool:
+    """Every living rank runs the observed layout, nothing is offered, nobody is missing."""
+    layout = job.layout
+    if layout is None or job.desired is not None:
+        return False
+    if job.shape is None or not job.loads:
+        return False
+    return layout.ranks == job.living and all(
+        job.ranks[rank].observed_generation == layout.generation for rank in layout.ranks
+    )
+
+
+def _basis(job: JobState) -> Hashable:
+    """What could change the mind. Loads drift slowly: with nobody slow, not each step matters."""
+    slow = tuple(sorted(job.evidence.slow.items()))
+    is_calm = not slow and job.home is None and not job.is_makeshift
+    steps = job.step // CALM_PERIOD_STEPS if is_calm else job.step
+    return steps, job.newest_generation, slow, is_calm, job.cordoned
+
+
+def _grounds(job: JobState) -> Hashable:
+    """What a decision takes for granted: the layout, the number of the next one, who is slow."""
+    assert job.layout is not None, "actionable"
+    slow = tuple(sorted(job.evidence.slow.items()))
+    is_bound = job.home is None, job.is_makeshift, job.cordoned
+    return job.layout.generation, job.newest_generation, slow, is_bound
+
+
+def _with_node(state: State, node: NodeState) -> State:
+    return replace(state, nodes=node_map(state.nodes).changed({node.name: node}))
+
+
+def _with_job(state: State, job: JobState) -> State:
+    return replace(state, jobs={**state.jobs, job.name: job})

@@ -1,0 +1,133 @@
+"""Deaths as incidents: what strikes many ranks of a job at once is one, with all of them. Pure.
+
+A death joins the open incident of the job's last ones while none of these is over and it is young:
+a job that is killed ends node by node. What is known of each rank stays known:
+`core/incidents/rank_failures.py`.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from pacekeeper.controller.detection import incidents
+from pacekeeper.controller.mitigation.notices import tell
+from pacekeeper.controller.state.events import (
+    Command,
+    SaveIncident,
+    SaveJob,
+    Say,
+)
+from pacekeeper.controller.state.state import JobState, RankLife, State
+from pacekeeper.core.incidents import rank_failures
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.incidents.rank_ranges import ranks_of, runs_of
+from pacekeeper.predictor.online.state import forget
+
+GATHER_S = 60.0  # from an incident's first death on; Slurm kills what a signal does not end in 30 s
+
+
+def bury(
+    state: State, job: JobState, dead: Mapping[int, str], now_s: float
+) -> tuple[State, JobState, list[Command]]:
+    """Ranks are dead, and why: one incident of all, forget their evidence, tell the others."""
+    unix_s = now_s + state.unix_offset_s
+    state, job, commands = _recorded(state, job, dead, unix_s)
+    ranks, remembered = dict(job.ranks), dict(job.remembered)
+    for rank in dead:
+        if rank in ranks:
+            ranks[rank] = replace(ranks[rank], life=RankLife.DEAD)
+        else:  # lost while we were away: it will never attach to us
+            remembered[rank] = replace(remembered[rank], life=RankLife.DEAD)
+    job = replace(
+        job,
+        ranks=ranks,
+        remembered=remembered,
+        evidence=forget(job.evidence, dead),
+        by_role={role: forget(kept, dead) for role, kept in job.by_role.items()},
+        links=forget(job.links, dead),
+        inputs=replace(job.inputs, evidence=forget(job.inputs.evidence, dead)),
+        home=None,  # the layout from before needs the dead
+    )
+    for kind in (FindingKind.DEVICE, FindingKind.LINK, FindingKind.INPUT):
+        job, said = incidents.close(job, dead, kind, unix_s, "the rank died")
+        commands += said
+    job, said = tell(job, now_s)
+    return state, job, [*commands, SaveJob(job=job.name), *said]
+
+
+def _recorded(
+    state: State, job: JobState, dead: Mapping[int, str], unix_s: float
+) -> tuple[State, JobState, list[Command]]:
+    """In the incident of those who died just before, or in a new one."""
+    step, nodes = max(0, job.step), _nodes(job, dead)
+    at = _young(job, unix_s)
+    if at is None:
+        died = rank_failures.with_more((), dead, step, unix_s)
+        finding = Finding(
+            kind=FindingKind.DEATH,
+            tier=Tier.CONFIRMED,
+            rank=next(iter(dead)),
+            slowdown=float("inf"),
+            onset_step=step,
+            step=step,
+            reason=rank_failures.sentence(died),
+        )
+        incident = Incident(
+            incident_id=state.next_incident_id,
+            job=job.name,
+            finding=finding,
+            opened_unix_s=unix_s,
+            deaths=died,
+            nodes=nodes,
+        )
+        return incidents.begin(state, job, incident)
+    known = job.incidents[at]
+    died = rank_failures.with_more(known.all_deaths, dead, step, unix_s)
+    incident = replace(
+        known,
+        finding=replace(known.finding, reason=rank_failures.sentence(died)),
+        deaths=died,
+        nodes=tuple(sorted({*known.nodes, *nodes})),
+    )
+    grown = (*job.incidents[:at], incident, *job.incidents[at + 1 :])
+    job = replace(job, incidents=grown, has_untold_deaths=True)
+    return state, job, [SaveIncident(incident=incident)]
+
+
+def _young(job: JobState, unix_s: float) -> int | None:
+    """Where the incident is that a death of now belongs to; None: it is one of its own."""
+    for at in reversed(range(len(job.incidents))):
+        incident = job.incidents[at]
+        if incident.finding.kind is not FindingKind.DEATH:
+            continue
+        is_whole = incident.is_open and all(one.is_open for one in incident.deaths)
+        return at if is_whole and abs(unix_s - incident.opened_unix_s) < GATHER_S else None
+    return None
+
+
+def _nodes(job: JobState, ranks: Iterable[int]) -> tuple[str, ...]:
+    return tuple(sorted({job.ranks[rank].node for rank in ranks if rank in job.ranks}))
+
+
+def go_on(
+    job: JobState, ranks: Collection[int], unix_s: float, action: str
+) -> tuple[JobState, list[Command]]:
+    """The job goes on without these. An incident that is also about others stays open for them."""
+    commands: list[Command] = []
+    after = list(job.incidents)
+    for i, incident in enumerate(job.incidents):
+        before = incident.waits_for
+        concerned = [rank for rank in ranks_of(before) if rank in ranks]
+        if not concerned:
+            continue
+        died = rank_failures.closed(incident.all_deaths, concerned, unix_s, max(0, job.step))
+        incident = replace(incident, deaths=died)
+        if not (left := incident.waits_for):
+            after[i], said = incidents.closed(job, incident, unix_s, action)
+            commands += said
+            continue
+        gone, still = rank_failures.who(runs_of(concerned)), rank_failures.who(left)
+        note = f"{action}, without {gone}; not yet without {still}"
+        after[i] = incident = replace(incident, actions=(*incident.actions, note))
+        told = Say(text=f"job={job.name} incident={incident.incident_id} {note}")
+        commands += [SaveIncident(incident=incident), told]
+    return (replace(job, incidents=tuple(after)) if commands else job), commands

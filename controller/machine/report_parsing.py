@@ -1,0 +1,138 @@
+"""What many nodes report at once, job by job: work of one job's ranks is one piece of news. Pure.
+
+Ranks end a step together, so their nodes tell it together; to take a job up and lay it down again
+costs far more than a record. Within a job the order stays; jobs know nothing of each other.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from pacekeeper.controller.state.events import Event, NodeReported, NodesReported
+from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable, table_of
+from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.core.telemetry.records import (
+    CheckpointRecord,
+    ExpertLoadRecord,
+    MicroBatchRecord,
+    PlanAppliedRecord,
+    PlanRefusedRecord,
+    ProbeRecord,
+    RankExitRecord,
+    SnapshotRecord,
+    StepRecord,
+)
+
+Part = tuple[str, JobReport]
+"""A node, and what it says of one job."""
+
+_WORK = frozenset((MicroBatchRecord, StepRecord, ExpertLoadRecord))
+
+
+def by_job(events: Iterable[NodeReported]) -> Iterator[Part]:
+    """The parts of these reports, those of one job one after the other.
+
+    Parts that tell nothing but steps of the same life are joined; they have the first one's node.
+    """
+    parts: dict[str, list[Part]] = {}
+    for event in events:
+        for report in event.report.jobs:
+            parts.setdefault(report.job, []).append((event.node, report))
+    for own in parts.values():
+        yield from own if len(own) == 1 else _joined(own)
+
+
+def together(events: Iterable[Event]) -> Iterator[Event]:
+    """The same events, reports that come one after the other as one."""
+    reports: list[NodeReported] = []
+    for event in events:
+        if isinstance(event, NodeReported):
+            reports.append(event)
+            continue
+        if reports:
+            yield NodesReported(reports=tuple(reports))
+            reports = []
+        yield event
+    if reports:
+        yield NodesReported(reports=tuple(reports))
+
+
+def _joined(parts: Iterable[Part]) -> Iterator[Part]:
+    waiting = list[Part]()
+    for node, report in parts:
+        is_work = _is_work(report)
+        if waiting and not (is_work and report.life == waiting[0][1].life):
+            yield _as_one(waiting)
+            waiting = []
+        if is_work:
+            waiting.append((node, report))
+        else:
+            yield node, report
+    if waiting:
+        yield _as_one(waiting)
+
+
+def _as_one(parts: Sequence[Part]) -> Part:
+    node, first = parts[0]
+    reports = [report for _, report in parts]
+    return node, JobReport(
+        job=first.job,
+        life=first.life,
+        records=tuple(chain.from_iterable(report.records for report in reports)),
+        micro_batches=tuple(chain.from_iterable(report.micro_batches for report in reports)),
+    )
+
+
+def _is_work(report: JobReport) -> bool:
+    if report.attached or report.layouts or not (report.records or report.micro_batches):
+        return False
+    return _WORK.issuperset(map(type, report.records))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Within a kind in the order it was told. `ranks`: who told anything, or of whom it was."""
+
+    ranks: frozenset[int]
+    runs: frozenset[tuple[int, int]]  # (rank, generation): work and more was told under it
+    work: Sequence[MicroBatchTable]
+    ends: Sequence[StepRecord]
+    loads: Sequence[ExpertLoadRecord]
+    applied: Sequence[PlanAppliedRecord]
+    refused: Sequence[PlanRefusedRecord]
+    exits: Sequence[RankExitRecord]
+    probes: Sequence[ProbeRecord]
+    checkpoints: Sequence[CheckpointRecord]
+    snapshots: Sequence[SnapshotRecord]
+
+
+def told_by(report: JobReport) -> Told:
+    """Its records and tables, sorted once."""
+    by_kind: dict[type, list[Any]] = defaultdict(list)
+    for record in report.records:
+        by_kind[type(record)].append(record)
+    single = by_kind[MicroBatchRecord]
+    work = (*report.micro_batches, *([table_of(single)] if single else ()))
+    runs = {
+        (record.rank, record.generation)
+        for kind, records in by_kind.items()
+        if kind not in (RankExitRecord, PlanAppliedRecord, MicroBatchRecord)
+        for record in records
+    }.union(*(zip(t.column("rank"), t.column("generation"), strict=True) for t in work))
+    ranks = {rank for rank, _ in runs}
+    ranks.update(one.rank for kind in (RankExitRecord, PlanAppliedRecord) for one in by_kind[kind])
+    return Told(
+        ranks=frozenset(ranks),
+        runs=frozenset(runs),
+        work=work,
+        ends=by_kind[StepRecord],
+        loads=by_kind[ExpertLoadRecord],
+        applied=by_kind[PlanAppliedRecord],
+        refused=by_kind[PlanRefusedRecord],
+        exits=by_kind[RankExitRecord],
+        probes=by_kind[ProbeRecord],
+        checkpoints=by_kind[CheckpointRecord],
+        snapshots=by_kind[SnapshotRecord],
+    )

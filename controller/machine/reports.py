@@ -1,0 +1,358 @@
+"""What a node's report changes in a job: attachments, layouts, deaths, observed generations. Pure.
+
+Order does not matter and repetition changes nothing: what ranks say is remembered until the layout
+they speak of is known. Steps and findings: `steps.py`.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from itertools import chain
+
+from pacekeeper.controller.detection import incidents
+from pacekeeper.controller.machine import (
+    checkpoints,
+    expert_loads,
+    job_lifecycle,
+    rank_failures,
+    steps,
+)
+from pacekeeper.controller.machine.report_parsing import Told, told_by
+from pacekeeper.controller.mitigation import (
+    approvals,
+    backoff,
+    migration_costs,
+    probes,
+    verification,
+)
+from pacekeeper.controller.mitigation.rollout import is_of_others, is_same_work
+from pacekeeper.controller.policy import failure_rates
+from pacekeeper.controller.state.events import (
+    Command,
+    ForgetLayouts,
+    SaveJob,
+    SaveLayout,
+    Say,
+)
+from pacekeeper.controller.state.state import JobState, RankLife, RankState, State
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.fast_replace import evolve
+from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.layout.codec import decode_layout, layout_crc
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry.attachment import Attachment
+from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.core.telemetry.records import EXIT_UNSEEN, RankExitRecord
+
+
+def take_in(
+    state: State, node: str, report: JobReport, now_s: float
+) -> tuple[State, list[Command]]:
+    """Learn from one job's part of a report all but its steps, which wait for `judge`.
+
+    Says with commands what must be stored and told.
+    """
+    job = state.jobs.get(report.job) or JobState(name=report.job, life=report.life)
+    if 0 < report.life < job.life:
+        return state, []  # the last words of a life that is over are told to nobody
+    job = evolve(job, reported_s=now_s)
+    unix_s = now_s + state.unix_offset_s
+    job, commands = _follow_life(job, report.life, unix_s)
+    job, said = _take_attachments(job, node, report.attached, now_s, unix_s)
+    commands += said
+    job, said = _take_layouts(job, report.layouts)
+    commands += said
+    told = told_by(report)
+    job = _take_signs_of_life(job, told, now_s)
+    job = migration_costs.take(_take_applied(job, told), told.applied)
+    for refused in told.refused:
+        job, said = backoff.take(job, refused, now_s)
+        commands += said
+    state, job, said = _take_exits(state, job, told.exits, now_s)
+    commands += said
+    state, job, said = _observe_layout(state, job, now_s)
+    commands += said
+    job, said = probes.take(job, told.probes, unix_s)
+    commands += said
+    job, said = _take_saves(job, told)
+    commands += said
+    job, said = job_lifecycle.rewind_to_step(job, told.ends)
+    commands += said
+    job = expert_loads.take(steps.put_pending(job, told.work, told.ends), told.loads)
+    return evolve(state, jobs={**state.jobs, job.name: job}), commands
+
+
+def judge(
+    state: State, name: str, config: ControllerConfig, now_s: float
+) -> tuple[State, list[Command]]:
+    """Judge the steps of a job that are complete by now."""
+    job = expert_loads.fold(state.jobs[name], config.policy.load_ema)
+    state, job, commands = steps.judge_complete(state, job, config, now_s)
+    return evolve(state, jobs={**state.jobs, name: job}), commands
+
+
+def _follow_life(job: JobState, life: int, unix_s: float) -> tuple[JobState, list[Command]]:
+    """A later life of the job ends the present one; what it said is not of the new one."""
+    if life <= job.life:
+        return job, []
+    is_known = bool(job.ranks or job.remembered or job.layout is not None)
+    job, commands = _begin_anew(job, unix_s) if is_known else (job, [])
+    return replace(job, life=life), commands
+
+
+def _take_attachments(
+    job: JobState, node: str, attached: Collection[Attachment], now_s: float, unix_s: float
+) -> tuple[JobState, list[Command]]:
+    """Learn ranks. Another process under a known rank is a new life of the whole job.
+
+    Where lives have numbers, it is their numbers that tell.
+    """
+    commands: list[Command] = []
+    if not attached:
+        return job, commands
+    # Put into the job once for all: a copy of thousands of ranks for each of them took seconds.
+    ranks, remembered = dict(job.ranks), dict(job.remembered)
+    world_size, is_news = job.world_size, False
+    for attachment in attached:
+        number = attachment.rank
+        known, stored = ranks.get(number), remembered.get(number)
+        if known is not None and _is_same_life(known.attachment, attachment):
+            if known.node != node:  # its agent goes by another name now
+                ranks[number], is_news = replace(known, node=node), True
+            continue
+        is_same = (
+            stored is None or (0 < job.life == attachment.life) or stored.pid == attachment.pid
+        )
+        is_new_life = known is not None or not is_same
+        if is_new_life and (job.step >= 0 or stored is not None):
+            job, said = _begin_anew(job, unix_s)
+            commands += said
+            ranks, remembered, world_size, stored = {}, {}, 0, None
+        fresh = RankState(attachment=attachment, node=node, attached_s=now_s)
+        if stored is not None:
+            # We were started anew, it was not.
+            fresh = replace(fresh, life=stored.life)
+        ranks[number] = fresh
+        remembered.pop(number, None)
+        world_size = max(world_size, attachment.world_size)
+        is_news = True
+    if not is_news:
+        return job, commands
+    job = replace(job, ranks=ranks, remembered=remembered, world_size=world_size)
+    return job, [*commands, SaveJob(job=job.name, may_wait=not commands)]
+
+
+def _is_same_life(known: Attachment, attachment: Attachment) -> bool:
+    if known.life and attachment.life:
+        return known.life == attachment.life
+    return known.pid == attachment.pid
+
+
+def _begin_anew(job: JobState, unix_s: float) -> tuple[JobState, list[Command]]:
+    """The job was started again: nothing of its former life holds, its findings are history."""
+    commands: list[Command] = [Say(text=f"job={job.name} was started anew")]
+    job, said = approvals.withdraw(job, "the job was started anew")
+    commands += said
+    job, said = incidents.close_all(job, unix_s, "the job was started anew")
+    commands += said
+    commands.append(ForgetLayouts(job=job.name))  # their numbers are given anew
+    fresh = JobState(
+        name=job.name,
+        incidents=job.incidents,
+        proposals=job.proposals,
+        reported_s=job.reported_s,
+    )
+    return fresh, commands
+
+
+def _take_layouts(
+    job: JobState, layouts: Iterable[tuple[int, bytes]]
+) -> tuple[JobState, list[Command]]:
+    """Layouts that the trainer wrote: the first one, and what survivors agreed on."""
+    commands: list[Command] = []
+    for generation, data in layouts:
+        try:
+            layout = decode_layout(data)
+        except ValueError as error:
+            commands.append(Say(text=f"job={job.name} layout={generation} unreadable: {error}"))
+            continue
+        offered = dict(job.offered)
+        if job.known_layouts.get(generation) != layout:
+            offered.pop(generation, None)  # theirs, though it has the number of one of ours
+        job = replace(
+            job,
+            known_layouts={**job.known_layouts, generation: layout},
+            offered=offered,
+            newest_generation=max(job.newest_generation, generation),
+        )
+    return job, commands
+
+
+def _take_signs_of_life(job: JobState, told: Told, now_s: float) -> JobState:
+    heard_s = dict.fromkeys(told.ranks & job.ranks.keys(), now_s)
+    return evolve(job, heard_s=job.heard_s.changed(heard_s)) if heard_s else job
+
+
+def _take_applied(job: JobState, told: Told) -> JobState:
+    """Ranks say which generation they run: the newest counts, with a checksum better than none.
+
+    Work done under a generation says it as well as a PlanAppliedRecord, which may be lost or of
+    before our own start.
+    """
+    fresh: dict[int, RankState] = {}
+    newest = job.newest_generation
+    applied = ((record.rank, record.generation, record.layout_crc) for record in told.applied)
+    for rank, generation, crc in chain(((*run, None) for run in told.runs), applied):
+        known = fresh.get(rank) or job.ranks.get(rank)
+        if known is None:
+            continue
+        is_news = generation > known.observed_generation
+        is_proof = generation == known.observed_generation and known.observed_crc is None
+        if is_news or (is_proof and crc is not None):
+            newest = max(newest, generation)
+            fresh[rank] = replace(known, observed_generation=generation, observed_crc=crc)
+    if not fresh:
+        return job
+    return replace(job, ranks={**job.ranks, **fresh}, newest_generation=newest)
+
+
+def _take_saves(job: JobState, told: Told) -> tuple[JobState, list[Command]]:
+    """What became of checkpoints, and of snapshots in memory."""
+    if not told.checkpoints and not told.snapshots:
+        return job, []
+    stored, of_storage = checkpoints.take(job.saves, told.checkpoints)
+    copied, of_memory = checkpoints.take(job.snapshots, told.snapshots)
+    words = (("checkpoints", of_storage), ("snapshots", of_memory))
+    said: list[Command] = [
+        Say(text=f"job={job.name} {level}={what}") for level, what in words if what
+    ]
+    return replace(job, saves=stored, snapshots=copied), said
+
+
+def _take_exits(
+    state: State, job: JobState, exits: Iterable[RankExitRecord], now_s: float
+) -> tuple[State, JobState, list[Command]]:
+    """Processes that ended, all at once: to take up thousands of ranks for each of them costs."""
+    finished: dict[int, RankState] = {}
+    dead: dict[int, str] = {}
+    for record in exits:
+        known = job.ranks.get(record.rank)
+        if known is None or known.life is not RankLife.ALIVE or known.attachment.pid != record.pid:
+            continue
+        if record.signal or record.exit_code:
+            dead.setdefault(record.rank, f"its process ended {_end(record)}")
+        else:
+            finished[record.rank] = replace(known, life=RankLife.FINISHED)
+    commands: list[Command] = []
+    if finished:
+        job = replace(job, ranks={**job.ranks, **finished})
+        commands.append(SaveJob(job=job.name))
+    if not dead:
+        return state, job, commands
+    state, job, said = rank_failures.bury(state, job, dead, now_s)
+    return state, job, [*commands, *said]
+
+
+def _end(record: RankExitRecord) -> str:
+    if record.signal:
+        return f"by signal {record.signal}"
+    if record.exit_code == EXIT_UNSEEN:
+        return "after its launcher was killed"
+    meanings = {int(code): code.name.lower().replace("_", " ") for code in ExitCode}
+    meaning = meanings.get(record.exit_code)
+    return f"by exit code {record.exit_code}" + (f" ({meaning})" if meaning else "")
+
+
+def _observe_layout(
+    state: State, job: JobState, now_s: float
+) -> tuple[State, JobState, list[Command]]:
+    """The newest known layout that all its ranks say they run becomes the observed one."""
+    present = 0 if job.layout is None else job.layout.generation
+    for generation in sorted(job.known_layouts, reverse=True):
+        if generation <= present:
+            break
+        layout = job.known_layouts[generation]
+        at = _first_behind(job, layout)
+        if at is not None:
+            job = replace(job, first_behind=at)
+        elif _is_meant(job, layout):
+            return _enter_layout(state, job, layout, now_s)
+    return state, job, []
+
+
+def _first_behind(job: JobState, layout: Layout) -> int | None:
+    """The position of a rank of the layout that does not run it (or a later one) yet."""
+
+    def is_there(rank: int) -> bool:
+        known = job.ranks.get(rank)
+        return known is not None and known.observed_generation >= layout.generation
+
+    return steps.first_without(layout.ranks, job.first_behind, is_there)
+
+
+def _is_meant(job: JobState, layout: Layout) -> bool:
+    """Is it this layout that they run, and not another one of the same number?"""
+    crc = layout_crc(layout)
+    return all(
+        known.observed_generation > layout.generation or known.observed_crc in (None, crc)
+        for known in (job.ranks[rank] for rank in layout.ranks)
+    )
+
+
+def _enter_layout(
+    state: State, job: JobState, layout: Layout, now_s: float
+) -> tuple[State, JobState, list[Command]]:
+    commands: list[Command] = []
+    before = job.layout
+    is_ours = layout.generation in job.offered
+    if is_ours:
+        reason = job.offered[layout.generation]
+    elif before is None:
+        reason = "the layout the job runs"
+    elif came := sorted(set(layout.ranks).difference(before.ranks)):
+        reason = f"ranks {rank_text(came)} joined; {rank_text(layout.ranks)} go on"
+    else:
+        reason = f"the survivors {rank_text(layout.ranks)} went on by themselves"
+    old = before.ranks if before is not None else ()
+    lost = [
+        rank
+        for rank in sorted(set(old).difference(layout.ranks))
+        if (known := job.ranks.get(rank) or job.remembered.get(rank)) is not None
+        and known.life is RankLife.ALIVE
+    ]
+    if lost:
+        dead = dict.fromkeys(lost, "the others went on without it")
+        state, job, said = rank_failures.bury(state, job, dead, now_s)
+        commands += said
+    action = f"generation {layout.generation}: {reason}"
+    if is_ours:
+        job, said = incidents.note_action(job, action)
+    else:
+        left = set(job.dead) - set(layout.ranks)
+        unix_s = now_s + state.unix_offset_s
+        job, said = rank_failures.go_on(job, left, unix_s, action)
+    commands += said
+    job = replace(backoff.after(job, layout), promise=verification.made(job, layout))
+    is_overtaken = job.desired is not None and job.desired.generation <= layout.generation
+    # Back there while a rank is still slow: the next plan will want a way home again.
+    is_home = job.home is not None and not job.evidence.slow and is_same_work(job.home, layout)
+    kept = {g: known for g, known in job.known_layouts.items() if g >= layout.generation}
+    job = replace(
+        job,
+        layout=layout,
+        layout_reason=reason,
+        is_makeshift=not is_ours and before is not None,
+        desired=None if is_overtaken else job.desired,
+        home=None if is_home or is_of_others(job.home, layout) else job.home,
+        known_layouts=kept,
+        offered={g: why for g, why in job.offered.items() if g in kept},
+        losses=job.losses if is_ours else failure_rates.after_change(job.losses, old, layout.ranks),
+        recent_step_s=(),
+        layout_step=job.step,
+    )
+    commands += [
+        SaveLayout(job=job.name, layout=layout, reason=reason),
+        SaveJob(job=job.name),
+        Say(text=f"job={job.name} generation={layout.generation} in force: {reason}"),
+    ]
+    return state, job, commands

@@ -1,0 +1,350 @@
+"""From the records of a step to its judgement: pending, complete, folded, told. Pure.
+
+A step is judged when every rank that should run it has reported it under one generation. Work done
+on an older layout than the observed one never counts against anybody.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pacekeeper.controller.detection import (
+    coverage,
+    data_loading,
+    imbalance,
+    incidents,
+    job_level,
+    links,
+    root_cause,
+)
+from pacekeeper.controller.detection.peer_groups import fold_roles, samples_of
+from pacekeeper.controller.mitigation import verification
+from pacekeeper.controller.mitigation.probes import standing_by
+from pacekeeper.controller.mitigation.rollout import all_is_over
+from pacekeeper.controller.state.events import Command, SaveJob, StepSummary
+from pacekeeper.controller.state.state import (
+    JobState,
+    RankLife,
+    State,
+    StepDraft,
+)
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.fast_replace import evolve
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
+from pacekeeper.core.telemetry.records import StepRecord
+from pacekeeper.predictor.cost.features import Work, last_told, work_of
+from pacekeeper.predictor.job_level.online import JobStep
+from pacekeeper.predictor.online.state import Judgement
+
+MAX_PENDING_STEPS = 64
+KEPT_STEP_TIMES = 32
+# Of one pending step; more is told by mistake or in bad faith, and what is oldest of it goes.
+MOST_ROWS_PER_RANK = 4096
+
+
+def put_pending(
+    job: JobState, tables: Iterable[MicroBatchTable], ends: Iterable[StepRecord]
+) -> JobState:
+    """Keep the work and the ends of steps to come; of ranks we do not know they are of an older
+    life.
+    """
+    work: dict[int, list[MicroBatchTable]] = {}
+    ended: dict[int, dict[int, StepRecord]] = {}
+    for table in tables:
+        if (known := _of_known(job, table)) is not None:
+            for step, own in known.by_step(most=MAX_PENDING_STEPS):
+                if step > job.step:
+                    work.setdefault(step, []).append(own)
+    for record in ends:
+        if record.step > job.step and record.rank in job.ranks:
+            ended.setdefault(record.step, {})[record.rank] = record
+    pending = dict(job.pending)
+    # The newest alone: a rank stopped reporting, do not wait for ever.
+    newest = sorted(pending.keys() | work.keys() | ended.keys())[-MAX_PENDING_STEPS:]
+    for step in newest:
+        if step not in work and step not in ended:
+            continue
+        draft, more = pending.get(step) or StepDraft(), work.get(step, ())
+        tables, told = _with_more(draft, more)
+        pending[step] = StepDraft(
+            tables=tables,
+            told=draft.told.changed(told),
+            ends=draft.ends.changed(ended.get(step, {})),
+            first_missing=draft.first_missing,
+        )
+    if len(pending) > MAX_PENDING_STEPS:
+        pending = {step: draft for step, draft in pending.items() if step >= newest[0]}
+    return evolve(job, pending=pending, tells_work=job.tells_work or bool(work))
+
+
+def _of_known(job: JobState, table: MicroBatchTable) -> MicroBatchTable | None:
+    """What ranks of this job told; None: nothing."""
+    if job.ranks.keys() >= set(table.column("rank")):
+        return table
+    return _without(table, lambda rank: rank not in job.ranks)
+
+
+def _without(table: MicroBatchTable, is_left_out: Callable[[int], bool]) -> MicroBatchTable | None:
+    """The table without these ranks' rows; None: nothing is left."""
+    ranks = table.column("rank")
+    rows = [row for row, rank in enumerate(ranks) if not is_left_out(rank)]
+    if len(rows) == len(ranks):
+        return table
+    return table.rows(rows) if rows else None
+
+
+def _with_more(
+    draft: StepDraft, more: Iterable[MicroBatchTable]
+) -> tuple[tuple[MicroBatchTable, ...], dict[int, Mapping[int, int]]]:
+    """All tables of a step, and what `StepDraft.told` says of the ranks whose work is new.
+
+    Of who tells too much only the newest table is kept: the others' work stays as it is.
+    """
+    tables, told = [*draft.tables], dict[int, Mapping[int, int]]()
+    for table in more:
+        too_many = set[int]()
+        # Loops of plain values: this is done for each report of a fleet.
+        fresh: dict[int, dict[int, int]] = {}
+        for rank, generation in zip(table.column("rank"), table.column("generation"), strict=True):
+            counts = fresh.get(rank)
+            if counts is None:
+                counts = fresh[rank] = {}
+            counts[generation] = counts.get(generation, 0) + 1
+        for rank, counts in fresh.items():
+            known = told.get(rank) or draft.told.get(rank)
+            if known and sum(known.values()) + sum(counts.values()) > MOST_ROWS_PER_RANK:
+                too_many.add(rank)
+            elif known:
+                counts = {**known, **{g: known.get(g, 0) + count for g, count in counts.items()}}
+            told[rank] = counts
+        if too_many:
+            kept = [_without(one, too_many.__contains__) for one in tables]
+            tables = [one for one in kept if one is not None]
+        tables.append(table)
+    return tuple(tables), told
+
+
+def judge_complete(
+    state: State, job: JobState, config: ControllerConfig, now_s: float
+) -> tuple[State, JobState, list[Command]]:
+    """Judge all complete steps, in order; an incomplete one before them is given up."""
+    commands: list[Command] = []
+    for step in sorted(job.pending):
+        draft = job.pending[step]
+        at = first_missing(job, draft, is_untold=job_level.is_untold(job, step))
+        if at is not None:
+            if at != draft.first_missing:
+                draft = replace(draft, first_missing=at)
+                job = evolve(job, pending={**job.pending, step: draft})
+            continue
+        state, job, said = _judge(state, job, step, config, now_s)
+        commands += said
+        job = evolve(job, pending={s: left for s, left in job.pending.items() if s > step})
+    return state, job, commands
+
+
+def first_without(ranks: Sequence[int], start: int, is_there: Callable[[int], bool]) -> int | None:
+    """The position of a rank for which `is_there` is false, None where it is true for all.
+
+    Looks at position `start` first and goes round from there: who asks again with the last answer
+    looks at each rank about once until all are there, however often it asks.
+    """
+    num_ranks = len(ranks)
+    for i in range(num_ranks):
+        at = (start + i) % num_ranks
+        if not is_there(ranks[at]):
+            return at
+    return None
+
+
+def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | None:
+    """Who has not committed the step with its work yet? A position in the ranks that must: the
+    layout's (or the whole world's) that still run. None: the step is complete.
+
+    `is_untold`: nobody will tell any work of it.
+    """
+    ranks = range(job.world_size) if job.layout is None else job.layout.ranks
+    resting = standing_by(job)
+
+    def is_done(rank: int) -> bool:
+        if is_untold or rank in resting:
+            return rank in draft.ends
+        return draft.is_whole(rank)
+
+    def is_there(rank: int) -> bool:
+        if is_done(rank):
+            return True
+        known = job.ranks.get(rank)
+        return known is not None and known.life is not RankLife.ALIVE
+
+    at = first_without(ranks, draft.first_missing, is_there)
+    if at is None and not any(map(is_done, draft.ends)):
+        return draft.first_missing  # everybody is gone, and nobody ended it
+    return at
+
+
+def _judge(
+    state: State, job: JobState, step: int, config: ControllerConfig, now_s: float
+) -> tuple[State, JobState, list[Command]]:
+    draft = job.pending[step]
+    ended = dict(sorted(draft.ends.items()))
+    generation = max(r.generation for r in ended.values())
+    if job.layout is not None and generation < job.layout.generation:
+        return state, replace(job, step=step), []  # it came too late to say anything
+    work = work_of(draft.tables)
+    # Of another layout, and of a rank that did not end the step, it says nothing.
+    is_of_step = work["generation"] == generation
+    if not ended.keys() >= set(draft.told):
+        is_of_step &= np.isin(work["rank"], list(ended))
+    work = last_told(work if is_of_step.all() else work.only(is_of_step))
+    job, told = _followed(job, step, generation, ended, work, config)
+    unix_s = now_s + state.unix_offset_s
+    resting = standing_by(job)  # their waits are no part of a step
+    of_generation = {
+        rank: end
+        for rank, end in ended.items()
+        if end.generation == generation and rank not in resting
+    }
+    state, job, commands = _judge_waits(state, job, of_generation, config, unix_s)
+    timed, untimed = _by_clock(work)
+    if not len(timed) and (untimed or not job.tells_work):
+        state, job, said = job_level.judge_step(state, job, told, untimed, config, now_s)
+        return state, job, [*commands, *said]
+    if not len(timed):
+        return state, job, commands
+    if job.whole.num_steps or job.whole.is_open:
+        job = job_level.handed_over(job)
+    samples = samples_of(job, timed)
+    job, judgement = fold_roles(config.detector, job, samples)
+    job = evolve(job, measured=job.measured.by(judgement))
+    state, job, said = _take_judgement(state, job, judgement, draft, config, unix_s)
+    commands += said
+    job, said = coverage.after_step(job, judgement, timed, untimed, config, now_s)
+    commands += said
+    job, said = incidents.note_persistent(job, config.policy.horizon_steps)
+    commands += said
+    state, job, advised = imbalance.advise(state, job, samples, told.duration_s, unix_s)
+    commands += advised
+    commands.append(
+        StepSummary(
+            job=job.name,
+            step=step,
+            generation=generation,
+            tokens=told.tokens,
+            duration_s=told.duration_s,
+            loss=job.loss,
+            ranks=judgement.ranks,
+            observed_s=judgement.observed_s,
+            expected_s=judgement.expected_s,
+            slowdown=judgement.slowdown,
+            watch=job.watch,
+        )
+    )
+    return state, job, commands
+
+
+def _followed(
+    job: JobState,
+    step: int,
+    generation: int,
+    ended: Mapping[int, StepRecord],
+    work: Work,
+    config: ControllerConfig,
+) -> tuple[JobState, JobStep]:
+    """What a step says of the job as a whole: by the work of its ranks, or as they ended it."""
+    duration_s = max(r.duration_s for r in ended.values())
+    # Each token once, though all ranks of its pipeline tell it: of the layers they have parts.
+    tokens, squares, documents = (
+        round(float(work[name] @ work["tensor_share"]))
+        for name in ("tokens", "sum_len_squared", "num_documents")
+    )
+    at_head = round(float(work["head_tokens"].sum()))
+    if not len(work):
+        tokens = max(r.tokens for r in ended.values())
+        squares = max(r.sum_len_squared for r in ended.values())
+    losses = [r.loss for r in ended.values() if r.loss is not None]
+    weight = config.policy.load_ema if job.tokens_per_step else 1.0
+    is_present = job.layout is not None and generation == job.layout.generation
+    times = (*job.recent_step_s, duration_s)[-KEPT_STEP_TIMES:] if is_present else ()
+    job = evolve(
+        job,
+        step=step,
+        recent_step_s=times,
+        tokens_per_s=tokens / duration_s if duration_s > 0.0 else 0.0,
+        loss=losses[0] if losses else job.loss,
+        tokens_per_step=job.tokens_per_step + weight * (tokens - job.tokens_per_step),
+        squares_per_step=job.squares_per_step + weight * (squares - job.squares_per_step),
+        documents_per_step=job.documents_per_step + weight * (documents - job.documents_per_step),
+        head_tokens_per_step=job.head_tokens_per_step
+        + weight * (at_head - job.head_tokens_per_step),
+    )
+    return job, JobStep(
+        step=step,
+        generation=generation,
+        duration_s=duration_s,
+        tokens=tokens,
+        sum_len_squared=squares,
+    )
+
+
+def _judge_waits(
+    state: State,
+    job: JobState,
+    ended: Mapping[int, StepRecord],
+    config: ControllerConfig,
+    unix_s: float,
+) -> tuple[State, JobState, list[Command]]:
+    """What ranks say of a step beside their computing: transfers, and the wait for input."""
+    commands = list[Command]()
+    for judge in (links.judge_links, data_loading.judge_inputs):
+        state, job, said = judge(state, job, ended, config, unix_s)
+        commands += said
+    return state, job, commands
+
+
+def _by_clock(work: Work) -> tuple[Work, tuple[int, ...]]:
+    """(work of ranks that measured any time in this step, the other ranks, ascending).
+
+    Work takes time: where none was measured nothing can be said, and it is no reading of zero.
+    """
+    ranks, row = np.unique(work["rank"], return_inverse=True)
+    is_untimed = np.bincount(row, weights=work["compute_s"], minlength=len(ranks)) <= 0.0
+    if not is_untimed.any():
+        return work, ()
+    untimed = ranks[is_untimed]
+    return work.only(~np.isin(work["rank"], untimed)), tuple(untimed.astype(int).tolist())
+
+
+def _take_judgement(
+    state: State,
+    job: JobState,
+    judgement: Judgement,
+    draft: StepDraft,
+    config: ControllerConfig,
+    unix_s: float,
+) -> tuple[State, JobState, list[Command]]:
+    """Findings open incidents, recoveries close them, re-measured ones are told."""
+    job, commands = root_cause.look_again(state, job, draft, unix_s)
+    for finding in judgement.findings:
+        # The layout to come back to is the one from before the first of the open findings.
+        job = replace(job, home=job.home if job.home is not None else job.layout)
+        job, finding = root_cause.explained(state, job, finding, draft, unix_s)
+        state, job, said = incidents.open_incident(state, job, finding, unix_s)
+        commands += [*said, SaveJob(job=job.name)]
+    for rank in judgement.recovered:
+        long = incidents.lasted(job, rank, FindingKind.DEVICE, config.policy.horizon_steps)
+        why = f"rank {rank} is back at its expected time {long}".strip()
+        job, said = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
+        commands += said
+    if judgement.recovered and not job.evidence.slow:
+        job = all_is_over(job)
+    for rank, slowdown in judgement.changed.items():
+        # Below the smallest slowdown worth a finding it is ending: history keeps what it was.
+        if slowdown >= config.detector.min_slowdown:
+            job, said = incidents.remeasure(job, rank, FindingKind.DEVICE, slowdown)
+            commands += said
+    state, job, said = job_level.follow_pace(state, job, judgement.common, config, unix_s)
+    job, told = verification.judge(job)
+    return state, job, [*commands, *said, *told]

@@ -1,0 +1,60 @@
+"""Death notices and suspect lists: what a job's agents must know of its dead and doubtful ranks.
+
+Called by the machine when ranks die and on ticks. Decides when a notice is due and returns the
+commands; sends nothing itself.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from pacekeeper.controller.state.events import Command, NotifyDeaths, Say
+from pacekeeper.controller.state.state import JobState
+from pacekeeper.core.incidents.findings import FindingKind
+
+PAUSE_S = 0.02  # between two notices, for each so many ranks of the job; none for fewer
+
+
+PAUSE_RANKS = 1024
+
+
+def tell(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
+    """Ranks died: say so now or, where the last notice has just gone out, with a later tick."""
+    pause_s = len(job.ranks) // PAUSE_RANKS * PAUSE_S
+    if now_s - job.deaths_said_s < pause_s:
+        return replace(job, has_untold_deaths=True), []
+    return say(job, now_s)
+
+
+def say(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
+    """All who are dead, to all who live."""
+    commands: list[Command] = [*untold(job)]
+    job = replace(job, deaths_said_s=now_s, has_untold_deaths=False)
+    if job.living:
+        notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
+        commands.append(notice)
+    return job, commands
+
+
+def untold(job: JobState) -> list[Say]:
+    """What the log has not heard of an incident that has grown."""
+    if not job.has_untold_deaths:
+        return []
+    grown = [one for one in job.incidents if one.finding.kind is FindingKind.DEATH][-1:]
+    return [
+        Say(text=f"job={job.name} incident={one.incident_id} by now {one.finding.reason}")
+        for one in grown
+    ]
+
+
+# What is slow is often about to fail. Slow input and uneven work are nobody's.
+ACCUSING = frozenset({FindingKind.DEVICE, FindingKind.LINK, FindingKind.HOST})
+
+
+def suspects(job: JobState, lemons: Collection[str] = ()) -> tuple[int, ...]:
+    """The living ranks on nodes of ranks with an open finding, or on `lemons`, ascending."""
+    found = (incident.finding for incident in job.open_incidents)
+    accused = {finding.rank for finding in found if finding.kind in ACCUSING}
+    if not accused and not lemons:
+        return ()
+    nodes = {known.node for rank, known in job.ranks.items() if rank in accused}.union(lemons)
+    return tuple(rank for rank in job.living if job.ranks[rank].node in nodes)
