@@ -20,10 +20,10 @@ from pacekeeper.agent.uplink.batching import Reading, SampleNews, batch, deaths_
 from pacekeeper.agent.uplink.fencing import FILE_NAME, Terms
 from pacekeeper.agent.uplink.spool import Spool
 from pacekeeper.agent.uplink.stream import Uplink
-from pacekeeper.core.addresses import each_address
+from pacekeeper.core.addresses import split_addresses
 from pacekeeper.core.config.agent import AgentConfig
-from pacekeeper.core.config.metrics import open_metrics
-from pacekeeper.core.config.security import plain_caller
+from pacekeeper.core.config.metrics import unauthenticated_metrics
+from pacekeeper.core.config.security import unencrypted_controller
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.telemetry.node_report import AgentHealth
 from pacekeeper.core.telemetry.samples import DeviceSample
@@ -57,7 +57,7 @@ class Agent:
         self.sampler = Sampler(config.sample_interval_s)
         self.host = Host(interval_s=config.sample_interval_s)
         self.uplink = Uplink(
-            addresses=each_address(config.controller),
+            addresses=split_addresses(config.controller),
             terms=self.intake.terms,
             node=config.node or socket.gethostname(),
             rack=config.rack,
@@ -297,10 +297,12 @@ def refuse_plain(config: AgentConfig) -> None:
 
 def plain_ways(config: AgentConfig) -> list[str]:
     """What would go beyond loopback in the clear. Raises ConfigError where a token would."""
-    callers = [plain_caller(one, config.tls) for one in each_address(config.controller)]
+    callers = [
+        unencrypted_controller(one, config.tls) for one in split_addresses(config.controller)
+    ]
     whys = list(callers)
     if config.metrics_listen:
-        whys.append(open_metrics(config.metrics_listen, config.metrics))
+        whys.append(unauthenticated_metrics(config.metrics_listen, config.metrics))
     for why in filter(None, whys):
         if why in callers and config.token_file:
             raise ConfigError(f"{why}: its token would be everybody's", remedy="set [tls] ca")

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, generate_latest
 
-from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.metrics import MetricsConfig
-from pacekeeper.core.prometheus_text import Family, Page
+from pacekeeper.core.prometheus_text import MetricFamily, MetricsPage
 from pacekeeper.core.telemetry.node_report import AgentHealth
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 from pacekeeper.protos import metrics_server
@@ -62,8 +62,8 @@ _CLOCK: Mapping[str, tuple[str, str]] = {
 }
 
 
-def _family(name: str, text: str, *labels: str, kind: str = "gauge") -> Family:
-    return Family(f"pacekeeper_{name}", text, *labels, kind=kind)
+def _family(name: str, text: str, *labels: str, kind: str = "gauge") -> MetricFamily:
+    return MetricFamily(f"pacekeeper_{name}", text, *labels, kind=kind)
 
 
 _INFO = _family("device_info", "1 for what a device is.", *_LABELS, "name", "parent_UUID")
@@ -93,7 +93,7 @@ _CLOCKS_HELD = _family(
 _WALL = tuple((_family(f"agent_{name}", text), field) for name, (text, field) in _CLOCK.items())
 
 
-def write(page: Page, devices: tuple[DeviceSample, ...], host: HostSample | None) -> None:
+def write(page: MetricsPage, devices: tuple[DeviceSample, ...], host: HostSample | None) -> None:
     """The newest samples, as series."""
     for sample in devices:
         named = sample.device_uuid, str(sample.device_index)
@@ -173,7 +173,7 @@ class AgentMetrics:
 
     def page(self) -> bytes:
         """What a scrape is answered now; called by any thread."""
-        page = Page()
+        page = MetricsPage()
         write(page, self.devices, self.host)
         metrics_server.write_expiry(page, self._certificates)
         return generate_latest(self.registry) + page.text().encode()
@@ -183,7 +183,7 @@ class AgentMetrics:
 
         Raises HostError where that address can not be had, ValueError where it is none.
         """
-        host, port = host_and_port(listen, first_port=0)
+        host, port = split_address(listen, first_port=0)
         config = config or MetricsConfig()
         return MetricsServer(host, port, render=self.page, config=config, rival="another agent")
 

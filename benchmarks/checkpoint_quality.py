@@ -41,7 +41,11 @@ from benchmarks.quality_runs import (
     Result,
     run,
 )
-from pacekeeper.core.checkpoint.partial_experts import PLT_LIMIT, planned_plt, plt
+from pacekeeper.core.checkpoint.partial_experts import (
+    LOST_TOKENS_LIMIT,
+    expected_lost_token_ratio,
+    lost_token_ratio,
+)
 from pacekeeper.core.config.train import TrainConfig
 
 SURE = 0.95
@@ -126,14 +130,14 @@ def uniform(num_saved: int, num_deaths: int) -> tuple[float, float]:
             go_on()  # what nobody saved is done again: no token of it is lost
             lone.go_back()
         account = lone.checkpoints.partial.account
-        planned = planned_plt(
+        planned = expected_lost_token_ratio(
             num_faults=num_deaths,
             period_steps=config.checkpoint_period_steps,
             total_steps=lone.step,
             num_experts=config.num_experts,
             num_saved=num_saved,
         )
-    return plt(account.lost, [sum(counts) for counts in account.routed]), planned
+    return lost_token_ratio(account.lost, [sum(counts) for counts in account.routed]), planned
 
 
 def show(verdicts: Sequence[Verdict], noise: float) -> Table:
@@ -200,7 +204,7 @@ def is_kept(verdicts: Sequence[Verdict], noise: float) -> bool:
     return all(one.is_same for one in verdicts if one.name in exact) and all(
         one.is_within(noise) != (one.name == CONTROL.name)
         for one in verdicts
-        if one.name == CONTROL.name or max(one.plts) <= PLT_LIMIT
+        if one.name == CONTROL.name or max(one.plts) <= LOST_TOKENS_LIMIT
     )
 
 

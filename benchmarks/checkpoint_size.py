@@ -24,11 +24,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from pacekeeper.core.checkpoint.manifest import Account, CheckpointId, Manifest, Piece
-from pacekeeper.core.checkpoint.partial_experts import by_need, longest_gap
-from pacekeeper.core.checkpoint.window_steps import MOST_STEPS, costs_of, turns_in, written
-from pacekeeper.core.checkpoint.write_plan import cut, writers
-from pacekeeper.core.layout.layout import Block, BlockKind, Host, Layout, ShardRun, Stage
+from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest, Piece, TokenLedgerState
+from pacekeeper.core.checkpoint.partial_experts import longest_save_gap, select_experts
+from pacekeeper.core.checkpoint.window_steps import (
+    MAX_WINDOW_STEPS,
+    block_costs,
+    pieces_to_write,
+    window_of_steps,
+)
+from pacekeeper.core.checkpoint.write_plan import assign_writers, cut_pieces
+from pacekeeper.core.layout.layout import Block, BlockKind, ExpertReplica, Layout, ShardRun, Stage
 from pacekeeper.trainer.checkpoint.async_writer import Outcome, Saver, Snapshot
 from pacekeeper.trainer.checkpoint.storage import open_storage
 
@@ -80,7 +85,7 @@ class Shape:
         per_rank = self.experts // expert_parallel
         hosts = tuple(
             tuple(
-                Host(group * expert_parallel + expert // per_rank, 1.0 / groups)
+                ExpertReplica(group * expert_parallel + expert // per_rank, 1.0 / groups)
                 for group in range(groups)
             )
             for expert in range(self.experts)
@@ -134,7 +139,7 @@ class Job:
     def save(self, number: int) -> tuple[int, int]:
         """Checkpoint `number`, the first one full: bytes of its files, and of the busiest rank."""
         equal = [[0.0] * len(on) for on in self.layout.experts]
-        chosen = by_need(equal, self.num_saved, number)
+        chosen = select_experts(equal, self.num_saved, number)
         pieces = [
             Piece(block, kind)
             for block in self.layout.blocks()
@@ -142,8 +147,8 @@ class Job:
             for kind in KINDS
         ]
         whole = {p: self.shape.values(p.block) * KINDS[p.kind].itemsize for p in pieces}
-        sizes = cut(self.layout, whole, {piece: self._rows(piece) for piece in pieces})
-        writer_of = writers(self.layout, sizes)
+        sizes = cut_pieces(self.layout, whole, {piece: self._rows(piece) for piece in pieces})
+        writer_of = assign_writers(self.layout, sizes)
         own = CheckpointId(life=1, generation=1, step=number)
         busiest = 0
         for rank in self.layout.ranks:
@@ -181,7 +186,7 @@ class Job:
                     layout=self.layout,
                 ),
                 is_sweeper=rank == min(everybody),
-                account=Account(),
+                account=TokenLedgerState(),
                 base=self._before,
                 is_split=True,
             )
@@ -204,7 +209,7 @@ def measure(shape: Shape, layout: Layout, directory: Path) -> Sizes:
     """A full checkpoint, then a whole round of partial ones."""
     job = Job(shape=shape, layout=layout, directory=directory)
     full, _ = job.save(0)
-    found = [job.save(number) for number in range(1, 1 + longest_gap(shape.experts, 1))]
+    found = [job.save(number) for number in range(1, 1 + longest_save_gap(shape.experts, 1))]
     return Sizes(
         full_bytes=full,
         partial_bytes=tuple(size for size, _ in found),
@@ -218,11 +223,11 @@ def window_bytes(shape: Shape, layout: Layout, num_steps: int, *, are_cut: bool)
     whole = {piece: shape.values(piece.block) * KINDS[piece.kind].itemsize for piece in pieces}
     rows = {piece: shape.values(piece.block) // shape.hidden for piece in pieces}
     found = []
-    for at in turns_in(layout, costs_of(whole), num_steps).replay(0):
-        now = written(at, whole)
-        sizes = cut(layout, now, rows) if are_cut else now
+    for at in window_of_steps(layout, block_costs(whole), num_steps).replay(0):
+        now = pieces_to_write(at, whole)
+        sizes = cut_pieces(layout, now, rows) if are_cut else now
         load = dict.fromkeys(layout.ranks, 0)
-        for piece, rank in writers(layout, sizes).items():
+        for piece, rank in assign_writers(layout, sizes).items():
             load[rank] += sizes[piece]
         found.append(max(load.values()))
     return found
@@ -292,7 +297,7 @@ def windows(scale: int) -> dict[str, float]:
         shape = base.scaled(scale)
         layout = shape.layout(ranks, over)
         (full,) = window_bytes(shape, layout, 1, are_cut=True)
-        for steps in (4, MOST_STEPS):
+        for steps in (4, MAX_WINDOW_STEPS):
             cut_up, whole = (
                 max(window_bytes(shape, layout, steps, are_cut=are_cut)) / full
                 for are_cut in (True, False)

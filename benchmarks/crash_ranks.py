@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from pacekeeper.cli.admin import checkpoint as checkpoint_command
-from pacekeeper.core.checkpoint.manifest import saved_in
-from pacekeeper.core.config.run_fingerprint import identity_of
+from pacekeeper.core.checkpoint.manifest import checkpoint_of_file
+from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.trainer.checkpoint.block_reader import Restored
@@ -183,7 +183,7 @@ class Rank:
             rank=rank,
             life=life,
             first_life=life,
-            identity=identity_of(config, 0),
+            identity=run_fingerprint(config, 0),
             model=self.model,
             optimizer=self.optimizer,
         )
@@ -221,7 +221,7 @@ class Rank:
         parts = {"": 64, "exp_avg": 128, "exp_avg_sq": 256}
         newest = found.manifest.id.step
         for entry in found.manifest.entries:
-            block, kind, of = entry.piece.block, entry.piece.kind, saved_in(entry.file)
+            block, kind, of = entry.piece.block, entry.piece.kind, checkpoint_of_file(entry.file)
             assert of is not None, "the manifest was read"
             state = found.states[newest if entry.step is None else entry.step][block]
             for name, part in parts_of(self.model, block).items():

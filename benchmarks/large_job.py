@@ -28,7 +28,7 @@ from benchmarks.fleet_reports import DEVICES, body_of
 from benchmarks.ingest_scale import Controller, running
 from benchmarks.large_job_ranks import JOB, PaperJob, Trouble
 from pacekeeper.core.incidents.findings import FindingKind
-from pacekeeper.core.incidents.rank_ranges import joined, run_text
+from pacekeeper.core.incidents.rank_ranges import format_ranges, merge_ranges
 from pacekeeper.protos import control_pb2, status_pb2, status_pb2_grpc
 
 PERIOD_S = 1.0  # of reports
@@ -216,9 +216,11 @@ def lost_node(run: Run) -> None:
     run.part("node_lost", lambda: in_force(run, generation + 1))
     run.steps("after_the_loss", AFTER_STEPS)
     told = [one for one in run.incidents() if one.kind == FindingKind.DEATH.value]
-    deaths = joined((r.first, r.last) for one in told for part in one.deaths for r in part.ranks)
+    deaths = merge_ranges(
+        (r.first, r.last) for one in told for part in one.deaths for r in part.ranks
+    )
     if len(told) != 1 or deaths != ((node * DEVICES, (node + 1) * DEVICES - 1),):
-        run.failed.append(f"dead are {run_text(deaths)} in {len(told)} incidents")
+        run.failed.append(f"dead are {format_ranges(deaths)} in {len(told)} incidents")
 
 
 def ended(run: Run) -> None:

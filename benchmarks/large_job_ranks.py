@@ -16,7 +16,7 @@ from benchmarks.agent_swarm import varint
 from benchmarks.fleet_reports import DEVICES, uuid_of
 from pacekeeper.core.layout.codec import decode_layout, encode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout, even_layout
-from pacekeeper.core.layout.shrink import Floor, shrink
+from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 from pacekeeper.core.telemetry.records import LOADS_PER_RECORD
 from pacekeeper.protos import telemetry_pb2 as t
 
@@ -103,7 +103,7 @@ class PaperJob:
         """A node is lost; the others agree to go on without it."""
         self.dead.add(node)
         gone = {node * DEVICES + i for i in range(DEVICES)}
-        floor = Floor(hosts=2, domain_of=self.node_of, slots_per_rank=SLOTS)
+        floor = ReplicationFloor(hosts=2, domain_of=self.node_of, slots_per_rank=SLOTS)
         self.plan = shrink(
             self.layout, dead=gone, generation=self.layout.generation + 1, floor=floor
         )

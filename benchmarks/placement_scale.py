@@ -21,7 +21,7 @@ from pacekeeper.controller.planning.token_split.linear_program import batch_rows
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.controller.policy.replica_candidates import Wishes, plan_replicas
-from pacekeeper.core.layout.layout import ExpertHosts, even_layout
+from pacekeeper.core.layout.layout import ReplicaSet, even_layout
 
 Loads = npt.NDArray[np.float64]  # [layers, experts]
 SLOW_RANK, SLOW_SPEED = 3, 0.6
@@ -121,14 +121,14 @@ def measure(
     }
 
 
-def _num_copied(before: Sequence[ExpertHosts], after: Sequence[ExpertHosts]) -> int:
+def _num_copied(before: Sequence[ReplicaSet], after: Sequence[ReplicaSet]) -> int:
     old, new = (
         {(e, host.rank) for e, on in enumerate(hosts) for host in on} for hosts in (before, after)
     )
     return len(new - old)
 
 
-def _value(experts: Sequence[ExpertHosts], loads: list[float], speeds: dict[int, float]) -> float:
+def _value(experts: Sequence[ReplicaSet], loads: list[float], speeds: dict[int, float]) -> float:
     at = dict.fromkeys(speeds, 0.0)
     for hosts, load in zip(experts, loads, strict=True):
         for host in hosts:

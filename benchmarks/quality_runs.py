@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacekeeper.core.checkpoint.partial_experts import PLT_LIMIT, Order
+from pacekeeper.core.checkpoint.partial_experts import LOST_TOKENS_LIMIT, ExpertOrder
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import BlockKind, Host, Layout
+from pacekeeper.core.layout.layout import BlockKind, ExpertReplica, Layout
 from pacekeeper.trainer.engine.job_rules import first_layout
 from pacekeeper.trainer.model.dataset import Corpus
 
@@ -45,7 +45,7 @@ class Mode:
 
     name: str
     num_saved: int = 0
-    order: Order = Order.TURN
+    order: ExpertOrder = ExpertOrder.TURN
     limit: float = 0.0
     rarer: int = 1
     window: int = 1
@@ -69,9 +69,9 @@ FULL = Mode(name="full")
 UNDISTURBED = Mode(name="undisturbed", num_deaths=0)
 PARTIAL = (
     Mode(name="turn", num_saved=3),
-    Mode(name="load", num_saved=3, order=Order.LOAD),
-    Mode(name="risk", num_saved=3, order=Order.RISK),
-    Mode(name="dynamic", num_saved=1, limit=PLT_LIMIT),
+    Mode(name="load", num_saved=3, order=ExpertOrder.LOAD),
+    Mode(name="risk", num_saved=3, order=ExpertOrder.RISK),
+    Mode(name="dynamic", num_saved=1, limit=LOST_TOKENS_LIMIT),
 )
 # Steps of a window are done again on the layout it was saved on: another one rounds differently.
 EXACT = Mode(name="exact", rarer=2, window=4, dies_whole=True)
@@ -103,11 +103,11 @@ def half_twice(layout: Layout) -> Layout:
     """Every other expert gets a second host, the next rank: as hot ones have."""
     ranks = layout.ranks
 
-    def hosts(layer: int, expert: int, on: tuple[Host, ...]) -> tuple[Host, ...]:
+    def hosts(layer: int, expert: int, on: tuple[ExpertReplica, ...]) -> tuple[ExpertReplica, ...]:
         if (layer + expert) % 2:
             return on
         others = (on[0].rank, ranks[(ranks.index(on[0].rank) + 1) % len(ranks)])
-        return tuple(Host(rank, 0.5) for rank in sorted(others))
+        return tuple(ExpertReplica(rank, 0.5) for rank in sorted(others))
 
     experts = tuple(
         tuple(hosts(layer, expert, on) for expert, on in enumerate(all_on))

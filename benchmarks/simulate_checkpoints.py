@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.core.checkpoint.sparse_window import Cost, Window, best_interval_s, plan_window
+from pacekeeper.core.checkpoint.sparse_window import BlockCost, Window, best_interval_s, plan_window
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.simulator.cluster.history import Change, History, NodesJoined, NodesLost
 from pacekeeper.simulator.engine.event_loop import Outcome, simulate
@@ -103,7 +103,7 @@ def history_of(setting: Setting, seed: int) -> History:
     )
 
 
-def block_costs() -> dict[Block, Cost]:
+def block_costs() -> dict[Block, BlockCost]:
     """Of every block of the model; loads are even, dense blocks compute all tokens."""
     dense = (PARAMETERS - LAYERS * EXPERTS * EXPERT_PARAMETERS) / LAYERS
     expert = _cost(EXPERT_PARAMETERS, 1.0 / EXPERTS)
@@ -115,20 +115,20 @@ def block_costs() -> dict[Block, Cost]:
     return found | {Block(BlockKind.ATTENTION, layer): _cost(dense, 1.0) for layer in range(LAYERS)}
 
 
-def _cost(parameters: float, tokens: float) -> Cost:
-    return Cost(
+def _cost(parameters: float, tokens: float) -> BlockCost:
+    return BlockCost(
         state_bytes=round(STATE_BYTES * parameters),
         weight_bytes=round(WEIGHT_BYTES * parameters),
         tokens=tokens,
     )
 
 
-def budget_bytes(costs: Mapping[Block, Cost]) -> float:
+def budget_bytes(costs: Mapping[Block, BlockCost]) -> float:
     """What can be copied in a step."""
     return sum(cost.state_bytes for cost in costs.values()) / SNAPSHOT_STEPS
 
 
-def published_window(costs: Mapping[Block, Cost], budget: float) -> Window:
+def published_window(costs: Mapping[Block, BlockCost], budget: float) -> Window:
     """MoEvement's: as many blocks in every turn, as few turns as fit the budget (Algorithm 1).
 
     Raises ValueError where nothing fits.

@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from pacekeeper.core.config.run_fingerprint import identity_of
+from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.checkpoint.async_writer import News, Outcome
 from pacekeeper.trainer.checkpoint.in_memory import Snapshots
@@ -74,7 +74,7 @@ class LoneRank:
             rank=0,
             life=1,
             first_life=1,
-            identity=identity_of(config, self.corpus.crc()),
+            identity=run_fingerprint(config, self.corpus.crc()),
             model=self.model,
             optimizer=self.optimizer,
         )

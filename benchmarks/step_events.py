@@ -21,8 +21,8 @@ from pacekeeper.core.layout.pipeline_schedule import (
     ChunkKind,
     ChunkOp,
     Schedule,
+    input_of,
     pipeline_program,
-    source_of,
 )
 
 Place = tuple[int, int]  # pipeline, stage
@@ -83,7 +83,7 @@ class _Step:
         for op in program.stages[stage]:
             if not isinstance(op, ChunkOp):
                 continue
-            source = source_of(op, stage, num_stages=num_stages, num_model_chunks=1)
+            source = input_of(op, stage, num_stages=num_stages, num_model_chunks=1)
             if source is not None and source[0] != stage:
                 yield Receive((at, *source))
             yield from self._chunk(at, stage, op)

@@ -17,7 +17,14 @@ from pathlib import Path
 from pacekeeper.controller.storage.retention import DAY_S, LOOK_EVERY_S, Retention
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import RetentionConfig
-from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
+from pacekeeper.core.incidents.findings import (
+    Decision,
+    Finding,
+    FindingKind,
+    Incident,
+    MitigationLevel,
+    Tier,
+)
 from pacekeeper.core.layout.layout import even_layout
 
 TICKS_A_DAY = 400_000  # of 0.2 s each; only those that have something to do are played
@@ -71,7 +78,7 @@ def main() -> None:
                     number += 1
                     store.save_incident(incident(number, unix_s))
                     decision = Decision(
-                        rung=Rung.NOTHING,
+                        rung=MitigationLevel.NOTHING,
                         layout=None,
                         reason="moving costs more than it brings within 200 steps",
                         current_step_s=1.0,

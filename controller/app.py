@@ -47,7 +47,7 @@ from pacekeeper.controller.state.events import (
 from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.restore import open_past
 from pacekeeper.controller.storage.write_batch import Writes, settled, write
-from pacekeeper.core.addresses import host_and_port, joined
+from pacekeeper.core.addresses import join_address, split_address
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
 from pacekeeper.predictor.stats.cusum_design import chart_rules, gaussian
@@ -94,9 +94,9 @@ class Controller:
         """
         refuse_open(config)
         self.config = config
-        self._address = host_and_port(config.listen, first_port=0)
+        self._address = split_address(config.listen, first_port=0)
         self._metrics_address = (
-            host_and_port(config.metrics_listen, first_port=0) if config.metrics_listen else None
+            split_address(config.metrics_listen, first_port=0) if config.metrics_listen else None
         )
         self.store, self.state = open_past(Path(config.store), time.time() - time.monotonic())
         self.office = Alone() if office is None else office
@@ -214,7 +214,7 @@ class Controller:
 
     async def _open_front(self, inner: str) -> FrontDoor:
         """The process that serves agents, and hands calls on to `inner`."""
-        listen = joined(*self._address)
+        listen = join_address(*self._address)
         self.front = front = FrontDoor(
             self.entrance.settings(listen, inner),
             on_frames=self.agents.take,

@@ -11,7 +11,7 @@ GRPC_PORT = 7443
 METRICS_PORT = 9464
 
 
-def host_and_port(address: str, *, first_port: int = 1) -> tuple[str, int]:
+def split_address(address: str, *, first_port: int = 1) -> tuple[str, int]:
     """HOST:PORT or [HOST]:PORT as (host, port); raises ValueError for anything else.
 
     Who listens may say port 0, for any free one: `first_port=0`. Not left to gRPC, which takes port
@@ -27,18 +27,18 @@ def host_and_port(address: str, *, first_port: int = 1) -> tuple[str, int]:
     return host, int(port)
 
 
-def each_address(addresses: str, *, first_port: int = 1) -> tuple[str, ...]:
+def split_addresses(addresses: str, *, first_port: int = 1) -> tuple[str, ...]:
     """The addresses in HOST:PORT,HOST:PORT; raises ValueError where one of them is none.
 
     Who listens (`first_port=0`) does so at one.
     """
     found = tuple(one.strip() for one in addresses.split(",")) if first_port else (addresses,)
     for one in found:
-        host_and_port(one, first_port=first_port)
+        split_address(one, first_port=first_port)
     return found
 
 
-def joined(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     """The address of both; a host of IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -48,7 +48,7 @@ def is_loopback(address: str) -> bool:
 
     Raises ValueError for what is no address.
     """
-    host, _ = host_and_port(address, first_port=0)
+    host, _ = split_address(address, first_port=0)
     if host == "localhost":
         return True
     try:

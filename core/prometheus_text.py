@@ -6,12 +6,12 @@ escaped and joined once.
 
 from math import isfinite
 
-MOST_PREFIXES = 1 << 16  # of one family: beyond, labels change too often to be worth keeping
+MAX_PREFIXES = 1 << 16  # of one family: beyond, labels change too often to be worth keeping
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
-class Family:
+class MetricFamily:
     """One metric: all series of one name. `labels`: their names, in the order of values."""
 
     def __init__(self, name: str, text: str, *labels: str, kind: str = "gauge") -> None:
@@ -25,7 +25,7 @@ class Family:
         prefix = self._prefixes.get(values)
         if prefix is None:
             prefix = self._joined(values)
-            if len(self._prefixes) >= MOST_PREFIXES:
+            if len(self._prefixes) >= MAX_PREFIXES:
                 self._prefixes.clear()
             self._prefixes[values] = prefix
         return prefix
@@ -47,21 +47,21 @@ class Family:
         return f"{self.name}{{{inside}}} "
 
 
-class Page:
+class MetricsPage:
     """What one scrape is answered. Each family stands in one piece, as the format wants it."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[str]] = {}
 
-    def add(self, family: Family, value: float, *values: str) -> None:
+    def add(self, family: MetricFamily, value: float, *values: str) -> None:
         """One series more."""
         self.add_line(family, family.line(value, *values))
 
-    def add_line(self, family: Family, line: str) -> None:
+    def add_line(self, family: MetricFamily, line: str) -> None:
         """The same of a line that is made already."""
         self.lines_of(family).append(line)
 
-    def lines_of(self, family: Family) -> list[str]:
+    def lines_of(self, family: MetricFamily) -> list[str]:
         """The lines of this family so far; a family without lines is told by its head alone."""
         return self._lines.setdefault(family.name, [family.head])
 

@@ -3,10 +3,10 @@
 It goes into logs, onto terminals and pages: what is no printable character becomes a blank.
 """
 
-MOST_CHARACTERS = 500
+MAX_CHARACTERS = 500
 
 
-def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
+def one_line(text: str, most: int = MAX_CHARACTERS) -> str:
     """The same text where it is fit for that already, as nearly all is."""
     if len(text) <= most and text.isprintable():
         return text

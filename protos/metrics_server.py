@@ -17,10 +17,10 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from pacekeeper.core.addresses import joined
+from pacekeeper.core.addresses import join_address
 from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.errors import PacekeeperError, listen_error
-from pacekeeper.core.prometheus_text import CONTENT_TYPE, Family, Page
+from pacekeeper.core.prometheus_text import CONTENT_TYPE, MetricFamily, MetricsPage
 from pacekeeper.protos import tls
 
 PATH = "/metrics"
@@ -29,7 +29,7 @@ TIMEOUT_S = 10.0  # of one read or write, the handshake included; Prometheus' ow
 _UNAUTHORIZED = ("401 Unauthorized", [("WWW-Authenticate", 'Bearer realm="pacekeeper"')])
 _NOT_FOUND: tuple[str, list[tuple[str, str]]] = ("404 Not Found", [])
 _OK = ("200 OK", [("Content-Type", CONTENT_TYPE)])
-_EXPIRY = Family(
+_EXPIRY = MetricFamily(
     "pacekeeper_certificate_expiry_timestamp_seconds",
     "Expiry time of the certificate in use, Unix seconds; 0 if its file cannot be read.",
     "use",
@@ -71,7 +71,7 @@ class MetricsServer:
             self._server = make_server(host, port, self._answer, kind, _RequestHandler)
         except OSError as error:
             raise listen_error(
-                joined(host, port), error, option="--metrics-listen", rival=rival
+                join_address(host, port), error, option="--metrics-listen", rival=rival
             ) from None
         if contexts is not None:
             self._server.socket = _tls_listener(self._server.socket, contexts)
@@ -159,7 +159,7 @@ def _tls_listener(listener: socket.socket, contexts: tls.ServerContexts) -> ssl.
     return context.wrap_socket(listener, server_side=True, do_handshake_on_connect=False)
 
 
-def write_expiry(page: Page, files: Mapping[str, str]) -> None:
+def write_expiry(page: MetricsPage, files: Mapping[str, str]) -> None:
     """Add the expiry date of each certificate to a page.
 
     Args:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pacekeeper.agent.health import peer_messages
 from pacekeeper.agent.rings.directory import write_whole
 from pacekeeper.core.incidents import node_health
-from pacekeeper.core.incidents.node_health import Verdict
+from pacekeeper.core.incidents.node_health import NodeHealth
 from pacekeeper.core.telemetry.samples import DeviceSample
 
 _log = logging.getLogger(__name__)
@@ -25,10 +25,10 @@ class Verdicts:
 
     ring_dir: Path
     node: str
-    present: Verdict | None = None
+    present: NodeHealth | None = None
     slow: peer_messages.SlowRanks = field(default_factory=dict)
     _findings: peer_messages.Findings = field(default_factory=peer_messages.Findings)
-    _written: Verdict | None = None
+    _written: NodeHealth | None = None
     _unwritable: str = ""
 
     def look(
@@ -40,10 +40,10 @@ class Verdicts:
     ) -> None:
         """Judge anew. `suspects`: by job, the ranks here that a finding of the controller names."""
         self.slow = self._findings.take(suspects, now_s)
-        self.present = node_health.judge(
+        self.present = node_health.assess_node(
             self.present, devices, nvml=nvml, node=self.node, now_unix_s=time.time()
         )
-        if node_health.is_news(self._written, self.present):
+        if node_health.must_write(self._written, self.present):
             self._write(self.present)
 
     def answer(self) -> peer_messages.Answer:
@@ -54,17 +54,17 @@ class Verdicts:
         """For NVSentinel."""
         return peer_messages.events(self._known(), self.slow)
 
-    def _known(self) -> Verdict:
+    def _known(self) -> NodeHealth:
         if self.present is not None:
             return self.present
         why = "the agent has just begun"
-        return node_health.nothing_known(why, node=self.node, now_unix_s=time.time())
+        return node_health.unknown_health(why, node=self.node, now_unix_s=time.time())
 
-    def _write(self, verdict: Verdict) -> None:
+    def _write(self, verdict: NodeHealth) -> None:
         target = self.ring_dir / node_health.FILE_NAME
         said = ""
         try:
-            write_whole(target, node_health.encode(verdict))
+            write_whole(target, node_health.encode_node_health(verdict))
             self._written = verdict
         except OSError as error:
             said = error.strerror or str(error)

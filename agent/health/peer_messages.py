@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pacekeeper.core.incidents.node_health import Fitness, Verdict
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.node_health import Fitness, NodeHealth
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 
 SLOW_KEPT_S = 3600.0  # so long a finding speaks for the next start of a job that has ended
 SLOW = "SlowRank"
@@ -47,7 +47,7 @@ class Answer:
     error: str
 
 
-def answer(verdict: Verdict, slow: SlowRanks) -> Answer:
+def answer(verdict: NodeHealth, slow: SlowRanks) -> Answer:
     """Unfit devices and named ranks exclude the node; not knowing does not, and is said."""
     failed = [verdict.reason] if verdict.fitness is Fitness.UNFIT else []
     words = [verdict.line]
@@ -65,7 +65,7 @@ def answer(verdict: Verdict, slow: SlowRanks) -> Answer:
 
 def slow_words(slow: SlowRanks) -> str:
     """For people."""
-    named = [f"{rank_text(ranks)} of {job}" for job, ranks in slow.items()]
+    named = [f"{format_ranks(ranks)} of {job}" for job, ranks in slow.items()]
     return f"a finding names ranks {'; '.join(named)}"
 
 
@@ -99,7 +99,7 @@ _ACTIONS = {
 }
 
 
-def events(verdict: Verdict, slow: SlowRanks) -> tuple[Event, ...]:
+def events(verdict: NodeHealth, slow: SlowRanks) -> tuple[Event, ...]:
     """The state of both checks; what nobody knows is no event."""
     told = []
     if verdict.fitness is not Fitness.UNKNOWN:

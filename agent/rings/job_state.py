@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pacekeeper.agent.rings.reader import RingReader
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment
-from pacekeeper.core.telemetry.records import EXIT_UNSEEN, RankExitRecord
+from pacekeeper.core.telemetry.records import EXIT_UNKNOWN, RankExitRecord
 from pacekeeper.core.telemetry.shm_ring import CommandSlot
 
 
@@ -86,7 +86,7 @@ class Job:
         ranks = [reader.attachment for reader in orphans]
         return [
             RankExitRecord(
-                rank=a.rank, pid=a.pid, exit_code=EXIT_UNSEEN, signal=0, detected_mono_s=now_s
+                rank=a.rank, pid=a.pid, exit_code=EXIT_UNKNOWN, signal=0, detected_mono_s=now_s
             )
             for a in ranks
             if self.is_present(a) and (a.rank, a.pid) not in self.exits

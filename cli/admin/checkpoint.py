@@ -223,7 +223,7 @@ def _row(row: dict[str, Any], storage: Any, one: Any, *, is_read: bool) -> dict[
     other checkpoints, or from a second look, is the caller's: lent (only files are left that others
     live from), gone (while it was read). Raises OSError where storage refuses.
     """
-    from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, saved_in
+    from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, checkpoint_of_file
     from pacekeeper.core.errors import DataError
     from pacekeeper.trainer.checkpoint.reader import REJECTED_FILE, damages, read_manifest
 
@@ -234,7 +234,7 @@ def _row(row: dict[str, Any], storage: Any, one: Any, *, is_read: bool) -> dict[
         manifest = read_manifest(storage, one)
     except DataError as error:
         return row | {"state": "damaged", "damages": [error.what]}
-    steps = [of.step for entry in manifest.pieces if (of := saved_in(entry.file))]
+    steps = [of.step for entry in manifest.pieces if (of := checkpoint_of_file(entry.file))]
     row |= {
         "num_blocks": len({entry.piece.block for entry in manifest.pieces}),
         "size_bytes": manifest.size_bytes,

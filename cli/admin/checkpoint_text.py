@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pacekeeper.core.checkpoint.interval import SaveCosts
-from pacekeeper.core.checkpoint.manifest import Manifest, PieceEntry, block_name, saved_in
+from pacekeeper.core.checkpoint.manifest import Manifest, PieceEntry, block_name, checkpoint_of_file
 from pacekeeper.core.layout.codec import encode_layout
 
 FILE_WIDTH = 160  # columns where the output is no terminal
@@ -61,7 +61,7 @@ def costs_of(costs: SaveCosts) -> dict[str, Any]:
 
 def _step_of(entry: PieceEntry) -> int | None:
     """Steps committed when it was so."""
-    of = saved_in(entry.file)
+    of = checkpoint_of_file(entry.file)
     return of.step if entry.step is None and of is not None else entry.step
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from pacekeeper.core.addresses import each_address, is_loopback
+from pacekeeper.core.addresses import is_loopback, split_addresses
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.errors import (
     ConfigError,
@@ -108,7 +108,7 @@ def _leader(client: ClientConfig) -> str:
 
     from pacekeeper.protos import tls
 
-    addresses, serving = each_address(client.controller), health_pb2.HealthCheckResponse.SERVING
+    addresses, serving = split_addresses(client.controller), health_pb2.HealthCheckResponse.SERVING
     if len(addresses) == 1:
         return addresses[0]
     request = health_pb2.HealthCheckRequest(service="")
@@ -136,7 +136,7 @@ def _token(client: ClientConfig) -> str:
     from pacekeeper.protos import tls
 
     token = tls.read_token(client.token_file) or os.environ.get(TOKEN_VARIABLE, "").strip()
-    is_near = all(is_loopback(address) for address in each_address(client.controller))
+    is_near = all(is_loopback(address) for address in split_addresses(client.controller))
     if token and not client.tls.is_on and not is_near:
         raise ConfigError(
             f"a token would go to {client.controller} in the clear",

@@ -14,7 +14,7 @@ from pacekeeper.cli.doctor.file_checks import Look, reaches
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.config.loader import complaints
+from pacekeeper.core.config.loader import find_errors
 from pacekeeper.core.errors import ConfigError
 
 # Tables that one of them alone reads: who has none of these in a file does not run with it.
@@ -33,7 +33,7 @@ def check_config(config_file: str, whose: tuple[str, ...] = ()) -> tuple[Check, 
         text = config_text(config_file)
     except ConfigError as error:
         return (broken("file", error),)
-    if wrong := complaints(text, file=config_file):
+    if wrong := find_errors(text, file=config_file):
         return tuple(broken("file", error) for error in wrong)
     tables = tuple(tomllib.loads(text))
     readers = whose or readers_of(tables)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from pacekeeper.cli.doctor.checks import Check, Health
-from pacekeeper.core.addresses import each_address, host_and_port
+from pacekeeper.core.addresses import split_address, split_addresses
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.errors import ConfigError, HostError, UnreachableError, listen_error
 
@@ -55,7 +55,7 @@ def unprotected(whys: Sequence[str], *, is_told: bool, remedy: str) -> Check | s
 
 def port(option: str, address: str) -> Check | str:
     """May this user listen there? A taken port may well be the very service. Raises HostError."""
-    host, number = host_and_port(address, first_port=0)
+    host, number = split_address(address, first_port=0)
     try:
         family, kind, *_, place = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
@@ -89,7 +89,7 @@ def reaches(config: ClientConfig, ours: str = "") -> Check | str:
     UnreachableError where none does, and as `client.connected` for files of no use.
     """
     told, first = list[str](), None
-    for address in each_address(config.controller):
+    for address in split_addresses(config.controller):
         try:
             told.append(f"{address} {_health(config, address)}")
         except UnreachableError as error:

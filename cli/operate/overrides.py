@@ -10,7 +10,7 @@ from pacekeeper.cli.common.client import NotFoundError, ask, connected
 from pacekeeper.cli.common.options import asks_controller
 from pacekeeper.cli.operate.proposals import who
 from pacekeeper.core.config.client import ClientConfig
-from pacekeeper.core.incidents.operator_orders import OrderKind, rank_of
+from pacekeeper.core.incidents.operator_orders import OrderKind, parse_rank_subject
 from pacekeeper.protos.convert.json import as_dict
 
 _WORDS = {
@@ -49,7 +49,7 @@ def cordon(
     client: ClientConfig, subject: str, *, is_on: bool, said_by: str, reason: str = ""
 ) -> Any:
     """The same of a rank, where the subject names one of a job that is known, else of a node."""
-    if rank_of(subject) is not None:
+    if parse_rank_subject(subject) is not None:
         try:
             return order(
                 client,

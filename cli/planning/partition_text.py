@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from pacekeeper.controller.planning.partition.model import Plan
-from pacekeeper.core.incidents.rank_ranges import rank_text
-from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program, program_lines
+from pacekeeper.core.incidents.rank_ranges import format_ranks
+from pacekeeper.core.layout.pipeline_schedule import Schedule, format_program, pipeline_program
 
 SHOWN_PIPELINES = 16
 
@@ -48,7 +48,7 @@ def programs(plan: Plan, schedule: Schedule) -> list[dict[str, Any]]:
         {
             "pipelines": members,
             "num_microbatches": number,
-            "stages": program_lines(
+            "stages": format_program(
                 pipeline_program(schedule, num_stages=depth, num_microbatches=number)
             ),
         }
@@ -86,7 +86,7 @@ def show(plan: Plan, present_s: float | None) -> None:
     console.print(f"fullest memory: rank {fullest} with {used:.3g} bytes")
     for words, ranks in (("stand by", plan.standby), ("are out", plan.evicted)):
         if ranks:
-            console.print(f"ranks {rank_text(ranks)} {words}")
+            console.print(f"ranks {format_ranks(ranks)} {words}")
     table = Table(title="pipelines")
     for name in ("pipeline", "rows", "layers", "ranks (shards of attention, MLP)"):
         table.add_column(name)

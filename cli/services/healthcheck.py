@@ -18,7 +18,7 @@ from pacekeeper.cli.common.settings import settings
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.incidents import node_health
-from pacekeeper.core.incidents.node_health import Fitness, Verdict
+from pacekeeper.core.incidents.node_health import Fitness, NodeHealth
 
 # Whoever drains nodes reads the code: no crash, wrong option or signal may look like UNFIT.
 EXIT_CODES = {Fitness.FIT: ExitCode.OK, Fitness.UNFIT: ExitCode.UNFIT, Fitness.UNKNOWN: 2}
@@ -48,10 +48,10 @@ def command(
     config = settings(AgentConfig, config_file, ring_dir=ring_dir)
     now_unix_s = time.time()
     try:
-        verdict = node_health.of_now(read(Path(config.ring_dir)), now_unix_s=now_unix_s)
+        verdict = node_health.current_health(read(Path(config.ring_dir)), now_unix_s=now_unix_s)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        verdict = node_health.nothing_known(
+        verdict = node_health.unknown_health(
             f"no word of an agent: {why}",
             node=config.node or socket.gethostname(),
             now_unix_s=now_unix_s,
@@ -65,7 +65,7 @@ def command(
     ctx.exit(int(EXIT_CODES[verdict.fitness]))
 
 
-def read(ring_dir: Path) -> Verdict:
+def read(ring_dir: Path) -> NodeHealth:
     """The verdict that the owner of the ring directory, or root, wrote.
 
     Everybody may write there: a link is not followed, another's file not believed. Raises OSError
@@ -76,10 +76,10 @@ def read(ring_dir: Path) -> Verdict:
     with os.fdopen(os.open(ring_dir / node_health.FILE_NAME, flags), "rb") as file:
         if os.fstat(file.fileno()).st_uid not in owners:
             raise ValueError("its file is not the agent's")
-        return node_health.decode(file.read(MAX_BYTES))
+        return node_health.decode_node_health(file.read(MAX_BYTES))
 
 
-def as_condition(verdict: Verdict, *, now_unix_s: float) -> dict[str, Any]:
+def as_condition(verdict: NodeHealth, *, now_unix_s: float) -> dict[str, Any]:
     """For `kubectl patch node NAME --subresource=status --type=strategic -p ...`."""
     condition = {
         "type": node_health.CONDITION,

@@ -19,9 +19,9 @@ from pacekeeper.controller.state.state import (
     State,
 )
 from pacekeeper.core.incidents.findings import Incident
-from pacekeeper.core.incidents.operator_orders import Order, OrderKind
+from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 from pacekeeper.core.incidents.proposals import Proposal
-from pacekeeper.core.incidents.rank_failures import Deaths
+from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.predictor.assurance.canary import Outcome
 from pacekeeper.protos import status_pb2
@@ -212,7 +212,7 @@ def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
     )
 
 
-def _deaths_view(deaths: Deaths) -> status_pb2.Deaths:
+def _deaths_view(deaths: RankFailures) -> status_pb2.Deaths:
     return status_pb2.Deaths(
         ranks=[status_pb2.RankRun(first=first, last=last) for first, last in deaths.ranks],
         reason=deaths.reason,
@@ -246,7 +246,7 @@ def proposal_view(proposal: Proposal) -> status_pb2.Proposal:
     )
 
 
-def order_view(order: Order) -> status_pb2.Order:
+def order_view(order: OperatorOrder) -> status_pb2.Order:
     """An order that stands."""
     return status_pb2.Order(
         kind=order.kind,

@@ -12,8 +12,8 @@ from pacekeeper.controller.mitigation import overrides
 from pacekeeper.controller.mitigation.approvals import found
 from pacekeeper.controller.state.events import Event, OrderGiven, ProposalAnswered
 from pacekeeper.controller.state.state import State
-from pacekeeper.core.incidents.operator_orders import Order, OrderKind
-from pacekeeper.core.incidents.proposals import Answer, Proposal
+from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
+from pacekeeper.core.incidents.proposals import ProposalState, Proposal
 from pacekeeper.core.text import one_line
 
 
@@ -51,7 +51,7 @@ class Desk:
             known = ", ".join(map(str, waiting)) or "none"
             raise RefusedError(Why.UNKNOWN, f"no proposal {number}; open are: {known}")
         who = f"{one_line(said_by).strip() or 'somebody'} ({caller})"
-        if before.answer is Answer.WAITING:
+        if before.answer is ProposalState.WAITING:
             await self.put(
                 ProposalAnswered(
                     proposal_id=number,
@@ -62,8 +62,12 @@ class Desk:
             )
         after = found(self.state(), number) or before
         # It may have been priced again by now.
-        meant = (Answer.APPROVED, Answer.OFFERED) if is_approved else (Answer.DENIED,)
-        if after.answer is Answer.WAITING:
+        meant = (
+            (ProposalState.APPROVED, ProposalState.OFFERED)
+            if is_approved
+            else (ProposalState.DENIED,)
+        )
+        if after.answer is ProposalState.WAITING:
             raise RefusedError(Why.FAILED, _UNHEARD)
         if after.said_by != who or after.answer not in meant:
             raise RefusedError(Why.OVER, _why_not(after))
@@ -78,7 +82,7 @@ class Desk:
         said_by: str,
         caller: str,
         reason: str = "",
-    ) -> Order:
+    ) -> OperatorOrder:
         """Give an order or take it back; it as it stands, or stood. Raises RefusedError."""
         before = overrides.found(self.state(), kind, subject)
         if is_on and before is None and (why := overrides.why_unknown(self.state(), kind, subject)):

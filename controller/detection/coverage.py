@@ -16,7 +16,7 @@ from pacekeeper.controller.state.events import Command, Say
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import Blindness, Watch
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.predictor.assurance.canary import carried_on, unproved
 from pacekeeper.predictor.assurance.sensitivity import Blind, Sight, blindness, sight_of
 from pacekeeper.predictor.cost.features import Work
@@ -78,7 +78,7 @@ def after_whole_step(
     Where its work is not told either, it is blind for what lasts.
     """
     whole, blind = job.whole, None
-    why = f"ranks {rank_text(untimed)} report" if untimed else "its ranks report"
+    why = f"ranks {format_ranks(untimed)} report" if untimed else "its ranks report"
     why += " no compute time for their work"
     if whole.knowledge is None:
         now, seen = Watch.MEASURING, f"{whole.num_steps} of {LEAST_STEPS} step times"
@@ -102,7 +102,7 @@ def _blind_of(groups: Sequence[Peers], config: ControllerConfig, step: int) -> B
     """Why a slowdown of some rank would not be named, by the evidence of its role."""
     alone = [group.ranks[0] for group in groups if len(group.ranks) == 1]
     if alone and len(groups) > 1:
-        reason = f"ranks {rank_text(alone)} have a role of their own: no peer to be told from"
+        reason = f"ranks {format_ranks(alone)} have a role of their own: no peer to be told from"
         return Blind(why=Blindness.NO_PEERS, reason=reason)
     found = (blindness(config.detector, g.evidence, g.ranks, step=step) for g in groups)
     return next((blind for blind in found if blind is not None), None)
@@ -111,7 +111,7 @@ def _blind_of(groups: Sequence[Peers], config: ControllerConfig, step: int) -> B
 def _untimed(ranks: Sequence[int]) -> Blind | None:
     if not ranks:
         return None
-    reason = f"ranks {rank_text(ranks)} report no compute time for their work"
+    reason = f"ranks {format_ranks(ranks)} report no compute time for their work"
     return Blind(why=Blindness.NO_TIMES, reason=reason)
 
 
@@ -176,7 +176,7 @@ def _blind_between_steps(
     job: JobState, ranks: Sequence[int], now_s: float, limit_s: float
 ) -> Blind | None:
     if job.silent:
-        reason = f"no record of ranks {rank_text(job.silent)} for {limit_s:.0f} s"
+        reason = f"no record of ranks {format_ranks(job.silent)} for {limit_s:.0f} s"
         return Blind(why=Blindness.NO_RECORDS, reason=reason)
     if not ranks:
         reason = "; ".join(filter(None, ("no rank is known to run", _apart(job))))
@@ -189,7 +189,7 @@ def _blind_between_steps(
     if job.pending:
         step = min(job.pending)
         missing = [rank for rank in ranks if not job.pending[step].is_whole(rank)]
-        reason += f": of step {step} ranks {rank_text(missing)} are missing" if missing else ""
+        reason += f": of step {step} ranks {format_ranks(missing)} are missing" if missing else ""
     apart = _apart(job)
     reason += f"; {apart}" if apart else ""
     return Blind(why=Blindness.NO_STEPS, reason=reason)
@@ -198,7 +198,7 @@ def _blind_between_steps(
 def _apart(job: JobState) -> str:
     """Who should be there and never came."""
     missing = job.unattached
-    return f"ranks {rank_text(missing)} have not attached" if missing else ""
+    return f"ranks {format_ranks(missing)} have not attached" if missing else ""
 
 
 def _entered(

@@ -11,7 +11,7 @@ from pacekeeper.controller.state.events import Command, SaveIncident, SaveStrike
 from pacekeeper.controller.state.state import JobState, State, newest
 from pacekeeper.core.incidents import rank_failures
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.core.incidents.rank_ranges import ranks_of
+from pacekeeper.core.incidents.rank_ranges import iter_ranks
 from pacekeeper.predictor.online.state import Judgement
 
 PERSISTENT = "persistent: it has lasted more than"
@@ -156,13 +156,13 @@ def closed(
     job: JobState, incident: Incident, unix_s: float, action: str
 ) -> tuple[Incident, list[Command]]:
     """This one is over, for all the ranks it is about."""
-    everybody = {rank for one in incident.deaths for rank in ranks_of(one.ranks)}
+    everybody = {rank for one in incident.deaths for rank in iter_ranks(one.ranks)}
     incident = replace(
         incident,
         closed_unix_s=unix_s,
         closed_step=job.step,
         actions=(*incident.actions, action),
-        deaths=rank_failures.closed(incident.deaths, everybody, unix_s, max(0, job.step)),
+        deaths=rank_failures.close_failures(incident.deaths, everybody, unix_s, max(0, job.step)),
     )
     said = f"job={job.name} incident={incident.incident_id} closed: {action}"
     return incident, [SaveIncident(incident=incident), Say(text=said)]

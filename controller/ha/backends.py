@@ -8,7 +8,7 @@ from pacekeeper.controller.ha.etcd import EtcdLease
 from pacekeeper.controller.ha.http_client import tls_context
 from pacekeeper.controller.ha.kubernetes import KubernetesLease
 from pacekeeper.controller.ha.lease_renewer import LeaseStore
-from pacekeeper.core.addresses import each_address, is_loopback, joined
+from pacekeeper.core.addresses import is_loopback, join_address, split_addresses
 from pacekeeper.core.config.controller import LeaseConfig
 from pacekeeper.core.errors import ConfigError
 
@@ -26,7 +26,7 @@ def open_lease_store(config: LeaseConfig) -> LeaseStore:
 def _etcd(config: LeaseConfig, place: str) -> EtcdLease:
     hosts, _, key = place.partition("/")
     try:
-        addresses = each_address(hosts)
+        addresses = split_addresses(hosts)
     except ValueError as error:
         raise ConfigError(f"[lease] url {config.url}: {error}") from None
     if not key:
@@ -62,7 +62,7 @@ def _kubernetes(config: LeaseConfig, place: str) -> KubernetesLease:
             raise ConfigError(
                 f"[lease] url {config.url}: this is no pod", remedy="name the API: [lease] api"
             )
-        api = f"https://{joined(host, int(port))}"
+        api = f"https://{join_address(host, int(port))}"
     if not api.startswith("https://"):
         raise ConfigError(f"[lease] api: expected https://HOST:PORT, got {api!r}")
     return KubernetesLease(

@@ -27,7 +27,7 @@ from pacekeeper.controller.storage import replica_marker
 from pacekeeper.controller.storage.change_log import Change
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
-from pacekeeper.core.addresses import host_and_port, joined
+from pacekeeper.core.addresses import join_address, split_address
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ConfigError, HostError, listen_error
 from pacekeeper.protos import replication_pb2_grpc
@@ -83,10 +83,10 @@ async def run(config: ControllerConfig) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    host, port = host_and_port(config.listen, first_port=0)
+    host, port = split_address(config.listen, first_port=0)
     if not port:
         port = _free_port(host)
-        config = replace(config, listen=joined(host, port))
+        config = replace(config, listen=join_address(host, port))
     member = Member(
         name=config.lease.member or socket.gethostname(),
         life=secrets.token_hex(8),
@@ -130,7 +130,7 @@ async def _stand_by(
     if not port:
         raise listen_error(
             config.listen,
-            why_not(*host_and_port(config.listen)),
+            why_not(*split_address(config.listen)),
             option="--listen",
             rival="another controller",
         )
@@ -213,7 +213,7 @@ def _advertised(config: ControllerConfig) -> str:
     """Raises ConfigError where nobody else could call what it listens on."""
     if config.lease.advertise:
         return config.lease.advertise
-    host, _ = host_and_port(config.listen)
+    host, _ = split_address(config.listen)
     if host in ("0.0.0.0", "::", "*"):
         raise ConfigError(
             f"--listen {config.listen} is no address that the other controllers could call",

@@ -17,7 +17,7 @@ from pacekeeper.controller.state.expert_load_drafts import LoadDrafts
 from pacekeeper.controller.state.persistent_map import RankMap, node_map
 from pacekeeper.controller.state.state import JobState, NodeState, RankLife, State
 from pacekeeper.core.config.controller import RetentionConfig
-from pacekeeper.core.fast_replace import evolve
+from pacekeeper.core.fast_replace import fast_replace
 from pacekeeper.core.incidents.findings import Blindness, FindingKind, Watch
 from pacekeeper.core.telemetry.records import StepRecord
 from pacekeeper.predictor.assurance.canary import Canaries
@@ -161,7 +161,7 @@ def rewind_to_step(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState,
                 again[rank] = min(record.step, again.get(rank, record.step))
     if not ended_s:
         return job, []
-    job = evolve(job, ended_mono_s=job.ended_mono_s.changed(ended_s), again=again)
+    job = fast_replace(job, ended_mono_s=job.ended_mono_s.changed(ended_s), again=again)
     if not again:
         return job, []  # nearly always: not worth a walk over all ranks
     ranks = running(job)

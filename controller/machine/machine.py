@@ -33,7 +33,7 @@ from pacekeeper.controller.state.events import (
 from pacekeeper.controller.state.persistent_map import node_map
 from pacekeeper.controller.state.state import JobState, NodeState, State
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.incidents.findings import Blindness, Rung, Watch
+from pacekeeper.core.incidents.findings import Blindness, MitigationLevel, Watch
 from pacekeeper.core.telemetry.node_report import JobReport
 
 Part = Callable[[State], tuple[State, Sequence[Command]]]
@@ -262,7 +262,7 @@ def _take_decision(
     before = job.last_decision
     decision = rollout.with_news(decision, before)
     job = replace(job, last_decision=decision)
-    if job.home is None and decision.rung is Rung.LEAVE_OUT and job.cordoned:
+    if job.home is None and decision.rung is MitigationLevel.LEAVE_OUT and job.cordoned:
         job = replace(job, home=job.layout)  # to come back to, once nobody is cordoned
     if job.approved is not None:
         job, said = approvals.take(job, decision, config.policy, now_s, unix_s)
@@ -274,7 +274,7 @@ def _take_decision(
         or rollout.is_exposed_anew(decision, before)
     )
     is_told_only = config.policy.mode == "observe" or bool(overrides.why_dry(state))
-    if decision.rung is Rung.NOTHING or is_told_only:
+    if decision.rung is MitigationLevel.NOTHING or is_told_only:
         job, said = approvals.withdraw(job, decision.reason)
         said += [rollout.told(name, decision)] if is_news else []
     elif decision.unconfirmed:

@@ -19,7 +19,7 @@ from pacekeeper.controller.state.events import (
 from pacekeeper.controller.state.state import JobState, RankLife, State
 from pacekeeper.core.incidents import rank_failures
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.core.incidents.rank_ranges import ranks_of, runs_of
+from pacekeeper.core.incidents.rank_ranges import iter_ranks, to_ranges
 from pacekeeper.predictor.online.state import forget
 
 GATHER_S = 60.0  # from an incident's first death on; Slurm kills what a signal does not end in 30 s
@@ -61,7 +61,7 @@ def _recorded(
     step, nodes = max(0, job.step), _nodes(job, dead)
     at = _young(job, unix_s)
     if at is None:
-        died = rank_failures.with_more((), dead, step, unix_s)
+        died = rank_failures.add_failures((), dead, step, unix_s)
         finding = Finding(
             kind=FindingKind.DEATH,
             tier=Tier.CONFIRMED,
@@ -69,7 +69,7 @@ def _recorded(
             slowdown=float("inf"),
             onset_step=step,
             step=step,
-            reason=rank_failures.sentence(died),
+            reason=rank_failures.describe_failures(died),
         )
         incident = Incident(
             incident_id=state.next_incident_id,
@@ -81,10 +81,10 @@ def _recorded(
         )
         return incidents.begin(state, job, incident)
     known = job.incidents[at]
-    died = rank_failures.with_more(known.all_deaths, dead, step, unix_s)
+    died = rank_failures.add_failures(known.all_deaths, dead, step, unix_s)
     incident = replace(
         known,
-        finding=replace(known.finding, reason=rank_failures.sentence(died)),
+        finding=replace(known.finding, reason=rank_failures.describe_failures(died)),
         deaths=died,
         nodes=tuple(sorted({*known.nodes, *nodes})),
     )
@@ -116,16 +116,21 @@ def go_on(
     after = list(job.incidents)
     for i, incident in enumerate(job.incidents):
         before = incident.waits_for
-        concerned = [rank for rank in ranks_of(before) if rank in ranks]
+        concerned = [rank for rank in iter_ranks(before) if rank in ranks]
         if not concerned:
             continue
-        died = rank_failures.closed(incident.all_deaths, concerned, unix_s, max(0, job.step))
+        died = rank_failures.close_failures(
+            incident.all_deaths, concerned, unix_s, max(0, job.step)
+        )
         incident = replace(incident, deaths=died)
         if not (left := incident.waits_for):
             after[i], said = incidents.closed(job, incident, unix_s, action)
             commands += said
             continue
-        gone, still = rank_failures.who(runs_of(concerned)), rank_failures.who(left)
+        gone, still = (
+            rank_failures.ranks_label(to_ranges(concerned)),
+            rank_failures.ranks_label(left),
+        )
         note = f"{action}, without {gone}; not yet without {still}"
         after[i] = incident = replace(incident, actions=(*incident.actions, note))
         told = Say(text=f"job={job.name} incident={incident.incident_id} {note}")

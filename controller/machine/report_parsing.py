@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from pacekeeper.controller.state.events import Event, NodeReported, NodesReported
-from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable, table_of
+from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable, table_from_records
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.records import (
     CheckpointRecord,
@@ -114,7 +114,7 @@ def told_by(report: JobReport) -> Told:
     for record in report.records:
         by_kind[type(record)].append(record)
     single = by_kind[MicroBatchRecord]
-    work = (*report.micro_batches, *([table_of(single)] if single else ()))
+    work = (*report.micro_batches, *([table_from_records(single)] if single else ()))
     runs = {
         (record.rank, record.generation)
         for kind, records in by_kind.items()

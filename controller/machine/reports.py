@@ -36,13 +36,13 @@ from pacekeeper.controller.state.events import (
 from pacekeeper.controller.state.state import JobState, RankLife, RankState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.fast_replace import evolve
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.fast_replace import fast_replace
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.codec import decode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport
-from pacekeeper.core.telemetry.records import EXIT_UNSEEN, RankExitRecord
+from pacekeeper.core.telemetry.records import EXIT_UNKNOWN, RankExitRecord
 
 
 def take_in(
@@ -55,7 +55,7 @@ def take_in(
     job = state.jobs.get(report.job) or JobState(name=report.job, life=report.life)
     if 0 < report.life < job.life:
         return state, []  # the last words of a life that is over are told to nobody
-    job = evolve(job, reported_s=now_s)
+    job = fast_replace(job, reported_s=now_s)
     unix_s = now_s + state.unix_offset_s
     job, commands = _follow_life(job, report.life, unix_s)
     job, said = _take_attachments(job, node, report.attached, now_s, unix_s)
@@ -79,7 +79,7 @@ def take_in(
     job, said = job_lifecycle.rewind_to_step(job, told.ends)
     commands += said
     job = expert_loads.take(steps.put_pending(job, told.work, told.ends), told.loads)
-    return evolve(state, jobs={**state.jobs, job.name: job}), commands
+    return fast_replace(state, jobs={**state.jobs, job.name: job}), commands
 
 
 def judge(
@@ -88,7 +88,7 @@ def judge(
     """Judge the steps of a job that are complete by now."""
     job = expert_loads.fold(state.jobs[name], config.policy.load_ema)
     state, job, commands = steps.judge_complete(state, job, config, now_s)
-    return evolve(state, jobs={**state.jobs, name: job}), commands
+    return fast_replace(state, jobs={**state.jobs, name: job}), commands
 
 
 def _follow_life(job: JobState, life: int, unix_s: float) -> tuple[JobState, list[Command]]:
@@ -190,7 +190,7 @@ def _take_layouts(
 
 def _take_signs_of_life(job: JobState, told: Told, now_s: float) -> JobState:
     heard_s = dict.fromkeys(told.ranks & job.ranks.keys(), now_s)
-    return evolve(job, heard_s=job.heard_s.changed(heard_s)) if heard_s else job
+    return fast_replace(job, heard_s=job.heard_s.changed(heard_s)) if heard_s else job
 
 
 def _take_applied(job: JobState, told: Told) -> JobState:
@@ -256,7 +256,7 @@ def _take_exits(
 def _end(record: RankExitRecord) -> str:
     if record.signal:
         return f"by signal {record.signal}"
-    if record.exit_code == EXIT_UNSEEN:
+    if record.exit_code == EXIT_UNKNOWN:
         return "after its launcher was killed"
     meanings = {int(code): code.name.lower().replace("_", " ") for code in ExitCode}
     meaning = meanings.get(record.exit_code)
@@ -310,9 +310,9 @@ def _enter_layout(
     elif before is None:
         reason = "the layout the job runs"
     elif came := sorted(set(layout.ranks).difference(before.ranks)):
-        reason = f"ranks {rank_text(came)} joined; {rank_text(layout.ranks)} go on"
+        reason = f"ranks {format_ranks(came)} joined; {format_ranks(layout.ranks)} go on"
     else:
-        reason = f"the survivors {rank_text(layout.ranks)} went on by themselves"
+        reason = f"the survivors {format_ranks(layout.ranks)} went on by themselves"
     old = before.ranks if before is not None else ()
     lost = [
         rank

@@ -30,7 +30,7 @@ from pacekeeper.controller.state.state import (
     StepDraft,
 )
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.fast_replace import evolve
+from pacekeeper.core.fast_replace import fast_replace
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
 from pacekeeper.core.telemetry.records import StepRecord
@@ -76,7 +76,7 @@ def put_pending(
         )
     if len(pending) > MAX_PENDING_STEPS:
         pending = {step: draft for step, draft in pending.items() if step >= newest[0]}
-    return evolve(job, pending=pending, tells_work=job.tells_work or bool(work))
+    return fast_replace(job, pending=pending, tells_work=job.tells_work or bool(work))
 
 
 def _of_known(job: JobState, table: MicroBatchTable) -> MicroBatchTable | None:
@@ -137,11 +137,11 @@ def judge_complete(
         if at is not None:
             if at != draft.first_missing:
                 draft = replace(draft, first_missing=at)
-                job = evolve(job, pending={**job.pending, step: draft})
+                job = fast_replace(job, pending={**job.pending, step: draft})
             continue
         state, job, said = _judge(state, job, step, config, now_s)
         commands += said
-        job = evolve(job, pending={s: left for s, left in job.pending.items() if s > step})
+        job = fast_replace(job, pending={s: left for s, left in job.pending.items() if s > step})
     return state, job, commands
 
 
@@ -218,7 +218,7 @@ def _judge(
         job = job_level.handed_over(job)
     samples = samples_of(job, timed)
     job, judgement = fold_roles(config.detector, job, samples)
-    job = evolve(job, measured=job.measured.by(judgement))
+    job = fast_replace(job, measured=job.measured.by(judgement))
     state, job, said = _take_judgement(state, job, judgement, draft, config, unix_s)
     commands += said
     job, said = coverage.after_step(job, judgement, timed, untimed, config, now_s)
@@ -268,7 +268,7 @@ def _followed(
     weight = config.policy.load_ema if job.tokens_per_step else 1.0
     is_present = job.layout is not None and generation == job.layout.generation
     times = (*job.recent_step_s, duration_s)[-KEPT_STEP_TIMES:] if is_present else ()
-    job = evolve(
+    job = fast_replace(
         job,
         step=step,
         recent_step_s=times,

@@ -12,9 +12,9 @@ from pacekeeper.controller.mitigation import backoff, rollout
 from pacekeeper.controller.state.events import Command, ProposalAnswered, SaveProposal, Say
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import COSTLY, Decision
-from pacekeeper.core.incidents.proposals import Answer, Proposal
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.findings import STATE_MOVING_LEVELS, Decision
+from pacekeeper.core.incidents.proposals import Proposal, ProposalState
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 
 KEPT_PROPOSALS = 16  # of one job, to be asked for; the store keeps all
 
@@ -23,13 +23,15 @@ def is_asked(config: PolicyConfig, decision: Decision) -> bool:
     """Must a person approve this before it is done?"""
     if config.mode != "approve":
         return False
-    return config.approve == "all" or decision.rung in COSTLY or decision.moved_bytes > 0
+    return (
+        config.approve == "all" or decision.rung in STATE_MOVING_LEVELS or decision.moved_bytes > 0
+    )
 
 
 def is_waited_for(job: JobState) -> bool:
     """Is a person being asked, on the grounds as they are? Then nothing else is decided on them."""
     proposal = job.open_proposal
-    if proposal is None or proposal.answer is not Answer.WAITING:
+    if proposal is None or proposal.answer is not ProposalState.WAITING:
         return False
     return proposal.slow == job.evidence.slow and not _why_stale(job, proposal)
 
@@ -81,17 +83,17 @@ def answer(
     proposal = job.open_proposal
     if proposal is None or proposal.proposal_id != said.proposal_id:
         return job, commands
-    if proposal.answer is not Answer.WAITING:
+    if proposal.answer is not ProposalState.WAITING:
         return job, commands
     if said.is_approved:
         # What is being decided on now is not what was approved.
         job = replace(job, asked=0, decided_on=None)
-        approved = replace(proposal, answer=Answer.APPROVED, said_by=said.said_by)
+        approved = replace(proposal, answer=ProposalState.APPROVED, said_by=said.said_by)
         job, more = _changed(job, approved)
         job, noted = _noted(job, proposal, f"approved by {said.said_by}")
         return job, [*commands, *more, *noted]
     job = backoff.denied(job, proposal, said.said_by, said.reason, now_s)
-    job, more = _ended(job, proposal, Answer.DENIED, said.reason, said_by=said.said_by)
+    job, more = _ended(job, proposal, ProposalState.DENIED, said.reason, said_by=said.said_by)
     return job, [*commands, *more]
 
 
@@ -102,11 +104,13 @@ def follow(job: JobState, config: PolicyConfig, unix_s: float) -> tuple[JobState
         return job, []
     if unix_s >= proposal.expires_unix_s:
         within_s = proposal.expires_unix_s - proposal.made_unix_s
-        return _ended(job, proposal, Answer.EXPIRED, f"not approved within {within_s:.0f} s")
+        return _ended(job, proposal, ProposalState.EXPIRED, f"not approved within {within_s:.0f} s")
     if config.mode != "approve":
-        return _ended(job, proposal, Answer.STALE, f"plans are not proposed in mode {config.mode}")
+        return _ended(
+            job, proposal, ProposalState.STALE, f"plans are not proposed in mode {config.mode}"
+        )
     why = _why_stale(job, proposal)
-    return _ended(job, proposal, Answer.STALE, why) if why else (job, [])
+    return _ended(job, proposal, ProposalState.STALE, why) if why else (job, [])
 
 
 def move(job: JobState, by_s: float) -> tuple[JobState, list[Command]]:
@@ -128,10 +132,10 @@ def take(
         return job, commands
     if decision is None or decision.layout is None:
         why = "it could not be priced again" if decision is None else decision.reason
-        job, said = _ended(job, proposal, Answer.STALE, why)
+        job, said = _ended(job, proposal, ProposalState.STALE, why)
         return job, [*commands, *said]
     assert decision.layout == proposal.plan, "no other plan was approved"
-    job, said = _changed(job, replace(proposal, answer=Answer.OFFERED, decision=decision))
+    job, said = _changed(job, replace(proposal, answer=ProposalState.OFFERED, decision=decision))
     job, offered = rollout.offer(job, decision, now_s)
     return job, [*commands, *said, *offered]
 
@@ -139,7 +143,7 @@ def take(
 def withdraw(job: JobState, why: str) -> tuple[JobState, list[Command]]:
     """What is open is stale: the job ends, say, or something else is decided."""
     proposal = job.open_proposal
-    return (job, []) if proposal is None else _ended(job, proposal, Answer.STALE, why)
+    return (job, []) if proposal is None else _ended(job, proposal, ProposalState.STALE, why)
 
 
 def _why_stale(job: JobState, proposal: Proposal) -> str:
@@ -152,12 +156,12 @@ def _why_stale(job: JobState, proposal: Proposal) -> str:
     if job.newest_generation >= plan.generation:
         return f"generation {job.newest_generation} came first"
     if more := sorted(job.evidence.slow.keys() - proposal.slow.keys()):
-        return f"ranks {rank_text(more)} are slow by now, too"
+        return f"ranks {format_ranks(more)} are slow by now, too"
     return ""
 
 
 def _ended(
-    job: JobState, proposal: Proposal, how: Answer, note: str, *, said_by: str = ""
+    job: JobState, proposal: Proposal, how: ProposalState, note: str, *, said_by: str = ""
 ) -> tuple[JobState, list[Command]]:
     """It is closed; what it stood for is decided anew."""
     by = said_by or proposal.said_by

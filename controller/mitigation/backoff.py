@@ -10,7 +10,7 @@ from dataclasses import replace
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.state.events import Command, SaveDecision, SaveJob, Say
 from pacekeeper.controller.state.state import JobState, Refusal
-from pacekeeper.core.incidents.findings import Decision, Rung
+from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.codec import layout_crc
 from pacekeeper.core.layout.layout import Layout
@@ -38,7 +38,9 @@ def take(job: JobState, record: PlanRefusedRecord, now_s: float) -> tuple[JobSta
         plan=plan, rank=record.rank, reason=record.reason, count=count, until_s=now_s + waits_s
     )
     text = f"given up: {refusal.text}; no {rung} plan for {waits_s:.0f} s"
-    decision = Decision(rung=Rung.NOTHING, layout=None, reason=f"plan {plan.generation} {text}")
+    decision = Decision(
+        rung=MitigationLevel.NOTHING, layout=None, reason=f"plan {plan.generation} {text}"
+    )
     job = replace(
         job,
         desired=None,

@@ -10,7 +10,7 @@ from statistics import median
 
 from pacekeeper.controller.state.state import JobState, Move
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.layout.diff import fresh_replicas, transfers
+from pacekeeper.core.layout.diff import added_replicas, diff_layouts
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.core.telemetry.records import PlanAppliedRecord
@@ -89,14 +89,14 @@ def _with(known: Move | None, told: Mapping[int, PlanAppliedRecord]) -> Move:
 def moved(old: Layout, new: Layout, shape: ModelShape) -> Moved:
     """What `new` copies, blocks of `old` being where that says."""
     if old.stages == new.stages:
-        copies = Counter(fresh_replicas(old, new))
+        copies = Counter(added_replicas(old, new))
         return Moved(
             total_bytes=copies.total() * shape.expert_bytes,
             busiest_bytes=max(copies.values(), default=0) * shape.expert_bytes,
         )
     received: dict[int, float] = {}
     sent: dict[int, float] = {}
-    for transfer in transfers(old, new):
+    for transfer in diff_layouts(old, new):
         count = block_bytes(transfer.block, old, shape)
         received[transfer.destination] = received.get(transfer.destination, 0.0) + count
         if transfer.source is not None:

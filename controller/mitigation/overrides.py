@@ -16,12 +16,12 @@ from pacekeeper.controller.state.events import (
     Say,
 )
 from pacekeeper.controller.state.state import JobState, State
-from pacekeeper.core.incidents.operator_orders import Order, OrderKind, rank_of, rank_subject
+from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind, parse_rank_subject, rank_subject
 
 MOST_ORDERS = 10_000
 
 
-def found(state: State, kind: OrderKind, subject: str) -> Order | None:
+def found(state: State, kind: OrderKind, subject: str) -> OperatorOrder | None:
     """The order that stands; None where none does."""
     return next((o for o in state.orders if (o.kind, o.subject) == (kind, subject)), None)
 
@@ -33,7 +33,7 @@ def why_unknown(state: State, kind: OrderKind, subject: str) -> str:
             known = sorted({*state.nodes, *(n for job in state.jobs.values() for n in job.nodes)})
             return "" if subject in known else f"no node {subject!r}; there are: {_some(known)}"
         case OrderKind.CORDON_RANK:
-            named = rank_of(subject)
+            named = parse_rank_subject(subject)
             job = None if named is None else state.jobs.get(named[0])
             if named is None or job is None:
                 return f"no rank {subject!r}: expected JOB/RANK, jobs are: {_some(state.jobs)}"
@@ -63,8 +63,8 @@ def give(state: State, event: OrderGiven, unix_s: float) -> tuple[State, list[Co
         ]
     if len(others) >= MOST_ORDERS or why_unknown(state, event.kind, event.subject):
         return state, []
-    named = rank_of(event.subject) if event.kind is OrderKind.CORDON_RANK else None
-    order = Order(
+    named = parse_rank_subject(event.subject) if event.kind is OrderKind.CORDON_RANK else None
+    order = OperatorOrder(
         kind=event.kind,
         subject=event.subject,
         said_by=event.said_by,
@@ -90,7 +90,7 @@ def why_dry(state: State) -> str:
     return "" if order is None else f"dry run {order.text}"
 
 
-def of_job(state: State, job: JobState) -> tuple[Order, ...]:
+def of_job(state: State, job: JobState) -> tuple[OperatorOrder, ...]:
     """The orders that hold for a job."""
     nodes, ranks = set(job.nodes), {rank_subject(job.name, rank) for rank in job.ranks}
     return tuple(
@@ -123,7 +123,7 @@ def seen(state: State, job: JobState) -> JobState:
     return job if cordoned == job.cordoned else replace(job, cordoned=cordoned)
 
 
-def _woken(state: State, order: Order) -> tuple[State, list[Command]]:
+def _woken(state: State, order: OperatorOrder) -> tuple[State, list[Command]]:
     """Every job it holds for is decided on anew; where no plans may be, none is on its way."""
     commands: list[Command] = []
     jobs = dict(state.jobs)

@@ -14,7 +14,7 @@ from pacekeeper.controller.mitigation.verification import patience_s
 from pacekeeper.controller.state.events import AskProbe, Command, SaveJob, Say
 from pacekeeper.controller.state.state import JobState, ProbeQuestion
 from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Tier
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.telemetry.records import ProbeRecord
 from pacekeeper.predictor.assurance.probe_verdict import Reading, read, tier_of
 from pacekeeper.predictor.online.state import forget
@@ -76,7 +76,7 @@ def ask(
     if not _can_all(job, ranks):
         return _settled(job, UNSUPPORTED)
     job, question = _put(job, ranks, now_s, unix_s)
-    who = rank_text(decision.unconfirmed)
+    who = format_ranks(decision.unconfirmed)
     text = (
         f"job={job.name} probe={question.number} asked: are ranks {who} slow? ({decision.reason})"
     )

@@ -18,7 +18,7 @@ from pacekeeper.controller.state.events import (
 )
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import Decision
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout
 
 REPEAT_S = 1.0  # between two times the same offer or death notice is said
@@ -113,9 +113,9 @@ def why_worthless(job: JobState, plan: Layout, base: int, slow: Collection[int])
     if present != base:
         return f"generation {present} came first"
     if over := sorted(set(slow) - job.evidence.slow.keys()):
-        return f"ranks {rank_text(over)}, for which it was made, are slow no more"
+        return f"ranks {format_ranks(over)}, for which it was made, are slow no more"
     if job.evidence.slow and not slow:  # as the way home, or better shares for all
-        return f"made for no one slow, and ranks {rank_text(job.evidence.slow)} are"
+        return f"made for no one slow, and ranks {format_ranks(job.evidence.slow)} are"
     return ""
 
 

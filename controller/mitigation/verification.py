@@ -12,7 +12,7 @@ from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation.backoff import wait_s
 from pacekeeper.controller.state.events import Command, Say
 from pacekeeper.controller.state.state import JobState, Promise, Refusal
-from pacekeeper.core.incidents.findings import Decision, FindingKind, Rung
+from pacekeeper.core.incidents.findings import Decision, FindingKind, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
 
 MEASURED_STEPS = 5  # whose median is the measured step
@@ -25,7 +25,7 @@ def made(job: JobState, layout: Layout) -> Promise | None:
     decision, base = job.last_decision, job.layout
     if decision is None or base is None or job.desired != layout:
         return None
-    if decision.rung in (Rung.RETURN_HOME, Rung.ROLL_BACK):
+    if decision.rung in (MitigationLevel.RETURN_HOME, MitigationLevel.ROLL_BACK):
         return None
     gain_s = decision.current_step_s - decision.planned_step_s
     measured_s = measured_step_s(job)
@@ -105,7 +105,7 @@ def judge(job: JobState) -> tuple[JobState, list[Command]]:
 def given_up(job: JobState, decision: Decision, now_s: float) -> JobState:
     """The way back from a plan is offered: others of that plan's kind wait."""
     promise = job.promise
-    if decision.rung is not Rung.ROLL_BACK or promise is None:
+    if decision.rung is not MitigationLevel.ROLL_BACK or promise is None:
         return job
     before = job.unkept.get(promise.rung)
     count = 1 if before is None else before.count + 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pacekeeper.controller.observability.state_metrics import incident_labels, nodes_away
 from pacekeeper.controller.state.state import JobState, RankLife, State
 from pacekeeper.core.incidents.findings import FindingKind, Watch
-from pacekeeper.core.incidents.rank_failures import who
+from pacekeeper.core.incidents.rank_failures import ranks_label
 
 # Severity and seconds, as in deploy/pacekeeper.alerts.yml.
 RULES: Mapping[str, tuple[str, float]] = {
@@ -135,7 +135,7 @@ def _of_incidents(job: JobState) -> Iterator[Notice]:
         extent = ""
         if finding.kind is FindingKind.DEATH:
             alert = "PacekeeperRecoveryStalled"
-            extent = who(incident.waits_for)
+            extent = ranks_label(incident.waits_for)
             summary = f"Job {job.name} has not gone on without {extent}"
         elif finding.rank is None:
             alert = "PacekeeperJobSlow"

@@ -14,8 +14,8 @@ from pacekeeper.controller.observability.event_loop_lag import LoopLag
 from pacekeeper.controller.observability.rank_metrics import RankSeries
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.metrics import MetricsConfig
-from pacekeeper.core.incidents.findings import Decision, FindingKind, Incident, Rung
-from pacekeeper.core.prometheus_text import Page
+from pacekeeper.core.incidents.findings import Decision, FindingKind, Incident, MitigationLevel
+from pacekeeper.core.prometheus_text import MetricsPage
 from pacekeeper.protos import metrics_server
 from pacekeeper.protos.metrics_server import MetricsServer
 
@@ -66,7 +66,7 @@ class ControllerMetrics:
         # From 0 on: an increase from nothing is none for Prometheus.
         for kind in FindingKind:
             self._incidents.labels(kind.value)
-        for rung in Rung:
+        for rung in MitigationLevel:
             self._plans.labels(rung.value)
         self.advance = Summary(
             "pacekeeper_advance_seconds", "One event through the machine.", registry=self.registry
@@ -151,7 +151,7 @@ class ControllerMetrics:
 
     def page(self) -> bytes:
         """What a scrape is answered now; called by any thread."""
-        page = Page()
+        page = MetricsPage()
         with self._one_at_a_time:
             state = self._state
             state_metrics.write(page, state)

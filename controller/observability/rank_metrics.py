@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from pacekeeper.controller.state.state import JobState, RankLife
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.prometheus_text import Family, Page
+from pacekeeper.core.prometheus_text import MetricFamily, MetricsPage
 from pacekeeper.core.telemetry.attachment import Attachment
 
-RANK_INFO = Family(
+RANK_INFO = MetricFamily(
     "pacekeeper_rank_info",
     "1: where each living rank runs; stage and pipeline of the layout in force.",
     *("job_name", "rank", "node", "UUID", "role", "stage", "pipeline"),
@@ -42,7 +42,7 @@ class RankSeries:
     def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}
 
-    def write(self, page: Page, jobs: Mapping[str, JobState]) -> None:
+    def write(self, page: MetricsPage, jobs: Mapping[str, JobState]) -> None:
         """The lines of all jobs; made anew where a rank or a layout changed."""
         lines = page.lines_of(RANK_INFO)
         kept: dict[str, _Job] = {}

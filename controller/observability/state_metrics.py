@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from pacekeeper.controller.state.state import JobState, RankLife, State
 from pacekeeper.core.incidents.findings import FindingKind, Incident
-from pacekeeper.core.incidents.rank_ranges import num_ranks
-from pacekeeper.core.prometheus_text import Family, Page
+from pacekeeper.core.incidents.rank_ranges import count_ranks
+from pacekeeper.core.prometheus_text import MetricFamily, MetricsPage
 
 SHOWN_RANKS = 8  # per job
 SHOWN_INCIDENTS = 64  # per job, the newest
@@ -19,8 +19,8 @@ _JOB = ("job_name",)
 _INCIDENT = ("job_name", "incident", "kind", "rank", "node", "UUID")
 
 
-def _family(name: str, text: str, *labels: str) -> Family:
-    return Family(f"pacekeeper_{name}", text, *labels)
+def _family(name: str, text: str, *labels: str) -> MetricFamily:
+    return MetricFamily(f"pacekeeper_{name}", text, *labels)
 
 
 JOBS = _family("jobs", "Jobs known.")
@@ -63,10 +63,10 @@ CANARY_STEPS = _family("canary_steps", "Steps until it was found or given up.", 
 CANARY_LAST = _family("canary_last_step", "The step at which that was.", *_JOB)
 RANKS = _family("job_ranks", "Ranks of the job, by what became of them.", *_JOB, "life")
 RANK_SLOWDOWN = _family("rank_slowdown_ratio", "Slowest ranks: observed / expected.", *_JOB, "rank")
-FAMILIES = tuple(value for value in list(vars().values()) if isinstance(value, Family))
+FAMILIES = tuple(value for value in list(vars().values()) if isinstance(value, MetricFamily))
 
 
-def write(page: Page, state: State) -> None:
+def write(page: MetricsPage, state: State) -> None:
     """All of a state but where its ranks run."""
     for family in FAMILIES:
         page.lines_of(family)
@@ -86,7 +86,7 @@ def write(page: Page, state: State) -> None:
             page.add(RANK_SLOWDOWN, slowdown, name, str(number))
 
 
-def _progress(page: Page, name: str, job: JobState, unix_offset_s: float) -> None:
+def _progress(page: MetricsPage, name: str, job: JobState, unix_offset_s: float) -> None:
     page.add(STEP, job.step, name)
     page.add(TOKENS, job.tokens_per_s, name)
     page.add(GENERATION, 0 if job.layout is None else job.layout.generation, name)
@@ -104,7 +104,7 @@ def _progress(page: Page, name: str, job: JobState, unix_offset_s: float) -> Non
             page.add(trouble, 1, name, saves.trouble)
 
 
-def _watch(page: Page, name: str, job: JobState) -> None:
+def _watch(page: MetricsPage, name: str, job: JobState) -> None:
     page.add(INFO, 1, name, job.watch.value)
     if job.blind is not None:
         page.add(BLIND, 1, name, job.blind.value)
@@ -118,12 +118,12 @@ def _watch(page: Page, name: str, job: JobState) -> None:
         page.add(CANARY_LAST, canary.step, name)
 
 
-def _incident(page: Page, job: JobState, incident: Incident) -> None:
+def _incident(page: MetricsPage, job: JobState, incident: Incident) -> None:
     labels = incident_labels(job, incident)
     values = tuple(labels[label] for label in _INCIDENT)
     page.add_line(INCIDENT_OPENED, INCIDENT_OPENED.line_once(incident.opened_unix_s, *values))
     if waits_for := incident.waits_for:
-        line = INCIDENT_RANKS.line_once(num_ranks(waits_for), *values)
+        line = INCIDENT_RANKS.line_once(count_ranks(waits_for), *values)
         page.add_line(INCIDENT_RANKS, line)
     if incident.finding.kind is not FindingKind.DEATH:
         line = INCIDENT_SLOWDOWN.line_once(incident.finding.slowdown, *values)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pacekeeper.controller.state.events import StepSummary
-from pacekeeper.core.incidents.findings import Considered, Decision, Incident, Rung
+from pacekeeper.core.incidents.findings import ConsideredLayout, Decision, Incident, MitigationLevel
 
 RECENT_STEPS = 48  # with the times of all ranks
 MOST_ROWS = 240  # of one incident
@@ -70,7 +70,7 @@ class PlanNote:
 
     step: int
     unix_s: float
-    rung: Rung
+    rung: MitigationLevel
     reason: str
     generation: int | None
     current_step_s: float
@@ -78,7 +78,7 @@ class PlanNote:
     fluid_step_s: float
     cost_s: float
     moved_bytes: int
-    considered: tuple[Considered, ...] = ()
+    considered: tuple[ConsideredLayout, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pacekeeper.controller.observability.timeline import Course, CourseRow, Note, PaceRow, PlanNote
 from pacekeeper.controller.storage.rows import LARGE, real, text, whole
-from pacekeeper.core.incidents.findings import Considered, Rung
+from pacekeeper.core.incidents.findings import ConsideredLayout, MitigationLevel
 
 FORMAT = 1
 MOST_BYTES = 8 << 20  # of one, unpacked: a damaged row can not ask for more
@@ -90,13 +90,15 @@ def _values(plain: Any, kind: type[CourseRow] | type[PaceRow]) -> dict[str, Any]
 
 def _plan(plain: Any) -> PlanNote:
     considered = tuple(
-        Considered(rung=Rung(one["rung"]), why_not=text(one["why_not"]), **_prices(one))
+        ConsideredLayout(
+            rung=MitigationLevel(one["rung"]), why_not=text(one["why_not"]), **_prices(one)
+        )
         for one in plain["considered"]
     )
     return PlanNote(
         step=whole(plain["step"]),
         unix_s=real(plain["unix_s"]),
-        rung=Rung(plain["rung"]),
+        rung=MitigationLevel(plain["rung"]),
         reason=text(plain["reason"]),
         generation=_perhaps(whole, plain["generation"]),
         current_step_s=real(plain["current_step_s"]),

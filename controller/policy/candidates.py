@@ -17,7 +17,7 @@ from pacekeeper.controller.policy.repartition_candidates import Candidate, Exper
 from pacekeeper.controller.policy.replica_candidates import ReplicaPlan, Wishes, plan_replicas
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import Rung
+from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.predictor.cost.forecast import replica_s, row_s
 
@@ -79,8 +79,11 @@ class Search:
         shared = tuple(split.hosts for split in self.splits)
         batch = self._batch_shares()
         found = [
-            Candidate(rung=Rung.TOKEN_SHARES, layout=self.made(shared, view.layout.batch_shares)),
-            Candidate(rung=Rung.BATCH_SHARES, layout=self.made(shared, batch)),
+            Candidate(
+                rung=MitigationLevel.TOKEN_SHARES,
+                layout=self.made(shared, view.layout.batch_shares),
+            ),
+            Candidate(rung=MitigationLevel.BATCH_SHARES, layout=self.made(shared, batch)),
         ]
         # State is moved for nobody whose device is well by the probe, or of whom it is still to
         # tell; shares cost nothing.
@@ -91,7 +94,7 @@ class Search:
             hosts.append(plan.experts)
             found.append(
                 Candidate(
-                    rung=Rung.MOVE_REPLICAS,
+                    rung=MitigationLevel.MOVE_REPLICAS,
                     layout=self.made(plan.experts, batch),
                     proof=f"; {plan.proof}",
                 )

@@ -10,7 +10,7 @@ from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import Floor, shrink
+from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 
 MARK = 0.5  # a speed below 1: who stands by with one is given no place when others join
 SLACK = 1e-6  # of a share: rounding
@@ -28,7 +28,7 @@ def left_out(view: View, config: PolicyConfig) -> tuple[Layout | None, str]:
     if len(view.cordoned) > config.max_acted_ratio * len(layout.ranks):
         why = f"{len(view.cordoned)} of {len(layout.ranks)} are more than max_acted_ratio"
         return None, why
-    floor = Floor(
+    floor = ReplicationFloor(
         hosts=config.min_hosts,
         domain_of=view.node_of,
         slots_per_rank=view.shape.slots_per_rank or None,

@@ -23,19 +23,24 @@ from pacekeeper.controller.policy.pricing import Price, Pricing
 from pacekeeper.controller.policy.repartition_candidates import Candidate
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import COSTLY, Considered, Decision, Rung
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.findings import (
+    STATE_MOVING_LEVELS,
+    ConsideredLayout,
+    Decision,
+    MitigationLevel,
+)
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout
 
 WORTH_SAYING = 0.001  # of a step: below it no layout is called better
 WORTH_MORE = 0.01  # of a step: what a rung has to bring beyond the cheaper ones
-WHAT: Mapping[Rung, str] = {
-    Rung.TOKEN_SHARES: "other token shares over the expert replicas",
-    Rung.BATCH_SHARES: "other token shares and batch shares",
-    Rung.MOVE_REPLICAS: "other expert replicas, token shares and batch shares",
-    Rung.TENSOR_SHARDS: "other shards in tensor groups, token shares and batch shares",
-    Rung.MOVE_LAYERS: "other stages, shards, expert replicas and shares",
-    Rung.LEAVE_OUT: "work for fewer ranks",
+WHAT: Mapping[MitigationLevel, str] = {
+    MitigationLevel.TOKEN_SHARES: "other token shares over the expert replicas",
+    MitigationLevel.BATCH_SHARES: "other token shares and batch shares",
+    MitigationLevel.MOVE_REPLICAS: "other expert replicas, token shares and batch shares",
+    MitigationLevel.TENSOR_SHARDS: "other shards in tensor groups, token shares and batch shares",
+    MitigationLevel.MOVE_LAYERS: "other stages, shards, expert replicas and shares",
+    MitigationLevel.LEAVE_OUT: "work for fewer ranks",
 }
 
 
@@ -66,12 +71,15 @@ def decide(view: View, config: PolicyConfig) -> Decision:
     if decision is None:
         decision = _fastest(view, now, search)
     # Other shares alone would make the layout ours, and leave replicas where survivors put them.
-    is_hasty = view.by_survivors and decision.rung not in COSTLY
+    is_hasty = view.by_survivors and decision.rung not in STATE_MOVING_LEVELS
     if is_hasty or (decision.layout is None and now.num_narrow):
         decision = _safer(view, now, search, decision.layout or view.layout) or decision
     left = exposed(decision.layout or view.layout, floor) + untold(view, config)
     more = _refused(view, decision.rung) + kept
-    if decision.layout is not None and decision.rung not in (Rung.RETURN_HOME, Rung.ROLL_BACK):
+    if decision.layout is not None and decision.rung not in (
+        MitigationLevel.RETURN_HOME,
+        MitigationLevel.ROLL_BACK,
+    ):
         decision = replace(decision, layout=cordons.marked(decision.layout, view))
     return replace(decision, reason=decision.reason + more, exposed=left)
 
@@ -85,7 +93,7 @@ class _Now:
     floor: SpreadFloor
     num_narrow: int
 
-    def plan(self, rung: Rung, layout: Layout, reason: str, price: Price) -> Decision:
+    def plan(self, rung: MitigationLevel, layout: Layout, reason: str, price: Price) -> Decision:
         """A decision with its prices."""
         return Decision(
             rung=rung,
@@ -104,9 +112,9 @@ def _without_cordoned(view: View, now: _Now) -> tuple[Decision | None, str]:
     ranks = cordons.leaving(view)
     if not ranks:
         return None, ""
-    who = f"ranks {rank_text(ranks)} are cordoned"
+    who = f"ranks {format_ranks(ranks)} are cordoned"
     layout, why = cordons.left_out(view, now.config)
-    if layout is not None and _is_held(view, Rung.LEAVE_OUT, layout):
+    if layout is not None and _is_held(view, MitigationLevel.LEAVE_OUT, layout):
         layout, why = None, "such plans wait"
     if layout is None:
         return None, f"; {who} and keep their work: {why}"
@@ -115,7 +123,7 @@ def _without_cordoned(view: View, now: _Now) -> tuple[Decision | None, str]:
         f"{who}: without them a step goes from {now.pricing.current_s * 1e3:.0f} to "
         f"{price.step_s * 1e3:.0f} ms"
     )
-    return now.plan(Rung.LEAVE_OUT, layout, reason, price), ""
+    return now.plan(MitigationLevel.LEAVE_OUT, layout, reason, price), ""
 
 
 def _fastest(view: View, now: _Now, search: Search) -> Decision:
@@ -144,7 +152,7 @@ def _best_of(view: View, now: _Now, search: Search, min_gain: float) -> Decision
     is_proposed = config.mode == "approve" and config.approve == "moves"
     for candidate in search.candidates():
         rung, layout = candidate.rung, candidate.layout
-        if is_proposed and rung in COSTLY and best.layout is not None:
+        if is_proposed and rung in STATE_MOVING_LEVELS and best.layout is not None:
             break  # what needs nobody's word comes first; the others are proposed on top of it
         price = now.pricing.price(layout)
         gain_s = current_s - price.step_s
@@ -152,15 +160,17 @@ def _best_of(view: View, now: _Now, search: Search, min_gain: float) -> Decision
         value_s = gain_s * config.horizon_steps - cost_s
         # A higher rung must be worth the disturbance of moving state: 1 % of a step of the best so
         # far, and more than what the shares in it would bring alone, whoever refused these.
-        to_beat_s = max(best_value_s, shares_value_s) if rung in COSTLY else best_value_s
-        if rung not in COSTLY:
+        to_beat_s = (
+            max(best_value_s, shares_value_s) if rung in STATE_MOVING_LEVELS else best_value_s
+        )
+        if rung not in STATE_MOVING_LEVELS:
             shares_value_s = max(shares_value_s, value_s)
         step_s = best.planned_step_s if best.layout is not None else current_s
         margin_s = WORTH_MORE * step_s * config.horizon_steps * bool(to_beat_s)
         waits = _why_wait(view, now, candidate, gain_s=gain_s, cost_s=cost_s)
         one = _Priced(
             layout=layout,
-            told=Considered(
+            told=ConsideredLayout(
                 rung=rung,
                 planned_step_s=price.step_s,
                 cost_s=cost_s,
@@ -188,7 +198,7 @@ def _best_of(view: View, now: _Now, search: Search, min_gain: float) -> Decision
         best_value_s = value_s
         priced.append(one)
         best = now.plan(rung, layout, _reason(view, now, rung, price) + candidate.proof, price)
-        if rung in COSTLY:
+        if rung in STATE_MOVING_LEVELS:
             best = replace(best, unconfirmed=tuple(sorted(view.unread & set(view.slow))))
     return replace(best, considered=tuple(one.beside(best.layout) for one in priced))
 
@@ -198,13 +208,13 @@ class _Priced:
     """A candidate with its price; `told` says what spoke against it so far."""
 
     layout: Layout
-    told: Considered
+    told: ConsideredLayout
 
     def passed(self, why: str) -> "_Priced":
         """It is not taken."""
         return replace(self, told=replace(self.told, why_not=why))
 
-    def beside(self, chosen: Layout | None) -> Considered:
+    def beside(self, chosen: Layout | None) -> ConsideredLayout:
         """For people, once it is known which one was taken."""
         is_beaten = not self.told.why_not and self.layout is not chosen
         return replace(self.told, why_not="another gains more") if is_beaten else self.told
@@ -222,7 +232,7 @@ def _why_wait(
     if _is_held(view, rung, layout):
         return ""
     if more := cordons.adds_work(view, layout):
-        return f", and gives ranks {rank_text(more)} more work, which are cordoned"
+        return f", and gives ranks {format_ranks(more)} more work, which are cordoned"
     if layout.stages == view.layout.stages:
         return None
     limit = now.config.max_moved_bytes
@@ -240,8 +250,12 @@ def _priced_again(view: View, now: _Now, approved: Decision) -> Decision:
     """The approved plan at present prices, if it still does what it was made for."""
     layout, rung = approved.layout, approved.rung
     assert layout is not None, "a plan was approved"
-    if rung in (Rung.RETURN_HOME, Rung.ROLL_BACK):
-        back = _gone_home(view, now) if rung is Rung.RETURN_HOME else _rolled_back(view, now)
+    if rung in (MitigationLevel.RETURN_HOME, MitigationLevel.ROLL_BACK):
+        back = (
+            _gone_home(view, now)
+            if rung is MitigationLevel.RETURN_HOME
+            else _rolled_back(view, now)
+        )
         if back is None or back.layout != layout:
             return _nothing("priced again, the way back is none any more, or does not pay")
         return replace(back, reason=f"approved: {back.reason}")
@@ -274,7 +288,7 @@ def _gone_home(view: View, now: _Now) -> Decision | None:
         return None
     if view.cordoned & set(home.working):
         return None
-    if _is_held(view, Rung.RETURN_HOME, home):
+    if _is_held(view, MitigationLevel.RETURN_HOME, home):
         return None
     price = now.pricing.price(now.pricing.as_run(home))
     # Unless the loads have moved on meanwhile, so that it would be a step back; or it is less
@@ -284,7 +298,7 @@ def _gone_home(view: View, now: _Now) -> Decision | None:
         return None
     layout = replace(home, generation=view.next_generation)
     reason = "all findings are over: back to the layout from before the first one"
-    return now.plan(Rung.RETURN_HOME, layout, reason, price)
+    return now.plan(MitigationLevel.RETURN_HOME, layout, reason, price)
 
 
 def _rolled_back(view: View, now: _Now) -> Decision | None:
@@ -295,7 +309,7 @@ def _rolled_back(view: View, now: _Now) -> Decision | None:
     if promise.slow.keys() != view.slow.keys() or promise.base.ranks != view.layout.ranks:
         return None
     layout = replace(promise.base, generation=view.next_generation)
-    if _is_held(view, Rung.ROLL_BACK, layout) or view.cordoned & set(layout.working):
+    if _is_held(view, MitigationLevel.ROLL_BACK, layout) or view.cordoned & set(layout.working):
         return None
     if num_narrow(layout, now.floor) > now.num_narrow:
         return None
@@ -310,7 +324,9 @@ def _rolled_back(view: View, now: _Now) -> Decision | None:
     )
     fluid_s = now.pricing.price(layout).fluid_step_s
     price = Price(step_s=promise.before_s, fluid_step_s=fluid_s)
-    return replace(now.plan(Rung.ROLL_BACK, layout, reason, price), current_step_s=view.step_s)
+    return replace(
+        now.plan(MitigationLevel.ROLL_BACK, layout, reason, price), current_step_s=view.step_s
+    )
 
 
 def _safer(view: View, now: _Now, search: Search, shared: Layout) -> Decision | None:
@@ -323,7 +339,7 @@ def _safer(view: View, now: _Now, search: Search, shared: Layout) -> Decision | 
     if plan is None:
         return None
     layout = search.made(plan.experts, shared.batch_shares)
-    if _is_held(view, Rung.MOVE_REPLICAS, layout) or cordons.adds_work(view, layout):
+    if _is_held(view, MitigationLevel.MOVE_REPLICAS, layout) or cordons.adds_work(view, layout):
         return None
     left = num_narrow(layout, now.floor)
     saved_s = (plan.loss_now - plan.loss) * config.restart_s
@@ -339,10 +355,10 @@ def _safer(view: View, now: _Now, search: Search, shared: Layout) -> Decision | 
         f"{plan.loss_now:.2g}, {plan.loss:.2g} after this one"
     )
     reason = f"{why}; a step takes {price.step_s * 1e3:.0f} ms; {plan.proof}"
-    return now.plan(Rung.MOVE_REPLICAS, layout, reason, price)
+    return now.plan(MitigationLevel.MOVE_REPLICAS, layout, reason, price)
 
 
-def _is_held(view: View, rung: Rung, layout: Layout) -> bool:
+def _is_held(view: View, rung: MitigationLevel, layout: Layout) -> bool:
     """Must this plan wait? One of its kind was refused, or just this one under another name."""
     return any(
         refusal.until_s > view.asked_s
@@ -351,7 +367,7 @@ def _is_held(view: View, rung: Rung, layout: Layout) -> bool:
     )
 
 
-def _refused(view: View, decided: Rung) -> str:
+def _refused(view: View, decided: MitigationLevel) -> str:
     """What ranks refused and is not offered for that reason, or is now tried again."""
     texts = []
     for kind, refusal in sorted(view.refusals.items()):
@@ -370,7 +386,7 @@ def _is_elsewhere(layout: Layout, home: Layout) -> bool:
     return home.ranks == layout.ranks and here != there
 
 
-def _reason(view: View, now: _Now, rung: Rung, price: Price) -> str:
+def _reason(view: View, now: _Now, rung: MitigationLevel, price: Price) -> str:
     if view.slow:
         who = ", ".join(f"rank {r} is x{s:.2f} slow" for r, s in sorted(view.slow.items()))
     elif view.is_makeshift:
@@ -384,4 +400,4 @@ def _reason(view: View, now: _Now, rung: Rung, price: Price) -> str:
 
 
 def _nothing(reason: str) -> Decision:
-    return Decision(rung=Rung.NOTHING, layout=None, reason=reason)
+    return Decision(rung=MitigationLevel.NOTHING, layout=None, reason=reason)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.layout.layout import ExpertHosts, Layout
-from pacekeeper.core.layout.replica_spread import DomainOf, domain, domains
+from pacekeeper.core.layout.layout import Layout, ReplicaSet
+from pacekeeper.core.layout.replica_spread import DomainOf, domain_of_rank, domains_of_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def untold(view: View, config: PolicyConfig) -> str:
     ranks = _without_rack(view)
     if not view.rack_of or not ranks or config.min_racks < 2:
         return ""
-    nodes = sorted({str(domain(view.node_of, rank)) for rank in ranks})
+    nodes = sorted({str(domain_of_rank(view.node_of, rank)) for rank in ranks})
     return f"; racks are not counted: {', '.join(nodes)} told none"
 
 
@@ -67,7 +67,7 @@ def num_narrow(layout: Layout, floor: SpreadFloor) -> int:
 def _num_narrow(layout: Layout, layer: int, floor: SpreadFloor) -> int:
     ranks = layout.stage_of(layer).ranks
     names = [
-        (least, {rank: domain(domain_of, rank) for rank in ranks})
+        (least, {rank: domain_of_rank(domain_of, rank) for rank in ranks})
         for least, domain_of in floor.levels
     ]
     wanted = [(min(least, len(set(name.values()))), name) for least, name in names]
@@ -85,19 +85,19 @@ def exposed(layout: Layout, floor: SpreadFloor) -> str:
             f"; experts on fewer than {floor.text}: {left} (where they lack one no replica can "
             "make room, or it would slow the step)"
         )
-    num_nodes = len(domains(floor.domain_of, layout.working))
+    num_nodes = len(domains_of_ranks(floor.domain_of, layout.working))
     if num_nodes < floor.least and len(layout.working) >= floor.least:
         where = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
         return f"; all ranks are on {where}: experts can not stand on {floor.least}"
     return ""
 
 
-def fatal(experts: Iterable[Iterable[ExpertHosts]], domain_of: DomainOf) -> set[object]:
+def fatal(experts: Iterable[Iterable[ReplicaSet]], domain_of: DomainOf) -> set[object]:
     """The domains that would each take an expert along, all its hosts at once."""
     found: set[object] = set()
     for layer in experts:
         for hosts in layer:
-            on = domains(domain_of, [host.rank for host in hosts])
+            on = domains_of_ranks(domain_of, [host.rank for host in hosts])
             if len(on) == 1:
                 found |= on
     return found

@@ -23,7 +23,7 @@ from pacekeeper.controller.planning.partition.problem import (
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.replica_spread import numbered
+from pacekeeper.core.layout.replica_spread import number_domains
 
 BACKWARD_RATIO = 2.0  # of a forward pass; a rank's time is told for both together
 
@@ -44,7 +44,7 @@ def problem_of(view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness
     now = as_partition(view, view.layout)
     home = view.home
     speeds = view.speeds
-    node = numbered(view.node_of, view.layout.ranks)
+    node = number_domains(view.node_of, view.layout.ranks)
     bandwidth = 1.0 / costs.busiest_s_per_byte if costs.busiest_s_per_byte > 0.0 else inf
     return Problem(
         model=_model_cost(view),

@@ -22,14 +22,14 @@ from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.controller.policy.failure_rates import likelihood
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import Rung
-from pacekeeper.core.incidents.rank_ranges import rank_text
-from pacekeeper.core.layout.layout import ExpertHosts, Layout
-from pacekeeper.core.layout.replica_spread import numbered
+from pacekeeper.core.incidents.findings import MitigationLevel
+from pacekeeper.core.incidents.rank_ranges import format_ranks
+from pacekeeper.core.layout.layout import Layout, ReplicaSet
+from pacekeeper.core.layout.replica_spread import number_domains
 
 SHOWN = 3  # groups named in a reason
 
-Experts = tuple[tuple[ExpertHosts, ...], ...]
+Experts = tuple[tuple[ReplicaSet, ...], ...]
 Speeds = tuple[tuple[int, float], ...]
 
 
@@ -37,7 +37,7 @@ Speeds = tuple[tuple[int, float], ...]
 class Candidate:
     """A layout to be priced, with what is proven of it in words."""
 
-    rung: Rung
+    rung: MitigationLevel
     layout: Layout
     proof: str = ""
 
@@ -59,15 +59,15 @@ def repartitions(
     if shards is not None and _is_other(shards, problem):
         for experts in hosts:
             layout = _layout(view, shards, experts, speeds)
-            found.append(_named(Rung.TENSOR_SHARDS, layout, view.layout))
+            found.append(_named(MitigationLevel.TENSOR_SHARDS, layout, view.layout))
     wishes = _wishes(view, config, problem, floor)
     whole = _joint(replace(problem, is_whole=True), wishes)
     if whole is not None and _places(whole.plan.partition) != _places(problem.now):
-        found.append(_of_joint(Rung.MOVE_LAYERS, whole, view, speeds))
+        found.append(_of_joint(MitigationLevel.MOVE_LAYERS, whole, view, speeds))
     if config.may_leave_out:
         fewer = _joint(problem, wishes)
         if fewer is not None and fewer.plan.standby:
-            found.append(_of_joint(Rung.LEAVE_OUT, fewer, view, speeds))
+            found.append(_of_joint(MitigationLevel.LEAVE_OUT, fewer, view, speeds))
     return found
 
 
@@ -99,22 +99,22 @@ def difference(new: Layout, old: Layout) -> str:
         ("work again", set(old.standing_by) - set(new.standing_by)),
     ):
         if ranks:
-            words.append(f"ranks {rank_text(ranks)} {what}")
+            words.append(f"ranks {format_ranks(ranks)} {what}")
     return "; ".join(words)
 
 
-def _named(rung: Rung, layout: Layout, old: Layout) -> Candidate:
+def _named(rung: MitigationLevel, layout: Layout, old: Layout) -> Candidate:
     words = difference(layout, old)
     return Candidate(rung=rung, layout=layout, proof=f"; {words}" if words else "")
 
 
-def _of_joint(rung: Rung, joint: JointPlan, view: View, speeds: Speeds) -> Candidate:
+def _of_joint(rung: MitigationLevel, joint: JointPlan, view: View, speeds: Speeds) -> Candidate:
     layout = _layout(view, joint.plan.partition, joint.experts, speeds)
     found = _named(rung, layout, view.layout)
     idle = set(layout.standing_by) - set(view.layout.standing_by) - view.slow.keys()
     if not (rested := idle & view.doubted):
         return found
-    why = f", {rank_text(rested)} before others as fast: on nodes that were slow again and again"
+    why = f", {format_ranks(rested)} before others as fast: on nodes that were slow again and again"
     return replace(found, proof=found.proof + why)
 
 
@@ -140,7 +140,7 @@ def _wishes(view: View, config: PolicyConfig, problem: Problem, floor: SpreadFlo
     """As for replicas on fixed stages (`replica_candidates.py`)."""
     expert_s = sum(time.expert_s for time in view.work.values())
     whole = sum(device.speed for device in problem.devices)
-    rack = numbered(floor.rack_of, view.layout.ranks) if floor.rack_of else {}
+    rack = number_domains(floor.rack_of, view.layout.ranks) if floor.rack_of else {}
     racks = min(floor.least_racks, max(1, len(set(rack.values()))))
     return ExpertWishes(
         loads=tuple(

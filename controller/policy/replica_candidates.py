@@ -16,8 +16,8 @@ from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Pric
 from pacekeeper.controller.planning.reliability import kill_sets, survival
 from pacekeeper.controller.planning.token_split.linear_program import Split
 from pacekeeper.controller.policy.failure_domains import SpreadFloor, fatal
-from pacekeeper.core.layout.layout import ExpertHosts, Host, Layout
-from pacekeeper.core.layout.replica_spread import DomainOf, domains, numbered
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
+from pacekeeper.core.layout.replica_spread import DomainOf, domains_of_ranks, number_domains
 
 MAX_LOSSES = 3  # said in words
 
@@ -63,7 +63,7 @@ class ReplicaPlan:
     loses all its nodes until the next plan, after it and without it; `proof` is for people.
     """
 
-    experts: tuple[tuple[ExpertHosts, ...], ...]
+    experts: tuple[tuple[ReplicaSet, ...], ...]
     loss: float
     loss_now: float
     proof: str
@@ -83,9 +83,9 @@ def plan_replicas(
     none.
     """
     experts = [split.hosts for split in splits]
-    node = numbered(wishes.spread.domain_of, layout.ranks)
+    node = number_domains(wishes.spread.domain_of, layout.ranks)
     rack_of = wishes.spread.rack_of
-    rack = numbered(rack_of, layout.ranks) if rack_of else node
+    rack = number_domains(rack_of, layout.ranks) if rack_of else node
     rack_failure = wishes.rack_failure_probability if rack_of else 0.0
     parts: list[tuple[tuple[int, ...], ExpertPlan]] = []
     losses, losses_now, num_copied = 0.0, 0.0, 0
@@ -110,7 +110,9 @@ def plan_replicas(
         num_copied += plan.proof.num_copied
         parts.append((layers, plan))
         for layer, planned in zip(layers, plan.hosts, strict=True):
-            hosts = tuple(tuple(Host(ranks[h.rank], h.share) for h in on) for on in planned)
+            hosts = tuple(
+                tuple(ExpertReplica(ranks[h.rank], h.share) for h in on) for on in planned
+            )
             if _ranks(hosts) != _ranks(layout.experts[layer]):
                 experts[layer] = _with_left(hosts, layout.experts[layer], wishes)
     if num_copied == 0:
@@ -124,10 +126,10 @@ def plan_replicas(
 
 
 def _with_left(
-    planned: tuple[ExpertHosts, ...],
-    present: tuple[ExpertHosts, ...],
+    planned: tuple[ReplicaSet, ...],
+    present: tuple[ReplicaSet, ...],
     wishes: Wishes,
-) -> tuple[ExpertHosts, ...]:
+) -> tuple[ReplicaSet, ...]:
     """Replicas that are there stay, without a share, where a slot is free: no copies back home.
 
     Not those of an expert in too few domains: more hosts would ask for more of them.
@@ -141,14 +143,15 @@ def _with_left(
         kept = {host.rank for host in now}
         left = [host.rank for host in then if host.rank not in kept]
         if not left or any(
-            len(domains(domain_of, kept)) < least for least, domain_of in wishes.spread.levels
+            len(domains_of_ranks(domain_of, kept)) < least
+            for least, domain_of in wishes.spread.levels
         ):
             result.append(now)
             continue
         stays = []
         for rank in left:
             if held.get(rank, 0) < wishes.slots_per_rank:
-                stays.append(Host(rank, 0.0))
+                stays.append(ExpertReplica(rank, 0.0))
                 held[rank] = held.get(rank, 0) + 1
         result.append(tuple(sorted((*now, *stays))))
     return tuple(result)
@@ -202,7 +205,7 @@ def _alike_layers(layout: Layout) -> list[tuple[tuple[int, ...], tuple[int, ...]
     return found
 
 
-def _ranks(experts: Sequence[ExpertHosts]) -> list[list[int]]:
+def _ranks(experts: Sequence[ReplicaSet]) -> list[list[int]]:
     return [[host.rank for host in on] for on in experts]
 
 
@@ -214,7 +217,7 @@ def _flags(present: list[list[list[int]]], num_ranks: int) -> Flags:
     return flags
 
 
-def _of_racks(experts: Sequence[Sequence[ExpertHosts]], rack_of: DomainOf) -> str:
+def _of_racks(experts: Sequence[Sequence[ReplicaSet]], rack_of: DomainOf) -> str:
     """What the loss of one whole rack takes, in words."""
     if not rack_of:
         return ""

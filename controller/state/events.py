@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pacekeeper.controller.state.device_history import Strike
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.incidents.findings import Decision, Incident
-from pacekeeper.core.incidents.operator_orders import Order, OrderKind
+from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.node_report import NodeReport
@@ -186,7 +186,7 @@ class SaveProposal:
 class SaveOrder:
     """Store an order: it outlives the controller."""
 
-    order: Order
+    order: OperatorOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

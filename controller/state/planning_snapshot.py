@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pacekeeper.controller.state.state import Move, Promise, Refusal
-from pacekeeper.core.incidents.findings import Decision, Rung
+from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.core.telemetry.attachment import ModelShape
@@ -62,7 +62,7 @@ class View:
     unread: frozenset[int] = frozenset()
     refuted: frozenset[int] = frozenset()
     is_probing: bool = False
-    refusals: Mapping[Rung, Refusal] = field(default_factory=dict)
+    refusals: Mapping[MitigationLevel, Refusal] = field(default_factory=dict)
     asked_s: float = 0.0
     by_survivors: bool = False
     slow_steps: int | None = None

@@ -9,13 +9,13 @@ from pacekeeper.controller.state.device_history import Strikes
 from pacekeeper.controller.state.expert_load_drafts import LoadDrafts
 from pacekeeper.controller.state.persistent_map import NodeMap, RankMap
 from pacekeeper.controller.state.rank_timings import Measured
-from pacekeeper.core.incidents.findings import Blindness, Decision, Incident, Rung, Tier, Watch
-from pacekeeper.core.incidents.operator_orders import Order
-from pacekeeper.core.incidents.proposals import Answer, Proposal
+from pacekeeper.core.incidents.findings import Blindness, Decision, Incident, MitigationLevel, Tier, Watch
+from pacekeeper.core.incidents.operator_orders import OperatorOrder
+from pacekeeper.core.incidents.proposals import ProposalState, Proposal
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
-from pacekeeper.core.telemetry.node_report import AgentHealth, Later, Unread
+from pacekeeper.core.telemetry.node_report import AgentHealth, LazyNodeData, LazySamples
 from pacekeeper.core.telemetry.records import MicroBatchRecord, ProbeRecord, StepRecord
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 from pacekeeper.predictor.assurance.canary import Canaries
@@ -173,7 +173,7 @@ class Promise:
     """
 
     plan: Layout
-    rung: Rung
+    rung: MitigationLevel
     base: Layout
     before_s: float
     planned_s: float
@@ -208,8 +208,12 @@ class JobState:
     has_untold_deaths: bool = False  # since then
     suspects_said: tuple[int, ...] = ()  # to all its nodes, as they were then
     suspects_said_s: float = -inf  # infinity: there never were any
-    refusals: Mapping[Rung, Refusal] = field(default_factory=dict)  # the last of each kind of plan
-    unkept: Mapping[Rung, Refusal] = field(default_factory=dict)  # the same of plans undone
+    refusals: Mapping[MitigationLevel, Refusal] = field(
+        default_factory=dict
+    )  # the last of each kind of plan
+    unkept: Mapping[MitigationLevel, Refusal] = field(
+        default_factory=dict
+    )  # the same of plans undone
     promise: Promise | None = None  # of the layout in force, until it is judged
     proposals: tuple[Proposal, ...] = ()  # for people, newest last; only that one may be open
     moves: Mapping[int, Move] = field(default_factory=dict)  # of the newest plans, by generation
@@ -322,7 +326,7 @@ class JobState:
     def approved(self) -> Proposal | None:
         """What a person has approved and is not offered yet."""
         proposal = self.open_proposal
-        is_approved = proposal is not None and proposal.answer is Answer.APPROVED
+        is_approved = proposal is not None and proposal.answer is ProposalState.APPROVED
         return proposal if is_approved else None
 
     @property
@@ -347,9 +351,9 @@ class NodeState:
     health: AgentHealth = field(default_factory=AgentHealth)
     devices: Mapping[str, tuple[DeviceSample, ...]] = field(default_factory=dict)
     host: tuple[HostSample, ...] = ()
-    unread_devices: tuple[Later[tuple[DeviceSample, ...]], ...] = ()
-    unread_host: tuple[Later[HostSample], ...] = ()
-    newest: Unread | None = None
+    unread_devices: tuple[LazySamples[tuple[DeviceSample, ...]], ...] = ()
+    unread_host: tuple[LazySamples[HostSample], ...] = ()
+    newest: LazyNodeData | None = None
     last_report_s: float = 0.0
 
 
@@ -362,7 +366,7 @@ class State:
     next_incident_id: int = 1
     next_proposal_id: int = 1
     num_asked: int = 0  # decisions asked for, of all jobs
-    orders: tuple[Order, ...] = ()  # of people, that stand
+    orders: tuple[OperatorOrder, ...] = ()  # of people, that stand
     strikes: Strikes = field(default_factory=dict)  # see controller/state/device_history.py
     ticked_s: float = 0.0  # these three: whose turn it is, see tick.py
     ranks_left: float = 0.0

@@ -11,7 +11,7 @@ from pacekeeper.controller.state.device_history import KEEP_S, Strike, Strikes, 
 from pacekeeper.controller.storage.change_log import Journal
 from pacekeeper.controller.storage.rows import LARGE, real, text, whole
 from pacekeeper.core.incidents.findings import FindingKind
-from pacekeeper.core.incidents.operator_orders import Order, OrderKind
+from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 
 MOST_COURSES, MOST_PACES, MOST_STRIKES = 4096, 512, 16384
 _log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Kept:
             known = remember(known, strike)
         return known
 
-    def save_order(self, order: Order) -> None:
+    def save_order(self, order: OperatorOrder) -> None:
         """Insert or replace an order."""
         self._connection.execute(
             "REPLACE INTO orders VALUES (?, ?, ?, ?, ?, ?)",
@@ -122,11 +122,11 @@ class Kept:
             "DELETE FROM orders WHERE kind = ? AND subject = ?", (kind, subject)
         )
 
-    def orders(self) -> tuple[Order, ...]:
+    def orders(self) -> tuple[OperatorOrder, ...]:
         """Those that stand, oldest first. Raises ValueError for what is none."""
         rows = self._connection.execute("SELECT * FROM orders ORDER BY since_unix_s")
         return tuple(
-            Order(
+            OperatorOrder(
                 kind=OrderKind(row[0]),
                 subject=text(row[1]),
                 said_by=text(row[2]),

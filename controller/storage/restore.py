@@ -11,7 +11,7 @@ from pacekeeper.controller.state.device_history import Strikes
 from pacekeeper.controller.state.state import JobRecord, JobState, RankRecord, State, newest
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import FindingKind, Incident
-from pacekeeper.core.incidents.operator_orders import Order
+from pacekeeper.core.incidents.operator_orders import OperatorOrder
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.predictor.job_level.online import JobPace
@@ -27,7 +27,7 @@ def restored(
     unix_offset_s: float,
     waiting: Sequence[Proposal] = (),
     next_proposal_id: int = 1,
-    standing: Sequence[Order] = (),
+    standing: Sequence[OperatorOrder] = (),
     strikes: Strikes = MappingProxyType({}),
 ) -> State:
     """The state a stored past gives: open findings are remembered, all else is measured anew.

@@ -19,12 +19,12 @@ from pacekeeper.controller.storage import sqlite_file
 from pacekeeper.controller.storage.change_log import Journal
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import RetentionConfig
-from pacekeeper.core.incidents.proposals import Answer
+from pacekeeper.core.incidents.proposals import ProposalState
 
 Key = tuple[Any, ...]
 
 
-_OPEN = f"('{Answer.WAITING.value}', '{Answer.APPROVED.value}')"
+_OPEN = f"('{ProposalState.WAITING.value}', '{ProposalState.APPROVED.value}')"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

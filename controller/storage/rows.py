@@ -5,10 +5,17 @@ import math
 from dataclasses import astuple
 from typing import Any
 
-from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
-from pacekeeper.core.incidents.proposals import Answer, Proposal
-from pacekeeper.core.incidents.rank_failures import Deaths
-from pacekeeper.core.incidents.rank_ranges import joined, num_ranks
+from pacekeeper.core.incidents.findings import (
+    Decision,
+    Finding,
+    FindingKind,
+    Incident,
+    MitigationLevel,
+    Tier,
+)
+from pacekeeper.core.incidents.proposals import Proposal, ProposalState
+from pacekeeper.core.incidents.rank_failures import RankFailures
+from pacekeeper.core.incidents.rank_ranges import count_ranks, merge_ranges
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 
 SMALL = 1 << 32  # steps, ranks and generations are less: so they are told
@@ -120,15 +127,15 @@ def incident_of(row: tuple[Any, ...]) -> Incident:
     )
 
 
-def _deaths(plain: Any) -> Deaths:
+def _deaths(plain: Any) -> RankFailures:
     """Raises ValueError or TypeError for what is none."""
     ranks, reason, step, unix_s, closed_unix_s, closed_step = plain
     runs = tuple((whole(first), whole(last)) for first, last in ranks)
-    if any(first > last for first, last in runs) or joined(runs) != runs:
+    if any(first > last for first, last in runs) or merge_ranges(runs) != runs:
         raise ValueError(f"{runs!s:.40} are no runs of ranks")
-    if num_ranks(runs) > MOST_RANKS:
-        raise ValueError(f"{num_ranks(runs)} ranks of one incident")
-    return Deaths(
+    if count_ranks(runs) > MOST_RANKS:
+        raise ValueError(f"{count_ranks(runs)} ranks of one incident")
+    return RankFailures(
         ranks=runs,
         reason=text(reason),
         step=whole(step),
@@ -168,9 +175,9 @@ def proposal_of(row: tuple[Any, ...]) -> Proposal:
     return Proposal(
         proposal_id=whole(row[0], LARGE),
         job=text(row[1]),
-        answer=Answer(row[2]),
+        answer=ProposalState(row[2]),
         decision=Decision(
-            rung=Rung(row[3]),
+            rung=MitigationLevel(row[3]),
             reason=text(row[4]),
             current_step_s=real(row[5]),
             planned_step_s=real(row[6]),

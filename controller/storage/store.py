@@ -30,8 +30,8 @@ from pacekeeper.controller.storage.rows import (
 )
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.incidents.findings import Decision, Incident
-from pacekeeper.core.incidents.operator_orders import Order
-from pacekeeper.core.incidents.proposals import Answer, Proposal
+from pacekeeper.core.incidents.operator_orders import OperatorOrder
+from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
 
@@ -180,7 +180,7 @@ class Store:
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             raise self._damaged(error) from None
 
-    def orders(self) -> tuple[Order, ...]:
+    def orders(self) -> tuple[OperatorOrder, ...]:
         """Orders of people that stand. Raises HostError for a damaged store."""
         try:
             return self.kept.orders()
@@ -219,7 +219,7 @@ class Store:
             rows = self._connection.execute(
                 "SELECT * FROM proposals WHERE answer IN (?, ?)"
                 " AND job IN (SELECT name FROM jobs) ORDER BY proposal_id",
-                (Answer.WAITING, Answer.APPROVED),
+                (ProposalState.WAITING, ProposalState.APPROVED),
             )
             found = tuple(proposal_of(row) for row in rows)
             (newest,) = self._connection.execute(

@@ -52,7 +52,7 @@ class SaveCosts:
         return f"{held} of a step), {often}{every}"
 
 
-def together(told: Iterable[SaveCosts | None]) -> SaveCosts | None:
+def combine_costs(told: Iterable[SaveCosts | None]) -> SaveCosts | None:
     """Of a job, from what its ranks measured: the most counts, as all wait for the slowest and who
     came late knows less. None where nobody measured.
     """

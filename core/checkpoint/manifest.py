@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pacekeeper.core.checkpoint.interval import SaveCosts
-from pacekeeper.core.checkpoint.partial_experts import lost
+from pacekeeper.core.checkpoint.partial_experts import lost_tokens_by_layer
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"(\d{13,16})-g(\d{4,16})-step(\d{8,16})", re.ASCII)
-MOST = 1 << 53  # in a vote they travel as float64
+MAX_COUNT = 1 << 53  # in a vote they travel as float64
 _HEX = re.compile("[0-9a-f]{64}")
-Identity = Mapping[str, int | float | str]
+RunFingerprint = Mapping[str, int | float | str]
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -47,7 +47,7 @@ class CheckpointId:
         if found is None:
             return None
         life, generation, step = map(int, found.groups())
-        if max(life, generation, step) > MOST:
+        if max(life, generation, step) > MAX_COUNT:
             return None
         own = cls(life=life, generation=generation, step=step)
         return own if own.name == name else None
@@ -114,7 +114,7 @@ class PieceEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class TokenLedgerState:
     """What became of a run's tokens: `routed` to each expert, [layer][expert]; `lost` by layer in
     the restores that led to this state, `num_faults` of these. Empty: nobody counted.
     """
@@ -125,14 +125,14 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RankManifest:
     """What one rank has written, durable when the part is visible: files of whole pieces. `frozen`:
     in a window, weights of blocks whose state is of a later step.
     """
 
     files: tuple[FileEntry, ...]
     pieces: tuple[PieceEntry, ...]
-    account: Account
+    account: TokenLedgerState
     frozen: tuple[PieceEntry, ...] = ()
     costs: SaveCosts | None = None
 
@@ -164,11 +164,11 @@ class Manifest:
     ticket: int
     num_updates: int
     last_loss: float | None
-    identity: Identity
+    identity: RunFingerprint
     layout: Layout
     files: tuple[FileEntry, ...]
     pieces: tuple[PieceEntry, ...]
-    account: Account
+    account: TokenLedgerState
     window: WindowStart | None = None
     frozen: tuple[PieceEntry, ...] = ()
     costs: SaveCosts | None = None
@@ -216,12 +216,12 @@ class Manifest:
     @property
     def own_bytes(self) -> int:
         """Of the files that were written for it."""
-        return sum(f.size_bytes for f in self.files if saved_in(f.name) == self.id)
+        return sum(f.size_bytes for f in self.files if checkpoint_of_file(f.name) == self.id)
 
     @property
     def older(self) -> tuple[PieceEntry, ...]:
         """The pieces that were saved before it: what it holds of them is of an earlier step."""
-        return tuple(entry for entry in self.pieces if saved_in(entry.file) != self.id)
+        return tuple(entry for entry in self.pieces if checkpoint_of_file(entry.file) != self.id)
 
     @property
     def lost_tokens(self) -> tuple[int, ...]:
@@ -235,7 +235,7 @@ class Manifest:
             if block.kind is BlockKind.EXPERT:
                 least = min(saved[block.layer][block.index], entry.tokens)
                 saved[block.layer][block.index] = least
-        return lost(now, saved)
+        return lost_tokens_by_layer(now, saved)
 
 
 def _check_window(found: Manifest) -> None:
@@ -263,14 +263,14 @@ def _check_window(found: Manifest) -> None:
         raise ValueError("weights of a step of the window are missing")
 
 
-def saved_in(path: str) -> CheckpointId | None:
+def checkpoint_of_file(path: str) -> CheckpointId | None:
     """The checkpoint that a file was written for, by its path."""
     return CheckpointId.of_name(path.partition("/")[0])
 
 
 def _check_file(own: CheckpointId, file: FileEntry, pieces: Sequence[PieceEntry]) -> None:
     """Pieces lie side by side after the header; in a file of its own, up to the end."""
-    of = saved_in(file.name)
+    of = checkpoint_of_file(file.name)
     if of is None or of > own or file.name.count("/") != 1:
         raise ValueError(f"{file.name}: not the path of a file of this checkpoint or an older one")
     spans = sorted((p.first_byte, p.first_byte + p.size_bytes) for p in pieces)
@@ -302,7 +302,7 @@ def tensor_name(piece: Piece, tensor: str) -> str:
     return f"{_place(piece)}{tensor}"
 
 
-def tensor_in(piece: Piece, name: str) -> str | None:
+def parse_tensor_name(piece: Piece, name: str) -> str | None:
     """The tensor of a piece that a file calls `name`; None where it is of another piece."""
     place = _place(piece)
     tensor = name.removeprefix(place)
@@ -315,14 +315,14 @@ def _place(piece: Piece) -> str:
     return f"{block_name(piece.block)}/{strip}"
 
 
-def part_name(rank: int) -> str:
+def rank_manifest_name(rank: int) -> str:
     """The file that says what `rank` has written."""
     return f"part-{rank}.json"
 
 
-def gather(
-    parts: Iterable[Part], layout: Layout, base: Manifest | None = None
-) -> tuple[tuple[FileEntry, ...], tuple[PieceEntry, ...], Account]:
+def merge_rank_manifests(
+    parts: Iterable[RankManifest], layout: Layout, base: Manifest | None = None
+) -> tuple[tuple[FileEntry, ...], tuple[PieceEntry, ...], TokenLedgerState]:
     """Files, pieces and account of a manifest from what the ranks have written, in its order.
 
     What no rank has written is where `base`, a checkpoint before, says. What one rank counted less
@@ -355,22 +355,22 @@ def gather(
     )
 
 
-def gather_frozen(parts: Iterable[Part], layout: Layout) -> tuple[PieceEntry, ...]:
+def merge_frozen_weights(parts: Iterable[RankManifest], layout: Layout) -> tuple[PieceEntry, ...]:
     """The weights of a window's earlier steps, from what the ranks have written, in its order."""
     order = {block: i for i, block in enumerate(layout.blocks())}
     frozen = (entry for part in parts for entry in part.frozen)
     return tuple(sorted(frozen, key=lambda e: (order.get(e.piece.block, -1), e.step or 0, e.piece)))
 
 
-def _tokens(account: Account, block: Block) -> int:
+def _tokens(account: TokenLedgerState, block: Block) -> int:
     is_counted = bool(account.routed) and block.kind is BlockKind.EXPERT
     return account.routed[block.layer][block.index] if is_counted else 0
 
 
-def _together(accounts: Sequence[Account]) -> Account:
+def _together(accounts: Sequence[TokenLedgerState]) -> TokenLedgerState:
     routed = [account.routed for account in accounts if account.routed]
     lost_by = [account.lost for account in accounts if account.lost]
-    return Account(
+    return TokenLedgerState(
         routed=tuple(
             tuple(max(counts) for counts in zip(*layers, strict=True))
             for layers in zip(*routed, strict=True)

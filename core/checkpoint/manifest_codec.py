@@ -11,14 +11,14 @@ from typing import Any
 
 from pacekeeper.core.checkpoint.interval import SaveCosts
 from pacekeeper.core.checkpoint.manifest import (
-    MOST,
-    Account,
+    MAX_COUNT,
     CheckpointId,
     FileEntry,
     Manifest,
-    Part,
     Piece,
     PieceEntry,
+    RankManifest,
+    TokenLedgerState,
     WindowStart,
 )
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
@@ -31,7 +31,7 @@ _WRONG = (AttributeError, TypeError, KeyError, IndexError, OverflowError, Recurs
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """JSON text with a digest of its own: equal manifests give equal bytes."""
-    return sealed(
+    return encode_with_digest(
         {
             "job": manifest.job,
             "id": asdict(manifest.id),
@@ -74,9 +74,9 @@ def decode_manifest(data: bytes) -> Manifest:
         raise ValueError(f"not a manifest: {error!r}") from None
 
 
-def encode_part(part: Part) -> bytes:
+def encode_rank_manifest(part: RankManifest) -> bytes:
     """JSON text with a digest of its own."""
-    return sealed(
+    return encode_with_digest(
         {
             "files": [asdict(file) for file in part.files],
             "pieces": [_plain(entry) for entry in part.pieces],
@@ -87,11 +87,11 @@ def encode_part(part: Part) -> bytes:
     )
 
 
-def decode_part(data: bytes) -> Part:
+def decode_rank_manifest(data: bytes) -> RankManifest:
     """The part in `data`. Raises ValueError for anything else."""
     body = _unseal(data)
     try:
-        return Part(
+        return RankManifest(
             files=tuple(_file(plain) for plain in body["files"]),
             pieces=tuple(_entry(plain) for plain in body["pieces"]),
             account=_account(body["account"]),
@@ -143,8 +143,8 @@ def _window(plain: dict[str, Any]) -> WindowStart:
     return WindowStart(step=_count(plain["step"]), num_updates=_count(plain["num_updates"]))
 
 
-def _account(plain: dict[str, Any]) -> Account:
-    return Account(
+def _account(plain: dict[str, Any]) -> TokenLedgerState:
+    return TokenLedgerState(
         routed=tuple(tuple(map(_count, counts)) for counts in plain["routed"]),
         lost=tuple(map(_count, plain["lost"])),
         num_faults=_count(plain["num_faults"]),
@@ -162,8 +162,8 @@ def _identity(plain: dict[str, Any]) -> dict[str, int | float | str]:
 
 def _count(value: Any) -> int:
     """Only as we write them: whoever reckons with them takes them for what they are."""
-    if type(value) is not int or not 0 <= value <= MOST:
-        raise ValueError(f"expected a whole number from 0 to {MOST}, got {value!r:.40}")
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"expected a whole number from 0 to {MAX_COUNT}, got {value!r:.40}")
     return value
 
 
@@ -184,7 +184,7 @@ def _costs(plain: dict[str, Any] | None) -> SaveCosts | None:
     )
 
 
-def sealed(body: dict[str, Any], number: int = FORMATS[-1]) -> bytes:
+def encode_with_digest(body: dict[str, Any], number: int = FORMATS[-1]) -> bytes:
     """The body with the digest that vouches for it, in the format of this `number`."""
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -202,6 +202,9 @@ def _unseal(data: bytes) -> Any:
     if found not in FORMATS:
         raise ValueError(f"format {found}, this side reads {FORMATS[0]} to {FORMATS[-1]}")
     # Byte by byte: JSON has several forms of one number.
-    if hashlib.sha256(text.encode()).hexdigest() != digest or sealed(body, found) != data:
+    if (
+        hashlib.sha256(text.encode()).hexdigest() != digest
+        or encode_with_digest(body, found) != data
+    ):
         raise ValueError("its checksum is wrong: it is torn or was changed")
     return body

@@ -12,7 +12,7 @@ from math import ceil, inf, prod, sqrt
 
 from pacekeeper.core.layout.layout import Block, BlockKind
 
-ALARM = 2.0**50  # above any need: tokens times checkpoints
+MAX_PRIORITY = 2.0**50  # above any need: tokens times checkpoints
 
 
 def loss_probability(
@@ -30,7 +30,7 @@ def loss_probability(
     return everybody + (1.0 - everybody) * alone
 
 
-def frequencies(weights: Sequence[float], num_saved: float) -> tuple[float, ...]:
+def save_frequencies(weights: Sequence[float], num_saved: float) -> tuple[float, ...]:
     """How often each is to be saved, in saves per checkpoint: sum `num_saved`, each at most 1.
 
     weights: w_e * h_e. min(1, theta * sqrt(weight)) with the theta that gives the sum. What weighs
@@ -74,7 +74,7 @@ def expected_loss(weights: Sequence[float], saves: Sequence[float]) -> float:
 
 def least_loss(weights: Sequence[float], num_saved: float) -> float:
     """No order of saves loses less in the long run: the loss at the best frequencies."""
-    return expected_loss(weights, frequencies(weights, num_saved))
+    return expected_loss(weights, save_frequencies(weights, num_saved))
 
 
 def round_robin_ratio(weights: Sequence[float], num_saved: float) -> float:
@@ -86,7 +86,7 @@ def round_robin_ratio(weights: Sequence[float], num_saved: float) -> float:
     return turns / least if least > 0.0 else inf
 
 
-def need(risk: float, unsaved_tokens: float, age: int) -> float:
+def save_priority(risk: float, unsaved_tokens: float, age: int) -> float:
     """How urgent it is to save an expert: the greatest are saved first.
 
     age: checkpoints since its last save, this one counted, so 1 or more. What it would lose if it
@@ -96,16 +96,16 @@ def need(risk: float, unsaved_tokens: float, age: int) -> float:
     return risk * unsaved_tokens * (age + 1)
 
 
-def alarm(hosts: Collection[int], suspects: Collection[int]) -> float:
+def suspect_priority(hosts: Collection[int], suspects: Collection[int]) -> float:
     """What comes before all needs (add it): 0.0 unless all hosts of the expert are suspect; the
     fewer there are, the greater it is (research 4.8). Raises ValueError for an expert without host.
     """
     if not hosts:
         raise ValueError("an expert without host is lost already")
-    return ALARM / len(hosts) if set(hosts) <= set(suspects) else 0.0
+    return MAX_PRIORITY / len(hosts) if set(hosts) <= set(suspects) else 0.0
 
 
-def order_bound(weights: Sequence[Sequence[float]], num_saved: float) -> tuple[float, float]:
+def loss_bound(weights: Sequence[Sequence[float]], num_saved: float) -> tuple[float, float]:
     """Over all layers, weights[layer][expert]: the least that any order loses, in tokens per
     checkpoint, and how many times that taking turns loses (1.0 where neither loses anything).
     """
@@ -117,7 +117,7 @@ def order_bound(weights: Sequence[Sequence[float]], num_saved: float) -> tuple[f
     return least, turns / least if least > 0.0 else inf
 
 
-class Order(StrEnum):
+class ExpertOrder(StrEnum):
     """How the experts of a partial checkpoint are chosen."""
 
     TURN = "turn"  # one after the other
@@ -125,7 +125,9 @@ class Order(StrEnum):
     RISK = "risk"  # most tokens likely to be lost: core/checkpoint/partial_experts.py
 
 
-def by_need(need: Sequence[Sequence[float]], num_saved: int, number: int) -> frozenset[Block]:
+def select_experts(
+    need: Sequence[Sequence[float]], num_saved: int, number: int
+) -> frozenset[Block]:
     """Of each layer the `num_saved` experts with the greatest need, need[layer][expert].
 
     Where needs are equal, those whose turn is next at checkpoint `number` (0, 1, ..) come first, so
@@ -153,7 +155,7 @@ def _greatest(needs: Sequence[float], num_saved: int, first: int) -> Iterable[in
 Tokens = Sequence[Sequence[int]]  # [layer][expert]; no experts: a dense layer
 
 
-PLT_LIMIT = 0.0375  # up to here MoC-System saw no loss of quality (section 3.1)
+LOST_TOKENS_LIMIT = 0.0375  # up to here MoC-System saw no loss of quality (section 3.1)
 
 
 def mean_age(num_experts: int, num_saved: int) -> float:
@@ -172,7 +174,7 @@ def mean_age(num_experts: int, num_saved: int) -> float:
     return ages / (2 * num_experts)
 
 
-def planned_plt(
+def expected_lost_token_ratio(
     *, num_faults: float, period_steps: float, total_steps: float, num_experts: int, num_saved: int
 ) -> float:
     """PLT of `num_faults` restores in `total_steps`, a checkpoint every `period_steps`, experts in
@@ -183,7 +185,7 @@ def planned_plt(
     return num_faults * period_steps / total_steps * mean_age(num_experts, num_saved)
 
 
-def lost(now: Tokens, saved: Tokens) -> tuple[int, ...]:
+def lost_tokens_by_layer(now: Tokens, saved: Tokens) -> tuple[int, ...]:
     """By layer: tokens that were routed to its experts after these were saved.
 
     now: routed to each expert from the run's first step to the state that goes on; saved: to where
@@ -194,7 +196,7 @@ def lost(now: Tokens, saved: Tokens) -> tuple[int, ...]:
     return tuple(sum(ns) - sum(ss) for ns, ss in zip(now, saved, strict=True))
 
 
-def plt(lost_tokens: Sequence[int], routed: Sequence[float]) -> float:
+def lost_token_ratio(lost_tokens: Sequence[int], routed: Sequence[float]) -> float:
     """The share of lost tokens: of each MoE layer lost / routed, a mean over these layers.
 
     routed: by layer, over the run that the share is of; 0 for dense layers. 0.0 where nothing was.
@@ -223,7 +225,7 @@ def next_num_saved(
     rate = num_faults / step if step > 0 else 0.0
     coming = max(1.0, rate * max(0, total_steps - step))
     while num_saved < num_experts:
-        more = planned_plt(
+        more = expected_lost_token_ratio(
             num_faults=coming,
             period_steps=period_steps,
             total_steps=total_steps,
@@ -236,6 +238,6 @@ def next_num_saved(
     return min(num_saved, num_experts)
 
 
-def longest_gap(num_experts: int, num_saved: int) -> int:
+def longest_save_gap(num_experts: int, num_saved: int) -> int:
     """After how many checkpoints in turn each expert was saved at least once."""
     return ceil(num_experts / num_saved)

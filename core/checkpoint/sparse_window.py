@@ -16,7 +16,7 @@ from pacekeeper.core.layout.layout import Block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class BlockCost:
     """Of saving one block: all that a step changes, and the weights among it; `tokens` of a step
     that it computes: a frozen block spares the gradients of its weights for them.
     """
@@ -31,7 +31,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class ReplayStep:
     """What happens at one step of a window when it is done again, in this order: load the whole
     state of `loads` as it was after `step`, load the weights of `frozen` as they were then, and do
     the next step with all of them, updating `active` only. At the last one all are active.
@@ -49,7 +49,7 @@ class Window:
 
     turns: tuple[tuple[Block, ...], ...]
 
-    def saved_bytes(self, costs: Mapping[Block, Cost]) -> tuple[int, ...]:
+    def saved_bytes(self, costs: Mapping[Block, BlockCost]) -> tuple[int, ...]:
         """What is saved after each step: states of its turn, weights of all later ones."""
         found, waiting = [], {block for turn in self.turns for block in turn}
         for turn in self.turns:
@@ -58,10 +58,10 @@ class Window:
             found.append(sum(costs[block].state_bytes for block in turn) + weights)
         return tuple(found)
 
-    def replay(self, first_step: int) -> tuple[Replay, ...]:
+    def replay(self, first_step: int) -> tuple[ReplayStep, ...]:
         """The steps of a window that began with `first_step`, done again."""
         return tuple(
-            Replay(
+            ReplayStep(
                 step=first_step + i,
                 loads=turn,
                 active=tuple(block for done in self.turns[: i + 1] for block in done),
@@ -71,7 +71,7 @@ class Window:
         )
 
 
-def plan_window(costs: Mapping[Block, Cost], budget_bytes: float) -> Window:
+def plan_window(costs: Mapping[Block, BlockCost], budget_bytes: float) -> Window:
     """The shortest window, in the order of rising tokens, that saves at most `budget_bytes` after
     each step: what can be copied while a step computes.
 

@@ -10,15 +10,15 @@ from itertools import chain, zip_longest
 from math import inf
 
 from pacekeeper.core.checkpoint.manifest import Piece
-from pacekeeper.core.checkpoint.sparse_window import Cost, Replay, Window, plan_window
+from pacekeeper.core.checkpoint.sparse_window import BlockCost, ReplayStep, Window, plan_window
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 
 # The longest that is chosen: with weights a third of the state, twice as many steps save only a
 # twelfth of it per step, and cost twice as many steps done again.
-MOST_STEPS = 8
+MAX_WINDOW_STEPS = 8
 
 
-def costs_of(size_bytes: Mapping[Piece, int]) -> dict[Block, Cost]:
+def block_costs(size_bytes: Mapping[Piece, int]) -> dict[Block, BlockCost]:
     """Of saving each block, given the bytes of all pieces."""
     whole: dict[Block, int] = {}
     weights: dict[Block, int] = {}
@@ -27,7 +27,7 @@ def costs_of(size_bytes: Mapping[Piece, int]) -> dict[Block, Cost]:
         if not piece.kind:
             weights[piece.block] = weights.get(piece.block, 0) + size
     return {
-        block: Cost(
+        block: BlockCost(
             state_bytes=size,
             weight_bytes=weights.get(block, 0),
             tokens=0.0 if block.kind is BlockKind.EXPERT else inf,
@@ -36,7 +36,9 @@ def costs_of(size_bytes: Mapping[Piece, int]) -> dict[Block, Cost]:
     }
 
 
-def turns_within(layout: Layout, costs: Mapping[Block, Cost], rank_bytes: float) -> Window:
+def window_within_bytes(
+    layout: Layout, costs: Mapping[Block, BlockCost], rank_bytes: float
+) -> Window:
     """The shortest window of which no stage's ranks copy more than `rank_bytes` each, in the mean.
 
     Raises ValueError where not even weights and one state fit.
@@ -49,14 +51,14 @@ def turns_within(layout: Layout, costs: Mapping[Block, Cost], rank_bytes: float)
     return Window(turns=tuple(tuple(chain(*turn)) for turn in zip_longest(*parts, fillvalue=())))
 
 
-def turns_in(layout: Layout, costs: Mapping[Block, Cost], num_steps: int) -> Window:
+def window_of_steps(layout: Layout, costs: Mapping[Block, BlockCost], num_steps: int) -> Window:
     """The window of at most `num_steps` steps that copies least after its busiest one."""
     least, most = 0, max(1, sum(cost.state_bytes for cost in costs.values()))
-    best = turns_within(layout, costs, most)
+    best = window_within_bytes(layout, costs, most)
     while most - least > 1:  # more bytes never make it longer
         middle = (least + most) // 2
         try:
-            found = turns_within(layout, costs, middle)
+            found = window_within_bytes(layout, costs, middle)
         except ValueError:
             least = middle
             continue
@@ -67,20 +69,20 @@ def turns_in(layout: Layout, costs: Mapping[Block, Cost], num_steps: int) -> Win
     return best
 
 
-def fewest_steps(layout: Layout, costs: Mapping[Block, Cost], rank_bytes: float) -> int:
+def fewest_steps(layout: Layout, costs: Mapping[Block, BlockCost], rank_bytes: float) -> int:
     """Of a window whose copies fit into `rank_bytes` per rank and step; MOST_STEPS where none does,
     1 while nothing is known (0 bytes).
     """
     if rank_bytes <= 0.0:
         return 1
     try:
-        found = len(turns_within(layout, costs, rank_bytes).turns)
+        found = len(window_within_bytes(layout, costs, rank_bytes).turns)
     except ValueError:
-        return MOST_STEPS
-    return min(found, MOST_STEPS)
+        return MAX_WINDOW_STEPS
+    return min(found, MAX_WINDOW_STEPS)
 
 
-def written(at: Replay, pieces: Mapping[Piece, int]) -> dict[Piece, int]:
+def pieces_to_write(at: ReplayStep, pieces: Mapping[Piece, int]) -> dict[Piece, int]:
     """Those of `pieces` that are written after a step of a window, as its replay needs them."""
     loads, frozen = set(at.loads), set(at.frozen)
     return {

@@ -11,13 +11,13 @@ from heapq import heapify, heapreplace
 
 from pacekeeper.core.checkpoint.manifest import Piece
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.replica_spread import ALONE, DomainOf, domain
+from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf, domain_of_rank
 
-LEAST_BYTES = 1 << 16  # fewer are not worth a place of their own in the manifest
+MIN_STRIP_BYTES = 1 << 16  # fewer are not worth a place of their own in the manifest
 STRIPS_PER_RANK = 4  # of the mean that a rank writes: what is given away as one
 
 
-def cut(
+def cut_pieces(
     layout: Layout, size_bytes: Mapping[Piece, int], num_rows: Mapping[Piece, int]
 ) -> dict[Piece, int]:
     """The same pieces, large ones that several ranks hold in strips of equal rows; their bytes.
@@ -26,7 +26,7 @@ def cut(
     less than LEAST_BYTES. So there are at most STRIPS_PER_RANK more pieces than before per rank.
     """
     mean = sum(size_bytes.values()) // len(layout.ranks)
-    most = max(LEAST_BYTES, mean // STRIPS_PER_RANK)
+    most = max(MIN_STRIP_BYTES, mean // STRIPS_PER_RANK)
     found: dict[Piece, int] = {}
     for piece, size in size_bytes.items():
         strips = 1
@@ -37,7 +37,7 @@ def cut(
     return found
 
 
-def writers(layout: Layout, size_bytes: Mapping[Piece, int]) -> dict[Piece, int]:
+def assign_writers(layout: Layout, size_bytes: Mapping[Piece, int]) -> dict[Piece, int]:
     """The rank that writes each of these pieces: one of its block's holders.
 
     Pieces with few holders are given away first, then large ones, each to its least burdened
@@ -77,7 +77,7 @@ def writers(layout: Layout, size_bytes: Mapping[Piece, int]) -> dict[Piece, int]
     return chosen
 
 
-def keepers(ranks: Collection[int], domain_of: DomainOf = ALONE) -> dict[int, int]:
+def assign_mirrors(ranks: Collection[int], domain_of: DomainOf = NO_DOMAINS) -> dict[int, int]:
     """The keeper of each rank: each keeps one. Empty where nobody else is there.
 
     Where no domain has more than half of the ranks, every keeper is in another one. Where one has,
@@ -85,7 +85,7 @@ def keepers(ranks: Collection[int], domain_of: DomainOf = ALONE) -> dict[int, in
     """
     in_domain: dict[Hashable, list[int]] = {}
     for rank in sorted(ranks):
-        in_domain.setdefault(domain(domain_of, rank), []).append(rank)
+        in_domain.setdefault(domain_of_rank(domain_of, rank), []).append(rank)
     circle = [rank for members in in_domain.values() for rank in members]
     if len(circle) < 2:
         return {}

@@ -1,6 +1,6 @@
 """What settings are checked with: each raises ValueError that names the setting and the bound."""
 
-from pacekeeper.core.addresses import each_address
+from pacekeeper.core.addresses import split_addresses
 
 
 def positive(owner: object, *names: str) -> None:
@@ -35,9 +35,9 @@ def address(owner: object, *names: str, first_port: int = 1) -> None:
     """Each of these settings is HOST:PORT; of one that others are reached at, perhaps several."""
     for name in names:
         try:
-            each_address(getattr(owner, name), first_port=first_port)
+            split_addresses(getattr(owner, name), first_port=first_port)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 
 
-LONGEST_WAIT_S = 7 * 86400.0  # of anything in a step: beyond, clocks of libraries overflow
+MAX_WAIT_S = 7 * 86400.0  # of anything in a step: beyond, clocks of libraries overflow

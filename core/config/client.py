@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pacekeeper.core.addresses import GRPC_PORT, each_address
+from pacekeeper.core.addresses import GRPC_PORT, split_addresses
 from pacekeeper.core.config.security import TlsConfig
 
 
@@ -18,6 +18,6 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         try:
-            each_address(self.controller)
+            split_addresses(self.controller)
         except ValueError as error:
             raise ValueError(f"controller: {error}") from None

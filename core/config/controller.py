@@ -5,14 +5,14 @@ Each comment gives unit and trade-off. `core/config/loader.py` reads the TOML fi
 
 from dataclasses import dataclass, field
 
-from pacekeeper.core.addresses import GRPC_PORT, host_and_port
+from pacekeeper.core.addresses import GRPC_PORT, split_address
 from pacekeeper.core.config.checks import address, at_least, at_most, positive
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.metrics import MetricsConfig, WebhookConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
 
-SHORTEST_STORE_BYTES = 1 << 20
+MIN_STORE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class RetentionConfig:
         positive(self, "history_days", "ended_job_days")
         at_most(self, 36_500.0, "history_days", "ended_job_days")
         at_least(self, 1, "incidents", "decisions", "proposals", "layouts", "ended_jobs")
-        at_least(self, SHORTEST_STORE_BYTES, "store_bytes")
+        at_least(self, MIN_STORE_BYTES, "store_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class LeaseConfig:
             raise ValueError("cert, key: expected both files or neither")
         if self.advertise:
             try:
-                host_and_port(self.advertise)
+                split_address(self.advertise)
             except ValueError as error:
                 raise ValueError(f"advertise: {error}") from None
 

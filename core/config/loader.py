@@ -73,7 +73,7 @@ def _read(document: dict[str, Any], file: str) -> dict[type, Any]:
     return result
 
 
-def complaints(text: str, *, file: str) -> list[ConfigError]:
+def find_errors(text: str, *, file: str) -> list[ConfigError]:
     """All that `read_config` would raise, key by key where a key is to blame; empty: nothing."""
     try:
         document = _document(text, file)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pacekeeper.core.config.checks import at_least, at_most, one_of, positive
-from pacekeeper.core.config.security import TlsConfig, open_listener
+from pacekeeper.core.config.security import TlsConfig, unauthenticated_listener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class MetricsConfig:
         return TlsConfig(ca=self.ca, cert=self.cert, key=self.key)
 
 
-def open_metrics(address: str, metrics: MetricsConfig) -> str:
+def unauthenticated_metrics(address: str, metrics: MetricsConfig) -> str:
     """Why metrics may not be served there like that, unless told to; empty: all is well."""
-    why = open_listener("--metrics-listen", address, metrics.tls, metrics.token_file)
+    why = unauthenticated_listener("--metrics-listen", address, metrics.tls, metrics.token_file)
     return why.replace("nothing tells who calls", "nobody is asked who he is")

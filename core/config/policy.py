@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pacekeeper.core.config.checks import LONGEST_WAIT_S, at_least, at_most, one_of, positive
+from pacekeeper.core.config.checks import MAX_WAIT_S, at_least, at_most, one_of, positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class PolicyConfig:
         at_least(self, 0, "min_steps_between_plans", "settle_steps", "max_moved_bytes")
         at_least(self, 0, "memory_bytes")
         positive(self, "load_ema", "max_acted_ratio", "approve_within_s")
-        at_most(self, LONGEST_WAIT_S, "approve_within_s")
+        at_most(self, MAX_WAIT_S, "approve_within_s")
         for name in ("failure_probability", "rack_failure_probability"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name}: expected 0 to 1, got {getattr(self, name)}")

@@ -6,7 +6,7 @@ changed by whoever wants to; then the run is another one, which is said.
 
 from collections.abc import Iterable
 
-from pacekeeper.core.checkpoint.manifest import Identity
+from pacekeeper.core.checkpoint.manifest import RunFingerprint
 from pacekeeper.core.config.train import TrainConfig
 
 _MODEL = (
@@ -29,22 +29,22 @@ _STEERING = (
 )
 
 
-def identity_of(config: TrainConfig, corpus_crc: int) -> Identity:
+def run_fingerprint(config: TrainConfig, corpus_crc: int) -> RunFingerprint:
     """Of a run; `corpus_crc` names the training text."""
     return {name: getattr(config, name) for name in (*_MODEL, *_STEERING)} | {"corpus": corpus_crc}
 
 
-def other_model(saved: Identity, own: Identity) -> tuple[str, ...]:
+def model_differences(saved: RunFingerprint, own: RunFingerprint) -> tuple[str, ...]:
     """Why a checkpoint is of another model: one "name: there, here" each. Empty: it is ours."""
     return _differing(saved, own, _MODEL)
 
 
-def other_course(saved: Identity, own: Identity) -> tuple[str, ...]:
+def steering_differences(saved: RunFingerprint, own: RunFingerprint) -> tuple[str, ...]:
     """What else differs, so that the run will not be the one that was saved."""
     return _differing(saved, own, (*_STEERING, "corpus"))
 
 
-def _differing(saved: Identity, own: Identity, names: Iterable[str]) -> tuple[str, ...]:
+def _differing(saved: RunFingerprint, own: RunFingerprint, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(
         f"{name}: {saved.get(name)} there, {own.get(name)} here"
         for name in names

@@ -92,23 +92,23 @@ class LimitsConfig:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
 
-def plain_listener(option: str, address: str, tls: TlsConfig) -> str:
+def unencrypted_listener(option: str, address: str, tls: TlsConfig) -> str:
     """Why nobody may listen there like that, unless told to; empty: all is well."""
     if is_loopback(address) or tls.cert:
         return ""
     return f"{option} {address} is beyond loopback, and there is no certificate for it"
 
 
-def open_listener(option: str, address: str, tls: TlsConfig, tokens: str) -> str:
+def unauthenticated_listener(option: str, address: str, tls: TlsConfig, tokens: str) -> str:
     """Why gRPC may not listen there like that, unless told to; empty: all is well."""
-    if (why := plain_listener(option, address, tls)) or is_loopback(address):
+    if (why := unencrypted_listener(option, address, tls)) or is_loopback(address):
         return why
     if tls.ca or tokens:
         return ""
     return f"{option} {address} is beyond loopback, and nothing tells who calls"
 
 
-def plain_caller(address: str, tls: TlsConfig) -> str:
+def unencrypted_controller(address: str, tls: TlsConfig) -> str:
     """Why no daemon may obey a controller there like that, unless told to; empty: all is well."""
     if tls.is_on or is_loopback(address):
         return ""

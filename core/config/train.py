@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId
-from pacekeeper.core.checkpoint.partial_experts import PLT_LIMIT, Order
-from pacekeeper.core.config.checks import LONGEST_WAIT_S, at_least, at_most, one_of, positive
+from pacekeeper.core.checkpoint.partial_experts import LOST_TOKENS_LIMIT, ExpertOrder
+from pacekeeper.core.config.checks import MAX_WAIT_S, at_least, at_most, one_of, positive
 from pacekeeper.core.telemetry.attachment import JOB_NAME_RULE, is_job_name
 
-SHORTEST_DOCUMENT_TOKENS = 16  # of the trainer's text; a row must have room for one
+MIN_DOCUMENT_TOKENS = 16  # of the trainer's text; a row must have room for one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class TrainConfig:
     partial_state: str = "both"
     # Share of the run's tokens that restores may lose (PLT): where one more would pass it, twice as
     # many experts are saved from then on. 0: always as many.
-    lost_tokens_limit: float = PLT_LIMIT
+    lost_tokens_limit: float = LOST_TOKENS_LIMIT
     # Steps between two snapshots (0: none): each rank's part of the state in host memory, with a
     # copy on another node. Lost state comes from there where that is newer than storage.
     snapshot_period_steps: int = 0
@@ -117,13 +117,13 @@ class TrainConfig:
         at_least(self, 0, "checkpoint_window_steps", "snapshot_period_steps")
         at_least(self, min(1, self.experts_per_checkpoint), "checkpoint_period_steps")
         at_least(self, 2, "checkpoints_kept")
-        at_least(self, SHORTEST_DOCUMENT_TOKENS, "row_tokens")
+        at_least(self, MIN_DOCUMENT_TOKENS, "row_tokens")
         positive(self, "learning_rate", "emulated_step_s", "tick_s", "peer_timeout_s")
         at_least(self, 0.0, "emulated_jitter", "weight_decay", "balance_loss")
         # A step of AdamW moves every weight by about the learning rate.
         at_most(self, 1.0, "learning_rate", "emulated_jitter")
         at_most(self, 1.0 / self.learning_rate, "weight_decay")  # beyond, signs change
-        at_most(self, LONGEST_WAIT_S, "emulated_step_s", "tick_s", "peer_timeout_s")
+        at_most(self, MAX_WAIT_S, "emulated_step_s", "tick_s", "peer_timeout_s")
         if self.experts_per_token > self.num_experts:
             raise ValueError(
                 f"experts_per_token: expected at most num_experts = {self.num_experts}, "
@@ -151,7 +151,7 @@ class TrainConfig:
             raise ValueError(
                 f"clock: expected 'auto', 'device', 'cpu' or 'emulated', got {self.clock!r}"
             )
-        one_of(self, "expert_order", *Order)
+        one_of(self, "expert_order", *ExpertOrder)
         one_of(self, "partial_state", "both", "weights", "moments")
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype: expected 'float32' or 'float64', got {self.dtype!r}")

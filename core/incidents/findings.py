@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pacekeeper.core.incidents.rank_failures import Deaths, waiting
-from pacekeeper.core.incidents.rank_ranges import Runs
+from pacekeeper.core.incidents.rank_failures import RankFailures, open_failed_ranks
+from pacekeeper.core.incidents.rank_ranges import RankRanges
 from pacekeeper.core.layout.layout import Layout
 
 
@@ -97,7 +97,7 @@ class Incident:
     closed_unix_s: float | None = None
     closed_step: int | None = None
     actions: tuple[str, ...] = ()
-    deaths: tuple[Deaths, ...] = ()
+    deaths: tuple[RankFailures, ...] = ()
     nodes: tuple[str, ...] = ()
 
     @property
@@ -105,12 +105,12 @@ class Incident:
         return self.closed_unix_s is None
 
     @property
-    def all_deaths(self) -> tuple[Deaths, ...]:
+    def all_deaths(self) -> tuple[RankFailures, ...]:
         """Who died, why and when, also where only the finding says it."""
         finding = self.finding
         if self.deaths or finding.kind is not FindingKind.DEATH or finding.rank is None:
             return self.deaths
-        only = Deaths(
+        only = RankFailures(
             ranks=((finding.rank, finding.rank),),
             reason=finding.reason.removeprefix(f"rank {finding.rank} is dead: "),
             step=finding.step,
@@ -121,12 +121,12 @@ class Incident:
         return (only,)
 
     @property
-    def waits_for(self) -> Runs:
+    def waits_for(self) -> RankRanges:
         """The dead that the job has not gone on without."""
-        return waiting(self.all_deaths) if self.is_open else ()
+        return open_failed_ranks(self.all_deaths) if self.is_open else ()
 
 
-class Rung(StrEnum):
+class MitigationLevel(StrEnum):
     """The ladder of actions, cheapest first; then the two ways back."""
 
     NOTHING = "nothing"
@@ -140,17 +140,22 @@ class Rung(StrEnum):
     ROLL_BACK = "roll_back"  # to the layout before a plan that did not bring what was forecast
 
 
-COSTLY = (Rung.MOVE_REPLICAS, Rung.TENSOR_SHARDS, Rung.MOVE_LAYERS, Rung.LEAVE_OUT)
+STATE_MOVING_LEVELS = (
+    MitigationLevel.MOVE_REPLICAS,
+    MitigationLevel.TENSOR_SHARDS,
+    MitigationLevel.MOVE_LAYERS,
+    MitigationLevel.LEAVE_OUT,
+)
 """Rungs that move state: a probe comes before them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Considered:
+class ConsideredLayout:
     """A layout that was priced before a decision. `why_not`: what spoke against it; empty: it is
     the one that was decided on.
     """
 
-    rung: Rung
+    rung: MitigationLevel
     planned_step_s: float
     cost_s: float
     moved_bytes: int
@@ -167,7 +172,7 @@ class Decision:
     is news; None: nobody looked.
     """
 
-    rung: Rung
+    rung: MitigationLevel
     layout: Layout | None
     reason: str
     current_step_s: float = 0.0
@@ -176,7 +181,7 @@ class Decision:
     cost_s: float = 0.0
     moved_bytes: int = 0
     unconfirmed: tuple[int, ...] = ()
-    considered: tuple[Considered, ...] = ()
+    considered: tuple[ConsideredLayout, ...] = ()
     exposed: str | None = None
 
     @property

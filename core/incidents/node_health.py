@@ -28,7 +28,7 @@ class Fitness(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class NodeHealth:
     """`reason` is one word for programs, `words` for people; `since_unix_s`: it was another one."""
 
     node: str
@@ -45,18 +45,18 @@ class Verdict:
         return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 3]}..."
 
 
-def judge(
-    before: Verdict | None,
+def assess_node(
+    before: NodeHealth | None,
     devices: Sequence[DeviceSample],
     *,
     nvml: str,
     node: str,
     now_unix_s: float,
-) -> Verdict:
+) -> NodeHealth:
     """The verdict of now. `nvml` is "ok", or says why devices are missing."""
     fitness, reason, words = _judged(devices, nvml)
     is_same = before is not None and (before.fitness, before.reason) == (fitness, reason)
-    return Verdict(
+    return NodeHealth(
         node=node,
         fitness=fitness,
         reason=reason,
@@ -66,7 +66,7 @@ def judge(
     )
 
 
-def is_news(before: Verdict | None, verdict: Verdict) -> bool:
+def must_write(before: NodeHealth | None, verdict: NodeHealth) -> bool:
     """Is it to be written? A clock that was set back makes the old one's time worthless."""
     if before is None or (before.fitness, before.words) != (verdict.fitness, verdict.words):
         return True
@@ -116,32 +116,32 @@ def _names(devices: Iterable[DeviceSample]) -> str:
     return f"device {listed} is" if len(numbers) == 1 else f"devices {listed} are"
 
 
-def encode(verdict: Verdict) -> bytes:
+def encode_node_health(verdict: NodeHealth) -> bytes:
     """One JSON object."""
     return json.dumps(asdict(verdict)).encode() + b"\n"
 
 
-def decode(data: bytes) -> Verdict:
+def decode_node_health(data: bytes) -> NodeHealth:
     """The verdict in `data`. Raises ValueError where it is none."""
     try:
         told = json.loads(data)
     except RecursionError:
         raise ValueError("no verdict: nested too deep") from None
-    if not isinstance(told, dict) or set(told) != set(Verdict.__slots__):
-        raise ValueError(f"no verdict: expected the fields {', '.join(Verdict.__slots__)}")
+    if not isinstance(told, dict) or set(told) != set(NodeHealth.__slots__):
+        raise ValueError(f"no verdict: expected the fields {', '.join(NodeHealth.__slots__)}")
     for name, value in told.items():
         if not (_is_time(value) if name in _TIMES else isinstance(value, str)):
             raise ValueError(f"no verdict: impossible {name} {value!r:.40}")
-    return Verdict(**told | {"fitness": Fitness(told["fitness"])})
+    return NodeHealth(**told | {"fitness": Fitness(told["fitness"])})
 
 
 def _is_time(value: object) -> bool:
     return isinstance(value, (int, float)) and 0.0 <= value <= LAST_UNIX_S
 
 
-def nothing_known(why: str, *, node: str, now_unix_s: float) -> Verdict:
+def unknown_health(why: str, *, node: str, now_unix_s: float) -> NodeHealth:
     """Where there is no verdict, or none to be trusted."""
-    return Verdict(
+    return NodeHealth(
         node=node,
         fitness=Fitness.UNKNOWN,
         reason="NothingKnown",
@@ -151,7 +151,7 @@ def nothing_known(why: str, *, node: str, now_unix_s: float) -> Verdict:
     )
 
 
-def of_now(verdict: Verdict, *, now_unix_s: float) -> Verdict:
+def current_health(verdict: NodeHealth, *, now_unix_s: float) -> NodeHealth:
     """The verdict, or that it is too old to say anything of now. A clock may be set back a bit."""
     age_s = now_unix_s - verdict.written_unix_s
     if -STALE_S <= age_s <= STALE_S:
@@ -159,4 +159,4 @@ def of_now(verdict: Verdict, *, now_unix_s: float) -> Verdict:
     why = f"the agent has said nothing for {age_s:.0f} s"
     if age_s < 0.0:
         why = f"the agent's word is of {-age_s:.0f} s from now: the clock was set back"
-    return nothing_known(why, node=verdict.node, now_unix_s=now_unix_s)
+    return unknown_health(why, node=verdict.node, now_unix_s=now_unix_s)

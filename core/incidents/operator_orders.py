@@ -14,7 +14,7 @@ class OrderKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class OperatorOrder:
     """`said_by`: who gave it, in their words, and who they are known to be; `life`: of the job
     whose rank it is about, 0 otherwise.
     """
@@ -38,7 +38,7 @@ def rank_subject(job: str, rank: int) -> str:
     return f"{job}/{rank}"
 
 
-def rank_of(subject: str) -> tuple[str, int] | None:
+def parse_rank_subject(subject: str) -> tuple[str, int] | None:
     """(job, rank) of JOB/RANK; None where it is none."""
     job, _, rank = subject.rpartition("/")
     is_rank = bool(job) and rank.isascii() and rank.isdigit() and len(rank) < 10

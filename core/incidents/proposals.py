@@ -8,7 +8,7 @@ from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.layout.layout import Layout
 
 
-class Answer(StrEnum):
+class ProposalState(StrEnum):
     """What became of a proposal; only the first two may still change."""
 
     WAITING = "waiting"  # for a person
@@ -20,7 +20,7 @@ class Answer(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        return self not in (Answer.WAITING, Answer.APPROVED)
+        return self not in (ProposalState.WAITING, ProposalState.APPROVED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Proposal:
     incident_ids: tuple[int, ...]
     made_unix_s: float
     expires_unix_s: float
-    answer: Answer = Answer.WAITING
+    answer: ProposalState = ProposalState.WAITING
     said_by: str = ""
     note: str = ""
 

@@ -8,29 +8,29 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pacekeeper.core.incidents.rank_ranges import (
-    Runs,
-    divided,
-    joined,
-    num_ranks,
-    run_text,
-    runs_of,
+    RankRanges,
+    count_ranks,
+    format_ranges,
+    merge_ranges,
+    split_ranges,
+    to_ranges,
 )
 
 SAME_MOMENT_S = 1.0  # agents report as often: nobody knows it better
-TOLD_REASONS = 3  # in one sentence
+SHOWN_REASONS = 3  # in one sentence
 # A reason is said of one rank; of several it reads otherwise.
 _OF_SEVERAL = (("its process", "their processes"), ("without it", "without them"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deaths:
+class RankFailures:
     """Ranks whose deaths have one reason and were learnt of from `unix_s` on, within a second.
 
     `step`: the job's newest then. `closed_unix_s`, `closed_step`: since when the job goes on
     without them, or needs not any more; None: it does not.
     """
 
-    ranks: Runs
+    ranks: RankRanges
     reason: str
     step: int
     unix_s: float
@@ -42,37 +42,37 @@ class Deaths:
         return self.closed_unix_s is None
 
 
-def with_more(
-    known: tuple[Deaths, ...], dead: Mapping[int, str], step: int, unix_s: float
-) -> tuple[Deaths, ...]:
+def add_failures(
+    known: tuple[RankFailures, ...], dead: Mapping[int, str], step: int, unix_s: float
+) -> tuple[RankFailures, ...]:
     """Who is known to be dead, and these with their reasons; in the order they were learnt of."""
     by_reason: dict[str, list[int]] = {}
     for rank, reason in dead.items():
         by_reason.setdefault(reason, []).append(rank)
     after = list(known)
     for reason, ranks in by_reason.items():
-        runs = runs_of(ranks)
+        runs = to_ranges(ranks)
         for i, old in enumerate(after):
             if _is_same(old, reason, step, unix_s):
-                after[i] = replace(old, ranks=joined((*old.ranks, *runs)))
+                after[i] = replace(old, ranks=merge_ranges((*old.ranks, *runs)))
                 break
         else:
-            after.append(Deaths(ranks=runs, reason=reason, step=step, unix_s=unix_s))
+            after.append(RankFailures(ranks=runs, reason=reason, step=step, unix_s=unix_s))
     return tuple(after)
 
 
-def _is_same(old: Deaths, reason: str, step: int, unix_s: float) -> bool:
+def _is_same(old: RankFailures, reason: str, step: int, unix_s: float) -> bool:
     is_now = abs(unix_s - old.unix_s) < SAME_MOMENT_S
     return old.is_open and is_now and (old.reason, old.step) == (reason, step)
 
 
-def closed(
-    known: tuple[Deaths, ...], ranks: Collection[int], unix_s: float, step: int
-) -> tuple[Deaths, ...]:
+def close_failures(
+    known: tuple[RankFailures, ...], ranks: Collection[int], unix_s: float, step: int
+) -> tuple[RankFailures, ...]:
     """These ranks are waited for no more; others of the same moment still are."""
-    after: list[Deaths] = []
+    after: list[RankFailures] = []
     for old in known:
-        over, left = divided(old.ranks, ranks) if old.is_open else ((), old.ranks)
+        over, left = split_ranges(old.ranks, ranks) if old.is_open else ((), old.ranks)
         if over:
             after.append(replace(old, ranks=over, closed_unix_s=unix_s, closed_step=step))
         if left:
@@ -80,48 +80,50 @@ def closed(
     return tuple(after)
 
 
-def ranks_in(deaths: Iterable[Deaths]) -> Runs:
+def failed_ranks(deaths: Iterable[RankFailures]) -> RankRanges:
     """All of them together."""
-    return joined(run for one in deaths for run in one.ranks)
+    return merge_ranges(run for one in deaths for run in one.ranks)
 
 
-def waiting(deaths: Iterable[Deaths]) -> Runs:
+def open_failed_ranks(deaths: Iterable[RankFailures]) -> RankRanges:
     """Those that the job has not gone on without."""
-    return ranks_in(one for one in deaths if one.is_open)
+    return failed_ranks(one for one in deaths if one.is_open)
 
 
-def sentence(deaths: Iterable[Deaths]) -> str:
+def describe_failures(deaths: Iterable[RankFailures]) -> str:
     """Who is dead and why, the first reason first; beyond a few, how many ranks of others."""
-    by_reason: dict[str, Runs] = {}
+    by_reason: dict[str, RankRanges] = {}
     for one in deaths:
-        by_reason[one.reason] = joined((*by_reason.get(one.reason, ()), *one.ranks))
-    told = [dead_text(runs, reason) for reason, runs in list(by_reason.items())[:TOLD_REASONS]]
-    others = list(by_reason.values())[TOLD_REASONS:]
-    if count := sum(map(num_ranks, others)):
+        by_reason[one.reason] = merge_ranges((*by_reason.get(one.reason, ()), *one.ranks))
+    told = [
+        describe_failure(runs, reason) for reason, runs in list(by_reason.items())[:SHOWN_REASONS]
+    ]
+    others = list(by_reason.values())[SHOWN_REASONS:]
+    if count := sum(map(count_ranks, others)):
         told.append(f"{count:,} more of {len(others)} other reasons")
     return "; ".join(told)
 
 
-def dead_text(runs: Runs, reason: str) -> str:
+def describe_failure(runs: RankRanges, reason: str) -> str:
     """`rank 3 is dead: its process ended by signal 9`, or the same of several."""
-    if num_ranks(runs) == 1:
-        return f"rank {run_text(runs)} is dead: {reason}"
-    return f"ranks {run_text(runs)} are dead: {reason_of_several(reason)}"
+    if count_ranks(runs) == 1:
+        return f"rank {format_ranges(runs)} is dead: {reason}"
+    return f"ranks {format_ranges(runs)} are dead: {plural_reason(reason)}"
 
 
-def reason_of_several(reason: str) -> str:
+def plural_reason(reason: str) -> str:
     """A reason that was said of one rank, as it is said of several."""
     for one, several in _OF_SEVERAL:
         reason = reason.replace(one, several)
     return reason
 
 
-def who(runs: Runs) -> str:
+def ranks_label(runs: RankRanges) -> str:
     """`rank 3`, or `ranks 0-7 and 23`."""
-    return f"rank{'s' if num_ranks(runs) > 1 else ''} {run_text(runs)}"
+    return f"rank{'s' if count_ranks(runs) > 1 else ''} {format_ranges(runs)}"
 
 
-def node_text(names: Sequence[str], count: int) -> str:
+def nodes_label(names: Sequence[str], count: int) -> str:
     """`gpu-0 and gpu-1`, or the first of `count` nodes by name and how many more; may be empty."""
     if count <= len(names):
         *others, newest = names or ("",)

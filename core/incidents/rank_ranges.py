@@ -5,27 +5,27 @@ A job's 8,192 ranks are one run, those of a node one more: what is kept or told 
 
 from collections.abc import Collection, Iterable, Iterator
 
-Runs = tuple[tuple[int, int], ...]
+RankRanges = tuple[tuple[int, int], ...]
 """First and last of each run; between two of them at least one number is missing."""
 
 
-def runs_of(ranks: Iterable[int]) -> Runs:
+def to_ranges(ranks: Iterable[int]) -> RankRanges:
     """These ranks, in whatever order and however often they are named."""
-    return joined((rank, rank) for rank in ranks)
+    return merge_ranges((rank, rank) for rank in ranks)
 
 
-def ranks_of(runs: Runs) -> Iterator[int]:
+def iter_ranks(runs: RankRanges) -> Iterator[int]:
     """All of them, ascending."""
     for first, last in runs:
         yield from range(first, last + 1)
 
 
-def num_ranks(runs: Runs) -> int:
+def count_ranks(runs: RankRanges) -> int:
     """How many they are."""
     return sum(last - first + 1 for first, last in runs)
 
 
-def joined(runs: Iterable[tuple[int, int]]) -> Runs:
+def merge_ranges(runs: Iterable[tuple[int, int]]) -> RankRanges:
     """These runs, which may touch or overlap, as few as can be."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(runs):
@@ -36,31 +36,31 @@ def joined(runs: Iterable[tuple[int, int]]) -> Runs:
     return tuple(found)
 
 
-def divided(runs: Runs, ranks: Collection[int]) -> tuple[Runs, Runs]:
+def split_ranges(runs: RankRanges, ranks: Collection[int]) -> tuple[RankRanges, RankRanges]:
     """(those of them that are among `ranks`, the others)."""
     wanted = ranks if isinstance(ranks, set | frozenset) else frozenset(ranks)
-    inside = [rank for rank in ranks_of(runs) if rank in wanted]
+    inside = [rank for rank in iter_ranks(runs) if rank in wanted]
     if not inside:
         return (), runs
-    outside = (rank for rank in ranks_of(runs) if rank not in wanted)
-    return runs_of(inside), runs_of(outside)
+    outside = (rank for rank in iter_ranks(runs) if rank not in wanted)
+    return to_ranges(inside), to_ranges(outside)
 
 
-SHOWN_RUNS = 8
+SHOWN_RANGES = 8
 
 
-def rank_text(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """`3`, `0-7 and 23`, or the first runs of numbers and how many ranks more; `none`.
 
     A sentence about 8,192 ranks is read by people: in a log, in a column beside others.
     """
-    return run_text(runs_of(ranks))
+    return format_ranges(to_ranges(ranks))
 
 
-def run_text(runs: Runs) -> str:
+def format_ranges(runs: RankRanges) -> str:
     """The same of ranks that are known as runs."""
-    names = [name for first, last in runs[:SHOWN_RUNS] for name in _names(first, last)]
-    if hidden := num_ranks(runs[SHOWN_RUNS:]):
+    names = [name for first, last in runs[:SHOWN_RANGES] for name in _names(first, last)]
+    if hidden := count_ranks(runs[SHOWN_RANGES:]):
         names.append(f"{hidden:,} more")
     *others, newest = names or ["none"]
     return f"{', '.join(others)} and {newest}" if others else newest

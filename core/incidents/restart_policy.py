@@ -11,10 +11,10 @@ from enum import StrEnum
 from pacekeeper.core.errors import ExitCode
 
 RESTARTABLE = frozenset({ExitCode.LOST_STATE, ExitCode.INTERNAL})
-LONGEST_BACK_OFF_S = 60.0
+MAX_BACK_OFF_S = 60.0
 
 
-class Next(StrEnum):
+class RestartAction(StrEnum):
     """What a launcher does whose ranks have ended."""
 
     WAIT = "wait"  # other nodes train on
@@ -22,9 +22,9 @@ class Next(StrEnum):
     END = "end"
 
 
-def next_move(
+def decide_restart(
     nodes: Collection[int], ended: Mapping[int, int], gone: Collection[int]
-) -> tuple[Next, str]:
+) -> tuple[RestartAction, str]:
     """What to do, and why.
 
     `nodes`: those with a part in the job, as far as is known; the others went on without any other
@@ -33,17 +33,17 @@ def next_move(
     """
     for node in sorted(set(nodes).intersection(ended)):
         if ended[node] not in RESTARTABLE:
-            return Next.END, f"node {node} ended with code {ended[node]}"
+            return RestartAction.END, f"node {node} ended with code {ended[node]}"
     lost = sorted(set(nodes).intersection(gone).difference(ended))
     if lost:
-        return Next.END, f"the launchers of nodes {lost} are gone"
+        return RestartAction.END, f"the launchers of nodes {lost} are gone"
     living = sorted(set(nodes).difference(ended))
     if living:
-        return Next.WAIT, f"nodes {living} train on"
-    return Next.AGAIN, "all ranks of all nodes have ended"
+        return RestartAction.WAIT, f"nodes {living} train on"
+    return RestartAction.AGAIN, "all ranks of all nodes have ended"
 
 
-def next_nodes(
+def restart_nodes(
     began: Collection[int], nodes: Collection[int], ended: Mapping[int, int], gone: Collection[int]
 ) -> tuple[int, ...]:
     """The nodes of the next life, ascending, once all `nodes` with a part in the job have ended.
@@ -62,4 +62,4 @@ def next_nodes(
 
 def back_off_s(restart: int) -> float:
     """Seconds to wait before restart number 1, 2, ...: what ends at once must not spin."""
-    return min(LONGEST_BACK_OFF_S, 2.0 ** (restart - 1))
+    return min(MAX_BACK_OFF_S, 2.0 ** (restart - 1))

@@ -4,7 +4,7 @@ import json
 import zlib
 from typing import Any
 
-from pacekeeper.core.layout.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
 
 FORMAT = 1
 
@@ -56,7 +56,10 @@ def decode_layout(data: bytes) -> Layout:
                 for stage in document["stages"]
             ),
             experts=tuple(
-                tuple(tuple(Host(int(rank), float(s)) for rank, s in hosts) for hosts in layer)
+                tuple(
+                    tuple(ExpertReplica(int(rank), float(s)) for rank, s in hosts)
+                    for hosts in layer
+                )
                 for layer in document["experts"]
             ),
             batch_shares=tuple((int(r), float(s)) for r, s in document["batch_shares"]),

@@ -15,7 +15,7 @@ class Transfer:
     destination: int
 
 
-def transfers(
+def diff_layouts(
     old: Layout, new: Layout, *, living: Iterable[int] | None = None
 ) -> tuple[Transfer, ...]:
     """The copies that turn `old` into `new`, in the order of `blocks()`.
@@ -51,7 +51,7 @@ def moves_layers(old: Layout, new: Layout) -> bool:
     )
 
 
-def fresh_replicas(old: Layout, new: Layout) -> tuple[int, ...]:
+def added_replicas(old: Layout, new: Layout) -> tuple[int, ...]:
     """The rank of every replica of `new` that `old` lacks, of the same model: what is copied."""
     fresh: list[int] = []
     for then, now in zip(old.experts, new.experts, strict=True):

@@ -8,14 +8,18 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pacekeeper.core.layout.layout import ExpertHosts, Host, Layout
-from pacekeeper.core.layout.mesh_resize import widened
-from pacekeeper.core.layout.replica_spread import domain, level_shares
-from pacekeeper.core.layout.shrink import Floor, shrink
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
+from pacekeeper.core.layout.mesh_resize import add_ranks
+from pacekeeper.core.layout.replica_spread import domain_of_rank, level_shares
+from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 
 
 def grow(
-    layout: Layout, *, newcomers: Collection[int], generation: int, floor: Floor | None = None
+    layout: Layout,
+    *,
+    newcomers: Collection[int],
+    generation: int,
+    floor: ReplicationFloor | None = None,
 ) -> Layout:
     """`layout` with the `newcomers`, which hold nothing yet: all ranks at work, floors regained.
 
@@ -28,23 +32,23 @@ def grow(
 
     Raises ValueError for no newcomers and for ranks that are there already.
     """
-    return _grown(layout, newcomers, generation, floor or Floor(), frozenset())
+    return _grown(layout, newcomers, generation, floor or ReplicationFloor(), frozenset())
 
 
 def _grown(
     layout: Layout,
     newcomers: Collection[int],
     generation: int,
-    floor: Floor,
+    floor: ReplicationFloor,
     lost: Collection[tuple[int, int]],
 ) -> Layout:
     """As `grow`; of the (layer, expert) in `lost` who was there takes what newcomers can not."""
     fresh = tuple(sorted(set(newcomers)))
     if not fresh or set(fresh) & set(layout.ranks):
         raise ValueError(f"ranks {list(fresh)} can not join those of {list(layout.ranks)}")
-    pipelines = widened(layout, fresh)
+    pipelines = add_ranks(layout, fresh)
     speed, working = layout.speed_by_rank | dict.fromkeys(fresh, 1.0), set(layout.working)
-    experts: list[tuple[ExpertHosts, ...]] = []
+    experts: list[tuple[ReplicaSet, ...]] = []
     for stage in pipelines.stages:
         whole = sum(speed[rank] for rank in stage.ranks)
         pace = {rank: speed[rank] / whole for rank in stage.ranks}
@@ -70,12 +74,12 @@ def _grown(
     )
 
 
-def next_of(
+def resize(
     layout: Layout,
     staying: Collection[int],
     *,
     generation: int,
-    floor: Floor,
+    floor: ReplicationFloor,
     is_restored: bool = False,
     are_experts_filled: bool = False,
 ) -> Layout:
@@ -96,7 +100,7 @@ def next_of(
     )
     if not fresh:
         return without(floor=floor)
-    left = without(floor=Floor(hosts=1)) if gone else layout
+    left = without(floor=ReplicationFloor(hosts=1)) if gone else layout
     lost = [
         (layer, expert)
         for layer, experts in enumerate(layout.experts)
@@ -160,13 +164,13 @@ class _Table:
 
 
 def _widened(
-    experts: tuple[ExpertHosts, ...],
+    experts: tuple[ReplicaSet, ...],
     fresh: Sequence[int],
     pace: Mapping[int, float],
-    floor: Floor,
+    floor: ReplicationFloor,
     order: Sequence[int],
     lost: Collection[int],
-) -> tuple[ExpertHosts, ...]:
+) -> tuple[ReplicaSet, ...]:
     """`pace`: each rank's part of the speed of all, all ranks of the wider layout. `order`: of
     experts; the `lost` ones lost a host.
     """
@@ -175,7 +179,7 @@ def _widened(
     before = [{host.rank: host.share for host in hosts} for hosts in experts]
     table = _Table(
         hosts=[set(hosts) for hosts in before],
-        name={rank: domain(floor.domain_of, rank) for rank in pace},
+        name={rank: domain_of_rank(floor.domain_of, rank) for rank in pace},
         used={rank: sum(rank in hosts for hosts in before) for rank in pace},
         slots=len(experts) if floor.slots_per_rank is None else floor.slots_per_rank,
     )
@@ -192,7 +196,7 @@ def _widened(
     levelled = level_shares([table.hosts[e] for e in changed], taken, most)
     for expert, shares in zip(changed, levelled, strict=True):
         before[expert] = shares
-    return tuple(tuple(Host(rank, share) for rank, share in s.items()) for s in before)
+    return tuple(tuple(ExpertReplica(rank, share) for rank, share in s.items()) for s in before)
 
 
 def _regain(

@@ -16,11 +16,11 @@ from types import MappingProxyType
 
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.replica_spread import (
-    ALONE,
+    NO_DOMAINS,
     DomainOf,
-    domain,
+    domain_of_rank,
     level_shares,
-    spread_hosts,
+    spread_replicas,
 )
 
 SHARE_TOLERANCE = 1e-6
@@ -61,7 +61,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Host:
+class ExpertReplica:
     """A rank that holds an expert replica and the share of the expert's tokens it computes."""
 
     rank: int
@@ -93,7 +93,7 @@ class Stage:
         return tuple(sorted({run.rank for group in self.groups for run in group}))
 
 
-ExpertHosts = tuple[Host, ...]
+ReplicaSet = tuple[ExpertReplica, ...]
 """The hosts of one expert, in ascending rank order; shares add up to 1."""
 
 
@@ -113,7 +113,7 @@ class Layout:
     generation: int
     num_virtual_shards: int
     stages: tuple[Stage, ...]
-    experts: tuple[tuple[ExpertHosts, ...], ...]
+    experts: tuple[tuple[ReplicaSet, ...], ...]
     batch_shares: tuple[tuple[int, float], ...]
     speeds: tuple[tuple[int, float], ...] = ()
     standing_by: tuple[int, ...] = ()
@@ -258,7 +258,7 @@ def even_layout(
     num_layers: int,
     num_experts: int,
     replicas: int,
-    domain_of: DomainOf = ALONE,
+    domain_of: DomainOf = NO_DOMAINS,
     num_virtual_shards: int = 1,
     num_stages: int = 1,
     tensor_size: int = 1,
@@ -269,7 +269,7 @@ def even_layout(
     A pipeline of `num_stages` groups of `tensor_size` ranks stands on as few failure domains
     (nodes) as can be: a node takes whole pipelines with it, and others hold the same. An expert's
     hosts stand on as many as can be, those of a stage's layers on the same few sets of domains
-    (`spread_hosts`); ranks of domains of equal size get the same number of slots (give or take
+    (`spread_replicas`); ranks of domains of equal size get the same number of slots (give or take
     one), and every rank computes as much. Raises ValueError for too few ranks, layers or shards,
     and for ranks that are left over.
     """
@@ -282,9 +282,11 @@ def even_layout(
     layers = []
     for stage in stages:
         for layer in range(stage.first_layer, stage.end_layer):
-            hosts = spread_hosts(num_experts, replicas, stage.ranks, domain_of, turn=layer)
+            hosts = spread_replicas(num_experts, replicas, stage.ranks, domain_of, turn=layer)
             shares = level_shares(hosts, {}, 1.0)
-            layers.append(tuple(tuple(Host(r, share) for r, share in on.items()) for on in shares))
+            layers.append(
+                tuple(tuple(ExpertReplica(r, share) for r, share in on.items()) for on in shares)
+            )
     first = [group[0].rank for group in stages[0].groups]
     return Layout(
         generation=generation,
@@ -314,8 +316,8 @@ def _by_domain(ranks: Iterable[int], domain_of: DomainOf) -> tuple[int, ...]:
     order = sorted(ranks)
     first: dict[Hashable, int] = {}
     for rank in order:
-        first.setdefault(domain(domain_of, rank), rank)
-    return tuple(sorted(order, key=lambda rank: (first[domain(domain_of, rank)], rank)))
+        first.setdefault(domain_of_rank(domain_of, rank), rank)
+    return tuple(sorted(order, key=lambda rank: (first[domain_of_rank(domain_of, rank)], rank)))
 
 
 def _even_stages(

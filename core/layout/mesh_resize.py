@@ -16,7 +16,7 @@ Members = tuple[int, ...]  # of a tensor group, in the order of their runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipelines:
+class PipelineMesh:
     """Stages, each coordinate's part of the batch, and who has none: the fields of a `Layout`."""
 
     stages: tuple[Stage, ...]
@@ -24,7 +24,9 @@ class Pipelines:
     standing_by: tuple[int, ...] = ()
 
 
-def closed(layout: Layout, gone: Collection[int], *, is_restored: bool = False) -> Pipelines:
+def remove_ranks(
+    layout: Layout, gone: Collection[int], *, is_restored: bool = False
+) -> PipelineMesh:
     """Those of `layout` without the ranks that are `gone`.
 
     A pipeline's share shrinks as its weakest group does. A group that lost nobody keeps its runs.
@@ -56,7 +58,7 @@ def closed(layout: Layout, gone: Collection[int], *, is_restored: bool = False) 
     return _arranged(layout, stages, made, shares, set(layout.ranks).difference(gone))
 
 
-def widened(layout: Layout, newcomers: Sequence[int]) -> Pipelines:
+def add_ranks(layout: Layout, newcomers: Sequence[int]) -> PipelineMesh:
     """Those of `layout` with the newcomers, who hold nothing yet.
 
     First they fill groups that are smaller than the largest, the weakest first; then they make
@@ -174,7 +176,7 @@ def _arranged(
     columns: Sequence[Sequence[Members]],
     weights: Sequence[float],
     living: Collection[int],
-) -> Pipelines:
+) -> PipelineMesh:
     """Coordinates in the order of their first ranks; runs cut anew where members changed."""
     old = {_staying(group, ()): group for stage in layout.stages for group in stage.groups}
     order = sorted(range(len(weights)), key=lambda c: columns[0][c][0])
@@ -193,4 +195,4 @@ def _arranged(
     made = tuple(replace(stage, groups=own) for stage, own in zip(stages, runs, strict=True))
     working = {rank for stage in made for rank in stage.ranks}
     standing_by = tuple(sorted(set(living) - working))
-    return Pipelines(stages=made, batch_shares=tuple(shares), standing_by=standing_by)
+    return PipelineMesh(stages=made, batch_shares=tuple(shares), standing_by=standing_by)

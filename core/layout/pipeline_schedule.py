@@ -25,7 +25,7 @@ class Schedule(StrEnum):
     ZERO_BUBBLE = "zero_bubble"  # ZB-H1: weight gradients fill the bubbles, memory as 1F1B
 
 
-def known_schedule(name: object) -> Schedule | None:
+def parse_schedule(name: object) -> Schedule | None:
     """The schedule of this name; None for a name that this version does not know.
 
     Raises ValueError where it is no name.
@@ -116,7 +116,7 @@ def pipeline_program(
     )
 
 
-def source_of(
+def input_of(
     op: ChunkOp, stage: int, *, num_stages: int, num_model_chunks: int
 ) -> tuple[int, ChunkOp] | None:
     """Stage and chunk whose output is the chunk's input; None where nothing is handed over.
@@ -204,7 +204,7 @@ def _with_exchanges(
     where = {"num_stages": num_stages, "num_model_chunks": num_model_chunks}
     sources = [
         [
-            (source[0], number[source[1]]) if (source := source_of(op, stage, **where)) else None
+            (source[0], number[source[1]]) if (source := input_of(op, stage, **where)) else None
             for op in ops
         ]
         for stage in range(num_stages)
@@ -270,7 +270,7 @@ def _dry_run(
 LETTERS = {ChunkKind.FORWARD: "F", ChunkKind.BACKWARD: "B", ChunkKind.WEIGHT_GRADIENT: "W"}
 
 
-def program_lines(program: Program) -> tuple[str, ...]:
+def format_program(program: Program) -> tuple[str, ...]:
     """What each stage does in a step, in order."""
     return tuple(
         " ".join(_item(item, program.num_model_chunks) for item in stage)

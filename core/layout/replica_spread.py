@@ -11,26 +11,26 @@ from types import MappingProxyType
 DomainOf = Mapping[int, Hashable]
 """The domain of each rank. A rank that is not named is a domain of its own."""
 
-ALONE: DomainOf = MappingProxyType({})
+NO_DOMAINS: DomainOf = MappingProxyType({})
 
 
-def domain(domain_of: DomainOf, rank: int) -> Hashable:
+def domain_of_rank(domain_of: DomainOf, rank: int) -> Hashable:
     """The domain of `rank`."""
     return domain_of.get(rank, (None, rank))
 
 
-def domains(domain_of: DomainOf, ranks: Iterable[int]) -> set[Hashable]:
+def domains_of_ranks(domain_of: DomainOf, ranks: Iterable[int]) -> set[Hashable]:
     """The domains that `ranks` stand in."""
-    return {domain(domain_of, rank) for rank in ranks}
+    return {domain_of_rank(domain_of, rank) for rank in ranks}
 
 
-def numbered(domain_of: DomainOf, ranks: Iterable[int]) -> dict[int, int]:
+def number_domains(domain_of: DomainOf, ranks: Iterable[int]) -> dict[int, int]:
     """The domain of each of `ranks` as a number from 0, in the order they come."""
     number: dict[Hashable, int] = {}
-    return {rank: number.setdefault(domain(domain_of, rank), len(number)) for rank in ranks}
+    return {rank: number.setdefault(domain_of_rank(domain_of, rank), len(number)) for rank in ranks}
 
 
-def spread_hosts(
+def spread_replicas(
     num_experts: int, replicas: int, ranks: Sequence[int], domain_of: DomainOf, *, turn: int
 ) -> list[tuple[int, ...]]:
     """Hosts for each expert of one layer, ascending, on min(replicas, domains) distinct domains.
@@ -45,7 +45,7 @@ def spread_hosts(
     """
     in_domain: dict[Hashable, list[int]] = {}
     for rank in ranks:
-        in_domain.setdefault(domain(domain_of, rank), []).append(rank)
+        in_domain.setdefault(domain_of_rank(domain_of, rank), []).append(rank)
     crowded, others = _crowded(list(in_domain.values()), replicas)
     circle = _circle(others)
     length = min(replicas - len(crowded), len(circle))

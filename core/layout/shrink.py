@@ -8,13 +8,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout.layout import ExpertHosts, Host, Layout
-from pacekeeper.core.layout.mesh_resize import closed
-from pacekeeper.core.layout.replica_spread import DomainOf, domain, level_shares
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
+from pacekeeper.core.layout.mesh_resize import remove_ranks
+from pacekeeper.core.layout.replica_spread import DomainOf, domain_of_rank, level_shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
+class ReplicationFloor:
     """What survivors give every expert again: so many hosts, on as many distinct domains.
 
     `slots_per_rank` bounds the replicas of one layer that a rank takes on (None: nothing does). A
@@ -27,7 +27,7 @@ class Floor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Succession:
+class RecoveryPlan:
     """How survivors go on: on `layout`, with what they hold, or all with what a checkpoint holds.
 
     `restore`: paths of checkpoints, of which the first that all can read is taken; empty: none.
@@ -44,7 +44,7 @@ def shrink(
     *,
     dead: Collection[int],
     generation: int,
-    floor: Floor | None = None,
+    floor: ReplicationFloor | None = None,
     is_restored: bool = False,
     are_experts_filled: bool = False,
 ) -> Layout:
@@ -59,10 +59,12 @@ def shrink(
     experts need none: the others hold what they hold.
     """
     gone = set(dead)
-    pipelines = closed(layout, gone, is_restored=is_restored)
+    pipelines = remove_ranks(layout, gone, is_restored=is_restored)
     are_free = is_restored or are_experts_filled
     experts = tuple(
-        _rehost(layer, layout.experts[layer], stage.ranks, gone, floor or Floor(), are_free)
+        _rehost(
+            layer, layout.experts[layer], stage.ranks, gone, floor or ReplicationFloor(), are_free
+        )
         for stage in pipelines.stages
         for layer in range(stage.first_layer, stage.end_layer)
     )
@@ -79,12 +81,12 @@ def shrink(
 
 def _rehost(
     layer: int,
-    experts: tuple[ExpertHosts, ...],
+    experts: tuple[ReplicaSet, ...],
     staying: tuple[int, ...],
     gone: set[int],
-    floor: Floor,
+    floor: ReplicationFloor,
     are_free: bool,
-) -> tuple[ExpertHosts, ...]:
+) -> tuple[ReplicaSet, ...]:
     """`staying`: the ranks that still run this layer; others may live and be a source only.
     `are_free`: an expert may have lost all its hosts.
     """
@@ -110,14 +112,14 @@ def _rehost(
     levelled = level_shares([hosts_of[e] for e in changed], taken, level)
     for expert, fresh in zip(changed, levelled, strict=True):
         shares[expert] = fresh
-    return tuple(tuple(Host(rank, share) for rank, share in s.items()) for s in shares)
+    return tuple(tuple(ExpertReplica(rank, share) for rank, share in s.items()) for s in shares)
 
 
 def _refilled(
-    hosts: list[set[int]], has_lost: list[bool], staying: tuple[int, ...], floor: Floor
+    hosts: list[set[int]], has_lost: list[bool], staying: tuple[int, ...], floor: ReplicationFloor
 ) -> list[set[int]]:
     """`hosts` and fresh ones: as few as the floor asks for."""
-    name = {rank: domain(floor.domain_of, rank) for rank in staying}
+    name = {rank: domain_of_rank(floor.domain_of, rank) for rank in staying}
     enough = min(max(1, floor.hosts), len(staying))
     wide = min(enough, len(set(name.values())))
     used = {rank: sum(rank in on for on in hosts) for rank in staying}

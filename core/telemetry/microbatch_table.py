@@ -62,12 +62,12 @@ class MicroBatchTable:
             yield step, self.rows(found[step])
 
 
-def table_of(records: Sequence[MicroBatchRecord]) -> MicroBatchTable:
+def table_from_records(records: Sequence[MicroBatchRecord]) -> MicroBatchTable:
     """These micro-batches, at least one, row by row."""
     columns = {name: [getattr(record, name) for record in records] for name in COLUMNS}
     return MicroBatchTable(columns=columns)
 
 
-def joined(tables: Sequence[MicroBatchTable], name: str) -> Iterator[Any]:
+def chain_column(tables: Sequence[MicroBatchTable], name: str) -> Iterator[Any]:
     """One column of all tables, one after the other."""
     return chain.from_iterable(table.column(name) for table in tables)

@@ -49,7 +49,7 @@ class AgentHealth:
 T = TypeVar("T", covariant=True)
 
 
-class Later(Protocol[T]):
+class LazySamples(Protocol[T]):
     """Samples as bytes, read when somebody looks; `sampled_s`: when they were told, by the node's
     monotonic clock.
     """
@@ -59,7 +59,7 @@ class Later(Protocol[T]):
     def read(self) -> T: ...
 
 
-class Unread(Protocol):
+class LazyNodeData(Protocol):
     """What a report tells of its node, of which nobody has looked at anything yet; `sampled_s` as
     of its parts.
     """
@@ -67,10 +67,10 @@ class Unread(Protocol):
     sampled_s: float
 
     @property
-    def devices(self) -> Later[tuple[DeviceSample, ...]] | None: ...
+    def devices(self) -> LazySamples[tuple[DeviceSample, ...]] | None: ...
 
     @property
-    def host(self) -> Later[HostSample] | None: ...
+    def host(self) -> LazySamples[HostSample] | None: ...
 
     def health(self) -> AgentHealth: ...
 
@@ -88,7 +88,7 @@ class NodeReport:
     devices: tuple[DeviceSample, ...] = ()
     host: HostSample | None = None
     health: AgentHealth = AgentHealth()
-    unread: Unread | None = None
+    unread: LazyNodeData | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

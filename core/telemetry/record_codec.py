@@ -34,7 +34,7 @@ from pacekeeper.core.text import one_line
 WHOLE_SHARE = 1 << 15  # a tensor share of 1 in a slot: shares of 2^k virtual shards are exact
 _NAN = math.nan
 _NO_LOADS = (0,) * LOADS_PER_RECORD
-MOST_DOCUMENTS = 0xFFFF  # a slot has room for: more count as so many
+MAX_DOCUMENTS = 0xFFFF  # a slot has room for: more count as so many
 
 _MICRO_BATCH, _IS_MICRO_BATCH = payload_of(RecordKind.MICRO_BATCH, "IIIIIHHIIIQddddddIIII")
 _STEP, _IS_STEP = payload_of(RecordKind.STEP, "IIIIQddddQQd")
@@ -135,7 +135,7 @@ def pack_micro_batch(
         micro_batch,
         generation,
         num_active_experts,
-        num_documents if num_documents < MOST_DOCUMENTS else MOST_DOCUMENTS,
+        num_documents if num_documents < MAX_DOCUMENTS else MAX_DOCUMENTS,
         int(tensor_share * WHOLE_SHARE + 0.5),
         tokens,
         head_tokens,

@@ -10,15 +10,15 @@ from enum import IntEnum
 
 LOADS_PER_RECORD = 16
 SAVE_OUTCOMES = ("complete", "written", "skipped", "failed")
-EXIT_UNSEEN = -1  # the exit code of a process whose end nobody saw: no process ends with it
-MOST_S = 1e6  # eleven days: sums and products of what is told stay finite
+EXIT_UNKNOWN = -1  # the exit code of a process whose end nobody saw: no process ends with it
+MAX_S = 1e6  # eleven days: sums and products of what is told stay finite
 # The least and the most that a time may be, by its name.
 TIME_BOUNDS = {
-    **dict.fromkeys(("compute_s", "duration_s", "gemm_s", "copy_s", "exchange_s"), (0.0, MOST_S)),
+    **dict.fromkeys(("compute_s", "duration_s", "gemm_s", "copy_s", "exchange_s"), (0.0, MAX_S)),
     # Some of these are what is left of others, and clocks differ by a little.
     **dict.fromkeys(
         ("cpu_s", "run_queue_s", "stall_s", "wait_s", "transfer_s", "input_wait_s"),
-        (-MOST_S, MOST_S),
+        (-MAX_S, MAX_S),
     ),
 }
 

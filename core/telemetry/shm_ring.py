@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from pacekeeper.core.errors import VersionError
-from pacekeeper.core.layout.pipeline_schedule import Schedule, known_schedule
+from pacekeeper.core.layout.pipeline_schedule import Schedule, parse_schedule
 from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.record_codec import unpack
 from pacekeeper.core.telemetry.records import PAYLOAD_BYTES, Record
@@ -93,7 +93,7 @@ def decode_header(header: bytes) -> Attachment:
         values = json.loads(header[_HEADER.size : _HEADER.size + length])
         model = values.pop("model")
         if model is not None and model.get("schedule") is not None:
-            model["schedule"] = known_schedule(model["schedule"])
+            model["schedule"] = parse_schedule(model["schedule"])
         shape = None if model is None else _checked(ModelShape, model)
         return _checked(Attachment, {**values, "clock": Clock(values["clock"]), "model": shape})
     except (TypeError, KeyError, AttributeError, RecursionError, ValueError) as error:
@@ -115,7 +115,7 @@ def slot_offset(index: int) -> int:
     return SLOTS_OFFSET + (index % SLOT_COUNT) * SLOT_BYTES
 
 
-def slot_sum(sequence: bytes, payload: bytes) -> int:
+def slot_checksum(sequence: bytes, payload: bytes) -> int:
     """The checksum of a slot whose eight first bytes are `sequence`.
 
     No CRC: the tables of one are cold in every micro-batch, and half of a record's price at p99.
@@ -138,7 +138,7 @@ def decode_slot(index: int, before: int, slot: bytes, after: int) -> Record | No
     if len(slot) < _SLOT.size:
         raise CorruptError(f"record {index} is cut off")
     sequence, told, payload = _SLOT.unpack_from(slot)
-    if sequence != before or told != slot_sum(slot[: SEQUENCE.size], payload):
+    if sequence != before or told != slot_checksum(slot[: SEQUENCE.size], payload):
         raise CorruptError(f"record {index} does not fit its checksum")
     if before > expected:
         raise LookupError(f"record {index} is overwritten by record {before - 1}")

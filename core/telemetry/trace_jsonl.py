@@ -21,7 +21,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from typing import Any
 
-from pacekeeper.core.layout.pipeline_schedule import known_schedule
+from pacekeeper.core.layout.pipeline_schedule import parse_schedule
 from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.records import (
     CheckpointRecord,
@@ -55,7 +55,7 @@ KINDS: dict[str, type[Any]] = {
 Sample = DeviceSample | HostSample
 Fact = Attachment | Record | Sample
 MAX_INT = (1 << 64) - 1  # of a record's fields
-UNTOLD = -1.0  # in a column of times: no time is
+NOT_REPORTED = -1.0  # in a column of times: no time is
 _values_of = dict[str, Any].values
 _decoded = json.JSONDecoder().raw_decode  # a third of the time of json.loads is around it
 _KIND_OF = {made: kind for kind, made in KINDS.items()}
@@ -92,7 +92,7 @@ def record_line(record: Record | Sample) -> str:
 
 def parse_header(text: str) -> TraceHeader:
     """The header in a file's first line. Raises ValueError, saying what is wrong with it."""
-    values = object_of(text)
+    values = parse_object(text)
     if values.get("kind") != "header" or values.get("format") != FORMAT:
         raise ValueError(f"not a {FORMAT} file: its first line is no header")
     if values.get("version") != VERSION:
@@ -103,7 +103,7 @@ def parse_header(text: str) -> TraceHeader:
     return _made(TraceHeader, wanted)  # type: ignore[no-any-return]
 
 
-def object_of(text: str) -> dict[str, Any]:
+def parse_object(text: str) -> dict[str, Any]:
     """A line's values by name, as they stand there. Raises ValueError where it is no object."""
     try:
         value, end = _decoded(text)
@@ -121,7 +121,7 @@ def _loaded(text: str) -> object:
         raise ValueError(f"no JSON: {error}") from None
 
 
-def fact_of(values: Mapping[str, Any], header: TraceHeader) -> Fact:
+def parse_fact(values: Mapping[str, Any], header: TraceHeader) -> Fact:
     """What the values of a line say. Raises ValueError, saying what is wrong with them."""
     told = dict(values)
     kind = told.pop("kind", None)
@@ -131,7 +131,7 @@ def fact_of(values: Mapping[str, Any], header: TraceHeader) -> Fact:
         if model is not None:
             model = dict(_object_value(model, "model"))
             if model.get("schedule") is not None:
-                model["schedule"] = known_schedule(model["schedule"])
+                model["schedule"] = parse_schedule(model["schedule"])
             told["model"] = _made(ModelShape, model)
         told["clock"] = Clock(told.get("clock", Clock.WALL))
         return _made(Attachment, told)  # type: ignore[no-any-return]
@@ -151,10 +151,11 @@ def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def columns_of(kind: str, lines: Sequence[dict[str, Any]]) -> dict[str, Sequence[Any]] | None:
+def parse_columns(kind: str, lines: Sequence[dict[str, Any]]) -> dict[str, Sequence[Any]] | None:
     """The values of many lines of one kind, by field, what is not told -1.0 or its default.
 
-    None where `fact_of` would refuse one of them, or might: it takes one at a time, and says why.
+    None where `parse_fact` rejects one of them, or might: it takes one at a time and gives the
+    reason.
     """
     expected, names = _expected(kind), tuple(lines[0])
     if not expected.keys() | {"kind"} >= set(names):
@@ -185,7 +186,7 @@ def _expected(kind: str) -> dict[str, tuple[frozenset[type], Any]]:
     return {
         field.name: (
             frozenset(of_type.get(field.type, (list,))),
-            UNTOLD
+            NOT_REPORTED
             if field.default is None
             else None
             if field.default is MISSING

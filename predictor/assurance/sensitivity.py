@@ -13,7 +13,7 @@ import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Blindness
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.predictor.cost.features import Flags
 from pacekeeper.predictor.online.cusum import WINDOW_STEPS
 from pacekeeper.predictor.online.slowdown import patience
@@ -100,7 +100,7 @@ def blindness(
     missing = _missing(evidence, ranks, steps)
     if missing:
         reason = (
-            f"ranks {rank_text(missing)} are in none of the last {steps} steps that were judged"
+            f"ranks {format_ranks(missing)} are in none of the last {steps} steps that were judged"
         )
         return Blind(why=Blindness.MISSING_RANK, reason=reason)
     if evidence.steps_since_fit > config.history_steps:

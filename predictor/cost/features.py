@@ -7,7 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.core.telemetry.expert_row_features import KNOTS
-from pacekeeper.core.telemetry.microbatch_table import DEFAULTS, MicroBatchTable, joined, table_of
+from pacekeeper.core.telemetry.microbatch_table import (
+    DEFAULTS,
+    MicroBatchTable,
+    chain_column,
+    table_from_records,
+)
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 
 Array = npt.NDArray[np.float64]
@@ -94,7 +99,7 @@ def work_of(tables: Sequence[MicroBatchTable]) -> Work:
     columns = {}
     for name in COLUMNS:
         if any(name in table.columns for table in tables):
-            columns[name] = np.fromiter(joined(tables, name), np.float64, length)
+            columns[name] = np.fromiter(chain_column(tables, name), np.float64, length)
         else:
             columns[name] = np.full(length, DEFAULTS.get(name, 0.0), dtype=np.float64)
     return Work(columns=columns)
@@ -114,7 +119,7 @@ def sample_of(records: Sequence[MicroBatchRecord]) -> StepSample:
     """The same as `sample_of_work`, of records. Raises as it does."""
     if not records:
         raise ValueError("a step without records has no sample")
-    return sample_of_work(work_of([table_of(records)]))
+    return sample_of_work(work_of([table_from_records(records)]))
 
 
 def sample_of_work(work: Work) -> StepSample:

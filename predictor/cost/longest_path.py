@@ -13,7 +13,7 @@ from pacekeeper.core.layout.pipeline_schedule import (
     ChunkOp,
     Exchange,
     Program,
-    source_of,
+    input_of,
 )
 from pacekeeper.predictor.cost.features import Positions
 
@@ -95,7 +95,7 @@ class _Builder:
         return taken
 
     def _source(self, op: ChunkOp, stage: int) -> Message | None:
-        return source_of(
+        return input_of(
             op,
             stage,
             num_stages=self.program.num_stages,

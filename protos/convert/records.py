@@ -15,7 +15,7 @@ from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
 from pacekeeper.core.telemetry.node_report import MAX_RECORDS_PER_REPORT
 from pacekeeper.core.telemetry.records import (
     LOADS_PER_RECORD,
-    MOST_S,
+    MAX_S,
     TIME_BOUNDS,
     CheckpointRecord,
     ExpertLoadRecord,
@@ -42,7 +42,7 @@ KINDS: tuple[tuple[str, type[Any]], ...] = (
 )
 
 T = TypeVar("T")
-_BOUNDS = {**TIME_BOUNDS, "tensor_share": (0.0, MOST_S)}
+_BOUNDS = {**TIME_BOUNDS, "tensor_share": (0.0, MAX_S)}
 # Asked of the classes once: at each report it would cost more than the report itself.
 _NAMES = {kind: {field.name: field.type for field in fields(kind)} for _, kind in KINDS}
 _DEFAULTS: dict[type[Any], dict[str, Any]] = {

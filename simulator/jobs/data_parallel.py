@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.controller.planning.token_split.min_max import even_shares
-from pacekeeper.core.layout.diff import fresh_replicas
-from pacekeeper.core.layout.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.layout.diff import added_replicas
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
 
 Array = npt.NDArray[np.float64]
 
@@ -153,7 +153,7 @@ def copied_bytes(old: Layout, new: Layout, job: JobModel) -> int:
     Experts one by one; all other state once for each rank that is new.
     """
     newcomers = set(new.ranks) - set(old.ranks)
-    return len(fresh_replicas(old, new)) * job.expert_bytes + len(newcomers) * job.dense_bytes
+    return len(added_replicas(old, new)) * job.expert_bytes + len(newcomers) * job.dense_bytes
 
 
 def with_hosts(ranks: Sequence[int], experts: Sequence[Sequence[Mapping[int, float]]]) -> Layout:
@@ -171,7 +171,8 @@ def with_hosts(ranks: Sequence[int], experts: Sequence[Sequence[Mapping[int, flo
         ),
         experts=tuple(
             tuple(
-                tuple(Host(rank, share) for rank, share in sorted(hosts.items())) for hosts in layer
+                tuple(ExpertReplica(rank, share) for rank, share in sorted(hosts.items()))
+                for hosts in layer
             )
             for layer in experts
         ),

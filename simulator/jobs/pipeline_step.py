@@ -22,8 +22,8 @@ from pacekeeper.core.layout.pipeline_schedule import (
     ChunkKind,
     ChunkOp,
     Schedule,
+    input_of,
     pipeline_program,
-    source_of,
 )
 
 Array = npt.NDArray[np.float64]
@@ -93,7 +93,7 @@ def _script(schedule: Schedule, num_stages: int, num_microbatches: int) -> _Scri
         tuple(item for item in items if isinstance(item, ChunkOp)) for items in program.stages
     )
     needs = tuple(
-        tuple(source_of(op, stage, num_stages=num_stages, num_model_chunks=1) for op in order)
+        tuple(input_of(op, stage, num_stages=num_stages, num_model_chunks=1) for op in order)
         for stage, order in enumerate(orders)
     )
     consumers = {

@@ -19,9 +19,9 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.incidents.findings import Decision
-from pacekeeper.core.layout.grow import next_of
+from pacekeeper.core.layout.grow import resize
 from pacekeeper.core.layout.layout import Layout, even_layout
-from pacekeeper.core.layout.shrink import Floor
+from pacekeeper.core.layout.shrink import ReplicationFloor
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.features import FEATURES
 from pacekeeper.predictor.cost.forecast import Workload
@@ -143,10 +143,10 @@ class Pacekeeper:
         """As ranks do by themselves, and then as the controller wants it."""
         if not set(held.ranks) & set(moment.nodes):  # newcomers are all there is
             return self._begin(moment, job, known)
-        floor = Floor(hosts=self._floor(job, len(moment.nodes)), slots_per_rank=job.slots_per_node)
-        regrouped = partial(
-            next_of, held, moment.nodes, generation=held.generation + 1, floor=floor
+        floor = ReplicationFloor(
+            hosts=self._floor(job, len(moment.nodes)), slots_per_rank=job.slots_per_node
         )
+        regrouped = partial(resize, held, moment.nodes, generation=held.generation + 1, floor=floor)
         again = known.again_after(moment.step, self.config.settle_steps)
         try:
             layout = regrouped()

@@ -19,7 +19,13 @@ from pacekeeper.core.telemetry.records import (
     StepRecord,
 )
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
-from pacekeeper.core.telemetry.trace_jsonl import Fact, TraceHeader, columns_of, fact_of, object_of
+from pacekeeper.core.telemetry.trace_jsonl import (
+    Fact,
+    TraceHeader,
+    parse_columns,
+    parse_fact,
+    parse_object,
+)
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.simulator.io.tables import MAX_S
 
@@ -64,7 +70,7 @@ def take_all(gathered: Gathered, path: Path, header: TraceHeader, lines: Iterato
     def take_one_by_one(numbered: Iterable[tuple[int, dict[str, Any]]]) -> None:
         for number, values in numbered:
             try:
-                _take(gathered, header.node, fact_of(values, header))
+                _take(gathered, header.node, parse_fact(values, header))
             except ValueError as error:
                 damaged[number] = str(error)
 
@@ -76,7 +82,7 @@ def take_all(gathered: Gathered, path: Path, header: TraceHeader, lines: Iterato
 
     for number, line in enumerate(lines, start=2):
         try:
-            values = object_of(line)
+            values = parse_object(line)
         except ValueError as error:
             damaged[number] = str(error)
             continue
@@ -137,16 +143,16 @@ def _place(gathered: Gathered, node: str, ranks: Iterable[int]) -> None:
 
 
 def _take_micro_batches(gathered: Gathered, node: str, lines: Sequence[dict[str, Any]]) -> bool:
-    told = columns_of("micro_batch", lines)
+    told = parse_columns("micro_batch", lines)
     return _take_records(gathered, node, gathered.micro_batches, MICRO_BATCH, told)
 
 
 def _take_steps(gathered: Gathered, node: str, lines: Sequence[dict[str, Any]]) -> bool:
-    return _take_records(gathered, node, gathered.steps, STEP, columns_of("step", lines))
+    return _take_records(gathered, node, gathered.steps, STEP, parse_columns("step", lines))
 
 
 def _take_loads(gathered: Gathered, node: str, lines: Sequence[dict[str, Any]]) -> bool:
-    told = columns_of("expert_load", lines)
+    told = parse_columns("expert_load", lines)
     if told is None:
         return False
     sizes = np.array(list(map(len, told["counts"])))

@@ -16,13 +16,13 @@ from pacekeeper.controller.api.auth.rbac import Role
 from pacekeeper.controller.api.auth.tokens import TokenRecord, encode_tokens
 from pacekeeper.core.checkpoint import manifest_codec, safetensors_header
 from pacekeeper.core.checkpoint.manifest import (
-    Account,
     CheckpointId,
     FileEntry,
     Manifest,
-    Part,
     Piece,
     PieceEntry,
+    RankManifest,
+    TokenLedgerState,
 )
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout, even_layout
@@ -111,7 +111,7 @@ def seeds() -> dict[str, Seeds]:
         "layout": (encode_layout(LAYOUT),),
         "manifest": (manifest,),
         "manifest-resealed": (manifest,),
-        "manifest-part": (manifest_codec.encode_part(_part(_manifest(LAYOUT))),),
+        "manifest-part": (manifest_codec.encode_rank_manifest(_part(_manifest(LAYOUT))),),
         "tensor-header": (_tensor_file(),),
         "tokens": (_tokens(),),
         "trace-any": (*traces, *(gzip.compress(data) for data in traces)),
@@ -175,7 +175,7 @@ def _reports() -> Seeds:
 def _slot(index: int, record: Record) -> bytes:
     sequence = shm_ring.SEQUENCE.pack(index + 1)
     payload = record_codec.pack(record)
-    return sequence + shm_ring.SLOT_REST.pack(shm_ring.slot_sum(sequence, payload), payload)
+    return sequence + shm_ring.SLOT_REST.pack(shm_ring.slot_checksum(sequence, payload), payload)
 
 
 def _ring_file(header: bytes, slots: Seeds) -> bytes:
@@ -203,12 +203,12 @@ def _manifest(layout: Layout) -> Manifest:
         layout=layout,
         files=(FileEntry(name=name, size_bytes=len(entries) + 1, header_sha256=digest),),
         pieces=entries,
-        account=Account(routed=((1, 2), (3, 4)), lost=(0, 1), num_faults=1),
+        account=TokenLedgerState(routed=((1, 2), (3, 4)), lost=(0, 1), num_faults=1),
     )
 
 
-def _part(manifest: Manifest) -> Part:
-    return Part(files=manifest.files, pieces=manifest.pieces, account=manifest.account)
+def _part(manifest: Manifest) -> RankManifest:
+    return RankManifest(files=manifest.files, pieces=manifest.pieces, account=manifest.account)
 
 
 def _tensor_file() -> bytes:

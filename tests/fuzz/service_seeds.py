@@ -19,8 +19,8 @@ from pacekeeper.controller.ha.lease import Record, encode_record
 from pacekeeper.controller.observability.timeline import Course, CourseRow, Note, PaceRow, PlanNote
 from pacekeeper.controller.observability.timeline_codec import encode_course, encode_pace
 from pacekeeper.core.incidents import node_health
-from pacekeeper.core.incidents.findings import Considered, Rung
-from pacekeeper.core.incidents.node_health import Fitness, Verdict
+from pacekeeper.core.incidents.findings import ConsideredLayout, MitigationLevel
+from pacekeeper.core.incidents.node_health import Fitness, NodeHealth
 from pacekeeper.protos import operator_pb2, replication_pb2, status_pb2
 from pacekeeper.trainer.elastic.messages import Candidate, encode_asking
 
@@ -78,11 +78,15 @@ def service_seeds() -> dict[str, tuple[bytes, ...]]:
 
 
 def _course() -> Course:
-    considered = Considered(
-        rung=next(iter(Rung)), planned_step_s=0.9, cost_s=1.0, moved_bytes=64, why_not="dear"
+    considered = ConsideredLayout(
+        rung=next(iter(MitigationLevel)),
+        planned_step_s=0.9,
+        cost_s=1.0,
+        moved_bytes=64,
+        why_not="dear",
     )
     plan = PlanNote(
-        step=4, unix_s=4.0, rung=next(iter(Rung)), reason="slow", generation=2,
+        step=4, unix_s=4.0, rung=next(iter(MitigationLevel)), reason="slow", generation=2,
         current_step_s=1.0, planned_step_s=0.9, fluid_step_s=0.8, cost_s=1.0, moved_bytes=64,
         considered=(considered,),
     )  # fmt: skip
@@ -123,8 +127,8 @@ def _http(body: bytes) -> tuple[bytes, ...]:
 
 
 def _verdict() -> bytes:
-    return node_health.encode(
-        Verdict(
+    return node_health.encode_node_health(
+        NodeHealth(
             node="n", fitness=Fitness.FIT, reason="Fit", words="all well", since_unix_s=1.0,
             written_unix_s=2.0,
         )

@@ -56,7 +56,7 @@ def plain_targets(folder: Path) -> dict[str, Plain]:
             lambda data: _asked(_kubernetes(folder), data), (http_client.AwayError,)
         ),
         "lease-http": (_http, (http_client.AwayError,)),
-        "node-verdict": (node_health.decode, (ValueError,)),
+        "node-verdict": (node_health.decode_node_health, (ValueError,)),
         "replication": (_replication, (DecodeError,)),
         "token-shown": (_token_shown, (ValueError,)),
         "identity": (_identity, (ValueError,)),

@@ -77,7 +77,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "layout": (decode_layout, (ValueError,)),
         "manifest": (manifest_codec.decode_manifest, (ValueError,)),
         "manifest-resealed": (_resealed_manifest, (ValueError,)),
-        "manifest-part": (manifest_codec.decode_part, (ValueError,)),
+        "manifest-part": (manifest_codec.decode_rank_manifest, (ValueError,)),
         "tensor-header": (_tensors, (ValueError,)),
         "tokens": (decode_tokens, (ValueError,)),
         **plain_targets(folder),
@@ -174,7 +174,7 @@ def _resealed_manifest(data: bytes) -> object:
     """Damage behind the checksum: what somebody would do who can write it anew."""
     try:
         body = json.loads(data)["body"]
-        sealed = manifest_codec.sealed(body)
+        sealed = manifest_codec.encode_with_digest(body)
     except (TypeError, KeyError, ValueError, RecursionError):
         raise ValueError("no body") from None
     return manifest_codec.decode_manifest(sealed)

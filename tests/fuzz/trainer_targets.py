@@ -10,7 +10,7 @@ from dataclasses import replace
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.trainer.distributed import kv_store
 from pacekeeper.trainer.elastic import messages, rendezvous
 from pacekeeper.trainer.elastic.messages import (
@@ -84,7 +84,7 @@ def regroup_seeds(layout: Layout) -> dict[str, tuple[bytes, ...]]:
     )  # fmt: skip
     progress = Progress(ticket=3, phase=Phase.VOTE)
     report = Report(progress=progress, newest_generation=2, last_loss=1.5, step=3)
-    chosen = Succession(layout=replace(layout, generation=2))
+    chosen = RecoveryPlan(layout=replace(layout, generation=2))
     plain = write_verdict(chosen, commits=(0,), furthest=report, newcomers=(), base=None)
     one = Candidate(node=2, address="h:3", ranks=(2,))
     joined = write_verdict(chosen, commits=(), furthest=report, newcomers=(one,), base=layout)

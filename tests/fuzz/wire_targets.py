@@ -148,7 +148,7 @@ def _ring_resealed(path: Path) -> object:
         slot = data[at : at + shm_ring.SLOT_BYTES]
         if any(slot[: shm_ring.SEQUENCE.size]):
             sequence, payload = slot[: shm_ring.SEQUENCE.size], slot[shm_ring.SEQUENCE.size + 4 :]
-            total = shm_ring.slot_sum(bytes(sequence), bytes(payload))
+            total = shm_ring.slot_checksum(bytes(sequence), bytes(payload))
             data[at : at + shm_ring.SLOT_BYTES] = sequence + shm_ring.SLOT_REST.pack(
                 total, bytes(payload)
             )

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.checkpoint.interval import SaveCosts
 from pacekeeper.core.checkpoint.manifest import (
-    Account,
     CheckpointId,
     FileEntry,
     Manifest,
     Piece,
     PieceEntry,
+    TokenLedgerState,
 )
-from pacekeeper.core.config.run_fingerprint import identity_of
+from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
@@ -46,11 +46,11 @@ def digest(text: object) -> str:
     return hashlib.sha256(str(text).encode()).hexdigest()
 
 
-def _account(draw: st.DrawFn, layout: Layout) -> Account:
+def _account(draw: st.DrawFn, layout: Layout) -> TokenLedgerState:
     if draw(st.booleans()):
-        return Account()
+        return TokenLedgerState()
     tokens = st.integers(0, 1 << 40)
-    return Account(
+    return TokenLedgerState(
         routed=tuple(tuple(draw(tokens) for _ in on) for on in layout.experts),
         lost=tuple(draw(tokens) for _ in layout.experts),
         num_faults=draw(st.integers(0, 9)),
@@ -106,7 +106,7 @@ def manifests(draw: st.DrawFn, *, is_partial: bool | None = None) -> Manifest:
         ticket=draw(st.integers(0, 1 << 40)),
         num_updates=draw(st.integers(0, 1 << 40)),
         last_loss=draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
-        identity=identity_of(TrainConfig(), draw(st.integers(0, 1 << 32))),
+        identity=run_fingerprint(TrainConfig(), draw(st.integers(0, 1 << 32))),
         layout=layout,
         files=tuple(sorted(files, key=lambda file: file.name)),
         pieces=tuple(replace(e, tokens=tokens_of(account, e.piece)) for e in entries),
@@ -120,7 +120,7 @@ def manifests(draw: st.DrawFn, *, is_partial: bool | None = None) -> Manifest:
     )
 
 
-def tokens_of(account: Account, piece: Piece) -> int:
+def tokens_of(account: TokenLedgerState, piece: Piece) -> int:
     """What was routed to the piece's expert; 0 of others."""
     block = piece.block
     is_counted = block.kind is BlockKind.EXPERT and bool(account.routed)
@@ -147,7 +147,7 @@ class Lone:
             rank=0,
             life=life,
             first_life=first_life or life,
-            identity=identity_of(self.config, self.corpus.crc()),
+            identity=run_fingerprint(self.config, self.corpus.crc()),
             model=self.model,
             optimizer=self.optimizer,
         )

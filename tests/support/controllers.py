@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from pacekeeper.core.config.security import TlsConfig
-from pacekeeper.core.incidents.rank_ranges import joined, ranks_of
+from pacekeeper.core.incidents.rank_ranges import iter_ranks, merge_ranges
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
@@ -332,8 +332,8 @@ def step_records(
 
 def who_died(incident: status_pb2.Incident) -> list[int]:
     """All ranks that an incident of death is about."""
-    runs = joined((run.first, run.last) for died in incident.deaths for run in died.ranks)
-    return list(ranks_of(runs))
+    runs = merge_ranges((run.first, run.last) for died in incident.deaths for run in died.ranks)
+    return list(iter_ranks(runs))
 
 
 def killed(rank: int, *, number: int = signal.SIGKILL) -> RankExitRecord:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from pacekeeper.controller.storage import replica_marker
 from pacekeeper.controller.storage.store import Store
-from pacekeeper.core.incidents.operator_orders import Order, OrderKind
+from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 
 OLD, FRESH = "old", "fresh"
 
 
 def saved(store: Store, count: int) -> None:
     for number in range(count):
-        order = Order(
+        order = OperatorOrder(
             kind=OrderKind.CORDON_NODE, subject=f"gpu-{number}", said_by="ada", reason="x" * 9000,
             since_unix_s=1.0,
         )  # fmt: skip

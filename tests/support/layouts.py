@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout.layout import ExpertHosts, Host, Layout, ShardRun, Stage
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet, ShardRun, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +81,9 @@ def _group(draw: st.DrawFn, free: list[int], num_shards: int) -> tuple[ShardRun,
     )
 
 
-def _hosts(draw: st.DrawFn, ranks: tuple[int, ...]) -> ExpertHosts:
+def _hosts(draw: st.DrawFn, ranks: tuple[int, ...]) -> ReplicaSet:
     on = sorted(draw(st.sets(st.sampled_from(ranks), min_size=1)))
-    return tuple(Host(rank, s) for rank, s in zip(on, _shares(draw, len(on)), strict=True))
+    return tuple(ExpertReplica(rank, s) for rank, s in zip(on, _shares(draw, len(on)), strict=True))
 
 
 def _shares(draw: st.DrawFn, count: int) -> list[float]:

@@ -23,7 +23,7 @@ from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout, even_layout
-from pacekeeper.core.layout.shrink import Floor
+from pacekeeper.core.layout.shrink import ReplicationFloor
 from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (
@@ -49,7 +49,7 @@ SHAPE = ModelShape(
     dense_bytes=1000,
 )
 NODE_OF = {0: "node-0", 1: "node-0", 2: "node-1", 3: "node-1"}
-FLOOR = Floor(domain_of=NODE_OF)  # of its survivors
+FLOOR = ReplicationFloor(domain_of=NODE_OF)  # of its survivors
 FIRST = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=2, domain_of=NODE_OF)
 C = TypeVar("C", bound=Command)
 

@@ -35,7 +35,7 @@ from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
-from pacekeeper.core.layout.shrink import Floor, shrink
+from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (
@@ -169,7 +169,7 @@ class PaperCluster:
                 self.layout,
                 dead=dead,
                 generation=newest + 1,
-                floor=Floor(domain_of=self.node_of),
+                floor=ReplicationFloor(domain_of=self.node_of),
             )
         )
         for node, ranks in self.nodes.items():

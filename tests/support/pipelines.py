@@ -12,8 +12,8 @@ from pacekeeper.core.layout.pipeline_schedule import (
     Program,
     Schedule,
     StageProgram,
+    input_of,
     pipeline_program,
-    source_of,
 )
 
 Message = tuple[int, int, str]  # from stage, to stage, what
@@ -146,7 +146,7 @@ def _is_there(
     travels: np.ndarray,
     now: int,
 ) -> bool:
-    source = source_of(
+    source = input_of(
         op, stage, num_stages=program.num_stages, num_model_chunks=program.num_model_chunks
     )
     if source is None:
@@ -163,7 +163,7 @@ def _costs(
         place = (op.kind, stage, op.micro_batch, op.model_chunk)
         yield sent(program, stage, op), int(travels[place])
     for op in exchange.receives:
-        source = source_of(
+        source = input_of(
             op, stage, num_stages=program.num_stages, num_model_chunks=program.num_model_chunks
         )
         assert source is not None

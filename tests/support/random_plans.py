@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from pacekeeper.core.layout.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
 
 Members = tuple[int, ...]
-ExpertHosts = tuple[tuple[Host, ...], ...]  # of a layer
+ExpertHosts = tuple[tuple[ExpertReplica, ...], ...]  # of a layer
 
 
 class Move(StrEnum):
@@ -121,9 +121,9 @@ class _Draft:
     def _hosts(self, layer: int, ranks: Sequence[int], replicas: int) -> ExpertHosts:
         number = min(replicas, len(ranks))
 
-        def drawn() -> tuple[Host, ...]:
+        def drawn() -> tuple[ExpertReplica, ...]:
             on = sorted(self.draw.sample(ranks, number))
-            return tuple(Host(rank, 1.0 / number) for rank in on)
+            return tuple(ExpertReplica(rank, 1.0 / number) for rank in on)
 
         return tuple(
             drawn() if self.has_other_experts or {h.rank for h in on} - set(ranks) else on

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.record_codec import WHOLE_SHARE
 from pacekeeper.core.telemetry.records import (
-    MOST_S,
+    MAX_S,
     SAVE_OUTCOMES,
     CheckpointRecord,
     ExpertLoadRecord,
@@ -22,8 +22,8 @@ from pacekeeper.core.text import one_line
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
-seconds = st.floats(0, MOST_S)
-maybe = st.none() | st.floats(-MOST_S, MOST_S)
+seconds = st.floats(0, MAX_S)
+maybe = st.none() | st.floats(-MAX_S, MAX_S)
 losses = st.none() | st.floats(allow_nan=False)
 
 

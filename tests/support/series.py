@@ -6,7 +6,7 @@ from pacekeeper.agent import metrics
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.controller.observability import rank_metrics, state_metrics
 from pacekeeper.controller.observability.metrics import ControllerMetrics
-from pacekeeper.core.prometheus_text import Family
+from pacekeeper.core.prometheus_text import MetricFamily
 from pacekeeper.protos import metrics_server
 
 
@@ -22,7 +22,7 @@ def labels_of_series(*, agents: bool = True) -> Mapping[str, set[str]]:
     return told
 
 
-def all_families(*, agents: bool = True) -> list[Family]:
+def all_families(*, agents: bool = True) -> list[MetricFamily]:
     """Those that are written by ourselves, each once."""
     modules = (
         state_metrics,
@@ -34,7 +34,7 @@ def all_families(*, agents: bool = True) -> list[Family]:
     return list({family.name: family for family in found}.values())
 
 
-def _families(value: object) -> list[Family]:
+def _families(value: object) -> list[MetricFamily]:
     if isinstance(value, tuple):
         return [family for inner in value for family in _families(inner)]
-    return [value] if isinstance(value, Family) else []
+    return [value] if isinstance(value, MetricFamily) else []

@@ -8,4 +8,4 @@ from pacekeeper.core.telemetry.records import Record
 def encode_slot(index: int, record: Record) -> bytes:
     """What a writer leaves in the slot of record number `index`."""
     sequence, payload = shm_ring.SEQUENCE.pack(index + 1), pack(record)
-    return sequence + shm_ring.SLOT_REST.pack(shm_ring.slot_sum(sequence, payload), payload)
+    return sequence + shm_ring.SLOT_REST.pack(shm_ring.slot_checksum(sequence, payload), payload)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout.layout import Host, Layout, even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
 
 NodeOf = dict[int, str]
 SpreadCase = tuple[Layout, NodeOf, int]
@@ -21,7 +21,7 @@ def hosted(draw: st.DrawFn) -> SpreadCase:
     )
     ranks = st.sets(st.integers(0, num_ranks - 1), min_size=1, max_size=3).map(sorted)
     hosts = draw(st.lists(ranks, min_size=num_experts, max_size=num_experts))
-    layer = tuple(tuple(Host(rank, 1.0 / len(on)) for rank in on) for on in hosts)
+    layer = tuple(tuple(ExpertReplica(rank, 1.0 / len(on)) for rank in on) for on in hosts)
     layout = replace(base, experts=(layer,))
     fullest = max(len(layout.experts_on(rank, 0)) for rank in layout.ranks)
     return layout, node_of, draw(st.integers(max(1, fullest - 1), fullest + 2))

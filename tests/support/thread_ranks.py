@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
-from pacekeeper.core.layout.shrink import Floor, Succession
+from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
 from pacekeeper.trainer.distributed.process_group import Fabric
 from pacekeeper.trainer.elastic.recovery_decision import Means, succession
 from pacekeeper.trainer.engine.worker import Rank, RankSpec
@@ -65,9 +65,9 @@ class ThreadRanks:
 
     def move(self, new: Layout) -> None:
         """Go over to `new`, whose ranks are all there."""
-        self._settle(Succession(layout=new))
+        self._settle(RecoveryPlan(layout=new))
 
-    def die(self, victims: Collection[int], *, hosts: int = 1) -> Succession:
+    def die(self, victims: Collection[int], *, hosts: int = 1) -> RecoveryPlan:
         """The `victims` are gone; the others go on as the leader decides."""
         for number in victims:
             self.ranks.pop(number).hooks.detach()
@@ -78,7 +78,7 @@ class ThreadRanks:
             self.layout,
             self.ranks,
             generation=self.layout.generation + 1,
-            floor=Floor(hosts=hosts),
+            floor=ReplicationFloor(hosts=hosts),
             has_begun=True,
             has_frozen=leader.checkpoints.is_replaying(),
             means=Means(
@@ -107,7 +107,7 @@ class ThreadRanks:
         self.ranks = {number: self._born(number) for number in self.layout.ranks}
         paths = self.ranks[min(self.ranks)].checkpoints.candidates()
         layout = replace(self.layout, generation=self.layout.generation + 1)
-        self._settle(Succession(layout=layout, restore=paths))
+        self._settle(RecoveryPlan(layout=layout, restore=paths))
 
     def blocks(self) -> dict[Block, State]:
         """Every block as its lowest holder has it, copied."""
@@ -137,7 +137,7 @@ class ThreadRanks:
             rank.checkpoints.close()
             rank.hooks.detach()
 
-    def _settle(self, chosen: Succession) -> None:
+    def _settle(self, chosen: RecoveryPlan) -> None:
         def settle(rank: Rank) -> None:
             if chosen.restore and not chosen.only_lost:
                 rank.do_restore(chosen.restore, chosen.layout)

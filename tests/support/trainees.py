@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config.run_fingerprint import identity_of
+from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
@@ -42,7 +42,7 @@ class Trainee:
             rank=fabric.rank,
             life=life,
             first_life=1,
-            identity=identity_of(config, self.corpus.crc()),
+            identity=run_fingerprint(config, self.corpus.crc()),
             model=self.model,
             optimizer=self.optimizer,
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import Block, Host, Layout, ShardRun, even_layout
+from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ShardRun, even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
 from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric
 from pacekeeper.trainer.engine.job_rules import apportion_rows, own_rows
@@ -178,12 +178,14 @@ def skewed(ranks: Sequence[int] = RANKS, config: TrainConfig = CONFIG) -> Layout
     layers = []
     for layer in range(config.num_layers):
         hosts = list(layout.experts[layer])
-        hosts[0] = (Host(others[layer % len(others)], 1.0),)
-        hosts[1] = tuple(Host(rank, 1.0 / len(layout.ranks)) for rank in layout.ranks)
-        hosts[2] = (Host(others[0], 0.85), Host(others[1], 0.15))
-        hosts[3] = (Host(others[0], 0.0), Host(others[-1], 1.0))
+        hosts[0] = (ExpertReplica(others[layer % len(others)], 1.0),)
+        hosts[1] = tuple(ExpertReplica(rank, 1.0 / len(layout.ranks)) for rank in layout.ranks)
+        hosts[2] = (ExpertReplica(others[0], 0.85), ExpertReplica(others[1], 0.15))
+        hosts[3] = (ExpertReplica(others[0], 0.0), ExpertReplica(others[-1], 1.0))
         if layer == 1:
-            hosts = [(Host(others[0], 0.4), Host(others[1], 0.6))] * config.num_experts
+            hosts = [
+                (ExpertReplica(others[0], 0.4), ExpertReplica(others[1], 0.6))
+            ] * config.num_experts
         layers.append(tuple(hosts))
     batch = [
         (rank, 0.0 if i == 1 else 1.0 / (len(layout.ranks) - 1))
@@ -219,7 +221,9 @@ def random_layout(seed: int, generation: int = 1, config: TrainConfig = CONFIG) 
         hosts = []
         for _ in range(config.num_experts):
             on = sorted(draw.sample(RANKS, draw.randint(1, len(RANKS))))
-            hosts.append(tuple(Host(r, s) for r, s in zip(on, _shares(draw, len(on)), strict=True)))
+            hosts.append(
+                tuple(ExpertReplica(r, s) for r, s in zip(on, _shares(draw, len(on)), strict=True))
+            )
         layers.append(tuple(hosts))
     return replace(
         layout,

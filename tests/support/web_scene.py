@@ -28,12 +28,12 @@ from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.config.security import LimitsConfig
 from pacekeeper.core.incidents.findings import (
-    Considered,
+    ConsideredLayout,
     Decision,
     Finding,
     FindingKind,
     Incident,
-    Rung,
+    MitigationLevel,
     Tier,
     Watch,
 )
@@ -175,7 +175,9 @@ def _large(on: Sequence[str]) -> JobState:
         blind=None,
         silent=tuple(range(80, 88)) if len(on) > 100 else (),
         judged_s=990.0,
-        last_decision=Decision(rung=Rung.NOTHING, layout=None, reason="no layout is better"),
+        last_decision=Decision(
+            rung=MitigationLevel.NOTHING, layout=None, reason="no layout is better"
+        ),
         heard_s=_heard(len(on)),
     )
 
@@ -187,7 +189,7 @@ def _small(on: Sequence[str]) -> JobState:
     )  # fmt: skip
     plan = replace(layout, generation=2)
     decision = Decision(
-        rung=Rung.MOVE_REPLICAS,
+        rung=MitigationLevel.MOVE_REPLICAS,
         layout=plan,
         reason="rank 3 is x1.35 slow: other expert replicas, token shares and batch shares take a "
         "step from 412 to 371 ms (no layout can be below 366 ms)",
@@ -286,11 +288,11 @@ def _happened(history: History, job: JobState) -> None:
 def _decision(layout: Layout | None) -> Decision:
     assert layout is not None, "the job has one"
     passed = (
-        (Rung.TOKEN_SHARES, 1.118, 0.1, 0, "another gains more"),
-        (Rung.BATCH_SHARES, 1.064, 0.1, 0, "another gains more"),
-        (Rung.MOVE_REPLICAS, 1.020, 2.2, 9_800_000_000, ""),
+        (MitigationLevel.TOKEN_SHARES, 1.118, 0.1, 0, "another gains more"),
+        (MitigationLevel.BATCH_SHARES, 1.064, 0.1, 0, "another gains more"),
+        (MitigationLevel.MOVE_REPLICAS, 1.020, 2.2, 9_800_000_000, ""),
         (
-            Rung.MOVE_LAYERS,
+            MitigationLevel.MOVE_LAYERS,
             1.016,
             38.0,
             212_000_000_000,
@@ -299,7 +301,7 @@ def _decision(layout: Layout | None) -> Decision:
         ),
     )
     return Decision(
-        rung=Rung.MOVE_REPLICAS,
+        rung=MitigationLevel.MOVE_REPLICAS,
         layout=replace(layout, generation=2),
         reason=PLAN_REASON,
         current_step_s=1.31,
@@ -308,7 +310,7 @@ def _decision(layout: Layout | None) -> Decision:
         cost_s=2.2,
         moved_bytes=9_800_000_000,
         considered=tuple(
-            Considered(
+            ConsideredLayout(
                 rung=rung, planned_step_s=step_s, cost_s=cost_s, moved_bytes=size, why_not=why
             )
             for rung, step_s, cost_s, size, why in passed

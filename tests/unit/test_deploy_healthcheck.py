@@ -58,8 +58,10 @@ def real(*options: str, is_lost: bool = False, broken_module: str = "") -> Insta
 
     def install(folder: Path) -> None:
         devices = (replace(DEVICE, is_lost=is_lost),)
-        verdict = node_health.judge(None, devices, nvml="ok", node="n7", now_unix_s=time.time())
-        (folder / FILE_NAME).write_bytes(node_health.encode(verdict))
+        verdict = node_health.assess_node(
+            None, devices, nvml="ok", node="n7", now_unix_s=time.time()
+        )
+        (folder / FILE_NAME).write_bytes(node_health.encode_node_health(verdict))
         lines = [
             "import sys, types",
             f"broken = {broken_module!r}",

@@ -20,22 +20,26 @@ from queue import Empty, SimpleQueue
 import torch
 from torch import Tensor
 
-from pacekeeper.core.checkpoint.interval import SaveCosts, together
+from pacekeeper.core.checkpoint.interval import SaveCosts, combine_costs
 from pacekeeper.core.checkpoint.manifest import (
     MANIFEST_FILE,
-    Account,
     CheckpointId,
     FileEntry,
     Manifest,
-    Part,
     Piece,
     PieceEntry,
-    gather,
-    gather_frozen,
-    part_name,
+    RankManifest,
+    TokenLedgerState,
+    merge_frozen_weights,
+    merge_rank_manifests,
+    rank_manifest_name,
     tensor_name,
 )
-from pacekeeper.core.checkpoint.manifest_codec import decode_part, encode_manifest, encode_part
+from pacekeeper.core.checkpoint.manifest_codec import (
+    decode_rank_manifest,
+    encode_manifest,
+    encode_rank_manifest,
+)
 from pacekeeper.core.checkpoint.safetensors_header import TensorSpec, encode_header
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
@@ -148,7 +152,7 @@ class Snapshot:
     writers: frozenset[int]
     manifest: Callable[..., Manifest]
     is_sweeper: bool
-    account: Account
+    account: TokenLedgerState
     arrival: Arrival = THERE
     base: CheckpointId | None = None
     is_split: bool = False
@@ -281,15 +285,15 @@ class Saver:
         self._before = replace(snapshot, pieces={})
         self._write(snapshot, so_far)
         if so_far.files:
-            part = Part(
+            part = RankManifest(
                 files=tuple(so_far.files),
                 pieces=tuple(so_far.pieces),
                 account=snapshot.account,
                 frozen=tuple(so_far.frozen),
                 costs=snapshot.costs,
             )
-            name = f"{snapshot.id.name}/{part_name(self._rank)}"
-            self._storage.publish(name, encode_part(part))
+            name = f"{snapshot.id.name}/{rank_manifest_name(self._rank)}"
+            self._storage.publish(name, encode_rank_manifest(part))
         return Outcome.COMPLETE if self._publish(snapshot) else Outcome.WRITTEN
 
     def _missing_before(self) -> list[int]:
@@ -300,7 +304,7 @@ class Saver:
             names = self._storage.names(self._before.id.name)
         except OSError:
             return []  # who can not look can not write either, and says that
-        missing = sorted(r for r in self._before.writers if part_name(r) not in names)
+        missing = sorted(r for r in self._before.writers if rank_manifest_name(r) not in names)
         return [] if MANIFEST_FILE in names else missing
 
     def _look_back(self, missing: Sequence[int]) -> None:
@@ -361,18 +365,18 @@ class Saver:
     def _publish(self, snapshot: Snapshot) -> bool:
         """The manifest, if all parts are there; whoever else does it writes the same bytes."""
         folder = snapshot.id.name
-        wanted = sorted(part_name(rank) for rank in snapshot.writers)
+        wanted = sorted(rank_manifest_name(rank) for rank in snapshot.writers)
         if not set(wanted) <= set(self._storage.names(folder)):
             return False
-        parts = [decode_part(self._storage.read(f"{folder}/{name}")) for name in wanted]
+        parts = [decode_rank_manifest(self._storage.read(f"{folder}/{name}")) for name in wanted]
         base = None if snapshot.base is None else self._manifest_of(snapshot.base)
-        files, pieces, account = gather(parts, snapshot.layout, base)
+        files, pieces, account = merge_rank_manifests(parts, snapshot.layout, base)
         manifest = snapshot.manifest(
             files=files,
             pieces=pieces,
             account=account,
-            frozen=gather_frozen(parts, snapshot.layout),
-            costs=together(part.costs for part in parts),
+            frozen=merge_frozen_weights(parts, snapshot.layout),
+            costs=combine_costs(part.costs for part in parts),
         )
         self._storage.publish(f"{folder}/{MANIFEST_FILE}", encode_manifest(manifest))
         self._published, self._known[manifest.id] = manifest, files_of(manifest)

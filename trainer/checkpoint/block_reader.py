@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pacekeeper.core.checkpoint.manifest import CheckpointId, Identity, Manifest
-from pacekeeper.core.config.run_fingerprint import other_course, other_model
+from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest, RunFingerprint
+from pacekeeper.core.config.run_fingerprint import model_differences, steering_differences
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.policies.window_replay import States, states_of
@@ -79,7 +79,7 @@ class Reader:
 
     rank: int
     storage: Storage | None
-    identity: Identity
+    identity: RunFingerprint
     model: MoETransformer
     on_piece: Callable[[], None] = lambda: None
 
@@ -97,10 +97,10 @@ class Reader:
         manifest = read_manifest(storage, one)
         if lost is not None and manifest.window is not None:
             raise NotOursError(f"{path} is spread over a window: all go back to it, or nobody")
-        others = other_model(manifest.identity, self.identity)
+        others = model_differences(manifest.identity, self.identity)
         if others or set(manifest.layout.blocks()) != set(layout.blocks()):
             raise NotOursError(f"{path} is of another model: {'; '.join(others)}")
-        changed = other_course(manifest.identity, self.identity)
+        changed = steering_differences(manifest.identity, self.identity)
         if changed and self.rank == layout.ranks[0]:
             _log.warning("this will not be the run that was saved: %s", "; ".join(changed))
         reader = BlockReader(storage=storage, manifest=manifest)

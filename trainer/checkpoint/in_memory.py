@@ -16,8 +16,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pacekeeper.core.checkpoint.manifest import Account, CheckpointId, Piece, piece_name
-from pacekeeper.core.checkpoint.write_plan import keepers, writers
+from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece, TokenLedgerState, piece_name
+from pacekeeper.core.checkpoint.write_plan import assign_mirrors, assign_writers
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
@@ -44,7 +44,7 @@ class Kept:
     id: CheckpointId
     num_updates: int
     last_loss: float  # NaN: of no step yet
-    account: Account
+    account: TokenLedgerState
     pieces: Pieces
 
 
@@ -91,7 +91,7 @@ class Snapshots:
         step: int,
         *,
         last_loss: float,
-        account: Account,
+        account: TokenLedgerState,
         fabric: Collectives,
         domain_of: DomainOf,
     ) -> None:
@@ -192,8 +192,8 @@ class Snapshots:
         return self._ways[1]
 
     def _looked_up(self, layout: Layout, domain_of: DomainOf) -> _Ways:
-        writer_of = writers(layout, piece_bytes(self.model, layout))
-        keeper_of = keepers(layout.ranks, domain_of)
+        writer_of = assign_writers(layout, piece_bytes(self.model, layout))
+        keeper_of = assign_mirrors(layout.ranks, domain_of)
         client = next((rank for rank, keeper in keeper_of.items() if keeper == self.rank), None)
 
         def of(rank: int | None) -> tuple[Piece, ...]:
@@ -236,7 +236,7 @@ class Facts:
 
     num_updates: int
     last_loss: float  # NaN: of no step yet
-    account: Account
+    account: TokenLedgerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +265,7 @@ class Memory:
     def facts_of(self, stock: Stock, layout: Layout) -> Facts:
         """The same on all ranks, whether or not they have any of it."""
         mine = self._kept_of(stock.id)
-        size = 3 + len(account_numbers(Account(), layout))
+        size = 3 + len(account_numbers(TokenLedgerState(), layout))
         numbers = [0.0] * size
         if mine is not None:
             account = account_numbers(mine.account, layout)

@@ -13,8 +13,8 @@ from math import isnan
 import torch
 
 from pacekeeper.core.checkpoint.interval import SaveCosts
-from pacekeeper.core.checkpoint.manifest import CheckpointId, Identity, Manifest, Piece
-from pacekeeper.core.checkpoint.write_plan import cut, writers
+from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest, Piece, RunFingerprint
+from pacekeeper.core.checkpoint.write_plan import assign_writers, cut_pieces
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
@@ -63,7 +63,7 @@ class Checkpoints(GoingBack):
         rank: int,
         life: int,
         first_life: int,
-        identity: Identity,
+        identity: RunFingerprint,
         model: MoETransformer,
         optimizer: torch.optim.Optimizer,
         note: Callable[[dict[str, object]], None] = lambda _: None,
@@ -300,8 +300,8 @@ class Checkpoints(GoingBack):
         if known is not None:
             return known
         chosen = {piece: size for piece, size in self._sizes.items() if piece in choice.pieces}
-        sizes = cut(layout, chosen, self._rows)
-        writer_of = writers(layout, sizes)
+        sizes = cut_pieces(layout, chosen, self._rows)
+        writer_of = assign_writers(layout, sizes)
         mine = tuple(piece for piece in sizes if writer_of[piece] == self.rank)
         found = mine, frozenset(writer_of.values())
         if choice.base is None:  # what a rank writes of all pieces is a function of the layout

@@ -14,8 +14,8 @@ from pacekeeper.core.checkpoint.manifest import (
     FileEntry,
     Manifest,
     PieceEntry,
+    parse_tensor_name,
     piece_name,
-    tensor_in,
 )
 from pacekeeper.core.checkpoint.manifest_codec import decode_manifest
 from pacekeeper.core.checkpoint.safetensors_header import (
@@ -101,7 +101,7 @@ class BlockReader:
             raise DataError(f"{where}: {why_of(error)}") from None
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise DataError(f"{where}: its bytes are not those that were saved")
-        named = [tensor_in(entry.piece, tensor.spec.name) for tensor in inside]
+        named = [parse_tensor_name(entry.piece, tensor.spec.name) for tensor in inside]
         if None in named:
             strangers = [t.spec.name for t, name in zip(inside, named, strict=True) if name is None]
             raise DataError(f"{where}: there lie {strangers} instead")

@@ -14,7 +14,7 @@ from math import isnan
 
 import torch
 
-from pacekeeper.core.checkpoint.manifest import CheckpointId, Identity
+from pacekeeper.core.checkpoint.manifest import CheckpointId, RunFingerprint
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import DataError, HostError, LostStateError
 from pacekeeper.core.layout.diff import moves_layers
@@ -139,7 +139,7 @@ class GoingBack:
         rank: int,
         life: int,
         first_life: int,
-        identity: Identity,
+        identity: RunFingerprint,
         model: MoETransformer,
         optimizer: torch.optim.Optimizer,
     ) -> None:

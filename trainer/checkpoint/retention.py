@@ -7,7 +7,12 @@ file goes that they name. Whoever deletes may be killed after any file.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Manifest, saved_in
+from pacekeeper.core.checkpoint.manifest import (
+    MANIFEST_FILE,
+    CheckpointId,
+    Manifest,
+    checkpoint_of_file,
+)
 from pacekeeper.core.checkpoint.manifest_codec import decode_manifest
 from pacekeeper.trainer.checkpoint.reader import REJECTED_FILE, ids
 from pacekeeper.trainer.checkpoint.storage import Storage
@@ -85,7 +90,7 @@ def sweep(
             trouble = error
             stuck.add(one)
     held = frozenset[str]().union(*(_named_by(storage, one) or () for one in stuck))
-    lenders = {saved_in(path) for path in held} | stuck
+    lenders = {checkpoint_of_file(path) for path in held} | stuck
     for path in found.files:
         try:
             if path not in held:  # what a manifest names that can not go must stay, too
@@ -128,7 +133,7 @@ def _legs(
     """The newest that has no file in common with the newest of all, and the next to become it; none
     where that lives from its own files only.
     """
-    if not good or all(saved_in(path) == good[0] for path in held[good[0]]):
+    if not good or all(checkpoint_of_file(path) == good[0] for path in held[good[0]]):
         return []
     apart = [one for one in good[1:] if held[one].isdisjoint(held[good[0]])][:1]
     waiting = [one for one in good if not apart or one > apart[0]][-1:]
@@ -146,7 +151,7 @@ def lent_out(storage: Storage) -> dict[CheckpointId, int]:
         if MANIFEST_FILE not in names:
             continue
         files = _named_by(storage, one) or frozenset[str]()
-        for lender in {saved_in(path) for path in files} - {one, None}:
+        for lender in {checkpoint_of_file(path) for path in files} - {one, None}:
             if lender is not None and MANIFEST_FILE not in there.get(lender, ()):
                 found[lender] = found.get(lender, 0) + 1
     return found

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
-from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.addresses import split_address
 from pacekeeper.core.errors import HostError, UnreachableError, listen_error
 from pacekeeper.trainer.distributed.interruptible_gloo import (
     Wire,
@@ -76,7 +76,7 @@ def own_host_towards(address: str) -> str:
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(host_and_port(address))  # sends nothing
+            probe.connect(split_address(address))  # sends nothing
             return str(probe.getsockname()[0])
     except socket.gaierror as error:
         raise UnreachableError(
@@ -120,7 +120,7 @@ def host_store_near(rendezvous: str) -> tuple[str, TCPStore]:
     On a machine of its own it listens on the port of the rendezvous, if that is free: who wants to
     join later then knows it. Raises as `own_host_towards` and `host_store`.
     """
-    host, (other, port) = own_host_towards(rendezvous), host_and_port(rendezvous)
+    host, (other, port) = own_host_towards(rendezvous), split_address(rendezvous)
     with contextlib.suppress(OSError, HostError):
         if socket.gethostbyname(other) != host:
             return host, host_store(host, port)
@@ -129,7 +129,7 @@ def host_store_near(rendezvous: str) -> tuple[str, TCPStore]:
 
 def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStore:
     """A client of the store at host:port. Raises UnreachableError, also where it stays silent."""
-    host, port = host_and_port(address)
+    host, port = split_address(address)
     before, give_up_s = open_wires(), time.monotonic() + timeout_s
     answer: SimpleQueue[TCPStore | Exception] = SimpleQueue()
 
@@ -177,7 +177,7 @@ class Line:
         """Raises UnreachableError."""
         before = open_wires()
         self.store = connect_store(address, timeout_s)
-        _, port = host_and_port(address)
+        _, port = split_address(address)
         self._wires = {wire for wire in open_wires() - before if leads_to(wire, port)}
         self.is_cut = False
 
@@ -243,7 +243,7 @@ class Stores:
 
     def owns(self, wire: Wire) -> bool:
         """Is it a connection to a store, whoever in this process opened it?"""
-        return peer_port(wire) in {host_and_port(one)[1] for one in self.addresses if one}
+        return peer_port(wire) in {split_address(one)[1] for one in self.addresses if one}
 
     @property
     def _connect_s(self) -> float:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllToAllOptions, PrefixStore, Store
 
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric, PeerLost, exchanged
 from pacekeeper.trainer.distributed.interruptible_gloo import (
     GLOO_TO_LEAVE,
@@ -273,7 +273,7 @@ class Fabric(_Members):
             made._set_default_timeout(timedelta(seconds=2.0 * self._timeout_s))
         except (RuntimeError, ValueError) as error:
             is_silence = self._is_store_silent or time.monotonic() - began_s >= form_s
-            why = f"ranks {rank_text(ranks)} formed no group: {_in_short(error)}"
+            why = f"ranks {format_ranks(ranks)} formed no group: {_in_short(error)}"
             raise PeerLost(why, is_silence=is_silence) from None
         finally:
             self._sockets |= open_wires() - before

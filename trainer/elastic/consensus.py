@@ -17,7 +17,7 @@ from itertools import islice
 
 from pacekeeper.core.errors import LostStateError, NoQuorumError
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.trainer.distributed.kv_store import (
     DEATHS_KEY,
     FINISHED_KEY,
@@ -170,7 +170,7 @@ class Agreement:
         *,
         group: Group,
         report: Report,
-        next_layout: Callable[[bool, frozenset[int], int], Succession],
+        next_layout: Callable[[bool, frozenset[int], int], RecoveryPlan],
         candidates: Collection[Candidate] = (),
         base: Callable[[bool], Layout] | None = None,
     ) -> Verdict:
@@ -287,7 +287,7 @@ class Agreement:
         self,
         reports: dict[int, Report],
         dead: frozenset[int],
-        next_layout: Callable[[bool, frozenset[int], int], Succession],
+        next_layout: Callable[[bool, frozenset[int], int], RecoveryPlan],
         candidates: Collection[Candidate],
         base: Callable[[bool], Layout] | None,
     ) -> str:

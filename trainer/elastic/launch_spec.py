@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
@@ -50,7 +50,7 @@ class NodeSpec:
         if not 0 <= self.node_rank < self.num_nodes:
             raise ValueError(f"node-rank: expected 0 to {self.num_nodes - 1}, got {self.node_rank}")
         try:
-            host_and_port(self.rendezvous)
+            split_address(self.rendezvous)
         except ValueError as error:
             raise ValueError(f"rendezvous: {error}") from None
         if self.seat is None:

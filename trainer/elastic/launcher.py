@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.addresses import split_address
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import RankExitRecord
@@ -93,7 +93,7 @@ def supervise(
     check_startable(spec.ranks_per_node, spec.world_size, node_limits())
     wanted, devices = spec.config.clock, num_devices()
     clock = choose_clock(wanted, devices)
-    host, port = host_and_port(spec.rendezvous)
+    host, port = split_address(spec.rendezvous)
     if spec.node_rank > 0:
         host, server = host_store_near(spec.rendezvous)
     else:

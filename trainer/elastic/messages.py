@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.loader import read_table
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.elastic.quorum import Group
 from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
@@ -183,7 +183,7 @@ class Candidate:
         Raises KeyError, TypeError, ValueError for anything else.
         """
         address = text_of(values["address"])
-        host_and_port(address)
+        split_address(address)
         ranks = list_of(rank_of, values["ranks"])
         return cls(node=rank_of(values["node"]), address=address, ranks=ranks)
 
@@ -251,7 +251,7 @@ def _address(value: Any) -> str:
     """Empty: not known."""
     address = text_of(value)
     if address:
-        host_and_port(address)
+        split_address(address)
     return address
 
 
@@ -336,7 +336,7 @@ class Verdict:
 
 
 def write_verdict(
-    chosen: Succession,
+    chosen: RecoveryPlan,
     *,
     commits: Collection[int],
     furthest: Report,

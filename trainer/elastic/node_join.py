@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.addresses import split_address
 from pacekeeper.core.errors import (
     ConfigError,
     ExitCode,
@@ -20,7 +20,7 @@ from pacekeeper.core.errors import (
     UnreachableError,
     VersionError,
 )
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.distributed.device import choose_clock, num_devices, say_clock
 from pacekeeper.trainer.distributed.kv_store import Stores, host_store_near
@@ -67,7 +67,7 @@ class JoinSpec:
             raise ValueError("join: expected HOST:PORT of at least one node of the job")
         for address in self.addresses:
             try:
-                host_and_port(address)
+                split_address(address)
             except ValueError as error:
                 raise ValueError(f"join: {error}") from None
         if self.ranks_per_node < 1:
@@ -194,7 +194,7 @@ def _check_numbers(own: Candidate, facts: JobFacts) -> None:
         what = (
             f"node number {own.node} went to {holder}"
             if holder
-            else f"ranks {rank_text(taken)} are taken"
+            else f"ranks {format_ranks(taken)} are taken"
         )
         raise HostError(f"{what} meanwhile", remedy="start this again: it takes others")
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 
 FIRST_GROUP = "first"
 NO_GROUP = "none"  # of a rank that died before it belonged to any: it has helped nobody
@@ -96,13 +96,13 @@ def rule(group: Group, present: Collection[int], deaths: Mapping[int, str]) -> R
 
 def _rule(voters: Collection[int], present: Collection[int]) -> Ruling:
     here = [rank for rank in voters if rank in present]
-    ours = rank_text(here)
+    ours = format_ranks(here)
     count = f"{len(here)} of {len(voters)} that may live"
     if 2 * len(here) > len(voters):
         return Ruling(goes_on=True, reason=f"ranks {ours} are a majority: {count}")
     if here and 2 * len(here) == len(voters) and here[0] == min(voters):
         return Ruling(goes_on=True, reason=f"ranks {ours} are half, with the lowest: {count}")
-    away = rank_text(rank for rank in voters if rank not in present)
+    away = format_ranks(rank for rank in voters if rank not in present)
     return Ruling(
         goes_on=False,
         reason=f"ranks {ours} are no quorum: {count}; nobody confirms that {away} are dead",

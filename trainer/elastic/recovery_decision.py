@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout.grow import next_of
+from pacekeeper.core.layout.grow import resize
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import Floor, Succession
+from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
 
 _log = logging.getLogger(__name__)
 
@@ -36,23 +36,23 @@ def succession(
     staying: Collection[int],
     *,
     generation: int,
-    floor: Floor,
+    floor: ReplicationFloor,
     has_begun: bool,
     has_frozen: bool,
     means: Means,
-) -> Succession:
+) -> RecoveryPlan:
     """How the `staying` ranks go on from `layout`; `has_begun`: they hold what the run came to;
     `has_frozen`: they are in the middle of a replay, and hold nothing that is whole.
 
     Raises LostStateError where state is lost for good.
     """
-    go_on = partial(next_of, layout, staying, generation=generation, floor=floor)
+    go_on = partial(resize, layout, staying, generation=generation, floor=floor)
     try:
         if has_frozen:
             raise LostStateError("blocks are frozen while steps of a window are done again")
         paths = () if has_begun else means.sources()
         if not paths:
-            return Succession(layout=go_on())
+            return RecoveryPlan(layout=go_on())
     except LostStateError as error:
         paths = means.sources()
         if not paths:
@@ -61,6 +61,6 @@ def succession(
             with contextlib.suppress(LostStateError):  # what is dense has no age of its own
                 filled = go_on(are_experts_filled=True)
                 _log.warning("%s: lost experts come from a checkpoint", error.what)
-                return Succession(layout=filled, restore=paths, only_lost=True)
+                return RecoveryPlan(layout=filled, restore=paths, only_lost=True)
         _log.warning("%s: all go back to the newest checkpoint", error.what)
-    return Succession(layout=go_on(is_restored=True), restore=paths)
+    return RecoveryPlan(layout=go_on(is_restored=True), restore=paths)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError, VersionError
 from pacekeeper.trainer.checkpoint.reader import ids
@@ -161,7 +161,7 @@ def _terms(document: Any) -> Terms:
 def _address(text: str) -> str:
     """Raises VersionError."""
     try:
-        host_and_port(text)
+        split_address(text)
     except ValueError as error:
         raise VersionError(
             f"a launcher says where its store is: {error}",

@@ -20,7 +20,12 @@ from torch._C._distributed_c10d import TCPStore
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ExitCode, UnreachableError, VersionError
-from pacekeeper.core.incidents.restart_policy import Next, back_off_s, next_move, next_nodes
+from pacekeeper.core.incidents.restart_policy import (
+    RestartAction,
+    back_off_s,
+    decide_restart,
+    restart_nodes,
+)
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
 from pacekeeper.trainer.distributed.kv_store import STOP_KEY, Stores
@@ -155,9 +160,11 @@ class Restarts(LastRung):
                 looked_s = now_s
                 self.look(stores)
             ended = parse_ends(stores.read(self.spec.node_rank, ENDED_KEY))
-            chosen, why = next_move(self._nodes(), ended, stores.gone)
-            nodes = self._decided(stores, ended) if chosen is Next.AGAIN and is_due else None
-            if chosen is Next.AGAIN and not is_due:
+            chosen, why = decide_restart(self._nodes(), ended, stores.gone)
+            nodes = (
+                self._decided(stores, ended) if chosen is RestartAction.AGAIN and is_due else None
+            )
+            if chosen is RestartAction.AGAIN and not is_due:
                 looked_s = -math.inf  # has another node joined those that ended since?
                 continue
             if why != said:
@@ -167,7 +174,7 @@ class Restarts(LastRung):
             if life.stop_asked_s or is_stopped:
                 _log.warning(_ASKED)
                 return ()
-            if nodes is not None or chosen is Next.END:
+            if nodes is not None or chosen is RestartAction.END:
                 return nodes or ()
             time.sleep(_POLL_S)
 
@@ -179,7 +186,7 @@ class Restarts(LastRung):
         own, began = self.spec.node_rank, range(self.spec.num_nodes)
         said = stores.read(own, NEXT_KEY)
         if said is None:
-            able = next_nodes(began, self._nodes(), ended, stores.gone)
+            able = restart_nodes(began, self._nodes(), ended, stores.gone)
             if not able:
                 away = sorted(stores.gone.intersection(began))
                 _log.error("the launchers of nodes %s are gone: too few to start again", away)

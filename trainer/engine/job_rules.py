@@ -4,8 +4,8 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
-from pacekeeper.core.layout.replica_spread import ALONE, DomainOf
-from pacekeeper.core.layout.shrink import Floor
+from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
+from pacekeeper.core.layout.shrink import ReplicationFloor
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.core.telemetry.records import LOADS_PER_RECORD
 
@@ -24,7 +24,7 @@ def load_period_steps(config: TrainConfig) -> int:
     return 1 if records <= _MAX_LOAD_RECORDS else 4
 
 
-def first_layout(config: TrainConfig, world_size: int, node_of: DomainOf = ALONE) -> Layout:
+def first_layout(config: TrainConfig, world_size: int, node_of: DomainOf = NO_DOMAINS) -> Layout:
     """The layout every job starts with: an expert's hosts on as many nodes as can be.
 
     A head is a virtual shard. Raises ValueError where the ranks do not make whole pipelines.
@@ -41,9 +41,9 @@ def first_layout(config: TrainConfig, world_size: int, node_of: DomainOf = ALONE
     )
 
 
-def floor_of(config: TrainConfig, num_living: int, node_of: DomainOf) -> Floor:
+def floor_of(config: TrainConfig, num_living: int, node_of: DomainOf) -> ReplicationFloor:
     """What survivors give every expert again."""
-    return Floor(
+    return ReplicationFloor(
         hosts=min(config.replicas, num_living),
         domain_of=node_of,
         slots_per_rank=config.slots_per_rank or None,

@@ -13,7 +13,7 @@ from math import nan
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config.run_fingerprint import identity_of
+from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
@@ -81,7 +81,7 @@ class _Alone:
             rank=0,
             life=life,
             first_life=life,
-            identity=identity_of(config, self.corpus.crc()),
+            identity=run_fingerprint(config, self.corpus.crc()),
             model=self.model,
             optimizer=self.optimizer,
         )

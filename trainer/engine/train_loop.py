@@ -20,9 +20,9 @@ from functools import partial
 from typing import TypeVar
 
 from pacekeeper.core.errors import ExitCode, PacekeeperError
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.trainer.distributed.collectives import PeerLost
 from pacekeeper.trainer.distributed.kv_store import Stores
 from pacekeeper.trainer.distributed.process_group import Fabric
@@ -247,7 +247,8 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
         attempts = attempts + 1 if verdict.members == members else 0
         if attempts > MAX_ATTEMPTS:
             raise PacekeeperError(
-                f"ranks {rank_text(members)} live but formed no group {attempts} times: {lost.why}",
+                f"ranks {format_ranks(members)} live but formed no group {attempts} times: "
+                f"{lost.why}",
                 remedy="can they reach each other? GLOO_SOCKET_IFNAME names the interface to use",
             )
         next_loss = _settle(rank, stores, agreement, verdict, began_s)
@@ -294,7 +295,7 @@ def _agree(rank: Rank, agreement: Agreement, lost: Loss) -> Verdict:
         moved = rank.pending_layout if commits else None
         return rank.layout if moved is None else moved
 
-    def next_layout(commits: bool, dead: frozenset[int], new_generation: int) -> Succession:
+    def next_layout(commits: bool, dead: frozenset[int], new_generation: int) -> RecoveryPlan:
         layout = base(commits)
         has_begun = rank.has_entered or layout is not rank.layout
         # Who is no member any more died in an earlier generation that never got its move done; who

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from pacekeeper.core.config.run_fingerprint import identity_of
+from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout
@@ -121,7 +121,7 @@ class Rank:
             rank=spec.rank,
             life=spec.life,
             first_life=spec.first_life or spec.life,
-            identity=identity_of(config, self.corpus.crc()),
+            identity=run_fingerprint(config, self.corpus.crc()),
             model=self.model,
             optimizer=self.optimizer,
             note=self.log.write,

@@ -206,7 +206,7 @@ class Ring:
             # Sequence 0 while the rest changes, the true one last: a reader sees a torn slot. As
             # slices: eight bytes in one store, where a struct of fixed byte order takes eight.
             slots[offset : offset + 8] = _BEING_WRITTEN
-            told = adler32(payload, adler32(sequence))  # ring.slot_sum, without one more frame
+            told = adler32(payload, adler32(sequence))  # as slot_checksum, without one more frame
             _put_rest(slots, offset + 8, told, payload)
             slots[offset : offset + 8] = sequence
             self._index = index + 1

@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config.train import SHORTEST_DOCUMENT_TOKENS, TrainConfig
+from pacekeeper.core.config.train import MIN_DOCUMENT_TOKENS, TrainConfig
 from pacekeeper.core.errors import ConfigError, HostError
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.trainer.distributed.collectives import Collectives, end_together
 
 MAX_CORPUS_BYTES = 2_000_000
@@ -90,7 +90,7 @@ class Corpus:
             piece
             for document in _stdlib_documents()
             for piece in _cut(document, config.row_tokens)
-            if len(piece) >= SHORTEST_DOCUMENT_TOKENS
+            if len(piece) >= MIN_DOCUMENT_TOKENS
         ]
         if not documents:
             raise HostError(
@@ -244,7 +244,7 @@ def check(crc: int, fabric: Collectives) -> None:
         return
     end_together(fabric)
     raise ConfigError(
-        f"ranks {rank_text(others)} would train on another text than rank {fabric.ranks[0]}: "
+        f"ranks {format_ranks(others)} would train on another text than rank {fabric.ranks[0]}: "
         "the standard library of their Python is not the same",
         remedy="use the same build of Python on all nodes",
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
-from pacekeeper.core.layout.replica_spread import ALONE, DomainOf
+from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
 from pacekeeper.trainer.distributed.collectives import Collectives
 from pacekeeper.trainer.model.dataset import NO_TARGET, Batch
@@ -212,7 +212,9 @@ class MoETransformer(nn.Module):
         """The attention layers, in order."""
         return [layer for layer in self.attention if isinstance(layer, Attention)]
 
-    def set_layout(self, layout: Layout, fabric: Collectives, domain_of: DomainOf = ALONE) -> None:
+    def set_layout(
+        self, layout: Layout, fabric: Collectives, domain_of: DomainOf = NO_DOMAINS
+    ) -> None:
         """Compute by this layout from now on: its stages, tensor groups, hosts and speeds.
 
         Moves no weights. All ranks call it alike; one that stands by computes nothing. Raises

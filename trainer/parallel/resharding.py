@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout.diff import Transfer, transfers
+from pacekeeper.core.layout.diff import Transfer, diff_layouts
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.trainer.distributed.checked_payload import CRC_BYTES, seal, travel, unseal
 from pacekeeper.trainer.distributed.collectives import Collectives
@@ -50,7 +50,7 @@ def lost_blocks(old: Layout, living: Collection[int]) -> tuple[Block, ...]:
 
 def block_transfers(old: Layout, new: Layout, living: Sequence[int]) -> tuple[Transfer, ...]:
     """The blocks that change hands. Raises LostStateError where one has no living holder."""
-    moves, lost = transfers(old, new, living=living), lost_blocks(old, living)
+    moves, lost = diff_layouts(old, new, living=living), lost_blocks(old, living)
     if lost:
         more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
         raise LostStateError(
@@ -76,7 +76,7 @@ def stage(
     if refilled is None:
         moves = block_transfers(old, new, living=fabric.ranks)
     else:
-        moves = transfers(old, new, living=fabric.ranks)
+        moves = diff_layouts(old, new, living=fabric.ranks)
     outgoing: list[list[Tensor]] = [[] for _ in fabric.ranks]
     incoming: list[list[Block]] = [[] for _ in fabric.ranks]
     position = {rank: i for i, rank in enumerate(fabric.ranks)}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.replica_spread import ALONE, DomainOf, domain
+from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf, domain_of_rank
 from pacekeeper.trainer.distributed.collectives import Collectives, travel
 from pacekeeper.trainer.model.flop_counter import WorkPass
 from pacekeeper.trainer.parallel.all_to_all_splits import (
@@ -43,7 +43,7 @@ class Routes:
 
     @classmethod
     def of(
-        cls, layout: Layout, layer: int, fabric: Collectives, domain_of: DomainOf = ALONE
+        cls, layout: Layout, layer: int, fabric: Collectives, domain_of: DomainOf = NO_DOMAINS
     ) -> "Routes":
         """Routes of one layer. `domain_of`: the node of each rank."""
         position = {rank: i for i, rank in enumerate(fabric.ranks)}
@@ -52,7 +52,9 @@ class Routes:
         return cls(
             pairs=pairs,
             capacity_W=whole_capacities([layout.speed_by_rank[rank] for rank in fabric.ranks]),
-            passes=neighbourhoods(pairs, [domain(domain_of, rank) for rank in fabric.ranks]),
+            passes=neighbourhoods(
+                pairs, [domain_of_rank(domain_of, rank) for rank in fabric.ranks]
+            ),
             own=position[fabric.rank],
             held_E=[e for e, on in enumerate(hosts) if position[fabric.rank] in on],
         )

@@ -16,8 +16,8 @@ from pacekeeper.controller.api.auth.tokens import TokenFile
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.config.metrics import open_metrics
-from pacekeeper.core.config.security import open_listener
+from pacekeeper.core.config.metrics import unauthenticated_metrics
+from pacekeeper.core.config.security import unauthenticated_listener
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.protos import tls as secure
 from pacekeeper.protos.convert import reports
@@ -41,12 +41,12 @@ def open_ways(config: ControllerConfig) -> list[str]:
     """Where it would listen beyond loopback unprotected. Raises ConfigError for half a [tls]."""
     if config.tls.ca and not config.tls.cert:
         raise ConfigError("[tls] ca: a controller that asks for certificates needs one of its own")
-    whys = [open_listener("--listen", config.listen, config.tls, config.access.tokens)]
+    whys = [unauthenticated_listener("--listen", config.listen, config.tls, config.access.tokens)]
     if config.metrics_listen:
-        whys.append(open_metrics(config.metrics_listen, config.metrics))
+        whys.append(unauthenticated_metrics(config.metrics_listen, config.metrics))
     if config.web:  # browsers are asked for no certificate
         tls = replace(config.tls, ca="")
-        whys.append(open_listener("--web", config.web, tls, config.access.tokens))
+        whys.append(unauthenticated_listener("--web", config.web, tls, config.access.tokens))
     return [why for why in whys if why]
 
 

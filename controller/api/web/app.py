@@ -44,7 +44,7 @@ from pacekeeper.controller.api.web.responses import (
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.incidents.operator_orders import Order
+from pacekeeper.core.incidents.operator_orders import OperatorOrder
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.protos.convert.json import as_dict
 
@@ -68,7 +68,7 @@ class Web:
     is_secure: bool = False
     _pages: jinja2.Environment = field(init=False)
     _acts: Acts = field(init=False)
-    _made: dict[str, tuple[float, tuple[Order, ...], Any]] = field(default_factory=dict)
+    _made: dict[str, tuple[float, tuple[OperatorOrder, ...], Any]] = field(default_factory=dict)
     _making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:

@@ -7,8 +7,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pacekeeper.core.incidents.rank_failures import dead_text
-from pacekeeper.core.incidents.rank_ranges import Runs, joined, num_ranks, run_text
+from pacekeeper.core.incidents.rank_failures import describe_failure
+from pacekeeper.core.incidents.rank_ranges import (
+    RankRanges,
+    count_ranks,
+    format_ranges,
+    merge_ranges,
+)
 
 _KIND_WORDS = {
     "cordon_node": "node {} is cordoned",
@@ -95,20 +100,20 @@ def order(given: Mapping[str, Any]) -> str:
 
 def ranks(incident: Mapping[str, Any], most_runs: int | None = None) -> str:
     """Whom it is about; empty: nobody in particular."""
-    runs = joined(run for one in incident["deaths"] for run in _runs(one))
+    runs = merge_ranges(run for one in incident["deaths"] for run in _runs(one))
     if most_runs is not None and len(runs) > most_runs:
-        return f"{num_ranks(runs):,} ranks"
+        return f"{count_ranks(runs):,} ranks"
     if runs:
-        return run_text(runs)
+        return format_ranges(runs)
     return "" if incident["rank"] is None else str(incident["rank"])
 
 
 def dead(deaths: Mapping[str, Any]) -> str:
     """Those of one moment, and why."""
-    return dead_text(_runs(deaths), deaths["reason"])
+    return describe_failure(_runs(deaths), deaths["reason"])
 
 
-def _runs(deaths: Mapping[str, Any]) -> Runs:
+def _runs(deaths: Mapping[str, Any]) -> RankRanges:
     return tuple((run["first"], run["last"]) for run in deaths["ranks"])
 
 

@@ -15,7 +15,7 @@ from pacekeeper.controller.api.node_sorting import strikes_by_device
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.findings import Incident
-from pacekeeper.core.incidents.rank_ranges import ranks_of
+from pacekeeper.core.incidents.rank_ranges import iter_ranks
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.protos.convert.json import as_dict
@@ -210,7 +210,7 @@ def incidents_of(state: State, asked: Asked, *, job: str = "") -> Shown:
 def _incident_words(state: State, incident: Incident) -> str:
     one = incident_view(state, incident)
     rank = f"rank {one.rank}" if one.HasField("rank") else ""
-    dead = (rank for died in incident.deaths for rank in ranks_of(died.ranks))
+    dead = (rank for died in incident.deaths for rank in iter_ranks(died.ranks))
     words = [f"#{one.incident_id} {one.kind} {one.job} {rank} {one.node} {one.tier} {one.cause}"]
     words += [f"rank {rank}" for rank in dead]
     return " ".join([*words, *incident.nodes])

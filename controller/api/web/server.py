@@ -16,7 +16,7 @@ from pacekeeper.controller.api.operator_actions import Desk
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state.events import Event
 from pacekeeper.controller.state.state import State
-from pacekeeper.core.addresses import host_and_port, joined
+from pacekeeper.core.addresses import split_address, joined
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import ConfigError, HostError, listen_error
@@ -83,7 +83,7 @@ class WebServer:
     def url(self) -> str:
         """What to type into a browser."""
         host = str(self._socket.getsockname()[0])
-        return f"{'https' if self._tls.cert else 'http'}://{joined(host, self.port)}/"
+        return f"{'https' if self._tls.cert else 'http'}://{join_address(host, self.port)}/"
 
     async def serve(self) -> None:
         """Until it is cancelled or told to end."""
@@ -176,7 +176,7 @@ def web_server(
         past_layout=past_layout,
         is_secure=is_secure,
     )
-    return WebServer(web.app(), host_and_port(config.web, first_port=0), config.tls)
+    return WebServer(web.app(), split_address(config.web, first_port=0), config.tls)
 
 
 def refuse_page(config: ControllerConfig) -> None:

@@ -18,7 +18,7 @@ from pacekeeper.controller.planning.reliability import (
     union_bound,
 )
 from pacekeeper.controller.planning.token_split.min_max import EvenShares, numbered_rows
-from pacekeeper.core.layout.layout import ExpertHosts
+from pacekeeper.core.layout.layout import ReplicaSet
 
 
 def least_value(
@@ -200,7 +200,7 @@ def prove(
 
 
 def survival_by(
-    hosts: Sequence[Sequence[ExpertHosts]], labels: Sequence[int], *, max_losses: int
+    hosts: Sequence[Sequence[ReplicaSet]], labels: Sequence[int], *, max_losses: int
 ) -> Survival:
     """The part of all losses of so many devices, nodes or racks that is survived.
 

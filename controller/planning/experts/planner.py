@@ -22,7 +22,7 @@ from pacekeeper.controller.planning.experts.objective import Draft, Task
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices, as_loads
 from pacekeeper.controller.planning.experts.search import cheapest, dealt
 from pacekeeper.controller.planning.token_split.min_max import EvenShares, even_shares
-from pacekeeper.core.layout.layout import ExpertHosts, Host
+from pacekeeper.core.layout.layout import ExpertReplica, ReplicaSet
 
 MOST_DRIFT = 100.0  # beyond, a load of today says nothing about that of tomorrow
 
@@ -38,7 +38,7 @@ class NoPlacement(ValueError):
 class ExpertPlan:
     """hosts[layer][expert]: (rank, share) of each host, ascending, with what is proven of them."""
 
-    hosts: tuple[tuple[ExpertHosts, ...], ...]
+    hosts: tuple[tuple[ReplicaSet, ...], ...]
     proof: Proof
 
 
@@ -159,7 +159,7 @@ def _finished(
 
 def _host_tuples(
     draft: Draft, even: EvenShares, speeds: npt.NDArray[np.float64]
-) -> tuple[tuple[ExpertHosts, ...], ...]:
+) -> tuple[tuple[ReplicaSet, ...], ...]:
     """Shares of groups split over their ranks by speed."""
     group_of, parts = np.empty(len(speeds), dtype=np.intp), np.empty(len(speeds))
     for group, ranks in enumerate(draft.groups):
@@ -170,7 +170,7 @@ def _host_tuples(
     for hosts, shares in zip(draft.hosts, even.shares, strict=True):
         expert, rank = hosts[:, group_of].nonzero()
         share = shares[expert, group_of[rank]] * parts[rank]
-        on = list(map(Host, rank.tolist(), share.tolist()))
+        on = list(map(ExpertReplica, rank.tolist(), share.tolist()))
         ends = np.cumsum(np.bincount(expert, minlength=len(hosts))).tolist()
         layers.append(
             tuple(tuple(on[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))

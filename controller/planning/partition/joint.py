@@ -15,7 +15,7 @@ from pacekeeper.controller.planning.partition.model import Partition, Plan
 from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition.problem import Problem
 from pacekeeper.controller.planning.partition_cost.step_time import price
-from pacekeeper.core.layout.layout import ExpertHosts, Host
+from pacekeeper.core.layout.layout import ExpertReplica, ReplicaSet
 
 MAX_TURNS = 3
 SETTLED = 1e-3  # of unevenness, relative
@@ -47,7 +47,7 @@ class JointPlan:
     """
 
     plan: Plan
-    experts: tuple[tuple[ExpertHosts, ...], ...]
+    experts: tuple[tuple[ReplicaSet, ...], ...]
     unevenness: float
     num_copied: int
 
@@ -78,7 +78,7 @@ def plan_with_experts(problem: Problem, wishes: ExpertWishes) -> JointPlan:
 
 def _placed(plan: Plan, problem: Problem, wishes: ExpertWishes) -> JointPlan:
     """Experts of each stage on the ranks of each expert group, in proportion to its rows."""
-    on: list[list[list[Host]]] = [[[] for _ in of_layer] for of_layer in wishes.loads]
+    on: list[list[list[ExpertReplica]]] = [[[] for _ in of_layer] for of_layer in wishes.loads]
     unevenness, num_copied = 1.0, 0
     for (group, stage), ranks in plan.partition.expert_groups().items():
         share = _share(plan.partition, group)
@@ -94,7 +94,9 @@ def _placed(plan: Plan, problem: Problem, wishes: ExpertWishes) -> JointPlan:
             fluid += sum(proof.fluid for proof in found.proof.layers)
             for layer, experts in zip(alike, found.hosts, strict=True):
                 for expert, hosts in enumerate(experts):
-                    on[layer][expert] += [Host(ranks[h.rank], h.share * share) for h in hosts]
+                    on[layer][expert] += [
+                        ExpertReplica(ranks[h.rank], h.share * share) for h in hosts
+                    ]
         unevenness = max(unevenness, value / fluid if fluid > 0.0 else 1.0)
     step_s = price(plan.partition, replace(problem, unevenness=unevenness)).step_s
     said = f"{plan.reason}; with its experts {step_s:.4g} s, unevenness {unevenness:.3f}"

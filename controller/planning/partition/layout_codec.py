@@ -8,12 +8,12 @@ from itertools import pairwise
 
 from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
 from pacekeeper.controller.planning.partition.row_split import lock_step_batches
-from pacekeeper.core.layout.layout import ExpertHosts, Layout, ShardRun, Stage
+from pacekeeper.core.layout.layout import Layout, ReplicaSet, ShardRun, Stage
 
 
 def layout_of(
     partition: Partition,
-    experts: Sequence[Sequence[ExpertHosts]],
+    experts: Sequence[Sequence[ReplicaSet]],
     *,
     generation: int,
     speeds: tuple[tuple[int, float], ...] = (),

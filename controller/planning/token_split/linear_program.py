@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.core.layout.layout import ExpertHosts, Host
+from pacekeeper.core.layout.layout import ExpertReplica, ReplicaSet
 
 Array = npt.NDArray[np.float64]
 
@@ -34,7 +34,7 @@ class Optimum:
 class Split:
     """One layer's token shares; `value` is their largest load_j / speed_j, `bound` the least."""
 
-    hosts: tuple[ExpertHosts, ...]
+    hosts: tuple[ReplicaSet, ...]
     value: float
     bound: Optimum
 
@@ -159,10 +159,10 @@ def _solve(problem: SplitProblem) -> tuple[Optimum, Array]:
     return optimum, shares
 
 
-def with_shares(problem: SplitProblem, shares: Array) -> tuple[ExpertHosts, ...]:
+def with_shares(problem: SplitProblem, shares: Array) -> tuple[ReplicaSet, ...]:
     """Shares [pairs] as hosts of each expert."""
     ranks = map(problem.ranks.__getitem__, problem.rank_of.tolist())
-    on = list(map(Host, ranks, shares.tolist()))  # pairs come expert by expert
+    on = list(map(ExpertReplica, ranks, shares.tolist()))  # pairs come expert by expert
     ends = np.cumsum(np.bincount(problem.expert_of, minlength=len(problem.loads))).tolist()
     return tuple(tuple(on[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
 

@@ -13,7 +13,7 @@ from pacekeeper.cli.demo.recorder import read_step_log
 from pacekeeper.cli.demo.run_dir import claimed
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import FindingKind
-from pacekeeper.core.layout.layout import ExpertHosts
+from pacekeeper.core.layout.layout import ReplicaSet
 from support.asking import Asking, quick_fleet, quick_job, until
 
 VICTIM, KILLED = 2, 1
@@ -104,7 +104,7 @@ def test_replicas_move_in_flight_where_shares_alone_can_not_help(tmp_path: Path)
         assert steps[-1].loss < steps[0].loss
 
 
-def has_copies(layer: tuple[ExpertHosts, ...]) -> bool:
+def has_copies(layer: tuple[ReplicaSet, ...]) -> bool:
     return any(len(hosts) > 1 for hosts in layer)
 
 

@@ -30,8 +30,8 @@ def folder() -> Iterator[Path]:
 def tell(rings: Path, *, is_lost: bool) -> None:
     """What the node's agent writes."""
     devices = (replace(DEVICE, is_lost=is_lost),)
-    verdict = node_health.judge(None, devices, nvml="ok", node="n0", now_unix_s=time.time())
-    (rings / node_health.FILE_NAME).write_bytes(node_health.encode(verdict))
+    verdict = node_health.assess_node(None, devices, nvml="ok", node="n0", now_unix_s=time.time())
+    (rings / node_health.FILE_NAME).write_bytes(node_health.encode_node_health(verdict))
 
 
 def check_of(folder: Path, path: str) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pacekeeper.agent.rings.collector import Intake
-from pacekeeper.core.telemetry.records import EXIT_UNSEEN, RankExitRecord
+from pacekeeper.core.telemetry.records import EXIT_UNKNOWN, RankExitRecord
 from support.fleet import SMALL, Fleet
 
 
@@ -30,7 +30,7 @@ def test_its_ranks_are_reported_dead_and_the_others_are_told_in_one_line(tmp_pat
             return len(told) >= 2
 
         fleet.await_(hear)
-        assert sorted(told) == [(0, pids[0], EXIT_UNSEEN), (1, pids[1], EXIT_UNSEEN)]
+        assert sorted(told) == [(0, pids[0], EXIT_UNKNOWN), (1, pids[1], EXIT_UNKNOWN)]
         other = fleet.launchers[1]
         fleet.await_(lambda: other.output().count("node 0 is gone: its store at") == 2)
         # By a broken collective or by the store's end, whichever is seen first.

@@ -14,7 +14,7 @@ import pytest
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.layout.layout import Host, Layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.trainer.engine.job_rules import first_layout
@@ -54,7 +54,9 @@ def mirrored(layout: Layout, generation: int) -> Layout:
     """Every expert lives elsewhere: what rank r held is on rank (last - r)."""
     last = layout.ranks[-1]
     experts = tuple(
-        tuple(tuple(sorted(Host(last - h.rank, h.share) for h in hosts)) for hosts in layer)
+        tuple(
+            tuple(sorted(ExpertReplica(last - h.rank, h.share) for h in hosts)) for hosts in layer
+        )
         for layer in layout.experts
     )
     return replace(layout, generation=generation, experts=experts)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.trainer.engine.single_process import train_alone
 from support.fleet import SMALL, Fleet
 from support.networks import Network
@@ -47,7 +47,7 @@ def test_one_side_goes_on_and_the_other_says_why_it_does_not(
         codes = fleet.codes()
         assert codes == [ExitCode.NO_QUORUM if n == cut else 0 for n in range(num_nodes)]
         said = fleet.launchers[cut].output()
-        assert f"ranks {rank_text(losers)} are no quorum" in said
+        assert f"ranks {format_ranks(losers)} are no quorum" in said
         assert "mend the network" in said
         wanted = [loss for _, loss, _ in train_alone(CONFIG)]
         for rank in winners:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.layout.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.trainer.engine.job_rules import first_layout
 from pacekeeper.trainer.engine.single_process import train_alone
@@ -23,7 +23,10 @@ def moved(first: Layout) -> Layout:
         (ShardRun(0, 0, 3), ShardRun(1, 3, 4)),
         (ShardRun(3, 0, 2), ShardRun(2, 2, 4)),
     )
-    hosts = ((Host(0, 0.5), Host(3, 0.5)), (Host(1, 0.2), Host(2, 0.8)))
+    hosts = (
+        (ExpertReplica(0, 0.5), ExpertReplica(3, 0.5)),
+        (ExpertReplica(1, 0.2), ExpertReplica(2, 0.8)),
+    )
     experts = tuple(hosts[e % 2] for e in range(STAGED.num_experts))
     return replace(
         first,

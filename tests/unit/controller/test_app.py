@@ -23,7 +23,7 @@ from pacekeeper.controller.storage.change_log import Change
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.security import TlsConfig
-from pacekeeper.core.incidents.findings import Decision, Rung
+from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from support.agents import PATIENCE_S, until
 from support.replication import PaperKeeper
 
@@ -37,7 +37,7 @@ def deciding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def advance(state: State, event: Event, *, config: ControllerConfig, now_s: float) -> Any:
         assert isinstance(event, Tick)
-        decision = Decision(rung=Rung.NOTHING, layout=None, reason="r" * ROW_BYTES)
+        decision = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="r" * ROW_BYTES)
         number = int(event.unix_offset_s or 0)
         return state, [SaveDecision(job="j", step=i, decision=decision) for i in range(number)]
 

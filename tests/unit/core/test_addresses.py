@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.controller import ControllerConfig
 
@@ -14,13 +14,13 @@ from pacekeeper.core.config.controller import ControllerConfig
 )  # fmt: skip
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="expected HOST:PORT with a port from 1 to 65535, got"):
-        host_and_port(address)
+        split_address(address)
 
 
 def test_an_address_is_host_and_port_with_brackets_or_without() -> None:
-    assert host_and_port("node-0:29400") == ("node-0", 29400)
-    assert host_and_port("[::1]:7443") == ("::1", 7443)
-    assert host_and_port("127.0.0.1:0", first_port=0) == ("127.0.0.1", 0)
+    assert split_address("node-0:29400") == ("node-0", 29400)
+    assert split_address("[::1]:7443") == ("::1", 7443)
+    assert split_address("127.0.0.1:0", first_port=0) == ("127.0.0.1", 0)
 
 
 def test_port_0_is_for_those_who_listen() -> None:

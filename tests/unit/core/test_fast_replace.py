@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 import pytest
 
 from pacekeeper.controller.state.state import JobState, NodeState, State
-from pacekeeper.core.fast_replace import evolve
+from pacekeeper.core.fast_replace import fast_replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Checked:
 
 def test_all_other_fields_stay_the_same_objects() -> None:
     pair = Pair(left=1, right=[2])
-    changed = evolve(pair, left=3)
+    changed = fast_replace(pair, left=3)
     assert changed == replace(pair, left=3) and changed.right is pair.right
     assert pair == Pair(left=1, right=[2])
     with pytest.raises(FrozenInstanceError):
@@ -37,14 +37,14 @@ def test_all_other_fields_stay_the_same_objects() -> None:
     "value", [State(), JobState(name="a", step=4), NodeState(name="n", agent_life="x")]
 )
 def test_it_makes_what_replace_makes_of_what_the_controller_knows(value: object) -> None:
-    assert evolve(value) == value and evolve(value) is not value
+    assert fast_replace(value) == value and fast_replace(value) is not value
 
 
 def test_a_name_that_is_no_field_is_refused() -> None:
     with pytest.raises(TypeError, match="Pair has no field 'up'"):
-        evolve(Pair(left=1), up=2)
+        fast_replace(Pair(left=1), up=2)
 
 
 def test_a_class_with_a_rule_of_its_own_is_not_for_it() -> None:
     with pytest.raises(AssertionError, match="Checked has a rule of its own"):
-        evolve(Checked(low=0, high=1), low=2)
+        fast_replace(Checked(low=0, high=1), low=2)

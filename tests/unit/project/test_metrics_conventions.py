@@ -7,7 +7,7 @@ import pytest
 
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.controller.observability.metrics import ControllerMetrics
-from pacekeeper.core.prometheus_text import Page
+from pacekeeper.core.prometheus_text import MetricsPage
 from support.series import all_families
 
 needs_promtool = pytest.mark.skipif(
@@ -25,7 +25,7 @@ def judged(page: str) -> tuple[int, str]:
 
 def everything() -> str:
     """Each series once, those too that need a fault to be told."""
-    page = Page()
+    page = MetricsPage()
     for family in all_families():
         page.add(family, 1.0, *family.labels)
     bare = ControllerMetrics().page() + AgentMetrics("n").page()

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.cli.admin.ca import Kind
-from pacekeeper.core.config.metrics import MetricsConfig, open_metrics
+from pacekeeper.core.config.metrics import MetricsConfig, unauthenticated_metrics
 from pacekeeper.core.errors import ConfigError, HostError
-from pacekeeper.core.prometheus_text import CONTENT_TYPE, Page
+from pacekeeper.core.prometheus_text import CONTENT_TYPE, MetricsPage
 from pacekeeper.protos import metrics_server
 from pacekeeper.protos.metrics_server import MetricsServer
 from support.authorities import Authority
@@ -210,8 +210,8 @@ def test_unusable_files_are_refused_at_the_start(tmp_path: Path) -> None:
 def test_beyond_loopback_it_needs_tls_and_authentication(
     config: MetricsConfig, is_open: bool
 ) -> None:
-    assert open_metrics("127.0.0.1:1", config) == ""
-    assert bool(open_metrics("0.0.0.0:1", config)) == is_open
+    assert unauthenticated_metrics("127.0.0.1:1", config) == ""
+    assert bool(unauthenticated_metrics("0.0.0.0:1", config)) == is_open
 
 
 def test_settings_that_do_not_fit_are_refused() -> None:
@@ -228,7 +228,7 @@ def test_the_page_shows_the_expiry_of_each_certificate(tmp_path: Path) -> None:
     chain.write_bytes(b"a comment\n" + first.read_bytes() + authority.ca.read_bytes())
     damaged = tmp_path / "damaged.crt"
     damaged.write_bytes(first.read_bytes().replace(b"M", b"!", 1))
-    page = Page()
+    page = MetricsPage()
     files = {"tls": chain, "metrics": tmp_path / "no", "other": damaged, "none": ""}
     metrics_server.write_expiry(page, {use: str(path) for use, path in files.items()})
     lines = [line for line in page.text().splitlines() if not line.startswith("#")]

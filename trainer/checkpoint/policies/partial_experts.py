@@ -12,22 +12,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pacekeeper.core.checkpoint.manifest import (
-    Account,
     CheckpointId,
     Manifest,
     Piece,
     PieceEntry,
-    saved_in,
+    TokenLedgerState,
+    checkpoint_of_file,
 )
 from pacekeeper.core.checkpoint.partial_experts import (
-    Order,
-    alarm,
-    by_need,
+    ExpertOrder,
+    loss_bound,
     loss_probability,
-    need,
+    lost_token_ratio,
     next_num_saved,
-    order_bound,
-    plt,
+    save_priority,
+    select_experts,
+    suspect_priority,
 )
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
@@ -48,10 +48,10 @@ class TokenBooks:
         self.num_faults = 0
 
     @property
-    def account(self) -> Account:
+    def account(self) -> TokenLedgerState:
         """Of all tokens so far."""
         routed = tuple(map(tuple, self.routed))
-        return Account(routed=routed, lost=tuple(self.lost), num_faults=self.num_faults)
+        return TokenLedgerState(routed=routed, lost=tuple(self.lost), num_faults=self.num_faults)
 
     def count(self, routed: Mapping[int, Sequence[int]]) -> None:
         """A step was committed; its tokens routed to each expert, by layer."""
@@ -73,7 +73,9 @@ class TokenBooks:
         self.lost = [next(most) for _ in self.lost]
         self.num_faults = next(most)
 
-    def begin_anew(self, account: Account, losses: Sequence[int], *, is_fault: bool) -> None:
+    def begin_anew(
+        self, account: TokenLedgerState, losses: Sequence[int], *, is_fault: bool
+    ) -> None:
         """The state is now what a checkpoint holds: its account, and by layer what going back to it
         lost.
         """
@@ -113,20 +115,20 @@ class TokenBooks:
         on as before `step`.
         """
         whole = max(1.0, self._config.steps / max(1, step))
-        return plt(self.lost, [whole * sum(counts) for counts in self.routed])
+        return lost_token_ratio(self.lost, [whole * sum(counts) for counts in self.routed])
 
 
-def account_numbers(account: Account, layout: Layout) -> list[float]:
+def account_numbers(account: TokenLedgerState, layout: Layout) -> list[float]:
     """An account as numbers, as many for all accounts of one model; see `account_of`."""
     routed = account.routed or [[0] * len(on) for on in layout.experts]
     lost = account.lost or [0] * layout.num_layers
     return [*(float(n) for counts in routed for n in counts), *lost, account.num_faults]
 
 
-def account_of(numbers: Sequence[float], layout: Layout) -> Account:
+def account_of(numbers: Sequence[float], layout: Layout) -> TokenLedgerState:
     """The account that these numbers say."""
     rest = iter(map(int, numbers))
-    return Account(
+    return TokenLedgerState(
         routed=tuple(tuple(next(rest) for _ in on) for on in layout.experts),
         lost=tuple(next(rest) for _ in layout.experts),
         num_faults=next(rest),
@@ -167,7 +169,7 @@ class PartialSaves:
         return 0 < self._config.experts_per_checkpoint < self._config.num_experts
 
     @property
-    def account(self) -> Account:
+    def account(self) -> TokenLedgerState:
         """Of all tokens so far, as far as this rank knows."""
         return self.books.account
 
@@ -207,7 +209,7 @@ class PartialSaves:
         self.num_saved = max(int(word[4]) for word in words)  # who came late knows of no loss
         greatest = iter([max(column) for column in zip(*words, strict=True)][5:])
         needs = [[next(greatest) for _ in on] for on in layout.experts]
-        chosen = by_need(needs, self.num_saved, number)
+        chosen = select_experts(needs, self.num_saved, number)
         return Choice(base=base, pieces=frozenset(p for p in pieces if self._is_written(p, chosen)))
 
     def begun(self, one: CheckpointId, writers: frozenset[int], pieces: Collection[Piece]) -> None:
@@ -228,7 +230,7 @@ class PartialSaves:
         self._forget_saves()
         self._adapt(manifest.id.step)
 
-    def remembered(self, account: Account, step: int) -> None:
+    def remembered(self, account: TokenLedgerState, step: int) -> None:
         """The state is now that of a snapshot at `step`, which lacks nothing."""
         self.books.begin_anew(account, (), is_fault=False)
         self._forget_saves()
@@ -290,13 +292,14 @@ class PartialSaves:
             [risk * routed / saves for risk, routed in zip(risks, counts, strict=True)]
             for risks, counts in zip(self._risks(layout), self.books.routed, strict=True)
         ]
-        return order_bound(weights, num_saved)
+        return loss_bound(weights, num_saved)
 
     def _needs(self, layout: Layout) -> list[list[float]]:
         """By layer and expert: how urgent it is to save it."""
         return [
             [
-                alarm([host.rank for host in on], self._suspects) + self._need(risk, unsaved, age)
+                suspect_priority([host.rank for host in on], self._suspects)
+                + self._need(risk, unsaved, age)
                 for on, risk, unsaved, age in zip(hosts, risks, tokens, ages, strict=True)
             ]
             for hosts, risks, tokens, ages in zip(
@@ -306,12 +309,12 @@ class PartialSaves:
 
     def _need(self, risk: float, unsaved: int, age: int) -> float:
         match self._config.expert_order:
-            case Order.TURN:
+            case ExpertOrder.TURN:
                 return 0.0
-            case Order.LOAD:
+            case ExpertOrder.LOAD:
                 return float(unsaved)
             case _:
-                return need(risk, unsaved, age)
+                return save_priority(risk, unsaved, age)
 
     def _risks(self, layout: Layout) -> list[list[float]]:
         """By layer and expert: how likely all its copies are lost before the next checkpoint."""
@@ -379,7 +382,7 @@ class Remembered:
     id: CheckpointId
     num_updates: int
     last_loss: float | None
-    account: Account
+    account: TokenLedgerState
     layout: Layout
     state: Mapping[Block, BlockState]
 
@@ -430,7 +433,7 @@ def steps_of(entries: Iterable[PieceEntry]) -> dict[Block, int]:
     """The step at which the oldest of these pieces of each block was saved."""
     steps: dict[Block, int] = {}
     for entry in entries:
-        of = saved_in(entry.file)
+        of = checkpoint_of_file(entry.file)
         assert of is not None, "a manifest names files of checkpoints only"
         block = entry.piece.block
         steps[block] = min(steps.get(block, of.step), of.step)

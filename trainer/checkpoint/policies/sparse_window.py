@@ -11,8 +11,13 @@ from dataclasses import dataclass, replace
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece, WindowStart
 from pacekeeper.core.checkpoint.sparse_window import Window
-from pacekeeper.core.checkpoint.window_steps import costs_of, fewest_steps, turns_in, written
-from pacekeeper.core.checkpoint.write_plan import cut, writers
+from pacekeeper.core.checkpoint.window_steps import (
+    block_costs,
+    fewest_steps,
+    pieces_to_write,
+    window_of_steps,
+)
+from pacekeeper.core.checkpoint.write_plan import assign_writers, cut_pieces
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.async_writer import Turn
@@ -170,16 +175,16 @@ class WindowSaves:
         num_rows: Mapping[Piece, int],
         budget: float,
     ) -> _Plan:
-        costs, known = costs_of(sizes), self._plan
+        costs, known = block_costs(sizes), self._plan
         num_steps = self._config.checkpoint_window_steps or fewest_steps(layout, costs, budget)
         wanted = layout.generation, num_steps
         if known is not None and (known.generation, known.num_steps) == wanted:
             return known
-        window = turns_in(layout, costs, num_steps)
+        window = window_of_steps(layout, costs, num_steps)
         mine, everybody, busiest = list[tuple[Piece, ...]](), set[int](), list[int]()
         for at in window.replay(0):
-            now = cut(layout, written(at, sizes), num_rows)
-            by = writers(layout, now)
+            now = cut_pieces(layout, pieces_to_write(at, sizes), num_rows)
+            by = assign_writers(layout, now)
             mine.append(tuple(piece for piece in now if by[piece] == self._rank))
             everybody.update(by.values())
             load = dict.fromkeys(layout.ranks, 0)

@@ -11,7 +11,7 @@ from pacekeeper.controller.state.persistent_map import CHUNK_RANKS, RankMap
 from pacekeeper.controller.state.state import JobState, RankLife, RankState
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.telemetry.attachment import Attachment
-from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from support.machine_driver import FIRST, Driver, applied, exited, started, step
 
@@ -92,7 +92,7 @@ def test_where_it_looks_first_never_changes_what_is_complete(
             seen.append(arrival)
             job = steps.put_pending(
                 job,
-                [table_of([arrival])] if isinstance(arrival, MicroBatchRecord) else [],
+                [table_from_records([arrival])] if isinstance(arrival, MicroBatchRecord) else [],
                 [arrival] if isinstance(arrival, StepRecord) else [],
             )
         if 0 in job.pending:

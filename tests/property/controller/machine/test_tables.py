@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.controller.machine.report_parsing import told_by
-from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.protos import telemetry_pb2
@@ -85,7 +85,7 @@ def test_work_may_come_as_both_in_one_report() -> None:
         JobReport(
             job=JOB,
             records=tuple(record for record in records if record not in work[1:]),
-            micro_batches=(table_of(work[1:]),),
+            micro_batches=(table_from_records(work[1:]),),
         )
     )
     assert driver.job.step == 0

@@ -14,7 +14,7 @@ from pacekeeper.controller.state.events import (
     SaveProposal,
 )
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.proposals import Answer, Proposal
+from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
@@ -93,7 +93,7 @@ class Watched:
             proposal = saved.proposal
             before = self.known.get(proposal.proposal_id)
             assert before is None or not before.answer.is_final, "what is over stays over"
-            if proposal.answer is Answer.APPROVED:
+            if proposal.answer is ProposalState.APPROVED:
                 assert proposal.said_by == "ada"
                 self.approved.add(proposal.proposal_id)
             self.known[proposal.proposal_id] = proposal
@@ -101,7 +101,7 @@ class Watched:
             made = [
                 number
                 for number, proposal in self.known.items()
-                if proposal.answer is Answer.OFFERED and proposal.plan == offer.layout
+                if proposal.answer is ProposalState.OFFERED and proposal.plan == offer.layout
             ]
             assert made, "nothing is offered that nobody approved"
             number = made[-1]
@@ -113,7 +113,7 @@ class Watched:
                 assert proposal.slow.keys() == driver.job.evidence.slow.keys()
                 assert not set(proposal.plan.ranks) & set(driver.job.dead)
                 self.offered[number] = offer.layout
-        final = [p for p in self.known.values() if p.answer is Answer.OFFERED]
+        final = [p for p in self.known.values() if p.answer is ProposalState.OFFERED]
         assert len(final) == len(self.offered)
         assert sum(proposal.is_open for proposal in driver.job.proposals) <= 1
         for proposal in driver.job.proposals[:-1]:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.controller.mitigation.backoff import FIRST_WAIT_S, LONGEST_WAIT_S
-from pacekeeper.core.incidents.findings import Rung
+from pacekeeper.core.incidents.findings import MitigationLevel
 from support.machine_driver import refused, train, with_plan
 
 moves = st.lists(
@@ -20,8 +20,8 @@ def test_no_kind_of_plan_comes_back_before_its_wait_is_over(
     story: list[tuple[bool, float]],
 ) -> None:
     driver = with_plan()
-    free_s: dict[Rung, float] = {}
-    refusals: dict[Rung, int] = {}
+    free_s: dict[MitigationLevel, float] = {}
+    refusals: dict[MitigationLevel, int] = {}
     said = driver.job.desired
     for is_refused, after_s in story:
         plan, decision = driver.job.desired, driver.job.last_decision

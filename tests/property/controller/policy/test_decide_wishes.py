@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import Rung
-from pacekeeper.core.layout.diff import transfers
+from pacekeeper.core.incidents.findings import MitigationLevel
+from pacekeeper.core.layout.diff import diff_layouts
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload, forecast
@@ -73,7 +73,7 @@ def test_a_plan_pays_by_forecast_and_keeps_what_must_be_kept(
     decision = decide(view, config)
     assert decision.reason
     if decision.layout is None:
-        assert decision.rung is Rung.NOTHING
+        assert decision.rung is MitigationLevel.NOTHING
         return
     layout = decision.layout
     assert layout.generation == view.next_generation
@@ -90,11 +90,11 @@ def test_a_plan_pays_by_forecast_and_keeps_what_must_be_kept(
     assert gain_s >= config.min_gain * decision.current_step_s - 1e-9
     assert gain_s * config.horizon_steps > decision.cost_s
     assert decision.planned_step_s == pytest.approx(decision.current_step_s - gain_s)
-    assert len(transfers(view.layout, layout)) * 1000 == decision.moved_bytes
+    assert len(diff_layouts(view.layout, layout)) * 1000 == decision.moved_bytes
     for before, after in zip(view.layout.experts, layout.experts, strict=True):
         for hosts, fresh in zip(before, after, strict=True):
             assert len(fresh) >= min(len(hosts), config.min_hosts)
-    assert (decision.rung is Rung.MOVE_REPLICAS) == (decision.moved_bytes > 0)
+    assert (decision.rung is MitigationLevel.MOVE_REPLICAS) == (decision.moved_bytes > 0)
 
 
 @settings(max_examples=30)

@@ -12,8 +12,8 @@ from pacekeeper.controller.policy.failure_domains import SpreadFloor, num_narrow
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.controller.state.state import Promise, Refusal
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import Rung
-from pacekeeper.core.layout.layout import Host, Layout, even_layout
+from pacekeeper.core.incidents.findings import MitigationLevel
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
 from support.layouts import on_nodes
@@ -116,14 +116,17 @@ SPREAD = even_layout(
 
 def narrowed(layout: Layout) -> Layout:
     """The same with all experts on both ranks of one node."""
-    sides = ((Host(0, 0.5), Host(1, 0.5)), (Host(2, 0.5), Host(3, 0.5)))
+    sides = (
+        (ExpertReplica(0, 0.5), ExpertReplica(1, 0.5)),
+        (ExpertReplica(2, 0.5), ExpertReplica(3, 0.5)),
+    )
     return replace(layout, experts=(tuple(sides[expert % 2] for expert in range(8)),))
 
 
 def test_a_narrow_layout_is_mended_though_nothing_is_gained_and_no_slot_is_free() -> None:
     for change in ({}, {"num_load_steps": 0}, {"steps_since_plan": 3}, {"slow": {1: 1.01}}):
         decision = decide(view_of(narrowed(SPREAD), PAIRS, 4, **change), CONFIG)
-        assert decision.rung is Rung.MOVE_REPLICAS
+        assert decision.rung is MitigationLevel.MOVE_REPLICAS
         assert "experts on fewer than 2 nodes: 8 before, 0 after" in decision.reason
         assert decision.layout is not None
         assert on_nodes(decision.layout, PAIRS) == [[2] * 8]
@@ -132,9 +135,9 @@ def test_a_narrow_layout_is_mended_though_nothing_is_gained_and_no_slot_is_free(
 
 def test_replicas_that_a_rank_refused_are_not_moved_for_safety_either() -> None:
     refusal = Refusal(plan=SPREAD, rank=3, reason="no room", count=1, until_s=60.0)
-    held = view_of(narrowed(SPREAD), PAIRS, 4, refusals={Rung.MOVE_REPLICAS: refusal})
+    held = view_of(narrowed(SPREAD), PAIRS, 4, refusals={MitigationLevel.MOVE_REPLICAS: refusal})
     assert decide(held, CONFIG).layout is None
-    assert decide(replace(held, asked_s=60.0), CONFIG).rung is Rung.MOVE_REPLICAS
+    assert decide(replace(held, asked_s=60.0), CONFIG).rung is MitigationLevel.MOVE_REPLICAS
 
 
 def test_who_may_stand_on_one_node_is_left_alone() -> None:
@@ -148,15 +151,15 @@ def test_the_way_home_is_not_taken_where_it_is_less_safe() -> None:
     home = replace(narrowed(SPREAD), generation=3)
     lopsided = replace(SPREAD, batch_shares=((0, 0.3), (1, 0.3), (2, 0.2), (3, 0.2)))
     view = view_of(lopsided, PAIRS, 4, home=home)
-    assert decide(replace(view, node_of={}), CONFIG).rung is Rung.RETURN_HOME
-    assert decide(view, CONFIG).rung is not Rung.RETURN_HOME
+    assert decide(replace(view, node_of={}), CONFIG).rung is MitigationLevel.RETURN_HOME
+    assert decide(view, CONFIG).rung is not MitigationLevel.RETURN_HOME
 
 
 def test_a_mending_that_would_slow_the_step_is_not_offered_but_said() -> None:
     """The one rank of the other node hardly computes: two must go on sharing the hot expert."""
     node_of = {0: "a", 1: "a", 2: "b"}
     three = even_layout(ranks=range(3), num_layers=1, num_experts=2, replicas=1, generation=5)
-    hot, cold = (Host(0, 0.5), Host(1, 0.5)), (Host(2, 1.0),)
+    hot, cold = (ExpertReplica(0, 0.5), ExpertReplica(1, 0.5)), (ExpertReplica(2, 1.0),)
     layout = replace(three, experts=((hot, cold),), batch_shares=((0, 0.5), (1, 0.5), (2, 0.0)))
     view = view_of(layout, node_of, 1, slow={2: 50.0})
     view = replace(view, workload=replace(view.workload, loads=((1000.0, 1.0),)))
@@ -175,7 +178,7 @@ RACKS = {0: "R", 1: "R", 2: "S", 3: "S"}
 def test_experts_within_one_rack_are_brought_to_two() -> None:
     view = view_of(narrowed(SPREAD), ALONE, 4, rack_of=RACKS)
     decision = decide(view, CONFIG)
-    assert decision.rung is Rung.MOVE_REPLICAS and decision.layout is not None
+    assert decision.rung is MitigationLevel.MOVE_REPLICAS and decision.layout is not None
     assert on_nodes(decision.layout, RACKS) == [[2] * 8]
     assert "experts on fewer than 2 nodes or 2 racks: 8 before, 0 after" in decision.reason
     assert "none of 2 racks would take an expert along" in decision.reason
@@ -203,9 +206,9 @@ def test_a_rack_that_may_fail_is_a_reason_by_itself_after_a_death() -> None:
 def test_a_plan_that_made_nothing_faster_is_not_undone_where_that_is_less_safe() -> None:
     base = replace(narrowed(SPREAD), generation=4)
     promise = Promise(
-        plan=SPREAD, rung=Rung.MOVE_REPLICAS, base=base, before_s=0.1, planned_s=0.09, slow={},
-        measured_s=0.2,
+        plan=SPREAD, rung=MitigationLevel.MOVE_REPLICAS, base=base, before_s=0.1, planned_s=0.09,
+        slow={}, measured_s=0.2,
     )  # fmt: skip
     view = view_of(SPREAD, PAIRS, 4, promise=promise, step_s=0.2, is_makeshift=True)
-    assert decide(replace(view, node_of={}), CONFIG).rung is Rung.ROLL_BACK
-    assert decide(view, CONFIG).rung is not Rung.ROLL_BACK
+    assert decide(replace(view, node_of={}), CONFIG).rung is MitigationLevel.ROLL_BACK
+    assert decide(view, CONFIG).rung is not MitigationLevel.ROLL_BACK

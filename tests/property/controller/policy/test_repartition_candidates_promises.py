@@ -12,7 +12,7 @@ from pacekeeper.controller.policy.partition_inputs import as_partition
 from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import COSTLY, Rung
+from pacekeeper.core.incidents.findings import STATE_MOVING_LEVELS, MitigationLevel
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from support.partitioned import staged_layout, view_of, work_of
 
@@ -67,18 +67,18 @@ def test_a_plan_keeps_the_rules_and_pays_by_its_own_forecast(
     assert decision.reason
     assert decide(view, config) == decision
     if decision.layout is None:
-        assert decision.rung is Rung.NOTHING
+        assert decision.rung is MitigationLevel.NOTHING
         return
     layout = decision.layout
     assert layout.generation == view.next_generation
     assert decode_layout(encode_layout(layout)) == layout
     assert layout.ranks == view.layout.ranks
-    assert bool(layout.standing_by) == (decision.rung is Rung.LEAVE_OUT)
+    assert bool(layout.standing_by) == (decision.rung is MitigationLevel.LEAVE_OUT)
     assert config.may_leave_out or not layout.standing_by
     pricing = Pricing(view, config)
     assert pricing.problem is not None
     if layout.stages != view.layout.stages:
-        assert decision.rung in COSTLY
+        assert decision.rung in STATE_MOVING_LEVELS
         check_partition(as_partition(view, layout), pricing.problem)
     gain_s = pricing.current_s - pricing.price(layout).step_s
     assert decision.planned_step_s == pytest.approx(pricing.current_s - gain_s)
@@ -112,7 +112,7 @@ def test_after_recovery_home_returns_and_stays(view: View, config: PolicyConfig)
         next_generation=view.next_generation + 1,
     )
     back = decide(over, config)
-    assert back.rung is Rung.RETURN_HOME
+    assert back.rung is MitigationLevel.RETURN_HOME
     assert back.layout == replace(view.layout, generation=over.next_generation)
     there = replace(over, layout=back.layout, home=None, work=view.work, steps_since_plan=3)
     assert decide(there, config).layout is None

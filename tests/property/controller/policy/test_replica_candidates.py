@@ -13,7 +13,7 @@ from pacekeeper.controller.planning.experts.certificate import least_value
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
 from pacekeeper.controller.planning.experts.repair import Needs, mended
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
-from pacekeeper.core.layout.layout import ExpertHosts, even_layout
+from pacekeeper.core.layout.layout import ReplicaSet, even_layout
 from support.layouts import on_nodes
 from support.placements import Case, planned
 from support.spread_cases import SpreadCase, full, hosted, is_stuck
@@ -40,7 +40,7 @@ def skewed(draw: st.DrawFn) -> Case:
 
 
 def height(
-    experts: Sequence[ExpertHosts], loads: Sequence[float], speeds: dict[int, float]
+    experts: Sequence[ReplicaSet], loads: Sequence[float], speeds: dict[int, float]
 ) -> float:
     at = dict.fromkeys(speeds, 0.0)
     for on, load in zip(experts, loads, strict=True):

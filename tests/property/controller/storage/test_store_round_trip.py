@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pacekeeper.controller.state.state import JobRecord, RankLife, RankRecord
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.core.incidents.rank_failures import Deaths
-from pacekeeper.core.incidents.rank_ranges import runs_of
+from pacekeeper.core.incidents.rank_failures import RankFailures
+from pacekeeper.core.incidents.rank_ranges import to_ranges
 from support.layouts import layouts
 
 numbers = st.integers(0, 2**32 - 1)
@@ -30,8 +30,8 @@ findings = st.builds(
     role=words,
 )
 deaths = st.builds(
-    Deaths,
-    ranks=st.sets(numbers, max_size=4).map(runs_of),
+    RankFailures,
+    ranks=st.sets(numbers, max_size=4).map(to_ranges),
     reason=words,
     step=numbers,
     unix_s=times,

@@ -5,14 +5,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.checkpoint.write_plan import keepers
+from pacekeeper.core.checkpoint.write_plan import assign_mirrors
 
 RANKS = st.dictionaries(st.integers(0, 40), st.integers(0, 5), max_size=12)
 
 
 @given(RANKS)
 def test_everybody_keeps_one_and_nobody_its_own(node_of: dict[int, int]) -> None:
-    found = keepers(node_of, node_of)
+    found = assign_mirrors(node_of, node_of)
     if len(node_of) < 2:
         assert found == {}
         return
@@ -23,11 +23,11 @@ def test_everybody_keeps_one_and_nobody_its_own(node_of: dict[int, int]) -> None
 @given(RANKS)
 def test_as_many_copies_as_can_be_stand_in_another_domain(node_of: dict[int, int]) -> None:
     """Ranks outside a domain are as many as can keep copies of its ranks."""
-    found = keepers(node_of, node_of)
+    found = assign_mirrors(node_of, node_of)
     for node, size in Counter(node_of.values()).items():
         away = sum(node_of[r] == node and node_of[k] != node for r, k in found.items())
         assert not found or away == min(size, len(node_of) - size)
 
 
 def test_ranks_without_a_named_domain_are_domains_of_their_own() -> None:
-    assert keepers([3, 1, 2]) == {1: 2, 2: 3, 3: 1}
+    assert assign_mirrors([3, 1, 2]) == {1: 2, 2: 3, 3: 1}

@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.checkpoint.partial_experts import (
-    PLT_LIMIT,
-    by_need,
-    longest_gap,
-    lost,
+    LOST_TOKENS_LIMIT,
+    expected_lost_token_ratio,
+    longest_save_gap,
+    lost_token_ratio,
+    lost_tokens_by_layer,
     mean_age,
     next_num_saved,
-    planned_plt,
-    plt,
+    select_experts,
 )
 from pacekeeper.core.layout.layout import Block
 
 
 def in_turn(number: int, num_saved: int, experts: list[int]) -> frozenset[Block]:
-    return by_need([[0.0] * count for count in experts], num_saved, number)
+    return select_experts([[0.0] * count for count in experts], num_saved, number)
 
 
 class Run:
@@ -49,10 +49,10 @@ class Run:
 def test_the_mean_age_is_that_of_turns_that_go_on_for_ever(n: int, k: int) -> None:
     last = dict.fromkeys(range(n), 0)
     ages = []
-    for number in range(longest_gap(n, k) + n):
+    for number in range(longest_save_gap(n, k) + n):
         for block in in_turn(number, k, [n]):
             last[block.index] = number
-        if number >= longest_gap(n, k):
+        if number >= longest_save_gap(n, k):
             ages += [number - last[e] for e in last]
     assert mean_age(n, k) == pytest.approx(sum(ages) / len(ages))
 
@@ -69,9 +69,12 @@ def test_measured_is_planned_where_routing_is_uniform(
         run.go_on(k, [[70] * n] * num_layers)
     for _ in range(num_faults):
         run.go_on(k, [[70] * n] * num_layers)
-        lost_so_far = [a + b for a, b in zip(lost_so_far, lost(run.now, run.saved), strict=True)]
-    measured = plt(lost_so_far, [sum(layer) for layer in run.now])
-    planned = planned_plt(
+        lost_so_far = [
+            a + b
+            for a, b in zip(lost_so_far, lost_tokens_by_layer(run.now, run.saved), strict=True)
+        ]
+    measured = lost_token_ratio(lost_so_far, [sum(layer) for layer in run.now])
+    planned = expected_lost_token_ratio(
         num_faults=num_faults, period_steps=7, total_steps=run.step, num_experts=n, num_saved=k
     )
     assert measured == pytest.approx(planned)
@@ -89,10 +92,10 @@ def test_measured_is_within_a_tenth_of_planned_where_tokens_choose_by_chance() -
         run.go_on(k, routed)
         if number >= n and draw.random() < 0.05:
             num_faults += 1
-            more = lost(run.now, run.saved)
+            more = lost_tokens_by_layer(run.now, run.saved)
             lost_so_far = [a + b for a, b in zip(lost_so_far, more, strict=True)]
-    measured = plt(lost_so_far, [sum(layer) for layer in run.now])
-    planned = planned_plt(
+    measured = lost_token_ratio(lost_so_far, [sum(layer) for layer in run.now])
+    planned = expected_lost_token_ratio(
         num_faults=num_faults, period_steps=1, total_steps=400, num_experts=n, num_saved=k
     )
     assert num_faults > 5
@@ -100,8 +103,10 @@ def test_measured_is_within_a_tenth_of_planned_where_tokens_choose_by_chance() -
 
 
 def test_the_papers_limit_is_two_of_eight_after_one_fault_in_40_periods() -> None:
-    found = planned_plt(num_faults=1, period_steps=32, total_steps=1280, num_experts=8, num_saved=2)
-    assert found == pytest.approx(PLT_LIMIT)
+    found = expected_lost_token_ratio(
+        num_faults=1, period_steps=32, total_steps=1280, num_experts=8, num_saved=2
+    )
+    assert found == pytest.approx(LOST_TOKENS_LIMIT)
 
 
 @given(st.integers(1, 32), st.integers(1, 40), st.lists(st.integers(1, 60), max_size=30))
@@ -112,16 +117,16 @@ def test_dynamic_k_keeps_plt_within_its_limit_once_it_could(
     total, step, k, so_far = 4000, 0, 1, 0.0
     for number, gap in enumerate(gaps, 1):
         step += gap * period
-        cost = planned_plt(
+        cost = expected_lost_token_ratio(
             num_faults=1, period_steps=period, total_steps=total, num_experts=n, num_saved=k
         )
-        if number > 1 and so_far <= PLT_LIMIT:
-            assert so_far + cost <= PLT_LIMIT + 1e-12
+        if number > 1 and so_far <= LOST_TOKENS_LIMIT:
+            assert so_far + cost <= LOST_TOKENS_LIMIT + 1e-12
         so_far += cost
         before = k
         k = next_num_saved(
-            num_saved=k, num_experts=n, plt_so_far=so_far, limit=PLT_LIMIT, num_faults=number,
-            step=step, total_steps=total, period_steps=period,
+            num_saved=k, num_experts=n, plt_so_far=so_far, limit=LOST_TOKENS_LIMIT,
+            num_faults=number, step=step, total_steps=total, period_steps=period,
         )  # fmt: skip
         assert before <= k <= n
 
@@ -137,11 +142,11 @@ def test_k_doubles_until_the_next_fault_fits(limit: float, wanted: int) -> None:
 
 
 def test_a_copy_that_knows_more_than_was_routed_is_refused() -> None:
-    assert lost([[5, 7], []], [[5, 3], []]) == (4, 0)
+    assert lost_tokens_by_layer([[5, 7], []], [[5, 3], []]) == (4, 0)
     with pytest.raises(ValueError, match="more tokens"):
-        lost([[5, 7]], [[6, 7]])
+        lost_tokens_by_layer([[5, 7]], [[6, 7]])
 
 
 def test_dense_layers_have_no_part_in_the_mean() -> None:
-    assert plt([5, 0, 1], [10, 0, 10]) == pytest.approx(0.3)
-    assert plt([0], [0]) == 0.0
+    assert lost_token_ratio([5, 0, 1], [10, 0, 10]) == pytest.approx(0.3)
+    assert lost_token_ratio([0], [0]) == 0.0

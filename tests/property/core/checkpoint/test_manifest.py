@@ -8,24 +8,28 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pacekeeper.core.checkpoint.manifest import (
-    Account,
     CheckpointId,
     FileEntry,
     Manifest,
-    Part,
     Piece,
     PieceEntry,
-    gather,
-    saved_in,
+    RankManifest,
+    TokenLedgerState,
+    checkpoint_of_file,
+    merge_rank_manifests,
 )
 from pacekeeper.core.checkpoint.manifest_codec import (
     decode_manifest,
-    decode_part,
+    decode_rank_manifest,
     encode_manifest,
-    encode_part,
-    sealed,
+    encode_rank_manifest,
+    encode_with_digest,
 )
-from pacekeeper.core.config.run_fingerprint import identity_of, other_course, other_model
+from pacekeeper.core.config.run_fingerprint import (
+    model_differences,
+    run_fingerprint,
+    steering_differences,
+)
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
 from support.checkpoints import digest, manifests
@@ -69,11 +73,13 @@ def test_a_flipped_bit_is_refused_or_says_the_same(manifest: Manifest, data: st.
 def test_the_parts_of_all_ranks_and_the_one_before_make_the_manifest(manifest: Manifest) -> None:
     parts = []
     for file in manifest.files:
-        if saved_in(file.name) == manifest.id:
+        if checkpoint_of_file(file.name) == manifest.id:
             pieces = tuple(entry for entry in manifest.pieces if entry.file == file.name)
-            part = Part(files=(file,), pieces=pieces, account=manifest.account)
-            parts.append(decode_part(encode_part(part)))
-    found = gather(reversed(parts), manifest.layout, before(manifest) if manifest.older else None)
+            part = RankManifest(files=(file,), pieces=pieces, account=manifest.account)
+            parts.append(decode_rank_manifest(encode_rank_manifest(part)))
+    found = merge_rank_manifests(
+        reversed(parts), manifest.layout, before(manifest) if manifest.older else None
+    )
     if not parts:  # nobody counted
         found = (*found[:2], manifest.account)
     assert found == (manifest.files, manifest.pieces, manifest.account)
@@ -90,7 +96,7 @@ def before(manifest: Manifest) -> Manifest:
         pieces.append(entry)
     is_more = len(lent) < len(pieces)
     own = [FileEntry(name=name, size_bytes=at, header_sha256=digest(at))] if is_more else []
-    files = [file for file in manifest.files if saved_in(file.name) == older]
+    files = [file for file in manifest.files if checkpoint_of_file(file.name) == older]
     files = sorted([*files, *own], key=lambda file: file.name)
     layout = replace(manifest.layout, generation=older.generation)
     return replace(manifest, id=own_id, layout=layout, files=tuple(files), pieces=tuple(pieces))
@@ -180,33 +186,33 @@ def test_another_format_is_refused_by_its_number() -> None:
 
 
 def test_another_model_is_told_from_another_course() -> None:
-    own = identity_of(TrainConfig(), 7)
-    assert other_model(own, own) == other_course(own, own) == ()
-    wide = identity_of(TrainConfig(hidden_size=32), 7)
-    assert other_model(wide, own) == ("hidden_size: 32 there, 64 here",)
-    assert other_course(wide, own) == ()
-    seeded = identity_of(TrainConfig(seed=3), 8)
-    assert other_model(seeded, own) == ()
-    assert other_course(seeded, own) == ("seed: 3 there, 0 here", "corpus: 8 there, 7 here")
+    own = run_fingerprint(TrainConfig(), 7)
+    assert model_differences(own, own) == steering_differences(own, own) == ()
+    wide = run_fingerprint(TrainConfig(hidden_size=32), 7)
+    assert model_differences(wide, own) == ("hidden_size: 32 there, 64 here",)
+    assert steering_differences(wide, own) == ()
+    seeded = run_fingerprint(TrainConfig(seed=3), 8)
+    assert model_differences(seeded, own) == ()
+    assert steering_differences(seeded, own) == ("seed: 3 there, 0 here", "corpus: 8 there, 7 here")
 
 
 def test_a_layout_of_another_model_has_other_blocks() -> None:
     layout = even_layout(ranks=[0], num_layers=1, num_experts=2, replicas=1)
     wide = even_layout(ranks=[0], num_layers=1, num_experts=3, replicas=1)
     parts = [
-        Part(
+        RankManifest(
             files=(FileEntry(name="a", size_bytes=9, header_sha256=digest(0)),),
             pieces=(
                 PieceEntry(
                     piece=Piece(block), file="a", first_byte=8, size_bytes=1, sha256=digest(1)
                 ),
             ),
-            account=Account(),
+            account=TokenLedgerState(),
         )
         for block in wide.blocks()
     ]
     with pytest.raises(ValueError, match="another model"):
-        gather(parts, layout)
+        merge_rank_manifests(parts, layout)
 
 
 @given(manifests(), st.sampled_from(["ticket", "num_updates", "files", "layout", "account"]))
@@ -214,7 +220,7 @@ def test_an_absurd_number_behind_a_right_checksum_is_refused(manifest: Manifest,
     body = json.loads(encode_manifest(manifest))["body"]
     body[key] = float("inf")
     with pytest.raises(ValueError):
-        decode_manifest(sealed(body))
+        decode_manifest(encode_with_digest(body))
 
 
 def numbers_in(plain: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
@@ -244,7 +250,7 @@ def test_a_number_that_is_none_is_refused_though_it_is_sealed(
         inside = inside[key]
     inside[last] = value
     with pytest.raises(ValueError):
-        decode_manifest(sealed(body))
+        decode_manifest(encode_with_digest(body))
 
 
 @given(manifests(), st.sampled_from([None, True, [], {}, float("nan"), float("inf")]))
@@ -252,7 +258,7 @@ def test_an_identity_holds_numbers_and_texts_only(manifest: Manifest, value: obj
     body = json.loads(encode_manifest(manifest))["body"]
     body["identity"]["seed"] = value
     with pytest.raises(ValueError, match="seed is"):
-        decode_manifest(sealed(body))
+        decode_manifest(encode_with_digest(body))
 
 
 @given(manifests(is_partial=True), st.data())
@@ -266,7 +272,7 @@ def test_lost_is_what_an_expert_was_routed_after_its_oldest_piece_was_saved(
         replace(entry, tokens=data.draw(st.integers(0, 900)) if entry in older else 900)
         for entry in manifest.pieces
     )
-    told = replace(manifest, pieces=pieces, account=Account(routed=routed))
+    told = replace(manifest, pieces=pieces, account=TokenLedgerState(routed=routed))
     wanted = [0] * len(routed)
     for layer, counts in enumerate(routed):
         for expert, now in enumerate(counts):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.checkpoint.partial_experts import by_need, longest_gap
+from pacekeeper.core.checkpoint.partial_experts import longest_save_gap, select_experts
 from pacekeeper.core.layout.layout import Block, BlockKind
 
 models = st.lists(st.integers(0, 9), min_size=1, max_size=5)
@@ -14,7 +14,7 @@ models = st.lists(st.integers(0, 9), min_size=1, max_size=5)
 
 def in_turn(number: int, num_saved: int, experts: list[int]) -> frozenset[Block]:
     """The choice where nobody needs it more than others."""
-    return by_need([[0.0] * count for count in experts], num_saved, number)
+    return select_experts([[0.0] * count for count in experts], num_saved, number)
 
 
 def of_layer(blocks: frozenset[Block], layer: int) -> list[int]:
@@ -34,7 +34,7 @@ def test_as_many_of_each_layer_as_asked_for(experts: list[int], k: int, number: 
 def test_each_comes_within_the_longest_gap(experts: list[int], k: int, first: int) -> None:
     for layer, count in enumerate(experts):
         if count:
-            turns = range(first, first + longest_gap(count, k))
+            turns = range(first, first + longest_save_gap(count, k))
             seen = {e for n in turns for e in of_layer(in_turn(n, k, experts), layer)}
             assert seen == set(range(count))
 
@@ -71,7 +71,7 @@ def test_the_turn_is_shifted_from_layer_to_layer_as_in_the_paper() -> None:
     st.integers(0, 9),
 )
 def test_nobody_who_is_left_out_needs_it_more(need: list[list[int]], k: int, number: int) -> None:
-    chosen = by_need(need, k, number)
+    chosen = select_experts(need, k, number)
     for layer, needs in enumerate(need):
         found = of_layer(chosen, layer)
         assert len(found) == min(k, len(needs))
@@ -81,4 +81,4 @@ def test_nobody_who_is_left_out_needs_it_more(need: list[list[int]], k: int, num
 
 def test_to_save_none_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        by_need([[1.0]], 0, 0)
+        select_experts([[1.0]], 0, 0)

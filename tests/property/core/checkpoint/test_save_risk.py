@@ -7,16 +7,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.core.checkpoint.partial_experts import (
-    alarm,
-    by_need,
     expected_loss,
-    frequencies,
     least_loss,
+    loss_bound,
     loss_probability,
     mean_age,
-    need,
-    order_bound,
     round_robin_ratio,
+    save_frequencies,
+    save_priority,
+    select_experts,
+    suspect_priority,
 )
 
 weights = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=8)
@@ -26,7 +26,7 @@ heavy = st.lists(st.floats(0.01, 100.0), min_size=2, max_size=8)
 @given(weights, st.floats(0.0, 1.0))
 def test_frequencies_add_up_and_none_is_above_one(found: list[float], share: float) -> None:
     num = share * len(found)
-    x = frequencies(found, num)
+    x = save_frequencies(found, num)
     assert all(0.0 <= each <= 1.0 + 1e-9 for each in x)
     assert sum(x) == pytest.approx(num)
 
@@ -36,7 +36,7 @@ def test_no_other_frequencies_lose_less(
     found: list[float], share: float, data: st.DataObject
 ) -> None:
     num = share * len(found)
-    x = frequencies(found, num)
+    x = save_frequencies(found, num)
     i, j = data.draw(st.permutations(range(len(found))))[:2]
     step = data.draw(st.floats(0.0, 1.0)) * min(x[i], 1.0 - x[j])
     other = list(x)
@@ -60,12 +60,12 @@ def test_without_a_cap_the_loss_is_the_bound_of_cauchy_and_schwarz(found: list[f
 
 
 def test_equals_are_saved_in_turn_and_nothing_is_gained() -> None:
-    assert frequencies([3.0] * 4, 1) == (0.25,) * 4
+    assert save_frequencies([3.0] * 4, 1) == (0.25,) * 4
     assert round_robin_ratio([3.0] * 4, 1) == pytest.approx(1.0)
 
 
 def test_one_at_risk_among_safe_ones_is_saved_each_time() -> None:
-    assert frequencies([1.0, 0.0, 0.0], 2) == (1.0, 0.5, 0.5)
+    assert save_frequencies([1.0, 0.0, 0.0], 2) == (1.0, 0.5, 0.5)
     assert least_loss([1.0, 0.0, 0.0], 1) == 0.0
     assert round_robin_ratio([1.0, 0.0, 0.0], 1) == inf
     assert expected_loss([1.0], [0.0]) == inf
@@ -81,8 +81,8 @@ def test_the_greatest_needs_lose_little_more_than_the_bound(rates: list[float], 
     for number in range(num):
         unsaved = [u + w for u, w in zip(unsaved, rates, strict=True)]
         age = [a + 1 for a in age]
-        needs = [need(1.0, u, a) for u, a in zip(unsaved, age, strict=True)]
-        for block in by_need([needs], k, number):
+        needs = [save_priority(1.0, u, a) for u, a in zip(unsaved, age, strict=True)]
+        for block in select_experts([needs], k, number):
             unsaved[block.index], age[block.index] = 0.0, 0
         total += sum(unsaved)
     # Whole gaps: one that should be 1.5 is 1 or 2, so up to half of an expert's rate is lost.
@@ -103,8 +103,8 @@ def test_a_sole_holder_that_is_suspect_comes_before_all_others() -> None:
     healthy, suspect = 0.01, 0.5
     sole = loss_probability([3], {3: suspect})
     twice = loss_probability([1, 2], {1: healthy, 2: healthy})
-    needs = [need(twice, 900.0, 9), need(sole, 10.0, 1)]
-    (first,) = by_need([needs], 1, 0)
+    needs = [save_priority(twice, 900.0, 9), save_priority(sole, 10.0, 1)]
+    (first,) = select_experts([needs], 1, 0)
     assert first.index == 1
 
 
@@ -112,17 +112,17 @@ def test_a_sole_holder_that_is_suspect_comes_before_all_others() -> None:
 def test_an_alarm_is_of_experts_that_only_suspects_hold_and_loudest_of_the_fewest(
     hosts: set[int], suspects: set[int]
 ) -> None:
-    loud = alarm(hosts, suspects)
+    loud = suspect_priority(hosts, suspects)
     assert (loud > 0.0) == (hosts <= suspects)
     if loud:
-        assert loud > need(1.0, 1e9, 1000), "it comes before any need"
-        assert alarm(sorted(hosts)[:1], suspects) == loud * len(hosts)
+        assert loud > save_priority(1.0, 1e9, 1000), "it comes before any need"
+        assert suspect_priority(sorted(hosts)[:1], suspects) == loud * len(hosts)
 
 
 def test_a_bound_of_all_layers_is_the_sum_of_theirs() -> None:
     layers = [[3.0, 0.0, 1.0, 1.0], [], [2.0, 2.0, 2.0, 2.0]]
-    least, ratio = order_bound(layers, 1)
+    least, ratio = loss_bound(layers, 1)
     assert least == pytest.approx(least_loss(layers[0], 1) + least_loss(layers[2], 1))
     turns = expected_loss(layers[0], [0.25] * 4) + expected_loss(layers[2], [0.25] * 4)
     assert ratio == pytest.approx(turns / least) and ratio > 1.0
-    assert order_bound([[0.0, 0.0], []], 1) == (0.0, 1.0)
+    assert loss_bound([[0.0, 0.0], []], 1) == (0.0, 1.0)

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pacekeeper.core.checkpoint.sparse_window import (
-    Cost,
+    BlockCost,
     Window,
     best_interval_s,
     plan_window,
@@ -16,11 +16,11 @@ from pacekeeper.core.layout.layout import Block, BlockKind
 
 
 @st.composite
-def costs_of(draw: st.DrawFn) -> dict[Block, Cost]:
+def costs_of(draw: st.DrawFn) -> dict[Block, BlockCost]:
     found = {}
     for index in range(draw(st.integers(1, 8))):
         weights = draw(st.integers(0, 20))
-        found[Block(BlockKind.EXPERT, 0, index)] = Cost(
+        found[Block(BlockKind.EXPERT, 0, index)] = BlockCost(
             weight_bytes=weights,
             state_bytes=weights + draw(st.integers(0, 40)),
             tokens=draw(st.integers(0, 5)),
@@ -46,7 +46,7 @@ class Run:
 
 @given(costs_of(), st.integers(0, 400))
 def test_a_window_saves_every_state_once_and_never_more_than_the_budget(
-    costs: dict[Block, Cost], budget: int
+    costs: dict[Block, BlockCost], budget: int
 ) -> None:
     try:
         window = plan_window(costs, budget)
@@ -98,7 +98,7 @@ def test_a_replay_ends_exactly_where_the_run_was(num_blocks: int, data: st.DataO
 
 def test_the_busiest_blocks_come_last() -> None:
     costs = {
-        Block(BlockKind.EXPERT, 0, e): Cost(state_bytes=12, weight_bytes=4, tokens=9 - e)
+        Block(BlockKind.EXPERT, 0, e): BlockCost(state_bytes=12, weight_bytes=4, tokens=9 - e)
         for e in range(3)
     }
     turns = plan_window(costs, 20).turns
@@ -106,17 +106,17 @@ def test_the_busiest_blocks_come_last() -> None:
 
 
 @given(costs_of())
-def test_a_budget_for_everything_makes_a_full_checkpoint(costs: dict[Block, Cost]) -> None:
+def test_a_budget_for_everything_makes_a_full_checkpoint(costs: dict[Block, BlockCost]) -> None:
     window = plan_window(costs, sum(cost.state_bytes for cost in costs.values()))
     assert len(window.turns) == 1 and window.replay(3)[0].frozen == ()
 
 
 def test_what_can_not_be_is_refused() -> None:
     with pytest.raises(ValueError, match="bytes of weights"):
-        Cost(state_bytes=1, weight_bytes=2)
+        BlockCost(state_bytes=1, weight_bytes=2)
     block = Block(BlockKind.HEAD)
     with pytest.raises(ValueError, match="do not hold head"):
-        plan_window({block: Cost(state_bytes=9, weight_bytes=3)}, 8)
+        plan_window({block: BlockCost(state_bytes=9, weight_bytes=3)}, 8)
     with pytest.raises(ValueError, match="above 0"):
         best_interval_s(0.0, 1.0)
 

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.checkpoint.manifest import Piece
 from pacekeeper.core.checkpoint.window_steps import (
-    MOST_STEPS,
-    costs_of,
+    MAX_WINDOW_STEPS,
+    block_costs,
     fewest_steps,
-    turns_in,
-    turns_within,
-    written,
+    pieces_to_write,
+    window_of_steps,
+    window_within_bytes,
 )
 from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
 from support.layouts import layouts
@@ -34,13 +34,13 @@ def test_a_window_of_so_many_steps_has_each_state_once_and_no_step_too_many(
 ) -> None:
     layout = data.draw(layouts())
     sizes = data.draw(sizes_of(layout))
-    window = turns_in(layout, costs_of(sizes), num_steps)
+    window = window_of_steps(layout, block_costs(sizes), num_steps)
     saved = [block for turn in window.turns for block in turn]
     assert sorted(saved) == sorted(layout.blocks()) and len(window.turns) <= num_steps
     everything = sum(sizes.values())
     busiest = []
     for at in window.replay(0):
-        now = written(at, sizes)
+        now = pieces_to_write(at, sizes)
         states = {piece.block for piece in now if piece.kind}
         assert states == set(at.loads)
         waiting = set(at.frozen)
@@ -54,15 +54,15 @@ def test_a_window_of_so_many_steps_has_each_state_once_and_no_step_too_many(
 @given(st.data())
 def test_more_steps_never_copy_more_after_the_busiest(data: st.DataObject) -> None:
     sizes = data.draw(sizes_of(STAGES))
-    costs = costs_of(sizes)
+    costs = block_costs(sizes)
 
     def busiest(num_steps: int) -> float:
         """The least bytes per rank with which so many steps suffice."""
-        window = turns_in(STAGES, costs, num_steps)
+        window = window_of_steps(STAGES, costs, num_steps)
         found = []
         for stage in STAGES.stages:
             for at in window.replay(0):
-                now = written(at, sizes)
+                now = pieces_to_write(at, sizes)
                 on = set(stage.ranks)
                 own = sum(n for p, n in now.items() if on & set(STAGES.holders(p.block)))
                 found.append(own / len(on))
@@ -72,13 +72,13 @@ def test_more_steps_never_copy_more_after_the_busiest(data: st.DataObject) -> No
     assert of == sorted(of, reverse=True)
     budget = data.draw(st.floats(of[-1], of[0]))
     least = next(n for n, size in enumerate(of, 1) if size <= budget)
-    window = turns_within(STAGES, costs, budget)
+    window = window_within_bytes(STAGES, costs, budget)
     assert len(window.turns) <= least
 
 
 def test_stages_save_at_once_experts_first() -> None:
     sizes = {Piece(block, kind): 10 for block in STAGES.blocks() for kind in KINDS}
-    window = turns_in(STAGES, costs_of(sizes), 3)
+    window = window_of_steps(STAGES, block_costs(sizes), 3)
     layers = [{b.layer for b in turn if b.kind is BlockKind.EXPERT} for turn in window.turns]
     assert layers[0] & {0, 1} and layers[0] & {2, 3}, "both stages have work at each step"
     last = {block.kind for block in window.turns[-1]}
@@ -87,18 +87,22 @@ def test_stages_save_at_once_experts_first() -> None:
 
 @pytest.mark.parametrize(
     ("rank_bytes", "expected"),
-    [(0.0, 1), (1e9, 1), (1.0, MOST_STEPS)],  # nothing measured yet; all fits; not even weights do
+    [
+        (0.0, 1),
+        (1e9, 1),
+        (1.0, MAX_WINDOW_STEPS),
+    ],  # nothing measured yet; all fits; not even weights do
 )
 def test_as_few_steps_as_fit_are_taken(rank_bytes: float, expected: int) -> None:
     layout = even_layout(ranks=[0, 1], num_layers=4, num_experts=8, replicas=1)
     sizes = {Piece(block, kind): 10 for block in layout.blocks() for kind in KINDS}
-    assert fewest_steps(layout, costs_of(sizes), rank_bytes) == expected
+    assert fewest_steps(layout, block_costs(sizes), rank_bytes) == expected
 
 
 def test_what_just_fits_into_a_budget_takes_no_step_more() -> None:
     sizes = {Piece(block, kind): 10 for block in STAGES.blocks() for kind in KINDS}
-    costs = costs_of(sizes)
+    costs = block_costs(sizes)
     for num_steps in range(1, 6):
-        window = turns_in(STAGES, costs, num_steps)
-        now = [sum(written(at, sizes).values()) for at in window.replay(0)]
+        window = window_of_steps(STAGES, costs, num_steps)
+        now = [sum(pieces_to_write(at, sizes).values()) for at in window.replay(0)]
         assert fewest_steps(STAGES, costs, max(now)) <= num_steps

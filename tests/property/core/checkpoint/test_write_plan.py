@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.checkpoint.manifest import Piece
-from pacekeeper.core.checkpoint.write_plan import LEAST_BYTES, STRIPS_PER_RANK, cut, writers
+from pacekeeper.core.checkpoint.write_plan import (
+    MIN_STRIP_BYTES,
+    STRIPS_PER_RANK,
+    assign_writers,
+    cut_pieces,
+)
 from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
 from support.layouts import layouts
 
@@ -29,10 +34,10 @@ def loads(layout: Layout, chosen: dict[Piece, int], sizes: dict[Piece, int]) -> 
 @given(layouts(), st.data())
 def test_each_piece_is_written_once_by_a_holder(layout: Layout, data: st.DataObject) -> None:
     sizes = sizes_of(layout, data)
-    chosen = writers(layout, sizes)
+    chosen = assign_writers(layout, sizes)
     assert set(chosen) == set(sizes)
     assert all(rank in layout.holders(piece.block) for piece, rank in chosen.items())
-    assert chosen == writers(layout, dict(reversed(sizes.items()))), "the same on all ranks"
+    assert chosen == assign_writers(layout, dict(reversed(sizes.items()))), "the same on all ranks"
 
 
 @given(layouts(), st.data())
@@ -40,7 +45,7 @@ def test_no_piece_would_be_better_off_with_another_holder(
     layout: Layout, data: st.DataObject
 ) -> None:
     sizes = sizes_of(layout, data)
-    chosen = writers(layout, sizes)
+    chosen = assign_writers(layout, sizes)
     load = loads(layout, chosen, sizes)
     for piece, here in chosen.items():
         for there in layout.holders(piece.block):
@@ -55,7 +60,7 @@ def test_where_all_hold_all_the_busiest_is_one_piece_above_the_mean_at_most(
         ranks=range(num_ranks), num_layers=num_layers, num_experts=num_experts, replicas=num_ranks
     )
     sizes = sizes_of(layout, data)
-    busiest = max(loads(layout, writers(layout, sizes), sizes).values())
+    busiest = max(loads(layout, assign_writers(layout, sizes), sizes).values())
     assert busiest <= sum(sizes.values()) / num_ranks + max(sizes.values(), default=0)
 
 
@@ -70,7 +75,7 @@ def test_the_busiest_is_near_the_least_possible(
         max(loads(layout, dict(zip(pieces, ranks, strict=True)), sizes).values())
         for ranks in product(*(layout.holders(piece.block) for piece in pieces))
     )
-    busiest = max(loads(layout, writers(layout, sizes), sizes).values())
+    busiest = max(loads(layout, assign_writers(layout, sizes), sizes).values())
     assert busiest <= least + max(sizes.values())
 
 
@@ -82,7 +87,7 @@ def test_experts_of_equal_size_on_two_hosts_are_spread_to_within_one_of_the_mean
         ranks=range(num_ranks), num_layers=num_layers, num_experts=num_experts, replicas=2
     )
     sizes = {Piece(b): int(b.kind is BlockKind.EXPERT) for b in layout.blocks()}
-    load = loads(layout, writers(layout, sizes), sizes)
+    load = loads(layout, assign_writers(layout, sizes), sizes)
     assert max(load.values()) <= ceil(num_layers * num_experts / num_ranks) + 1
 
 
@@ -93,8 +98,8 @@ def test_strips_are_the_whole_and_none_is_large_but_where_one_rank_holds_it(
     pieces = [Piece(block) for block in layout.blocks()]
     sizes = {piece: data.draw(st.integers(0, largest)) for piece in pieces}
     rows = {piece: data.draw(st.sampled_from([1, 7, 1 << 20])) for piece in pieces}
-    strips = cut(layout, sizes, rows)
-    most = max(LEAST_BYTES, sum(sizes.values()) // len(layout.ranks) // STRIPS_PER_RANK)
+    strips = cut_pieces(layout, sizes, rows)
+    most = max(MIN_STRIP_BYTES, sum(sizes.values()) // len(layout.ranks) // STRIPS_PER_RANK)
     for piece, size in sizes.items():
         own = [strip for strip in strips if strip.whole == piece]
         assert sum(strips[strip] for strip in own) == size
@@ -115,7 +120,7 @@ def test_cut_pieces_that_all_hold_leave_no_rank_a_fourth_above_the_mean(
         ranks=range(num_ranks), num_layers=num_layers, num_experts=2, replicas=num_ranks
     )
     sizes = {Piece(b): data.draw(st.integers(1, 1 << 30)) for b in layout.blocks()}
-    strips = cut(layout, sizes, dict.fromkeys(sizes, 1 << 40))
+    strips = cut_pieces(layout, sizes, dict.fromkeys(sizes, 1 << 40))
     mean = sum(sizes.values()) / num_ranks
-    busiest = max(loads(layout, writers(layout, strips), strips).values())
-    assert busiest <= mean + max(LEAST_BYTES, mean / STRIPS_PER_RANK) + 1
+    busiest = max(loads(layout, assign_writers(layout, strips), strips).values())
+    assert busiest <= mean + max(MIN_STRIP_BYTES, mean / STRIPS_PER_RANK) + 1

@@ -8,10 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout.diff import transfers
-from pacekeeper.core.layout.grow import grow, next_of
-from pacekeeper.core.layout.layout import Host, Layout, even_layout
-from pacekeeper.core.layout.shrink import Floor, shrink
+from pacekeeper.core.layout.diff import diff_layouts
+from pacekeeper.core.layout.grow import grow, resize
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
+from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 from support.layouts import ModelBlocks, layouts, load_of, on_nodes
 
 
@@ -26,8 +26,8 @@ class Join:
     slots: int | None = None
 
     @property
-    def floor(self) -> Floor:
-        return Floor(hosts=self.hosts, domain_of=self.node_of, slots_per_rank=self.slots)
+    def floor(self) -> ReplicationFloor:
+        return ReplicationFloor(hosts=self.hosts, domain_of=self.node_of, slots_per_rank=self.slots)
 
     def grown(self) -> Layout:
         return grow(self.layout, newcomers=self.newcomers, generation=9, floor=self.floor)
@@ -63,7 +63,7 @@ def come_back(draw: st.DrawFn) -> Join:
     )  # fmt: skip
     lost = draw(st.sets(st.integers(0, num_nodes - 1), min_size=1, max_size=num_nodes - 1))
     dead = [rank for rank in ranks if node_of[rank] in lost]
-    floor = Floor(hosts=min(replicas, len(ranks) - len(dead)), domain_of=node_of)
+    floor = ReplicationFloor(hosts=min(replicas, len(ranks) - len(dead)), domain_of=node_of)
     try:
         left = shrink(first, dead=dead, generation=2, floor=floor)
     except LostStateError:
@@ -132,7 +132,7 @@ def test_an_expert_on_too_few_nodes_gets_another_where_newcomers_have_one_and_a_
 @given(any_joins())
 def test_newcomers_receive_and_nobody_else_unless_a_floor_needs_it(join: Join) -> None:
     after = join.grown()
-    moves = transfers(join.layout, after)
+    moves = diff_layouts(join.layout, after)
     assert all(move.source in join.layout.ranks for move in moves), "all can be had"
     enough = min(join.hosts, len(after.ranks))
     for rank in join.layout.ranks:
@@ -183,7 +183,7 @@ def test_shares_of_untouched_experts_stay(join: Join) -> None:
 
 def test_a_single_survivor_shares_everything_with_who_comes() -> None:
     alone = even_layout(ranks=[3], num_layers=2, num_experts=4, replicas=1)
-    after = grow(alone, newcomers=[4], generation=2, floor=Floor(hosts=2))
+    after = grow(alone, newcomers=[4], generation=2, floor=ReplicationFloor(hosts=2))
     assert after.batch_shares == ((3, 0.5), (4, 0.5))
     for layer in after.experts:
         assert [[(h.rank, h.share) for h in hosts] for hosts in layer] == [[(3, 0.5), (4, 0.5)]] * 4
@@ -193,7 +193,7 @@ def test_a_slow_rank_keeps_its_smaller_part() -> None:
     layout = replace(
         even_layout(ranks=range(2), num_layers=1, num_experts=4, replicas=2), speeds=((0, 0.5),)
     )
-    after = grow(layout, newcomers=[2], generation=2, floor=Floor(hosts=2))
+    after = grow(layout, newcomers=[2], generation=2, floor=ReplicationFloor(hosts=2))
     assert dict(after.batch_shares) == pytest.approx({0: 0.2, 1: 0.4, 2: 0.4})
     assert load_of(after, 0)[0] < load_of(after, 0)[1]
 
@@ -219,13 +219,13 @@ def test_deaths_and_joins_at_once_leave_no_expert_behind(join: Join, data: st.Da
     staying = set(first.ranks) - dead | set(join.newcomers)
     if lost:
         with pytest.raises(LostStateError):
-            next_of(first, staying, generation=9, floor=join.floor)
+            resize(first, staying, generation=9, floor=join.floor)
         return
-    after = next_of(first, staying, generation=9, floor=join.floor)
+    after = resize(first, staying, generation=9, floor=join.floor)
     assert after.ranks == tuple(sorted(staying)) and after.generation == 9
     enough = min(join.hosts, len(staying))
     assert all(len(hosts) >= enough for layer in after.experts for hosts in layer)
-    moves = transfers(first, after, living=staying)
+    moves = diff_layouts(first, after, living=staying)
     assert all(move.source in set(first.ranks) - dead for move in moves)
 
 
@@ -237,7 +237,7 @@ def test_an_expert_that_lost_a_host_stands_as_wide_as_members_and_newcomers_allo
     first, floor = join.layout, replace(join.floor, slots_per_rank=None)
     dead = data.draw(st.sets(st.sampled_from(first.ranks), max_size=len(first.ranks) - 1))
     staying = set(first.ranks) - dead | set(join.newcomers)
-    after = next_of(first, staying, generation=9, floor=floor, is_restored=True)
+    after = resize(first, staying, generation=9, floor=floor, is_restored=True)
     enough = min(join.hosts, len(staying))
     wide = min(enough, len({join.node_of[rank] for rank in staying}))
     for old, nodes in zip(first.experts, on_nodes(after, join.node_of), strict=True):
@@ -249,9 +249,11 @@ def test_a_death_and_a_join_at_once_leave_an_expert_on_three_nodes_where_there_a
     """Two hosts on one node, the third dies; newcomers bring a second node, members the third."""
     node_of = {0: 0, 1: 0, 2: 1, 3: 2, 4: 3}
     first = even_layout(ranks=range(4), num_layers=1, num_experts=1, replicas=1)
-    hosts = tuple(Host(rank, share) for rank, share in ((0, 0.5), (1, 0.25), (2, 0.25)))
+    hosts = tuple(ExpertReplica(rank, share) for rank, share in ((0, 0.5), (1, 0.25), (2, 0.25)))
     first = replace(first, experts=((hosts,),))
-    after = next_of(first, (0, 1, 3, 4), generation=2, floor=Floor(hosts=3, domain_of=node_of))
+    after = resize(
+        first, (0, 1, 3, 4), generation=2, floor=ReplicationFloor(hosts=3, domain_of=node_of)
+    )
     assert len({node_of[host.rank] for host in after.experts[0][0]}) == 3
 
 
@@ -260,7 +262,7 @@ def test_what_a_checkpoint_fills_needs_no_living_host(join: Join, data: st.DataO
     first = join.layout
     dead = data.draw(st.sets(st.sampled_from(first.ranks), max_size=len(first.ranks) - 1))
     staying = set(first.ranks) - dead | set(join.newcomers)
-    after = next_of(first, staying, generation=9, floor=join.floor, is_restored=True)
+    after = resize(first, staying, generation=9, floor=join.floor, is_restored=True)
     assert after.ranks == tuple(sorted(staying)) and after.generation == 9
     assert set(after.blocks()) == set(first.blocks()), "all that was saved has a place"
     enough = min(join.hosts, len(staying))
@@ -280,4 +282,4 @@ def test_without_newcomers_it_is_the_survivors_own_rule(join: Join) -> None:
         wanted = shrink(join.layout, dead=dead, generation=9, floor=join.floor)
     except LostStateError:
         assume(False)
-    assert next_of(join.layout, staying, generation=9, floor=join.floor) == wanted
+    assert resize(join.layout, staying, generation=9, floor=join.floor) == wanted

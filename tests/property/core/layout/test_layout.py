@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pacekeeper.core.layout.apportion import apportion
-from pacekeeper.core.layout.diff import fresh_replicas, transfers
+from pacekeeper.core.layout.diff import added_replicas, diff_layouts
 from pacekeeper.core.layout.layout import (
     Block,
     BlockKind,
-    Host,
+    ExpertReplica,
     Layout,
     ShardRun,
     Stage,
@@ -47,14 +47,14 @@ def test_a_rank_holds_the_experts_that_name_it(layout: Layout) -> None:
 
 @given(layouts())
 def test_nothing_moves_to_the_same_layout(layout: Layout) -> None:
-    assert transfers(layout, replace(layout, generation=2)) == ()
+    assert diff_layouts(layout, replace(layout, generation=2)) == ()
 
 
 @given(pairs_of_layouts)
 def test_fresh_replicas_are_those_that_only_the_new_layout_has(pair: tuple[Layout, Layout]) -> None:
     old, new = pair
     ranks = [rank for _, _, rank in new.replicas - old.replicas]
-    assert sorted(fresh_replicas(old, new)) == sorted(ranks)
+    assert sorted(added_replicas(old, new)) == sorted(ranks)
 
 
 @given(pairs_of_layouts, st.data())
@@ -63,8 +63,8 @@ def test_transfers_turn_the_old_holders_into_the_new_ones(
 ) -> None:
     old, new = pair
     living = data.draw(st.sets(st.sampled_from(old.ranks), min_size=1))
-    moves = transfers(old, new, living=living)
-    assert moves == transfers(old, new, living=sorted(living, reverse=True))
+    moves = diff_layouts(old, new, living=living)
+    assert moves == diff_layouts(old, new, living=sorted(living, reverse=True))
     order = list(new.blocks())
     assert [m.block for m in moves] == sorted((m.block for m in moves), key=order.index)
     for block in order:
@@ -80,7 +80,7 @@ def test_transfers_turn_the_old_holders_into_the_new_ones(
 
 @given(pairs_of_layouts)
 def test_without_deaths_every_block_has_a_source(pair: tuple[Layout, Layout]) -> None:
-    assert all(move.source is not None for move in transfers(*pair))
+    assert all(move.source is not None for move in diff_layouts(*pair))
 
 
 @given(st.integers(2, 5), st.integers(1, 12))
@@ -92,7 +92,7 @@ def test_sending_is_spread_over_the_holders(num_ranks: int, num_experts: int) ->
     new = even_layout(
         ranks=range(num_ranks + 1), num_layers=1, num_experts=num_experts, replicas=num_ranks + 1
     )
-    sources = [move.source for move in transfers(old, new)]
+    sources = [move.source for move in diff_layouts(old, new)]
     sent = [sources.count(rank) for rank in range(num_ranks)]
     assert sum(sent) == len(list(new.blocks()))
     assert max(sent) - min(sent) <= 1
@@ -107,15 +107,15 @@ def test_layouts_of_different_models_have_no_difference(a: ModelBlocks, b: Model
             generation=1,
             num_virtual_shards=model.num_virtual_shards,
             stages=(Stage(first_layer=0, end_layer=len(layers), groups=((run,),)),),
-            experts=tuple(((Host(0, 1.0),),) * n for n in layers),
+            experts=tuple(((ExpertReplica(0, 1.0),),) * n for n in layers),
             batch_shares=((0, 1.0),),
         )
 
     if a == b:
-        assert transfers(flat(a), flat(b)) == ()
+        assert diff_layouts(flat(a), flat(b)) == ()
     else:
         with pytest.raises(ValueError, match="different models"):
-            transfers(flat(a), flat(b))
+            diff_layouts(flat(a), flat(b))
 
 
 @given(st.integers(0, 10**9), st.lists(st.floats(0, 1), min_size=1, max_size=9))
@@ -198,9 +198,12 @@ def stage(*groups: tuple[ShardRun, ...], first: int = 0, end: int = 1) -> Stage:
         ({"batch_shares": ((0, 1.0),)}, "data-parallel"),
         ({"batch_shares": ((1, 0.5), (0, 0.5))}, "ascend"),
         ({"experts": (((),),)}, "layer 0 expert 0: nobody holds it"),
-        ({"experts": (((Host(7, 1.0),),),)}, "layer 0 expert 0: ranks .7. run other layers"),
-        ({"experts": (((Host(0, float("nan")),),),)}, "finite"),
-        ({"experts": (((Host(0, 0.5), Host(0, 0.5)),),)}, "each once"),
+        (
+            {"experts": (((ExpertReplica(7, 1.0),),),)},
+            "layer 0 expert 0: ranks .7. run other layers",
+        ),
+        ({"experts": (((ExpertReplica(0, float("nan")),),),)}, "finite"),
+        ({"experts": (((ExpertReplica(0, 0.5), ExpertReplica(0, 0.5)),),)}, "each once"),
         ({"experts": ()}, "the model has 0"),
         ({"speeds": ((7, 0.5),)}, "speeds: must be of ranks of the layout"),
         ({"speeds": ((1, 0.5), (0, 0.5))}, "ascending"),
@@ -238,7 +241,7 @@ def test_who_holds_what_in_two_stages_with_an_unequal_tensor_group() -> None:
             stage((ShardRun(5, 0, 3), ShardRun(1, 3, 4)), (ShardRun(9, 0, 4),)),
             stage((ShardRun(2, 0, 4),), (ShardRun(0, 0, 2), ShardRun(7, 2, 4)), first=1, end=3),
         ),
-        experts=((), ((Host(0, 0.25), Host(7, 0.75)),), ()),
+        experts=((), ((ExpertReplica(0, 0.25), ExpertReplica(7, 0.75)),), ()),
         batch_shares=((5, 0.5), (9, 0.5)),
     )
     assert layout.ranks == (0, 1, 2, 5, 7, 9)

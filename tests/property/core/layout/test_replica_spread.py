@@ -7,10 +7,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pacekeeper.controller.planning.token_split.linear_program import best_value
-from pacekeeper.core.layout.diff import transfers
+from pacekeeper.core.layout.diff import diff_layouts
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.layout.replica_spread import level_shares
-from pacekeeper.core.layout.shrink import Floor, shrink
+from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 from support.layouts import load_of, on_nodes
 
 NodeOf = dict[int, str]
@@ -103,7 +103,7 @@ def test_survivors_spread_each_expert_over_the_nodes_that_live(
     case: tuple[NodeOf, Layout, set[int]], min_hosts: int
 ) -> None:
     node_of, layout, dead = case
-    floor = Floor(hosts=min_hosts, domain_of=node_of)
+    floor = ReplicationFloor(hosts=min_hosts, domain_of=node_of)
     after = shrink(layout, dead=dead, generation=2, floor=floor)
     num_living = len({node_of[rank] for rank in after.ranks})
     wide = min(min_hosts, num_living, len(after.ranks))
@@ -123,7 +123,7 @@ def test_where_slots_are_short_an_expert_lacks_nodes_only_if_these_are_full(
     case: tuple[NodeOf, Layout, set[int]], min_hosts: int, slots: int
 ) -> None:
     node_of, layout, dead = case
-    floor = Floor(hosts=min_hosts, domain_of=node_of, slots_per_rank=slots)
+    floor = ReplicationFloor(hosts=min_hosts, domain_of=node_of, slots_per_rank=slots)
     after = shrink(layout, dead=dead, generation=2, floor=floor)
     wide = min(min_hosts, len({node_of[rank] for rank in after.ranks}))
     for layer, layer_experts in enumerate(after.experts):
@@ -149,9 +149,9 @@ def test_an_expert_that_lost_nothing_costs_no_copy(num_experts: int) -> None:
     """Its hosts stand on one node, and stay: they are no less safe than before."""
     node_of = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c"}
     narrow = even_layout(ranks=range(5), num_layers=1, num_experts=2 * num_experts, replicas=2)
-    after = shrink(narrow, dead=[4], generation=2, floor=Floor(domain_of=node_of))
+    after = shrink(narrow, dead=[4], generation=2, floor=ReplicationFloor(domain_of=node_of))
     hit = [e for e, on in enumerate(narrow.experts[0]) if any(h.rank == 4 for h in on)]
-    assert {move.block.index for move in transfers(narrow, after) if move.block.layer == 0} <= {
+    assert {move.block.index for move in diff_layouts(narrow, after) if move.block.layer == 0} <= {
         *hit
     }
 
@@ -159,7 +159,7 @@ def test_an_expert_that_lost_nothing_costs_no_copy(num_experts: int) -> None:
 def test_an_expert_with_hosts_enough_gets_another_where_all_stand_on_one_node() -> None:
     node_of = {0: "a", 1: "a", 2: "b", 3: "b"}
     three = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=3)
-    floor = Floor(hosts=2, domain_of=node_of)
+    floor = ReplicationFloor(hosts=2, domain_of=node_of)
     for dead in range(4):
         after = shrink(three, dead=[dead], generation=2, floor=floor)
         assert on_nodes(after, node_of) == [[2] * 4]
@@ -168,7 +168,7 @@ def test_an_expert_with_hosts_enough_gets_another_where_all_stand_on_one_node() 
 def test_any_node_may_die_and_then_any_rank() -> None:
     node_of = {rank: "abc"[rank // 2] for rank in range(6)}
     layout = first(node_of, 16, 2)
-    floor = Floor(domain_of=node_of)
+    floor = ReplicationFloor(domain_of=node_of)
     for node in "abc":
         gone = [rank for rank in node_of if node_of[rank] == node]
         left = shrink(layout, dead=gone, generation=2, floor=floor)
@@ -179,7 +179,9 @@ def test_any_node_may_die_and_then_any_rank() -> None:
 def test_the_work_of_survivors_is_level() -> None:
     """The one rank left of its node holds a replica of everything, and computes no more of it."""
     node_of = {0: "a", 1: "a", 2: "b", 3: "b"}
-    after = shrink(first(node_of, 8, 2), dead=[3], generation=2, floor=Floor(domain_of=node_of))
+    after = shrink(
+        first(node_of, 8, 2), dead=[3], generation=2, floor=ReplicationFloor(domain_of=node_of)
+    )
     assert len(after.experts_on(2, 0)) == 8
     load = load_of(after, 0)
     assert max(load.values()) < 1.001 * min(load.values())

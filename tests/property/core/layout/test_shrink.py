@@ -5,9 +5,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import ExitCode, LostStateError
-from pacekeeper.core.layout.diff import transfers
+from pacekeeper.core.layout.diff import diff_layouts
 from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
-from pacekeeper.core.layout.shrink import Floor, shrink
+from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 from support.layouts import layouts
 
 
@@ -36,12 +36,14 @@ def test_survivors_keep_every_expert_or_say_which_is_lost(
     dead = data.draw(deaths(layout))
     if is_lost(layout, dead):
         with pytest.raises(LostStateError) as caught:
-            shrink(layout, dead=dead, generation=2, floor=Floor(hosts=min_hosts))
+            shrink(layout, dead=dead, generation=2, floor=ReplicationFloor(hosts=min_hosts))
         assert caught.value.exit_code is ExitCode.LOST_STATE and caught.value.remedy
         return
-    after = shrink(layout, dead=dead, generation=2, floor=Floor(hosts=min_hosts))
+    after = shrink(layout, dead=dead, generation=2, floor=ReplicationFloor(hosts=min_hosts))
     assert after.generation == 2
-    assert after == shrink(layout, dead=sorted(dead), generation=2, floor=Floor(hosts=min_hosts))
+    assert after == shrink(
+        layout, dead=sorted(dead), generation=2, floor=ReplicationFloor(hosts=min_hosts)
+    )
     assert not set(after.ranks) & dead
     before = hosts_of(layout)
     for (layer, expert), hosts in hosts_of(after).items():
@@ -51,7 +53,7 @@ def test_survivors_keep_every_expert_or_say_which_is_lost(
         assert set(before[layer, expert]) & staying <= set(hosts)
     # Every block a survivor needs can be had from a living rank.
     living = set(layout.ranks) - dead
-    assert all(move.source is not None for move in transfers(layout, after, living=living))
+    assert all(move.source is not None for move in diff_layouts(layout, after, living=living))
 
 
 @given(layouts(), st.data())
@@ -89,7 +91,7 @@ def test_a_group_that_lost_and_gained_nobody_keeps_its_runs(
 def test_shares_of_untouched_experts_stay(layout: Layout, data: st.DataObject) -> None:
     dead = data.draw(deaths(layout))
     assume(not is_lost(layout, dead))
-    after = shrink(layout, dead=dead, generation=2, floor=Floor(hosts=1))
+    after = shrink(layout, dead=dead, generation=2, floor=ReplicationFloor(hosts=1))
     for name, hosts in hosts_of(layout).items():
         kept = hosts_of(after)[name]
         if set(kept) == set(hosts):
@@ -155,7 +157,7 @@ def test_what_a_checkpoint_fills_needs_no_living_host(
     layout: Layout, min_hosts: int, data: st.DataObject
 ) -> None:
     dead = data.draw(deaths(layout))
-    floor = Floor(hosts=min_hosts)
+    floor = ReplicationFloor(hosts=min_hosts)
     if not set(layout.ranks) - dead:
         with pytest.raises(LostStateError, match="no rank is left"):
             shrink(layout, dead=dead, generation=2, floor=floor, is_restored=True)
@@ -174,7 +176,7 @@ def test_experts_that_a_checkpoint_fills_need_no_living_host_but_dense_blocks_do
 ) -> None:
     """What lives stays where it is: of the others nobody gives anything up."""
     dead = data.draw(deaths(layout))
-    floor = Floor(hosts=min_hosts)
+    floor = ReplicationFloor(hosts=min_hosts)
     lost = {block for block in layout.blocks() if set(layout.holders(block)) <= dead}
     if any(block.kind is not BlockKind.EXPERT for block in lost):
         with pytest.raises(LostStateError):
@@ -182,7 +184,7 @@ def test_experts_that_a_checkpoint_fills_need_no_living_host_but_dense_blocks_do
         return
     after = shrink(layout, dead=dead, generation=2, floor=floor, are_experts_filled=True)
     living = set(layout.ranks) - dead
-    from_storage = {m.block for m in transfers(layout, after, living=living) if m.source is None}
+    from_storage = {m.block for m in diff_layouts(layout, after, living=living) if m.source is None}
     assert from_storage == lost
     if not lost:
         assert after == shrink(layout, dead=dead, generation=2, floor=floor)

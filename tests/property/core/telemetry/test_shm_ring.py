@@ -15,7 +15,7 @@ from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.record_codec import REASON_BYTES, pack, unpack
 from pacekeeper.core.telemetry.records import (
     LOADS_PER_RECORD,
-    MOST_S,
+    MAX_S,
     PAYLOAD_BYTES,
     ExpertLoadRecord,
     PlanRefusedRecord,
@@ -140,14 +140,14 @@ def test_slots_lie_behind_the_header_and_wrap(index: int) -> None:
 
 
 def test_impossible_times_are_no_record() -> None:
-    sound = StepRecord(rank=0, step=0, generation=1, duration_s=MOST_S, tokens=1, transfer_s=-1e-6)
+    sound = StepRecord(rank=0, step=0, generation=1, duration_s=MAX_S, tokens=1, transfer_s=-1e-6)
     assert shm_ring.decode_slot(0, 1, encode_slot(0, sound), 1) == sound
     for wrong in (
         replace(sound, duration_s=math.inf),
-        replace(sound, duration_s=2.0 * MOST_S),
+        replace(sound, duration_s=2.0 * MAX_S),
         replace(sound, duration_s=-1.0),
         replace(sound, transfer_s=math.inf),
-        replace(sound, input_wait_s=-2.0 * MOST_S),
+        replace(sound, input_wait_s=-2.0 * MAX_S),
     ):
         with pytest.raises(shm_ring.CorruptError, match="impossible duration"):
             shm_ring.decode_slot(0, 1, encode_slot(0, wrong), 1)

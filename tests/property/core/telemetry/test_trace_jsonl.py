@@ -14,10 +14,10 @@ from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample, HostSa
 from pacekeeper.core.telemetry.trace_jsonl import (
     TraceHeader,
     attached_line,
-    fact_of,
     header_line,
-    object_of,
+    parse_fact,
     parse_header,
+    parse_object,
     record_line,
 )
 from support.records import ATTACHMENT, SHAPE, records
@@ -46,12 +46,12 @@ HEADER = TraceHeader(job=ATTACHMENT.job, life=7, node="node-0")
 def test_a_record_comes_back(record: Record) -> None:
     line = record_line(record)
     assert "\n" not in line
-    assert fact_of(object_of(line), HEADER) == record
+    assert parse_fact(parse_object(line), HEADER) == record
 
 
 @given(devices | hosts)
 def test_a_sample_comes_back(sample: DeviceSample | HostSample) -> None:
-    assert fact_of(object_of(record_line(sample)), HEADER) == sample
+    assert parse_fact(parse_object(record_line(sample)), HEADER) == sample
 
 
 @given(st.text(max_size=9), st.integers(0, 2**42), st.text(max_size=9))
@@ -62,26 +62,26 @@ def test_a_header_comes_back(job: str, life: int, node: str) -> None:
 
 def test_an_attachment_comes_back_with_what_the_header_says() -> None:
     bare = Attachment(job=HEADER.job, rank=1, world_size=2, pid=3, clock=Clock.CUDA, life=7)
-    assert fact_of(object_of(attached_line(bare)), HEADER) == bare
+    assert parse_fact(parse_object(attached_line(bare)), HEADER) == bare
     assert '"job"' not in attached_line(bare)
-    whole = fact_of(object_of(attached_line(ATTACHMENT)), TraceHeader(job=ATTACHMENT.job))
+    whole = parse_fact(parse_object(attached_line(ATTACHMENT)), TraceHeader(job=ATTACHMENT.job))
     assert whole == ATTACHMENT
 
 
 @pytest.mark.parametrize("schedule", [*Schedule, None])
 def test_a_pipeline_schedule_comes_back(schedule: Schedule | None) -> None:
     told = replace(ATTACHMENT, model=replace(SHAPE, schedule=schedule))
-    found = fact_of(object_of(attached_line(told)), TraceHeader(job=told.job))
+    found = parse_fact(parse_object(attached_line(told)), TraceHeader(job=told.job))
     assert found == told and isinstance(found, Attachment)
     assert found.model is not None and found.model.schedule is schedule  # a member, not its text
 
 
 def test_a_line_without_a_schedule_is_that_of_1f1b_and_an_unknown_one_of_none() -> None:
-    line = object_of(attached_line(ATTACHMENT))
+    line = parse_object(attached_line(ATTACHMENT))
     assert "schedule" not in line["model"]
-    assert fact_of(line, TraceHeader(job=ATTACHMENT.job)) == ATTACHMENT
+    assert parse_fact(line, TraceHeader(job=ATTACHMENT.job)) == ATTACHMENT
     line["model"]["schedule"] = "zero_bubble_v"
-    found = fact_of(line, HEADER)
+    found = parse_fact(line, HEADER)
     assert isinstance(found, Attachment) and found.model == replace(SHAPE, schedule=None)
 
 
@@ -132,7 +132,7 @@ def test_what_was_not_measured_is_not_written() -> None:
 )
 def test_a_damaged_line_says_what_is_wrong(line: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason.replace("(", r"\(")):
-        fact_of(object_of(line), HEADER)
+        parse_fact(parse_object(line), HEADER)
 
 
 @pytest.mark.parametrize(

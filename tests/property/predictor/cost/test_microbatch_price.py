@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.layout.apportion import apportion
-from pacekeeper.core.layout.layout import Host, Layout, even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
 from pacekeeper.core.telemetry.expert_row_features import KNOTS
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.predictor.cost.features import BENDS, FEATURES, StepSample, sample_of
@@ -61,8 +61,8 @@ def _shares(draw: st.DrawFn, ranks: tuple[int, ...]) -> tuple[tuple[int, float],
     return tuple((rank, weight / sum(weights.values())) for rank, weight in weights.items())
 
 
-def _uneven(draw: st.DrawFn, ranks: tuple[int, ...]) -> tuple[Host, ...]:
-    return tuple(Host(rank, share) for rank, share in _shares(draw, ranks))
+def _uneven(draw: st.DrawFn, ranks: tuple[int, ...]) -> tuple[ExpertReplica, ...]:
+    return tuple(ExpertReplica(rank, share) for rank, share in _shares(draw, ranks))
 
 
 def reported(layout: Layout, work: Workload) -> StepSample:

@@ -57,7 +57,7 @@ def quick_disk() -> Iterator[None]:
     """What outlives the power is tested elsewhere. Small blocks are cut as large ones are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(write_plan, "LEAST_BYTES", 512)
+        patch.setattr(write_plan, "MIN_STRIP_BYTES", 512)
         yield
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.errors import LostStateError, NoQuorumError
 from pacekeeper.core.layout.layout import even_layout
-from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.trainer.distributed.kv_store import (
     DEATHS_KEY,
     FINISHED_KEY,
@@ -33,10 +33,10 @@ COMMITTED = Progress(ticket=TICKET + 1, phase=Phase.PRE)
 
 def next_layout(
     commits: bool, dead: frozenset[int], generation: int, members: int = 8
-) -> Succession:
+) -> RecoveryPlan:
     del commits
     living = [rank for rank in range(members) if rank not in dead]
-    return Succession(
+    return RecoveryPlan(
         layout=even_layout(
             ranks=living, num_layers=1, num_experts=2, replicas=1, generation=generation
         ),
@@ -236,7 +236,7 @@ def test_lost_state_is_everybodys_verdict() -> None:
         )  # fmt: skip
         cluster.data[0]["report/first/1"] = "[0, 0, 1, 0.0, true, false, 0]"
 
-        def lost(commits: bool, dead: frozenset[int], generation: int) -> Succession:
+        def lost(commits: bool, dead: frozenset[int], generation: int) -> RecoveryPlan:
             raise LostStateError("layer 0 expert 1: all its hosts are dead")
 
         with pytest.raises(LostStateError, match="layer 0 expert 1") as caught:

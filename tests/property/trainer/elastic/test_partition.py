@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.errors import NoQuorumError
 from pacekeeper.core.layout.layout import even_layout
-from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.trainer.elastic import consensus
 from pacekeeper.trainer.elastic.consensus import Agreement, Fenced
 from pacekeeper.trainer.elastic.messages import Report
@@ -104,9 +104,9 @@ class Job:
 
 
 def _next_layout(group: Group):  # type: ignore[no-untyped-def]
-    def layout(commits: bool, dead: frozenset[int], generation: int) -> Succession:
+    def layout(commits: bool, dead: frozenset[int], generation: int) -> RecoveryPlan:
         living = [rank for rank in group.members if rank not in dead]
-        return Succession(
+        return RecoveryPlan(
             layout=even_layout(
                 ranks=living, num_layers=1, num_experts=2, replicas=1, generation=generation
             )

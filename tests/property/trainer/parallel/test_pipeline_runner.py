@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pacekeeper.core.layout.layout import Host, Layout, ShardRun, Stage, even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage, even_layout
 from support.training import CONFIG, Run, alone, train
 from support.worlds import ThreadFabric, run_world
 
@@ -59,7 +59,9 @@ def uneven(cut: int = 1) -> Layout:
         ranks = stages[0 if layer < cut else 1].ranks
         layers.append(
             tuple(
-                tuple(Host(rank, 0.5) for rank in sorted({ranks[e % 3], ranks[(e + 1) % 3]}))
+                tuple(
+                    ExpertReplica(rank, 0.5) for rank in sorted({ranks[e % 3], ranks[(e + 1) % 3]})
+                )
                 for e in range(DEEP.num_experts)
             )
         )
@@ -89,7 +91,7 @@ def without_two() -> Layout:
     )
     experts = tuple(
         tuple(
-            tuple(Host(rank, 0.5) for rank in sorted({ranks[e % 3], ranks[(e + 1) % 3]}))
+            tuple(ExpertReplica(rank, 0.5) for rank in sorted({ranks[e % 3], ranks[(e + 1) % 3]}))
             for e in range(DEEP.num_experts)
         )
         for ranks in ((0, 1, 6), (0, 1, 6), (2, 7, 9))

@@ -11,8 +11,8 @@ from torch import Tensor
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import LostStateError, PacekeeperError
 from pacekeeper.core.layout.grow import grow
-from pacekeeper.core.layout.layout import Host, Layout, even_layout
-from pacekeeper.core.layout.shrink import Floor
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
+from pacekeeper.core.layout.shrink import ReplicationFloor
 from pacekeeper.trainer.distributed import checked_payload
 from pacekeeper.trainer.model.block_state_dict import ordered_parameters
 from pacekeeper.trainer.model.dataset import Corpus
@@ -75,7 +75,7 @@ def placements(draw: st.DrawFn) -> Layout:
         layer = []
         for _ in range(4):
             on = sorted(draw(st.sets(st.sampled_from(RANKS), min_size=1)))
-            layer.append(tuple(Host(rank, 1 / len(on)) for rank in on))
+            layer.append(tuple(ExpertReplica(rank, 1 / len(on)) for rank in on))
         experts.append(tuple(layer))
     return replace(FIRST, generation=2, experts=tuple(experts))
 
@@ -133,7 +133,7 @@ def test_nothing_is_in_force_before_the_swap() -> None:
     new = replace(
         FIRST,
         generation=2,
-        experts=tuple(tuple((Host(1, 1.0),) for _ in layer) for layer in FIRST.experts),
+        experts=tuple(tuple((ExpertReplica(1, 1.0),) for _ in layer) for layer in FIRST.experts),
     )
 
     def body(fabric: ThreadFabric) -> None:
@@ -159,7 +159,7 @@ def test_a_damaged_block_is_refused() -> None:
 def test_a_block_without_living_holder_is_named() -> None:
     alone = replace(
         FIRST,
-        experts=tuple(tuple((Host(0, 1.0),) for _ in layer) for layer in FIRST.experts),
+        experts=tuple(tuple((ExpertReplica(0, 1.0),) for _ in layer) for layer in FIRST.experts),
     )
     with pytest.raises(LostStateError, match="of layer 0 expert 0, layer 0 expert 1"):
         resharding.block_transfers(alone, replace(FIRST, generation=2), living=(1, 2))
@@ -168,7 +168,7 @@ def test_a_block_without_living_holder_is_named() -> None:
 def test_a_rank_that_joins_trains_on_as_if_it_had_been_there() -> None:
     """It gets dense weights, moments and the number of updates, too; nothing of its own is kept."""
     newcomers = (5, 7)
-    new = grow(FIRST, newcomers=newcomers, generation=2, floor=Floor(hosts=2))
+    new = grow(FIRST, newcomers=newcomers, generation=2, floor=ReplicationFloor(hosts=2))
     workers = run_world(RANKS, lambda fabric: trained(fabric, range(3)))
 
     def join(fabric: ThreadFabric) -> Worker:
@@ -190,7 +190,7 @@ def test_a_rank_that_joins_trains_on_as_if_it_had_been_there() -> None:
 
 
 def test_a_rank_that_joins_before_the_first_update_has_no_moments() -> None:
-    new = grow(FIRST, newcomers=(3,), generation=2, floor=Floor(hosts=2))
+    new = grow(FIRST, newcomers=(3,), generation=2, floor=ReplicationFloor(hosts=2))
 
     def join(fabric: ThreadFabric) -> dict[str, Tensor]:
         worker = Worker(fabric, FIRST)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout.layout import ExpertHosts, Host, Layout, even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet, even_layout
 from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
 from pacekeeper.trainer.parallel.token_dispatcher import Routes, combine, dispatch
 from support.worlds import ThreadFabric, ThreadWorld, run_world
@@ -17,17 +17,17 @@ HIDDEN = 3
 
 
 @st.composite
-def expert_hosts(draw: st.DrawFn) -> ExpertHosts:
+def expert_hosts(draw: st.DrawFn) -> ReplicaSet:
     """Some of the ranks."""
     on = sorted(draw(st.sets(st.sampled_from(RANKS), min_size=1)))
-    return tuple(Host(rank, 1.0 / len(on)) for rank in on)
+    return tuple(ExpertReplica(rank, 1.0 / len(on)) for rank in on)
 
 
 layers = st.lists(expert_hosts(), min_size=1, max_size=5).map(tuple)
 speeds = st.dictionaries(st.sampled_from(RANKS), st.floats(0.2, 1.0))
 
 
-def layout_of(hosts: tuple[ExpertHosts, ...], at: dict[int, float] | None = None) -> Layout:
+def layout_of(hosts: tuple[ReplicaSet, ...], at: dict[int, float] | None = None) -> Layout:
     base = even_layout(ranks=RANKS, num_layers=1, num_experts=1, replicas=1)
     return Layout(
         generation=1,
@@ -44,7 +44,7 @@ def routes_of(layout: Layout, rank: int) -> Routes:
 
 
 def loads(
-    hosts: tuple[ExpertHosts, ...], at: dict[int, float], counts_WE: torch.Tensor
+    hosts: tuple[ReplicaSet, ...], at: dict[int, float], counts_WE: torch.Tensor
 ) -> list[int]:
     """Rows that each rank gets."""
     layout = layout_of(hosts, at)
@@ -52,7 +52,7 @@ def loads(
 
 
 def test_experts_that_live_everywhere_are_computed_in_proportion_to_speed() -> None:
-    everywhere = tuple(Host(rank, 0.25) for rank in RANKS)
+    everywhere = tuple(ExpertReplica(rank, 0.25) for rank in RANKS)
     counts_WE = torch.tensor([[700, 0], [0, 0], [0, 100], [0, 0]])
     assert loads((everywhere, everywhere), {}, counts_WE) == [200, 200, 200, 200]
     counts_WE[0, 0] -= 100
@@ -61,7 +61,7 @@ def test_experts_that_live_everywhere_are_computed_in_proportion_to_speed() -> N
 
 @given(layers, speeds, st.data())
 def test_senders_and_receivers_agree_on_every_row(
-    hosts: tuple[ExpertHosts, ...], at: dict[int, float], data: st.DataObject
+    hosts: tuple[ReplicaSet, ...], at: dict[int, float], data: st.DataObject
 ) -> None:
     row = st.lists(st.integers(0, 50), min_size=len(hosts), max_size=len(hosts))
     counts_WE = torch.tensor([data.draw(row) for _ in RANKS])
@@ -85,10 +85,12 @@ def test_senders_and_receivers_agree_on_every_row(
     st.lists(st.integers(0, 12), min_size=4, max_size=4),
     st.integers(),
 )
-@example(((Host(9, 1.0),),), {}, 1, [5, 0, 3, 0], 0)  # everything on one rank that has no tokens
-@example(((Host(1, 1.0),),), {}, 1, [0, 0, 0, 0], 0)  # nobody has tokens
+@example(
+    ((ExpertReplica(9, 1.0),),), {}, 1, [5, 0, 3, 0], 0
+)  # everything on one rank that has no tokens
+@example(((ExpertReplica(1, 1.0),),), {}, 1, [0, 0, 0, 0], 0)  # nobody has tokens
 def test_rows_reach_their_experts_and_come_home_weighted_gradients_too(
-    hosts: tuple[ExpertHosts, ...],
+    hosts: tuple[ReplicaSet, ...],
     at: dict[int, float],
     chosen: int,
     num_tokens: list[int],

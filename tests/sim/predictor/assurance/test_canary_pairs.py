@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.predictor.assurance.canary import Canaries, Outcome, carried_on
 from pacekeeper.predictor.assurance.sensitivity import sight_of
@@ -38,7 +38,7 @@ def outcomes(seed: int, *, shared: float) -> tuple[list[Outcome], float]:
             CONFIG,
             canaries,
             evidence,
-            work_of([table_of(records)]),
+            work_of([table_from_records(records)]),
             sight=sight,
             ranks=range(2),
             seed=1,

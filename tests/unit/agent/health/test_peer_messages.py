@@ -14,11 +14,11 @@ from pacekeeper.agent.health.peer_messages import (
     answer,
     events,
 )
-from pacekeeper.core.incidents.node_health import Fitness, Verdict
+from pacekeeper.core.incidents.node_health import Fitness, NodeHealth
 
 
-def verdict(fitness: Fitness, reason: str = "DevicesFit") -> Verdict:
-    return Verdict(
+def verdict(fitness: Fitness, reason: str = "DevicesFit") -> NodeHealth:
+    return NodeHealth(
         node="n0", fitness=fitness, reason=reason, words="so it is",
         since_unix_s=1.0, written_unix_s=2.0,
     )  # fmt: skip
@@ -40,7 +40,7 @@ NAMED = {"moe": frozenset({9, 8})}
     ],
 )
 def test_a_launcher_leaves_out_what_is_unfit_or_named(
-    told: Verdict, slow: dict[str, frozenset[int]], failed: list[str]
+    told: NodeHealth, slow: dict[str, frozenset[int]], failed: list[str]
 ) -> None:
     said = answer(told, slow)
     output = json.loads(said.output)

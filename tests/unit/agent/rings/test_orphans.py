@@ -12,7 +12,7 @@ import pytest
 from pacekeeper.agent.rings.collector import Intake
 from pacekeeper.agent.uplink.batching import deaths_in
 from pacekeeper.core.telemetry.attachment import Attachment
-from pacekeeper.core.telemetry.records import EXIT_UNSEEN, RankExitRecord, Record
+from pacekeeper.core.telemetry.records import EXIT_UNKNOWN, RankExitRecord, Record
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
@@ -65,7 +65,7 @@ class Launch:
         self.ranks = [Writer(directory, rank) for rank in range(2)]
 
     def unseen(self, rank: int) -> tuple[int, int, int, int]:
-        return rank, self.ranks[rank].pid, EXIT_UNSEEN, 0
+        return rank, self.ranks[rank].pid, EXIT_UNKNOWN, 0
 
 
 @pytest.fixture

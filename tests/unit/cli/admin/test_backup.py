@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pacekeeper.cli.admin.backup import command
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.incidents.operator_orders import Order, OrderKind
+from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 
 
 def backed_up(store: Path, to: Path) -> str:
@@ -22,8 +22,8 @@ def backed_up(store: Path, to: Path) -> str:
     return done.output
 
 
-def order(subject: str) -> Order:
-    return Order(
+def order(subject: str) -> OperatorOrder:
+    return OperatorOrder(
         kind=OrderKind.CORDON_NODE, subject=subject, said_by="ada", reason="fan", since_unix_s=1.0
     )
 

@@ -8,7 +8,7 @@ from pacekeeper.controller.api.node_sorting import overview, worst_first
 from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, remember
 from pacekeeper.controller.state.state import NodeState, State
 from pacekeeper.core.incidents.findings import FindingKind
-from pacekeeper.core.incidents.operator_orders import Order, OrderKind
+from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 from pacekeeper.protos import status_pb2
 
 NOW_S = 1000.0 * DAY_S
@@ -38,7 +38,7 @@ def views() -> dict[str, status_pb2.Node]:
     ):
         strikes = remember(strikes, one)
     names = ("well", "once", "lemon", "cordoned")
-    order = Order(
+    order = OperatorOrder(
         kind=OrderKind.CORDON_NODE,
         subject="cordoned",
         said_by="ada",

@@ -11,17 +11,19 @@ from click.testing import CliRunner, Result
 
 from pacekeeper.cli.services.healthcheck import command
 from pacekeeper.core.incidents import node_health
-from pacekeeper.core.incidents.node_health import CONDITION, FILE_NAME, Verdict
+from pacekeeper.core.incidents.node_health import CONDITION, FILE_NAME, NodeHealth
 from support.agents import agent_of
 from support.symptoms import DEVICE
 
 
-def told(folder: Path, *, nvml: str = "ok", is_lost: bool = False, age_s: float = 0.0) -> Verdict:
+def told(
+    folder: Path, *, nvml: str = "ok", is_lost: bool = False, age_s: float = 0.0
+) -> NodeHealth:
     """The verdict that an agent wrote of one device."""
     devices = (replace(DEVICE, is_lost=is_lost),) if nvml == "ok" else ()
     written_s = time.time() - age_s
-    verdict = node_health.judge(None, devices, nvml=nvml, node="n0", now_unix_s=written_s)
-    (folder / FILE_NAME).write_bytes(node_health.encode(verdict))
+    verdict = node_health.assess_node(None, devices, nvml=nvml, node="n0", now_unix_s=written_s)
+    (folder / FILE_NAME).write_bytes(node_health.encode_node_health(verdict))
     return verdict
 
 

@@ -28,12 +28,12 @@ from pacekeeper.core.incidents.findings import (
     Finding,
     FindingKind,
     Incident,
-    Rung,
+    MitigationLevel,
     Tier,
     Watch,
 )
-from pacekeeper.core.incidents.rank_failures import Deaths
-from pacekeeper.core.layout.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.incidents.rank_failures import RankFailures
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
 from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.node_report import AgentHealth
 from pacekeeper.predictor.assurance.canary import Canaries, Outcome
@@ -46,8 +46,8 @@ LAYOUT = Layout(
         Stage(first_layer=0, end_layer=2, groups=((ShardRun(0, 0, 1),), (ShardRun(1, 0, 1),))),
     ),
     experts=(
-        ((Host(0, 0.5), Host(1, 0.5)), (Host(1, 1.0),)),
-        ((Host(1, 1.0),), (Host(0, 0.25), Host(1, 0.75))),
+        ((ExpertReplica(0, 0.5), ExpertReplica(1, 0.5)), (ExpertReplica(1, 1.0),)),
+        ((ExpertReplica(1, 1.0),), (ExpertReplica(0, 0.25), ExpertReplica(1, 0.75))),
     ),
     batch_shares=((0, 0.3), (1, 0.7)),
 )
@@ -173,13 +173,13 @@ def test_a_job_before_its_first_step_has_no_negative_step() -> None:
 
 
 def test_the_newest_decision_is_given_in_words() -> None:
-    decision = Decision(rung=Rung.NOTHING, layout=None, reason="no gain")
+    decision = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="no gain")
     assert job_view(BOTH, job(last_decision=decision)).last_decision == "no gain"
 
 
 def test_who_asks_is_told_what_stands_exposed_though_it_is_no_news() -> None:
     alone = "; all ranks are on one node"
-    decision = Decision(rung=Rung.NOTHING, layout=None, reason="why", exposed=alone)
+    decision = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="why", exposed=alone)
     for one in (decision, replace(decision, reason=decision.text)):
         assert job_view(BOTH, job(last_decision=one)).last_decision == f"why{alone}"
 
@@ -234,7 +234,7 @@ def test_an_incident_is_shown_with_its_node_where_that_is_known() -> None:
 
 
 def test_deaths_are_shown_as_runs_with_the_first_few_nodes() -> None:
-    died = Deaths(
+    died = RankFailures(
         ranks=((0, 4095), (4097, 8191)), reason="r", step=0, unix_s=7.0, closed_unix_s=9.0,
         closed_step=-1,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from pacekeeper.controller.api.messages import job_view
 from pacekeeper.controller.api.operator_service import Operator
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.state.events import Event, ProposalAnswered
-from pacekeeper.core.text import MOST_CHARACTERS
+from pacekeeper.core.text import MAX_CHARACTERS
 from pacekeeper.protos import operator_pb2
 from support.proposed import STANDS_S, asking
 
@@ -77,7 +77,7 @@ def test_who_denies_says_why_in_one_line() -> None:
     proposal = desk.deny(reason="not\nnow \x1b[2J" + "x" * 1000, said_by="")
     assert (proposal.answer, proposal.said_by) == ("denied", "somebody (open)")
     assert proposal.note.startswith("not now  [2Jxxx")
-    assert len(proposal.note) <= MOST_CHARACTERS
+    assert len(proposal.note) <= MAX_CHARACTERS
 
 
 def test_a_number_that_nobody_knows_is_answered_with_those_that_wait() -> None:

@@ -18,7 +18,7 @@ from pacekeeper.controller.policy.replica_candidates import (
 from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, remember
 from pacekeeper.controller.state.events import AskDecision
 from pacekeeper.core.incidents.findings import FindingKind
-from pacekeeper.core.layout.layout import Host, even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, even_layout
 from support.machine_driver import UNIX_OFFSET_S, WARM, started, train
 
 NODES = {rank: f"node-{rank}" for rank in range(4)}
@@ -27,7 +27,7 @@ PAIRS = ((0, 1), (0, 1), (2, 3), (2, 3))  # hosts of each expert
 
 def planned(doubted: set[int]) -> ReplicaPlan | None:
     """For even loads and speeds: only what may be lost speaks for a move."""
-    hosts = tuple(tuple(Host(rank=rank, share=0.5) for rank in pair) for pair in PAIRS)
+    hosts = tuple(tuple(ExpertReplica(rank=rank, share=0.5) for rank in pair) for pair in PAIRS)
     layout = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=2, domain_of=NODES)
     layout = replace(layout, experts=(hosts,))
     loads, speeds = ((100.0,) * 4,), dict.fromkeys(range(4), 1.0)

@@ -9,8 +9,8 @@ from pacekeeper.controller.state.events import (
     NodeDetached,
     OfferPlan,
 )
-from pacekeeper.core.incidents.findings import FindingKind, Rung, Watch
-from pacekeeper.core.incidents.rank_failures import ranks_in
+from pacekeeper.core.incidents.findings import FindingKind, MitigationLevel, Watch
+from pacekeeper.core.incidents.rank_failures import failed_ranks
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
@@ -51,7 +51,7 @@ def test_a_node_that_was_lost_while_the_controller_was_down_is_buried() -> None:
     driver = lost_while_down()
     assert driver.job.dead == (2, 3)
     (found,) = driver.job.incidents
-    assert (found.finding.kind, ranks_in(found.deaths)) == (FindingKind.DEATH, ((2, 3),))
+    assert (found.finding.kind, failed_ranks(found.deaths)) == (FindingKind.DEATH, ((2, 3),))
     assert not found.is_open
     assert states(driver) == {0: "alive", 1: "alive", 2: "dead", 3: "dead"}
 
@@ -153,7 +153,7 @@ def test_a_probe_that_is_not_answered_keeps_no_cheap_plan_waiting() -> None:
     train(driver, WARM, WARM + 20, slow=2)
     assert driver.job.probe is not None, "what is costly is asked about first"
     assert driver.job.last_decision is not None
-    assert driver.job.last_decision.rung is Rung.BATCH_SHARES
+    assert driver.job.last_decision.rung is MitigationLevel.BATCH_SHARES
     plan = driver.job.desired
     assert plan is not None
     driver.report(*applied(plan))

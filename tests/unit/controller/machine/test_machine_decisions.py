@@ -15,7 +15,7 @@ from pacekeeper.controller.state.events import (
     SaveDecision,
 )
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import Decision, FindingKind, Rung
+from pacekeeper.core.incidents.findings import Decision, FindingKind, MitigationLevel
 from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
     FIRST,
@@ -201,7 +201,9 @@ def answered(driver: Driver, decision: Decision) -> str:
 
 
 def nothing(exposed: str | None) -> Decision:
-    return Decision(rung=Rung.NOTHING, layout=None, reason="it would not pay", exposed=exposed)
+    return Decision(
+        rung=MitigationLevel.NOTHING, layout=None, reason="it would not pay", exposed=exposed
+    )
 
 
 def test_what_stands_exposed_is_said_with_the_first_decision_and_when_it_changes() -> None:

@@ -15,9 +15,9 @@ from pacekeeper.controller.state.events import (
 )
 from pacekeeper.controller.state.state import RankLife
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import FindingKind, Rung, Watch
+from pacekeeper.core.incidents.findings import FindingKind, MitigationLevel, Watch
 from pacekeeper.core.layout.shrink import shrink
-from pacekeeper.core.telemetry.records import EXIT_UNSEEN
+from pacekeeper.core.telemetry.records import EXIT_UNKNOWN
 from support.machine_driver import (
     FIRST,
     FLOOR,
@@ -141,7 +141,7 @@ class TestOffers:
             driver.report(*step(driver.job.step + 1, generation=plan.generation))
             driver.tick(0.2)
         assert driver.job.last_decision is not None
-        assert driver.job.last_decision.rung is Rung.RETURN_HOME
+        assert driver.job.last_decision.rung is MitigationLevel.RETURN_HOME
         while not driver.job.evidence.slow:
             assert driver.job.step < first + 80
             driver.report(*step(driver.job.step + 1, slow=2, generation=plan.generation))
@@ -231,7 +231,7 @@ class TestDeaths:
         [
             (7, "ended by exit code 7 (lost state)"),
             (75, "ended by exit code 75"),
-            (EXIT_UNSEEN, "its process ended after its launcher was killed"),
+            (EXIT_UNKNOWN, "its process ended after its launcher was killed"),
         ],
     )
     def test_a_failure_code_is_a_death_too(self, code: int, said: str) -> None:

@@ -16,9 +16,9 @@ from pacekeeper.controller.state.events import (
     StepSummary,
 )
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import FindingKind, Rung, Watch
+from pacekeeper.core.incidents.findings import FindingKind, MitigationLevel, Watch
 from pacekeeper.core.layout.shrink import shrink
-from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
@@ -180,7 +180,7 @@ class TestSteps:
         told = MOST_ROWS_PER_RANK // 3
         for number in range(20):
             more = [replace(work, generation=number * told + i) for i in range(told)]
-            driver.take(JobReport(job=JOB, micro_batches=(table_of(more),)))
+            driver.take(JobReport(job=JOB, micro_batches=(table_from_records(more),)))
             draft = driver.job.pending[0]
             rows = sum(map(len, draft.tables))
             assert sum(draft.told[0].values()) == rows <= MOST_ROWS_PER_RANK
@@ -189,10 +189,10 @@ class TestSteps:
     def test_who_tells_too_much_of_a_step_takes_nothing_from_the_others(self) -> None:
         driver = started()
         work = [record for record in step(0) if isinstance(record, MicroBatchRecord)]
-        driver.take(JobReport(job=JOB, micro_batches=(table_of(work),)))
+        driver.take(JobReport(job=JOB, micro_batches=(table_from_records(work),)))
         flood = [replace(work[0], micro_batch=i % 2) for i in range(4 * MOST_ROWS_PER_RANK)]
         for _ in range(2):
-            driver.take(JobReport(job=JOB, micro_batches=(table_of(flood),)))
+            driver.take(JobReport(job=JOB, micro_batches=(table_from_records(flood),)))
         draft = driver.job.pending[0]
         assert draft.told == {0: {1: len(flood)}} | {rank: {1: 1} for rank in (1, 2, 3)}
         assert sum(map(len, draft.tables)) == len(flood) + 3
@@ -204,11 +204,11 @@ class TestSteps:
         driver = started()
         work = [record for record in step(0) if isinstance(record, MicroBatchRecord)]
         many = [replace(work[0], step=number) for number in range(1, 100)]
-        driver.take(JobReport(job=JOB, micro_batches=(table_of(many),)))
+        driver.take(JobReport(job=JOB, micro_batches=(table_from_records(many),)))
         assert list(driver.job.pending) == [*range(100 - MAX_PENDING_STEPS, 100)]
         strange = [replace(work[0], step=number, rank=77) for number in range(100, 300)]
         strange.append(replace(work[1], step=99))
-        driver.take(JobReport(job=JOB, micro_batches=(table_of(strange),)))
+        driver.take(JobReport(job=JOB, micro_batches=(table_from_records(strange),)))
         assert len(driver.job.pending) == MAX_PENDING_STEPS
         assert driver.job.pending[99].told == {0: {1: 1}, 1: {1: 1}}
 
@@ -362,7 +362,7 @@ class TestFindings:
             assert not driver.all_said(OfferPlan)
             said += driver.texts
         assert driver.job.last_decision is not None
-        assert driver.job.last_decision.rung is Rung.BATCH_SHARES
+        assert driver.job.last_decision.rung is MitigationLevel.BATCH_SHARES
         assert said.count("decision=batch_shares") == 1
         assert driver.job.newest_generation == 1
 

@@ -9,7 +9,7 @@ from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.rows import incident_of, incident_row
 from pacekeeper.controller.storage.write_batch import settled
 from pacekeeper.core.incidents.findings import Incident, Watch
-from pacekeeper.core.incidents.rank_failures import ranks_in
+from pacekeeper.core.incidents.rank_failures import failed_ranks
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.records import RankExitRecord
@@ -120,7 +120,7 @@ def test_one_that_was_stored_with_its_finding_only_is_about_that_rank() -> None:
     assert older.waits_for == ((1, 1),)
     driver.report(layouts=[TWO])
     incident = only(driver)
-    assert not incident.is_open and ranks_in(incident.deaths) == ((1, 1),)
+    assert not incident.is_open and failed_ranks(incident.deaths) == ((1, 1),)
     assert incident.deaths[0].reason == "its process ended by signal 9"
 
 

@@ -9,7 +9,7 @@ from pacekeeper.controller.state.events import (
     NodesReported,
     Tick,
 )
-from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (
     MicroBatchRecord,
@@ -44,7 +44,7 @@ def test_work_of_one_job_becomes_one_part_in_the_order_it_came() -> None:
 
 def test_work_in_tables_is_joined_as_well() -> None:
     first, second = (
-        table_of([MicroBatchRecord(
+        table_from_records([MicroBatchRecord(
             rank=rank, step=0, micro_batch=0, generation=1, compute_s=0.1, tokens=1
         )])
         for rank in (0, 8)

@@ -8,7 +8,7 @@ from pacekeeper.controller.mitigation.approvals import found
 from pacekeeper.controller.observability import alerts
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.events import SaveProposal, Say, Tick
-from pacekeeper.core.incidents.proposals import Answer
+from pacekeeper.core.incidents.proposals import ProposalState
 from support.machine_driver import JOB, QUICK, UNIX_OFFSET_S, Driver, started
 from support.proposed import STANDS_S, asking, opened
 from support.scrapes import value
@@ -49,7 +49,7 @@ def test_a_plan_that_waits_for_a_person_has_the_time_left_that_it_had(by_s: floa
     assert opened(driver) == after
     driver.tick(STANDS_S)
     ended = found(driver.state, before.proposal_id)
-    assert ended is not None and ended.answer is Answer.EXPIRED
+    assert ended is not None and ended.answer is ProposalState.EXPIRED
 
 
 def test_an_offer_is_no_older_for_it() -> None:

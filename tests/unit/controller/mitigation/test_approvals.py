@@ -16,8 +16,8 @@ from pacekeeper.controller.state.events import (
     SaveProposal,
 )
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import Decision, Rung
-from pacekeeper.core.incidents.proposals import Answer, Proposal
+from pacekeeper.core.incidents.findings import Decision, MitigationLevel
+from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
@@ -50,8 +50,8 @@ def test_a_plan_is_proposed_and_not_offered() -> None:
     driver = asking()
     proposal = opened(driver)
     assert driver.job.desired is None and driver.job.newest_generation == 1
-    assert (proposal.proposal_id, proposal.job, proposal.answer) == (1, JOB, Answer.WAITING)
-    assert (proposal.decision.rung, proposal.base) == (Rung.BATCH_SHARES, FIRST)
+    assert (proposal.proposal_id, proposal.job, proposal.answer) == (1, JOB, ProposalState.WAITING)
+    assert (proposal.decision.rung, proposal.base) == (MitigationLevel.BATCH_SHARES, FIRST)
     assert proposal.slow == driver.job.evidence.slow and list(proposal.slow) == [2]
     assert proposal.expires_unix_s == proposal.made_unix_s + STANDS_S
     (incident,) = driver.job.open_incidents
@@ -77,7 +77,7 @@ def test_what_is_approved_is_priced_again_and_offered_as_it_was_proposed() -> No
     (question,) = driver.all_said(AskDecision)
     assert question.view.approved == proposal.decision
     answers = [(c.proposal.answer, c.proposal.said_by) for c in driver.all_said(SaveProposal)]
-    assert answers == [(Answer.APPROVED, "ada@desk"), (Answer.OFFERED, "ada@desk")]
+    assert answers == [(ProposalState.APPROVED, "ada@desk"), (ProposalState.OFFERED, "ada@desk")]
     (offer,) = driver.all_said(OfferPlan)
     assert (offer.layout, offer.base_generation) == (proposal.plan, 1)
     (stored,) = driver.all_said(SaveDecision)
@@ -96,7 +96,7 @@ def test_the_plan_is_stored_with_the_answer_that_it_was_offered() -> None:
     driver.hear(1, is_approved=True)
     (question,) = driver.all_said(AskDecision)
     driver.answer(question)
-    assert [c.proposal.answer for c in driver.all_said(SaveProposal)] == [Answer.OFFERED]
+    assert [c.proposal.answer for c in driver.all_said(SaveProposal)] == [ProposalState.OFFERED]
     assert len(driver.all_said(SaveJob)) == len(driver.all_said(OfferPlan)) == 1
 
 
@@ -127,15 +127,19 @@ def test_a_denied_kind_waits_as_long_as_a_proposal_stands_then_twice_as_long() -
     waits_s = []
     for _ in range(4):
         proposal = opened(driver)
-        assert proposal.decision.rung is Rung.BATCH_SHARES
+        assert proposal.decision.rung is MitigationLevel.BATCH_SHARES
         driver.hear(proposal.proposal_id, is_approved=False, reason="not today")
         denied = ended(driver, proposal)
-        assert (denied.answer, denied.said_by, denied.note) == (Answer.DENIED, "ada", "not today")
-        refusal = driver.job.refusals[Rung.BATCH_SHARES]
+        assert (denied.answer, denied.said_by, denied.note) == (
+            ProposalState.DENIED,
+            "ada",
+            "not today",
+        )
+        refusal = driver.job.refusals[MitigationLevel.BATCH_SHARES]
         waits_s.append(refusal.until_s - driver.now_s)
         train_until_proposed(driver)  # the next best
         other = opened(driver)
-        assert other.decision.rung is Rung.TOKEN_SHARES
+        assert other.decision.rung is MitigationLevel.TOKEN_SHARES
         assert "s more: denied by ada" in other.decision.reason
         driver.hear(other.proposal_id, is_approved=False)
         driver.now_s = refusal.until_s
@@ -161,7 +165,7 @@ def test_one_that_nobody_answers_expires_and_what_still_pays_is_proposed_anew() 
     driver.now_s += 0.2
     driver.hear(1, is_approved=True)
     expired = ended(driver, first)
-    assert (expired.answer, expired.said_by) == (Answer.EXPIRED, "")
+    assert (expired.answer, expired.said_by) == (ProposalState.EXPIRED, "")
     assert expired.note == "not approved within 900 s"
     train_until_proposed(driver)
     assert opened(driver).proposal_id == 2
@@ -176,7 +180,7 @@ def test_one_expires_on_a_tick_and_an_approval_that_is_priced_too_late_is_worth_
     (question,) = driver.all_said(AskDecision)
     driver.now_s += STANDS_S
     driver.answer(question)
-    assert ended(driver, first).answer is Answer.EXPIRED
+    assert ended(driver, first).answer is ProposalState.EXPIRED
     assert driver.job.desired is None and not driver.all_said(OfferPlan)
 
 
@@ -187,7 +191,7 @@ def test_a_layout_of_the_survivors_makes_it_stale() -> None:
     driver.report(exited(1), *applied(survivors), layouts=[survivors])
     driver.hear(1, is_approved=True)
     stale = ended(driver, proposal)
-    assert (stale.answer, stale.note) == (Answer.STALE, "ranks died meanwhile")
+    assert (stale.answer, stale.note) == (ProposalState.STALE, "ranks died meanwhile")
     assert driver.job.desired is None
 
 
@@ -208,7 +212,7 @@ def test_a_rank_that_is_well_again_makes_it_stale() -> None:
     train(driver, driver.job.step + 1, driver.job.step + 30)
     driver.tick()
     stale = ended(driver, proposal)
-    assert stale.answer is Answer.STALE
+    assert stale.answer is ProposalState.STALE
     assert stale.note == "ranks 2, for which it was made, are slow no more"
 
 
@@ -226,7 +230,7 @@ def test_another_slow_rank_makes_it_stale() -> None:
         assert driver.job.step < 80, "it is never found"
     driver.hear(1, is_approved=True)
     stale = ended(driver, proposal)
-    assert (stale.answer, stale.note) == (Answer.STALE, "ranks 0 are slow by now, too")
+    assert (stale.answer, stale.note) == (ProposalState.STALE, "ranks 0 are slow by now, too")
 
 
 def test_a_job_that_is_started_anew_makes_it_stale_though_the_generation_is_the_same() -> None:
@@ -253,10 +257,14 @@ def test_what_pays_no_more_is_not_offered_and_says_why() -> None:
     driver.is_deciding = False
     driver.hear(1, is_approved=True)
     (question,) = driver.all_said(AskDecision)
-    nothing = Decision(rung=Rung.NOTHING, layout=None, reason="it gains 0.1 s")
+    nothing = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="it gains 0.1 s")
     driver.event(DecisionMade(job=JOB, asked=question.asked, decision=nothing))
     stale = ended(driver, proposal)
-    assert (stale.answer, stale.note, stale.said_by) == (Answer.STALE, "it gains 0.1 s", "ada")
+    assert (stale.answer, stale.note, stale.said_by) == (
+        ProposalState.STALE,
+        "it gains 0.1 s",
+        "ada",
+    )
     assert driver.job.desired is None
 
 
@@ -279,10 +287,10 @@ def test_an_answer_to_what_was_asked_before_is_not_taken_for_the_approved_plan()
     driver.hear(1, is_approved=True)
     (question,) = driver.all_said(AskDecision)
     assert question.asked == 6
-    other = replace(opened(driver).decision, rung=Rung.TOKEN_SHARES)
+    other = replace(opened(driver).decision, rung=MitigationLevel.TOKEN_SHARES)
     driver.event(DecisionMade(job=JOB, asked=5, decision=other))
     assert driver.said == ()
-    assert opened(driver).answer is Answer.APPROVED
+    assert opened(driver).answer is ProposalState.APPROVED
 
 
 @pytest.mark.parametrize("is_approved", [False, True], ids=["waiting", "approved"])
@@ -303,7 +311,7 @@ def test_it_outlives_the_controller(is_approved: bool) -> None:
     for number in range(driver.job.step + 1, driver.job.step + 4):
         driver.report(*step(number, slow=2))
     assert driver.job.desired == proposal.plan
-    assert ended(driver, proposal).answer is Answer.OFFERED
+    assert ended(driver, proposal).answer is ProposalState.OFFERED
 
 
 def test_a_controller_that_is_started_in_another_mode_asks_nobody() -> None:
@@ -313,7 +321,7 @@ def test_a_controller_that_is_started_in_another_mode_asks_nobody() -> None:
     driver.config = QUICK
     driver.tick()
     stale = ended(driver, proposal)
-    assert (stale.answer, stale.note) == (Answer.STALE, "plans are not proposed in mode act")
+    assert (stale.answer, stale.note) == (ProposalState.STALE, "plans are not proposed in mode act")
 
 
 def test_shares_are_taken_at_once_and_what_moves_state_is_proposed_on_top() -> None:
@@ -324,14 +332,14 @@ def test_shares_are_taken_at_once_and_what_moves_state_is_proposed_on_top() -> N
     train(driver, WARM, WARM + 12, slow=2)
     plan, decision = driver.job.desired, driver.job.last_decision
     assert plan is not None and decision is not None, "shares need nobody's word"
-    assert (decision.rung, decision.moved_bytes) == (Rung.BATCH_SHARES, 0)
+    assert (decision.rung, decision.moved_bytes) == (MitigationLevel.BATCH_SHARES, 0)
     assert driver.job.proposals == ()
     driver.report(*applied(plan))
     for number in range(driver.job.step + 1, driver.job.step + 20):
         driver.report(*step(number, generation=2, slow=2))
         assert driver.job.desired is None, "nothing is moved without a word"
     proposal = opened(driver)
-    assert proposal.decision.rung is Rung.MOVE_REPLICAS and proposal.base == plan
+    assert proposal.decision.rung is MitigationLevel.MOVE_REPLICAS and proposal.base == plan
     driver.hear(proposal.proposal_id, is_approved=True)
     assert driver.job.desired == proposal.plan
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.state.events import OfferPlan, SaveDecision, SaveIncident
-from pacekeeper.core.incidents.findings import Rung
+from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry.records import PlanRefusedRecord
@@ -40,7 +40,7 @@ def next_offer(driver: Driver, within_steps: int = 4) -> Layout | None:
     return driver.job.desired
 
 
-def bring_to_nothing(driver: Driver) -> list[Rung]:
+def bring_to_nothing(driver: Driver) -> list[MitigationLevel]:
     """Refuse whatever is offered until nothing is; the kinds of plan, in order."""
     rungs = []
     while (plan := next_offer(driver)) is not None:
@@ -57,7 +57,7 @@ def test_a_refused_plan_is_given_up_at_once_with_the_reason_of_the_rank() -> Non
     said = f"rank 3 refused plan 2: {WHY}; no batch_shares plan for 60 s"
     assert f"plan=2 given up: {said}" in driver.texts
     (stored,) = driver.all_said(SaveDecision)
-    assert (stored.decision.rung, stored.decision.layout) == (Rung.NOTHING, None)
+    assert (stored.decision.rung, stored.decision.layout) == (MitigationLevel.NOTHING, None)
     assert stored.decision.reason == f"plan 2 given up: {said}"
     (incident,) = [command.incident for command in driver.all_said(SaveIncident)]
     assert incident.actions[-1] == stored.decision.reason
@@ -72,7 +72,7 @@ def test_the_next_best_plan_is_offered_instead_and_says_so() -> None:
     plan = next_offer(driver)
     assert plan is not None and plan.generation == 3
     assert driver.job.last_decision is not None
-    assert driver.job.last_decision.rung is Rung.TOKEN_SHARES
+    assert driver.job.last_decision.rung is MitigationLevel.TOKEN_SHARES
     assert (
         f"no batch_shares plan for 60 s more: rank 3 refused plan 2: {WHY}"
         in (driver.job.offered[3])
@@ -86,11 +86,11 @@ def test_what_was_refused_waits_twice_as_long_each_time_up_to_an_hour_and_says_s
     for count in range(1, 9):
         assert plan is not None
         driver.report(refused(plan, 3, WHY))
-        refusal = driver.job.refusals[Rung.BATCH_SHARES]
+        refusal = driver.job.refusals[MitigationLevel.BATCH_SHARES]
         assert refusal.count == count
         waits_s.append(refusal.until_s - driver.now_s)
         driver.now_s = max(driver.now_s, refusal.until_s - 2.0)
-        assert Rung.BATCH_SHARES not in bring_to_nothing(driver)
+        assert MitigationLevel.BATCH_SHARES not in bring_to_nothing(driver)
         driver.now_s = refusal.until_s
         was = plan.generation
         plan = next_offer(driver)
@@ -105,13 +105,13 @@ def test_a_plan_that_is_taken_ends_the_waits_of_its_kind_only() -> None:
     plan = next_offer(driver)
     assert plan is not None
     driver.report(refused(plan, 3, WHY))
-    assert set(driver.job.refusals) == {Rung.BATCH_SHARES, Rung.TOKEN_SHARES}
-    driver.now_s = driver.job.refusals[Rung.BATCH_SHARES].until_s
+    assert set(driver.job.refusals) == {MitigationLevel.BATCH_SHARES, MitigationLevel.TOKEN_SHARES}
+    driver.now_s = driver.job.refusals[MitigationLevel.BATCH_SHARES].until_s
     again = next_offer(driver)
     assert again is not None
     driver.report(*applied(again))
     assert driver.job.layout == again
-    assert set(driver.job.refusals) == {Rung.TOKEN_SHARES}
+    assert set(driver.job.refusals) == {MitigationLevel.TOKEN_SHARES}
 
 
 def test_survivors_may_be_asked_for_what_was_refused_before() -> None:
@@ -142,7 +142,7 @@ def test_all_ranks_that_refuse_one_plan_are_one_refusal() -> None:
     plan = desired(driver)
     driver.report(*(refused(plan, rank, WHY) for rank in range(4)))
     driver.report(refused(plan, 0, WHY))
-    assert driver.job.refusals[Rung.BATCH_SHARES].count == 1
+    assert driver.job.refusals[MitigationLevel.BATCH_SHARES].count == 1
 
 
 def test_the_rank_that_refuses_says_which_generation_it_runs() -> None:

@@ -16,9 +16,9 @@ from pacekeeper.controller.state.events import (
     SaveProposal,
 )
 from pacekeeper.controller.storage.restore import job_record, restored
-from pacekeeper.core.incidents.findings import Rung
-from pacekeeper.core.incidents.operator_orders import OrderKind, rank_of
-from pacekeeper.core.incidents.proposals import Answer
+from pacekeeper.core.incidents.findings import MitigationLevel
+from pacekeeper.core.incidents.operator_orders import OrderKind, parse_rank_subject
+from pacekeeper.core.incidents.proposals import ProposalState
 from support.machine_driver import JOB, QUICK, UNIX_OFFSET_S, WARM, Driver, applied, started, train
 from support.proposed import asking
 
@@ -44,7 +44,7 @@ def test_a_paused_job_has_findings_and_no_plans() -> None:
     assert [i.finding.rank for i in driver.job.open_incidents] == [2]
     assert driver.job.desired is None
     decision = driver.job.last_decision
-    assert decision is None or decision.rung is Rung.NOTHING
+    assert decision is None or decision.rung is MitigationLevel.NOTHING
     say(driver, OrderKind.PAUSE, JOB, is_on=False)
     driver.tick()
     assert driver.job.desired is not None, "resumed, it is decided at once"
@@ -78,7 +78,10 @@ def test_a_proposal_that_waits_is_stale_once_its_job_is_paused() -> None:
     driver = asking()
     say(driver, OrderKind.PAUSE, JOB)
     (saved,) = driver.all_said(SaveProposal)
-    assert (saved.proposal.answer, saved.proposal.note) == (Answer.STALE, "paused by ada: new")
+    assert (saved.proposal.answer, saved.proposal.note) == (
+        ProposalState.STALE,
+        "paused by ada: new",
+    )
 
 
 def test_in_a_dry_run_plans_are_made_and_told_and_none_is_offered() -> None:
@@ -173,7 +176,7 @@ def test_an_order_of_what_is_not_there_is_refused_and_says_what_is(
     ],
 )
 def test_a_rank_is_named_by_its_job_and_number(subject: str, named: tuple[str, int] | None) -> None:
-    assert rank_of(subject) == named
+    assert parse_rank_subject(subject) == named
 
 
 def test_a_rank_cordon_is_of_this_life_of_the_job() -> None:

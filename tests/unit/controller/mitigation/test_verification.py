@@ -10,7 +10,7 @@ from pacekeeper.controller.policy.inputs import view_of
 from pacekeeper.controller.state.events import SaveDecision, SaveIncident
 from pacekeeper.controller.state.state import Move, Promise, Refusal
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import Decision, Rung
+from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.records import PlanAppliedRecord, Record, StepRecord
 from support.machine_driver import FIRST, Driver, applied, step, with_plan
@@ -88,7 +88,7 @@ def test_a_plan_that_brings_nothing_is_undone_and_plans_of_its_kind_wait() -> No
         action for incident in driver.job.incidents for action in incident.actions
     )
     (stored,) = driver.all_said(SaveDecision)
-    assert stored.decision.rung is Rung.ROLL_BACK
+    assert stored.decision.rung is MitigationLevel.ROLL_BACK
     back = driver.job.desired
     assert back == replace(FIRST, generation=3)
     driver.report(*applied(back))
@@ -104,16 +104,16 @@ def test_a_plan_that_brings_nothing_is_undone_and_plans_of_its_kind_wait() -> No
 def test_a_kind_that_is_undone_again_waits_twice_as_long() -> None:
     driver = with_plan()
     promise = Promise(
-        plan=FIRST, rung=Rung.MOVE_LAYERS, base=FIRST, before_s=1.0, planned_s=0.5, slow={},
-        measured_s=2.0,
+        plan=FIRST, rung=MitigationLevel.MOVE_LAYERS, base=FIRST, before_s=1.0, planned_s=0.5,
+        slow={}, measured_s=2.0,
     )  # fmt: skip
-    back = Decision(rung=Rung.ROLL_BACK, layout=FIRST, reason="")
+    back = Decision(rung=MitigationLevel.ROLL_BACK, layout=FIRST, reason="")
     job = verification.given_up(replace(driver.job, promise=promise), back, 100.0)
-    assert job.unkept[Rung.MOVE_LAYERS].until_s == 160.0
+    assert job.unkept[MitigationLevel.MOVE_LAYERS].until_s == 160.0
     again = verification.given_up(replace(job, promise=promise), back, 200.0)
-    assert again.unkept[Rung.MOVE_LAYERS].until_s == 320.0
-    assert "time 2 in a row" in again.unkept[Rung.MOVE_LAYERS].text
-    other = Decision(rung=Rung.BATCH_SHARES, layout=FIRST, reason="")
+    assert again.unkept[MitigationLevel.MOVE_LAYERS].until_s == 320.0
+    assert "time 2 in a row" in again.unkept[MitigationLevel.MOVE_LAYERS].text
+    other = Decision(rung=MitigationLevel.BATCH_SHARES, layout=FIRST, reason="")
     assert verification.given_up(replace(driver.job, promise=promise), other, 100.0).unkept == {}
 
 

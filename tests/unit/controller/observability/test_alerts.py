@@ -21,7 +21,7 @@ from pacekeeper.core.incidents.findings import (
     Tier,
     Watch,
 )
-from pacekeeper.core.incidents.rank_failures import Deaths
+from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.predictor.assurance.canary import Canaries, Outcome
 
@@ -116,7 +116,7 @@ def test_an_incident_says_where_and_why() -> None:
 def deaths(*died: tuple[int, float | None]) -> State:
     """Of these ranks, each since when the job goes on without it; one incident."""
     known = tuple(
-        Deaths(ranks=((rank, rank),), reason="why", step=1, unix_s=0.0, closed_unix_s=over_s)
+        RankFailures(ranks=((rank, rank),), reason="why", step=1, unix_s=0.0, closed_unix_s=over_s)
         for rank, over_s in died
     )
     return of(job(incidents=(replace(incident(FindingKind.DEATH), deaths=known),)))

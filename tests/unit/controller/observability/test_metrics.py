@@ -27,11 +27,11 @@ from pacekeeper.core.incidents.findings import (
     Finding,
     FindingKind,
     Incident,
-    Rung,
+    MitigationLevel,
     Tier,
     Watch,
 )
-from pacekeeper.core.incidents.rank_failures import Deaths
+from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.predictor.assurance.sensitivity import Sight
 from support.controllers import first_layout
@@ -200,7 +200,7 @@ def test_a_death_has_no_slowdown_and_nobodys_incident_no_place() -> None:
 
 def test_deaths_are_counted_until_the_job_goes_on_without_them() -> None:
     finding = replace(incident(1).finding, kind=FindingKind.DEATH, slowdown=float("inf"))
-    first = Deaths(ranks=((0, 0),), reason="r", step=1, unix_s=1.0)
+    first = RankFailures(ranks=((0, 0),), reason="r", step=1, unix_s=1.0)
     died = (first, replace(first, ranks=((1, 7),)))
     one = replace(incident(1), finding=finding, deaths=died)
     metrics = ControllerMetrics()
@@ -247,9 +247,9 @@ def test_a_plan_that_is_offered_says_since_when_in_unix_time() -> None:
 def test_plans_are_counted_from_zero_by_their_rung_and_refused_ones_apart() -> None:
     metrics = ControllerMetrics()
     assert value(metrics, "plans_total", rung="move_replicas") == 0
-    plan = Decision(rung=Rung.MOVE_REPLICAS, layout=first_layout(), reason="")
+    plan = Decision(rung=MitigationLevel.MOVE_REPLICAS, layout=first_layout(), reason="")
     metrics.count_decision(plan)
-    metrics.count_decision(Decision(rung=Rung.NOTHING, layout=None, reason="refused"))
+    metrics.count_decision(Decision(rung=MitigationLevel.NOTHING, layout=None, reason="refused"))
     assert value(metrics, "plans_total", rung="move_replicas") == 1
     assert value(metrics, "plans_refused_total") == 1
 

@@ -24,12 +24,12 @@ from pacekeeper.controller.observability.timeline_codec import (
 )
 from pacekeeper.controller.state.events import StepSummary
 from pacekeeper.core.incidents.findings import (
-    Considered,
+    ConsideredLayout,
     Decision,
     Finding,
     FindingKind,
     Incident,
-    Rung,
+    MitigationLevel,
     Tier,
 )
 from support.machine_driver import FIRST as EVEN
@@ -168,13 +168,19 @@ def test_actions_are_noted_once_with_the_step_and_time_they_came() -> None:
 
 def test_decisions_are_kept_with_what_was_passed_over_and_no_plan_again_is_said_once() -> None:
     chronicle = found()
-    nothing = Decision(rung=Rung.NOTHING, layout=None, reason="too little")
+    nothing = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="too little")
     chronicle.decided("moe", nothing, 14.0)
     chronicle.decided("moe", nothing, 15.0)
-    considered = Considered(
-        rung=Rung.MOVE_REPLICAS, planned_step_s=0.1, cost_s=2.0, moved_bytes=5, why_not="dear"
+    considered = ConsideredLayout(
+        rung=MitigationLevel.MOVE_REPLICAS,
+        planned_step_s=0.1,
+        cost_s=2.0,
+        moved_bytes=5,
+        why_not="dear",
     )
-    plan = Decision(rung=Rung.BATCH_SHARES, layout=EVEN, reason="faster", considered=(considered,))
+    plan = Decision(
+        rung=MitigationLevel.BATCH_SHARES, layout=EVEN, reason="faster", considered=(considered,)
+    )
     chronicle.decided("moe", plan, 16.0)
     chronicle.decided("other", plan, 17.0)
     first, second = chronicle.courses[7].plans
@@ -186,7 +192,7 @@ def test_plans_and_notes_are_bounded_and_the_first_stays() -> None:
     course = found().courses[7]
     chronicle = Chronicle(courses={7: course})
     for i in range(100):
-        plan = Decision(rung=Rung.BATCH_SHARES, layout=EVEN, reason=str(i))
+        plan = Decision(rung=MitigationLevel.BATCH_SHARES, layout=EVEN, reason=str(i))
         chronicle.decided("moe", plan, float(i))
         chronicle.told(incident(actions=(f"note {i}",)), float(i))
     assert len(course.plans) == MOST_PLANS and len(course.notes) == MOST_NOTES
@@ -251,7 +257,7 @@ def test_who_has_waited_longest_is_written_first() -> None:
 def test_a_course_survives_the_store_as_it_is() -> None:
     chronicle = found(rank=9)  # some values are not known
     chronicle.told(incident(rank=9, actions=("a",)), 3.0)
-    nothing = Decision(rung=Rung.NOTHING, layout=None, reason="no")
+    nothing = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="no")
     chronicle.decided("moe", nothing, 4.0)
     course = chronicle.courses[7]
     again = decode_course(encode_course(course))

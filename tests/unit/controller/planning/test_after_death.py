@@ -9,9 +9,9 @@ from pacekeeper.controller.planning.reliability import kill_sets, survival
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import Rung
+from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import Layout, even_layout
-from pacekeeper.core.layout.shrink import Floor, shrink
+from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.features import FEATURES
 from pacekeeper.predictor.cost.forecast import Workload
@@ -77,14 +77,14 @@ def survived(layout: Layout) -> tuple[float, ...]:
 
 
 def survivors_layout() -> Layout:
-    floor = Floor(hosts=2, domain_of=NODE_OF, slots_per_rank=SLOTS)
+    floor = ReplicationFloor(hosts=2, domain_of=NODE_OF, slots_per_rank=SLOTS)
     return shrink(FIRST, dead=[0, 1], generation=6, floor=floor)
 
 
 def test_after_a_nodes_death_the_next_plan_regains_floors_and_alignment() -> None:
     left = survivors_layout()
     decision = decide(view_after(left), CONFIG)
-    assert decision.rung is Rung.MOVE_REPLICAS and decision.layout is not None
+    assert decision.rung is MitigationLevel.MOVE_REPLICAS and decision.layout is not None
     assert min(map(min, on_nodes(decision.layout, NODE_OF))) >= 2
     before, after = survived(left), survived(decision.layout)
     assert after[1] == 1.0 and after[2] > 2.0 * before[2]
@@ -126,7 +126,7 @@ def test_more_ranks_than_the_first_layout_had_are_used() -> None:
         view_after(wide), shape=shape, workload=workload, num_load_steps=100, steps_since_plan=100
     )
     decision = decide(replace(view, node_of={}), CONFIG)
-    assert decision.rung is Rung.MOVE_REPLICAS and decision.layout is not None
+    assert decision.rung is MitigationLevel.MOVE_REPLICAS and decision.layout is not None
     assert any(host.rank >= NUM_RANKS for host in decision.layout.experts[0][0])
 
 

@@ -7,18 +7,18 @@ from pacekeeper.controller.planning.token_split import proportional as shares_mo
 from pacekeeper.controller.planning.token_split.linear_program import batch_rows, best_value
 from pacekeeper.controller.planning.token_split.proportional import SLACK, token_shares
 from pacekeeper.controller.policy.replica_candidates import plan_replicas
-from pacekeeper.core.layout.layout import Host, Layout, even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
 from support.placements import hosts_after as layers_after
 from support.placements import planned, wishes
 
 
-def shares(split_hosts: tuple[tuple[Host, ...], ...]) -> list[dict[int, float]]:
+def shares(split_hosts: tuple[tuple[ExpertReplica, ...], ...]) -> list[dict[int, float]]:
     return [{host.rank: round(host.share, 3) for host in on} for on in split_hosts]
 
 
 def layout_of(hosts: list[list[int]], ranks: int) -> Layout:
     base = even_layout(ranks=range(ranks), num_layers=1, num_experts=len(hosts), replicas=1)
-    on = tuple(tuple(Host(rank, 1 / len(at)) for rank in at) for at in hosts)
+    on = tuple(tuple(ExpertReplica(rank, 1 / len(at)) for rank in at) for at in hosts)
     return Layout(
         generation=1,
         num_virtual_shards=1,

@@ -8,7 +8,7 @@ from pacekeeper.controller.policy.cordons import adds_work, leaving, left_out
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.state import Refusal
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import Rung
+from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import Layout, even_layout
 from support.partitioned import staged_layout, view_of
 
@@ -25,7 +25,10 @@ def planned() -> Layout:
 
 def test_a_rank_of_a_tensor_group_is_left_out_though_that_costs_time() -> None:
     decision = decide(CORDONED, CONFIG)
-    assert decision.rung is Rung.LEAVE_OUT and decision.planned_step_s > decision.current_step_s
+    assert (
+        decision.rung is MitigationLevel.LEAVE_OUT
+        and decision.planned_step_s > decision.current_step_s
+    )
     assert decision.reason.startswith("ranks 1 are cordoned: without them a step goes from")
     layout = planned()
     assert layout.ranks == EVEN.ranks and layout.standing_by == (1,)
@@ -57,18 +60,18 @@ def test_a_rank_that_alone_holds_layers_keeps_its_work() -> None:
 
 def test_a_refused_plan_of_this_kind_waits() -> None:
     refusal = Refusal(plan=EVEN, rank=0, reason="no room", count=1, until_s=60.0)
-    view = replace(CORDONED, refusals={Rung.LEAVE_OUT: refusal})
+    view = replace(CORDONED, refusals={MitigationLevel.LEAVE_OUT: refusal})
     decision = decide(view, CONFIG)
-    assert decision.rung is not Rung.LEAVE_OUT and "such plans wait" in decision.reason
+    assert decision.rung is not MitigationLevel.LEAVE_OUT and "such plans wait" in decision.reason
 
 
 def test_home_waits_while_somebody_who_works_there_is_cordoned() -> None:
     out = planned()
     home = replace(EVEN, generation=3)
     view = replace(CORDONED, layout=out, home=home, next_generation=out.generation + 1)
-    assert decide(view, CONFIG).rung is not Rung.RETURN_HOME
+    assert decide(view, CONFIG).rung is not MitigationLevel.RETURN_HOME
     free = replace(view, cordoned=frozenset())
-    assert decide(free, CONFIG).rung is Rung.RETURN_HOME
+    assert decide(free, CONFIG).rung is MitigationLevel.RETURN_HOME
 
 
 def test_an_approved_plan_that_would_give_it_work_is_given_up() -> None:

@@ -8,8 +8,8 @@ from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.controller.state.state import Refusal
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import Rung
-from pacekeeper.core.layout.layout import Host, Layout, even_layout
+from pacekeeper.core.incidents.findings import MitigationLevel
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
@@ -53,7 +53,7 @@ def hot(factor: float) -> Workload:
 
 def test_a_slow_rank_gets_a_smaller_share_of_tokens_and_rows() -> None:
     decision = decide(SLOW, CONFIG)
-    assert decision.rung is Rung.BATCH_SHARES
+    assert decision.rung is MitigationLevel.BATCH_SHARES
     layout = decision.layout
     assert layout is not None
     assert layout.generation == 9
@@ -70,7 +70,7 @@ def test_a_slow_rank_gets_a_smaller_share_of_tokens_and_rows() -> None:
 def test_rows_that_can_not_be_split_leave_token_shares() -> None:
     few = replace(SLOW.shape, rows_per_step=4)
     view = replace(SLOW, shape=few, workload=replace(SLOW.workload, num_rows=4))
-    assert decide(view, CONFIG).rung is Rung.TOKEN_SHARES
+    assert decide(view, CONFIG).rung is MitigationLevel.TOKEN_SHARES
 
 
 def test_a_plan_says_how_fast_it_takes_each_rank_to_be() -> None:
@@ -83,18 +83,18 @@ def test_where_every_step_is_split_other_loads_need_no_other_shares() -> None:
     # The same hosts level one hot expert, if the shares change: the trainer does that by itself.
     view = replace(HEALTHY, workload=hot(2.0), step_s=1.4)
     by_plan = replace(CONFIG, rebalance_min_gain=0.01)
-    assert decide(view, by_plan).rung is Rung.TOKEN_SHARES
+    assert decide(view, by_plan).rung is MitigationLevel.TOKEN_SHARES
     by_itself = replace(view, shape=replace(SHAPE, splits_each_step=True))
-    assert decide(by_itself, by_plan).rung is Rung.NOTHING
+    assert decide(by_itself, by_plan).rung is MitigationLevel.NOTHING
 
 
 def test_where_every_step_is_split_speeds_that_are_out_of_date_need_a_plan() -> None:
     shape = replace(SHAPE, splits_each_step=True, rows_per_step=4)
     view = replace(SLOW, shape=shape, workload=replace(SLOW.workload, num_rows=4))
     first = decide(view, CONFIG)
-    assert first.rung is Rung.TOKEN_SHARES and first.layout is not None
+    assert first.rung is MitigationLevel.TOKEN_SHARES and first.layout is not None
     after = replace(view, layout=first.layout, step_s=first.planned_step_s)
-    assert decide(after, CONFIG).rung is Rung.NOTHING
+    assert decide(after, CONFIG).rung is MitigationLevel.NOTHING
     slower = decide(replace(after, slow={2: 3.0}), CONFIG)
     assert slower.layout is not None
     assert dict(slower.layout.speeds) == pytest.approx({2: 1 / 3.0})
@@ -103,31 +103,31 @@ def test_where_every_step_is_split_speeds_that_are_out_of_date_need_a_plan() -> 
 def test_experts_with_one_host_need_another_where_it_pays() -> None:
     view = replace(SLOW, layout=LONE, home=LONE)
     decision = decide(view, CONFIG)
-    assert decision.rung is Rung.MOVE_REPLICAS
+    assert decision.rung is MitigationLevel.MOVE_REPLICAS
     assert decision.moved_bytes > 0
     assert decision.moved_bytes % SHAPE.expert_bytes == 0
     assert decision.cost_s == pytest.approx(
         CONFIG.plan_s + CONFIG.move_s_per_byte * decision.moved_bytes
     )
     too_dear = replace(CONFIG, move_s_per_byte=1.0)
-    assert decide(view, too_dear).rung is Rung.BATCH_SHARES
+    assert decide(view, too_dear).rung is MitigationLevel.BATCH_SHARES
 
 
 def test_what_needs_nobodys_word_comes_first_and_what_moves_state_is_proposed_upon_it() -> None:
     view = replace(SLOW, layout=LONE, home=LONE)
     asked = replace(CONFIG, mode="approve")
     shares = decide(view, asked)
-    assert (shares.rung, shares.moved_bytes) == (Rung.BATCH_SHARES, 0)
+    assert (shares.rung, shares.moved_bytes) == (MitigationLevel.BATCH_SHARES, 0)
     assert shares.layout is not None
     upon = replace(view, layout=shares.layout, step_s=shares.planned_step_s)
-    assert decide(upon, asked).rung is Rung.MOVE_REPLICAS
-    assert decide(view, replace(asked, approve="all")).rung is Rung.MOVE_REPLICAS
+    assert decide(upon, asked).rung is MitigationLevel.MOVE_REPLICAS
+    assert decide(view, replace(asked, approve="all")).rung is MitigationLevel.MOVE_REPLICAS
 
 
 def test_an_approved_plan_is_priced_again_and_no_other_is_looked_for() -> None:
     view = replace(SLOW, layout=LONE, home=LONE)
     approved = decide(view, CONFIG)
-    assert approved.rung is Rung.MOVE_REPLICAS
+    assert approved.rung is MitigationLevel.MOVE_REPLICAS
     slower = replace(view, slow={2: 1.7}, approved=approved)
     again = decide(slower, CONFIG)
     assert (again.rung, again.layout) == (approved.rung, approved.layout)
@@ -140,10 +140,10 @@ def test_an_approved_plan_that_pays_no_more_is_not_done_and_says_its_price() -> 
     view = replace(SLOW, layout=LONE, home=LONE)
     approved = decide(view, CONFIG)
     by_now = decide(replace(view, approved=approved), replace(CONFIG, move_s_per_byte=1.0))
-    assert by_now.rung is Rung.NOTHING
+    assert by_now.rung is MitigationLevel.NOTHING
     assert by_now.reason.startswith("priced again it gains ") and " and costs " in by_now.reason
     well = replace(view, slow={}, approved=approved)
-    assert decide(well, replace(CONFIG, min_gain=0.5)).rung is Rung.NOTHING
+    assert decide(well, replace(CONFIG, min_gain=0.5)).rung is MitigationLevel.NOTHING
 
 
 def test_an_approved_way_home_must_still_lead_there() -> None:
@@ -151,11 +151,11 @@ def test_an_approved_way_home_must_still_lead_there() -> None:
     assert around is not None
     over = replace(HEALTHY, layout=around, home=EVEN, is_makeshift=True)
     approved = decide(over, CONFIG)
-    assert approved.rung is Rung.RETURN_HOME
+    assert approved.rung is MitigationLevel.RETURN_HOME
     again = decide(replace(over, approved=approved), CONFIG)
     assert (again.rung, again.layout) == (approved.rung, approved.layout)
     elsewhere = decide(replace(over, home=None, approved=approved), CONFIG)
-    assert (elsewhere.rung, elsewhere.layout) == (Rung.NOTHING, None)
+    assert (elsewhere.rung, elsewhere.layout) == (MitigationLevel.NOTHING, None)
 
 
 def test_an_approved_plan_for_safety_need_not_gain_time() -> None:
@@ -163,18 +163,22 @@ def test_an_approved_plan_for_safety_need_not_gain_time() -> None:
     close = even_layout(ranks=range(4), num_layers=2, num_experts=8, replicas=2, generation=5)
     hosts = tuple(
         tuple(
-            (Host(0, 0.5), Host(1, 0.5)) if e < 4 else (Host(2, 0.5), Host(3, 0.5))
+            (ExpertReplica(0, 0.5), ExpertReplica(1, 0.5))
+            if e < 4
+            else (ExpertReplica(2, 0.5), ExpertReplica(3, 0.5))
             for e in range(8)
         )
         for _ in range(2)
     )
     narrow = replace(HEALTHY, layout=replace(close, experts=hosts), node_of=nodes)
     approved = decide(narrow, CONFIG)
-    assert approved.rung is Rung.MOVE_REPLICAS and "fewer than 2 nodes" in approved.reason
+    assert (
+        approved.rung is MitigationLevel.MOVE_REPLICAS and "fewer than 2 nodes" in approved.reason
+    )
     dear = replace(CONFIG, move_s_per_byte=1e-5)
     assert decide(replace(narrow, approved=approved), dear).layout == approved.layout
     wide = replace(narrow, layout=replace(approved.layout or close, generation=6))
-    assert decide(replace(wide, approved=approved), dear).rung is Rung.NOTHING
+    assert decide(replace(wide, approved=approved), dear).rung is MitigationLevel.NOTHING
 
 
 def test_a_short_horizon_does_not_pay_for_a_move() -> None:
@@ -212,7 +216,7 @@ def test_a_layout_that_fits_is_left_alone() -> None:
     first = decide(SLOW, CONFIG).layout
     assert first is not None
     again = decide(replace(SLOW, layout=first, step_s=1.25), CONFIG)
-    assert (again.rung, again.layout) == (Rung.NOTHING, None)
+    assert (again.rung, again.layout) == (MitigationLevel.NOTHING, None)
 
 
 def test_a_small_gain_is_not_worth_a_plan() -> None:
@@ -233,7 +237,7 @@ def test_when_all_is_over_the_layout_goes_home() -> None:
     away = decide(SLOW, CONFIG).layout
     assert away is not None
     decision = decide(replace(HEALTHY, layout=away, home=EVEN), CONFIG)
-    assert decision.rung is Rung.RETURN_HOME
+    assert decision.rung is MitigationLevel.RETURN_HOME
     assert decision.layout == replace(EVEN, generation=9)
     assert decision.fluid_step_s <= decision.planned_step_s < decision.current_step_s
     assert decision.cost_s == CONFIG.plan_s
@@ -251,13 +255,13 @@ def test_the_way_home_drops_replicas_and_copies_none() -> None:
     away = decide(view, CONFIG).layout
     assert away is not None
     decision = decide(replace(HEALTHY, layout=away, home=LONE), CONFIG)
-    assert (decision.rung, decision.moved_bytes) == (Rung.RETURN_HOME, 0)
+    assert (decision.rung, decision.moved_bytes) == (MitigationLevel.RETURN_HOME, 0)
 
 
 def test_there_is_no_way_home_to_a_layout_with_the_dead() -> None:
     left = shrink(EVEN, dead=[3], generation=6)
     decision = decide(replace(HEALTHY, layout=left, home=EVEN), CONFIG)
-    assert decision.rung is not Rung.RETURN_HOME
+    assert decision.rung is not MitigationLevel.RETURN_HOME
 
 
 def test_survivors_are_planned_for_at_their_speeds() -> None:
@@ -288,20 +292,20 @@ def test_hot_experts_alone_need_a_large_and_settled_gain() -> None:
     assert decide(HEALTHY, CONFIG).layout is None
 
 
-def refused(view: View, rung: Rung, layout: Layout, *, wait_s: float = 30.0) -> View:
+def refused(view: View, rung: MitigationLevel, layout: Layout, *, wait_s: float = 30.0) -> View:
     refusal = Refusal(plan=layout, rank=3, reason="no room", count=1, until_s=100.0 + wait_s)
     return replace(view, refusals={rung: refusal}, asked_s=100.0)
 
 
 def test_a_kind_of_plan_that_was_refused_waits_and_the_next_best_is_taken() -> None:
-    view = refused(SLOW, Rung.BATCH_SHARES, replace(LONE, generation=6))
+    view = refused(SLOW, MitigationLevel.BATCH_SHARES, replace(LONE, generation=6))
     decision = decide(view, CONFIG)
-    assert decision.rung is Rung.TOKEN_SHARES
+    assert decision.rung is MitigationLevel.TOKEN_SHARES
     assert decision.reason.endswith(
         "; no batch_shares plan for 30 s more: rank 3 refused plan 6: no room"
     )
     over = decide(replace(view, asked_s=130.0), CONFIG)
-    assert over.rung is Rung.BATCH_SHARES
+    assert over.rung is MitigationLevel.BATCH_SHARES
     assert over.reason.endswith("; tried again: rank 3 refused plan 6: no room")
 
 
@@ -310,16 +314,16 @@ def test_a_refused_layout_is_not_offered_under_another_name() -> None:
     view = replace(SLOW, shape=few, workload=replace(SLOW.workload, num_rows=4))
     layout = decide(view, CONFIG).layout
     assert layout is not None
-    held = refused(view, Rung.TOKEN_SHARES, replace(layout, generation=6))
-    assert decide(held, CONFIG).rung is Rung.NOTHING
-    other = refused(view, Rung.TOKEN_SHARES, replace(LONE, generation=6))
-    assert decide(other, CONFIG).rung is Rung.BATCH_SHARES
+    held = refused(view, MitigationLevel.TOKEN_SHARES, replace(layout, generation=6))
+    assert decide(held, CONFIG).rung is MitigationLevel.NOTHING
+    other = refused(view, MitigationLevel.TOKEN_SHARES, replace(LONE, generation=6))
+    assert decide(other, CONFIG).rung is MitigationLevel.BATCH_SHARES
 
 
 def test_a_way_home_that_was_refused_waits_too() -> None:
     away = decide(SLOW, CONFIG).layout
     assert away is not None
     view = replace(HEALTHY, layout=away, home=EVEN)
-    held = decide(refused(view, Rung.RETURN_HOME, replace(EVEN, generation=8)), CONFIG)
-    assert held.rung is not Rung.RETURN_HOME
+    held = decide(refused(view, MitigationLevel.RETURN_HOME, replace(EVEN, generation=8)), CONFIG)
+    assert held.rung is not MitigationLevel.RETURN_HOME
     assert "no return_home plan for 30 s more" in held.reason

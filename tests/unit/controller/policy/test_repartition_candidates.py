@@ -11,8 +11,8 @@ from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.controller.state.state import Move, Promise, Refusal
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import COSTLY, Decision, Rung
-from pacekeeper.core.layout.diff import transfers
+from pacekeeper.core.incidents.findings import STATE_MOVING_LEVELS, Decision, MitigationLevel
+from pacekeeper.core.layout.diff import diff_layouts
 from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from support.layouts import on_nodes
@@ -48,7 +48,7 @@ def cuts(layout: Layout) -> list[int]:
     return [stage.end_layer for stage in layout.stages]
 
 
-def without(config: PolicyConfig, *rungs: Rung) -> Decision:
+def without(config: PolicyConfig, *rungs: MitigationLevel) -> Decision:
     """What is decided of the slow job while plans of these kinds wait."""
     refusals = {
         rung: Refusal(plan=PAIRS, rank=0, reason="no", count=1, until_s=60.0) for rung in rungs
@@ -57,9 +57,9 @@ def without(config: PolicyConfig, *rungs: Rung) -> Decision:
 
 
 def test_a_slow_rank_keeps_fewer_shards_and_the_reason_says_which() -> None:
-    decision = without(CONFIG, Rung.MOVE_LAYERS)
+    decision = without(CONFIG, MitigationLevel.MOVE_LAYERS)
     layout = planned(decision)
-    assert decision.rung is Rung.TENSOR_SHARDS
+    assert decision.rung is MitigationLevel.TENSOR_SHARDS
     assert layout.generation == 9
     assert cuts(layout) == cuts(EVEN) and layout.ranks == EVEN.ranks
     assert sizes(layout) == {**dict.fromkeys(EVEN.ranks, 4), 0: 6, 1: 2}
@@ -70,8 +70,8 @@ def test_a_slow_rank_keeps_fewer_shards_and_the_reason_says_which() -> None:
 
 
 def test_the_bytes_and_seconds_of_a_move_are_those_of_its_transfers() -> None:
-    decision = without(CONFIG, Rung.MOVE_LAYERS)
-    copied = transfers(EVEN, planned(decision))
+    decision = without(CONFIG, MitigationLevel.MOVE_LAYERS)
+    copied = diff_layouts(EVEN, planned(decision))
     shards = [move for move in copied if move.block.kind is BlockKind.ATTENTION]
     # Two of each of the first stage's 4 layers, each as large as an expert here.
     assert [move.destination for move in shards] == [0] * 8
@@ -89,7 +89,7 @@ def test_without_tensor_groups_layers_leave_the_stage_of_a_slow_rank() -> None:
     view = view_of(one_pipeline, slow={0: 2.0}, home=one_pipeline)
     decision = decide(view, CONFIG)
     layout = planned(decision)
-    assert decision.rung is Rung.MOVE_LAYERS
+    assert decision.rung is MitigationLevel.MOVE_LAYERS
     assert cuts(layout) == [2, 8]
     assert "; layers of the stages 4+4 -> 2+6" in decision.reason
 
@@ -98,7 +98,7 @@ def test_a_rank_that_all_but_stands_still_is_moved_around_where_moves_cost_nothi
     one_pipeline = staged_layout(data=1, tensor=1, layers=8, experts=0)
     view = view_of(one_pipeline, slow={0: 1e7}, home=one_pipeline)
     decision = decide(view, replace(CONFIG, move_s_per_byte=0.0))
-    assert decision.rung is Rung.MOVE_LAYERS
+    assert decision.rung is MitigationLevel.MOVE_LAYERS
     assert cuts(planned(decision)) == [1, 8]
 
 
@@ -106,7 +106,7 @@ def test_experts_go_with_their_layers_and_keep_their_hosts_number() -> None:
     view = view_of(PAIRS, slow={0: 3.0, 2: 3.0}, home=PAIRS)
     decision = decide(view, CONFIG)
     layout = planned(decision)
-    assert decision.rung is Rung.MOVE_LAYERS
+    assert decision.rung is MitigationLevel.MOVE_LAYERS
     first, _ = cuts(layout)
     assert first < 4
     for layer in range(first, 4):
@@ -126,17 +126,17 @@ def test_experts_go_to_two_racks_with_their_layers() -> None:
 
 
 def test_a_slow_pipeline_gets_fewer_rows_where_nothing_else_may_move() -> None:
-    decision = without(CONFIG, *COSTLY)
+    decision = without(CONFIG, *STATE_MOVING_LEVELS)
     layout = planned(decision)
-    assert decision.rung is Rung.BATCH_SHARES
+    assert decision.rung is MitigationLevel.BATCH_SHARES
     rows = layout.rows_of(64)
     assert rows[0] < 32 < rows[4] and sum(rows.values()) == 64
     assert layout.stages == EVEN.stages
 
 
 def test_all_rungs_are_priced_alike_and_the_dear_ones_bring_more() -> None:
-    shares = without(CONFIG, *COSTLY)
-    shards = without(CONFIG, Rung.MOVE_LAYERS)
+    shares = without(CONFIG, *STATE_MOVING_LEVELS)
+    shards = without(CONFIG, MitigationLevel.MOVE_LAYERS)
     best = decide(SLOW, CONFIG)
     assert shares.current_step_s == shards.current_step_s == best.current_step_s
     assert best.planned_step_s <= shards.planned_step_s < shares.planned_step_s
@@ -145,13 +145,15 @@ def test_all_rungs_are_priced_alike_and_the_dear_ones_bring_more() -> None:
 
 def test_what_is_costly_is_probed_first_and_a_refuted_rank_only_gets_other_shares() -> None:
     assert decide(replace(SLOW, unread=frozenset({1})), CONFIG).unconfirmed == (1,)
-    assert decide(replace(SLOW, refuted=frozenset({1})), CONFIG).rung is Rung.BATCH_SHARES
-    assert decide(replace(SLOW, is_probing=True), CONFIG).rung is Rung.BATCH_SHARES
+    assert (
+        decide(replace(SLOW, refuted=frozenset({1})), CONFIG).rung is MitigationLevel.BATCH_SHARES
+    )
+    assert decide(replace(SLOW, is_probing=True), CONFIG).rung is MitigationLevel.BATCH_SHARES
 
 
 def test_a_re_partition_waits_until_the_fault_has_cost_as_much() -> None:
     dear = replace(CONFIG, plan_s=5.0, horizon_steps=1000)
-    short = without(replace(dear, plan_s=0.0), Rung.MOVE_LAYERS)
+    short = without(replace(dear, plan_s=0.0), MitigationLevel.MOVE_LAYERS)
     gain_s = short.current_step_s - short.planned_step_s
     enough = int(5.0 / gain_s) + 2
     assert planned(decide(replace(SLOW, slow_steps=1), dear)).stages == EVEN.stages
@@ -161,7 +163,7 @@ def test_a_re_partition_waits_until_the_fault_has_cost_as_much() -> None:
         lone := staged_layout(data=1, tensor=1, experts=0), slow={0: 2.0}, home=lone
     )
     decision = decide(replace(only_layers, slow_steps=1), dear)
-    assert decision.rung is Rung.NOTHING
+    assert decision.rung is MitigationLevel.NOTHING
     assert "so far: it may pass" in decision.reason
 
 
@@ -172,20 +174,20 @@ def test_a_move_that_does_not_pay_over_the_horizon_is_not_made() -> None:
 def test_measured_moves_say_what_the_next_one_costs() -> None:
     moves = {3: Move(duration_s=0.5), 4: Move(duration_s=2.5, total_bytes=400, busiest_bytes=100)}
     decision = decide(replace(SLOW, moves=moves), CONFIG)
-    assert decision.rung is Rung.BATCH_SHARES  # a byte takes 20 ms
+    assert decision.rung is MitigationLevel.BATCH_SHARES  # a byte takes 20 ms
     assert decision.cost_s == 0.5
 
 
 def test_the_budget_of_bytes_holds_for_shards_and_layers() -> None:
-    assert decide(SLOW, replace(CONFIG, max_moved_bytes=1000)).rung is Rung.BATCH_SHARES
+    assert decide(SLOW, replace(CONFIG, max_moved_bytes=1000)).rung is MitigationLevel.BATCH_SHARES
 
 
 def test_memory_that_is_told_bounds_what_a_rank_takes_over() -> None:
     # 6 of 8 shards of 4 layers are 24 MB; 8 replicas of 1 MB in each layer, on 4 ranks, 8 MB more.
-    free = without(CONFIG, Rung.MOVE_LAYERS)
+    free = without(CONFIG, MitigationLevel.MOVE_LAYERS)
     assert sizes(planned(free))[0] == 6
     tight = replace(CONFIG, memory_bytes=29_000_000)
-    assert planned(without(tight, Rung.MOVE_LAYERS)).stages == EVEN.stages
+    assert planned(without(tight, MitigationLevel.MOVE_LAYERS)).stages == EVEN.stages
 
 
 def test_a_rank_is_left_out_only_where_that_is_allowed() -> None:
@@ -193,7 +195,7 @@ def test_a_rank_is_left_out_only_where_that_is_allowed() -> None:
     kept = decide(hopeless, CONFIG)
     assert planned(kept).ranks == EVEN.ranks
     freed = decide(hopeless, replace(CONFIG, may_leave_out=True))
-    assert freed.rung is Rung.LEAVE_OUT
+    assert freed.rung is MitigationLevel.LEAVE_OUT
     assert planned(freed).standing_by == (1,)
     assert planned(freed).ranks == EVEN.ranks
     assert "; ranks 1 stand by" in freed.reason
@@ -255,7 +257,7 @@ def test_a_job_is_priced_by_the_program_of_its_schedule(schedule: Schedule, thir
 def test_a_job_whose_program_is_not_known_is_not_planned(schedule: Schedule | None) -> None:
     assert decide(SLOW, CONFIG).layout is not None
     decision = decide(under(SLOW, schedule), CONFIG)
-    assert (decision.rung, decision.layout) == (Rung.NOTHING, None)
+    assert (decision.rung, decision.layout) == (MitigationLevel.NOTHING, None)
     assert decision.reason.startswith("no layout can be priced")
 
 
@@ -281,14 +283,14 @@ def test_after_recovery_the_shards_and_layers_of_before_come_back() -> None:
     assert away.stages != EVEN.stages
     over = replace(view_of(away, home=EVEN, work=work_of(away)), next_generation=10)
     decision = decide(over, CONFIG)
-    assert decision.rung is Rung.RETURN_HOME
+    assert decision.rung is MitigationLevel.RETURN_HOME
     assert decision.layout == replace(EVEN, generation=10)
     assert decision.moved_bytes > 0
     assert decide(replace(over, layout=EVEN), CONFIG).layout is None
-    runs = planned(without(CONFIG, Rung.MOVE_LAYERS)).stages
+    runs = planned(without(CONFIG, MitigationLevel.MOVE_LAYERS)).stages
     other = replace(EVEN, stages=runs)  # in nothing else than its runs
     alike = view_of(other, home=EVEN, work=work_of(other))
-    assert decide(alike, CONFIG).rung is Rung.RETURN_HOME
+    assert decide(alike, CONFIG).rung is MitigationLevel.RETURN_HOME
 
 
 def test_a_head_is_what_the_last_stage_takes_beyond_its_layers() -> None:
@@ -313,10 +315,10 @@ def test_the_price_of_a_healthy_job_is_the_longest_path_of_its_work() -> None:
 
 
 def test_a_plan_that_brought_nothing_is_undone_and_its_kind_waits() -> None:
-    away = planned(without(CONFIG, Rung.MOVE_LAYERS))
+    away = planned(without(CONFIG, MitigationLevel.MOVE_LAYERS))
     promise = Promise(
         plan=away,
-        rung=Rung.TENSOR_SHARDS,
+        rung=MitigationLevel.TENSOR_SHARDS,
         base=EVEN,
         before_s=4.0,
         planned_s=3.0,
@@ -330,13 +332,13 @@ def test_a_plan_that_brought_nothing_is_undone_and_its_kind_waits() -> None:
         next_generation=10,
     )
     decision = decide(view, CONFIG)
-    assert decision.rung is Rung.ROLL_BACK
+    assert decision.rung is MitigationLevel.ROLL_BACK
     assert decision.layout == replace(EVEN, generation=10)
     assert "was to take a step from 4000 to 3000 ms and took it to 5000 ms" in decision.reason
     dear = decide(view, replace(CONFIG, plan_s=1e4))
-    assert dear.rung is not Rung.ROLL_BACK
+    assert dear.rung is not MitigationLevel.ROLL_BACK
     other = replace(view, slow={1: 2.0, 2: 2.0})
-    assert decide(other, CONFIG).rung is not Rung.ROLL_BACK
+    assert decide(other, CONFIG).rung is not MitigationLevel.ROLL_BACK
 
 
 def test_a_layout_is_the_partition_it_says() -> None:

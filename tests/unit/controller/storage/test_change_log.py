@@ -17,7 +17,7 @@ from pacekeeper.core.incidents.findings import (
     Finding,
     FindingKind,
     Incident,
-    Rung,
+    MitigationLevel,
     Tier,
 )
 
@@ -51,7 +51,7 @@ def all_rows(store: Store) -> dict[str, list[Any]]:
 
 def decide(store: Store, step: int, num_bytes: int = 10) -> None:
     """Append one decision: to execute it twice makes two rows."""
-    decision = Decision(rung=Rung.NOTHING, layout=None, reason="r" * num_bytes)
+    decision = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="r" * num_bytes)
     store.save_decision("j", step, decision, 1760000000.0)
 
 

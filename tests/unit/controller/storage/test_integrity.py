@@ -19,7 +19,14 @@ from pacekeeper.controller.storage.restore import restored
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
+from pacekeeper.core.incidents.findings import (
+    Decision,
+    Finding,
+    FindingKind,
+    Incident,
+    MitigationLevel,
+    Tier,
+)
 from pacekeeper.protos import status_pb2
 
 INCIDENTS = 300
@@ -119,7 +126,9 @@ def test_a_job_that_has_not_ended_a_step_is_no_damage(path: Path) -> None:
     )  # fmt: skip
     store = Store.open(path)
     store.save_job(before)
-    store.save_decision("young", -1, Decision(rung=Rung.NOTHING, layout=None, reason="r"), 1.0)
+    store.save_decision(
+        "young", -1, Decision(rung=MitigationLevel.NOTHING, layout=None, reason="r"), 1.0
+    )
     (last,) = [one for one in [store.incident(INCIDENTS)] if one is not None]
     store.save_incident(replace(last, closed_unix_s=2.0, closed_step=-1))
     store.close()

@@ -18,9 +18,16 @@ from pacekeeper.controller.storage.store import Store
 from pacekeeper.controller.storage.write_batch import Writes, write
 from pacekeeper.core.config.controller import ControllerConfig, RetentionConfig
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
-from pacekeeper.core.incidents.operator_orders import Order, OrderKind
-from pacekeeper.core.incidents.proposals import Answer, Proposal
+from pacekeeper.core.incidents.findings import (
+    Decision,
+    Finding,
+    FindingKind,
+    Incident,
+    MitigationLevel,
+    Tier,
+)
+from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
+from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from support.machine_driver import (
     FIRST,
     UNIX_OFFSET_S,
@@ -63,9 +70,13 @@ def incident(number: int, closed_unix_s: float | None, kind: str = "device") -> 
     )
 
 
-def proposal(number: int, answer: Answer, made_unix_s: float) -> Proposal:
+def proposal(number: int, answer: ProposalState, made_unix_s: float) -> Proposal:
     decision = Decision(
-        rung=Rung.MOVE_REPLICAS, layout=FIRST, reason="", current_step_s=2.0, planned_step_s=1.0
+        rung=MitigationLevel.MOVE_REPLICAS,
+        layout=FIRST,
+        reason="",
+        current_step_s=2.0,
+        planned_step_s=1.0,
     )
     return Proposal(
         proposal_id=number,
@@ -82,7 +93,11 @@ def proposal(number: int, answer: Answer, made_unix_s: float) -> Proposal:
 
 def decision(text: str = "why") -> Decision:
     return Decision(
-        rung=Rung.NOTHING, layout=None, reason=text, current_step_s=1.0, planned_step_s=1.0
+        rung=MitigationLevel.NOTHING,
+        layout=None,
+        reason=text,
+        current_step_s=1.0,
+        planned_step_s=1.0,
     )
 
 
@@ -109,12 +124,18 @@ class TestByAge:
     def test_the_newest_number_is_not_given_twice(self, store: Store) -> None:
         for number in (1, 2):
             store.save_incident(incident(number, LONG_AGO_S))
-            store.save_proposal(proposal(number, Answer.DENIED, LONG_AGO_S))
+            store.save_proposal(proposal(number, ProposalState.DENIED, LONG_AGO_S))
         let_go(store)
         assert store.load()[2] == 3 and store.open_proposals()[1] == 3
 
     def test_proposals_that_wait_or_were_approved_stay(self, store: Store) -> None:
-        answers = (Answer.WAITING, Answer.APPROVED, Answer.DENIED, Answer.EXPIRED, Answer.WAITING)
+        answers = (
+            ProposalState.WAITING,
+            ProposalState.APPROVED,
+            ProposalState.DENIED,
+            ProposalState.EXPIRED,
+            ProposalState.WAITING,
+        )
         for number, answer in enumerate(answers):
             store.save_proposal(proposal(number, answer, LONG_AGO_S))
         let_go(store)
@@ -130,7 +151,7 @@ class TestByAge:
             assert store.journal.execute(f"SELECT job FROM {table}").fetchall() == [("new",)]
 
     def test_orders_and_what_fleet_memory_needs_have_no_end_here(self, store: Store) -> None:
-        order = Order(
+        order = OperatorOrder(
             kind=OrderKind.CORDON_NODE,
             subject="n",
             said_by="ada",

@@ -7,7 +7,7 @@ import pytest
 
 from pacekeeper.controller.storage.rows import incident_of, incident_row
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.core.incidents.rank_failures import Deaths
+from pacekeeper.core.incidents.rank_failures import RankFailures
 
 INCIDENT = Incident(
     incident_id=7,
@@ -23,8 +23,10 @@ INCIDENT = Incident(
     ),
     opened_unix_s=9.0,
     deaths=(
-        Deaths(ranks=((0, 2), (4, 9)), reason="r", step=1, unix_s=9.0),
-        Deaths(ranks=((3, 3),), reason="q", step=1, unix_s=9, closed_unix_s=10.0, closed_step=2),
+        RankFailures(ranks=((0, 2), (4, 9)), reason="r", step=1, unix_s=9.0),
+        RankFailures(
+            ranks=((3, 3),), reason="q", step=1, unix_s=9, closed_unix_s=10.0, closed_step=2
+        ),
     ),
     nodes=("a", "b"),
 )

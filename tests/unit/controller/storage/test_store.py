@@ -13,8 +13,15 @@ from pacekeeper.controller.state.state import JobRecord
 from pacekeeper.controller.storage.schema import SCHEMA_VERSION
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.errors import ExitCode, HostError, VersionError
-from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
-from pacekeeper.core.incidents.proposals import Answer, Proposal
+from pacekeeper.core.incidents.findings import (
+    Decision,
+    Finding,
+    FindingKind,
+    Incident,
+    MitigationLevel,
+    Tier,
+)
+from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from support.controllers import first_layout
 
 LAYOUT = first_layout()
@@ -113,7 +120,7 @@ def test_the_layouts_of_a_job_that_begins_anew_are_gone_and_those_of_others_stay
 
 def test_decisions_are_kept_in_order_with_their_prices(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store")
-    for step, rung in enumerate((Rung.TOKEN_SHARES, Rung.RETURN_HOME)):
+    for step, rung in enumerate((MitigationLevel.TOKEN_SHARES, MitigationLevel.RETURN_HOME)):
         decision = Decision(
             rung=rung, layout=None, reason=f"why {step}", current_step_s=0.4, planned_step_s=0.3
         )
@@ -126,9 +133,9 @@ def test_decisions_are_kept_in_order_with_their_prices(tmp_path: Path) -> None:
     ]
 
 
-def proposal(number: int, answer: Answer = Answer.WAITING) -> Proposal:
+def proposal(number: int, answer: ProposalState = ProposalState.WAITING) -> Proposal:
     decision = Decision(
-        rung=Rung.MOVE_REPLICAS,
+        rung=MitigationLevel.MOVE_REPLICAS,
         layout=replace(LAYOUT, generation=4),
         reason="it pays",
         current_step_s=0.4,
@@ -147,7 +154,7 @@ def proposal(number: int, answer: Answer = Answer.WAITING) -> Proposal:
         made_unix_s=1e9 + 0.1,
         expires_unix_s=1e9 + 900.1,
         answer=answer,
-        said_by="" if answer is Answer.WAITING else "ada (there)",
+        said_by="" if answer is ProposalState.WAITING else "ada (there)",
         note="",
     )
 
@@ -157,12 +164,12 @@ def test_open_proposals_come_back_as_they_were_and_numbers_go_on(tmp_path: Path)
     assert store.open_proposals() == ((), 1)
     store.save_job(job())
     store.save_proposal(proposal(1))
-    store.save_proposal(proposal(1, Answer.DENIED))
+    store.save_proposal(proposal(1, ProposalState.DENIED))
     store.save_proposal(proposal(2))
-    store.save_proposal(proposal(3, Answer.APPROVED))
+    store.save_proposal(proposal(3, ProposalState.APPROVED))
     store.save_proposal(replace(proposal(4), job="other"))
     open_ones, next_id = store.open_proposals()
-    assert open_ones == (proposal(2), proposal(3, Answer.APPROVED))
+    assert open_ones == (proposal(2), proposal(3, ProposalState.APPROVED))
     assert next_id == 5
 
 

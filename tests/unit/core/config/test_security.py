@@ -11,7 +11,12 @@ from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.loader import read_config
-from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig, open_listener
+from pacekeeper.core.config.security import (
+    AccessConfig,
+    LimitsConfig,
+    TlsConfig,
+    unauthenticated_listener,
+)
 from pacekeeper.core.errors import ConfigError, HostError
 
 TLS = TlsConfig(cert="c", key="k")
@@ -44,7 +49,7 @@ def test_everything_else_may_lead_anywhere(host: str) -> None:
 def test_who_listens_to_the_world_is_encrypted_and_knows_its_callers(
     address: str, tls: TlsConfig, tokens: str, is_refused: bool
 ) -> None:
-    assert bool(open_listener("--listen", address, tls, tokens)) == is_refused
+    assert bool(unauthenticated_listener("--listen", address, tls, tokens)) == is_refused
     config = ControllerConfig(listen=address, tls=tls, access=AccessConfig(tokens=tokens))
     if is_refused:
         with pytest.raises(ConfigError, match=r"--listen 0\.0\.0\.0:1 is beyond.*--insecure"):

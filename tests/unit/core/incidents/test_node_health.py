@@ -10,12 +10,12 @@ from pacekeeper.core.incidents.node_health import (
     REPEAT_S,
     STALE_S,
     Fitness,
-    Verdict,
-    decode,
-    encode,
-    is_news,
-    judge,
-    of_now,
+    NodeHealth,
+    assess_node,
+    current_health,
+    decode_node_health,
+    encode_node_health,
+    must_write,
 )
 from pacekeeper.core.telemetry.samples import DeviceSample
 from support.symptoms import DEVICE, HEALTH
@@ -31,8 +31,8 @@ def node_of(*changed: dict[str, Any]) -> tuple[DeviceSample, ...]:
     )
 
 
-def said(*devices: DeviceSample, nvml: str = "ok", before: Verdict | None = None) -> Verdict:
-    return judge(before, devices, nvml=nvml, node="n", now_unix_s=100.0)
+def said(*devices: DeviceSample, nvml: str = "ok", before: NodeHealth | None = None) -> NodeHealth:
+    return assess_node(before, devices, nvml=nvml, node="n", now_unix_s=100.0)
 
 
 def health(**changed: Any) -> dict[str, Any]:
@@ -74,28 +74,30 @@ def test_a_device_that_never_answered_is_missed_all_the_same() -> None:
 
 
 def test_a_verdict_tells_since_when_it_holds() -> None:
-    first = judge(None, node_of({}), nvml="ok", node="n", now_unix_s=10.0)
-    second = judge(first, node_of({}, {}), nvml="ok", node="n", now_unix_s=20.0)
-    lost = judge(second, node_of({"is_lost": True}), nvml="ok", node="n", now_unix_s=30.0)
+    first = assess_node(None, node_of({}), nvml="ok", node="n", now_unix_s=10.0)
+    second = assess_node(first, node_of({}, {}), nvml="ok", node="n", now_unix_s=20.0)
+    lost = assess_node(second, node_of({"is_lost": True}), nvml="ok", node="n", now_unix_s=30.0)
     assert [v.since_unix_s for v in (first, second, lost)] == [10.0, 10.0, 30.0]
     assert lost.written_unix_s == 30.0
 
 
 def test_a_verdict_comes_back_as_it_was() -> None:
     verdict = said(*node_of({"is_lost": True}))
-    assert decode(encode(verdict)) == verdict
+    assert decode_node_health(encode_node_health(verdict)) == verdict
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[]", b"{}", b"\xff", b"[" * 60_000, encode(said()).replace(b'"unknown"', b'"dead"'),
-     encode(said()).replace(b"100.0", b'"x"'), encode(said()).replace(b"100.0", b"NaN"),
-     encode(said()).replace(b"100.0", b"Infinity"), encode(said()).replace(b"100.0", b"1" * 400),
-     encode(said()).replace(b"100.0", b"-1.0"), encode(said()).replace(b"100.0", b"1e12")],
-)  # fmt: skip
+    [b"", b"[]", b"{}", b"\xff", b"[" * 60_000]
+    + [encode_node_health(said()).replace(b'"unknown"', b'"dead"')]
+    + [
+        encode_node_health(said()).replace(b"100.0", value)
+        for value in (b'"x"', b"NaN", b"Infinity", b"1" * 400, b"-1.0", b"1e12")
+    ],
+)
 def test_what_is_no_verdict_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        decode(data)
+        decode_node_health(data)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_what_is_no_verdict_is_refused(data: bytes) -> None:
     ],
 )
 def test_an_old_verdict_says_nothing_of_now(age_s: float, fitness: Fitness) -> None:
-    assert of_now(said(*node_of({})), now_unix_s=100.0 + age_s).fitness is fitness
+    assert current_health(said(*node_of({})), now_unix_s=100.0 + age_s).fitness is fitness
 
 
 def test_a_line_is_as_long_as_its_readers_take() -> None:
@@ -121,9 +123,9 @@ def test_a_line_is_as_long_as_its_readers_take() -> None:
 def test_the_same_verdict_is_said_again_only_now_and_then() -> None:
     fit = said(*node_of({}, {}))
     lost = said(*node_of({}, {"is_lost": True}), before=fit)
-    assert is_news(None, fit)
-    assert is_news(fit, lost)
-    assert not is_news(fit, replace(fit, written_unix_s=100.0 + REPEAT_S / 2))
-    assert is_news(fit, replace(fit, written_unix_s=100.0 + REPEAT_S))
-    assert is_news(fit, replace(fit, written_unix_s=99.0)), "the clock was set back"
+    assert must_write(None, fit)
+    assert must_write(fit, lost)
+    assert not must_write(fit, replace(fit, written_unix_s=100.0 + REPEAT_S / 2))
+    assert must_write(fit, replace(fit, written_unix_s=100.0 + REPEAT_S))
+    assert must_write(fit, replace(fit, written_unix_s=99.0)), "the clock was set back"
     assert REPEAT_S < STALE_S / 2, "who reads must not call a living agent silent"

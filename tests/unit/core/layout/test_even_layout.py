@@ -3,7 +3,7 @@
 import pytest
 
 from pacekeeper.core.layout.layout import ShardRun, even_layout, shard_runs
-from pacekeeper.core.layout.replica_spread import domains
+from pacekeeper.core.layout.replica_spread import domains_of_ranks
 
 
 def pipelines(num_ranks: int = 8, nodes: int = 1, **shape: int) -> list[list[tuple[int, ...]]]:
@@ -45,7 +45,7 @@ def test_hosts_of_an_expert_run_its_layer_and_stand_on_as_many_nodes_as_can_be()
         for hosts in experts:
             ranks = {host.rank for host in hosts}
             assert ranks <= set(layout.stage_of(layer).ranks)
-            assert len(domains(node_of, ranks)) == 2
+            assert len(domains_of_ranks(node_of, ranks)) == 2
 
 
 @pytest.mark.parametrize(

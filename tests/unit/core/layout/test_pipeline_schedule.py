@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program, program_lines
+from pacekeeper.core.layout.pipeline_schedule import Schedule, format_program, pipeline_program
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ def test_each_stage_is_a_line_of_chunks_and_messages(
     schedule: Schedule, lines: tuple[str, ...]
 ) -> None:
     program = pipeline_program(schedule, num_stages=2, num_microbatches=2)
-    assert program_lines(program) == lines
+    assert format_program(program) == lines
 
 
 def test_model_chunks_are_named_where_there_are_several() -> None:
     program = pipeline_program(
         Schedule.INTERLEAVED, num_stages=1, num_microbatches=1, num_model_chunks=2
     )
-    assert program_lines(program) == ("F0.0 F0.1 B0.1 B0.0",)
+    assert format_program(program) == ("F0.0 F0.1 B0.1 B0.0",)

@@ -8,7 +8,7 @@ import pytest
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Blindness
-from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.predictor.assurance import canary as canary_module
 from pacekeeper.predictor.assurance.canary import Canaries, Outcome, carried_on, unproved
@@ -50,7 +50,7 @@ class Watched:
                 self.config,
                 self.canaries,
                 self.evidence,
-                work_of([table_of(records)]),
+                work_of([table_from_records(records)]),
                 sight=sight,
                 ranks=RANKS,
                 seed=SEED,
@@ -88,7 +88,7 @@ def test_what_is_put_in_is_the_smallest_slowdown_that_is_promised() -> None:
 
 def test_only_the_copy_of_one_rank_is_slowed() -> None:
     records = [r for r in records_of(3) if isinstance(r, MicroBatchRecord)]
-    work = work_of([table_of(records)])
+    work = work_of([table_from_records(records)])
     copy, own = work.slowed(2, 1.5), work["rank"] == 2
     assert work["compute_s"].tolist() == [record.compute_s for record in records]
     assert (copy["compute_s"][~own] == work["compute_s"][~own]).all()

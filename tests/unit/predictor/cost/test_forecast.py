@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.layout.layout import Host, ShardRun, even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, ShardRun, even_layout
 from pacekeeper.predictor.cost.features import FEATURES
 from pacekeeper.predictor.cost.forecast import Workload, forecast, row_s
 from pacekeeper.predictor.cost.model import CostModel
@@ -78,7 +78,7 @@ def test_everybody_waits_for_the_slow_rank_in_every_layer() -> None:
 
 
 def test_shares_move_work_and_rows_are_whole() -> None:
-    hosts = (Host(0, 0.75), Host(1, 0.25))
+    hosts = (ExpertReplica(0, 0.75), ExpertReplica(1, 0.25))
     layout = replace(LAYOUT, experts=((hosts, hosts),) * 2, batch_shares=((0, 0.66), (1, 0.34)))
     price = forecast(layout, model=MODEL, workload=WORK, speeds={1: 0.5})
     assert price.dense_s == pytest.approx({0: 1.0 + 7.0 + 0.3, 1: 2 * (1.0 + 3.0 + 0.3)})
@@ -86,7 +86,7 @@ def test_shares_move_work_and_rows_are_whole() -> None:
 
 
 def test_a_replica_without_share_is_not_active() -> None:
-    alone = (Host(0, 1.0), Host(1, 0.0))
+    alone = (ExpertReplica(0, 1.0), ExpertReplica(1, 0.0))
     layout = replace(LAYOUT, experts=((alone, alone),) * 2)
     price = forecast(layout, model=MODEL, workload=WORK, speeds={})
     assert price.dense_s == pytest.approx({0: 6.3, 1: 6.0})
@@ -95,7 +95,7 @@ def test_a_replica_without_share_is_not_active() -> None:
 def test_without_a_model_a_slower_rank_still_costs_more_and_relief_less() -> None:
     even = forecast(LAYOUT, model=None, workload=WORK, speeds={})
     slow = forecast(LAYOUT, model=None, workload=WORK, speeds={1: 0.5})
-    hosts = (Host(0, 2 / 3), Host(1, 1 / 3))
+    hosts = (ExpertReplica(0, 2 / 3), ExpertReplica(1, 1 / 3))
     relief = replace(LAYOUT, experts=((hosts, hosts),) * 2, batch_shares=((0, 0.7), (1, 0.3)))
     relieved = forecast(relief, model=None, workload=WORK, speeds={1: 0.5})
     assert even.step_s < relieved.step_s < slow.step_s

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacekeeper.core.telemetry.records import LOADS_PER_RECORD, MOST_S, PlanRefusedRecord
+from pacekeeper.core.telemetry.records import LOADS_PER_RECORD, MAX_S, PlanRefusedRecord
 from pacekeeper.protos import telemetry_pb2
 from pacekeeper.protos.convert import reports
 from pacekeeper.protos.convert.records import MAX_RECORDS
@@ -39,7 +39,7 @@ def test_jobs_do_not_multiply_what_may_come() -> None:
 def test_what_would_not_add_up_to_a_finite_number_is_refused(name: str) -> None:
     """A job of which one rank told it was never judged again."""
     work = telemetry_pb2.MicroBatchColumns(
-        rank=[0], step=[1], micro_batch=[0], generation=[1], tokens=[1], compute_s=[MOST_S]
+        rank=[0], step=[1], micro_batch=[0], generation=[1], tokens=[1], compute_s=[MAX_S]
     )
     job = telemetry_pb2.JobReport(job="a", micro_batches=work)
     assert reports.report_from_message(report(job)).jobs[0].records

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.core.checkpoint.manifest import Manifest, saved_in
+from pacekeeper.core.checkpoint.manifest import Manifest, checkpoint_of_file
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
@@ -69,7 +69,9 @@ def same(one: State, other: State) -> bool:
 def test_lost_experts_alone_come_from_where_they_were_saved_last(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     states = trained(job, 5)
-    steps = {e.piece.block: of.step for e in newest(job).pieces if (of := saved_in(e.file))}
+    steps = {
+        e.piece.block: of.step for e in newest(job).pieces if (of := checkpoint_of_file(e.file))
+    }
     lost = {
         Block(BlockKind.EXPERT, layer, expert)
         for layer in range(2)
@@ -142,7 +144,7 @@ def test_one_that_not_all_can_read_gives_way_to_the_one_before(tmp_path: Path) -
     states = trained(job, 3)
     lost = Block(BlockKind.EXPERT, 0, 3)
     (entry, *_) = (e for e in newest(job).pieces if e.piece.block == lost)
-    assert saved_in(entry.file) == newest(job).id
+    assert checkpoint_of_file(entry.file) == newest(job).id
     path = tmp_path / "kept" / job.config.job / entry.file
     data = bytearray(path.read_bytes())
     data[entry.first_byte] ^= 1

@@ -8,7 +8,7 @@ import torch
 
 from pacekeeper.core.checkpoint import write_plan
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest
-from pacekeeper.core.config.run_fingerprint import identity_of
+from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.reader import damages, read_manifest
@@ -43,7 +43,7 @@ class Member:
             rank=rank,
             life=1,
             first_life=1,
-            identity=identity_of(config, Corpus.from_stdlib(config).crc()),
+            identity=run_fingerprint(config, Corpus.from_stdlib(config).crc()),
             model=self.model,
             optimizer=self.optimizer,
         )
@@ -67,7 +67,7 @@ def saved_by_all(directory: Path) -> tuple[list[Member], Manifest]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_plan, "LEAST_BYTES", 512)
+    monkeypatch.setattr(write_plan, "MIN_STRIP_BYTES", 512)
 
 
 def test_no_rank_writes_much_more_than_the_others(tmp_path: Path) -> None:

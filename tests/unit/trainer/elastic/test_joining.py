@@ -19,7 +19,7 @@ from pacekeeper.core.errors import (
     VersionError,
 )
 from pacekeeper.core.layout.layout import even_layout
-from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.distributed.kv_store import (
     DEATHS_KEY,
@@ -86,7 +86,7 @@ def test_an_admission_lets_a_newcomer_know_what_members_know() -> None:
         progress=Progress(ticket=12, phase=Phase.PRE), newest_generation=8, last_loss=2.5, step=11
     )
     text = write_verdict(
-        Succession(layout=layout), commits={1}, furthest=furthest, newcomers=(TWO,), base=base
+        RecoveryPlan(layout=layout), commits={1}, furthest=furthest, newcomers=(TWO,), base=base
     )
     back_group, back_text, facts = decode_admission(encode_admission(group, text, FACTS))
     assert (back_group, back_text, facts) == (group, text, FACTS)

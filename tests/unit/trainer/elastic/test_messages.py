@@ -9,7 +9,7 @@ import pytest
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import LostStateError, VersionError
 from pacekeeper.core.layout.layout import even_layout
-from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.distributed.kv_store import Stores, connect_store, host_store, parse_notices
 from pacekeeper.trainer.elastic.join_queue import Lobby
@@ -45,7 +45,7 @@ REPORT = Report(
 )
 ONE = Candidate(node=2, address="h:3", ranks=(2,))
 VERDICT = write_verdict(
-    Succession(layout=LAYOUT), commits=(0,), furthest=REPORT, newcomers=(ONE,), base=LAYOUT
+    RecoveryPlan(layout=LAYOUT), commits=(0,), furthest=REPORT, newcomers=(ONE,), base=LAYOUT
 )
 NOT_JSON = ("", "{", "\ufffd", "[" * 100_000, "9" * 5000, "null", "7", "[]", '""', "{}")
 

@@ -14,7 +14,7 @@ import pytest
 
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.expert_row_features import rows_over
-from pacekeeper.core.telemetry.record_codec import MOST_DOCUMENTS, REASON_BYTES
+from pacekeeper.core.telemetry.record_codec import MAX_DOCUMENTS, REASON_BYTES
 from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
@@ -81,7 +81,7 @@ def test_a_micro_batch_tells_its_documents_its_tensor_share_and_how_expert_rows_
         assert isinstance(record, MicroBatchRecord)
         assert record.rows_over_16 == 84 + 1984 and record.rows_over_64 == 36 + 1936
         assert record.rows_over_256 == 1744 and record.rows_over_1024 == 976
-        assert record.num_documents == MOST_DOCUMENTS  # as many as a slot has room for
+        assert record.num_documents == MAX_DOCUMENTS  # as many as a slot has room for
         assert record.tensor_share == 3 / 8
     assert len(records(pace)) == 3 and pace.ring.num_errors == 0
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from pacekeeper.core.checkpoint.manifest import Piece
-from pacekeeper.core.checkpoint.write_plan import cut
+from pacekeeper.core.checkpoint.write_plan import cut_pieces
 from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
 from pacekeeper.trainer.checkpoint.staging import at_once
 from pacekeeper.trainer.checkpoint.tensors import PieceCopies, piece_bytes, piece_rows
@@ -81,7 +81,7 @@ def test_of_many_pieces_in_turn_only_the_newest_are_remembered() -> None:
 def test_every_piece_of_a_rank_can_be_copied_at_once() -> None:
     model, optimizer = rank_0()
     sizes = piece_bytes(model, LAYOUT)
-    cuts = cut(LAYOUT, sizes, piece_rows(model, sizes))
+    cuts = cut_pieces(LAYOUT, sizes, piece_rows(model, sizes))
     own = tuple(piece for piece in cuts if 0 in LAYOUT.holders(piece.block))
     found = PieceCopies(model, optimizer).of(own, at_once)
     for piece in own:

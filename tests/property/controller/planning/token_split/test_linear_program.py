@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.controller.planning.token_split.linear_program import batch_rows, best_value
 from pacekeeper.controller.planning.token_split.proportional import SLACK, token_shares
-from pacekeeper.core.layout.layout import Host, Layout, even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
 
 Case = tuple[list[float], list[list[int]], dict[int, float]]
 speeds_ = st.floats(0.1, 1.0)
@@ -44,7 +44,7 @@ def twin_value(
 
 
 def value_of(
-    hosts: Sequence[Sequence[Host]], loads: Sequence[float], speeds: Mapping[int, float]
+    hosts: Sequence[Sequence[ExpertReplica]], loads: Sequence[float], speeds: Mapping[int, float]
 ) -> float:
     at = dict.fromkeys(speeds, 0.0)
     for on, load in zip(hosts, loads, strict=True):
@@ -86,7 +86,8 @@ def test_shares_reach_the_optimum_they_claim(case: Case) -> None:
 def test_shares_stay_speed_proportional_where_that_is_good_enough(case: Case) -> None:
     loads, hosts, speeds = case
     natural = [
-        tuple(Host(rank, speeds[rank] / sum(speeds[x] for x in on)) for rank in on) for on in hosts
+        tuple(ExpertReplica(rank, speeds[rank] / sum(speeds[x] for x in on)) for rank in on)
+        for on in hosts
     ]
     if value_of(natural, loads, speeds) > best_value(loads, hosts, speeds).value * (1 + SLACK / 2):
         return

@@ -14,7 +14,7 @@ from pacekeeper.controller.state.state import (
     State,
 )
 from pacekeeper.core.telemetry.attachment import Attachment
-from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, RankExitRecord, Record, StepRecord
 
@@ -68,7 +68,7 @@ def test_what_is_told_of_another_nodes_rank_is_foreign(told: NodeReport) -> None
 
 def test_work_in_tables_is_of_its_ranks() -> None:
     work = MicroBatchRecord(rank=1, step=1, micro_batch=0, generation=1, compute_s=0.1, tokens=1)
-    job = JobReport(job="moe", life=LIFE, micro_batches=(table_of([work]),))
+    job = JobReport(job="moe", life=LIFE, micro_batches=(table_from_records([work]),))
     told = NodeReport(sequence=1, sent_mono_s=0.0, jobs=(job,))
     assert foreign(state(), "a", told) == "rank 1 of job moe is of node b"
     assert foreign(state(), "b", told) == ""

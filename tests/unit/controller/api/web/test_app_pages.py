@@ -13,8 +13,8 @@ from starlette.testclient import TestClient  # noqa: E402
 from pacekeeper.controller.api.web.filters import brief, ranks  # noqa: E402
 from pacekeeper.controller.state.device_history import Strike  # noqa: E402
 from pacekeeper.core.incidents.findings import FindingKind  # noqa: E402
-from pacekeeper.core.incidents.operator_orders import Order, OrderKind  # noqa: E402
-from pacekeeper.core.incidents.rank_failures import Deaths  # noqa: E402
+from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind  # noqa: E402
+from pacekeeper.core.incidents.rank_failures import RankFailures  # noqa: E402
 from support.web_scene import BEGAN_S, Scene, incident, scene  # noqa: E402
 
 HTML = {"accept": "text/html"}
@@ -95,7 +95,7 @@ def test_of_many_incidents_a_hundred_are_shown_and_how_many_there_are_is_said(se
 def test_who_has_just_given_an_order_sees_it(seen: Scene) -> None:
     client = opened(seen)
     assert "by ada: fan" not in client.get("/part/nodes", headers=HTML).text
-    order = Order(
+    order = OperatorOrder(
         kind=OrderKind.CORDON_NODE, subject="gpu-001", said_by="ada", reason="fan", since_unix_s=0.0
     )
     seen.state = replace(seen.state, orders=(order,))
@@ -116,8 +116,8 @@ def test_moments_are_told_in_utc_for_the_browser_to_write_in_its_own_zone(seen: 
 def killed(seen: Scene) -> None:
     """All of a job but what is over, a rank and then the others; then incidents of it are shown."""
     died = (
-        Deaths(ranks=((5, 5),), reason="its process ended by signal 9", step=8, unix_s=1.0),
-        Deaths(
+        RankFailures(ranks=((5, 5),), reason="its process ended by signal 9", step=8, unix_s=1.0),
+        RankFailures(
             ranks=((0, 4), (6, 15)),
             reason="its process ended by signal 15",
             step=8,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.checkpoint.interval import SaveCosts, together
+from pacekeeper.core.checkpoint.interval import SaveCosts, combine_costs
 from pacekeeper.core.checkpoint.manifest import CheckpointId
 from pacekeeper.trainer.checkpoint.policies.interval import (
     BESIDE_RATIO,
@@ -89,10 +89,10 @@ def test_what_no_run_can_cost_is_refused(wrong: dict[str, float]) -> None:
 
 def test_of_many_ranks_the_most_counts() -> None:
     other = SaveCosts(held_s=0.25, step_s=4.0, running_s=10.0, num_restores=7)
-    assert together([None, COSTS, other]) == SaveCosts(
+    assert combine_costs([None, COSTS, other]) == SaveCosts(
         held_s=0.5, step_s=4.0, running_s=200.0, num_restores=7
     )
-    assert together([None]) is None
+    assert combine_costs([None]) is None
 
 
 def test_the_first_ranks_word_says_when() -> None:
