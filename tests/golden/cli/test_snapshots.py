@@ -287,8 +287,8 @@ def healthcheck(terminal: Terminal) -> None:
         terminal.run("healthcheck", *(line or ("--ring-dir", ".")), code=2)
     for is_lost, code in ((False, 0), (True, 12)):
         devices = (replace(DEVICE, is_lost=is_lost),)
-        verdict = node_health.judge(None, devices, nvml="ok", node="n0", now_unix_s=NOW_S)
-        Path(node_health.FILE_NAME).write_bytes(node_health.encode(verdict))
+        verdict = node_health.assess_node(None, devices, nvml="ok", node="n0", now_unix_s=NOW_S)
+        Path(node_health.FILE_NAME).write_bytes(node_health.encode_node_health(verdict))
         terminal.run("healthcheck", "--ring-dir", ".", code=code)
     terminal.run("healthcheck", "--ring-dir", ".", "--node-condition", code=12)
 
