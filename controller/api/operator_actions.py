@@ -13,7 +13,7 @@ from pacekeeper.controller.mitigation.approvals import found
 from pacekeeper.controller.state.events import Event, OrderGiven, ProposalAnswered
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
-from pacekeeper.core.incidents.proposals import ProposalState, Proposal
+from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.text import one_line
 
 

@@ -16,7 +16,12 @@ from pacekeeper.controller.state.events import (
     Say,
 )
 from pacekeeper.controller.state.state import JobState, State
-from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind, parse_rank_subject, rank_subject
+from pacekeeper.core.incidents.operator_orders import (
+    OperatorOrder,
+    OrderKind,
+    parse_rank_subject,
+    rank_subject,
+)
 
 MOST_ORDERS = 10_000
 

@@ -9,9 +9,16 @@ from pacekeeper.controller.state.device_history import Strikes
 from pacekeeper.controller.state.expert_load_drafts import LoadDrafts
 from pacekeeper.controller.state.persistent_map import NodeMap, RankMap
 from pacekeeper.controller.state.rank_timings import Measured
-from pacekeeper.core.incidents.findings import Blindness, Decision, Incident, MitigationLevel, Tier, Watch
+from pacekeeper.core.incidents.findings import (
+    Blindness,
+    Decision,
+    Incident,
+    MitigationLevel,
+    Tier,
+    Watch,
+)
 from pacekeeper.core.incidents.operator_orders import OperatorOrder
-from pacekeeper.core.incidents.proposals import ProposalState, Proposal
+from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable

@@ -16,7 +16,7 @@ from pacekeeper.controller.api.operator_actions import Desk
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state.events import Event
 from pacekeeper.controller.state.state import State
-from pacekeeper.core.addresses import split_address, joined
+from pacekeeper.core.addresses import join_address, split_address
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import ConfigError, HostError, listen_error

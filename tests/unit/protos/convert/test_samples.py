@@ -6,7 +6,7 @@ import pytest
 
 from pacekeeper.controller.detection.root_cause import health_of, remember, windows
 from pacekeeper.controller.state.state import NodeState
-from pacekeeper.core.telemetry.node_report import AgentHealth, NodeReport, LazyNodeData
+from pacekeeper.core.telemetry.node_report import AgentHealth, LazyNodeData, NodeReport
 from pacekeeper.protos import control_pb2, telemetry_pb2
 from pacekeeper.protos.convert import reports
 from support.symptoms import DEVICE, HOST
