@@ -66,7 +66,7 @@ def one_step(pace: hooks.Hooks, step: int) -> Iterator[Call]:
     What each reports is made anew, just before it, as a trainer's clock and router make it.
     """
     yield from in_blocks(pace, step)
-    yield "step_began", lambda: pace.step_began(step)
+    yield "begin_step", lambda: pace.begin_step(step)
     tokens = 1280 + step % 97
     over = rows_over([step % 97 * number for number in range(NUM_EXPERTS)])
     compute = ComputeTime(
@@ -79,7 +79,7 @@ def one_step(pace: hooks.Hooks, step: int) -> Iterator[Call]:
     )
     yield (
         "micro_batch",
-        lambda: pace.micro_batch(
+        lambda: pace.report_microbatch(
             compute=compute,
             tokens=tokens,
             sum_len_squared=tokens * 40,
@@ -90,13 +90,16 @@ def one_step(pace: hooks.Hooks, step: int) -> Iterator[Call]:
         ),
     )
     loads = [step % 97 * number for number in range(NUM_EXPERTS)]
-    yield "expert_loads", lambda: pace.expert_loads(0, loads)
+    yield "report_expert_loads", lambda: pace.report_expert_loads(0, loads)
     many_loads = [step % 97 * number for number in range(MANY_EXPERTS)]
-    yield MANY_LOADS, lambda: pace.expert_loads(1, many_loads)
-    yield "step_ended", lambda: pace.step_ended(tokens=5120, loss=2.5)
-    yield "plan_offered", pace.plan_offered
+    yield MANY_LOADS, lambda: pace.report_expert_loads(1, many_loads)
+    yield "end_step", lambda: pace.end_step(tokens=5120, loss=2.5)
+    yield "offered_plan", pace.offered_plan
     yield "dead_ranks", pace.dead_ranks
-    yield "plan_applied", lambda: pace.plan_applied(step=step, generation=1, layout_crc=1)
+    yield (
+        "report_plan_applied",
+        lambda: pace.report_plan_applied(step=step, generation=1, layout_crc=1),
+    )
 
 
 def in_blocks(pace: hooks.Hooks, step: int) -> Iterator[Call]:
@@ -202,11 +205,11 @@ def with_agent(
     try:
         give_up_s = time.monotonic() + 30.0
         while not (directory / "reading").exists() or is_offered != (
-            pace.plan_offered() is not None
+            pace.offered_plan() is not None
         ):
             if reader.poll() is not None or time.monotonic() > give_up_s:
                 raise RuntimeError("the reader process did not read the ring")
-            pace.step_ended(tokens=1)
+            pace.end_step(tokens=1)
             time.sleep(0.01)
         return measure(pace, num_steps, neighbour_bytes, idle_s)
     finally:

@@ -25,11 +25,11 @@ class ScriptedClock:
     def resume(self) -> None:
         self._since_s = self.now_s
 
-    def set_aside(self) -> object:
+    def suspend(self) -> object:
         self.pause()
         return self._spent_s
 
-    def take_up(self, aside: float) -> None:
+    def resume_suspended(self, aside: float) -> None:
         self._spent_s, self._since_s = aside, self.now_s
 
     def end(self) -> ComputeTime | None:

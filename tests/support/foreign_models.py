@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.telemetry.records import Record
-from pacekeeper.trainer.adapters.reporter import Teller, attach
+from pacekeeper.trainer.adapters.reporter import StepReporter, attach
 from support.rings import records_in
 
 
@@ -58,11 +58,13 @@ class TinyModel(torch.nn.Module):
         return scaled
 
 
-def host_teller(directory: Path, **place: Any) -> Teller:
-    return Teller(attach(job="j", device=torch.device("cpu"), ring_dir=str(directory), **place))
+def host_teller(directory: Path, **place: Any) -> StepReporter:
+    return StepReporter(
+        attach(job="j", device=torch.device("cpu"), ring_dir=str(directory), **place)
+    )
 
 
-def told_by(teller: Teller) -> list[Record]:
+def told_by(teller: StepReporter) -> list[Record]:
     assert teller.pace.ring.num_errors == 0
     assert teller.pace.ring.path is not None
     return records_in(teller.pace.ring.path)

@@ -72,7 +72,7 @@ class Device:
         self._paces, self._slow_from, self._rank = case["paces"], case["slow_from"], rank
         self._slowness = 1.0
 
-    def step_begins(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         if self._paces and step >= self._slow_from:
             self._slowness = self._paces[self._rank]
 

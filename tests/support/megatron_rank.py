@@ -168,7 +168,7 @@ def _train(
         )
 
     for step in range(case["steps"]):
-        device.step_begins(step)
+        device.begin_step(step)
         optimizer.zero_grad()
         run(batches_of(case, rank, step), forward_only=False)
         optimizer.step()

@@ -264,7 +264,7 @@ def _raising(rings: str) -> None:
             pace.step(step),
             pace.micro_batch_timer(tokens=ids.numel()) as told,
         ):
-            told.adds_rows([ids.numel() - 3, 0, 3])
+            told.add_expert_rows([ids.numel() - 3, 0, 3])
             loss_of(model(ids), ids % VOCABULARY).backward()
             optimizer.step()
     pace.detach()

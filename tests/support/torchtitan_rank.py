@@ -158,7 +158,7 @@ class _Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for step in range(self._case["steps"]):
-            self._device.step_begins(step)
+            self._device.begin_step(step)
             for tokens in batches_of(self._case, self._rank, step):
                 yield {"input": tokens}, tokens
 

@@ -134,10 +134,10 @@ class NoTurns:
     def begin(self) -> None:
         pass
 
-    def set_aside(self) -> object:
+    def suspend(self) -> object:
         return None
 
-    def take_up(self, aside: object) -> None:
+    def resume_suspended(self, aside: object) -> None:
         pass
 
     def end(self) -> ComputeTime | None:

@@ -17,10 +17,10 @@ from pacekeeper.trainer.adapters import reporter
 from pacekeeper.trainer.adapters.instrumentation.expert_hooks import hooked
 from pacekeeper.trainer.adapters.instrumentation.module_passes import COMPILED, is_in_backward
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
-from pacekeeper.trainer.adapters.microbatch_reporter import PassTeller, work_of_call
-from pacekeeper.trainer.hooks.contexts import Work
+from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter, features_of_call
+from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
-WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], Work]
+WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], MicrobatchFeatures]
 _ONLY = "only"  # the key of micro-batches that never overlap
 
 
@@ -28,7 +28,7 @@ def watch(
     engine: Any,
     *,
     job: str,
-    work_of: WorkOf = work_of_call,
+    work_of: WorkOf = features_of_call,
     ring_dir: str | None = None,
 ) -> "EngineWatch":
     """Tell pacekeeper of every training step of `engine`, a DeepSpeedEngine or a PipelineEngine.
@@ -46,7 +46,7 @@ def watch(
         role=f"stage{engine.stage_id}" if num_stages > 1 else "train",
     )
     share = 1.0 / (num_stages * num_shards)
-    return EngineWatch(PassTeller(pace, tensor_share=share), engine, work_of)
+    return EngineWatch(MicrobatchReporter(pace, tensor_share=share), engine, work_of)
 
 
 def _is_pipeline(engine: Any) -> bool:
@@ -56,13 +56,13 @@ def _is_pipeline(engine: Any) -> bool:
 class EngineWatch:
     """What was put around one engine."""
 
-    def __init__(self, teller: PassTeller, engine: Any, work_of: WorkOf) -> None:
+    def __init__(self, teller: MicrobatchReporter, engine: Any, work_of: WorkOf) -> None:
         self.teller = teller
         self.engine = engine
         self._work_of = work_of
         self._hides_rows = False  # those of its experts, within a compiled graph
         self._wrapping = Wrapping()
-        teller.quietly(self._attach)
+        teller.run_guarded(self._attach)
 
     def close(self) -> None:
         """The engine is as it was; the rank is done."""
@@ -94,7 +94,7 @@ class EngineWatch:
             self._wrapping.hold(
                 *hooked(self.teller, layer, gate, experts, lambda output: output[-1])
             )
-        self.teller.waits_of_others.attach()
+        self.teller.collective_waits.attach()
 
     # -- an engine without pipeline
 
@@ -103,10 +103,10 @@ class EngineWatch:
             return
         if not module.training or not torch.is_grad_enabled() or is_in_backward():
             return
-        self.teller.step_begins(self.engine.global_steps)
+        self.teller.begin_step(self.engine.global_steps)
         if self._hides_rows:  # a hot expert would look like a slow rank
             return
-        self.teller.enters(_ONLY)
+        self.teller.enter_pass(_ONLY)
         self._tell_work(args, kwargs)
 
     def _compiled(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -114,30 +114,32 @@ class EngineWatch:
         return original(*args, **kwargs)
 
     def _tell_work(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.teller.adds_work(self.teller.quietly(self._work_of, args, kwargs) or reporter.UNTOLD)
+        self.teller.add_features(
+            self.teller.run_guarded(self._work_of, args, kwargs) or reporter.NO_FEATURES
+        )
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        self.teller.completes()
+        self.teller.complete_pass()
         return result
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = self.engine.global_steps
         result = original(*args, **kwargs)
         if self.engine.global_steps != before:  # not within an accumulation of gradients
-            self.teller.step_ends()
+            self.teller.end_step()
         return result
 
     # -- pipelines
 
     def _train_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.teller.step_begins(self.engine.global_steps)
+        self.teller.begin_step(self.engine.global_steps)
         try:
             result = original(*args, **kwargs)
         except BaseException:
-            self.teller.abandon()
+            self.teller.abandon_step()
             raise
-        self.teller.step_ends(loss=self.teller.quietly(_on_host, result))
+        self.teller.end_step(loss=self.teller.run_guarded(_on_host, result))
         return result
 
     def _attach_instructions(self) -> None:
@@ -146,20 +148,20 @@ class EngineWatch:
         kinds = {kind.__name__: kind for kind in plain}
 
         def load(engine: Any, buffer_id: int, **more: Any) -> None:
-            teller.loading_begins()
+            teller.begin_loading()
             plain[kinds["LoadMicroBatch"]](engine, buffer_id=buffer_id, **more)
-            teller.loading_ends()
+            teller.end_loading()
 
         def forward(engine: Any, buffer_id: int, **more: Any) -> None:
-            teller.enters(buffer_id)
-            self._tell_work(teller.quietly(_inputs, engine, buffer_id) or (), {})
+            teller.enter_pass(buffer_id)
+            self._tell_work(teller.run_guarded(_inputs, engine, buffer_id) or (), {})
             plain[kinds["ForwardPass"]](engine, buffer_id=buffer_id, **more)
-            teller.pauses()
+            teller.suspend_pass()
 
         def backward(engine: Any, buffer_id: int, **more: Any) -> None:
-            teller.enters(buffer_id)
+            teller.enter_pass(buffer_id)
             plain[kinds["BackwardPass"]](engine, buffer_id=buffer_id, **more)
-            teller.completes()
+            teller.complete_pass()
 
         ours = {
             **plain,

@@ -13,11 +13,11 @@ from typing import Any
 from torch import nn
 
 from pacekeeper.core.telemetry.attachment import JOB_NAME_RULE, is_job_name
-from pacekeeper.trainer.adapters.instrumentation.batch_features import work_of_batch
+from pacekeeper.trainer.adapters.instrumentation.batch_features import features_of_batch
 from pacekeeper.trainer.adapters.instrumentation.expert_load import RoutingWatch
 from pacekeeper.trainer.adapters.instrumentation.module_passes import PassWatch, computes_alone
-from pacekeeper.trainer.adapters.reporter import Teller, attach, can_time
-from pacekeeper.trainer.hooks.contexts import Work
+from pacekeeper.trainer.adapters.reporter import StepReporter, attach, can_time
+from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Pacekeeper:
         if not is_job_name(job):
             raise ValueError(f"job name {job!r}: expected {JOB_NAME_RULE}")
         self._job, self._role, self._ring_dir = job, role, ring_dir
-        self.teller: Teller | None = None
+        self.teller: StepReporter | None = None
         self._routing: RoutingWatch | None = None
         self._undo: list[Callable[[], None]] = []
         self._tokens_before = 0
@@ -54,21 +54,21 @@ class Pacekeeper:
         """An optimizer step; its input is loaded already."""
         if self.teller is not None:
             self._tokens_before = _tokens_seen(state)
-            self.teller.step_begins(state.global_step)
+            self.teller.begin_step(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """The optimizer has stepped. Logs, evaluations and checkpoints come after this."""
         if self.teller is not None:
             if self._routing is not None:
-                self._routing.step_ends()
-            self.teller.step_ends(tokens=max(0, _tokens_seen(state) - self._tokens_before))
+                self._routing.end_step()
+            self.teller.end_step(tokens=max(0, _tokens_seen(state) - self._tokens_before))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """The run is over; model and data loader are as they were."""
         self._close()
 
     def _begin(self, args: Any, state: Any, model: Any, loader: Any) -> None:
-        teller = Teller(
+        teller = StepReporter(
             attach(
                 job=self._job,
                 device=args.device,
@@ -86,9 +86,9 @@ class Pacekeeper:
         else:
             skips = _skips_padding(model)
 
-            def work_of(passed: tuple[Any, ...], named: Mapping[str, Any]) -> Work:
+            def work_of(passed: tuple[Any, ...], named: Mapping[str, Any]) -> MicrobatchFeatures:
                 batch = {"input_ids": passed[0], **named} if passed else named
-                return work_of_batch(batch, skips_padding=skips)
+                return features_of_batch(batch, skips_padding=skips)
 
             self._undo.append(PassWatch(teller, model, work_of).close)
             self._routing = RoutingWatch(teller, model)
@@ -137,7 +137,7 @@ def _skips_padding(model: Any) -> bool:
     return str(named).startswith("flash")
 
 
-def _time_loading(teller: Teller, loader: Any) -> Callable[[], None] | None:
+def _time_loading(teller: StepReporter, loader: Any) -> Callable[[], None] | None:
     """Time the loader's own batches, before they are copied to a device; what undoes it.
 
     None where that can not be done: one rank reads for all, for instance, and they wait for it.
@@ -150,16 +150,16 @@ def _time_loading(teller: Teller, loader: Any) -> Callable[[], None] | None:
     return lambda: own.__dict__.pop("__iter__", None) and None
 
 
-def _timed(teller: Teller, batches: Iterator[Any]) -> Iterator[Any]:
+def _timed(teller: StepReporter, batches: Iterator[Any]) -> Iterator[Any]:
     """The same batches. The first is not timed: workers start, it says nothing of the storage."""
     yield from _one(batches)
     while True:
-        teller.loading_begins()
+        teller.begin_loading()
         try:
             batch = next(batches)
         except StopIteration:
             return
-        teller.loading_ends()
+        teller.end_loading()
         yield batch
 
 

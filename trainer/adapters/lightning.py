@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.telemetry.attachment import JOB_NAME_RULE, is_job_name
-from pacekeeper.trainer.adapters.instrumentation.batch_features import work_of_batch
+from pacekeeper.trainer.adapters.instrumentation.batch_features import features_of_batch
 from pacekeeper.trainer.adapters.instrumentation.expert_load import RoutingWatch
 from pacekeeper.trainer.adapters.instrumentation.module_passes import (
     at_end_of_backward,
     computes_alone,
 )
-from pacekeeper.trainer.adapters.reporter import UNTOLD, Teller, attach, can_time
-from pacekeeper.trainer.hooks.contexts import Work
+from pacekeeper.trainer.adapters.reporter import NO_FEATURES, StepReporter, attach, can_time
+from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 LOADS = "train_dataloader_next"  # as the Trainer's profilers name the wait for input
@@ -49,7 +49,7 @@ class Pacekeeper:
         job: str,
         role: str = "train",
         ring_dir: str | None = None,
-        work_of: Callable[[Any], Work] = lambda batch: _work_of(batch),
+        work_of: Callable[[Any], MicrobatchFeatures] = lambda batch: _work_of(batch),
     ) -> None:
         """`work_of` a batch; by itself it knows mappings that hold `input_ids`.
 
@@ -64,11 +64,13 @@ class Pacekeeper:
             "work_of": work_of,
         }
         self._work_of = work_of
-        self.teller: Teller | None = None
+        self.teller: StepReporter | None = None
         self._routing: RoutingWatch | None = None
         self._undo: list[Callable[[], None]] = []
         self._is_timed = False  # passes, not only steps
-        self._waiting_work: Work | None = None  # of a batch whose forward pass will begin
+        self._waiting_work: MicrobatchFeatures | None = (
+            None  # of a batch whose forward pass will begin
+        )
         self._is_first_input = True
 
     def __reduce__(self) -> Any:
@@ -91,18 +93,18 @@ class Pacekeeper:
         """A micro-batch, and the step that it is of."""
         if self.teller is None:
             return
-        self.teller.step_begins(_step_of(trainer, module))
+        self.teller.begin_step(_step_of(trainer, module))
         if not self._is_timed:
             return
         try:
             work = self._work_of(batch)
         except Exception as error:
             self.teller.pace.ring.count_error(error)
-            work = UNTOLD
+            work = NO_FEATURES
         if _is_wrapped(trainer, module):
             self._waiting_work = work
         else:
-            self.teller.batch_begins(work)
+            self.teller.begin_microbatch(work)
 
     def on_before_backward(self, trainer: Any, module: Any, loss: Any) -> None:
         """Asks to be told when the gradients are computed."""
@@ -110,13 +112,13 @@ class Pacekeeper:
             return
         if isinstance(loss, Tensor) and loss.requires_grad:
             is_last = module.automatic_optimization
-            over = self.teller.batch_ends if is_last else self.teller.waits
+            over = self.teller.end_microbatch if is_last else self.teller.pause
             loss.register_hook(lambda gradient: _then(over))
 
     def on_after_backward(self, trainer: Any, module: Any) -> None:
         """With manual optimization computing goes on: more passes may come."""
         if self.teller is not None and not module.automatic_optimization:
-            self.teller.goes_on()
+            self.teller.resume()
 
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, *place: Any
@@ -125,23 +127,23 @@ class Pacekeeper:
         if self.teller is None:
             return
         if not module.automatic_optimization:
-            self.teller.batch_ends()
-        self.teller.batch_fails()  # without a backward pass
+            self.teller.end_microbatch()
+        self.teller.drop_microbatch()  # without a backward pass
         self._waiting_work = None
         if not module.automatic_optimization or trainer.global_step != self.teller.step:
             if self._routing is not None:
-                self._routing.step_ends()
-            self.teller.step_ends()
+                self._routing.end_step()
+            self.teller.end_step()
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         """In the middle of a step, where gradients are accumulated."""
         if self.teller is not None:
-            self.teller.leaves()
+            self.teller.exit_training()
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         """Training goes on."""
         if self.teller is not None:
-            self.teller.returns()
+            self.teller.enter_training()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         """The run is over; model and profiler are as they were."""
@@ -153,7 +155,7 @@ class Pacekeeper:
 
     def _begin(self, trainer: Any, module: Any) -> None:
         device = trainer.strategy.root_device
-        self.teller = Teller(
+        self.teller = StepReporter(
             attach(
                 job=self._options["job"],
                 device=device,
@@ -180,7 +182,7 @@ class Pacekeeper:
             return
         work, self._waiting_work = self._waiting_work, None
         if work is not None and self.teller is not None:
-            self.teller.batch_begins(work)
+            self.teller.begin_microbatch(work)
 
     def _time_loading(self, profiler: Any) -> Callable[[], None]:
         """Hear of the wait for input as a profiler does, whichever there is; what undoes it."""
@@ -189,11 +191,11 @@ class Pacekeeper:
         def started(action: str) -> None:
             start(action)
             if self.teller is not None and action.endswith(LOADS) and not self._is_first_input:
-                self.teller.loading_begins()
+                self.teller.begin_loading()
 
         def stopped(action: str) -> None:
             if self.teller is not None and action.endswith(LOADS):
-                self.teller.loading_ends()
+                self.teller.end_loading()
                 self._is_first_input = False
             stop(action)
 
@@ -226,8 +228,8 @@ def _bases() -> tuple[type, ...]:
     return tuple(sys.modules[name].Callback for name in names)
 
 
-def _work_of(batch: Any) -> Work:
-    return work_of_batch(batch) if isinstance(batch, Mapping) else UNTOLD
+def _work_of(batch: Any) -> MicrobatchFeatures:
+    return features_of_batch(batch) if isinstance(batch, Mapping) else NO_FEATURES
 
 
 def _then(call: Callable[[], None]) -> None:

@@ -18,10 +18,10 @@ import torch
 from pacekeeper.trainer.adapters import reporter
 from pacekeeper.trainer.adapters.instrumentation.expert_hooks import hooked
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
-from pacekeeper.trainer.adapters.microbatch_reporter import PassTeller, work_of_call
-from pacekeeper.trainer.hooks.contexts import Work
+from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter, features_of_call
+from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
-WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], Work]
+WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], MicrobatchFeatures]
 _LM = "megatron.training.global_vars"
 _PARALLEL = "megatron.core.parallel_state"
 _ALL = "all"  # the key of a step's passes where virtual stages take turns: one record of them
@@ -54,7 +54,7 @@ def watch(
         ring_dir=ring_dir,
         role=f"stage{stage}" if num_stages > 1 else "train",
     )
-    teller = PassTeller(pace, tensor_share=1.0 / (num_stages * num_shards))
+    teller = MicrobatchReporter(pace, tensor_share=1.0 / (num_stages * num_shards))
     return ScheduleWatch(teller, chunks, optimizer, first_step, work_of or _work_of_chunk)
 
 
@@ -81,7 +81,7 @@ class ScheduleWatch:
 
     def __init__(
         self,
-        teller: PassTeller,
+        teller: MicrobatchReporter,
         chunks: list[Any],
         optimizer: Any,
         first_step: int,
@@ -98,7 +98,7 @@ class ScheduleWatch:
         self._takes_turns = False  # virtual stages
         self._forwards: deque[int] = deque()  # of the step, those without a backward yet
         self._num_forwards = 0
-        teller.quietly(self._attach)
+        teller.run_guarded(self._attach)
 
     def close(self) -> None:
         """The model and its configuration are as they were; the rank is done."""
@@ -120,8 +120,8 @@ class ScheduleWatch:
         of_lm = getattr(known, "_GLOBAL_TIMERS", None)
         self._timers = HeardTimers(
             self._config.timers if of_lm is None else of_lm,
-            lambda name: teller.quietly(self._began, name),
-            lambda name: teller.quietly(self._ended, name),
+            lambda name: teller.run_guarded(self._began, name),
+            lambda name: teller.run_guarded(self._ended, name),
         )
         if of_lm is None or self._config.timers is not None:  # in an evaluation it has none
             self._config.timers = self._timers
@@ -139,7 +139,7 @@ class ScheduleWatch:
         )
         for chunk in self._chunks:
             self._hook_experts(chunk)
-        teller.waits_of_others.attach()
+        teller.collective_waits.attach()
 
     def sees(self, chunk: Any) -> None:
         """A forward of `chunk`: perhaps another virtual stage, perhaps after an evaluation, for
@@ -147,7 +147,7 @@ class ScheduleWatch:
         """
         if not any(chunk is known for known in self._chunks):
             self._chunks.append(chunk)
-            self.teller.quietly(self._hook_experts, chunk)
+            self.teller.run_guarded(self._hook_experts, chunk)
         timers = self._timers
         if timers is not None and self._config.timers is timers.original is not None:
             self._config.timers = timers
@@ -164,21 +164,21 @@ class ScheduleWatch:
 
     def _optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        self.teller.quietly(self._ended, "optimizer")
+        self.teller.run_guarded(self._ended, "optimizer")
         return result
 
     def _began(self, name: str) -> None:
         teller = self.teller
         match name:
             case "forward-backward" if self._chunks[0].training and torch.is_grad_enabled():
-                teller.abandon()  # a step that is done again is told again, under its number
+                teller.abandon_step()  # a step that is done again is told again, under its number
                 self._forwards.clear()
                 self._num_forwards = 0
-                teller.step_begins(self._step_number())
+                teller.begin_step(self._step_number())
             case "forward-compute":
-                teller.enters(_ALL if self._takes_turns else self._num_forwards)
+                teller.enter_pass(_ALL if self._takes_turns else self._num_forwards)
             case "backward-compute" if self._forwards:
-                teller.enters(_ALL if self._takes_turns else self._forwards[0])
+                teller.enter_pass(_ALL if self._takes_turns else self._forwards[0])
 
     def _ended(self, name: str) -> None:
         teller = self.teller
@@ -186,16 +186,16 @@ class ScheduleWatch:
             case "forward-compute" if teller.in_pass is not None:
                 self._forwards.append(self._num_forwards)
                 self._num_forwards += 1
-                teller.pauses()
+                teller.suspend_pass()
             case "backward-compute" if teller.in_pass is not None:
                 self._forwards.popleft()  # in the order of the forwards, where no stages take turns
-                teller.pauses() if self._takes_turns else teller.completes()
+                teller.suspend_pass() if self._takes_turns else teller.complete_pass()
             case "forward-backward" if self._takes_turns and self._num_forwards:
-                teller.enters(_ALL)
-                teller.completes()
+                teller.enter_pass(_ALL)
+                teller.complete_pass()
         if name == self._ends_at and teller.step is not None:
             self._next_step = teller.step + 1
-            teller.step_ends()
+            teller.end_step()
 
     def _step_number(self) -> int:
         known = sys.modules.get(_LM)
@@ -205,8 +205,8 @@ class ScheduleWatch:
 
     def _chunk_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling() and self.teller.in_pass is not None:
-            work = self.teller.quietly(self._work_of, args, kwargs)
-            self.teller.adds_work(work or reporter.UNTOLD)
+            work = self.teller.run_guarded(self._work_of, args, kwargs)
+            self.teller.add_features(work or reporter.NO_FEATURES)
 
 
 class HeardTimers:
@@ -268,7 +268,7 @@ class _Heard:
 class _Fed:
     """A data iterator; all else than its next item is the original's."""
 
-    def __init__(self, iterator: Any, teller: PassTeller) -> None:
+    def __init__(self, iterator: Any, teller: MicrobatchReporter) -> None:
         self._iterator, self._teller = iterator, teller
 
     def __iter__(self) -> "_Fed":
@@ -277,10 +277,10 @@ class _Fed:
     def __next__(self) -> Any:
         if self._teller.step is None:  # an evaluation's
             return next(self._iterator)
-        with self._teller.waits_of_others.around():
-            self._teller.loading_begins()
+        with self._teller.collective_waits.around():
+            self._teller.begin_loading()
             item = next(self._iterator)
-            self._teller.loading_ends()
+            self._teller.end_loading()
         return item
 
     def __getattr__(self, name: str) -> Any:
@@ -319,9 +319,9 @@ def _moe_layers(chunk: Any) -> list[tuple[int, Any, Any]]:
     ]
 
 
-def _work_of_chunk(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Work:
+def _work_of_chunk(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MicrobatchFeatures:
     """By the shape of its tokens; of packed sequences the squares are untold."""
-    work = work_of_call(args, kwargs)
+    work = features_of_call(args, kwargs)
     if kwargs.get("packed_seq_params") is None:
         return work
     tokens, _, rows, active, over, _, head, share = work

@@ -12,85 +12,87 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 from pacekeeper.core.telemetry.expert_row_features import KNOTS, rows_over
-from pacekeeper.trainer.adapters.instrumentation.batch_features import work_of_batch
+from pacekeeper.trainer.adapters.instrumentation.batch_features import features_of_batch
 from pacekeeper.trainer.adapters.instrumentation.collectives import CollectiveWaits
 from pacekeeper.trainer.adapters.instrumentation.expert_load import ExpertCounts
 from pacekeeper.trainer.adapters.instrumentation.module_passes import is_in_backward
-from pacekeeper.trainer.adapters.reporter import UNTOLD, Teller, counted
+from pacekeeper.trainer.adapters.reporter import NO_FEATURES, StepReporter, never_raises
 from pacekeeper.trainer.hooks.compute_timers import PipelineClock
-from pacekeeper.trainer.hooks.contexts import Work
+from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 from pacekeeper.trainer.hooks.hooks import Hooks
 
 _Item = TypeVar("_Item")
 
 
 @dataclass(slots=True)
-class _Open:
+class _InFlightMicrobatch:
     """A micro-batch that is not over: its work so far, and its clock where others have a turn."""
 
-    work: Work = UNTOLD
+    work: MicrobatchFeatures = NO_FEATURES
     expert_rows: int = 0
     num_active: int = 0
     rows_over: list[int] = field(default_factory=lambda: [0] * len(KNOTS))
     aside: Any = None
 
 
-class PassTeller(Teller):
+class MicrobatchReporter(StepReporter):
     """The moments of one rank whose micro-batches have keys. Use from the training thread."""
 
     def __init__(self, pace: Hooks, *, tensor_share: float = 1.0) -> None:
         """`tensor_share`: of all layers, what this rank has."""
         super().__init__(pace)
         self.in_pass: Hashable = None  # the micro-batch that computes now
-        self.waits_of_others = CollectiveWaits(pace.timer, pace.ring.count_error)
+        self.collective_waits = CollectiveWaits(pace.timer, pace.ring.count_error)
         self.expert_counts = ExpertCounts(pace)
         self._clock = cast(PipelineClock, pace.timer)
         self._tensor_share = tensor_share
-        self._open: dict[Hashable, _Open] = {}
+        self._open: dict[Hashable, _InFlightMicrobatch] = {}
 
-    @counted
-    def enters(self, key: Hashable) -> None:
+    @never_raises
+    def enter_pass(self, key: Hashable) -> None:
         """A pass of micro-batch `key` begins, its first one or a later one. Not in another pass."""
         if self.step is None or self.in_pass is not None or self._away_s is not None:
             return
         known = self._open.get(key)
         if known is None:
-            self._open[key] = _Open()
+            self._open[key] = _InFlightMicrobatch()
             self._clock.begin()
         else:
-            self._clock.take_up(known.aside)
+            self._clock.resume_suspended(known.aside)
         self.in_pass = key
-        self.waits_of_others.opened()
+        self.collective_waits.opened()
 
-    @counted
-    def pauses(self) -> None:
+    @never_raises
+    def suspend_pass(self) -> None:
         """The pass is over, its micro-batch is not."""
-        self.waits_of_others.closed()
+        self.collective_waits.closed()
         key, self.in_pass = self.in_pass, None
         if key is not None:
-            self._open[key].aside = self._clock.set_aside()
+            self._open[key].aside = self._clock.suspend()
 
-    @counted
-    def completes(self) -> None:
+    @never_raises
+    def complete_pass(self) -> None:
         """The pass is over and its micro-batch with it, which is told."""
-        self.waits_of_others.closed()
+        self.collective_waits.closed()
         key, self.in_pass = self.in_pass, None
         if key is None:
             return
         known, compute = self._open.pop(key), self._clock.end()
         tokens, squared, _, _, _, documents, head, _ = known.work
         rows = known.expert_rows, known.num_active, tuple(known.rows_over)
-        self.pace.told(compute, (tokens, squared, *rows, documents, head, self._tensor_share))
+        self.pace.on_microbatch_end(
+            compute, (tokens, squared, *rows, documents, head, self._tensor_share)
+        )
 
-    @counted
-    def adds_work(self, work: Work) -> None:
+    @never_raises
+    def add_features(self, work: MicrobatchFeatures) -> None:
         """The micro-batch that computes now is this; from a second forward of it, also this."""
         known = self._open.get(self.in_pass)
         if known is not None:
-            known.work = work if known.work is UNTOLD else sum_of_work(known.work, work)
+            known.work = work if known.work is NO_FEATURES else add_features(known.work, work)
 
-    @counted
-    def adds_rows(self, counts: Sequence[int]) -> None:
+    @never_raises
+    def add_expert_rows(self, counts: Sequence[int]) -> None:
         """A layer of it computes so many rows at each expert of this rank."""
         known = self._open.get(self.in_pass)
         if known is not None and not is_in_backward():  # there it does them again
@@ -99,26 +101,26 @@ class PassTeller(Teller):
             for i, over in enumerate(rows_over(counts)):
                 known.rows_over[i] += over
 
-    @counted
-    def adds_total(self, rows: int) -> None:
+    @never_raises
+    def add_expert_total(self, rows: int) -> None:
         """The same where only the device knows which expert has how many."""
         known = self._open.get(self.in_pass)
         if known is not None and not is_in_backward():
             known.expert_rows += rows
 
-    @counted
-    def adds_loads(self, layer: int, counts: Tensor) -> None:
+    @never_raises
+    def add_expert_loads(self, layer: int, counts: Tensor) -> None:
         """In it, the router of `layer` sent so many of this rank's tokens to each expert."""
         if self.in_pass is not None and not is_in_backward():
             self.expert_counts.add(layer, counts)
 
-    def step_begins(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """An optimizer step; what an earlier one left open is forgotten."""
         if self.step != step:
             self._forget()
-        super().step_begins(step)
+        super().begin_step(step)
 
-    def step_ends(
+    def end_step(
         self, *, tokens: int = 0, loss: float | None = None, sum_len_squared: int = 0
     ) -> None:
         """The optimizer has stepped."""
@@ -126,32 +128,32 @@ class PassTeller(Teller):
         if step is not None:
             self._tell_counts(step)
         self._forget()
-        super().step_ends(tokens=tokens, loss=loss, sum_len_squared=sum_len_squared)
+        super().end_step(tokens=tokens, loss=loss, sum_len_squared=sum_len_squared)
 
-    def abandon(self) -> None:
+    def abandon_step(self) -> None:
         """The open step will not come to its end, or nobody will say so."""
         self._forget()
-        super().abandon()
+        super().abandon_step()
 
     def detach(self) -> None:
         """The rank is done."""
-        self.waits_of_others.detach()
+        self.collective_waits.detach()
         self._tell_late()
         super().detach()
 
     def loading(self, items: Iterator[_Item]) -> Iterator[_Item]:
         """`items`, whose waits are told as waits for input."""
         while True:
-            self.loading_begins()
+            self.begin_loading()
             try:
                 item = next(items)
             except StopIteration:
                 self._loading_s = None
                 return
-            self.loading_ends()
+            self.end_loading()
             yield item
 
-    def quietly(self, call: Callable[..., Any], *args: Any) -> Any:
+    def run_guarded(self, call: Callable[..., Any], *args: Any) -> Any:
         """What `call` gives; None where it raises, which is counted: no matter of the training."""
         try:
             return call(*args)
@@ -159,23 +161,23 @@ class PassTeller(Teller):
             self.pace.ring.count_error(error)
             return None
 
-    @counted
+    @never_raises
     def _tell_counts(self, step: int) -> None:
-        self.expert_counts.step_ended(step)
+        self.expert_counts.end_step(step)
 
-    @counted
+    @never_raises
     def _tell_late(self) -> None:
         self.expert_counts.tell()
 
     def _forget(self) -> None:
         """Passes that nobody ended: their forward was thrown away."""
-        self.waits_of_others.closed()
+        self.collective_waits.closed()
         self.expert_counts.forget()
         self.in_pass = None
         self._open.clear()
 
 
-def sum_of_work(one: Work, more: Work) -> Work:
+def add_features(one: MicrobatchFeatures, more: MicrobatchFeatures) -> MicrobatchFeatures:
     """Tokens, squares and documents of both; untold where either is: half of a sum is none."""
 
     def both(a: int, b: int) -> int:
@@ -185,12 +187,12 @@ def sum_of_work(one: Work, more: Work) -> Work:
     return (tokens, squared, one[2], one[3], one[4], documents, one[6] + more[6], one[7])
 
 
-def work_of_call(arguments: Sequence[Any], named: Mapping[str, Any]) -> Work:
+def features_of_call(arguments: Sequence[Any], named: Mapping[str, Any]) -> MicrobatchFeatures:
     """Of what a model is called with: a batch by its names, or its first tensor [rows, tokens]."""
     for batch in (named, *arguments):
-        if isinstance(batch, Mapping) and (work := work_of_batch(batch)) != UNTOLD:
+        if isinstance(batch, Mapping) and (work := features_of_batch(batch)) != NO_FEATURES:
             return work
     for tensor in (*arguments, *named.values()):
         if isinstance(tensor, Tensor) and tensor.dim() >= 2:
-            return work_of_batch({"input_ids": tensor})
-    return UNTOLD
+            return features_of_batch({"input_ids": tensor})
+    return NO_FEATURES

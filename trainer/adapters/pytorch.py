@@ -19,7 +19,7 @@ from pacekeeper.trainer.adapters import reporter
 from pacekeeper.trainer.adapters.instrumentation.collectives import CollectiveWaits, waits_of_fsdp
 from pacekeeper.trainer.adapters.instrumentation.module_passes import is_in_backward
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime, LateClock, SegmentClock
-from pacekeeper.trainer.hooks.contexts import MicroBatchTimer
+from pacekeeper.trainer.hooks.contexts import MicrobatchTimer
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
@@ -52,25 +52,25 @@ def attach(
         ring_dir=ring_dir,
         model=model,
     )
-    return TorchHooks(pace.ring, pace.rank, HearingClock(pace.timer, pace.ring))
+    return TorchHooks(pace.ring, pace.rank, WaitAwareClock(pace.timer, pace.ring))
 
 
-class TorchMicroBatch(MicroBatchTimer):
+class TorchMicrobatchTimer(MicrobatchTimer):
     """Passes over what a backward pass computes again."""
 
     __slots__ = ()
 
-    def adds_rows(self, rows: Sequence[int] | int) -> None:
+    def add_expert_rows(self, rows: Sequence[int] | int) -> None:
         if not is_in_backward():
-            super().adds_rows(rows)
+            super().add_expert_rows(rows)
 
 
 class TorchHooks(Hooks):
     """The seam of one rank of torch."""
 
-    micro_batch_block = TorchMicroBatch
+    micro_batch_block = TorchMicrobatchTimer
 
-    def __init__(self, ring: Ring, rank: int, timer: "HearingClock") -> None:
+    def __init__(self, ring: Ring, rank: int, timer: "WaitAwareClock") -> None:
         super().__init__(ring, rank, timer)
         self._waits = timer.waits
         self._waits.attach(*waits_of_fsdp())
@@ -81,7 +81,7 @@ class TorchHooks(Hooks):
         super().detach()
 
 
-class HearingClock:
+class WaitAwareClock:
     """A clock that pauses by itself where torch waits, also inside a wait that it was told of."""
 
     def __init__(self, clock: SegmentClock, ring: Ring) -> None:

@@ -24,15 +24,15 @@ from pacekeeper.trainer.hooks.compute_timers import (
     SegmentClock,
     WallClock,
 )
-from pacekeeper.trainer.hooks.contexts import Work
+from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 from pacekeeper.trainer.hooks.hooks import life_of_environment
 
-UNTOLD: Work = (0, 0, 0, 0, NO_ROWS_OVER, 0, 0, 1.0)
+NO_FEATURES: MicrobatchFeatures = (0, 0, 0, 0, NO_ROWS_OVER, 0, 0, 1.0)
 _runs: Counter[str] = Counter()  # of this process, by job
 _P = ParamSpec("_P")
 
 
-def place_of_rank(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """(rank, world size): as given, of the default process group, or of the environment."""
     if rank is not None and world_size is not None:
         return rank, world_size
@@ -42,7 +42,7 @@ def place_of_rank(rank: int | None = None, world_size: int | None = None) -> tup
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def clock_of(device: torch.device) -> tuple[Clock, SegmentClock]:
+def default_clock(device: torch.device) -> tuple[Clock, SegmentClock]:
     """Events where the device is CUDA's; else the host's thread, and marked as such."""
     if device.type == "cuda":
         return Clock.CUDA, DeviceEventClock(new_event)
@@ -71,8 +71,8 @@ def attach(
     A process may train the same job more than once: each run is a life of its own. Raises
     ValueError for a wrong job name, rank or life only, as that does.
     """
-    rank, world_size = place_of_rank(rank, world_size)
-    clock, timer = clock_of(device)
+    rank, world_size = rank_and_world_size(rank, world_size)
+    clock, timer = default_clock(device)
     life = life_of_environment() + _runs[job]
     _runs[job] += 1
     return hooks.attach(
@@ -89,7 +89,7 @@ def attach(
     )
 
 
-def counted(
+def never_raises(
     call: Callable[Concatenate[Any, _P], None],
 ) -> Callable[Concatenate[Any, _P], None]:
     """What goes wrong in `call` is counted by the ring, and no matter of the training's."""
@@ -104,13 +104,13 @@ def counted(
     return guarded
 
 
-class Teller:
+class StepReporter:
     """The moments of one rank, from hooks in any order."""
 
     def __init__(self, pace: hooks.Hooks) -> None:
         self.pace = pace
         self.step: int | None = None  # the open one
-        self._work: Work | None = None  # of the open micro-batch
+        self._work: MicrobatchFeatures | None = None  # of the open micro-batch
         self._is_paused = False
         self._loading_s: float | None = None  # since when input is waited for
         self._away_s: float | None = None  # since when something else than training goes on
@@ -121,16 +121,16 @@ class Teller:
         """Is a micro-batch open, computing or not?"""
         return self._work is not None
 
-    @counted
-    def step_begins(self, step: int) -> None:
+    @never_raises
+    def begin_step(self, step: int) -> None:
         """An optimizer step; again for each of its micro-batches does no harm."""
         if self.step == step:
             return
         self.step, self._work, self._outside_s = step, None, 0.0
-        self.pace.step_began(step)
+        self.pace.begin_step(step)
 
-    @counted
-    def batch_begins(self, work: Work = UNTOLD) -> None:
+    @never_raises
+    def begin_microbatch(self, work: MicrobatchFeatures = NO_FEATURES) -> None:
         """Computing begins. In a micro-batch that computes already: more work of the same one."""
         if self.step is None or self._away_s is not None:
             return
@@ -141,72 +141,72 @@ class Teller:
         self._work = _sum(self._work, work)
         self._resume()
 
-    @counted
-    def waits(self) -> None:
+    @never_raises
+    def pause(self) -> None:
         """The open micro-batch's computing pauses: what comes next waits for other ranks."""
         if self._work is not None and not self._is_paused:
             self._is_paused = True
             self.pace.timer.pause()
 
-    @counted
-    def goes_on(self) -> None:
+    @never_raises
+    def resume(self) -> None:
         """The open micro-batch computes again."""
         self._resume()
 
-    @counted
-    def batch_ends(self) -> None:
+    @never_raises
+    def end_microbatch(self) -> None:
         """The open micro-batch is computed and told. Without one: nothing."""
         if self._work is None:
             return
         self._resume()
         work, self._work = self._work, None
-        self.pace.told(self.pace.timer.end(), work)
+        self.pace.on_microbatch_end(self.pace.timer.end(), work)
 
-    @counted
-    def batch_fails(self) -> None:
+    @never_raises
+    def drop_microbatch(self) -> None:
         """The open micro-batch came to nothing: it is forgotten."""
         self._work = None
 
-    @counted
-    def step_ends(
+    @never_raises
+    def end_step(
         self, *, tokens: int = 0, loss: float | None = None, sum_len_squared: int = 0
     ) -> None:
         """The optimizer has stepped; tokens and loss of the global batch, where they are known."""
         if self.step is None:
             return
         self._work = self.step = None
-        self.pace.step_ended(
+        self.pace.end_step(
             tokens=tokens,
             loss=loss,
             sum_len_squared=sum_len_squared,
             outside_s=self._outside_s,
         )
 
-    @counted
-    def abandon(self) -> None:
+    @never_raises
+    def abandon_step(self) -> None:
         """The open step will not come to its end, or nobody will say so."""
         self._work = self.step = self._loading_s = self._away_s = None
 
-    @counted
-    def leaves(self) -> None:
+    @never_raises
+    def exit_training(self) -> None:
         """Something else than training begins: an evaluation, a checkpoint."""
         if self._away_s is None:
             self._away_s, self._work = time.monotonic(), None
 
-    @counted
-    def returns(self) -> None:
+    @never_raises
+    def enter_training(self) -> None:
         """Training goes on; what it took meanwhile is none of the step's."""
         if self._away_s is not None:
             self._outside_s += time.monotonic() - self._away_s
             self._away_s = None
 
-    @counted
-    def loading_begins(self) -> None:
+    @never_raises
+    def begin_loading(self) -> None:
         """The wait for the next input. An earlier one that never ended is forgotten."""
         self._loading_s = None if self._away_s is not None else time.monotonic()
 
-    @counted
-    def loading_ends(self) -> None:
+    @never_raises
+    def end_loading(self) -> None:
         """The input is here."""
         if self._loading_s is not None:
             waited_s = time.monotonic() - self._loading_s
@@ -215,7 +215,7 @@ class Teller:
 
     def detach(self) -> None:
         """The rank is done."""
-        self.abandon()
+        self.abandon_step()
         self.pace.detach()
 
     def _resume(self) -> None:
@@ -224,7 +224,7 @@ class Teller:
             self.pace.timer.resume()
 
 
-def _sum(one: Work, more: Work) -> Work:
+def _sum(one: MicrobatchFeatures, more: MicrobatchFeatures) -> MicrobatchFeatures:
     """Of two passes in one micro-batch; untold where either is: half of a sum is none."""
 
     def both(a: int, b: int) -> int:

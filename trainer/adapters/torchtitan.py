@@ -17,12 +17,12 @@ from torch import Tensor
 
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
 from pacekeeper.trainer.adapters import reporter
-from pacekeeper.trainer.adapters.instrumentation.batch_features import work_of_batch
+from pacekeeper.trainer.adapters.instrumentation.batch_features import features_of_batch
 from pacekeeper.trainer.adapters.instrumentation.collectives import waits_of_fsdp
 from pacekeeper.trainer.adapters.instrumentation.expert_hooks import ExpertsBegin, Routed, hooked
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
-from pacekeeper.trainer.adapters.microbatch_reporter import PassTeller
-from pacekeeper.trainer.hooks.contexts import Work
+from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter
+from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _BY_DOCUMENT = ("Flex", "Varlen")  # attention that keeps to documents, by the name of its settings
@@ -42,7 +42,7 @@ def watch(trainer: Any, *, job: str, ring_dir: str | None = None) -> "TrainerWat
         ring_dir=ring_dir,
         role=f"stage{stage}" if dims.pp > 1 else "train",
     )
-    teller = PassTeller(pace, tensor_share=1.0 / (dims.pp * dims.tp))
+    teller = MicrobatchReporter(pace, tensor_share=1.0 / (dims.pp * dims.tp))
     return TrainerWatch(teller, trainer)
 
 
@@ -61,16 +61,18 @@ def why_untimed(trainer: Any) -> str:
 class TrainerWatch:
     """What was put around one trainer."""
 
-    def __init__(self, teller: PassTeller, trainer: Any) -> None:
+    def __init__(self, teller: MicrobatchReporter, trainer: Any) -> None:
         self.teller = teller
         self.trainer = trainer
         self.untimed = ""  # why passes are not told, where they are not
         self._wrapping = Wrapping()
-        self._work: deque[Work] = deque()  # of the batches that were fetched and not computed yet
+        self._work: deque[MicrobatchFeatures] = (
+            deque()
+        )  # of the batches that were fetched and not computed yet
         self._num_passes = 0
         self._tokens = 0  # of the step
         self._loss: float | None = None
-        teller.quietly(self._attach)
+        teller.run_guarded(self._attach)
 
     def close(self) -> None:
         """The trainer is as it was; the rank is done."""
@@ -89,7 +91,7 @@ class TrainerWatch:
         if not _is_compiled(trainer.config):  # a hook would have to be compiled, too
             for part in trainer.model_parts:
                 self._hook_experts(part)
-        self.teller.waits_of_others.attach(*waits_of_fsdp())
+        self.teller.collective_waits.attach(*waits_of_fsdp())
 
     def _hook_experts(self, model: Any) -> None:
         for number, (name, part) in enumerate(_moe_layers(model)):
@@ -117,27 +119,27 @@ class TrainerWatch:
     def _train_step(self, original: Callable[..., Any], data_iterator: Iterator[Any]) -> Any:
         self._work.clear()
         self._num_passes, self._tokens, self._loss = 0, 0, None
-        self.teller.step_begins(self.trainer.step)
+        self.teller.begin_step(self.trainer.step)
         try:
             result = original(_Fed(data_iterator, self))
         except BaseException:
-            self.teller.abandon()
+            self.teller.abandon_step()
             raise
         tokens = self._tokens if self.untimed else 0  # of all ranks: their batches are of one shape
-        self.teller.step_ends(tokens=tokens * _num_batches(self.trainer), loss=self._loss)
+        self.teller.end_step(tokens=tokens * _num_batches(self.trainer), loss=self._loss)
         return result
 
     def _pass(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.teller.enters(self._num_passes)
+        self.teller.enter_pass(self._num_passes)
         self._num_passes += 1
-        self.teller.quietly(self._tell_work, kwargs.get("labels"))
+        self.teller.run_guarded(self._tell_work, kwargs.get("labels"))
         result = original(*args, **kwargs)
-        self.teller.completes()
+        self.teller.complete_pass()
         return result
 
     def _tell_work(self, labels: Any) -> None:
         for _ in range(len(labels) if isinstance(labels, list) else 1):  # a pipeline's are several
-            self.teller.adds_work(self._work.popleft())
+            self.teller.add_features(self._work.popleft())
 
     def _logged(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loss = args[1] if len(args) > 1 else kwargs.get("global_avg_loss")
@@ -167,10 +169,10 @@ class _Fed:
 
     def __next__(self) -> Any:
         teller = self._watch.teller
-        teller.loading_begins()
+        teller.begin_loading()
         batch = next(self._batches)
-        teller.loading_ends()
-        teller.quietly(self._watch.fetched, batch)
+        teller.end_loading()
+        teller.run_guarded(self._watch.fetched, batch)
         return batch
 
 
@@ -194,10 +196,10 @@ def _local(counts: Any) -> Tensor:
     return own
 
 
-def _work_of(batch: Mapping[str, Any], *, by_document: bool, parts: int) -> Work:
+def _work_of(batch: Mapping[str, Any], *, by_document: bool, parts: int) -> MicrobatchFeatures:
     """Of one batch in host memory; of its sequences this rank computes one of `parts`."""
     tokens = batch["input"]
-    work = work_of_batch({"input_ids": tokens})
+    work = features_of_batch({"input_ids": tokens})
     squared, documents = work[1], work[5]
     positions = batch.get("positions")
     if by_document and isinstance(positions, Tensor):

@@ -29,7 +29,7 @@ from pacekeeper.trainer.distributed.interruptible_gloo import (
     cut,
     open_wires,
 )
-from pacekeeper.trainer.hooks.compute_timers import SegmentClock, TransferClock
+from pacekeeper.trainer.hooks.compute_timers import SegmentClock, TransferTimer
 
 FORM_TIMEOUT_S = 10.0  # from "everybody is here" to the standing group; usually milliseconds
 STORE_TIMEOUT_S = 5.0  # for one answer of the store, where nothing shorter is asked for
@@ -91,7 +91,7 @@ class _Members(ABC):
         if is_together and whole.transfers is not None:
             own = self.ranks.index(self.rank)
             rows = sum(output_splits) + sum(input_splits) - output_splits[own] - input_splits[own]
-            whole.transfers.took(rows * input.element_size() * input.shape[1:].numel(), began_s)
+            whole.transfers.add(rows * input.element_size() * input.shape[1:].numel(), began_s)
         begun.take_in()
         if whole.clock is not None:
             whole.clock.resume()
@@ -152,7 +152,7 @@ class Fabric(_Members):
         self.ranks = ranks
         self.generation = generation
         self.clock = clock
-        self.transfers: TransferClock | None = None
+        self.transfers: TransferTimer | None = None
         self._is_aborted = is_aborted
         self._tick = timedelta(seconds=tick_s)
         self._timeout_s = timeout_s

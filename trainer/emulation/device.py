@@ -161,7 +161,7 @@ class FaultInjector:
     targets: Mapping[str, Slowable]
     _stamp: tuple[int, int, int] = (0, 0, 0)
 
-    def step_began(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Set the target's slowdown to what the file says now."""
         path = self.directory / f"rank-{self.rank}.json"
         try:

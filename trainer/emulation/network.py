@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.emulation.device import wait_until
-from pacekeeper.trainer.hooks.compute_timers import TransferClock
+from pacekeeper.trainer.hooks.compute_timers import TransferTimer
 
 LINK_SHARE = 0.02  # of an even step's time goes into timed transfers: less than gloo itself needs
 
 
 @dataclass(slots=True, kw_only=True)
-class EmulatedLinks(TransferClock):
+class EmulatedLinks(TransferTimer):
     """Transfers of an emulated fabric. `slowdown` is the fault: 1.0 = healthy."""
 
     bytes_per_s: float

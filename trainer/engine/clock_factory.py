@@ -21,7 +21,7 @@ from pacekeeper.trainer.hooks.compute_timers import (
     CpuClock,
     DeviceEventClock,
     PipelineClock,
-    TransferClock,
+    TransferTimer,
 )
 from pacekeeper.trainer.model.flop_counter import WorkMeter
 
@@ -47,7 +47,7 @@ def make_clock(
     return emulated, {COMPUTE_FAULT: emulated, LINK_FAULT: links}
 
 
-def make_transfers(config: TrainConfig, targets: Mapping[str, Slowable]) -> TransferClock | None:
+def make_transfers(config: TrainConfig, targets: Mapping[str, Slowable]) -> TransferTimer | None:
     """What times transfers; `targets` as `make_clock` gave them. None on shared cores ("cpu").
 
     A transfer's wall time there is mostly waiting for a core: it would accuse a busy host's links.
@@ -55,7 +55,7 @@ def make_transfers(config: TrainConfig, targets: Mapping[str, Slowable]) -> Tran
     links = targets.get(LINK_FAULT)
     if isinstance(links, EmulatedLinks):
         return links
-    return None if config.clock == "cpu" else TransferClock()
+    return None if config.clock == "cpu" else TransferTimer()
 
 
 class FabricTurns:
@@ -69,16 +69,16 @@ class FabricTurns:
         self._fabric.clock = self._clock
         self._clock.begin()
 
-    def set_aside(self) -> object:
+    def suspend(self) -> object:
         """Its turn is over, it is not: what `take_up` goes on with."""
-        aside = self._clock.set_aside()
+        aside = self._clock.suspend()
         self._fabric.clock = None
         return aside
 
-    def take_up(self, aside: object) -> None:
+    def resume_suspended(self, aside: object) -> None:
         """Its next turn."""
         self._fabric.clock = self._clock
-        self._clock.take_up(aside)
+        self._clock.resume_suspended(aside)
 
     def end(self) -> ComputeTime | None:
         """Its last turn is over."""

@@ -21,7 +21,7 @@ def look(hooks: Hooks, layout: Layout, known: Plan | None) -> Plan | None:
     """The plan on offer for `layout`, or the one that is `known`. One that does not fit is refused,
     with its reason.
     """
-    offer = hooks.plan_offered()
+    offer = hooks.offered_plan()
     if offer is None or (known is not None and known.source == offer.layout_json):
         return known  # nothing, or read already
     if offer.base_generation != layout.generation:

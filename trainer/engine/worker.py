@@ -189,7 +189,7 @@ class Rank:
         on_node = [r for r in self.fabric.ranks if node_of[r] == node_of[self.spec.rank]]
         if (is_regroup or generation == 1) and self.spec.rank == on_node[0]:
             self.hooks.ring.write_layout(generation, encode_layout(self.layout))
-        self.hooks.plan_applied(
+        self.hooks.report_plan_applied(
             step=self.step,
             generation=generation,
             layout_crc=layout_crc(self.layout),
@@ -204,8 +204,8 @@ class Rank:
     def do_step(self) -> Ballot:
         """One optimizer step of the whole job. Raises PeerLost."""
         if self.faults is not None:
-            self.faults.step_began(self.step)
-        self.hooks.step_began(self.step)
+            self.faults.begin_step(self.step)
+        self.hooks.begin_step(self.step)
         self.phase = Phase.PRE
         self.is_redone, self.has_begun = self.has_begun, True
         self.meter.reset()
@@ -272,10 +272,10 @@ class Rank:
 
     def do_probe(self, number: int) -> None:
         """Run the probe with the present members, once. No ticket: it changes nothing."""
-        self.hooks.probe_began(number)
+        self.hooks.start_probe(number)
         reading = microbenchmark.run(self.fabric, self.clock, self.meter, self.device)
         if reading is not None:
-            self.hooks.probed(step=self.step, number=number, **asdict(reading))
+            self.hooks.report_probe(step=self.step, number=number, **asdict(reading))
 
     def check_replicas(self) -> None:
         """Are all copies the same, after the last step? Raises CorruptStateError, PeerLost."""
@@ -313,7 +313,7 @@ class Rank:
         self.compute_s = sums.compute_s
         if self.step % load_period_steps(self.spec.config) == 0:
             for layer, counts in zip(self.model.own_layers, sums.counts_LE.tolist(), strict=True):
-                self.hooks.expert_loads(layer, counts)
+                self.hooks.report_expert_loads(layer, counts)
         return sums.loss
 
     def _vote(self, *, is_finite: bool, loss: float = 0.0) -> Ballot:
@@ -325,7 +325,7 @@ class Rank:
             ready_generation=0 if self.plan is None else self.plan.layout.generation,
             ready_crc=0 if self.plan is None else self.plan.crc,
             loss_sum=loss,
-            ready_probe=self.hooks.probe_asked(),
+            ready_probe=self.hooks.requested_probe(),
             is_storing=self.checkpoints.is_storing,
             is_copying=self.checkpoints.snapshots.is_copying,
             is_awaited=self.lobby is not None and bool(self.lobby.candidates(self.spec.node_of)),
@@ -360,7 +360,7 @@ class Rank:
 
     def _tell(self, saves: Sequence[News]) -> None:
         for one in saves:
-            self.hooks.checkpointed(
+            self.hooks.report_checkpoint(
                 step=one.step,
                 outcome=one.outcome.value,
                 duration_s=one.took_s,
@@ -376,7 +376,7 @@ class Rank:
         self.last_loss = loss
         tokens = self.corpus.num_tokens(self.step)
         transfer_s, transfer_bytes = self._take_transfers()
-        self.hooks.step_ended(
+        self.hooks.end_step(
             tokens=tokens,
             loss=loss,
             is_redone=self.is_redone,

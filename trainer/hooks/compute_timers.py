@@ -1,7 +1,7 @@
-"""How long a rank computed, never counting what it waited for others. No torch import.
+"""Clocks that measure a micro-batch's compute time without waits for other ranks. No torch import.
 
-A clock is told when a micro-batch's compute begins and ends and when it pauses for a collective.
-All clocks give the same value; which one is used is declared in the rank's attachment.
+The hooks call a clock when compute begins, pauses for a collective, resumes and ends. All clocks
+return a `ComputeTime`; the attachment states which one a rank uses.
 """
 
 import contextlib
@@ -13,71 +13,71 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-MAX_LATE = 64  # micro-batches that a device may be behind: more kernels than it queues
+MAX_LATE = 64  # micro-batches that a device may lag behind its host
 SCHEDSTAT = "/proc/thread-self/schedstat"
 _Ended = tuple[int, list[tuple[Any, Any]], float]  # number, events of its segments, host's time
-_made = tuple.__new__  # of a named tuple: its own constructor is one more frame of Python
+_made = tuple.__new__  # skips the Python frame of a named tuple's own constructor
 _log = logging.getLogger(__name__)
 
 
 class ComputeTime(NamedTuple):
-    """Compute of one micro-batch in seconds; None: this clock can not tell.
+    """Compute time of one micro-batch in seconds; None if this clock does not measure a part.
 
-    A named tuple and not a frozen dataclass: one is made in every micro-batch, for a third of that.
+    A named tuple, since one is made per micro-batch at a third of a frozen dataclass's cost.
     """
 
     compute_s: float
     cpu_s: float | None = None
-    run_queue_s: float | None = None  # ready to run, but the core was someone else's
+    run_queue_s: float | None = None  # ready to run, waiting for a core
     stall_s: float | None = None  # wall - CPU - run queue: frozen, stopped, swapped
     wait_s: float | None = None  # paused: inside collectives
     ended_mono_s: float = 0.0
-    lag: int = 0  # the time of the micro-batch so many before the one that ends now
-    more: tuple["ComputeTime", ...] = ()  # later ones that became known with it, in order
+    lag: int = 0  # how many micro-batches before the one that just ended
+    more: tuple["ComputeTime", ...] = ()  # later times that became known with it, in order
 
     @property
     def is_of_previous(self) -> bool:
-        """Is it of another micro-batch than the one that ends now?"""
+        """Whether it belongs to an earlier micro-batch than the one that just ended."""
         return self.lag > 0
 
 
 class SegmentClock(Protocol):
-    """begin, (pause, resume)*, end - in this order, once per micro-batch."""
+    """Called once per micro-batch in this order: begin, (pause, resume)*, end."""
 
     def begin(self) -> None:
-        """A micro-batch's compute starts."""
+        """Start timing a micro-batch."""
 
     def pause(self) -> None:
-        """Just before waiting for others."""
+        """Pause: a wait for other ranks begins."""
 
     def resume(self) -> None:
-        """Just after waiting for others."""
+        """Resume after a wait for other ranks."""
 
     def end(self) -> ComputeTime | None:
-        """The micro-batch's compute is over. None: not known yet (asynchronous devices)."""
+        """End the micro-batch; return None if its time is not known yet (asynchronous devices)."""
 
 
 @runtime_checkable
 class LateClock(Protocol):
-    """A clock that may know the times of micro-batches only after `end`."""
+    """A clock that may know times only after `end`."""
 
     def known(self) -> list[ComputeTime]:
-        """Of the micro-batches not told yet, those that are known; oldest first."""
+        """Return the times not returned before, oldest first."""
 
 
 class PipelineClock(SegmentClock, Protocol):
-    """A clock that several open micro-batches take turns with."""
+    """A clock shared by several open micro-batches in turn, as in a pipeline stage."""
 
-    def set_aside(self) -> object:
-        """The open micro-batch waits for its turn: what `take_up` goes on with."""
+    def suspend(self) -> object:
+        """Suspend the open micro-batch; return the state that `resume_suspended` takes."""
 
-    def take_up(self, aside: Any) -> None:
-        """Go on with a micro-batch; what was spent meanwhile is not its own."""
+    def resume_suspended(self, aside: Any) -> None:
+        """Resume a suspended micro-batch; time spent meanwhile is not counted."""
 
 
 @dataclass(slots=True)
 class WallClock:
-    """Wall time of the segments: for foreign trainers on CPU and as a last resort."""
+    """Wall time of the segments: the default if nothing better is known."""
 
     _began_s: float = 0.0
     _paused_s: float = 0.0
@@ -96,11 +96,11 @@ class WallClock:
         self._began_s = time.perf_counter()
         self._wait_s += self._began_s - self._paused_s
 
-    def set_aside(self) -> object:
+    def suspend(self) -> object:
         self.pause()
         return self._compute_s, self._wait_s
 
-    def take_up(self, aside: Any) -> None:
+    def resume_suspended(self, aside: Any) -> None:
         self._compute_s, self._wait_s = aside
         self._began_s = time.perf_counter()
 
@@ -122,12 +122,14 @@ _NEVER = _Reading(0.0, 0.0, None)
 
 @dataclass(slots=True)
 class CpuClock:
-    """Thread CPU time, run-queue wait and the rest, of the calling thread.
+    """CPU time, run-queue wait and stall of the calling thread.
 
-    `compute_s` is CPU time plus stall: a competitor for the core is not the rank's own slowness, a
-    slower core or a stopped process is. Make and use it in one thread. `burn` is called with the
-    CPU seconds of each segment just before it is read (fault injection). Where the kernel keeps no
+    `compute_s` is CPU time plus stall: another process on the core is not this rank's slowness, but
+    a slower core or a stopped process is. Create and use it in one thread. If the kernel keeps no
     run-queue statistics, `run_queue_s` and `stall_s` are None.
+
+    Args:
+        burn: Called with the CPU seconds of each segment just before it ends (fault injection).
     """
 
     burn: Callable[[float], None] | None = None
@@ -157,12 +159,12 @@ class CpuClock:
         self._wait_s += time.perf_counter() - self._paused_s
         self._start = self._read()
 
-    def set_aside(self) -> object:
+    def suspend(self) -> object:
         self._close_segment()
         spent = self._wait_s, self._wall_s, self._cpu_s, self._run_queue_s
         return *spent, self._knows_run_queue
 
-    def take_up(self, aside: Any) -> None:
+    def resume_suspended(self, aside: Any) -> None:
         self._wait_s, self._wall_s, self._cpu_s, self._run_queue_s, self._knows_run_queue = aside
         self._start = self._read()
 
@@ -202,19 +204,23 @@ class CpuClock:
             on_cpu_ns, waited_ns, _ = map(int, os.pread(self._schedstat, 96, 0).split())
         except (OSError, ValueError):
             return None
-        # A running thread that never was on a CPU: this kernel's file is there but not kept.
+        # A running thread with no time on a CPU: this kernel has the file but does not fill it.
         return waited_ns * 1e-9 if on_cpu_ns > 0 else None
 
 
 @dataclass(slots=True)
 class DeviceEventClock:
-    """Times of device events (CUDA), read when the device is through: it never synchronises.
+    """Times of device events (CUDA), read after the device has passed them; never synchronises.
 
-    `new_event` makes an event with `record()`, `query()` and `elapsed_time(other) -> ms`, such as
-    `lambda: torch.cuda.Event(enable_timing=True)`. `end()` gives the earlier micro-batches that the
-    device has finished since, oldest first, or None; the host may be MAX_LATE of them ahead, and
-    what is older than that is lost: counted in `num_lost`, said once. `burn` is called with the
-    event at which a segment began, just before its end is marked (fault injection).
+    `end()` returns the earlier micro-batches that the device has finished since, oldest first, or
+    None. The host may be MAX_LATE micro-batches ahead; older times are lost, counted in `num_lost`
+    and logged once.
+
+    Args:
+        new_event: Returns an event with `record()`, `query()` and `elapsed_time(other)` in
+            milliseconds, such as `lambda: torch.cuda.Event(enable_timing=True)`.
+        burn: Called with the start event of a segment just before its end is recorded (fault
+            injection).
     """
 
     new_event: Callable[[], Any]
@@ -235,11 +241,11 @@ class DeviceEventClock:
     def resume(self) -> None:
         self._began = self._mark()
 
-    def set_aside(self) -> object:
+    def suspend(self) -> object:
         self._close_segment()
         return self._open
 
-    def take_up(self, aside: Any) -> None:
+    def resume_suspended(self, aside: Any) -> None:
         self._open = aside
         self._began = self._mark()
 
@@ -256,12 +262,12 @@ class DeviceEventClock:
         return known[0]._replace(more=tuple(known[1:])) if known else None
 
     def known(self) -> list[ComputeTime]:
-        """Of the micro-batches not told yet, those that the device has finished; oldest first."""
+        """Return the finished micro-batches that were not returned before, oldest first."""
         found: list[ComputeTime] = []
         while self._ended:
             number, segments, ended_s = self._ended[0]
             if not segments[-1][1].query():
-                break  # nor are those after it: a stream is worked off in order
+                break  # nor are later ones: a stream runs in order
             self._ended.popleft()
             spent_ms = sum(began.elapsed_time(ended) for began, ended in segments)
             found.append(
@@ -283,23 +289,23 @@ class DeviceEventClock:
 
 
 @dataclass(slots=True)
-class TransferClock:
-    """Adds up transfers that nobody waits in: collectives that all members enter together.
+class TransferTimer:
+    """Sums up time and bytes of collectives that all members enter together.
 
-    Ends of collectives can not be compared between nodes; own durations can, where the starts are
-    the same. `took` is told of each one; `take` gives the sum and begins anew.
+    Clocks of nodes cannot be compared; durations can, if the starts are simultaneous. `add` records
+    one collective, `take` returns the sum and resets it.
     """
 
     _spent_s: float = 0.0
     _bytes: int = 0
 
-    def took(self, num_bytes: int, began_s: float) -> None:
-        """`num_bytes` were sent and received since `began_s` (time.perf_counter)."""
+    def add(self, num_bytes: int, began_s: float) -> None:
+        """Add a collective of `num_bytes` that began at `began_s` (time.perf_counter)."""
         self._spent_s += self._passed_s(num_bytes, began_s)
         self._bytes += num_bytes
 
     def take(self) -> tuple[float | None, int]:
-        """(seconds, bytes) since the last call; None where nothing was moved."""
+        """Return (seconds, bytes) since the last call; seconds are None if no bytes were moved."""
         spent_s = self._spent_s if self._bytes else None
         moved = self._bytes
         self._spent_s, self._bytes = 0.0, 0

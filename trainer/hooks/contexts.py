@@ -1,8 +1,8 @@
-"""The `with` blocks of the seam: a step, a micro-batch, a wait for others, a wait for input.
+"""`with` blocks of the hooks: a step, a micro-batch, a wait for other ranks, a wait for input.
 
-Standard library only: part of the seam. Classes and not generators: `contextlib` runs some hundred
-lines of Python around each, and after a trainer's own work every line is cold. What a timer raises
-- it may be a device's or the trainer's own - is counted by the ring and stops nobody.
+Needs the standard library only. The blocks are classes, since `contextlib` runs about a hundred
+lines of Python around each generator. The ring counts exceptions of the timer (it may be the
+trainer's own); they never reach the training loop.
 """
 
 import time
@@ -13,102 +13,104 @@ from pacekeeper.core.telemetry.expert_row_features import rows_over
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime, SegmentClock
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
-# Of a micro-batch: tokens, tokens^2, expert rows, active experts, rows over the knots, documents,
-# tokens at the head, tensor share.
-Work = tuple[int, int, int, int, Sequence[int], int, int, float]
+# tokens, sum of squared lengths, expert rows, active experts, rows over the knots, documents,
+# tokens at the head, tensor share
+MicrobatchFeatures = tuple[int, int, int, int, Sequence[int], int, int, float]
 
 
-class Moments(Protocol):
-    """What a block tells of its beginning and its end: `hooks.Hooks`."""
+class HookCalls(Protocol):
+    """The part of `hooks.Hooks` that the blocks call."""
 
     ring: Ring
     timer: SegmentClock
     input_s: float | None
 
-    def step_began(self, step: int) -> None:
-        """Moment 2."""
+    def begin_step(self, step: int) -> None:
+        """Start a step."""
 
-    def told(self, compute: ComputeTime | None, work: Work) -> None:
-        """Moment 3."""
+    def on_microbatch_end(self, compute: ComputeTime | None, features: MicrobatchFeatures) -> None:
+        """Report a micro-batch."""
 
-    def step_ended(
-        self, *, tokens: int, loss: float | None = None, sum_len_squared: int = 0
-    ) -> None:
-        """Moment 4."""
+    def end_step(self, *, tokens: int, loss: float | None = None, sum_len_squared: int = 0) -> None:
+        """Report the end of a step."""
 
 
 class StepResult:
-    """What a step came to: tokens, squared lengths and loss of the global batch; 0 and None where
-    nobody says.
+    """Result of a step, set inside its block: tokens, squared lengths and loss of the global batch.
+
+    Values that are not set stay 0 and None.
     """
 
-    __slots__ = ("_moments", "_step", "loss", "sum_len_squared", "tokens")
+    __slots__ = ("_calls", "_step", "loss", "sum_len_squared", "tokens")
 
-    def __init__(self, moments: Moments, step: int, tokens: int, sum_len_squared: int) -> None:
-        self._moments = moments
+    def __init__(self, calls: HookCalls, step: int, tokens: int, sum_len_squared: int) -> None:
+        self._calls = calls
         self._step = step
         self.tokens = tokens
         self.sum_len_squared = sum_len_squared
         self.loss: float | None = None
 
     def __enter__(self) -> "StepResult":
-        self._moments.step_began(self._step)
+        self._calls.begin_step(self._step)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
-            self._moments.step_ended(
+            self._calls.end_step(
                 tokens=self.tokens, loss=self.loss, sum_len_squared=self.sum_len_squared
             )
 
 
-class MicroBatchTimer:
-    """Measures what runs in it. A micro-batch that raises is not told.
+class MicrobatchTimer:
+    """Times its body as a micro-batch; if the body raises, nothing is reported.
 
-    What is known only inside, such as the rows that its experts got, is told to what it hands out.
+    Features known only inside, such as the rows of the experts, are added to the object it yields.
     """
 
-    __slots__ = ("_moments", "_work")
+    __slots__ = ("_calls", "_features")
 
-    def __init__(self, moments: Moments, work: Work) -> None:
-        self._moments = moments
-        self._work = work
+    def __init__(self, calls: HookCalls, features: MicrobatchFeatures) -> None:
+        self._calls = calls
+        self._features = features
 
-    def __enter__(self) -> "MicroBatchTimer":
+    def __enter__(self) -> "MicrobatchTimer":
         try:
-            self._moments.timer.begin()
+            self._calls.timer.begin()
         except Exception as error:
-            self._moments.ring.count_error(error)
+            self._calls.ring.count_error(error)
         return self
 
-    def adds_rows(self, rows: Sequence[int] | int) -> None:
-        """In it, a layer computes so many rows at each expert of this rank; one number where only
-        the device knows which has how many. Once for each layer, not again where it is recomputed.
+    def add_expert_rows(self, rows: Sequence[int] | int) -> None:
+        """Add the rows that a layer computes on this rank's experts.
+
+        Args:
+            rows: Rows of each local expert, or their sum if the counts are on the device. Call it
+                once per layer, not again in recomputation.
         """
         try:
-            tokens, squared, known, active, over, documents, head, share = self._work
+            tokens, squared, known, active, over, documents, head, share = self._features
             if isinstance(rows, int):
                 known += rows
             else:
                 known += sum(rows)
                 active += sum(n > 0 for n in rows)
                 over = [a + b for a, b in zip(over, rows_over(rows), strict=True)]
-            self._work = (tokens, squared, known, active, over, documents, head, share)
+            self._features = (tokens, squared, known, active, over, documents, head, share)
         except Exception as error:
-            self._moments.ring.count_error(error)
+            self._calls.ring.count_error(error)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
-            moments, compute = self._moments, None
+            calls, compute = self._calls, None
             try:
-                compute = moments.timer.end()
+                compute = calls.timer.end()
             except Exception as trouble:
-                moments.ring.count_error(trouble)
-            moments.told(compute, self._work)
+                calls.ring.count_error(trouble)
+            calls.on_microbatch_end(compute, self._features)
 
 
 class Waiting:
-    """What runs in it does not count as compute. It holds nothing, so one is enough."""
+    """Pauses the micro-batch's timer. It has no state of its own, so one object is reused."""
 
     __slots__ = ("_ring", "_timer")
 
@@ -130,17 +132,17 @@ class Waiting:
 
 
 class Loading:
-    """What runs in it is the wait for input."""
+    """Adds the time of its body to the step's input wait."""
 
-    __slots__ = ("_began_s", "_moments")
+    __slots__ = ("_began_s", "_calls")
 
-    def __init__(self, moments: Moments) -> None:
-        self._moments = moments
+    def __init__(self, calls: HookCalls) -> None:
+        self._calls = calls
         self._began_s = 0.0
 
     def __enter__(self) -> None:
         self._began_s = time.monotonic()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        moments = self._moments
-        moments.input_s = (moments.input_s or 0.0) + time.monotonic() - self._began_s
+        calls = self._calls
+        calls.input_s = (calls.input_s or 0.0) + time.monotonic() - self._began_s

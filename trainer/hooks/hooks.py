@@ -1,8 +1,8 @@
-"""The seam of any trainer: attached, step began, micro-batch, step ended, plan offered.
+"""Hooks for any training loop: `attach`, then steps, micro-batches and plans of one rank.
 
-Standard library only. No call blocks or raises; all of them work with no agent on the node. What
-goes wrong in here is counted by the ring, which says so and in the end disarms itself. See
-`examples/attach.py` for a whole loop.
+Needs the standard library only. After `attach` no call blocks or raises, with or without an agent
+on the node: errors are counted by the ring, logged once, and disable it after the third. See
+`examples/attach.py` for a complete loop.
 """
 
 import logging
@@ -36,15 +36,21 @@ from pacekeeper.trainer.hooks.compute_timers import (
     SegmentClock,
     WallClock,
 )
-from pacekeeper.trainer.hooks.contexts import Loading, MicroBatchTimer, StepResult, Waiting, Work
-from pacekeeper.trainer.hooks.plan_inbox import Offers, PlanOffer
+from pacekeeper.trainer.hooks.contexts import (
+    Loading,
+    MicrobatchFeatures,
+    MicrobatchTimer,
+    StepResult,
+    Waiting,
+)
+from pacekeeper.trainer.hooks.plan_inbox import PlanInbox, PlanOffer
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
 LIFE_VARIABLE = "PACEKEEPER_LIFE"
 
 
 def life_of_environment() -> int:
-    """The number of this launch, as a launcher set it; 0: none did."""
+    """Return the number of this launch from PACEKEEPER_LIFE, which a launcher sets; 0 if unset."""
     text = os.environ.get(LIFE_VARIABLE, "")
     if text and not (text.isascii() and text.isdigit()):
         raise ValueError(f"{LIFE_VARIABLE}: expected a whole number above 0, got {text!r}")
@@ -52,17 +58,17 @@ def life_of_environment() -> int:
 
 
 def checked_place(rank: int, world_size: int) -> tuple[int, int]:
-    """Both; raises ValueError where they can not be, saying what they should."""
+    """Return `rank` and `world_size`; raise ValueError if they are not a rank of a world."""
     for name, value in (("rank", rank), ("world_size", world_size)):
         if not isinstance(value, int):
             raise ValueError(
-                f"{name}={value!r}: expected a whole number; of the environment, "
+                f"{name}={value!r}: expected a whole number; from the environment, use "
                 f'int(os.environ["{name.upper()}"])'
             )
     if not 0 <= rank < world_size:
         raise ValueError(
             f"rank {rank} is not in a world of {world_size}: ranks count from 0 over all nodes; "
-            "give both as torch.distributed or the launcher (RANK, WORLD_SIZE) does"
+            "pass both as torch.distributed or the launcher (RANK, WORLD_SIZE) gives them"
         )
     return rank, world_size
 
@@ -85,16 +91,28 @@ def attach(
     life: int | None = None,
     can_probe: bool = False,
 ) -> "Hooks":
-    """Attach this rank to its node's ring directory.
+    """Attach this rank to the agent of its node.
 
-    `ring_dir` defaults to the environment's PACEKEEPER_RING_DIR (for launchers to set), then to the
-    agent's own default. `timer` is what `micro_batch_timer` measures with (default: wall time).
-    `life` tells one launch of the job from the next: any number that ascends and is the same on
-    all ranks, such as the Unix milliseconds of the start. It defaults to the environment's
-    PACEKEEPER_LIFE; without one, launches are told apart by the pids of their ranks. `can_probe`:
-    this trainer answers `probe_asked`. Without a
-    usable directory the hooks do nothing, with one warning. Raises ValueError for a wrong job
-    name, rank, world size or life only.
+    If the ring directory cannot be used, training continues unmonitored and one warning is logged.
+
+    Args:
+        job: Name of the job, the same on all ranks.
+        rank: Global rank, from 0.
+        world_size: Number of ranks of the job.
+        ring_dir: The agent's ring directory; default: PACEKEEPER_RING_DIR, then the agent's own
+            default.
+        role: Ranks of one role are compared with each other, such as "stage0".
+        clock: What `timer` measures; stored with the attachment.
+        device_uuid: UUID of the GPU that this rank computes on, as NVML reports it.
+        model: Shape of the model, if plans may be offered.
+        timer: Clock of `micro_batch_timer`; default: wall time.
+        life: Number of this launch: ascending from launch to launch and equal on all ranks, such
+            as the start in Unix milliseconds. Default: PACEKEEPER_LIFE; without it launches are
+            distinguished by the process ids of their ranks.
+        can_probe: Whether this trainer runs the probes of `requested_probe`.
+
+    Raises:
+        ValueError: If the job name, rank, world size or life is invalid.
     """
     rank, world_size = checked_place(rank, world_size)
     if life is None:
@@ -116,9 +134,12 @@ def attach(
 
 
 class Hooks:
-    """The five moments of one rank. Use from the training thread."""
+    """Reports steps and micro-batches of one rank, and offers it plans.
 
-    micro_batch_block = MicroBatchTimer
+    Use it from the training thread.
+    """
+
+    micro_batch_block = MicrobatchTimer
 
     def __init__(self, ring: Ring, rank: int, timer: SegmentClock) -> None:
         self.ring = ring
@@ -127,23 +148,23 @@ class Hooks:
         self.timer = timer
         self._step = 0
         self._began_s = 0.0
-        self.input_s: float | None = None  # waited for since the last step; None: never told
-        self._before_s = 0.0  # of it, before the step began
+        self.input_s: float | None = None  # input wait since the last step; None: never reported
+        self._before_s = 0.0  # the part of `input_s` before the step began
         self._micro_batch = 0
-        # Of a clock that tells late, (step, number, generation, work) of the newest micro-batches.
-        self._late: deque[tuple[int, int, int, Work]] = deque(maxlen=MAX_LATE + 1)
+        # For a late clock: (step, number, generation, features) of the newest micro-batches.
+        self._late: deque[tuple[int, int, int, MicrobatchFeatures]] = deque(maxlen=MAX_LATE + 1)
         self._waiting = Waiting(timer, ring)
-        self._offers = Offers(ring)
-        self._probed = 0  # number of the newest probe that this rank has begun
+        self._offers = PlanInbox(ring)
+        self._probed = 0  # number of the newest probe that this rank has started
 
-    def step_began(self, step: int) -> None:
-        """Moment 2: an optimizer step starts (or starts again)."""
+    def begin_step(self, step: int) -> None:
+        """Start an optimizer step, or start the same one again."""
         self._step = step
         self._micro_batch = 0
         self._before_s = self.input_s or 0.0
         self._began_s = time.monotonic()
 
-    def micro_batch(
+    def report_microbatch(
         self,
         *,
         compute: ComputeTime | None,
@@ -156,13 +177,21 @@ class Hooks:
         head_tokens: int = 0,
         tensor_share: float = 1.0,
     ) -> None:
-        """Moment 3: a micro-batch was computed; its work in tokens, tokens^2 and expert rows.
+        """Report a computed micro-batch.
 
-        `rows_over`: what `core.expert_rows.rows_over` makes of the rows of each local expert.
-        `tensor_share`: the part of all attention and dense layers that this rank holds;
-        `head_tokens`: tokens whose logits it computes, told where stages differ in that.
+        Args:
+            compute: Its compute time; None if the clock does not know it yet.
+            tokens: Tokens of the micro-batch.
+            sum_len_squared: Sum over its sequences of length squared, in tokens squared.
+            expert_rows: Rows that this rank's experts computed.
+            num_active_experts: This rank's experts with at least one row.
+            rows_over: `core.telemetry.expert_row_features.rows_over` of the rows of each local
+                expert.
+            num_documents: Documents in the micro-batch.
+            head_tokens: Tokens whose logits this rank computes, if stages differ in it.
+            tensor_share: Part of all attention and dense layers that this rank holds, 0 to 1.
         """
-        self.told(
+        self.on_microbatch_end(
             compute,
             (
                 tokens, sum_len_squared, expert_rows, num_active_experts, rows_over, num_documents,
@@ -170,17 +199,16 @@ class Hooks:
             ),
         )  # fmt: skip
 
-    def told(self, compute: ComputeTime | None, work: Work) -> None:
-        """Moment 3 for `micro_batch_timer`, whose work is a tuple already."""
+    def on_microbatch_end(self, compute: ComputeTime | None, features: MicrobatchFeatures) -> None:
+        """Report the micro-batch of `micro_batch_timer`, whose features are a tuple already."""
         try:
             lag = -1
             if compute is not None:
-                # At once: a look-up per field would cost several times that.
+                # Unpacked at once: a look-up per field costs several times as much.
                 compute_s, cpu_s, run_queue_s, stall_s, wait_s, ended_s, lag, more = compute
             if lag == 0:
-                # As `_tell_late` does, but for the price of one more call: this one is in every
-                # step.
-                tokens, squared, rows, active, over, documents, head, share = work
+                # The same as `_write_late`, inlined: one call less in every micro-batch.
+                tokens, squared, rows, active, over, documents, head, share = features
                 self.ring.write_payload(
                     pack_micro_batch(
                         self.rank, self._step, self._micro_batch, self.generation, compute_s,
@@ -189,20 +217,20 @@ class Hooks:
                     )
                 )  # fmt: skip
             else:
-                self._late.append((self._step, self._micro_batch, self.generation, work))
+                self._late.append((self._step, self._micro_batch, self.generation, features))
                 if compute is not None:
-                    self._tell_late((compute, *more))
+                    self._write_late((compute, *more))
         except Exception as error:
             self.ring.count_error(error)
         self._micro_batch += 1
 
-    def _tell_late(self, known: Iterable[ComputeTime]) -> None:
-        """Each with the work of the micro-batch it is of; none where that is forgotten."""
+    def _write_late(self, known: Iterable[ComputeTime]) -> None:
+        """Write each time with the features of its micro-batch, unless those were dropped."""
         for compute in known:
             if compute.lag >= len(self._late):
                 continue
-            step, number, generation, work = self._late[-1 - compute.lag]
-            tokens, squared, rows, active, over, documents, head, share = work
+            step, number, generation, features = self._late[-1 - compute.lag]
+            tokens, squared, rows, active, over, documents, head, share = features
             try:
                 self.ring.write_payload(
                     pack_micro_batch(
@@ -211,13 +239,18 @@ class Hooks:
                         compute.wait_s, compute.ended_mono_s, documents, head, share, over,
                     )
                 )  # fmt: skip
-            except Exception as error:  # one bad value loses one record, no more
+            except Exception as error:  # one bad value loses one record
                 self.ring.count_error(error)
 
-    def expert_loads(self, layer: int, counts: Sequence[int], *, step: int | None = None) -> None:
-        """Tokens this rank's own batch routed to each expert of `layer` (part of moment 4).
+    def report_expert_loads(
+        self, layer: int, counts: Sequence[int], *, step: int | None = None
+    ) -> None:
+        """Report how many tokens of this rank's batch the router of a layer sent to each expert.
 
-        `step`: where they became known later only; default: the newest.
+        Args:
+            layer: Index of the layer.
+            counts: Tokens for each expert of the layer.
+            step: Step of the counts, if they became known later; default: the current step.
         """
         step = self._step if step is None else step
         try:
@@ -229,7 +262,7 @@ class Hooks:
         except Exception as error:
             self.ring.count_error(error)
 
-    def step_ended(
+    def end_step(
         self,
         *,
         tokens: int,
@@ -240,11 +273,17 @@ class Hooks:
         sum_len_squared: int = 0,
         outside_s: float = 0.0,
     ) -> None:
-        """Moment 4: the step is committed; `tokens`, `loss` and lengths of the global batch.
+        """Report that the step is committed.
 
-        `transfer_s`, `transfer_bytes`: own time in, and bytes of, the collectives that all ranks
-        entered together. What `loading` covered since the last step is part of this one;
-        `outside_s`, an evaluation in the middle of it for instance, is not.
+        Args:
+            tokens: Tokens of the global batch.
+            loss: Loss of the global batch.
+            is_redone: Whether the step was repeated after a failure.
+            transfer_s: This rank's time in collectives that all ranks entered together.
+            transfer_bytes: Bytes of those collectives.
+            sum_len_squared: Sum of squared sequence lengths of the global batch.
+            outside_s: Time within the step that was not training, such as an evaluation. Time in
+                `loading` since the last step counts as part of this step.
         """
         try:
             now_s = time.monotonic()
@@ -261,14 +300,15 @@ class Hooks:
         except Exception as error:
             self.ring.count_error(error)
 
-    def plan_offered(self) -> PlanOffer | None:
-        """Moment 5: a plan newer than the generation in force, once its file is here and whole."""
+    def offered_plan(self) -> PlanOffer | None:
+        """Return a plan above the current generation once its file is complete, else None."""
         return self._offers.above(self.generation)
 
     def refuse_plan(self, generation: int, reason: str) -> None:
-        """Never offer this plan again; it does not fit. Another of its generation still may.
+        """Refuse the offered plan of `generation`: it is not offered again.
 
-        The controller hears of it at once, with the beginning of the reason.
+        The controller receives the beginning of `reason`. Another plan of the same generation may
+        still be offered.
         """
         try:
             offer = self._offers.refuse(generation)
@@ -286,20 +326,20 @@ class Hooks:
             self.ring.count_error(error)
         _log.warning("rank=%d plan=%d refused: %s", self.rank, generation, reason)
 
-    def probe_asked(self) -> int:
-        """The number of a probe that all ranks shall run and this one has not begun; 0: none.
+    def requested_probe(self) -> int:
+        """Return the number of a requested probe that this rank has not started, else 0.
 
-        Run it at a step boundary at which all ranks know of it, or none: a part would wait.
+        Run it at a step boundary, and only when all ranks agree to: otherwise some would wait.
         """
         wanted = self.ring.command().probe
         return wanted if wanted > self._probed else 0
 
-    def probe_began(self, number: int) -> None:
-        """From now on this one is not asked for again, however it ends."""
+    def start_probe(self, number: int) -> None:
+        """Mark a probe as started; it is not requested again, whatever its result."""
         self._probed = max(self._probed, number)
 
-    def probed(self, *, step: int, number: int, **times_s: float) -> None:
-        """What this rank read: `gemm_s`, `copy_s`, `exchange_s`, and `duration_s` of all of it."""
+    def report_probe(self, *, step: int, number: int, **times_s: float) -> None:
+        """Report a probe's times: `gemm_s`, `copy_s`, `exchange_s` and its total `duration_s`."""
         try:
             self.ring.write(
                 ProbeRecord(
@@ -309,7 +349,7 @@ class Hooks:
         except Exception as error:
             self.ring.count_error(error)
 
-    def checkpointed(
+    def report_checkpoint(
         self,
         *,
         step: int,
@@ -319,9 +359,16 @@ class Hooks:
         reason: str = "",
         in_memory: bool = False,
     ) -> None:
-        """What became of this rank's part of the checkpoint of `step`: complete (all of it, with
-        this part), written, skipped (the one before is still being written) or failed, and why;
-        `in_memory`: of a snapshot.
+        """Report the outcome of this rank's part of a checkpoint.
+
+        Args:
+            step: Step of the checkpoint.
+            outcome: "complete" (the whole checkpoint, with this part), "written", "skipped" (the
+                previous one is still being written) or "failed".
+            duration_s: Time of writing.
+            size_bytes: Size of this part.
+            reason: Why it was skipped or failed.
+            in_memory: Whether it is a snapshot in memory.
         """
         try:
             self.ring.write(
@@ -340,18 +387,18 @@ class Hooks:
             self.ring.count_error(error)
 
     def dead_ranks(self) -> frozenset[int]:
-        """The ranks of the job that the fleet knows to be dead."""
+        """Return the ranks of the job that the controller reports as dead."""
         return self.ring.command().dead_ranks
 
     def suspect_ranks(self) -> frozenset[int]:
-        """The ranks that stand on nodes with an open finding, as far as this one was told."""
+        """Return the ranks on nodes with an open finding, as the controller last reported them."""
         return self.ring.command().suspect_ranks
 
     def set_generation(self, generation: int) -> None:
-        """Later records carry `generation`, and only plans above it are offered."""
+        """Set the generation of later records; only plans above it are offered."""
         self.generation = generation
 
-    def plan_applied(
+    def report_plan_applied(
         self,
         *,
         step: int,
@@ -361,7 +408,7 @@ class Hooks:
         moved_bytes: int = 0,
         is_regroup: bool = False,
     ) -> None:
-        """This rank trains under `generation` from `step` on; later records carry it."""
+        """Report that this rank trains on the layout of `generation` from `step` on."""
         try:
             previous, self.generation = self.generation, generation
             self.ring.write_payload(
@@ -374,19 +421,19 @@ class Hooks:
             self.ring.count_error(error)
 
     def detach(self) -> None:
-        """The rank is done. Its ring stays for the agent to read to its end."""
+        """End the attachment. The ring stays until the agent has read it."""
         try:
             if isinstance(self.timer, LateClock):
-                self._tell_late(self.timer.known())
+                self._write_late(self.timer.known())
         except Exception as error:
             self.ring.count_error(error)
         self.ring.close()
 
     def step(self, step: int, *, tokens: int = 0, sum_len_squared: int = 0) -> StepResult:
-        """A step as a `with` block: `step_began` and, unless it raises, `step_ended`.
+        """Return a `with` block that calls `begin_step` and, unless it raises, `end_step`.
 
-        What is known only inside, such as the loss, goes into the result it hands out. Told alone,
-        without any micro-batch, steps have the job watched as a whole, by their lengths.
+        Values known only inside, such as the loss, are set on the result it yields. If only steps
+        are reported, without micro-batches, the job is monitored as a whole by their durations.
         """
         return StepResult(self, step, tokens, sum_len_squared)
 
@@ -401,8 +448,11 @@ class Hooks:
         num_documents: int = 0,
         head_tokens: int = 0,
         tensor_share: float = 1.0,
-    ) -> MicroBatchTimer:
-        """A micro-batch as a `with` block; what `waiting` covers does not count as compute."""
+    ) -> MicrobatchTimer:
+        """Return a `with` block that times a micro-batch, without time in `waiting`.
+
+        The arguments are those of `report_microbatch`.
+        """
         return self.micro_batch_block(
             self,
             (
@@ -412,9 +462,9 @@ class Hooks:
         )  # fmt: skip
 
     def waiting(self) -> Waiting:
-        """Around anything that waits for other ranks, inside `micro_batch_timer`."""
+        """Return a `with` block for waits for other ranks, inside `micro_batch_timer`."""
         return self._waiting
 
     def loading(self) -> Loading:
-        """Around the wait for the next input, inside or outside `step`; not in a micro-batch."""
+        """Return a `with` block for the wait for input, outside of micro-batches."""
         return Loading(self)

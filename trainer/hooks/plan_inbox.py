@@ -1,7 +1,7 @@
-"""Plans that the controller offers this rank: each read once, and none again that was refused.
+"""Plans that the controller offers to this rank.
 
-Standard library only: part of the seam. Files only, no clock; a plan whose file is not here yet,
-or not whole, is looked for again at the next step.
+Needs the standard library only; used by `hooks.Hooks`. Each plan is read once; a refused one is not
+offered again. A plan whose file is missing or incomplete is looked for again at the next step.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,18 @@ from pacekeeper.trainer.hooks.ring_writer import Ring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOffer:
-    """A layout the controller proposes; its digest was checked. Apply it only on its base."""
+    """A layout that the controller offers, with a verified digest.
+
+    Apply it only to the layout of `base_generation`.
+    """
 
     generation: int
     base_generation: int
     layout_json: bytes
 
 
-class Offers:
-    """What one rank's command slot says of plans."""
+class PlanInbox:
+    """Reads the plans named in one rank's command slot."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -28,7 +31,7 @@ class Offers:
         self._refused: CommandSlot | None = None
 
     def above(self, generation: int) -> PlanOffer | None:
-        """The plan that is offered, if it is newer than `generation` and not refused."""
+        """Return the offered plan if it is above `generation` and not refused, else None."""
         command = self._ring.command()
         wanted = command.plan_generation
         if wanted <= generation or _is_same_plan(command, self._refused):
@@ -37,7 +40,7 @@ class Offers:
             data = self._ring.read_plan(wanted, command.plan_sha256)
             if data is None:
                 return None
-            # Kept: a plan that waits for its step must not cost a file read at every step.
+            # Cached: a plan that waits for its step costs no file read per step.
             offer = PlanOffer(
                 generation=wanted, base_generation=command.base_generation, layout_json=data
             )
@@ -45,7 +48,7 @@ class Offers:
         return self._newest[1]
 
     def refuse(self, generation: int) -> PlanOffer | None:
-        """Mark the plan of this generation; the plan, if it had been read."""
+        """Mark the plan of `generation` as refused; return it if it had been read."""
         command = self._ring.command()
         if command.plan_generation == generation:
             self._refused = command
@@ -55,7 +58,7 @@ class Offers:
 
 
 def _is_same_plan(command: CommandSlot, other: CommandSlot | None) -> bool:
-    """Deaths may be said in between; a plan is its generation, its base and its digest."""
+    """Compare generation, base and digest: other fields of the command may differ."""
     if other is None or other is command:
         return other is not None
     return (command.plan_generation, command.base_generation, command.plan_sha256) == (

@@ -1,8 +1,8 @@
-"""One rank's ring: a file on tmpfs that the rank writes and the node's agent reads.
+"""Writer of one rank's ring: a memory-mapped file on tmpfs that the node's agent reads.
 
-Never blocks, never raises into training, makes no system call for a record, needs no agent alive.
-Anything that goes wrong is counted; after MAX_ERRORS the ring disarms itself for good: it writes no
-more, and still hears what the agent says.
+Writing a record never blocks, never raises and makes no system call, with or without an agent.
+Errors are counted; after MAX_ERRORS the ring disarms itself: it writes no more records but still
+reads commands.
 """
 
 import contextlib
@@ -34,19 +34,19 @@ from pacekeeper.core.telemetry.shm_ring import (
 _OPENED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-_AGENT_LOOKS_S = 0.01  # more than the agent holds the lock for, when it looks who lives
+_AGENT_CHECK_S = 0.01  # longer than the agent holds the lock while it checks for a live writer
 
 
-def writer_of(path: Path) -> int:
-    """The pid in the header of a ring that somebody still writes; 0 where nobody does."""
+def active_writer_pid(path: Path) -> int:
+    """Return the pid of the live process that writes the ring at `path`, 0 if there is none."""
     with contextlib.suppress(OSError, ValueError, PacekeeperError):
         descriptor = os.open(path, _OPENED)
         try:
             if _is_locked(descriptor):
-                time.sleep(_AGENT_LOOKS_S)
+                time.sleep(_AGENT_CHECK_S)
                 if _is_locked(descriptor):
                     pid = shm_ring.decode_header(os.pread(descriptor, shm_ring.SLOTS_OFFSET, 0)).pid
-                    os.kill(pid, 0)  # OSError where it has ended: a child of its has the lock
+                    os.kill(pid, 0)  # OSError if it has ended and a child holds the lock
                     return pid
         finally:
             os.close(descriptor)
@@ -71,11 +71,14 @@ _log = logging.getLogger(__name__)
 
 
 def claim_directory(directory: Path, job: str) -> int:
-    """Make the job's directory on this node ours and clear it of what earlier lives left there.
+    """Lock the job's directory on this node for this launch and delete files of earlier launches.
 
-    Returns the open directory that holds the claim until it is closed, -1 where there is no such
-    directory to be had (training goes on unwatched). Raises HostError where another launch of this
-    job holds it: two would overwrite each other's rings.
+    Returns:
+        A file descriptor that holds the lock until it is closed; -1 if the directory cannot be
+        created or locked (training continues unmonitored).
+
+    Raises:
+        HostError: If another launch of the job holds it: both would overwrite each other's rings.
     """
     path = directory / job
     try:
@@ -91,7 +94,7 @@ def claim_directory(directory: Path, job: str) -> int:
             f"ring directory {directory}: another launch of job {job!r} on this node uses it",
             remedy="stop that launch, or give this one another --ring-dir or job name",
         ) from None
-    except OSError:  # a file system without locks: nothing is cleared that may be in use
+    except OSError:  # a file system without locks: delete nothing, it may be in use
         os.close(claim)
         return -1
     for name in os.listdir(path):
@@ -102,9 +105,9 @@ def claim_directory(directory: Path, job: str) -> int:
 
 
 class Ring:
-    """The writer's side of one ring file. `is_armed` is False where nothing is written (any more).
+    """The writing side of one ring file; `is_armed` is False if records are not written.
 
-    Use from one thread. A forked child inherits the mapping but must not write it: it disarms.
+    Use it from one thread. A forked child must not write its parent's ring: there it is disarmed.
     """
 
     def __init__(
@@ -114,54 +117,57 @@ class Ring:
         self.life = life
         self.reason = reason
         self.num_errors = 0
-        self.num_plans_missing = 0  # looked for, and no such file
-        self.num_plans_wrong = 0  # the file does not fit its digest
-        self._misfit: tuple[object, ...] = ()  # a plan's file that did not: hashed once
-        self._complained: tuple[int, bytes] | None = None  # of this plan
+        self.num_plans_missing = 0  # reads of a plan without a file
+        self.num_plans_wrong = 0  # reads of a plan whose file has another digest
+        self._misfit: tuple[object, ...] = ()  # that file, so that it is hashed once
+        self._warned_plan: tuple[int, bytes] | None = None  # the plan of the last warning
         self._memory = memory  # None: closed, or a parent's
-        self._slots = memory  # where records go; None: disarmed
+        self._slots = memory  # destination of records; None: disarmed
         self._index = 0
-        self._heard = _BEING_WRITTEN  # sequence of the command that was taken in
+        self._command_sequence = _BEING_WRITTEN  # of the command read last
         self._command = shm_ring.CommandSlot()
         self._term = 0  # the highest of any command
-        self._is_inherited = False  # by a forked child, which has not tried to write
+        self._is_inherited = False  # in a forked child that has not tried to write yet
         _rings.add(self)
 
     @classmethod
     def create(
         cls, directory: Path, attachment: Attachment, *, file_name: str | None = None
     ) -> "Ring":
-        """The ring of `attachment.rank` below `directory`/job; disarmed, with one warning, if not.
+        """Create the ring of `attachment.rank` in `directory`/job.
 
-        The file appears whole (renamed into place), so an agent never reads half a header.
+        The file is renamed into place, so an agent never reads half a header.
+
+        Returns:
+            The ring; a disarmed one, with one warning, if the file cannot be created.
         """
         path = directory / attachment.job / (file_name or shm_ring.ring_file_name(attachment.rank))
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with fresh.open("w+b") as file:
-                # Every byte now: a store into a page that a full tmpfs can not give is a SIGBUS,
-                # and that ends the training process. This way it is an OSError here.
+                # Write every byte now: storing into a page that a full tmpfs cannot provide is a
+                # SIGBUS, which would end the training process. Here it is an OSError.
                 whole = shm_ring.encode_header(attachment).ljust(shm_ring.FILE_BYTES, b"\0")
                 file.write(whole)
                 file.flush()
                 memory = mmap.mmap(file.fileno(), shm_ring.FILE_BYTES)
-                memory[:] = whole  # touched once: no record pays for a page's first use
-                # Held by the mapping's own descriptor: the kernel lets go when this process ends,
-                # and that is how the agent knows, whatever the name space of pids.
+                memory[:] = whole  # touch every page once, before the first record
+                # The mapping's own descriptor holds the lock until this process ends: so the agent
+                # detects its end in any pid namespace.
                 with contextlib.suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_SH)
-            writer = writer_of(path)
+            writer = active_writer_pid(path)
             if writer == os.getpid() and not any(r.path == path and r.is_armed for r in _rings):
-                writer = 0  # detached; a child that was forked meanwhile keeps the lock
+                writer = 0  # detached; a child forked meanwhile keeps the lock
             fresh.rename(path)
         except (OSError, ValueError) as error:
             with contextlib.suppress(OSError, ValueError):
                 fresh.unlink(missing_ok=True)
             _log.warning(
-                "rank=%d not watched: no ring at %s: %s; training goes on without pacekeeper. "
-                "ring_dir= or PACEKEEPER_RING_DIR must name the agent's --ring-dir, where this "
-                "user may make files",
+                "rank=%d is not monitored: cannot create a ring at %s: %s. Training continues "
+                "without pacekeeper. Set ring_dir= or PACEKEEPER_RING_DIR to the agent's --ring-dir "
+                "and allow this user to create files there",
                 attachment.rank,
                 path,
                 error,
@@ -169,13 +175,13 @@ class Ring:
             return cls(None, None, reason=str(error))
         if writer:
             _log.warning(
-                "rank=%d of job %s: %s; from now on only this attachment is heard",
+                "rank=%d of job %s: %s; from now on only this attachment is read",
                 attachment.rank,
                 attachment.job,
-                "attached before in this process, and not detached"
+                "this process attached it before and did not detach"
                 if writer == os.getpid()
                 else f"process {writer} on this node attached as the same rank and is alive: "
-                "see rank= and world_size=, or give this job another name",
+                "check rank= and world_size=, or give this job another name",
             )
         return cls(path, memory, life=attachment.life)
 
@@ -184,84 +190,84 @@ class Ring:
         return self._slots is not None
 
     def write(self, record: Record) -> None:
-        """Put one record into the next slot, over the oldest one."""
+        """Write a record into the next slot, over the oldest one."""
         try:
             self.write_payload(pack(record))
-        except Exception as error:  # training is never stopped by us
+        except Exception as error:  # never raise into training
             self.count_error(error)
 
     def write_payload(self, payload: bytes) -> None:
-        """The same for a record that is packed already. Few calls: after a wait each is cold."""
+        """Write a packed record. Makes few calls: after a wait each one is cold in the cache."""
         slots = self._slots
         if slots is None:
             if self._is_inherited:
-                self._say_inherited()
+                self._warn_inherited()
             return
         try:
             index = self._index
             if index == SLOT_COUNT:
-                self._say_unread()
+                self._warn_unread()
             sequence = (index + 1).to_bytes(8, "little")
             offset = SLOTS_OFFSET + index % SLOT_COUNT * SLOT_BYTES
-            # Sequence 0 while the rest changes, the true one last: a reader sees a torn slot. As
-            # slices: eight bytes in one store, where a struct of fixed byte order takes eight.
+            # Sequence 0 while the rest changes, the real one last: a reader detects a torn slot.
+            # A slice is one store of eight bytes; a struct of fixed byte order makes eight stores.
             slots[offset : offset + 8] = _BEING_WRITTEN
-            told = adler32(payload, adler32(sequence))  # as slot_checksum, without one more frame
-            _put_rest(slots, offset + 8, told, payload)
+            checksum = adler32(payload, adler32(sequence))  # shm_ring.slot_checksum, inlined
+            _put_rest(slots, offset + 8, checksum, payload)
             slots[offset : offset + 8] = sequence
             self._index = index + 1
-        except Exception as error:  # training is never stopped by us
+        except Exception as error:  # never raise into training
             self.count_error(error)
 
     def command(self) -> shm_ring.CommandSlot:
-        """What the agent last said; cheap while nothing changed, the old value while torn.
+        """Return the agent's newest command; the previous one while a new one is being written.
 
-        What was meant for another life of the job is nothing to us, nor what was said in an
-        earlier term than was heard already.
+        Commands for another launch of the job, or of an earlier controller term, are ignored. Cheap
+        while nothing changed.
         """
         memory = self._memory
         if memory is None:
             return self._command
         try:
             sequence = memory[COMMAND_OFFSET:_COMMAND_REST]
-            if sequence != self._heard:
-                self._hear(memory, sequence)
+            if sequence != self._command_sequence:
+                self._read_command(memory, sequence)
         except shm_ring.TornError:
-            pass  # the agent is writing: the next look sees it
+            pass  # the agent is writing: the next call reads it
         except Exception as error:
             self.count_error(error)
         return self._command
 
-    def _hear(self, memory: mmap.mmap, sequence: bytes) -> None:
-        """Take the command in that stands there now. Raises TornError while it is written."""
+    def _read_command(self, memory: mmap.mmap, sequence: bytes) -> None:
+        """Read the current command. Raises TornError while it is being written."""
         if sequence == _BEING_WRITTEN:
-            # Or its writer died in the middle: its next life counts anew, so that whatever number
-            # comes next is news.
-            self._heard = sequence
+            # Being written, or its writer died in between. A restarted agent counts from the start,
+            # so any number that follows is new.
+            self._command_sequence = sequence
             return
-        number, said = shm_ring.decode_command(
+        number, command = shm_ring.decode_command(
             memory[COMMAND_OFFSET : COMMAND_OFFSET + COMMAND_BYTES]
         )
-        if number != 0:  # 0: the next write began between the look and the copy
-            self._heard = number.to_bytes(8, "little")
-            if said.term < self._term:
-                return  # a later controller has spoken
-            self._term = said.term
-            is_ours = said.life == self.life or not (said.life and self.life)
-            self._command = said if is_ours else shm_ring.CommandSlot()
+        if number != 0:  # 0: the next write began before the copy was complete
+            self._command_sequence = number.to_bytes(8, "little")
+            if command.term < self._term:
+                return  # from a deposed controller
+            self._term = command.term
+            is_ours = command.life == self.life or not (command.life and self.life)
+            self._command = command if is_ours else shm_ring.CommandSlot()
 
     def heartbeat_mono_s(self) -> float:
-        """When the agent last looked (this node's monotonic clock); 0.0 for never."""
+        """Return when the agent last read this ring (monotonic clock of the node), 0.0: never."""
         if self._memory is None:
             return 0.0
         beat: float = shm_ring.HEARTBEAT.unpack_from(self._memory, shm_ring.HEARTBEAT_OFFSET)[0]
         return beat
 
     def read_plan(self, generation: int, sha256: bytes) -> bytes | None:
-        """The plan's bytes if its file is there and fits the digest, else None (look again).
+        """Return the plan's bytes if its file exists and has the digest, else None (try again).
 
-        A file that did not fit is read again only when it has changed. Each such plan is one
-        warning.
+        A file with another digest is read again only after it changed. Each such plan is logged
+        once.
         """
         if self.path is None:
             return None
@@ -277,22 +283,22 @@ class Ring:
             data = path.read_bytes()
         except OSError as error:
             self.num_plans_missing += 1
-            self._complain(generation, sha256, str(error))
+            self._warn_plan(generation, sha256, str(error))
             return None
         if hashlib.sha256(data).digest() != sha256:
             self.num_plans_wrong += 1
             self._misfit = looked_at
-            self._complain(generation, sha256, f"{path} does not fit its digest")
+            self._warn_plan(generation, sha256, f"{path} does not have the digest of the offer")
             return None
         return data
 
-    def _complain(self, generation: int, sha256: bytes, trouble: str) -> None:
-        if self._complained != (generation, sha256):
-            self._complained = (generation, sha256)
-            _log.warning("plan=%d is offered and can not be read: %s", generation, trouble)
+    def _warn_plan(self, generation: int, sha256: bytes, trouble: str) -> None:
+        if self._warned_plan != (generation, sha256):
+            self._warned_plan = (generation, sha256)
+            _log.warning("plan=%d is offered but cannot be read: %s", generation, trouble)
 
     def write_layout(self, generation: int, layout_json: bytes) -> None:
-        """Tell the node's agent which layout runs: a file beside the ring, whole or not at all."""
+        """Write the current layout for the agent, atomically, to a file beside the ring."""
         if self.path is None:
             return
         target = self.path.with_name(shm_ring.layout_file_name(generation, self.life))
@@ -306,42 +312,42 @@ class Ring:
             self.count_error(error)
 
     def close(self) -> None:
-        """Stop writing. The file stays for the agent to read to its end."""
+        """Stop writing. The file stays until the agent has read it."""
         if self._memory is not None:
-            if 0 < self._index <= SLOT_COUNT:  # else it is said already
-                self._say_unread()
+            if 0 < self._index <= SLOT_COUNT:  # else it was logged before
+                self._warn_unread()
             self._memory.close()
         self._memory = self._slots = None
 
-    def let_go(self) -> None:
-        """In a forked child, say: the ring is its parent's."""
+    def disown(self) -> None:
+        """Disarm the ring in a forked child: it belongs to the parent."""
         self._is_inherited = self._slots is not None
         self._memory = self._slots = None
         self.reason = "a forked child does not write its parent's ring"
 
-    def _say_inherited(self) -> None:
+    def _warn_inherited(self) -> None:
         self._is_inherited = False
         _log.warning(
-            "ring=%s is of the process that this one was forked from: nothing of this one is told; "
+            "ring=%s belongs to the parent process: records of this forked child are dropped; "
             "attach after the fork, in the process that trains",
             self.path,
         )
 
-    def _say_unread(self) -> None:
+    def _warn_unread(self) -> None:
         if self.heartbeat_mono_s() == 0.0:
             _log.warning(
-                "ring=%s no agent has read any of %d records: does `pacekeeper agent` run on this "
-                "node, with this --ring-dir?",
+                "ring=%s: no agent has read any of %d records; check that `pacekeeper agent` runs on "
+                "this node with this --ring-dir",
                 self.path,
                 self._index,
             )
 
     def count_error(self, error: Exception) -> None:
-        """Something of ours went wrong: say so once, stop writing when it keeps going wrong."""
+        """Count an internal error: log the first one, disarm the ring at MAX_ERRORS."""
         self.num_errors += 1
         if self.num_errors == 1:
             _log.warning(
-                "ring=%s lost a record, told at %s: %s: %s",
+                "ring=%s lost a record, reported at %s: %s: %s",
                 self.path,
                 _caller(),
                 type(error).__name__,
@@ -350,20 +356,20 @@ class Ring:
         elif self.num_errors == MAX_ERRORS:
             self._slots = None
             self.reason = f"disarmed after {MAX_ERRORS} errors: {error}"
-            _log.warning("ring=%s %s; training goes on unwatched", self.path, self.reason)
+            _log.warning("ring=%s %s; training continues unmonitored", self.path, self.reason)
 
 
 def _caller() -> str:
-    """Where ours was called: the innermost line that is not of these folders."""
+    """Return the innermost caller outside of pacekeeper and torch, as file:line."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _let_go_of_all() -> None:
+def _disown_all() -> None:
     for inherited in _rings:
-        inherited.let_go()
+        inherited.disown()
 
 
-os.register_at_fork(after_in_child=_let_go_of_all)
+os.register_at_fork(after_in_child=_disown_all)

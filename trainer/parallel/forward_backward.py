@@ -85,7 +85,7 @@ class Passes:
             assert output is not None, "it went forward"
             if compute is not None and not compute.is_of_previous:
                 sums.compute_s += compute.compute_s
-            self.hooks.micro_batch(
+            self.hooks.report_microbatch(
                 compute=compute,
                 tokens=micro.batch.num_tokens,
                 sum_len_squared=micro.batch.sum_len_squared,

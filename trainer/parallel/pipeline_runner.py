@@ -23,9 +23,9 @@ class Turns(Protocol):
 
     def begin(self) -> None: ...
 
-    def set_aside(self) -> object: ...
+    def suspend(self) -> object: ...
 
-    def take_up(self, aside: object) -> None: ...
+    def resume_suspended(self, aside: object) -> None: ...
 
     def end(self) -> ComputeTime | None: ...
 
@@ -99,7 +99,7 @@ class StageRun:
         if op.kind is ChunkKind.FORWARD:
             self.turns.begin()
         elif micro.aside is not None:
-            self.turns.take_up(micro.aside)
+            self.turns.resume_suspended(micro.aside)
         match op.kind:
             case ChunkKind.FORWARD:
                 if micro.entered_SD is not None:
@@ -114,7 +114,7 @@ class StageRun:
             self.on_done(micro, self.turns.end())
             self._is_over(op.micro_batch)
         else:
-            micro.aside = self.turns.set_aside() if is_turn_over else None
+            micro.aside = self.turns.suspend() if is_turn_over else None
 
     def _walk_back(self, micro: Under) -> None:
         output = micro.output

@@ -32,7 +32,7 @@ def attached(rings: Path) -> list[hooks.Hooks]:
     paces[0].ring.write_layout(LAYOUT.generation, encode_layout(LAYOUT))
     for pace in paces:
         crc = layout_crc(LAYOUT)
-        pace.plan_applied(step=0, generation=LAYOUT.generation, layout_crc=crc)
+        pace.report_plan_applied(step=0, generation=LAYOUT.generation, layout_crc=crc)
     return paces
 
 
@@ -47,8 +47,8 @@ async def train_until_offered(paces: list[hooks.Hooks], controller: ControllerPr
             paces[record.rank].ring.write(record)
         await until(lambda: is_judged(step), f"step {step}")  # noqa: B023
         if asked(controller).desired_generation > LAYOUT.generation:
-            await until(lambda: all(pace.plan_offered() for pace in paces), "the offer")
-            return paces[REFUSING].plan_offered()
+            await until(lambda: all(pace.offered_plan() for pace in paces), "the offer")
+            return paces[REFUSING].offered_plan()
     raise AssertionError("never: an offer")
 
 
@@ -78,7 +78,7 @@ def test_the_controller_hears_of_a_refusal_at_once_with_the_reason(tmp_path: Pat
             line = f"plan={number} given up: rank {REFUSING} refused"
             await until(lambda: line in controller.log, "its line in the log")
             assert "not taken for" not in controller.log
-            assert paces[REFUSING].plan_offered() != offer
+            assert paces[REFUSING].offered_plan() != offer
         finally:
             await node.kill()
 

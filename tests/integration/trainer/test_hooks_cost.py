@@ -25,14 +25,14 @@ FRAMES = {
     "with waiting: out": 2,
     "with micro_batch_timer: out": 5,
     "with step: out": 4,
-    "step_began": 1,
+    "begin_step": 1,
     "micro_batch": 4,
-    "expert_loads": 3,
+    "report_expert_loads": 3,
     MANY_LOADS: 1 + 2 * MANY_RECORDS,
-    "step_ended": 3,
-    "plan_offered": 3,
+    "end_step": 3,
+    "offered_plan": 3,
     "dead_ranks": 2,
-    "plan_applied": 3,
+    "report_plan_applied": 3,
 }
 # Runs the hooks where any system call but write and exit_group ends the process (seccomp's filter).
 LOCKED_IN = """
@@ -106,7 +106,7 @@ def test_the_cost_benchmark_prints_a_table_and_one_line_of_json() -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     *table, last = done.stdout.splitlines()
     outcome = json.loads(last)
-    assert any("plan_offered" in line for line in table)
+    assert any("offered_plan" in line for line in table)
     assert outcome["calls"] == 20
     assert set(outcome["hooks"]) == {"agent absent", "agent reading", "plan waiting"}
     p99s_us = []

@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
-from pacekeeper.trainer.adapters.reporter import UNTOLD
-from pacekeeper.trainer.hooks.contexts import Work
+from pacekeeper.trainer.adapters.reporter import NO_FEATURES
+from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 SEQUENCES = ("input_ids", "decoder_input_ids")  # [sequences, tokens]
 EMBEDDED = ("inputs_embeds", "decoder_inputs_embeds")  # [sequences, tokens, hidden]
 BEGINS = ("cu_seq_lens_q", "cu_seqlens", "position_ids")  # where documents begin
 
 
-def work_of_batch(batch: Mapping[str, Any], *, skips_padding: bool = False) -> Work:
+def features_of_batch(
+    batch: Mapping[str, Any], *, skips_padding: bool = False
+) -> MicrobatchFeatures:
     """Tokens, sum of squared lengths and documents of `batch`, as far as they are told.
 
     `skips_padding`: attention is computed over real tokens only (flash attention with a mask), the
@@ -31,7 +33,7 @@ def work_of_batch(batch: Mapping[str, Any], *, skips_padding: bool = False) -> W
         if isinstance(batch.get(name), Tensor) and batch[name].dim() >= 2
     ]
     if not shapes:
-        return UNTOLD
+        return NO_FEATURES
     tokens = sum(rows * length for rows, length in shapes)
     lengths = _document_lengths(batch, skips_padding)
     if lengths is None:

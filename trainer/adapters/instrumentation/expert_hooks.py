@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacekeeper.trainer.adapters.microbatch_reporter import PassTeller
+from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter
 
 
 class Routed:
@@ -19,15 +19,15 @@ class Routed:
     """
 
     def __init__(
-        self, teller: PassTeller, layer: int, counts_of: Callable[[Any], Tensor | None]
+        self, teller: MicrobatchReporter, layer: int, counts_of: Callable[[Any], Tensor | None]
     ) -> None:
         self._teller, self._layer, self._counts_of = teller, layer, counts_of
 
     def __call__(self, module: Any, args: Any, output: Any) -> None:
         if not torch.compiler.is_compiling() and self._teller.in_pass is not None:
-            counts = self._teller.quietly(self._counts_of, output)
+            counts = self._teller.run_guarded(self._counts_of, output)
             if counts is not None:
-                self._teller.adds_loads(self._layer, counts)
+                self._teller.add_expert_loads(self._layer, counts)
 
 
 class ExpertsBegin:
@@ -38,29 +38,29 @@ class ExpertsBegin:
     says it in host memory.
     """
 
-    def __init__(self, teller: PassTeller) -> None:
+    def __init__(self, teller: MicrobatchReporter) -> None:
         self._teller = teller
 
     def __call__(self, module: Any, args: Any) -> None:
         if not torch.compiler.is_compiling() and self._teller.in_pass is not None:
-            self._teller.quietly(self._tell, args)
+            self._teller.run_guarded(self._tell, args)
 
     def _tell(self, args: Any) -> None:
         shape = args[0].shape
         if len(shape) == 4:
-            self._teller.adds_rows([shape[0] * shape[2]] * shape[1])
+            self._teller.add_expert_rows([shape[0] * shape[2]] * shape[1])
             return
         by_expert = args[1] if len(args) > 1 else None
         if isinstance(by_expert, Tensor) and by_expert.device.type == "cpu":
             by_expert = by_expert.tolist()
         if isinstance(by_expert, list) and sum(by_expert) == shape[0]:
-            self._teller.adds_rows([int(n) for n in by_expert])
+            self._teller.add_expert_rows([int(n) for n in by_expert])
         else:
-            self._teller.adds_total(shape[0])
+            self._teller.add_expert_total(shape[0])
 
 
 def hooked(
-    teller: PassTeller,
+    teller: MicrobatchReporter,
     layer: int,
     router: Any,
     experts: Any,

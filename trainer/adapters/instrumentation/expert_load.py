@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pacekeeper.core.telemetry.records import LOADS_PER_RECORD
 from pacekeeper.trainer.adapters.instrumentation.module_passes import is_in_backward
-from pacekeeper.trainer.adapters.reporter import Teller
+from pacekeeper.trainer.adapters.reporter import StepReporter
 from pacekeeper.trainer.hooks.hooks import Hooks
 
 MAX_RECORDS_PER_STEP = 128  # of the 1,024 that a ring holds; above, layers take turns
@@ -51,7 +51,7 @@ class ExpertCounts:
         """The step was given up."""
         self._sums.clear()
 
-    def step_ended(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         """Tell what is there by now; begin the copy of the counts of `step`."""
         sums, self._sums = self._sums, {}
         layers = _whose_turn(step, sums)
@@ -68,7 +68,7 @@ class ExpertCounts:
             self._copies.popleft()
             rows = iter([round(n) for n in counts.tolist()])
             for layer, length in zip(layers, lengths, strict=True):
-                self.hooks.expert_loads(layer, list(islice(rows, length)), step=step)
+                self.hooks.report_expert_loads(layer, list(islice(rows, length)), step=step)
 
 
 def _whose_turn(step: int, sums: dict[int, Any]) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ def routers_of(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, int]]:
 class RoutingWatch:
     """Counts the choices of a model's routers, and tells them step by step."""
 
-    def __init__(self, teller: Teller, model: torch.nn.Module) -> None:
+    def __init__(self, teller: StepReporter, model: torch.nn.Module) -> None:
         self._teller = teller
         self._counts = ExpertCounts(teller.pace)
         self._handles = [
@@ -117,15 +117,15 @@ class RoutingWatch:
         for handle in self._handles:
             handle.remove()
 
-    def step_ends(self) -> None:
+    def end_step(self) -> None:
         """Just before the step's end is told: its counts, and those of others that came late."""
         try:
             if self._teller.step is not None:
-                self._counts.step_ended(self._teller.step)
+                self._counts.end_step(self._teller.step)
         except Exception as error:
             self._teller.pace.ring.count_error(error)
 
-    def abandon(self) -> None:
+    def abandon_step(self) -> None:
         """What was counted belongs to no step."""
         self._counts.forget()
 

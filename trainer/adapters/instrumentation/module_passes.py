@@ -19,11 +19,11 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
-from pacekeeper.trainer.adapters.reporter import UNTOLD, Teller
-from pacekeeper.trainer.hooks.contexts import Work
+from pacekeeper.trainer.adapters.reporter import NO_FEATURES, StepReporter
+from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 COMPILED = "_compiled_call_impl"  # what torch calls in the place of a compiled module
-WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], Work]
+WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], MicrobatchFeatures]
 
 
 def is_in_backward() -> bool:
@@ -40,7 +40,7 @@ def at_end_of_backward(call: Callable[[], None]) -> None:
 class PassWatch:
     """Tells a teller of every training pass of a module, until it is closed."""
 
-    def __init__(self, teller: Teller, module: torch.nn.Module, work_of: WorkOf) -> None:
+    def __init__(self, teller: StepReporter, module: torch.nn.Module, work_of: WorkOf) -> None:
         self._teller = teller
         self._work_of = work_of
         self._module = module
@@ -74,14 +74,14 @@ class PassWatch:
             work = self._work_of(args, kwargs)
         except Exception as error:
             self._teller.pace.ring.count_error(error)
-            work = UNTOLD
-        self._teller.batch_begins(work)
+            work = NO_FEATURES
+        self._teller.begin_microbatch(work)
 
     def _forward_ended(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or not self._teller.is_computing or is_in_backward():
             return
         try:
-            self._teller.waits()
+            self._teller.pause()
             tensors = [t for t in tensors_in(output) if t.requires_grad]
             if tensors:
                 register_multi_grad_hook(tensors, self._backward_begins, mode="any")
@@ -90,8 +90,8 @@ class PassWatch:
 
     def _backward_begins(self, gradient: Tensor) -> None:
         try:
-            self._teller.goes_on()
-            at_end_of_backward(self._teller.batch_ends)
+            self._teller.resume()
+            at_end_of_backward(self._teller.end_microbatch)
         except Exception as error:
             self._teller.pace.ring.count_error(error)
 

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.trainer.adapters import deepspeed
 from pacekeeper.trainer.adapters.deepspeed import EngineWatch
-from pacekeeper.trainer.hooks.contexts import Work
+from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 from support.rings import records_in
 
 
@@ -235,7 +235,7 @@ def test_what_goes_wrong_in_here_is_no_matter_of_the_training(
 ) -> None:
     engine = Engine(accumulates=1)
 
-    def broken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Work:
+    def broken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MicrobatchFeatures:
         raise RuntimeError("what is this?")
 
     watch = deepspeed.EngineWatch(watched(engine).teller, engine, broken)

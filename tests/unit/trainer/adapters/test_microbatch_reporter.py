@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pacekeeper.trainer.adapters.microbatch_reporter import PassTeller, sum_of_work, work_of_call
-from pacekeeper.trainer.adapters.reporter import UNTOLD
+from pacekeeper.trainer.adapters.microbatch_reporter import (
+    MicrobatchReporter,
+    add_features,
+    features_of_call,
+)
+from pacekeeper.trainer.adapters.reporter import NO_FEATURES
 from support.adapters import Pace
 
 OVER = (0, 0, 0, 0)
@@ -19,42 +23,46 @@ def pace(tmp_path: Path) -> Pace:
 
 
 @pytest.fixture
-def teller(pace: Pace) -> PassTeller:
-    return PassTeller(pace.hooks, tensor_share=0.5)
+def teller(pace: Pace) -> MicrobatchReporter:
+    return MicrobatchReporter(pace.hooks, tensor_share=0.5)
 
 
-def run(pace: Pace, teller: PassTeller, key: int, took_s: float, *, is_last: bool) -> None:
-    teller.enters(key)
+def run(pace: Pace, teller: MicrobatchReporter, key: int, took_s: float, *, is_last: bool) -> None:
+    teller.enter_pass(key)
     pace.clock.now_s += took_s
-    teller.completes() if is_last else teller.pauses()
+    teller.complete_pass() if is_last else teller.suspend_pass()
     pace.clock.now_s += 100.0  # somebody else's
 
 
-def test_micro_batches_that_take_turns_keep_their_own_time(pace: Pace, teller: PassTeller) -> None:
-    teller.step_begins(7)
+def test_micro_batches_that_take_turns_keep_their_own_time(
+    pace: Pace, teller: MicrobatchReporter
+) -> None:
+    teller.begin_step(7)
     run(pace, teller, 0, 1.0, is_last=False)
     run(pace, teller, 1, 10.0, is_last=False)
     run(pace, teller, 0, 2.0, is_last=True)
     run(pace, teller, 1, 20.0, is_last=True)
-    teller.step_ends()
+    teller.end_step()
     told = [(r.step, r.micro_batch, r.compute_s) for r in pace.micro_batches]
     assert told == [(7, 0, 3.0), (7, 1, 30.0)]
     assert [r.step for r in pace.steps] == [7]
 
 
-def test_work_and_rows_are_of_the_micro_batch_that_computes(pace: Pace, teller: PassTeller) -> None:
-    teller.step_begins(0)
-    teller.enters("a")
-    teller.adds_work((100, 5000, 0, 0, OVER, 2, 0, 1.0))
-    teller.adds_rows([20, 0, 300])
-    teller.adds_rows([1, 1, 1])
-    teller.adds_total(7)
-    teller.pauses()
-    teller.adds_rows([9])  # nobody's
-    teller.enters("b")
-    teller.completes()
-    teller.enters("a")
-    teller.completes()
+def test_work_and_rows_are_of_the_micro_batch_that_computes(
+    pace: Pace, teller: MicrobatchReporter
+) -> None:
+    teller.begin_step(0)
+    teller.enter_pass("a")
+    teller.add_features((100, 5000, 0, 0, OVER, 2, 0, 1.0))
+    teller.add_expert_rows([20, 0, 300])
+    teller.add_expert_rows([1, 1, 1])
+    teller.add_expert_total(7)
+    teller.suspend_pass()
+    teller.add_expert_rows([9])  # nobody's
+    teller.enter_pass("b")
+    teller.complete_pass()
+    teller.enter_pass("a")
+    teller.complete_pass()
     b, a = pace.micro_batches
     assert (a.tokens, a.sum_len_squared, a.num_documents, a.tensor_share) == (100, 5000, 2, 0.5)
     assert (a.expert_rows, a.num_active_experts) == (330, 5)
@@ -62,93 +70,99 @@ def test_work_and_rows_are_of_the_micro_batch_that_computes(pace: Pace, teller: 
     assert (b.tokens, b.expert_rows, b.num_active_experts) == (0, 0, 0)
 
 
-def test_a_second_forward_of_a_micro_batch_is_more_of_it(pace: Pace, teller: PassTeller) -> None:
-    teller.step_begins(0)
+def test_a_second_forward_of_a_micro_batch_is_more_of_it(
+    pace: Pace, teller: MicrobatchReporter
+) -> None:
+    teller.begin_step(0)
     for tokens in (10, 20):
-        teller.enters("a")
-        teller.adds_work((tokens, tokens * tokens, 0, 0, OVER, 1, 0, 1.0))
+        teller.enter_pass("a")
+        teller.add_features((tokens, tokens * tokens, 0, 0, OVER, 1, 0, 1.0))
         pace.clock.now_s += 1.0
-    teller.completes()
-    teller.completes()
+    teller.complete_pass()
+    teller.complete_pass()
     (told,) = pace.micro_batches
     assert (told.tokens, told.sum_len_squared, told.compute_s) == (30, 500, 2.0)
 
 
 def test_half_of_a_sum_is_untold() -> None:
     whole = (10, 100, 0, 0, OVER, 1, 0, 1.0)
-    assert sum_of_work(whole, (5, 0, 0, 0, OVER, 0, 0, 1.0)) == (15, 0, 0, 0, OVER, 0, 0, 1.0)
+    assert add_features(whole, (5, 0, 0, 0, OVER, 0, 0, 1.0)) == (15, 0, 0, 0, OVER, 0, 0, 1.0)
 
 
-def test_outside_of_steps_nothing_is_told(pace: Pace, teller: PassTeller) -> None:
+def test_outside_of_steps_nothing_is_told(pace: Pace, teller: MicrobatchReporter) -> None:
     run(pace, teller, 0, 1.0, is_last=True)
-    teller.adds_loads(0, torch.ones(4))
-    teller.step_ends()
-    teller.step_begins(1)
-    teller.leaves()
+    teller.add_expert_loads(0, torch.ones(4))
+    teller.end_step()
+    teller.begin_step(1)
+    teller.exit_training()
     run(pace, teller, 0, 1.0, is_last=True)  # an evaluation's
-    teller.returns()
-    teller.step_ends()
+    teller.enter_training()
+    teller.end_step()
     assert pace.micro_batches == []
     assert [r.step for r in pace.steps] == [1]
 
 
-def test_what_a_step_left_open_is_forgotten_with_it(pace: Pace, teller: PassTeller) -> None:
-    teller.step_begins(1)
+def test_what_a_step_left_open_is_forgotten_with_it(pace: Pace, teller: MicrobatchReporter) -> None:
+    teller.begin_step(1)
     run(pace, teller, 0, 1.0, is_last=False)
-    teller.enters(1)
-    teller.adds_loads(0, torch.ones(4))
-    teller.abandon()
-    teller.step_begins(1)
+    teller.enter_pass(1)
+    teller.add_expert_loads(0, torch.ones(4))
+    teller.abandon_step()
+    teller.begin_step(1)
     run(pace, teller, 0, 5.0, is_last=False)
     run(pace, teller, 0, 5.0, is_last=True)
-    teller.step_ends()
+    teller.end_step()
     assert [r.compute_s for r in pace.micro_batches] == [10.0]
     assert pace.loads == []
 
 
 def test_what_a_backward_pass_computes_again_is_counted_once(
-    pace: Pace, teller: PassTeller
+    pace: Pace, teller: MicrobatchReporter
 ) -> None:
     def layer(x: torch.Tensor) -> torch.Tensor:
-        teller.adds_rows([3])
-        teller.adds_total(2)
-        teller.adds_loads(0, torch.tensor([2, 1]))
+        teller.add_expert_rows([3])
+        teller.add_expert_total(2)
+        teller.add_expert_loads(0, torch.tensor([2, 1]))
         return (x * x).sum()
 
-    teller.step_begins(0)
-    teller.enters(0)
+    teller.begin_step(0)
+    teller.enter_pass(0)
     out = checkpoint(layer, torch.ones(2, requires_grad=True), use_reentrant=False)
     out.backward()
-    teller.completes()
-    teller.step_ends()
+    teller.complete_pass()
+    teller.end_step()
     assert [r.expert_rows for r in pace.micro_batches] == [5]
     assert [r.counts for r in pace.loads] == [(2, 1)]
 
 
-def test_loads_are_summed_over_the_micro_batches_of_a_step(pace: Pace, teller: PassTeller) -> None:
+def test_loads_are_summed_over_the_micro_batches_of_a_step(
+    pace: Pace, teller: MicrobatchReporter
+) -> None:
     for step in (4, 5):
-        teller.step_begins(step)
+        teller.begin_step(step)
         for key in range(2):
-            teller.enters(key)
-            teller.adds_loads(3, torch.tensor([1, 2, step]))
-            teller.completes()
-        teller.step_ends()
+            teller.enter_pass(key)
+            teller.add_expert_loads(3, torch.tensor([1, 2, step]))
+            teller.complete_pass()
+        teller.end_step()
     assert [(r.step, r.layer, r.counts) for r in pace.loads] == [
         (4, 3, (2, 4, 8)),
         (5, 3, (2, 4, 10)),
     ]
 
 
-def test_a_failing_call_is_counted_and_gives_nothing(pace: Pace, teller: PassTeller) -> None:
-    assert teller.quietly(len, (1, 2)) == 2
-    assert teller.quietly(len, 5) is None
+def test_a_failing_call_is_counted_and_gives_nothing(
+    pace: Pace, teller: MicrobatchReporter
+) -> None:
+    assert teller.run_guarded(len, (1, 2)) == 2
+    assert teller.run_guarded(len, 5) is None
     assert teller.pace.ring.num_errors == 1
 
 
-def test_waits_for_input_are_told(pace: Pace, teller: PassTeller) -> None:
-    teller.step_begins(0)
+def test_waits_for_input_are_told(pace: Pace, teller: MicrobatchReporter) -> None:
+    teller.begin_step(0)
     assert list(teller.loading(iter("ab"))) == ["a", "b"]
-    teller.step_ends()
+    teller.end_step()
     (step,) = pace.steps
     assert step.input_wait_s is not None and step.input_wait_s > 0.0
 
@@ -166,8 +180,8 @@ def test_waits_for_input_are_told(pace: Pace, teller: PassTeller) -> None:
 def test_work_is_read_off_the_shapes_of_a_call(
     arguments: tuple[object, ...], named: dict[str, object], tokens: int, squared: int
 ) -> None:
-    assert work_of_call(arguments, named)[:2] == (tokens, squared)
+    assert features_of_call(arguments, named)[:2] == (tokens, squared)
 
 
 def test_a_call_without_tokens_is_untold() -> None:
-    assert work_of_call((torch.zeros(5), "text"), {"labels": None}) == UNTOLD
+    assert features_of_call((torch.zeros(5), "text"), {"labels": None}) == NO_FEATURES

@@ -53,7 +53,7 @@ class Written:
 def written(folder: Path) -> tuple[pytorch.TorchHooks, Written]:
     attachment = Attachment(job="j", rank=0, world_size=1, pid=os.getpid())
     clock, own = Written(), Ring.create(folder, attachment)
-    return pytorch.TorchHooks(own, 0, pytorch.HearingClock(clock, own)), clock
+    return pytorch.TorchHooks(own, 0, pytorch.WaitAwareClock(clock, own)), clock
 
 
 def told_in(own: Ring) -> list[MicroBatchRecord]:
@@ -121,7 +121,7 @@ def test_rows_of_a_layer_that_is_computed_again_are_told_once(tmp_path: Path) ->
     with pace.step(0), pace.micro_batch_timer(tokens=3) as told:
 
         def layer(x: torch.Tensor) -> torch.Tensor:
-            told.adds_rows([2, 1])
+            told.add_expert_rows([2, 1])
             return torch.sin(x)
 
         leaf = torch.ones(3, requires_grad=True)

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from pacekeeper.core.telemetry.attachment import Clock
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.trainer.adapters import reporter
-from pacekeeper.trainer.adapters.reporter import Teller
+from pacekeeper.trainer.adapters.reporter import StepReporter
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime
 from support.rings import records_in
 
 CALLS = (
-    *("step_begins", "step_ends", "batch_begins", "batch_ends", "waits", "goes_on"),
-    *("leaves", "returns", "loading_begins", "loading_ends", "abandon"),
-    "batch_fails",
+    *("begin_step", "end_step", "begin_microbatch", "end_microbatch", "pause", "resume"),
+    *("exit_training", "enter_training", "begin_loading", "end_loading", "abandon_step"),
+    "drop_microbatch",
 )
 
 
@@ -48,14 +48,14 @@ class Strict:
         return ComputeTime(compute_s=0.25)
 
 
-def teller(directory: Path, clock: Strict | None = None) -> Teller:
+def teller(directory: Path, clock: Strict | None = None) -> StepReporter:
     pace = hooks.attach(
         job="j", rank=0, world_size=1, ring_dir=str(directory), timer=clock or Strict()
     )
-    return Teller(pace)
+    return StepReporter(pace)
 
 
-def told(one: Teller) -> list[Record]:
+def told(one: StepReporter) -> list[Record]:
     assert one.pace.ring.num_errors == 0
     assert one.pace.ring.path is not None
     return records_in(one.pace.ring.path)
@@ -64,12 +64,12 @@ def told(one: Teller) -> list[Record]:
 def test_a_step_of_two_micro_batches_is_told_once(tmp_path: Path) -> None:
     one = teller(tmp_path)
     for tokens in (5, 7):
-        one.step_begins(3)
-        one.batch_begins((tokens, 0, 0, 0, (0,) * 4, 0, 0, 1.0))
-        one.batch_ends()
-        one.batch_ends()
-    one.step_ends(tokens=24)
-    one.step_ends(tokens=24)
+        one.begin_step(3)
+        one.begin_microbatch((tokens, 0, 0, 0, (0,) * 4, 0, 0, 1.0))
+        one.end_microbatch()
+        one.end_microbatch()
+    one.end_step(tokens=24)
+    one.end_step(tokens=24)
     first, second, ended = told(one)
     assert isinstance(first, MicroBatchRecord) and isinstance(second, MicroBatchRecord)
     assert (first.step, first.micro_batch, first.tokens) == (3, 0, 5)
@@ -82,11 +82,11 @@ def test_passes_of_one_micro_batch_add_up_and_what_one_of_them_hides_is_hidden(
 ) -> None:
     clock = Strict()
     one = teller(tmp_path, clock)
-    one.step_begins(0)
-    one.batch_begins((5, 25, 1, 1, (1, 0, 0, 0), 1, 0, 1.0))
-    one.waits()
-    one.batch_begins((7, 0, 2, 1, (2, 0, 0, 0), 1, 0, 1.0))
-    one.batch_ends()
+    one.begin_step(0)
+    one.begin_microbatch((5, 25, 1, 1, (1, 0, 0, 0), 1, 0, 1.0))
+    one.pause()
+    one.begin_microbatch((7, 0, 2, 1, (2, 0, 0, 0), 1, 0, 1.0))
+    one.end_microbatch()
     (record,) = told(one)
     assert isinstance(record, MicroBatchRecord)
     assert (record.tokens, record.sum_len_squared, record.expert_rows) == (12, 0, 3)
@@ -100,20 +100,20 @@ def test_an_evaluation_in_the_middle_is_neither_computed_nor_a_part_of_the_step(
     now_s = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now_s[0])
     one = teller(tmp_path)
-    one.step_begins(0)
-    one.batch_begins()
+    one.begin_step(0)
+    one.begin_microbatch()
     now_s[0] += 2.0
-    one.leaves()
-    one.batch_begins()  # an evaluation's own pass
-    one.loading_begins()
+    one.exit_training()
+    one.begin_microbatch()  # an evaluation's own pass
+    one.begin_loading()
     now_s[0] += 50.0
-    one.loading_ends()
-    one.batch_ends()
-    one.returns()
-    one.loading_begins()
+    one.end_loading()
+    one.end_microbatch()
+    one.enter_training()
+    one.begin_loading()
     now_s[0] += 1.0
-    one.loading_ends()
-    one.step_ends()
+    one.end_loading()
+    one.end_step()
     (ended,) = told(one)
     assert isinstance(ended, StepRecord)
     assert (ended.duration_s, ended.input_wait_s) == (3.0, 1.0)
@@ -125,13 +125,13 @@ def test_input_waited_for_before_a_step_is_a_part_of_it(
     now_s = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now_s[0])
     one = teller(tmp_path)
-    one.loading_begins()
+    one.begin_loading()
     now_s[0] += 4.0
-    one.loading_ends()
+    one.end_loading()
     now_s[0] += 9.0  # a checkpoint: no part of any step
-    one.step_begins(0)
+    one.begin_step(0)
     now_s[0] += 2.0
-    one.step_ends()
+    one.end_step()
     (ended,) = told(one)
     assert isinstance(ended, StepRecord)
     assert (ended.duration_s, ended.input_wait_s) == (6.0, 4.0)
@@ -139,9 +139,9 @@ def test_input_waited_for_before_a_step_is_a_part_of_it(
 
 def test_where_nobody_tells_of_loading_nothing_is_told_of_it(tmp_path: Path) -> None:
     one = teller(tmp_path)
-    one.loading_ends()
-    one.step_begins(0)
-    one.step_ends()
+    one.end_loading()
+    one.begin_step(0)
+    one.end_step()
     (ended,) = told(one)
     assert isinstance(ended, StepRecord) and ended.input_wait_s is None
 
@@ -156,30 +156,32 @@ def test_in_any_order_only_what_began_and_ended_is_told(
     expected: list[tuple[int, int]] = []  # step, micro-batches told in it
     for call in calls:
         match call:
-            case "step_begins":
-                one.step_begins(steps)
+            case "begin_step":
+                one.begin_step(steps)
                 if not open_step:
                     open_step, is_open, batches = True, False, 0
-            case "step_ends":
-                one.step_ends()
+            case "end_step":
+                one.end_step()
                 if open_step:
                     expected.append((steps, batches))
                     steps += 1
                 open_step = is_open = False
             case _:
                 getattr(one, call)()
-        if call == "batch_begins" and open_step and not is_away:
+        if call == "begin_microbatch" and open_step and not is_away:
             is_open = True
-        if call == "batch_ends" and is_open:
+        if call == "end_microbatch" and is_open:
             is_open, batches = False, batches + 1
-        if call == "batch_fails":
+        if call == "drop_microbatch":
             is_open = False
-        if call == "abandon":
+        if call == "abandon_step":
             steps += open_step
             open_step = is_open = is_away = False
-        if call == "leaves":
+        if call == "exit_training":
             is_open = is_open and is_away
-        is_away = call == "leaves" or (is_away and call not in ("returns", "abandon"))
+        is_away = call == "exit_training" or (
+            is_away and call not in ("enter_training", "abandon_step")
+        )
     found = told(one)
     ended = [r for r in found if isinstance(r, StepRecord)]
     assert [r.step for r in ended] == [step for step, _ in expected]
@@ -197,8 +199,8 @@ def test_what_goes_wrong_inside_is_counted_and_stops_nobody(tmp_path: Path) -> N
             raise RuntimeError("a device's own trouble")
 
     one = teller(tmp_path, Broken())
-    one.step_begins(0)
-    one.batch_begins()
+    one.begin_step(0)
+    one.begin_microbatch()
     assert one.pace.ring.num_errors == 1
 
 
@@ -209,9 +211,9 @@ def test_on_the_host_times_are_the_hosts_and_marked_so(
     monkeypatch.setenv("WORLD_SIZE", "4")
     pace = reporter.attach(job="j", device=torch.device("cpu"), ring_dir=str(tmp_path))
     assert pace.rank == 3
-    assert reporter.clock_of(torch.device("cpu"))[0] is Clock.CPU
-    assert reporter.clock_of(torch.device("cuda"))[0] is Clock.CUDA
-    assert reporter.clock_of(torch.device("meta"))[0] is Clock.WALL
+    assert reporter.default_clock(torch.device("cpu"))[0] is Clock.CPU
+    assert reporter.default_clock(torch.device("cuda"))[0] is Clock.CUDA
+    assert reporter.default_clock(torch.device("meta"))[0] is Clock.WALL
     assert [reporter.can_time(torch.device(d)) for d in ("cpu", "cuda", "meta")] == [
         True, True, False,
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.emulation.device import LINK_FAULT, Slowable
 from pacekeeper.trainer.emulation.network import LINK_SHARE, EmulatedLinks
 from pacekeeper.trainer.engine.clock_factory import make_transfers
-from pacekeeper.trainer.hooks.compute_timers import TransferClock
+from pacekeeper.trainer.hooks.compute_timers import TransferTimer
 
 
 def links(slowdown: float = 1.0) -> EmulatedLinks:
@@ -17,22 +17,22 @@ def links(slowdown: float = 1.0) -> EmulatedLinks:
 
 def test_transfers_of_a_step_add_up_and_the_next_step_begins_at_nothing() -> None:
     clock = links()
-    clock.took(1_000, time.perf_counter())
-    clock.took(2_000, time.perf_counter())
+    clock.add(1_000, time.perf_counter())
+    clock.add(2_000, time.perf_counter())
     assert list(clock.take()) == pytest.approx([0.003, 3_000])
     assert clock.take() == (None, 0)
 
 
 def test_a_slow_link_takes_and_tells_longer_for_the_same_bytes() -> None:
     clock, began_s = links(slowdown=5.0), time.perf_counter()
-    clock.took(2_000, began_s)
+    clock.add(2_000, began_s)
     assert time.perf_counter() - began_s >= 0.01
     assert list(clock.take()) == pytest.approx([0.01, 2_000])
 
 
 def test_a_real_clock_tells_what_passed() -> None:
-    clock = TransferClock()
-    clock.took(10, time.perf_counter() - 2.0)
+    clock = TransferTimer()
+    clock.add(10, time.perf_counter() - 2.0)
     seconds, moved = clock.take()
     assert seconds is not None and seconds >= 2.0
     assert moved == 10
@@ -47,10 +47,10 @@ def test_an_even_share_takes_its_part_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clock", "kind"), [("emulated", EmulatedLinks), ("device", TransferClock)]
+    ("clock", "kind"), [("emulated", EmulatedLinks), ("device", TransferTimer)]
 )
 def test_transfers_are_timed_by_what_the_clock_emulates_or_by_wall_time(
-    clock: str, kind: type[TransferClock]
+    clock: str, kind: type[TransferTimer]
 ) -> None:
     config = TrainConfig(clock=clock)
     targets: dict[str, Slowable] = {LINK_FAULT: links()} if clock == "emulated" else {}

@@ -74,10 +74,10 @@ def test_micro_batches_that_take_turns_are_timed_apart() -> None:
     for name, kernels in (("first", 1), ("second", 4)):
         clock.begin()
         clock.meter.add(Work(kernels=kernels))
-        turns[name] = clock.set_aside()
+        turns[name] = clock.suspend()
     for name, kernels in (("first", 2), ("second", 6)):
         time.sleep(0.002)
-        clock.take_up(turns[name])
+        clock.resume_suspended(turns[name])
         clock.meter.add(Work(kernels=kernels))
         measured = clock.end()
         assert measured is not None
@@ -91,13 +91,13 @@ def test_what_others_compute_in_their_turns_is_not_a_micro_batchs_own(
 ) -> None:
     began_s = time.perf_counter()
     clock.begin()
-    aside = clock.set_aside()
+    aside = clock.suspend()
     clock.begin()
     until_s = time.thread_time() + 0.05
     while time.thread_time() < until_s:
         pass
     other = clock.end()
-    clock.take_up(aside)
+    clock.resume_suspended(aside)
     own = clock.end()
     passed_s = time.perf_counter() - began_s
     assert own is not None and other is not None
@@ -248,16 +248,16 @@ def test_burning_is_real_extra_compute() -> None:
 def test_the_injector_obeys_its_file_and_writes_the_truth(tmp_path: Path) -> None:
     target = Burner()
     injector = FaultInjector(directory=tmp_path, rank=2, targets={COMPUTE_FAULT: target})
-    injector.step_began(0)
+    injector.begin_step(0)
     order = tmp_path / "rank-2.json"
     order.write_text("{")  # being written
-    injector.step_began(1)
+    injector.begin_step(1)
     assert target.slowdown == 1.0
     fresh = tmp_path / "fresh"
     fresh.write_text(json.dumps({"slowdown": 1.6}))
     fresh.rename(order)
-    injector.step_began(2)
-    injector.step_began(3)
+    injector.begin_step(2)
+    injector.begin_step(3)
     assert target.slowdown == 1.6
     (line,) = (tmp_path / "truth.jsonl").read_text().splitlines()
     truth = json.loads(line)
@@ -267,7 +267,7 @@ def test_the_injector_obeys_its_file_and_writes_the_truth(tmp_path: Path) -> Non
 def test_an_order_of_one_kind_lifts_the_others(tmp_path: Path) -> None:
     targets = {COMPUTE_FAULT: Burner(slowdown=2.0), LINK_FAULT: Burner()}
     (tmp_path / "rank-0.json").write_text('{"slowdown": 3.0, "kind": "link"}')
-    FaultInjector(directory=tmp_path, rank=0, targets=targets).step_began(0)
+    FaultInjector(directory=tmp_path, rank=0, targets=targets).begin_step(0)
     assert {kind: target.slowdown for kind, target in targets.items()} == {
         COMPUTE_FAULT: 1.0,
         LINK_FAULT: 3.0,
@@ -295,7 +295,7 @@ def test_a_wrong_order_is_refused_once_and_training_goes_on(
     injector = FaultInjector(directory=tmp_path, rank=2, targets={COMPUTE_FAULT: target})
     (tmp_path / "rank-2.json").write_text(order)
     for step in range(3):
-        injector.step_began(step)
+        injector.begin_step(step)
     assert target.slowdown == 1.25
     assert not (tmp_path / "truth.jsonl").exists()
     (record,) = caplog.records
@@ -306,7 +306,7 @@ def test_a_fault_that_can_not_be_written_down_does_not_act(tmp_path: Path) -> No
     target = Burner()
     (tmp_path / "truth.jsonl").mkdir()
     (tmp_path / "rank-0.json").write_text('{"slowdown": 2.0}')
-    FaultInjector(directory=tmp_path, rank=0, targets={COMPUTE_FAULT: target}).step_began(0)
+    FaultInjector(directory=tmp_path, rank=0, targets={COMPUTE_FAULT: target}).begin_step(0)
     assert target.slowdown == 1.0
 
 
@@ -319,7 +319,7 @@ def test_two_orders_within_one_tick_of_the_file_clock_both_count(tmp_path: Path)
         fresh.write_text(json.dumps({"slowdown": slowdown}))
         os.utime(fresh, ns=(1_000, 1_000))
         fresh.rename(order)
-        injector.step_began(0)
+        injector.begin_step(0)
         assert target.slowdown == slowdown
 
 

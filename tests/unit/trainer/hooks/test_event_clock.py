@@ -100,7 +100,7 @@ def test_what_a_device_is_too_far_behind_with_is_counted_and_said_once(
     device = Device()
     clock = DeviceEventClock(device.event)
     pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path), timer=clock)
-    pace.step_began(0)
+    pace.begin_step(0)
     for number in range(MAX_LATE + 3):
         with pace.micro_batch_timer(tokens=number):
             pass
@@ -128,13 +128,13 @@ def test_a_fault_of_the_device_is_part_of_each_segment() -> None:
 def test_a_late_clock_is_paired_with_the_micro_batch_it_measured(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
     late = ComputeTime(compute_s=0.5, lag=1)
-    pace.step_began(0)
-    pace.micro_batch(compute=None, tokens=10)
+    pace.begin_step(0)
+    pace.report_microbatch(compute=None, tokens=10)
     pace.set_generation(7)
-    pace.step_began(1)
-    pace.micro_batch(compute=late, tokens=99)
-    pace.micro_batch(compute=None, tokens=98)
-    pace.micro_batch(compute=late, tokens=97)
+    pace.begin_step(1)
+    pace.report_microbatch(compute=late, tokens=99)
+    pace.report_microbatch(compute=None, tokens=98)
+    pace.report_microbatch(compute=late, tokens=97)
     found = [r for r in told(pace) if isinstance(r, MicroBatchRecord)]
     assert [(r.step, r.micro_batch, r.generation, r.tokens) for r in found] == [
         (0, 0, 0, 10),
@@ -144,12 +144,14 @@ def test_a_late_clock_is_paired_with_the_micro_batch_it_measured(tmp_path: Path)
 
 def test_times_that_become_known_together_are_told_oldest_first(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
-    pace.step_began(0)
+    pace.begin_step(0)
     for tokens in (10, 11, 12):
-        pace.micro_batch(compute=None, tokens=tokens)
+        pace.report_microbatch(compute=None, tokens=tokens)
     newer = ComputeTime(compute_s=0.2, lag=1)
-    pace.micro_batch(compute=ComputeTime(compute_s=0.1, lag=2, more=(newer,)), tokens=13)
-    pace.micro_batch(compute=ComputeTime(compute_s=0.9, lag=9), tokens=14)  # nobody knows its work
+    pace.report_microbatch(compute=ComputeTime(compute_s=0.1, lag=2, more=(newer,)), tokens=13)
+    pace.report_microbatch(
+        compute=ComputeTime(compute_s=0.9, lag=9), tokens=14
+    )  # nobody knows its work
     found = [r for r in told(pace) if isinstance(r, MicroBatchRecord)]
     assert [(r.micro_batch, r.tokens, r.compute_s) for r in found] == [(1, 11, 0.1), (2, 12, 0.2)]
     assert pace.ring.num_errors == 0
@@ -160,9 +162,9 @@ def test_a_bad_value_among_times_that_become_known_together_loses_its_own_record
 ) -> None:
     pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
     for tokens in (-1, 11):
-        pace.micro_batch(compute=None, tokens=tokens)
+        pace.report_microbatch(compute=None, tokens=tokens)
     newer = ComputeTime(compute_s=0.2, lag=1)
-    pace.micro_batch(compute=ComputeTime(compute_s=0.1, lag=2, more=(newer,)), tokens=12)
+    pace.report_microbatch(compute=ComputeTime(compute_s=0.1, lag=2, more=(newer,)), tokens=12)
     (record,) = told(pace)
     assert isinstance(record, MicroBatchRecord) and record.tokens == 11
     assert pace.ring.num_errors == 1

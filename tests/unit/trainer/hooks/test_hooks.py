@@ -134,10 +134,10 @@ def test_a_wrong_value_is_said_with_the_line_that_told_it(tmp_path: Path, said: 
 def test_rows_that_are_known_inside_are_told(tmp_path: Path) -> None:
     pace = attach(tmp_path)
     with pace.step(0), pace.micro_batch_timer(tokens=5, expert_rows=1) as batch:
-        batch.adds_rows([4, 0, 9000])
-        batch.adds_rows([1, 2])
-        batch.adds_rows(7)  # a layer whose experts' shares only the device knows
-        batch.adds_rows("many")  # type: ignore[arg-type]
+        batch.add_expert_rows([4, 0, 9000])
+        batch.add_expert_rows([1, 2])
+        batch.add_expert_rows(7)  # a layer whose experts' shares only the device knows
+        batch.add_expert_rows("many")  # type: ignore[arg-type]
     assert pace.ring.path is not None
     (told,) = [r for r in records_in(pace.ring.path) if isinstance(r, MicroBatchRecord)]
     assert (told.tokens, told.expert_rows, told.num_active_experts) == (5, 1 + 9004 + 3 + 7, 4)

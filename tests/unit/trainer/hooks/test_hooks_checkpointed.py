@@ -12,8 +12,8 @@ def test_what_became_of_a_checkpoint_is_a_record(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=1, world_size=2, ring_dir=str(tmp_path))
     pace.set_generation(3)
     reason = "No space left on device: " + "\u00e9" * 99
-    pace.checkpointed(step=9, outcome="failed", duration_s=1.5, size_bytes=7, reason=reason)
-    pace.checkpointed(step=9, outcome="lost", duration_s=1.5)
+    pace.report_checkpoint(step=9, outcome="failed", duration_s=1.5, size_bytes=7, reason=reason)
+    pace.report_checkpoint(step=9, outcome="lost", duration_s=1.5)
     assert pace.ring.path is not None
     (record,) = records_in(pace.ring.path)
     assert isinstance(record, CheckpointRecord)
@@ -26,7 +26,7 @@ def test_what_became_of_a_checkpoint_is_a_record(tmp_path: Path) -> None:
 
 def test_what_became_of_a_snapshot_is_a_record_of_its_own(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=1, world_size=2, ring_dir=str(tmp_path))
-    pace.checkpointed(step=9, outcome="skipped", duration_s=0.0, reason="late", in_memory=True)
+    pace.report_checkpoint(step=9, outcome="skipped", duration_s=0.0, reason="late", in_memory=True)
     assert pace.ring.path is not None
     (record,) = records_in(pace.ring.path)
     assert isinstance(record, SnapshotRecord)

@@ -40,12 +40,12 @@ def records(pace: hooks.Hooks) -> list[Record]:
 
 def test_a_step_leaves_its_records(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=1, world_size=2, ring_dir=str(tmp_path))
-    pace.plan_applied(step=0, generation=4, layout_crc=9)
-    pace.step_began(7)
-    pace.micro_batch(compute=ComputeTime(compute_s=0.25), tokens=100, sum_len_squared=5)
-    pace.micro_batch(compute=ComputeTime(compute_s=0.5), tokens=50)
-    pace.expert_loads(0, list(range(20)))
-    pace.step_ended(tokens=300, loss=2.0)
+    pace.report_plan_applied(step=0, generation=4, layout_crc=9)
+    pace.begin_step(7)
+    pace.report_microbatch(compute=ComputeTime(compute_s=0.25), tokens=100, sum_len_squared=5)
+    pace.report_microbatch(compute=ComputeTime(compute_s=0.5), tokens=50)
+    pace.report_expert_loads(0, list(range(20)))
+    pace.end_step(tokens=300, loss=2.0)
     applied, first, second, low, high, ended = records(pace)
     assert isinstance(applied, PlanAppliedRecord) and applied.previous_generation == 0
     assert isinstance(first, MicroBatchRecord) and isinstance(second, MicroBatchRecord)
@@ -72,9 +72,9 @@ def test_a_micro_batch_tells_its_documents_its_tensor_share_and_how_expert_rows_
     work: dict[str, Any] = {
         "tokens": 9, "rows_over": over, "num_documents": 70_000, "tensor_share": 3 / 8,
     }  # fmt: skip
-    pace.micro_batch(compute=ComputeTime(compute_s=0.5), **work)
-    pace.micro_batch(compute=None, **work)
-    pace.micro_batch(compute=ComputeTime(compute_s=0.5, lag=1), tokens=1)
+    pace.report_microbatch(compute=ComputeTime(compute_s=0.5), **work)
+    pace.report_microbatch(compute=None, **work)
+    pace.report_microbatch(compute=ComputeTime(compute_s=0.5, lag=1), tokens=1)
     with pace.micro_batch_timer(**work):
         pass
     for record in records(pace):
@@ -102,16 +102,16 @@ def offer(pace: hooks.Hooks, generation: int, data: bytes, *, sequence: int | No
 
 def test_a_plan_is_offered_until_it_is_in_force_or_refused(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=0, world_size=4, ring_dir=str(tmp_path))
-    assert pace.plan_offered() is None
+    assert pace.offered_plan() is None
     offer(pace, 2, b"two")
     for _ in range(2):
-        assert pace.plan_offered() == PlanOffer(generation=2, base_generation=1, layout_json=b"two")
+        assert pace.offered_plan() == PlanOffer(generation=2, base_generation=1, layout_json=b"two")
     assert pace.dead_ranks() == {3}
-    pace.plan_applied(step=1, generation=2, layout_crc=0)
-    assert pace.plan_offered() is None
+    pace.report_plan_applied(step=1, generation=2, layout_crc=0)
+    assert pace.offered_plan() is None
     offer(pace, 3, b"three")
     pace.refuse_plan(3, "does not fit")
-    assert pace.plan_offered() is None
+    assert pace.offered_plan() is None
 
 
 def test_a_refusal_is_a_record_with_the_plan_and_the_beginning_of_the_reason(
@@ -120,7 +120,7 @@ def test_a_refusal_is_a_record_with_the_plan_and_the_beginning_of_the_reason(
     pace = hooks.attach(job="j", rank=1, world_size=4, ring_dir=str(tmp_path))
     pace.set_generation(1)
     offer(pace, 2, b"two")
-    assert pace.plan_offered() is not None
+    assert pace.offered_plan() is not None
     pace.refuse_plan(2, "does not fit " + "x" * 200)
     (record,) = records(pace)
     assert isinstance(record, PlanRefusedRecord)
@@ -138,20 +138,20 @@ def test_a_refusal_of_a_plan_that_was_never_read_tells_nobody(tmp_path: Path) ->
 def test_a_waiting_plan_costs_one_file_read(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=0, world_size=4, ring_dir=str(tmp_path))
     offer(pace, 2, b"two")
-    first = pace.plan_offered()
+    first = pace.offered_plan()
     assert first is not None and pace.ring.path is not None
     pace.ring.path.with_name(shm_ring.plan_file_name(2)).unlink()
-    assert pace.plan_offered() is first
+    assert pace.offered_plan() is first
 
 
 def test_another_plan_of_a_refused_generation_is_offered(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=0, world_size=4, ring_dir=str(tmp_path))
     offer(pace, 2, b"wrong")
-    assert pace.plan_offered() is not None
+    assert pace.offered_plan() is not None
     pace.refuse_plan(2, "does not fit")
-    assert pace.plan_offered() is None
+    assert pace.offered_plan() is None
     offer(pace, 2, b"right", sequence=9)
-    found = pace.plan_offered()
+    found = pace.offered_plan()
     assert found is not None and found.layout_json == b"right"
 
 
@@ -160,7 +160,7 @@ def test_a_plan_whose_file_is_another_one_is_never_offered(tmp_path: Path) -> No
     offer(pace, 2, b"two")
     assert pace.ring.path is not None
     pace.ring.path.with_name(shm_ring.plan_file_name(2)).write_bytes(b"tw")
-    assert pace.plan_offered() is None
+    assert pace.offered_plan() is None
     assert (pace.ring.num_plans_wrong, pace.ring.num_plans_missing) == (1, 0)
 
 
@@ -168,11 +168,11 @@ def test_a_generation_told_by_the_trainer_is_on_its_records(tmp_path: Path) -> N
     pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
     offer(pace, 5, b"five")
     pace.set_generation(5)
-    pace.step_began(0)
-    pace.step_ended(tokens=1)
+    pace.begin_step(0)
+    pace.end_step(tokens=1)
     (only,) = records(pace)
     assert isinstance(only, StepRecord) and only.generation == 5
-    assert pace.plan_offered() is None
+    assert pace.offered_plan() is None
 
 
 class BrokenTimer:
@@ -190,15 +190,15 @@ class BrokenTimer:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda pace: pace.micro_batch(compute="long", tokens=1),
-        lambda pace: pace.micro_batch(compute=ComputeTime(compute_s=1.0), tokens=-1),
-        lambda pace: pace.micro_batch(compute=ComputeTime(compute_s=1.0), tokens=None),
-        lambda pace: pace.expert_loads(0, None),
-        lambda pace: pace.expert_loads(0, [-1]),
-        lambda pace: pace.expert_loads(1 << 20, [1]),
-        lambda pace: pace.step_ended(tokens="many"),
-        lambda pace: pace.step_ended(tokens=1, loss="low"),
-        lambda pace: pace.plan_applied(step=0, generation=2, layout_crc=-1),
+        lambda pace: pace.report_microbatch(compute="long", tokens=1),
+        lambda pace: pace.report_microbatch(compute=ComputeTime(compute_s=1.0), tokens=-1),
+        lambda pace: pace.report_microbatch(compute=ComputeTime(compute_s=1.0), tokens=None),
+        lambda pace: pace.report_expert_loads(0, None),
+        lambda pace: pace.report_expert_loads(0, [-1]),
+        lambda pace: pace.report_expert_loads(1 << 20, [1]),
+        lambda pace: pace.end_step(tokens="many"),
+        lambda pace: pace.end_step(tokens=1, loss="low"),
+        lambda pace: pace.report_plan_applied(step=0, generation=2, layout_crc=-1),
     ],
 )
 def test_no_argument_stops_training(tmp_path: Path, call: Callable[[hooks.Hooks], None]) -> None:
@@ -206,8 +206,8 @@ def test_no_argument_stops_training(tmp_path: Path, call: Callable[[hooks.Hooks]
     call(pace)
     assert pace.ring.num_errors == 1
     assert records(pace) == []
-    pace.step_began(1)
-    pace.step_ended(tokens=1)
+    pace.begin_step(1)
+    pace.end_step(tokens=1)
     assert len(records(pace)) == 1, "one mistake loses one record, no more"
 
 
@@ -232,9 +232,9 @@ def test_every_moment_works_without_a_ring(
     pace = hooks.attach(job="j", rank=0, world_size=4, ring_dir=str(tmp_path / directory))
     for step in range(5):
         with pace.step(step), pace.micro_batch_timer(tokens=1), pace.waiting():
-            pace.expert_loads(0, [1, 2])
-        pace.plan_applied(step=step, generation=2, layout_crc=0)
-        assert pace.plan_offered() is None
+            pace.report_expert_loads(0, [1, 2])
+        pace.report_plan_applied(step=step, generation=2, layout_crc=0)
+        assert pace.offered_plan() is None
         assert pace.dead_ranks() == frozenset()
     pace.detach()
     assert len(caplog.records) == 1, "one warning, not one per call"
@@ -334,21 +334,21 @@ def test_the_example_file_runs(tmp_path: Path) -> None:
 
 def test_a_probe_is_asked_for_once_and_its_reading_is_a_record(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=1, world_size=2, ring_dir=str(tmp_path), can_probe=True)
-    assert pace.probe_asked() == 0
+    assert pace.requested_probe() == 0
     write_command(pace, 1, shm_ring.CommandSlot(probe=7))
-    assert pace.probe_asked() == 7
-    pace.probe_began(7)
-    assert pace.probe_asked() == 0  # also where it was broken off
+    assert pace.requested_probe() == 7
+    pace.start_probe(7)
+    assert pace.requested_probe() == 0  # also where it was broken off
     pace.set_generation(3)
-    pace.probed(step=4, number=7, gemm_s=0.002, copy_s=0.001, exchange_s=0.1, duration_s=0.2)
+    pace.report_probe(step=4, number=7, gemm_s=0.002, copy_s=0.001, exchange_s=0.1, duration_s=0.2)
     (record,) = records(pace)
     assert isinstance(record, ProbeRecord)
     assert (record.rank, record.step, record.generation, record.number) == (1, 4, 3, 7)
     assert (record.gemm_s, record.copy_s, record.exchange_s) == (0.002, 0.001, 0.1)
     write_command(pace, 2, shm_ring.CommandSlot(probe=6))  # a lower number asks for nothing
-    assert pace.probe_asked() == 0
+    assert pace.requested_probe() == 0
     write_command(pace, 3, shm_ring.CommandSlot(probe=8))
-    assert pace.probe_asked() == 8
+    assert pace.requested_probe() == 8
 
 
 def write_command(pace: hooks.Hooks, sequence: int, command: shm_ring.CommandSlot) -> None:

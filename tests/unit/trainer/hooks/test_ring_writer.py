@@ -189,7 +189,7 @@ def test_a_full_tmpfs_costs_the_ring_and_not_the_training(tmp_path: Path) -> Non
         "import sys; from pacekeeper.trainer.hooks import hooks\n"
         "pace = hooks.attach(job='j', rank=0, world_size=1, ring_dir=sys.argv[1])\n"
         "for step in range(2000):\n"
-        "    pace.step_began(step); pace.step_ended(tokens=1)\n"
+        "    pace.begin_step(step); pace.end_step(tokens=1)\n"
         "print(pace.ring.is_armed, pace.ring.reason)"
     )
     try:

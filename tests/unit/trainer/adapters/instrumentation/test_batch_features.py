@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacekeeper.trainer.adapters.instrumentation.batch_features import work_of_batch
+from pacekeeper.trainer.adapters.instrumentation.batch_features import features_of_batch
 
 IDS = torch.zeros(3, 8, dtype=torch.long)
 PACKED = torch.zeros(1, 8, dtype=torch.long)
@@ -39,6 +39,6 @@ MASK = torch.tensor([[1] * 8, [1] * 2 + [0] * 6, [1] * 4 + [0] * 4])
 def test_work(
     batch: Mapping[str, Any], skips_padding: bool, expected: tuple[int, int, int]
 ) -> None:
-    work = work_of_batch(batch, skips_padding=skips_padding)
+    work = features_of_batch(batch, skips_padding=skips_padding)
     assert (work[0], work[1], work[5]) == expected
     assert (work[2], work[3], sum(work[4]), work[7]) == (0, 0, 0, 1.0)

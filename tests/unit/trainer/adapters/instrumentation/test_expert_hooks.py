@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounter
 
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord
 from pacekeeper.trainer.adapters.instrumentation.expert_hooks import hooked
-from pacekeeper.trainer.adapters.microbatch_reporter import PassTeller
+from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter
 from pacekeeper.trainer.adapters.reporter import attach
 from support.foreign_models import TinyRouter
 from support.rings import records_in
@@ -51,15 +51,15 @@ def test_a_compiled_layer_stays_one_graph(tmp_path: Path, is_compiled: bool) -> 
     torch._dynamo.reset()
     graphs: Any = CompileCounter()
     pace = attach(job="j", device=torch.device("cpu"), ring_dir=str(tmp_path))
-    teller, layer = PassTeller(pace), Layer()
+    teller, layer = MicrobatchReporter(pace), Layer()
     handles = hooked(teller, 0, layer.router, layer.experts, counts_of)
     if is_compiled:
         layer.compile(backend=graphs, fullgraph=True)
-    teller.step_begins(0)
-    teller.enters(0)
+    teller.begin_step(0)
+    teller.enter_pass(0)
     layer(torch.randn(TOKENS, 8))
-    teller.completes()
-    teller.step_ends()
+    teller.complete_pass()
+    teller.end_step()
     teller.detach()
     for handle in handles:
         handle.remove()

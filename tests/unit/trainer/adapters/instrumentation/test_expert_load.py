@@ -41,10 +41,10 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Copy]]:
 
 
 def end(counts: ExpertCounts, pace: Pace, step: int, *values: float) -> None:
-    pace.hooks.step_began(step)
+    pace.hooks.begin_step(step)
     if values:
         counts.add(0, torch.tensor(values))
-    counts.step_ended(step)
+    counts.end_step(step)
 
 
 def test_late_counts_carry_the_number_of_their_step(pace: Pace, copies: list[Copy]) -> None:
@@ -72,10 +72,10 @@ def test_a_device_far_behind_loses_the_oldest(pace: Pace, copies: list[Copy]) ->
 
 def test_what_is_counted_in_may_be_used_again(pace: Pace) -> None:
     counts, buffer = ExpertCounts(pace.hooks), torch.tensor([1, 2])
-    pace.hooks.step_began(0)
+    pace.hooks.begin_step(0)
     counts.add(0, buffer)
     buffer.zero_()
-    counts.step_ended(0)
+    counts.end_step(0)
     assert [r.counts for r in pace.loads] == [(1, 2)]
 
 
@@ -91,11 +91,11 @@ def test_a_step_without_counts_and_one_given_up_tell_nothing(pace: Pace) -> None
 def test_where_there_are_too_many_layers_take_turns(pace: Pace) -> None:
     counts, seen = ExpertCounts(pace.hooks), set[int]()
     for step in range(4):
-        pace.hooks.step_began(step)
+        pace.hooks.begin_step(step)
         before = len(pace.loads)
         for layer in range(61):
             counts.add(layer, torch.full((128,), layer))
-        counts.step_ended(step)
+        counts.end_step(step)
         told = pace.loads[before:]
         assert len(told) <= expert_load.MAX_RECORDS_PER_STEP
         seen |= {r.layer for r in told}
@@ -104,8 +104,8 @@ def test_where_there_are_too_many_layers_take_turns(pace: Pace) -> None:
 
 def test_layers_may_have_different_numbers_of_experts(pace: Pace) -> None:
     counts = ExpertCounts(pace.hooks)
-    pace.hooks.step_began(0)
+    pace.hooks.begin_step(0)
     counts.add(1, torch.tensor([1, 2, 3]))
     counts.add(0, torch.tensor([4]))
-    counts.step_ended(0)
+    counts.end_step(0)
     assert [(r.layer, r.counts) for r in pace.loads] == [(0, (4,)), (1, (1, 2, 3))]

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
-from pacekeeper.trainer.adapters.instrumentation.batch_features import work_of_batch
+from pacekeeper.trainer.adapters.instrumentation.batch_features import features_of_batch
 from pacekeeper.trainer.adapters.instrumentation.expert_load import RoutingWatch
 from pacekeeper.trainer.adapters.instrumentation.module_passes import (
     PassWatch,
@@ -29,7 +29,7 @@ PATIENCE_S = 60.0  # for what never comes
 
 
 def work_of(args: tuple[Any, ...], kwargs: Any) -> Any:
-    return work_of_batch(kwargs)
+    return features_of_batch(kwargs)
 
 
 def kinds(records: list[Any]) -> list[str]:
@@ -40,10 +40,10 @@ def test_each_backward_pass_ends_a_micro_batch_with_its_work(tmp_path: Path) -> 
     teller, model = host_teller(tmp_path), TinyModel()
     watch = PassWatch(teller, model, work_of)
     for step in range(2):
-        teller.step_begins(step)
+        teller.begin_step(step)
         for _ in range(2):
             model(input_ids=IDS)["logits"].sum().backward()
-        teller.step_ends()
+        teller.end_step()
     watch.close()
     model(input_ids=IDS)["logits"].sum().backward()
     records = told_by(teller)
@@ -57,23 +57,23 @@ def test_what_is_no_training_is_no_micro_batch(tmp_path: Path) -> None:
     teller, model = host_teller(tmp_path), TinyModel()
     PassWatch(teller, model, work_of)
     model(input_ids=IDS)["logits"].sum().backward()  # before any step
-    teller.step_begins(0)
+    teller.begin_step(0)
     with torch.no_grad():
         model(input_ids=IDS)
     model.eval()
     model(input_ids=IDS)["logits"].sum().backward()
     model.train()
     model(input_ids=IDS)  # no backward pass
-    teller.step_ends()
+    teller.end_step()
     assert kinds(told_by(teller)) == ["Step"]
 
 
 def test_a_model_that_learns_nothing_has_its_steps_told(tmp_path: Path) -> None:
     teller, model = host_teller(tmp_path), TinyModel(is_frozen=True)
     PassWatch(teller, model, work_of)
-    teller.step_begins(0)
+    teller.begin_step(0)
     model(input_ids=IDS)
-    teller.step_ends()
+    teller.end_step()
     assert kinds(told_by(teller)) == ["Step"]
 
 
@@ -98,9 +98,9 @@ def test_a_compiled_graph_stays_whole_and_its_passes_are_told(tmp_path: Path, ho
     if how == "later":
         model.router.compile(**whole)
     for step in range(2):
-        teller.step_begins(step)
+        teller.begin_step(step)
         called(input_ids=IDS)["logits"].sum().backward()
-        teller.step_ends()
+        teller.end_step()
     watch.close()
     routing.close()
     called(input_ids=IDS)["logits"].sum().backward()
@@ -114,11 +114,11 @@ def test_a_compiled_graph_stays_whole_and_its_passes_are_told(tmp_path: Path, ho
 def test_passes_that_share_a_backward_are_one_micro_batch(tmp_path: Path) -> None:
     teller, model = host_teller(tmp_path), TinyModel()
     PassWatch(teller, model, work_of)
-    teller.step_begins(0)
+    teller.begin_step(0)
     both = model(input_ids=IDS)["logits"].sum() + model(input_ids=IDS)["logits"].sum()
     both.backward(retain_graph=True)
     both.backward()  # again: computed, and told already
-    teller.step_ends()
+    teller.end_step()
     batch, ended = told_by(teller)
     assert isinstance(batch, MicroBatchRecord) and isinstance(ended, StepRecord)
     assert (batch.tokens, batch.num_documents) == (24, 6)
@@ -127,7 +127,7 @@ def test_passes_that_share_a_backward_are_one_micro_batch(tmp_path: Path) -> Non
 def test_a_pass_that_its_own_backward_does_again_is_not_counted_twice(tmp_path: Path) -> None:
     teller, model = host_teller(tmp_path), TinyModel()
     PassWatch(teller, model, work_of)
-    teller.step_begins(0)
+    teller.begin_step(0)
     again = torch.utils.checkpoint.checkpoint(model, input_ids=IDS, use_reentrant=False)
     again["logits"].sum().backward()
     (batch,) = told_by(teller)
@@ -147,7 +147,7 @@ def test_work_that_can_not_be_read_is_untold_and_counted(tmp_path: Path) -> None
         raise KeyError("input_ids")
 
     PassWatch(teller, model, unreadable)
-    teller.step_begins(0)
+    teller.begin_step(0)
     model(input_ids=IDS)["logits"].sum().backward()
     assert teller.pace.ring.num_errors == 1
     teller.pace.ring.num_errors = 0
@@ -177,7 +177,7 @@ def test_the_wait_for_the_gradients_of_others_is_no_computing(
     PassWatch(teller, model, work_of)
     wrapped = DistributedDataParallel(model)
     held: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
-    original, in_time = teller.pace.told, []
+    original, in_time = teller.pace.on_microbatch_end, []
 
     def hold(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -197,11 +197,11 @@ def test_the_wait_for_the_gradients_of_others_is_no_computing(
         in_time.append(bool(held))
         release()
 
-    monkeypatch.setattr(teller.pace, "told", told)
+    monkeypatch.setattr(teller.pace, "on_microbatch_end", told)
     wrapped.register_comm_hook(None, hold)
     for step in range(3):
-        teller.step_begins(step)
+        teller.begin_step(step)
         wrapped(input_ids=IDS)["logits"].sum().backward()
-        teller.step_ends()
+        teller.end_step()
     assert in_time == [True] * 3
     assert kinds(told_by(teller)) == ["MicroBatch", "Step"] * 3

@@ -9,28 +9,28 @@ from pacekeeper.core.telemetry.records import ExpertLoadRecord
 from pacekeeper.trainer.adapters.instrumentation import expert_load
 from pacekeeper.trainer.adapters.instrumentation.expert_load import RoutingWatch, routers_of
 from pacekeeper.trainer.adapters.instrumentation.module_passes import PassWatch
-from pacekeeper.trainer.adapters.reporter import UNTOLD, Teller
+from pacekeeper.trainer.adapters.reporter import NO_FEATURES, StepReporter
 from support.foreign_models import TinyModel, host_teller, told_by
 
 IDS = torch.arange(12).reshape(3, 4)
 
 
-def train(teller: Teller, model: TinyModel, routing: RoutingWatch, steps: int = 1) -> None:
+def train(teller: StepReporter, model: TinyModel, routing: RoutingWatch, steps: int = 1) -> None:
     for step in range(steps):
-        teller.step_begins(step)
+        teller.begin_step(step)
         for _ in range(2):
             model(input_ids=IDS)["logits"].sum().backward()
-        routing.step_ends()
-        teller.step_ends()
+        routing.end_step()
+        teller.end_step()
 
 
-def loads(teller: Teller) -> list[ExpertLoadRecord]:
+def loads(teller: StepReporter) -> list[ExpertLoadRecord]:
     return [record for record in told_by(teller) if isinstance(record, ExpertLoadRecord)]
 
 
-def watched(directory: Path) -> tuple[Teller, TinyModel, RoutingWatch]:
+def watched(directory: Path) -> tuple[StepReporter, TinyModel, RoutingWatch]:
     teller, model = host_teller(directory), TinyModel()
-    PassWatch(teller, model, lambda args, kwargs: UNTOLD)
+    PassWatch(teller, model, lambda args, kwargs: NO_FEATURES)
     return teller, model, RoutingWatch(teller, model)
 
 
@@ -60,10 +60,10 @@ def test_a_pass_that_is_recomputed_is_not_counted_again(tmp_path: Path) -> None:
 
 def test_an_abandoned_step_leaves_its_counts_to_nobody(tmp_path: Path) -> None:
     teller, model, routing = watched(tmp_path)
-    teller.step_begins(0)
+    teller.begin_step(0)
     model(input_ids=IDS)["logits"].sum().backward()
-    teller.abandon()
-    routing.abandon()
+    teller.abandon_step()
+    routing.abandon_step()
     train(teller, model, routing)
     (load,) = loads(teller)
     assert sum(load.counts) == 2 * 12 * 2
@@ -72,12 +72,12 @@ def test_an_abandoned_step_leaves_its_counts_to_nobody(tmp_path: Path) -> None:
 def test_a_router_that_hides_its_choice_is_untold(tmp_path: Path) -> None:
     teller, model, routing = watched(tmp_path)
     model.router.register_forward_hook(lambda module, args, output: output)
-    teller.step_begins(0)
-    teller.batch_begins()
+    teller.begin_step(0)
+    teller.begin_microbatch()
     for output in (torch.zeros(3, 4), (torch.zeros(3, 4), torch.zeros(3, 2)), None):
         routing.saw(0, 4, output)
     routing.saw(0, 4, (torch.zeros(3, 2, dtype=torch.int64),) * 2)  # which of the two?
-    routing.step_ends()
+    routing.end_step()
     assert loads(teller) == []
 
 
@@ -87,13 +87,13 @@ def test_layers_of_a_model_that_is_too_large_take_turns(
     monkeypatch.setattr(expert_load, "MAX_RECORDS_PER_STEP", 1)
     teller, _, routing = watched(tmp_path)
     for step in range(4):
-        teller.step_begins(step)
-        teller.batch_begins()
+        teller.begin_step(step)
+        teller.begin_microbatch()
         for layer, experts in enumerate((3, 5)):
             routing.saw(layer, experts, torch.zeros(2, 2, dtype=torch.int64))
-        routing.step_ends()
-        teller.batch_ends()
-        teller.step_ends()
+        routing.end_step()
+        teller.end_microbatch()
+        teller.end_step()
     assert [(one.step, one.layer, len(one.counts)) for one in loads(teller)] == [
         (0, 0, 3), (1, 1, 5), (2, 0, 3), (3, 1, 5)
     ]  # fmt: skip
