@@ -166,8 +166,8 @@ class Ring:
                 fresh.unlink(missing_ok=True)
             _log.warning(
                 "rank=%d is not monitored: cannot create a ring at %s: %s. Training continues "
-                "without pacekeeper. Set ring_dir= or PACEKEEPER_RING_DIR to the agent's --ring-dir "
-                "and allow this user to create files there",
+                "without pacekeeper. Set ring_dir= or PACEKEEPER_RING_DIR to the agent's "
+                "--ring-dir and allow this user to create files there",
                 attachment.rank,
                 path,
                 error,
@@ -336,8 +336,8 @@ class Ring:
     def _warn_unread(self) -> None:
         if self.heartbeat_mono_s() == 0.0:
             _log.warning(
-                "ring=%s: no agent has read any of %d records; check that `pacekeeper agent` runs on "
-                "this node with this --ring-dir",
+                "ring=%s: no agent has read any of %d records; check that `pacekeeper agent` runs "
+                "on this node with this --ring-dir",
                 self.path,
                 self._index,
             )

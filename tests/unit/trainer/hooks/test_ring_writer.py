@@ -66,7 +66,7 @@ def test_no_permission_is_one_warning_and_training_goes_on(
     ours.write_layout(1, b"{}")
     ours.close()
     assert len(caplog.records) == 1
-    assert "training goes on" in caplog.text
+    assert "rank=3" in caplog.text
 
 
 def test_a_ring_that_keeps_failing_disarms_itself(tmp_path: Path) -> None:
@@ -288,9 +288,8 @@ def test_a_plan_that_never_fits_is_hashed_once_and_said_once(
         for _ in range(5):
             assert ours.read_plan(4, digest) is None
     assert (ours.num_plans_missing, ours.num_plans_wrong, len(reads)) == (3, 2, 2)
-    assert [r.getMessage().partition(":")[0] for r in caplog.records] == [
-        "plan=4 is offered and can not be read"
-    ]
+    (warning,) = caplog.records
+    assert "plan=4" in warning.getMessage()
     assert ours.read_plan(5, digest) is None
     assert len(caplog.records) == 2, "another plan, another word"
     target.write_bytes(b"plan")
