@@ -23,7 +23,7 @@ from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.http2.proxy import ATTACH
 from pacekeeper.controller.ingest.ipc import Frame
 from pacekeeper.controller.ingest.runtime_dir import own_folder
-from pacekeeper.controller.ingest.supervisor import FrontDoor
+from pacekeeper.controller.ingest.supervisor import IngestSupervisor
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.protos import control_pb2
 
@@ -47,7 +47,7 @@ class Controller:
             "connection_s": None,
             "reports": {"per_s": 1e9, "at_once": 1 << 30},
         }
-        self.door = FrontDoor(
+        self.door = IngestSupervisor(
             settings,
             on_frames=self._hear,
             on_gone=self._lose,
@@ -58,7 +58,7 @@ class Controller:
     async def _hear(self, frames: Sequence[Frame]) -> None:
         opened = [number for kind, number, *_ in frames if kind == ipc.OPENED]
         if opened:
-            self.door.say(ipc.sent(opened, 0, b"welcome", WELCOME))
+            self.door.say(ipc.encode_send(opened, 0, b"welcome", WELCOME))
             self.streams += opened
 
     async def _lose(self) -> None:
@@ -112,7 +112,7 @@ async def measure(agents: int, offer_bytes: int, offers: int) -> dict[str, Any]:
             await asyncio.sleep(SETTLES_S)
             before = controller.bytes_of("VmRSS")
             for _ in range(offers):
-                door.say(ipc.sent(controller.streams, 0, b"plan", bytes(offer_bytes)))
+                door.say(ipc.encode_send(controller.streams, 0, b"plan", bytes(offer_bytes)))
                 await asyncio.sleep(SETTLES_S)
             grown = controller.bytes_of("VmHWM") - before
             began_s = time.monotonic()

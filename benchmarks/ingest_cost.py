@@ -23,10 +23,10 @@ from random import Random
 from statistics import median
 
 from benchmarks.fleet_reports import DEVICES, Job, body_of
-from pacekeeper.controller.app import import_early
+from pacekeeper.controller.app import preload_numerics
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl
-from pacekeeper.controller.ingest.ipc import Frame, Shown
+from pacekeeper.controller.ingest.ipc import Frame, PeerIdentity
 from pacekeeper.controller.machine import machine
 from pacekeeper.controller.machine.report_parsing import together
 from pacekeeper.controller.state.events import Event
@@ -70,7 +70,7 @@ class Fleet:
 
     def hellos(self) -> list[Frame]:
         """All agents attach."""
-        shown = Shown(peer="ipv4:10.0.0.1:1").to_bytes()
+        shown = PeerIdentity(peer="ipv4:10.0.0.1:1").to_bytes()
         frames = []
         for node in range(len(self._bodies)):
             hello = control_pb2.Hello(
@@ -80,7 +80,7 @@ class Fleet:
                 agent_life="a",
             )
             first = control_pb2.AttachRequest(hello=hello).SerializeToString()
-            frames.append((ipc.OPENED, node + 1, 0, ipc.with_head(shown, first)))
+            frames.append((ipc.OPENED, node + 1, 0, ipc.join_header(shown, first)))
         return frames
 
     def reports(self, number: int) -> list[Frame]:
@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--against", type=Path, help="another checkout")
     options = parser.parse_args()
-    import_early()
+    preload_numerics()
     gc.set_threshold(100_000, 50, 1000)  # as in `cli/services/controller.py`
     fleet = Fleet(options.agents, options.nodes_per_job, options.at_once)
     found = asyncio.run(measure(fleet, options.steps))

@@ -90,7 +90,7 @@ def main() -> None:
             for tick in range(TICKS_A_DAY):
                 used = store.used_bytes
                 began_s = time.perf_counter()
-                keeper.look(day * DAY_S + min(tick, 1) * LOOK_EVERY_S, unix_s)
+                keeper.on_tick(day * DAY_S + min(tick, 1) * LOOK_EVERY_S, unix_s)
                 times_s.append(time.perf_counter() - began_s)
                 if tick > 1 and store.used_bytes == used and not store.give_back():
                     break

@@ -22,18 +22,22 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pacekeeper.controller.api.auth.listeners import Entrance, refuse_open, why_not
-from pacekeeper.controller.api.operator_service import Operator
-from pacekeeper.controller.api.status_service import Status
-from pacekeeper.controller.api.web.server import web_server
-from pacekeeper.controller.effects import Obedience, Planner
-from pacekeeper.controller.ha.leadership import Alone, Office
+from pacekeeper.controller.api.auth.listeners import (
+    ListenerSetup,
+    bind_error,
+    reject_unprotected_listeners,
+)
+from pacekeeper.controller.api.operator_service import OperatorService
+from pacekeeper.controller.api.status_service import StatusService
+from pacekeeper.controller.api.web.server import build_web_server
+from pacekeeper.controller.effects import CommandExecutor, Planner
+from pacekeeper.controller.ha.leadership import Leadership, Standalone
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.ingest.runtime_dir import SOCKET, no_folder, own_folder, stays
-from pacekeeper.controller.ingest.supervisor import FrontDoor, PortTakenError
+from pacekeeper.controller.ingest.supervisor import IngestSupervisor, PortTakenError
 from pacekeeper.controller.machine import machine
 from pacekeeper.controller.machine.report_parsing import together
-from pacekeeper.controller.observability.event_loop_lag import keep_beating
+from pacekeeper.controller.observability.event_loop_lag import run_heartbeat
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.observability.webhook import Webhook
@@ -46,7 +50,7 @@ from pacekeeper.controller.state.events import (
 )
 from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.restore import open_past
-from pacekeeper.controller.storage.write_batch import Writes, settled, write
+from pacekeeper.controller.storage.write_batch import WriteBatch, last_of_each, write
 from pacekeeper.core.addresses import join_address, split_address
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
@@ -60,7 +64,7 @@ from pacekeeper.protos import (
 )
 
 
-def import_early() -> None:
+def preload_numerics() -> None:
     """What the first fit and the first thresholds import when they need it: now, beside the loop.
 
     With the law of healthy residuals, which is made once, nearly a second.
@@ -87,52 +91,52 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Controller:
     """The central service of a fleet."""
 
-    def __init__(self, config: ControllerConfig, office: Office | None = None) -> None:
+    def __init__(self, config: ControllerConfig, leadership: Leadership | None = None) -> None:
         """`office`: what gives it the right to command; None: it is the only one.
 
         Raises ConfigError (security), HostError (store, audit log) and VersionError (store).
         """
-        refuse_open(config)
+        reject_unprotected_listeners(config)
         self.config = config
         self._address = split_address(config.listen, first_port=0)
         self._metrics_address = (
             split_address(config.metrics_listen, first_port=0) if config.metrics_listen else None
         )
         self.store, self.state = open_past(Path(config.store), time.time() - time.monotonic())
-        self.office = Alone() if office is None else office
-        self.office.opened(self.store)
+        self.leadership = Standalone() if leadership is None else leadership
+        self.leadership.opened(self.store)
         self.metrics = ControllerMetrics({"tls": config.tls.cert, "metrics": config.metrics.cert})
         self.metrics.begin_after(self.state.next_incident_id - 1)
-        self.entrance = Entrance(config, state=lambda: self.state, metrics=self.metrics)
-        self.front: FrontDoor | None = None
+        self.listener_setup = ListenerSetup(config, state=lambda: self.state, metrics=self.metrics)
+        self.front: IngestSupervisor | None = None
         self.agents = AgentControl(
             put=self._put_all,
             on_rejected=self.metrics.rejected.inc,
             on_failure=self._count_failure,
             say=lambda frame: None if self.front is None else self.front.say(frame),
-            doorkeeper=self.entrance.gate,
-            office=self.office,
+            attach_policy=self.listener_setup.gate,
+            leadership=self.leadership,
         )
         self.history = History(store=self.store, config=config.retention)
-        self.status = Status(
+        self.status = StatusService(
             state=lambda: self.state, past_layout=self.store.layout, history=self.history
         )
-        self.operator = Operator(state=lambda: self.state, put=self._put)
-        self.web = web_server(
+        self.operator = OperatorService(state=lambda: self.state, put=self._put)
+        self.web = build_web_server(
             config,
             state=lambda: self.state,
             put=self._put,
             history=self.history,
-            entrance=self.entrance,
+            listener_setup=self.listener_setup,
             past_layout=self.store.layout,
         )
         self.planner = Planner(policy=config.policy, put=self._put, on_failure=self._count_failure)
-        self._obedience = Obedience(
+        self._executor = CommandExecutor(
             agents=self.agents,
             metrics=self.metrics,
             status=self.status,
             planner=self.planner,
-            entrance=self.entrance,
+            listener_setup=self.listener_setup,
             on_failure=self._count_failure,
         )
         self.webhook = Webhook(config, on_end=self.metrics.count_webhook)
@@ -140,7 +144,7 @@ class Controller:
         # No more wait than there are callers: each waits until its own event is taken in.
         self._inbox: deque[tuple[Sequence[Event], asyncio.Future[None]]] = deque()
         self._has_come = asyncio.Event()
-        self._writes = Writes()
+        self._writes = WriteBatch()
         self._is_over = False  # nothing is taken in any more
         self._failures: set[str] = set()  # that were told
 
@@ -158,7 +162,7 @@ class Controller:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.store.close)
             stack.callback(self.history.close)
-            for part in (self.entrance, self.planner, self.webhook):
+            for part in (self.listener_setup, self.planner, self.webhook):
                 stack.callback(part.close)
             if stop.is_set():
                 return  # over before it began: nobody is told anything
@@ -172,7 +176,7 @@ class Controller:
             tasks = [
                 asyncio.create_task(part)
                 for part in (
-                    keep_beating(self.metrics.lag),
+                    run_heartbeat(self.metrics.lag),
                     *(self._consume(), self._tick(), self.agents.acknowledge(), front.run()),
                     stays(Path(address.removeprefix("unix:"))),
                 )
@@ -186,7 +190,7 @@ class Controller:
             with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
                 print(f"listening on {front.address}", flush=True)
             # The first fit and its thresholds would else stall the inbox for a second.
-            threading.Thread(target=import_early, daemon=True).start()
+            threading.Thread(target=preload_numerics, daemon=True).start()
             stopping = asyncio.create_task(stop.wait())
             done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -194,10 +198,10 @@ class Controller:
 
     async def _serve(self, folder: Path) -> tuple[grpc.aio.Server, str]:
         """All but agents' streams, at a socket in a folder that only we may enter: its address."""
-        server = self.entrance.server()
+        server = self.listener_setup.server()
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, server)
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(self.operator, server)
-        self.office.serve(server)
+        self.leadership.serve(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for name in ("", *_SERVICES):
             await self._health.set(name, _SERVING)
@@ -212,21 +216,21 @@ class Controller:
         await server.start()
         return server, address
 
-    async def _open_front(self, inner: str) -> FrontDoor:
+    async def _open_front(self, inner: str) -> IngestSupervisor:
         """The process that serves agents, and hands calls on to `inner`."""
         listen = join_address(*self._address)
-        self.front = front = FrontDoor(
-            self.entrance.settings(listen, inner),
+        self.front = front = IngestSupervisor(
+            self.listener_setup.settings(listen, inner),
             on_frames=self.agents.take,
             on_gone=self._lose_agents,
             on_restart=self.metrics.front_restarts.inc,
-            on_handshake_failed=self.entrance.count_handshake_failure,
+            on_handshake_failed=self.listener_setup.count_handshake_failure,
         )
         try:
             await front.start()
         except PortTakenError:
             raise listen_error(
-                listen, why_not(*self._address), option="--listen", rival="another controller"
+                listen, bind_error(*self._address), option="--listen", rival="another controller"
             ) from None
         return front
 
@@ -236,7 +240,7 @@ class Controller:
             await self._put_all(events)
 
     async def _drain(
-        self, server: grpc.aio.Server, front: FrontDoor, tasks: Sequence[asyncio.Task[None]]
+        self, server: grpc.aio.Server, front: IngestSupervisor, tasks: Sequence[asyncio.Task[None]]
     ) -> None:
         """Say that we go, end the streams, take in what came before; then stop."""
         await self._health.enter_graceful_shutdown()
@@ -265,20 +269,20 @@ class Controller:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self.config.tick_interval_s)
-            self.metrics.say_leading(leads := self.office.term() is not None)
+            self.metrics.say_leading(leads := self.leadership.term() is not None)
             if not leads:
                 continue  # whatever time tells is the next leader's to hear
             await self._put(Tick(unix_offset_s=time.time() - time.monotonic()))
             self.metrics.update(self.state)
-            self.webhook.look(self.state, time.monotonic())
+            self.webhook.on_tick(self.state, time.monotonic())
             sequences = self.agents.sequences
             self.metrics.say_sequences(missed=sequences.missed, repeated=sequences.repeated)
             self._say_size()
-            self.history.look(self.state)
-            await self.office.ship(self.store.journal.taken())
-            self.entrance.audit_handshake_failures()
+            self.history.on_tick(self.state)
+            await self.leadership.ship(self.store.journal.taken())
+            self.listener_setup.audit_handshake_failures()
             if self.web is not None:
-                self.web.look()
+                self.web.reload_certificate()
 
     async def _consume(self) -> None:
         """The only caller of the machine: no lock needed."""
@@ -331,13 +335,13 @@ class Controller:
             if isinstance(event, NodesReported):
                 self.metrics.reports.inc(len(event.reports))
             self.metrics.advance.observe(time.monotonic() - began_s)
-        commands = settled(commands)
+        commands = last_of_each(commands)
         await self._store(state, commands)
         self.state = state
         for command in commands:
-            self._obedience.obey(command)
+            self._executor.execute(command)
         for command in commands:
-            self.history.heard(command)
+            self.history.on_command(command)
 
     async def _store(self, state: State, commands: Sequence[Command]) -> None:
         """All that must last, in one transaction; again and again while the disk refuses.
@@ -369,7 +373,7 @@ class Controller:
         self._writes.done(state, writes)
         # Nothing is awaited between the commit and this: a tick would take these changes and
         # wait for the copies in this one's place, and a new snapshot would already hold them.
-        await self.office.ship(self.store.journal.taken())
+        await self.leadership.ship(self.store.journal.taken())
         if refused:
             _log.info("store=%s takes writes again", self.config.store)
             await self._say_health("")

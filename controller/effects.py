@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from pacekeeper.controller.api.auth.listeners import Entrance
-from pacekeeper.controller.api.status_service import Status
+from pacekeeper.controller.api.auth.listeners import ListenerSetup
+from pacekeeper.controller.api.status_service import StatusService
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.policy.decide import decide
@@ -84,17 +84,17 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Obedience:
+class CommandExecutor:
     """All that a command may reach. `on_failure` counts our own mistakes."""
 
     agents: AgentControl
     metrics: ControllerMetrics
-    status: Status
+    status: StatusService
     planner: Planner
-    entrance: Entrance
+    listener_setup: ListenerSetup
     on_failure: Callable[[str, Exception], None]
 
-    def obey(self, command: Command) -> None:
+    def execute(self, command: Command) -> None:
         """Do it now; nothing here waits."""
         match command:
             case OfferPlan(job=job, nodes=nodes, layout=layout, base_generation=base, life=life):
@@ -124,7 +124,7 @@ class Obedience:
                 self.metrics.count_decision(decision)
                 if decision.layout is not None:
                     about = f"generation={decision.layout.generation} rung={decision.rung}"
-                    self.entrance.note_plan(job, about, decision.reason)
+                    self.listener_setup.note_plan(job, about, decision.reason)
             case SaveLayout() | SaveProposal() | SaveJob() | SaveStrike():
                 pass  # stored already
             case ForgetJob() | ForgetLayouts() | SaveOrder() | DropOrder():

@@ -12,9 +12,9 @@ from pacekeeper.controller.api.auth.tokens import (
     Records,
     TokenRecord,
     change_tokens,
-    digest,
+    format_token,
     read_tokens,
-    written,
+    secret_digest,
 )
 from pacekeeper.core.errors import ConfigError
 
@@ -48,7 +48,7 @@ def add(path: Path, days: int, role: str, name: str) -> None:
     try:
         record = TokenRecord(
             token_id=secrets.token_hex(4),
-            secret_sha256=digest(secret),
+            secret_sha256=secret_digest(secret),
             role=Role(role),
             name=name,
             created_unix_s=now_unix_s,
@@ -62,7 +62,7 @@ def add(path: Path, days: int, role: str, name: str) -> None:
         return (*kept, record)  # those that are over go
 
     change_tokens(path, with_it)
-    click.echo(written(record.token_id, secret))
+    click.echo(format_token(record.token_id, secret))
 
 
 @command.command("ls")

@@ -47,9 +47,9 @@ def looks(config: ControllerConfig) -> Iterator[Look]:
 
 
 def _open(config: ControllerConfig) -> Check | str:
-    from pacekeeper.controller.api.auth.listeners import OPEN_REMEDY, open_ways
+    from pacekeeper.controller.api.auth.listeners import OPEN_REMEDY, unprotected_listeners
 
-    return unprotected(open_ways(config), is_told=config.insecure, remedy=OPEN_REMEDY)
+    return unprotected(unprotected_listeners(config), is_told=config.insecure, remedy=OPEN_REMEDY)
 
 
 def _pair(config: ControllerConfig) -> str:
@@ -97,13 +97,13 @@ def _addresses(config: ControllerConfig) -> str:
 
 
 def _page(config: ControllerConfig) -> str:
-    from pacekeeper.controller.api.web.server import refuse_page
+    from pacekeeper.controller.api.web.server import check_web_access
 
-    refuse_page(config)
+    check_web_access(config)
     if config.tls.cert:
-        from pacekeeper.controller.api.web.server import page_context
+        from pacekeeper.controller.api.web.server import web_tls_context
 
-        page_context(config.tls)
+        web_tls_context(config.tls)
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401

@@ -23,7 +23,7 @@ def command(client: ClientConfig, node: str, with_well: bool, as_json: bool) -> 
 
     from pacekeeper.cli.common.client import NotFoundError, ask, status_stub
     from pacekeeper.cli.observe import nodes_text
-    from pacekeeper.controller.api.node_sorting import overview, worst_first
+    from pacekeeper.controller.api.node_sorting import fleet_summary, worst_first
     from pacekeeper.protos import status_pb2
     from pacekeeper.protos.convert.json import as_dict
 
@@ -42,6 +42,6 @@ def command(client: ClientConfig, node: str, with_well: bool, as_json: bool) -> 
     if node:
         console.print(nodes_text.past(found[0], time.time()))
         return
-    console.print(overview(nodes))
+    console.print(fleet_summary(nodes))
     if found:
         console.print(nodes_text.table(found, time.time()))

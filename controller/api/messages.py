@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable
 
 from pacekeeper.controller.detection import root_cause
 from pacekeeper.controller.mitigation import overrides
-from pacekeeper.controller.observability.explain import Explanation, Measured
-from pacekeeper.controller.observability.timeline import PaceRow, PlanNote
+from pacekeeper.controller.observability.explain import Explanation, SlowdownInterval
+from pacekeeper.controller.observability.timeline import JobRow, PlanNote
 from pacekeeper.controller.state import device_history
 from pacekeeper.controller.state.events import StepSummary
 from pacekeeper.controller.state.rank_timings import RankPace
@@ -304,7 +304,7 @@ def explanation_view(state: State, explanation: Explanation) -> status_pb2.Expla
     rows = explanation.rows
     return status_pb2.Explanation(
         incident=incident_view(state, explanation.incident),
-        measured=_measured_view(explanation.measured),
+        measured=_measured_view(explanation.interval),
         phases=[
             status_pb2.Phase(
                 when=phase.when,
@@ -335,7 +335,7 @@ def explanation_view(state: State, explanation: Explanation) -> status_pb2.Expla
     )
 
 
-def pace_view(rows: list[PaceRow]) -> status_pb2.Pace:
+def pace_view(rows: list[JobRow]) -> status_pb2.Pace:
     """How fast a job went, as columns."""
     return status_pb2.Pace(
         step=[row.step for row in rows],
@@ -348,7 +348,7 @@ def pace_view(rows: list[PaceRow]) -> status_pb2.Pace:
     )
 
 
-def _measured_view(measured: Measured | None) -> status_pb2.Measured | None:
+def _measured_view(measured: SlowdownInterval | None) -> status_pb2.Measured | None:
     if measured is None:
         return None
     return status_pb2.Measured(

@@ -18,7 +18,7 @@ def worst_first(nodes: Iterable[Any], *, with_well: bool) -> list[Any]:
     )
 
 
-def overview(nodes: Sequence[Any]) -> str:
+def fleet_summary(nodes: Sequence[Any]) -> str:
     """The fleet in a line."""
     away = sum(not one.is_connected for one in nodes)
     struck = sum(bool(one.strikes) for one in nodes)

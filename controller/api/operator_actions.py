@@ -17,7 +17,7 @@ from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.text import one_line
 
 
-class Why(StrEnum):
+class RejectReason(StrEnum):
     """Why something was not done."""
 
     UNKNOWN = "unknown"  # nobody knows what it names
@@ -25,16 +25,16 @@ class Why(StrEnum):
     FAILED = "failed"  # our mistake: the log says which
 
 
-class RefusedError(Exception):
+class ActionRejectedError(Exception):
     """Nothing was done; the text says why."""
 
-    def __init__(self, why: Why, text: str) -> None:
+    def __init__(self, why: RejectReason, text: str) -> None:
         super().__init__(text)
         self.why = why
 
 
 @dataclass(kw_only=True)
-class Desk:
+class OperatorActions:
     """`state` gives the newest state; `put` returns when an event is stored."""
 
     state: Callable[[], State]
@@ -49,7 +49,9 @@ class Desk:
             open_now = (job.open_proposal for job in self.state().jobs.values())
             waiting = sorted(proposal.proposal_id for proposal in open_now if proposal is not None)
             known = ", ".join(map(str, waiting)) or "none"
-            raise RefusedError(Why.UNKNOWN, f"no proposal {number}; open are: {known}")
+            raise ActionRejectedError(
+                RejectReason.UNKNOWN, f"no proposal {number}; open are: {known}"
+            )
         who = f"{one_line(said_by).strip() or 'somebody'} ({caller})"
         if before.answer is ProposalState.WAITING:
             await self.put(
@@ -68,9 +70,9 @@ class Desk:
             else (ProposalState.DENIED,)
         )
         if after.answer is ProposalState.WAITING:
-            raise RefusedError(Why.FAILED, _UNHEARD)
+            raise ActionRejectedError(RejectReason.FAILED, _UNHEARD)
         if after.said_by != who or after.answer not in meant:
-            raise RefusedError(Why.OVER, _why_not(after))
+            raise ActionRejectedError(RejectReason.OVER, _why_not(after))
         return after
 
     async def order(
@@ -86,9 +88,11 @@ class Desk:
         """Give an order or take it back; it as it stands, or stood. Raises RefusedError."""
         before = overrides.found(self.state(), kind, subject)
         if is_on and before is None and (why := overrides.why_unknown(self.state(), kind, subject)):
-            raise RefusedError(Why.UNKNOWN, why)
+            raise ActionRejectedError(RejectReason.UNKNOWN, why)
         if not is_on and before is None:
-            raise RefusedError(Why.UNKNOWN, f"no order {kind} of {subject or 'everything'} stands")
+            raise ActionRejectedError(
+                RejectReason.UNKNOWN, f"no order {kind} of {subject or 'everything'} stands"
+            )
         who = f"{one_line(said_by).strip() or 'somebody'} ({caller})"
         await self.put(
             OrderGiven(
@@ -101,7 +105,7 @@ class Desk:
         )
         after = overrides.found(self.state(), kind, subject)
         if (after is not None) != is_on:
-            raise RefusedError(Why.FAILED, _UNHEARD)
+            raise ActionRejectedError(RejectReason.FAILED, _UNHEARD)
         order = after or before
         assert order is not None, "one of both stands"
         return order

@@ -7,18 +7,22 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pacekeeper.controller.api.auth.interceptor import CALLER
+from pacekeeper.controller.api.auth.interceptor import PRINCIPAL
 from pacekeeper.controller.api.messages import order_view, proposal_view
-from pacekeeper.controller.api.operator_actions import Desk, RefusedError, Why
+from pacekeeper.controller.api.operator_actions import (
+    ActionRejectedError,
+    OperatorActions,
+    RejectReason,
+)
 from pacekeeper.controller.state.events import Event
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.operator_orders import OrderKind
 from pacekeeper.protos import operator_pb2, operator_pb2_grpc
 
 _CODES = {
-    Why.UNKNOWN: grpc.StatusCode.NOT_FOUND,
-    Why.OVER: grpc.StatusCode.FAILED_PRECONDITION,
-    Why.FAILED: grpc.StatusCode.INTERNAL,
+    RejectReason.UNKNOWN: grpc.StatusCode.NOT_FOUND,
+    RejectReason.OVER: grpc.StatusCode.FAILED_PRECONDITION,
+    RejectReason.FAILED: grpc.StatusCode.INTERNAL,
 }
 _KINDS: Mapping[int, OrderKind] = {
     operator_pb2.ORDER_KIND_CORDON_NODE: OrderKind.CORDON_NODE,
@@ -30,7 +34,7 @@ Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 
 
 @dataclass(kw_only=True)
-class Operator(operator_pb2_grpc.OperatorServiceServicer):
+class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     """The servicer. `state` gives the newest state; `put` returns when an event is stored."""
 
     state: Callable[[], State]
@@ -56,17 +60,17 @@ class Operator(operator_pb2_grpc.OperatorServiceServicer):
                 request.subject,
                 is_on=request.is_on,
                 said_by=request.said_by,
-                caller=CALLER.get().name,
+                caller=PRINCIPAL.get().name,
                 reason=request.reason,
             )
-        except RefusedError as error:
+        except ActionRejectedError as error:
             await context.abort(_CODES[error.why], str(error))
             raise
         return operator_pb2.GiveOrderResponse(order=order_view(order))
 
     @property
-    def _desk(self) -> Desk:
-        return Desk(state=self.state, put=self.put)
+    def _desk(self) -> OperatorActions:
+        return OperatorActions(state=self.state, put=self.put)
 
     async def _answered(self, request: Any, context: Context, *, is_approved: bool) -> Any:
         try:
@@ -74,9 +78,9 @@ class Operator(operator_pb2_grpc.OperatorServiceServicer):
                 request.proposal_id,
                 is_approved=is_approved,
                 said_by=request.said_by,
-                caller=CALLER.get().name,
+                caller=PRINCIPAL.get().name,
                 reason="" if is_approved else request.reason,
             )
-        except RefusedError as error:
+        except ActionRejectedError as error:
             await context.abort(_CODES[error.why], str(error))
             raise

@@ -41,7 +41,7 @@ Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 
 
 @dataclass(kw_only=True)
-class Status(status_pb2_grpc.StatusServiceServicer):
+class StatusService(status_pb2_grpc.StatusServiceServicer):
     """The servicer. `state` gives the newest state, `past_layout` a stored layout, `history` what
     was kept of incidents and jobs.
     """

@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.controller.api.auth.listeners import refuse_open, why_not
+from pacekeeper.controller.api.auth.listeners import bind_error, reject_unprotected_listeners
 from pacekeeper.controller.app import Controller
 from pacekeeper.controller.ha.backends import open_lease_store
 from pacekeeper.controller.ha.lease import Member, Timing
-from pacekeeper.controller.ha.lease_renewer import Keeper
-from pacekeeper.controller.ha.replica import Copy
-from pacekeeper.controller.ha.replication_server import Copies
+from pacekeeper.controller.ha.lease_renewer import LeaseRenewer
+from pacekeeper.controller.ha.replica import Replica
+from pacekeeper.controller.ha.replication_server import ReplicationServer
 from pacekeeper.controller.ha.standby_server import open_standby, pause
 from pacekeeper.controller.storage import replica_marker
 from pacekeeper.controller.storage.change_log import Change
@@ -38,29 +38,31 @@ STORE_AGAIN_S = 10.0  # after a copy could not be stored: each attempt takes a w
 _log = logging.getLogger(__name__)
 
 
-class Led:
+class LeaseLeadership:
     """The office of one term."""
 
-    def __init__(self, keeper: Keeper, term: int, config: ControllerConfig) -> None:
+    def __init__(self, keeper: LeaseRenewer, term: int, config: ControllerConfig) -> None:
         self._keeper, self._term, self._config = keeper, term, config
         self.answer_within_s = config.lease.duration_s
-        self.copies: Copies | None = None
+        self.copies: ReplicationServer | None = None
 
     def opened(self, store: Store) -> None:
         """Standbys will have copies of it."""
         store.name_copy(store.copy[0], self._term)
         store.journal.is_kept = True
         within_s = self._config.lease.sync_within_s
-        self.copies = Copies(store, self._keeper, term=self._term, sync_within_s=within_s)
+        self.copies = ReplicationServer(
+            store, self._keeper, term=self._term, sync_within_s=within_s
+        )
 
     def term(self) -> int | None:
         """None as soon as the lease is not sure any more, or is of another term."""
         return self._term if self._keeper.term() == self._term else None
 
-    def outdated(self, seen: int) -> str:
+    def describe_newer_term(self, seen: int) -> str:
         """The lease's store has forgotten terms, or the agent's file lies."""
         told = f"term {seen} was seen, this is {self._term}"
-        if self._keeper.hear(seen):
+        if self._keeper.observe_term(seen):
             return f"{told}: a later one is begun"
         return (
             f"{told}, and that is not believed now: if it stays so, delete `controller-term` in "
@@ -79,7 +81,7 @@ class Led:
 
 async def run(config: ControllerConfig) -> None:
     """Until SIGTERM or SIGINT. Raises as `Controller.run` does, and ConfigError for the lease."""
-    refuse_open(config)
+    reject_unprotected_listeners(config)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -97,7 +99,7 @@ async def run(config: ControllerConfig) -> None:
             margin_s=config.lease.margin_s,
         ),
     )
-    keeper = Keeper(member, open_lease_store(config.lease))
+    keeper = LeaseRenewer(member, open_lease_store(config.lease))
     keeper.start()
     damage = ""
     try:
@@ -111,13 +113,13 @@ async def run(config: ControllerConfig) -> None:
 
 
 async def _stand_by(
-    config: ControllerConfig, keeper: Keeper, member: Member, stop: asyncio.Event, damage: str
+    config: ControllerConfig, keeper: LeaseRenewer, member: Member, stop: asyncio.Event, damage: str
 ) -> int | None:
     """Follow whoever leads until this one does: its term. None: it shall stop.
 
     `damage`: what is known to be wrong with its copy.
     """
-    copy: Copy | None = None
+    copy: Replica | None = None
 
     def why() -> str:
         record = keeper.record
@@ -130,14 +132,14 @@ async def _stand_by(
     if not port:
         raise listen_error(
             config.listen,
-            why_not(*split_address(config.listen)),
+            bind_error(*split_address(config.listen)),
             option="--listen",
             rival="another controller",
         )
     with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
         print(f"listening on {config.listen}", flush=True)
     _log.info("member=%s stands by", member.name)
-    copy = Copy(Path(config.store), keeper.stand, damage)
+    copy = Replica(Path(config.store), keeper.set_eligible, damage)
     if copy.damage:
         _log.warning("%s", copy.damage)
     following = asyncio.create_task(_follow(config, keeper, member, copy))
@@ -157,7 +159,9 @@ async def _stand_by(
         await server.stop(None)
 
 
-async def _follow(config: ControllerConfig, keeper: Keeper, member: Member, copy: Copy) -> None:
+async def _follow(
+    config: ControllerConfig, keeper: LeaseRenewer, member: Member, copy: Replica
+) -> None:
     said = ""
     while True:
         record, again_s = keeper.record, FOLLOW_AGAIN_S
@@ -173,17 +177,19 @@ async def _follow(config: ControllerConfig, keeper: Keeper, member: Member, copy
         await asyncio.sleep(again_s)
 
 
-async def _lead(config: ControllerConfig, keeper: Keeper, term: int, stop: asyncio.Event) -> str:
+async def _lead(
+    config: ControllerConfig, keeper: LeaseRenewer, term: int, stop: asyncio.Event
+) -> str:
     """Serve as the only one, while the lease lasts. What is damaged of its copy, where that keeps
     it from leading; raises DamagedError where it is no copy.
     """
-    office = Led(keeper, term, config)
+    office = LeaseLeadership(keeper, term, config)
     try:
         controller = Controller(config, office)
     except DamagedError as error:
-        if replica_marker.marked(Path(config.store)) is None:
+        if replica_marker.read_marker(Path(config.store)) is None:
             raise
-        keeper.stand(None)
+        keeper.set_eligible(None)
         return error.what
     try:
         over = asyncio.Event()
@@ -202,9 +208,9 @@ async def _lead(config: ControllerConfig, keeper: Keeper, term: int, stop: async
     return ""
 
 
-async def _watch(office: Led, stop: asyncio.Event, over: asyncio.Event) -> None:
+async def _watch(leadership: LeaseLeadership, stop: asyncio.Event, over: asyncio.Event) -> None:
     """Sets `over` when it shall stop, or leads no more."""
-    while not stop.is_set() and office.term() is not None:
+    while not stop.is_set() and leadership.term() is not None:
         await pause(stop, LOOK_S)
     over.set()
 

@@ -11,7 +11,7 @@ from pacekeeper.controller.storage.change_log import Change
 from pacekeeper.controller.storage.store import Store
 
 
-class Office(Protocol):
+class Leadership(Protocol):
     """The right to command. `answer_within_s`: after so long without an answer agents look for
     another controller; 0: there is none.
     """
@@ -23,7 +23,7 @@ class Office(Protocol):
         """The term to command in; None: just now nobody may be told anything."""
         ...
 
-    def outdated(self, seen: int) -> str:
+    def describe_newer_term(self, seen: int) -> str:
         """An agent has seen a later term: what to tell it."""
         ...
 
@@ -40,7 +40,7 @@ class Office(Protocol):
         ...
 
 
-class Alone:
+class Standalone:
     """The one controller of a fleet, without a lease: nobody else commands, nothing is shipped."""
 
     answer_within_s = 0.0
@@ -56,7 +56,7 @@ class Alone:
         """0, where there never was a lease."""
         return self._term
 
-    def outdated(self, seen: int) -> str:
+    def describe_newer_term(self, seen: int) -> str:
         """It was another controller's; this one can not know whether that still leads."""
         return (
             f"this node has obeyed a controller of term {seen}, and this one has no lease: start "

@@ -119,7 +119,7 @@ class Member:
     is_leaving: bool = False
 
 
-def commands_in(member: Member, now_s: float) -> int:
+def active_term(member: Member, now_s: float) -> int:
     """The term in which it may command now; 0: it may not."""
     return member.term if member.is_candidate and now_s < member.until_s else 0
 
@@ -245,12 +245,12 @@ def time_passes(member: Member, now_s: float) -> Member:
     return member
 
 
-def wants(member: Member, copies: tuple[str, ...]) -> Member:
+def set_wanted_replicas(member: Member, copies: tuple[str, ...]) -> Member:
     """The record shall name these copies; of who leads the first one is its own."""
     return replace(member, copy=copies[0], wanted=copies)
 
 
-def hears(member: Member, term: int, now_s: float) -> Member:
+def observe_term(member: Member, term: int, now_s: float) -> Member:
     """Somebody says that a command of this term was seen; it is believed, or not."""
     record = None if member.seen is None else member.seen.record
     stored = 0 if record is None else max(record.term, record.floor)
@@ -261,23 +261,23 @@ def hears(member: Member, term: int, now_s: float) -> Member:
     return replace(member, heard=term, heard_s=now_s)
 
 
-def stands(member: Member, copy: str) -> Member:
+def set_eligible(member: Member, copy: str) -> Member:
     """It may lead from now on, with this store of state; "": with an empty one."""
     member = member if member.is_candidate else _steps_down(member)  # won for another store
     return replace(member, copy=copy, is_candidate=True, is_withdrawn=False)
 
 
-def withdraws(member: Member) -> Member:
+def set_ineligible(member: Member) -> Member:
     """Its store is no whole one: what it has won, or wins yet, goes back to the other copies."""
     return replace(member, is_candidate=False, is_withdrawn=True)
 
 
-def resigns(member: Member) -> Member:
+def resign(member: Member) -> Member:
     """What it led has ended, and it is no candidate until it stands again."""
     return replace(_steps_down(member), is_candidate=False)
 
 
-def leaves(member: Member) -> Member:
+def leave(member: Member) -> Member:
     """It goes down: what it leads it releases, and takes nothing over any more."""
     return replace(member, is_leaving=True)
 

@@ -33,7 +33,7 @@ def clock_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Keeper:
+class LeaseRenewer:
     """One member and its thread. Its methods may be called from anywhere."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Keeper:
     def term(self) -> int | None:
         """The term to command in just now; None: nothing may be told to anybody."""
         with self._news:
-            return lease.commands_in(self._member, self._clock_s()) or None
+            return lease.active_term(self._member, self._clock_s()) or None
 
     @property
     def record(self) -> Record | None:
@@ -65,31 +65,33 @@ class Keeper:
         with self._news:
             return None if self._member.seen is None else self._member.seen.record
 
-    def stand(self, copy: str | None) -> None:
+    def set_eligible(self, copy: str | None) -> None:
         """It may lead with this store of state; "": with an empty one; None: it may not lead."""
-        self._change(lambda m: lease.withdraws(m) if copy is None else lease.stands(m, copy))
+        self._change(
+            lambda m: lease.set_ineligible(m) if copy is None else lease.set_eligible(m, copy)
+        )
 
     def resign(self) -> None:
         """It leads no more, and does not stand."""
-        self._change(lease.resigns)
+        self._change(lease.resign)
 
-    def hear(self, term: int) -> bool:
+    def observe_term(self, term: int) -> bool:
         """Somebody says to have seen this term: is it passed now?"""
-        self._change(lambda member: lease.hears(member, term, self._clock_s()))
+        self._change(lambda member: lease.observe_term(member, term, self._clock_s()))
         with self._news:
             return self._member.heard >= term
 
-    async def want(self, copies: tuple[str, ...]) -> None:
+    async def set_wanted_replicas(self, copies: tuple[str, ...]) -> None:
         """Returns when the record names these copies, its own first; never if the lease is lost."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._news:
             self._waiting.append((copies, written))
-        self._change(lambda member: lease.wants(member, copies))
+        self._change(lambda member: lease.set_wanted_replicas(member, copies))
         await written
 
     def close(self) -> None:
         """Release what it leads, if the lease's store answers in time, and end the thread."""
-        self._change(lease.leaves)
+        self._change(lease.leave)
         give_up_s = self._clock_s() + RELEASE_WITHIN_S
         with self._news:
             # What is being written may be that it leads: then it lets that go as well.

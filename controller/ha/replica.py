@@ -30,7 +30,7 @@ from pacekeeper.protos import replication_pb2, replication_pb2_grpc
 from pacekeeper.protos import tls as secure
 
 
-class Standing(Enum):
+class ReplicaState(Enum):
     """What it may do."""
 
     STANDS = auto()  # it may lead with it, if the lease's record names it
@@ -38,11 +38,11 @@ class Standing(Enum):
     REFUSED = auto()  # it may be all that is left of what was told: a person decides
 
 
-def standing(mark: str | None, *, is_there: bool, is_damaged: bool) -> Standing:
+def replica_state(mark: str | None, *, is_there: bool, is_damaged: bool) -> ReplicaState:
     """`mark`: what it says; None: there is none. A copy that is gone is no store without a past."""
     if is_damaged:
-        return Standing.REFUSED if mark is None else Standing.AWAITS
-    return Standing.STANDS if is_there or mark is None else Standing.AWAITS
+        return ReplicaState.REFUSED if mark is None else ReplicaState.AWAITS
+    return ReplicaState.STANDS if is_there or mark is None else ReplicaState.AWAITS
 
 
 FIRST_PART_WITHIN_S = 10.0
@@ -52,17 +52,19 @@ LOGS = ("-wal", "-shm", "-journal")
 _log = logging.getLogger(__name__)
 
 
-class Copy:
+class Replica:
     """The store of a standby; `stand` is told its name whenever it becomes another one, and None
     where there is none to lead from: then `damage` says why.
     """
 
-    def __init__(self, path: Path, stand: Callable[[str | None], None], damage: str = "") -> None:
+    def __init__(
+        self, path: Path, set_eligible: Callable[[str | None], None], damage: str = ""
+    ) -> None:
         """Opens what is there, unless its `damage` is known already.
 
         Raises HostError (in use, no store of ours, damaged and no copy) and VersionError.
         """
-        self._path, self._stand = path, stand
+        self._path, self._stand = path, set_eligible
         self._store: Store | None = None
         self.name, self.damage = "", ""
         if damage:
@@ -138,24 +140,24 @@ class Copy:
             message = await call.read()
 
     def _open(self) -> None:
-        mark = replica_marker.marked(self._path)
+        mark = replica_marker.read_marker(self._path)
         is_there = self._path.exists() and (mark is None or self._path.stat().st_size > 0)
         damage: DamagedError | None = None
         try:
             self._store = Store.open(self._path) if is_there else None
         except DamagedError as error:
             damage = error
-        match standing(mark, is_there=is_there, is_damaged=damage is not None):
-            case Standing.STANDS:
+        match replica_state(mark, is_there=is_there, is_damaged=damage is not None):
+            case ReplicaState.STANDS:
                 self.name, self.damage = "" if self._store is None else self._store.copy[0], ""
                 if mark not in (None, self.name):
-                    replica_marker.unmark(
+                    replica_marker.remove_marker(
                         self._path
                     )  # of a snapshot that never came to stand there
                 self._stand(self.name)
-            case Standing.AWAITS:
+            case ReplicaState.AWAITS:
                 self._give_up(damage.what if damage else f"store {self._path} is gone or empty")
-            case Standing.REFUSED:
+            case ReplicaState.REFUSED:
                 assert damage is not None, "only that is refused"
                 raise damage
 
@@ -167,7 +169,7 @@ class Copy:
             f"{damage}; it is a copy of a leader's: this controller takes a fresh one from "
             "whoever leads, and does not take over before"
         )
-        self.name = replica_marker.marked(self._path) or ""
+        self.name = replica_marker.read_marker(self._path) or ""
 
     def _install(self, data: bytes, name: str, term: int) -> None:
         """Put a snapshot in the place of the store, under its own name."""
@@ -181,7 +183,7 @@ class Copy:
         self.close()
         aside = f"{self._path}{DAMAGED if self.damage else SET_ASIDE}"
         with sqlite_file.taken(self._path):
-            replica_marker.mark(self._path, name)
+            replica_marker.write_marker(self._path, name)
             _put(fresh, self._path, aside)
         if self.damage:
             said = "store=%s is a fresh copy of the leader's; the last damaged one is kept as %s"

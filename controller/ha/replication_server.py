@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pacekeeper.controller.ha.lease_renewer import Keeper
+from pacekeeper.controller.ha.lease_renewer import LeaseRenewer
 from pacekeeper.controller.storage.change_log import Change
 from pacekeeper.controller.storage.schema import SCHEMA_VERSION
 from pacekeeper.controller.storage.store import Store
@@ -48,10 +48,12 @@ class _Follower:
         self.queue.put_nowait(transaction)
 
 
-class Copies(replication_pb2_grpc.ReplicationServiceServicer):
+class ReplicationServer(replication_pb2_grpc.ReplicationServiceServicer):
     """All copies of one term. Use from one loop."""
 
-    def __init__(self, store: Store, keeper: Keeper, *, term: int, sync_within_s: float) -> None:
+    def __init__(
+        self, store: Store, keeper: LeaseRenewer, *, term: int, sync_within_s: float
+    ) -> None:
         self._store, self._keeper, self._term = store, keeper, term
         self._own = store.copy[0]
         self._sync_within_s = sync_within_s
@@ -68,7 +70,7 @@ class Copies(replication_pb2_grpc.ReplicationServiceServicer):
 
     async def begin(self) -> None:
         """Returns when the record names the leader's own copy and no other."""
-        await self._keeper.want((self._own,))
+        await self._keeper.set_wanted_replicas((self._own,))
 
     async def ship(self, changes: Sequence[Change]) -> None:
         """One transaction; returns when all copies that count have it."""
@@ -113,7 +115,7 @@ class Copies(replication_pb2_grpc.ReplicationServiceServicer):
     async def _uncount(self, copies: set[str]) -> None:
         async with self._named:
             left = self._counted - copies
-            await self._keeper.want((self._own, *sorted(left)))
+            await self._keeper.set_wanted_replicas((self._own, *sorted(left)))
             self._counted = left
         for copy in copies:
             follower = self._followers.get(copy)
@@ -134,7 +136,7 @@ class Copies(replication_pb2_grpc.ReplicationServiceServicer):
             if follower.is_over:
                 self._counted.discard(follower.copy)  # the record never named it
                 return
-            await self._keeper.want((self._own, *sorted(self._counted)))
+            await self._keeper.set_wanted_replicas((self._own, *sorted(self._counted)))
         _log.info("standby=%s copy=%s has all and may take over", follower.member, follower.copy)
 
     async def Follow(

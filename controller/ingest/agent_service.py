@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError
 
 import pacekeeper
 from pacekeeper.controller.api.auth.audit_log import host_of
-from pacekeeper.controller.api.auth.rate_limit import Seldom
-from pacekeeper.controller.ha.leadership import Alone, Office
+from pacekeeper.controller.api.auth.rate_limit import LogRateLimiter
+from pacekeeper.controller.ha.leadership import Leadership, Standalone
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.deduplication import Sequences
 from pacekeeper.controller.ingest.http2.proxy import Relayed
@@ -55,7 +55,7 @@ _PARTS = control_pb2.ReportRequestParts
 _log = logging.getLogger(__name__)
 
 
-class Refused(Exception):
+class RejectedError(Exception):
     """A stream is not taken, or ended: a status code and the reason."""
 
     def __init__(self, code: grpc.StatusCode, why: str) -> None:
@@ -67,7 +67,7 @@ class _ForeignReportError(ValueError):
     """A report speaks of ranks of another node."""
 
 
-class Doorkeeper:
+class AttachPolicy:
     """Lets everybody in, and takes what they say."""
 
     async def let_in(self, shown: Relayed) -> Any:
@@ -119,10 +119,10 @@ class AgentControl:
     on_rejected: Callable[[], None]
     on_failure: Callable[[str, Exception], None]
     say: Callable[[bytes], None]
-    doorkeeper: Doorkeeper = field(default_factory=Doorkeeper)
-    office: Office = field(default_factory=Alone)
+    attach_policy: AttachPolicy = field(default_factory=AttachPolicy)
+    leadership: Leadership = field(default_factory=Standalone)
     sequences: Sequences = field(default_factory=Sequences)
-    _seldom: Seldom = field(default_factory=Seldom)
+    _seldom: LogRateLimiter = field(default_factory=LogRateLimiter)
     _streams: dict[int, _Stream] = field(default_factory=dict)
     _of_node: dict[str, _Stream] = field(default_factory=dict)
     _to_acknowledge: deque[tuple[float, _Stream]] = field(default_factory=deque)
@@ -193,7 +193,7 @@ class AgentControl:
     def _sparse(self) -> float:
         """So many times less often than to the agent of a small fleet."""
         # Well within what agents were promised: else they would look for another controller.
-        promised_s = self.office.answer_within_s
+        promised_s = self.leadership.answer_within_s
         sparsest = min(ACK_SPARSEST, promised_s / 3.0) if promised_s else ACK_SPARSEST
         return max(1.0, min(sparsest, len(self._streams) / ACKS_PER_S))
 
@@ -202,7 +202,7 @@ class AgentControl:
             welcome = control_pb2.Welcome(
                 protocol_version=reports.PROTOCOL_VERSION,
                 product_version=OUR_VERSION,
-                answer_within_s=self.office.answer_within_s,
+                answer_within_s=self.leadership.answer_within_s,
             )
             told = control_pb2.AttachResponse(welcome=welcome)
             self._say([stream], "welcome", told, until_ms=0)
@@ -224,12 +224,12 @@ class AgentControl:
 
     async def _open(self, number: int, data: bytes, events: list[Event], outcome: _Outcome) -> None:
         """A stream begins: whoever calls is let in, and a node attaches; or it ends."""
-        shown, first = ipc.parted(data)
-        caller = Relayed(ipc.shown_from(shown))
+        shown, first = ipc.split_header(data)
+        caller = Relayed(ipc.decode_peer_identity(shown))
         try:
-            who = await self.doorkeeper.let_in(caller)
+            who = await self.attach_policy.let_in(caller)
             hello = self._greeted(caller, who, first)
-        except Refused as refusal:
+        except RejectedError as refusal:
             self.say(ipc.frame(ipc.END, number, refusal.code.value[0], refusal.why.encode()))
             return
         stream = _Stream(number=number, node=hello.node, life=hello.agent_life, who=who)
@@ -272,22 +272,22 @@ class AgentControl:
             raise self._refused(caller, invalid, f"node name: expected {NODE_NAME_RULE}")
         if theirs.rack and not is_node_name(theirs.rack):
             raise self._refused(caller, invalid, f"rack name: expected {NODE_NAME_RULE}")
-        if why := self.doorkeeper.may_attach(who, theirs.node, caller.peer()):
+        if why := self.attach_policy.may_attach(who, theirs.node, caller.peer()):
             raise self._refused(caller, grpc.StatusCode.PERMISSION_DENIED, why)
         # Last: what is said of terms ends a leader's term, so who says it must be known.
-        if theirs.seen_term > (self.office.term() or 0):
-            why = f"{theirs.node}: {self.office.outdated(theirs.seen_term)}"
+        if theirs.seen_term > (self.leadership.term() or 0):
+            why = f"{theirs.node}: {self.leadership.describe_newer_term(theirs.seen_term)}"
             raise self._refused(caller, grpc.StatusCode.UNAVAILABLE, why)
         return theirs
 
-    def _refused(self, caller: Relayed, code: grpc.StatusCode, why: str) -> Refused:
+    def _refused(self, caller: Relayed, code: grpc.StatusCode, why: str) -> RejectedError:
         self.on_rejected()
         self._say_of(host_of(caller.peer()), "refused an agent from %s: %s", caller.peer(), why)
-        return Refused(code, why)
+        return RejectedError(code, why)
 
     def _say_of(self, caller: str, words: str, *about: object) -> None:
         """A line that a caller can bring about as often as it likes: not each is written."""
-        ending = self._seldom.ending(caller, time.monotonic())
+        ending = self._seldom.suffix(caller, time.monotonic())
         if ending is not None:
             _log.warning(words + "%s", *about, ending)
 
@@ -322,7 +322,7 @@ class AgentControl:
             return
         try:
             report = report_in(data)
-            if why := self.doorkeeper.foreign(stream.who, stream.node, report):
+            if why := self.attach_policy.foreign(stream.who, stream.node, report):
                 raise _ForeignReportError(why)
         except ValueError as error:
             # Acknowledged all the same: sent again, it would block the good ones for ever.
@@ -354,10 +354,10 @@ class AgentControl:
             stream.unacknowledged = 0
         if not pairs:
             return
-        term = self.office.term()
+        term = self.leadership.term()
         if term is not None:
             # What is stored stays so, in whatever term it is heard.
-            self.say(ipc.acknowledged(term, 0, pairs))
+            self.say(ipc.encode_acknowledge(term, 0, pairs))
 
     def _say(
         self,
@@ -371,7 +371,7 @@ class AgentControl:
 
         The term is asked for at the last moment: what waited here may be of a past one.
         """
-        term = self.office.term()
+        term = self.leadership.term()
         if term is None:
             for stream in streams:
                 self._end(stream, grpc.StatusCode.UNAVAILABLE, NO_LEADER)
@@ -379,11 +379,11 @@ class AgentControl:
         message.term = term
         numbers = [stream.number for stream in streams]
         data = message.SerializeToString()
-        self.say(ipc.sent(numbers, until_ms, key.encode(), data))
+        self.say(ipc.encode_send(numbers, until_ms, key.encode(), data))
 
     def _until_ms(self) -> int:
         """With a lease no command may wait in the front for longer than that has left for sure."""
-        if not self.office.answer_within_s:
+        if not self.leadership.answer_within_s:
             return 0
         return round((time.monotonic() + FRESH_S) * 1e3)
 

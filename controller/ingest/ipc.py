@@ -80,7 +80,7 @@ class Frames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class PeerIdentity:
     """Who calls, as a gRPC context says it: all that a gate looks at."""
 
     peer: str
@@ -95,11 +95,11 @@ class Shown:
         return json.dumps(fields).encode()
 
 
-def shown_from(data: bytes) -> Shown:
+def decode_peer_identity(data: bytes) -> PeerIdentity:
     """What `Shown.to_bytes` made. Raises ValueError for anything else."""
     try:
         peer, authorization, has_certificate, uris, names = json.loads(data)
-        return Shown(
+        return PeerIdentity(
             peer=peer,
             authorization=tuple(authorization),
             has_certificate=has_certificate,
@@ -110,12 +110,12 @@ def shown_from(data: bytes) -> Shown:
         raise ValueError("not what a front says of a caller") from trouble
 
 
-def with_head(head: bytes, data: bytes) -> bytes:
+def join_header(head: bytes, data: bytes) -> bytes:
     """Two parts as one: a short one, and the rest."""
     return _KEY.pack(len(head)) + head + data
 
 
-def parted(data: bytes) -> tuple[bytes, bytes]:
+def split_header(data: bytes) -> tuple[bytes, bytes]:
     """The two parts of `with_head`. Raises ValueError."""
     try:
         (length,) = _KEY.unpack_from(data)
@@ -127,13 +127,13 @@ def parted(data: bytes) -> tuple[bytes, bytes]:
     return data[_KEY.size : end], data[end:]
 
 
-def acknowledged(term: int, until_ms: int, pairs: Sequence[tuple[int, int]]) -> bytes:
+def encode_acknowledge(term: int, until_ms: int, pairs: Sequence[tuple[int, int]]) -> bytes:
     """One frame: of each stream the number up to which all is stored."""
     data = _TERM.pack(term, until_ms) + b"".join(_ACKED.pack(*pair) for pair in pairs)
     return frame(ACKNOWLEDGE, data=data)
 
 
-def acknowledged_in(data: bytes) -> tuple[int, int, Iterable[tuple[int, int]]]:
+def decode_acknowledge(data: bytes) -> tuple[int, int, Iterable[tuple[int, int]]]:
     """Term, until when, and (stream, number) of each. Raises ValueError."""
     try:
         term, until_ms = _TERM.unpack_from(data)
@@ -142,20 +142,20 @@ def acknowledged_in(data: bytes) -> tuple[int, int, Iterable[tuple[int, int]]]:
         raise ValueError("not a list of acknowledgements") from trouble
 
 
-def sent(streams: Sequence[int], until_ms: int, key: bytes, message: bytes) -> bytes:
+def encode_send(streams: Sequence[int], until_ms: int, key: bytes, message: bytes) -> bytes:
     """One frame, however many hear it; of what waits for a stream the newest of a key counts."""
     head = struct.pack(f"<{1 + len(streams)}I", len(streams), *streams)
-    return frame(SEND, number=until_ms, data=head + with_head(key, message))
+    return frame(SEND, number=until_ms, data=head + join_header(key, message))
 
 
-def sent_in(data: bytes) -> tuple[Sequence[int], bytes, bytes]:
+def decode_send(data: bytes) -> tuple[Sequence[int], bytes, bytes]:
     """Which streams hear it, its key and the message. Raises ValueError."""
     try:
         (count,) = _COUNT.unpack_from(data)
         streams = struct.unpack_from(f"<{count}I", data, _COUNT.size)
     except error as trouble:
         raise ValueError("a frame ends before its streams") from trouble
-    return streams, *parted(data[_COUNT.size * (1 + count) :])
+    return streams, *split_header(data[_COUNT.size * (1 + count) :])
 
 
 def serve(settings: Mapping[str, Any]) -> bytes:

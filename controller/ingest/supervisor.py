@@ -37,7 +37,7 @@ class PortTakenError(Exception):
     """It can not listen; the words are the system's, or those of a bad certificate."""
 
 
-class FrontDoor:
+class IngestSupervisor:
     """The front of one controller. `on_frames` returns when all they bring is stored: until then
     nothing more is read. `on_gone` is told when all its streams are lost.
     """

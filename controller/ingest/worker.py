@@ -23,13 +23,13 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from pacekeeper.controller.api.auth.rate_limit import Limit, full, owe, report_cost
+from pacekeeper.controller.api.auth.rate_limit import Limit, charge, full_bucket, report_cost
 from pacekeeper.controller.ingest import ipc
-from pacekeeper.controller.ingest.http2.agent_stream import Lane, Rules
-from pacekeeper.controller.ingest.http2.batching_selector import Resting
+from pacekeeper.controller.ingest.http2.agent_stream import AgentConnection, ConnectionConfig
+from pacekeeper.controller.ingest.http2.batching_selector import CoalescingSelector
 from pacekeeper.controller.ingest.http2.listener import hold_little, listening
-from pacekeeper.controller.ingest.http2.proxy import Pipes, relaying
-from pacekeeper.controller.ingest.http2.send_queue import Shelf
+from pacekeeper.controller.ingest.http2.proxy import SocketProxy, relaying
+from pacekeeper.controller.ingest.http2.send_queue import SendBuffer
 from pacekeeper.controller.ingest.runtime_dir import no_folder
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import PacekeeperError
@@ -46,7 +46,7 @@ GARBAGE_AFTER = 100_000  # allocations: streams are many to walk over, and make 
 _log = logging.getLogger(__name__)
 
 
-class Line:
+class ControllerLink:
     """The socket to the controller, written to in packets."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
@@ -81,28 +81,30 @@ class Line:
         await self._writer.drain()
 
 
-class Front:
+class IngestWorker:
     """All agents' streams."""
 
-    def __init__(self, out: Line, *, reports: Limit, looks: Resting | None = None) -> None:
+    def __init__(
+        self, out: ControllerLink, *, reports: Limit, looks: CoalescingSelector | None = None
+    ) -> None:
         self._out, self._reports, self._looks = out, reports, looks
-        self._streams: dict[int, Lane] = {}
-        self._shelf, self._is_full = Shelf(WAITING_BYTES), False
+        self._streams: dict[int, AgentConnection] = {}
+        self._shelf, self._is_full = SendBuffer(WAITING_BYTES), False
         self._newest = 0
-        self.pipes: Pipes | None = None
-        self._waiting: list[Lane] = []  # for room on the line
+        self.socket_proxy: SocketProxy | None = None
+        self._waiting: list[AgentConnection] = []  # for room on the line
         self._making_room: asyncio.Task[None] | None = None
 
-    def opened(self, lane: Lane, first: bytes) -> None:
+    def opened(self, lane: AgentConnection, first: bytes) -> None:
         """One agent's stream begins: the controller answers, and ends it."""
         self._newest = lane.number = self._newest % 0xFFFFFFFF + 1
-        lane.bucket = full(self._reports, time.monotonic())
+        lane.bucket = full_bucket(self._reports, time.monotonic())
         self._streams[lane.number] = lane
         self._rest()
         shown = lane.shown().to_bytes()
-        self._out.put(ipc.OPENED, lane.number, data=ipc.with_head(shown, first))
+        self._out.put(ipc.OPENED, lane.number, data=ipc.join_header(shown, first))
 
-    def reported(self, lane: Lane, data: bytes) -> float | None:
+    def reported(self, lane: AgentConnection, data: bytes) -> float | None:
         """A report, as fast as the agent may send them; None: until there is room for more."""
         try:
             sequence = sequence_of(data)
@@ -111,7 +113,7 @@ class Front:
             lane.is_deaf = True  # the controller ends it
             return 0.0
         cost = report_cost(len(data))
-        lane.bucket, wait_s = owe(lane.bucket, self._reports, time.monotonic(), cost)
+        lane.bucket, wait_s = charge(lane.bucket, self._reports, time.monotonic(), cost)
         self._out.put(ipc.REPORT, lane.number, sequence, data)
         if not self._out.is_full:
             return wait_s
@@ -127,11 +129,11 @@ class Front:
         for lane in waiting:
             lane.go_on()
 
-    def finished(self, lane: Lane) -> None:
+    def finished(self, lane: AgentConnection) -> None:
         """The agent will send no more."""
         self._out.put(ipc.FINISHED, lane.number)
 
-    def closed(self, lane: Lane) -> None:
+    def closed(self, lane: AgentConnection) -> None:
         """The stream is over."""
         del self._streams[lane.number]
         self._rest()
@@ -151,7 +153,7 @@ class Front:
         """
         match kind:
             case ipc.SEND:
-                numbers, key, message = ipc.sent_in(data)
+                numbers, key, message = ipc.decode_send(data)
                 self._send(numbers, key, message, value)
             case ipc.ACKNOWLEDGE:
                 self._acknowledge(data)
@@ -159,7 +161,7 @@ class Front:
                 if (lane := self._streams.get(number)) is not None:
                     lane.end(value, data.decode())
             case ipc.PING:
-                if self.pipes is not None and not self.pipes.is_open:
+                if self.socket_proxy is not None and not self.socket_proxy.is_open:
                     raise no_folder("the front's own socket is gone: something takes files away")
                 self._out.put(ipc.ALIVE)
             case _:
@@ -179,7 +181,7 @@ class Front:
                 lane.tell(key, shared, until_ms)
 
     def _acknowledge(self, data: bytes) -> None:
-        term, until_ms, pairs = ipc.acknowledged_in(data)
+        term, until_ms, pairs = ipc.decode_acknowledge(data)
         for number, sequence in pairs:
             if (lane := self._streams.get(number)) is not None:
                 acknowledge = control_pb2.Acknowledge(sequence=sequence)
@@ -206,20 +208,20 @@ def sequence_of(data: bytes) -> int:
     return request.report.sequence
 
 
-async def serve(own: socket.socket, looks: Resting) -> None:
+async def serve(own: socket.socket, looks: CoalescingSelector) -> None:
     """Until the controller says so, or is gone. Raises ValueError for what it can not have said.
 
     `looks`: the loop's own, to rest with as many streams need.
     """
     reader, writer = await asyncio.open_unix_connection(sock=own)
-    out, frames = Line(writer), ipc.Frames(COMMAND_BYTES)
-    front: Front | None = None
+    out, frames = ControllerLink(writer), ipc.Frames(COMMAND_BYTES)
+    front: IngestWorker | None = None
     async with contextlib.AsyncExitStack() as stack:
         while data := await reader.read(READ_BYTES):
             for kind, number, value, content in frames.feed(data):
                 if kind == ipc.SERVE:
                     settings = json.loads(content)
-                    front = Front(out, reports=Limit(**settings["reports"]), looks=looks)
+                    front = IngestWorker(out, reports=Limit(**settings["reports"]), looks=looks)
                     port, why = await _open(stack, front, out, settings)
                     out.put(ipc.LISTENS, 0, port, why.encode())
                 elif kind == ipc.DRAIN:
@@ -234,21 +236,21 @@ async def serve(own: socket.socket, looks: Resting) -> None:
 
 
 async def _open(
-    stack: contextlib.AsyncExitStack, front: Front, out: Line, settings: Any
+    stack: contextlib.AsyncExitStack, front: IngestWorker, out: ControllerLink, settings: Any
 ) -> tuple[int, str]:
     """The port it listens on; 0 and why where it can not."""
     tls = TlsConfig(**settings["tls"])
     inner = Path(settings["inner"].removeprefix("unix:"))
     try:
-        pipes = front.pipes = await stack.enter_async_context(relaying(inner, settings))
+        pipes = front.socket_proxy = await stack.enter_async_context(relaying(inner, settings))
         files = secure.ServerContexts(tls, protocols=("h2",)) if tls.cert else None
 
         def context() -> ssl.SSLContext | None:
             return None if files is None else files.now()
 
-        rules = Rules(
+        rules = ConnectionConfig(
             host=front,
-            pipes=pipes,
+            socket_proxy=pipes,
             max_message_bytes=settings["max_report_bytes"],
             age_s=settings["connection_s"],
             tls=context,
@@ -260,7 +262,7 @@ async def _open(
         return 0, str(error)
 
 
-async def _run(own: socket.socket, looks: Resting) -> None:
+async def _run(own: socket.socket, looks: CoalescingSelector) -> None:
     """Ends the process from inside the loop: to cancel thousands of streams first takes for ever,
     and meanwhile the port is taken for whoever comes next.
     """
@@ -286,7 +288,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(GARBAGE_AFTER, 50, 1000)
     hold_little()
-    looks = Resting()
+    looks = CoalescingSelector()
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(looks)) as runner:
         runner.run(_run(socket.socket(fileno=int(sys.argv[1])), looks))
 

@@ -30,7 +30,7 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class Alert:
     """One thing to hear of; `labels` tell it from others of its name.
 
     `extent`: whom it is about, where that may grow: then it is told again.
@@ -54,40 +54,42 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class PendingAlert:
     """What holds since then, by a clock that nobody sets, and whether anybody was told."""
 
-    notice: Notice
+    notice: Alert
     since_s: float
     is_told: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
+class AlertNotification:
     """What is to be told now; `ended_unix_s` None: it stands."""
 
-    notice: Notice
+    notice: Alert
     began_unix_s: float
     ended_unix_s: float | None = None
 
 
-def follow(
-    before: Mapping[Key, Standing], state: State, now_s: float, hold_ratio: float
-) -> tuple[Mapping[Key, Standing], tuple[Telling, ...]]:
+def update_alerts(
+    before: Mapping[Key, PendingAlert], state: State, now_s: float, hold_ratio: float
+) -> tuple[Mapping[Key, PendingAlert], tuple[AlertNotification, ...]]:
     """A look at the newest state: what stands now, and what of it is news."""
-    after: dict[Key, Standing] = {}
-    told: list[Telling] = []
+    after: dict[Key, PendingAlert] = {}
+    told: list[AlertNotification] = []
     for notice in _notices(state):
         known = before.get(notice.key)
         since_s = now_s if known is None else known.since_s
         is_told = known is not None and known.is_told and known.notice.extent == notice.extent
         if not is_told and now_s - since_s >= RULES[notice.alert][1] * hold_ratio:
             is_told = True
-            told.append(Telling(notice=notice, began_unix_s=since_s + state.unix_offset_s))
-        after[notice.key] = Standing(notice=notice, since_s=since_s, is_told=is_told)
+            told.append(
+                AlertNotification(notice=notice, began_unix_s=since_s + state.unix_offset_s)
+            )
+        after[notice.key] = PendingAlert(notice=notice, since_s=since_s, is_told=is_told)
     for key, known in before.items():
         if known.is_told and key not in after:
-            over = Telling(
+            over = AlertNotification(
                 notice=known.notice,
                 began_unix_s=known.since_s + state.unix_offset_s,
                 ended_unix_s=now_s + state.unix_offset_s,
@@ -96,14 +98,14 @@ def follow(
     return after, tuple(told)
 
 
-def _notices(state: State) -> Iterator[Notice]:
+def _notices(state: State) -> Iterator[Alert]:
     for job in state.jobs.values():
         yield from _of_incidents(job)
         yield from _of_watch(job)
         proposal = job.open_proposal
         if proposal is not None and job.approved is None:
             number = proposal.proposal_id
-            yield Notice(
+            yield Alert(
                 alert="PacekeeperProposalWaits",
                 labels={"job_name": job.name},
                 summary=f"A plan for job {job.name} waits for a person",
@@ -112,21 +114,21 @@ def _notices(state: State) -> Iterator[Notice]:
             )
         for level, saves in (("Checkpoint", job.saves), ("Snapshot", job.snapshots)):
             if saves is not None and saves.trouble:
-                yield Notice(
+                yield Alert(
                     alert=f"Pacekeeper{level}sMissed",
                     labels={"job_name": job.name, "cause": saves.trouble},
                     summary=f"{level}s of job {job.name} do not come about ({saves.trouble})",
                     description=saves.reason,
                 )
     for node in nodes_away(state):
-        yield Notice(
+        yield Alert(
             alert="PacekeeperAgentAway",
             labels={"node": node},
             summary=f"No agent speaks of node {node}, where ranks run",
         )
 
 
-def _of_incidents(job: JobState) -> Iterator[Notice]:
+def _of_incidents(job: JobState) -> Iterator[Alert]:
     for incident in job.open_incidents:
         finding, labels = incident.finding, incident_labels(job, incident)
         if finding.kind.is_advice or job.watch is Watch.ENDED:
@@ -146,27 +148,27 @@ def _of_incidents(job: JobState) -> Iterator[Notice]:
                 f"Rank {finding.rank} of job {job.name} on node {labels['node']} is "
                 f"x{finding.slowdown:.2f} slow ({finding.kind})"
             )
-        yield Notice(alert=alert, labels=labels, summary=summary, description=words, extent=extent)
+        yield Alert(alert=alert, labels=labels, summary=summary, description=words, extent=extent)
 
 
-def _of_watch(job: JobState) -> Iterator[Notice]:
+def _of_watch(job: JobState) -> Iterator[Alert]:
     has_finished = any(rank.life is RankLife.FINISHED for rank in job.ranks.values())
     if job.watch is Watch.ENDED and not has_finished:
-        yield Notice(
+        yield Alert(
             alert="PacekeeperJobDied",
             labels={"job_name": job.name},
             summary=f"Job {job.name} ended, and no rank of it finished",
         )
     canary = job.canaries.last
     if canary is not None and not canary.is_found:
-        yield Notice(
+        yield Alert(
             alert="PacekeeperCanaryMissed",
             labels={"job_name": job.name},
             summary=f"A made-up slow rank of job {job.name} was not found",
             description="A real one would not be found either.",
         )
     elif job.blind is not None:
-        yield Notice(
+        yield Alert(
             alert="PacekeeperBlind",
             labels={"job_name": job.name, "cause": job.blind.value},
             summary=f"A slow rank of job {job.name} would go unseen ({job.blind.value})",

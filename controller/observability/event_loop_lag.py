@@ -44,7 +44,7 @@ class LoopLag:
             self._late.popleft()
 
 
-async def keep_beating(lag: LoopLag) -> None:
+async def run_heartbeat(lag: LoopLag) -> None:
     """Until it is cancelled."""
     while True:
         lag.beat(time.monotonic())

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import floor, isfinite, nan, sqrt
 
-from pacekeeper.controller.observability.timeline import Course, CourseRow, Note, PlanNote
+from pacekeeper.controller.observability.timeline import (
+    IncidentRow,
+    IncidentTimeline,
+    Note,
+    PlanNote,
+)
 from pacekeeper.core.incidents.findings import Incident
 
 FEWEST_FOR_INTERVAL = 6  # below, not even smallest and largest hold the median with 95 %
@@ -16,7 +21,7 @@ BEFORE, DURING, AFTER = "before", "during", "after"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class SlowdownInterval:
     """Observed over expected time of the rank: the median of `num_values`, and its 95 % interval by
     their order (None: too few).
     """
@@ -46,22 +51,24 @@ class Explanation:
     """
 
     incident: Incident
-    measured: Measured | None
+    interval: SlowdownInterval | None
     phases: tuple[Phase, ...]
     gain_ratio: float | None
-    rows: tuple[CourseRow, ...]
+    rows: tuple[IncidentRow, ...]
     plans: tuple[PlanNote, ...]
     notes: tuple[Note, ...]
 
 
-def explained(incident: Incident, course: Course | None) -> Explanation:
+def explain(incident: Incident, course: IncidentTimeline | None) -> Explanation:
     """`course` None: nothing was kept of it (any more)."""
     rows = tuple(course.rows) if course is not None else ()
     during = [row for row in rows if _when(row, incident) == DURING]
     phases = phases_of(rows, incident)
     return Explanation(
         incident=incident,
-        measured=measured([row.observed_s / row.expected_s for row in during if _is_told(row)]),
+        interval=slowdown_interval(
+            [row.observed_s / row.expected_s for row in during if _is_told(row)]
+        ),
         phases=phases,
         gain_ratio=_gain(phases),
         rows=rows,
@@ -70,7 +77,7 @@ def explained(incident: Incident, course: Course | None) -> Explanation:
     )
 
 
-def measured(ratios: Sequence[float]) -> Measured | None:
+def slowdown_interval(ratios: Sequence[float]) -> SlowdownInterval | None:
     """The median and the interval that holds that of all steps in 19 of 20 cases: between two of
     the values in order, n/2 -+ 0.98 sqrt(n) (Conover, Practical Nonparametric Statistics, 3.2).
     """
@@ -82,10 +89,10 @@ def measured(ratios: Sequence[float]) -> Measured | None:
     if count >= FEWEST_FOR_INTERVAL:
         first = max(0, floor(count / 2 - 0.98 * sqrt(count)) - 1)
         low, high = values[first], values[count - 1 - first]
-    return Measured(slowdown=_median(values), low=low, high=high, num_values=count)
+    return SlowdownInterval(slowdown=_median(values), low=low, high=high, num_values=count)
 
 
-def phases_of(rows: Sequence[CourseRow], incident: Incident) -> tuple[Phase, ...]:
+def phases_of(rows: Sequence[IncidentRow], incident: Incident) -> tuple[Phase, ...]:
     """The course cut where the incident begins and ends, and where another layout came."""
     phases = []
     for (when, generation), group in groupby(
@@ -113,14 +120,14 @@ def _gain(phases: Sequence[Phase]) -> float | None:
     return 1.0 - during[-1].step_s / during[0].step_s
 
 
-def _when(row: CourseRow, incident: Incident) -> str:
+def _when(row: IncidentRow, incident: Incident) -> str:
     if row.step < incident.finding.onset_step:
         return BEFORE
     is_over = incident.closed_unix_s is not None and row.unix_s > incident.closed_unix_s
     return AFTER if is_over else DURING
 
 
-def _is_told(row: CourseRow) -> bool:
+def _is_told(row: IncidentRow) -> bool:
     return row.expected_s > 0.0 and isfinite(row.observed_s)
 
 

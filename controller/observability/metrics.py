@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, genera
 
 from pacekeeper.controller.observability import state_metrics
 from pacekeeper.controller.observability.event_loop_lag import LoopLag
-from pacekeeper.controller.observability.rank_metrics import RankSeries
+from pacekeeper.controller.observability.rank_metrics import RankInfoSeries
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.incidents.findings import Decision, FindingKind, Incident, MitigationLevel
@@ -97,7 +97,7 @@ class ControllerMetrics:
         )
         self._newest_incident = 0
         self._state = State()
-        self._ranks = RankSeries()
+        self._ranks = RankInfoSeries()
         self._one_at_a_time = threading.Lock()
 
     def begin_after(self, newest_incident: int) -> None:

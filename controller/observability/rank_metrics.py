@@ -36,7 +36,7 @@ class _Job:
     ranks: Mapping[int, _Known]
 
 
-class RankSeries:
+class RankInfoSeries:
     """Remembers, of every job, the lines of its ranks."""
 
     def __init__(self) -> None:

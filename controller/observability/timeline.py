@@ -27,7 +27,7 @@ MOST_COURSES = 64  # of one job at a time: what strikes more ranks at once is th
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CourseRow:
+class IncidentRow:
     """One step of a job beside an incident, or the means of `num_steps` from `step` on.
 
     `observed_s`, `expected_s`: of the incident's rank, or the median of all where it is nobody's;
@@ -45,7 +45,7 @@ class CourseRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaceRow:
+class JobRow:
     """One step of a job, or the means of `num_steps`; `slowest`: the largest slowdown of a rank."""
 
     step: int
@@ -57,10 +57,10 @@ class PaceRow:
     slowest: float
 
 
-R = TypeVar("R", CourseRow, PaceRow)
+R = TypeVar("R", IncidentRow, JobRow)
 _MEANS: Mapping[type, tuple[str, ...]] = {
-    CourseRow: ("step_s", "observed_s", "expected_s", "peers_slowdown"),
-    PaceRow: ("step_s", "tokens_per_s", "slowest"),
+    IncidentRow: ("step_s", "observed_s", "expected_s", "peers_slowdown"),
+    JobRow: ("step_s", "tokens_per_s", "slowest"),
 }
 
 
@@ -91,13 +91,13 @@ class Note:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Course:
+class IncidentTimeline:
     """What was kept of one incident. `left_steps`: rows still to come, None while it is open."""
 
     incident_id: int
     job: str
     rank: int | None
-    rows: list[CourseRow] = field(default_factory=list)
+    rows: list[IncidentRow] = field(default_factory=list)
     plans: list[PlanNote] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     left_steps: int | None = None
@@ -134,27 +134,29 @@ class _Step:
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Job:
     recent: deque[_Step] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    pace: list[PaceRow] = field(default_factory=list)
+    pace: list[JobRow] = field(default_factory=list)
     step: int = 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Chronicle:
+class TimelineRecorder:
     """Of all jobs. `past` gives what was stored of an incident, or of a job's pace, before us."""
 
-    past_course: Callable[[int], Course | None] = lambda incident_id: None
-    past_pace: Callable[[str], Sequence[PaceRow]] = lambda job: ()
-    courses: dict[int, Course] = field(default_factory=dict)  # open, or over since a few steps
+    past_course: Callable[[int], IncidentTimeline | None] = lambda incident_id: None
+    past_pace: Callable[[str], Sequence[JobRow]] = lambda job: ()
+    courses: dict[int, IncidentTimeline] = field(
+        default_factory=dict
+    )  # open, or over since a few steps
     # Of these, since they were stored; who has waited longest is the first.
     changed: dict[int, None] = field(default_factory=dict)
     changed_jobs: dict[str, None] = field(default_factory=dict)
     _jobs: dict[str, _Job] = field(default_factory=dict)
 
-    def pace(self, job: str) -> list[PaceRow]:
+    def pace(self, job: str) -> list[JobRow]:
         """How fast the job went, oldest first."""
         return self._job(job).pace
 
-    def stepped(self, summary: StepSummary, unix_s: float) -> None:
+    def on_step(self, summary: StepSummary, unix_s: float) -> None:
         """A step is complete."""
         job = self._job(summary.job)
         job.step = summary.step
@@ -163,7 +165,7 @@ class Chronicle:
         slowest = max((s for s in summary.slowdown if not isnan(s)), default=nan)
         _append(
             job.pace,
-            PaceRow(
+            JobRow(
                 step=summary.step,
                 unix_s=unix_s,
                 num_steps=1,
@@ -182,7 +184,7 @@ class Chronicle:
             if course.left_steps is not None:
                 course.left_steps -= 1
 
-    def told(self, incident: Incident, unix_s: float) -> None:
+    def on_incident(self, incident: Incident, unix_s: float) -> None:
         """An incident opened or changed."""
         course = self.courses.get(incident.incident_id)
         if course is None:
@@ -253,10 +255,12 @@ class Chronicle:
             self._jobs[name] = _Job(pace=pace, step=pace[-1].step if pace else 0)
         return self._jobs[name]
 
-    def _begun(self, incident: Incident) -> Course:
+    def _begun(self, incident: Incident) -> IncidentTimeline:
         rank = incident.finding.rank
         rows = [_row(step, rank) for step in self._job(incident.job).recent]
-        return Course(incident_id=incident.incident_id, job=incident.job, rank=rank, rows=rows)
+        return IncidentTimeline(
+            incident_id=incident.incident_id, job=incident.job, rank=rank, rows=rows
+        )
 
 
 def _kept(summary: StepSummary, unix_s: float, known_at: Mapping[int, int]) -> _Step:
@@ -275,7 +279,7 @@ def _kept(summary: StepSummary, unix_s: float, known_at: Mapping[int, int]) -> _
     )
 
 
-def _row(step: _Step, rank: int | None) -> CourseRow:
+def _row(step: _Step, rank: int | None) -> IncidentRow:
     """A step beside one rank and the others; beside all of them where it is nobody's."""
     i = None if rank is None else step.at.get(rank)
     ratio = step.observed_s / step.expected_s
@@ -285,7 +289,7 @@ def _row(step: _Step, rank: int | None) -> CourseRow:
     else:
         observed_s = nan if i is None else float(step.observed_s[i])
         expected_s = nan if i is None else float(step.expected_s[i])
-    return CourseRow(
+    return IncidentRow(
         step=step.step,
         unix_s=step.unix_s,
         num_steps=1,

@@ -7,7 +7,13 @@ from dataclasses import asdict, astuple, fields
 from math import isfinite, nan
 from typing import Any
 
-from pacekeeper.controller.observability.timeline import Course, CourseRow, Note, PaceRow, PlanNote
+from pacekeeper.controller.observability.timeline import (
+    IncidentRow,
+    IncidentTimeline,
+    JobRow,
+    Note,
+    PlanNote,
+)
 from pacekeeper.controller.storage.rows import LARGE, real, text, whole
 from pacekeeper.core.incidents.findings import ConsideredLayout, MitigationLevel
 
@@ -15,7 +21,7 @@ FORMAT = 1
 MOST_BYTES = 8 << 20  # of one, unpacked: a damaged row can not ask for more
 
 
-def encode_course(course: Course) -> bytes:
+def encode_incident_timeline(course: IncidentTimeline) -> bytes:
     """All of it."""
     return _packed(
         {
@@ -31,11 +37,11 @@ def encode_course(course: Course) -> bytes:
     )
 
 
-def decode_course(data: bytes) -> Course:
+def decode_incident_timeline(data: bytes) -> IncidentTimeline:
     """Raises ValueError for what is no course."""
     document = _unpacked(data)
     try:
-        return Course(
+        return IncidentTimeline(
             incident_id=whole(document["incident_id"], LARGE),
             job=text(document["job"]),
             rank=_perhaps(whole, document["rank"]),
@@ -51,12 +57,12 @@ def decode_course(data: bytes) -> Course:
         raise ValueError(f"no course of an incident: {error!r:.200}") from None
 
 
-def encode_pace(rows: Sequence[PaceRow]) -> bytes:
+def encode_job_timeline(rows: Sequence[JobRow]) -> bytes:
     """All of it."""
     return _packed({"format": FORMAT, "rows": _plain_rows(rows)})
 
 
-def decode_pace(data: bytes) -> list[PaceRow]:
+def decode_job_timeline(data: bytes) -> list[JobRow]:
     """Raises ValueError for what is no pace."""
     document = _unpacked(data)
     try:
@@ -65,19 +71,19 @@ def decode_pace(data: bytes) -> list[PaceRow]:
         raise ValueError(f"no pace of a job: {error!r:.200}") from None
 
 
-def _plain_rows(rows: Sequence[CourseRow] | Sequence[PaceRow]) -> list[list[float | None]]:
+def _plain_rows(rows: Sequence[IncidentRow] | Sequence[JobRow]) -> list[list[float | None]]:
     return [[value if isfinite(value) else None for value in astuple(row)] for row in rows]
 
 
-def _course_row(plain: Any) -> CourseRow:
-    return CourseRow(**_values(plain, CourseRow))
+def _course_row(plain: Any) -> IncidentRow:
+    return IncidentRow(**_values(plain, IncidentRow))
 
 
-def _pace_row(plain: Any) -> PaceRow:
-    return PaceRow(**_values(plain, PaceRow))
+def _pace_row(plain: Any) -> JobRow:
+    return JobRow(**_values(plain, JobRow))
 
 
-def _values(plain: Any, kind: type[CourseRow] | type[PaceRow]) -> dict[str, Any]:
+def _values(plain: Any, kind: type[IncidentRow] | type[JobRow]) -> dict[str, Any]:
     names = [field.name for field in fields(kind)]
     if len(plain) != len(names):
         raise TypeError(f"a row of {len(plain)} values")

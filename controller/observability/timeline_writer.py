@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass, field
 from itertools import islice
 
-from pacekeeper.controller.observability.explain import Explanation, explained
-from pacekeeper.controller.observability.timeline import Chronicle, Course, PaceRow
+from pacekeeper.controller.observability.explain import Explanation, explain
+from pacekeeper.controller.observability.timeline import IncidentTimeline, JobRow, TimelineRecorder
 from pacekeeper.controller.observability.timeline_codec import (
-    decode_course,
-    decode_pace,
-    encode_course,
-    encode_pace,
+    decode_incident_timeline,
+    decode_job_timeline,
+    encode_incident_timeline,
+    encode_job_timeline,
 )
 from pacekeeper.controller.state.events import Command, SaveIncident, StepSummary
 from pacekeeper.controller.state.state import State
@@ -39,7 +39,7 @@ class History:
     store: Store
     config: RetentionConfig = field(default_factory=RetentionConfig)
     _retention: Retention = field(init=False)
-    _chronicle: Chronicle = field(init=False)
+    _chronicle: TimelineRecorder = field(init=False)
     _decisions: dict[str, Decision] = field(default_factory=dict)  # the last one noted of each job
     _written_s: float = field(default_factory=time.monotonic)
     _goes_on: bool = False  # with what was open when we were started
@@ -47,19 +47,19 @@ class History:
 
     def __post_init__(self) -> None:
         self._retention = Retention(store=self.store, config=self.config)
-        self._chronicle = Chronicle(past_course=self._past_course, past_pace=self._past_pace)
+        self._chronicle = TimelineRecorder(past_course=self._past_course, past_pace=self._past_pace)
 
-    def heard(self, command: Command) -> None:
+    def on_command(self, command: Command) -> None:
         """Something happened."""
         match command:
             case StepSummary():
-                self._chronicle.stepped(command, time.time())
+                self._chronicle.on_step(command, time.time())
             case SaveIncident(incident=incident):
-                self._chronicle.told(incident, time.time())
+                self._chronicle.on_incident(incident, time.time())
             case _:
                 pass
 
-    def look(self, state: State) -> None:
+    def on_tick(self, state: State) -> None:
         """On a tick: what was decided since, what is due to be written, and what is to go."""
         if not self._goes_on:
             self._goes_on = True
@@ -78,7 +78,7 @@ class History:
             self._chronicle.forget(state.jobs)
             self._decisions = {n: d for n, d in self._decisions.items() if n in state.jobs}
         else:
-            self._retention.look(time.monotonic(), time.time())
+            self._retention.on_tick(time.monotonic(), time.time())
 
     def write(self) -> bool:
         """Write what has waited longest; what the store refuses is tried again the next time.
@@ -94,11 +94,15 @@ class History:
             with self.store.transaction():
                 for incident_id in courses:
                     course = chronicle.courses[incident_id]
-                    self.store.kept.save_course(incident_id, course.job, encode_course(course))
+                    self.store.history_tables.save_course(
+                        incident_id, course.job, encode_incident_timeline(course)
+                    )
                 for job in jobs:
                     rows = chronicle.pace(job)
                     newest_unix_s = rows[-1].unix_s if rows else 0.0
-                    self.store.kept.save_pace(job, encode_pace(rows), newest_unix_s)
+                    self.store.history_tables.save_pace(
+                        job, encode_job_timeline(rows), newest_unix_s
+                    )
         except sqlite3.Error as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
@@ -113,7 +117,7 @@ class History:
         while self.write():
             pass
 
-    def pace(self, job: str) -> list[PaceRow]:
+    def pace(self, job: str) -> list[JobRow]:
         """How fast a job went."""
         return self._chronicle.pace(job)
 
@@ -123,22 +127,22 @@ class History:
         if incident is None:
             return None
         course = self._chronicle.courses.get(incident_id) or self._past_course(incident_id)
-        return explained(incident, course)
+        return explain(incident, course)
 
-    def _past_course(self, incident_id: int) -> Course | None:
+    def _past_course(self, incident_id: int) -> IncidentTimeline | None:
         """Read the stored course of an incident; None where none is stored or readable."""
-        data = self.store.kept.course(incident_id)
+        data = self.store.history_tables.course(incident_id)
         try:
-            return None if data is None else decode_course(data)
+            return None if data is None else decode_incident_timeline(data)
         except ValueError as error:
             _log.warning("course of incident=%d can not be read: %s", incident_id, error)
             return None
 
-    def _past_pace(self, job: str) -> list[PaceRow]:
+    def _past_pace(self, job: str) -> list[JobRow]:
         """Read the stored pace of a job; empty where none is stored or readable."""
-        data = self.store.kept.pace(job)
+        data = self.store.history_tables.pace(job)
         try:
-            return [] if data is None else decode_pace(data)
+            return [] if data is None else decode_job_timeline(data)
         except ValueError as error:
             _log.warning("pace of job=%s can not be read: %s", job, error)
             return []

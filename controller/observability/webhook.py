@@ -23,7 +23,12 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from pacekeeper.controller.observability.alerts import Key, Standing, Telling, follow
+from pacekeeper.controller.observability.alerts import (
+    AlertNotification,
+    Key,
+    PendingAlert,
+    update_alerts,
+)
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.addresses import is_loopback
 from pacekeeper.core.config.controller import ControllerConfig
@@ -46,8 +51,8 @@ class Webhook:
     def __init__(self, config: ControllerConfig, *, on_end: Callable[[bool, int], None]) -> None:
         """`on_end(is_taken, count)`, from its thread. Raises ConfigError, HostError: files, URL."""
         self._config, self._insecure, self._on_end = config.webhook, config.insecure, on_end
-        self._standing: Mapping[Key, Standing] = {}
-        self._waiting: deque[Telling] = deque()
+        self._standing: Mapping[Key, PendingAlert] = {}
+        self._waiting: deque[AlertNotification] = deque()
         self._changed = threading.Condition()
         self._is_closing = threading.Event()
         self._said = ""
@@ -57,13 +62,13 @@ class Webhook:
             self._opener = _opener(self._config)
             self._thread.start()
 
-    def look(self, state: State, now_s: float) -> None:
+    def on_tick(self, state: State, now_s: float) -> None:
         """Tell what is news in this state. Takes no time that anybody would notice."""
         if not self._config.is_on:
             return
         try:
             ratio = self._config.hold_ratio
-            self._standing, told = follow(self._standing, state, now_s, ratio)
+            self._standing, told = update_alerts(self._standing, state, now_s, ratio)
         except Exception:  # a mistake of ours: the controller has more to do than this
             _log.exception("webhook: what stands can not be told")
             self._on_end(False, 1)
@@ -103,7 +108,7 @@ class Webhook:
                 is_taken = False
             self._on_end(is_taken, count)
 
-    def _deliver(self, tellings: Sequence[Telling]) -> bool:
+    def _deliver(self, tellings: Sequence[AlertNotification]) -> bool:
         """Was it taken, in as many attempts as there are?"""
         body = json.dumps(_BODIES[self._config.format](tellings)).encode()
         identity = f"msg_{uuid.uuid4().hex}"
@@ -123,7 +128,7 @@ class Webhook:
         """What went wrong, and whether for good; nothing: it was taken."""
         try:
             headers = {"Content-Type": "application/json", "User-Agent": "pacekeeper"}
-            headers |= signed(self._secret(), identity, int(time.time()), body)
+            headers |= signature_headers(self._secret(), identity, int(time.time()), body)
             request = urllib.request.Request(self._url(), data=body, headers=headers)
             with self._opener.open(request, timeout=self._config.timeout_s):
                 return "", True
@@ -175,7 +180,7 @@ class Webhook:
             raise ConfigError(f"{self._config.secret_file}: whsec_ and no base64") from None
 
 
-def signed(secret: bytes, identity: str, unix_s: int, body: bytes) -> dict[str, str]:
+def signature_headers(secret: bytes, identity: str, unix_s: int, body: bytes) -> dict[str, str]:
     """The headers of Standard Webhooks; without a secret none that signs."""
     headers = {"webhook-id": identity, "webhook-timestamp": str(unix_s)}
     if secret:
@@ -185,7 +190,7 @@ def signed(secret: bytes, identity: str, unix_s: int, body: bytes) -> dict[str, 
     return headers
 
 
-def _alertmanager(tellings: Sequence[Telling]) -> dict[str, Any]:
+def _alertmanager(tellings: Sequence[AlertNotification]) -> dict[str, Any]:
     """What Alertmanager sends its receivers, version 4."""
     alerts = [_alert(telling) for telling in tellings]
     is_firing = any(alert["status"] == "firing" for alert in alerts)
@@ -204,7 +209,7 @@ def _alertmanager(tellings: Sequence[Telling]) -> dict[str, Any]:
     }
 
 
-def _alert(telling: Telling) -> dict[str, Any]:
+def _alert(telling: AlertNotification) -> dict[str, Any]:
     notice = telling.notice
     labels = {"alertname": notice.alert, "severity": notice.severity, **notice.labels}
     ended_s = telling.ended_unix_s
@@ -223,7 +228,7 @@ def _alert(telling: Telling) -> dict[str, Any]:
     }
 
 
-def _slack(tellings: Sequence[Telling]) -> dict[str, Any]:
+def _slack(tellings: Sequence[AlertNotification]) -> dict[str, Any]:
     """A message for Slack's incoming webhooks, and those that took over its form."""
     lines = []
     for telling in tellings:

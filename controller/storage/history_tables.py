@@ -17,7 +17,7 @@ MOST_COURSES, MOST_PACES, MOST_STRIKES = 4096, 512, 16384
 _log = logging.getLogger(__name__)
 
 
-class Kept:
+class HistoryTables:
     """These tables of one open store; use from its thread."""
 
     def __init__(self, connection: Journal) -> None:

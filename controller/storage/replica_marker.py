@@ -14,7 +14,7 @@ from pacekeeper.core.errors import HostError
 MARK = ".standby"
 
 
-def marked(path: Path) -> str | None:
+def read_marker(path: Path) -> str | None:
     """The name of the copy that stands, or stood, at `path`; None: no copy. Raises HostError."""
     try:
         return Path(f"{path}{MARK}").read_text(errors="replace").strip()
@@ -24,7 +24,7 @@ def marked(path: Path) -> str | None:
         raise _unusable(path, error) from None
 
 
-def mark(path: Path, name: str) -> None:
+def write_marker(path: Path, name: str) -> None:
     """What stands at `path` from now on is a leader's copy of this name. Raises OSError."""
     descriptor = os.open(f"{path}{MARK}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -34,7 +34,7 @@ def mark(path: Path, name: str) -> None:
     make_durable(path.parent)
 
 
-def unmark(path: Path) -> None:
+def remove_marker(path: Path) -> None:
     """It is no copy of anybody's any more, whatever happens next. Raises HostError."""
     try:
         os.unlink(f"{path}{MARK}")

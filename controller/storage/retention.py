@@ -28,7 +28,7 @@ _OPEN = f"('{ProposalState.WAITING.value}', '{ProposalState.APPROVED.value}')"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class RetentionRule:
     """One kind of rows. `may_go`: which of them are over; `batch`: rows dropped at once."""
 
     table: str
@@ -72,7 +72,7 @@ class Past:
 
 
 # The newest number stays: it is what the next one is counted from.
-INCIDENTS = Past(
+INCIDENTS = RetentionRule(
     table="incidents",
     keys=("incident_id",),
     age="closed_unix_s",
@@ -81,10 +81,10 @@ INCIDENTS = Past(
 )
 
 
-DECISIONS = Past(table="decisions", keys=("decision_id",), age="unix_s")
+DECISIONS = RetentionRule(table="decisions", keys=("decision_id",), age="unix_s")
 
 
-PROPOSALS = Past(
+PROPOSALS = RetentionRule(
     table="proposals",
     keys=("proposal_id",),
     age="made_unix_s",
@@ -92,12 +92,12 @@ PROPOSALS = Past(
 )
 
 
-LAYOUTS = Past(  # megabytes each, of a large job
+LAYOUTS = RetentionRule(  # megabytes each, of a large job
     table="layouts", keys=("job", "generation"), age="unix_s", batch=4
 )
 
 
-PACES = Past(table="paces", keys=("job",), age="newest_unix_s")
+PACES = RetentionRule(table="paces", keys=("job",), age="newest_unix_s")
 
 
 ALL = (LAYOUTS, INCIDENTS, DECISIONS, PROPOSALS, PACES)
@@ -116,10 +116,12 @@ class Retention:
     store: Store
     config: RetentionConfig
     _looked_s: float = -inf
-    _rules: deque[tuple[Past, Callable[[], list[Key]]]] = field(default_factory=deque)  # to follow
+    _rules: deque[tuple[RetentionRule, Callable[[], list[Key]]]] = field(
+        default_factory=deque
+    )  # to follow
     _said: dict[str, str] = field(default_factory=dict)  # troubles that were told
 
-    def look(self, now_s: float, unix_s: float) -> None:
+    def on_tick(self, now_s: float, unix_s: float) -> None:
         """On a tick: one batch of rows, or one piece of the file."""
         if not self._rules and now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
@@ -134,7 +136,7 @@ class Retention:
         else:
             self._say("past", "")
 
-    def _due(self, unix_s: float) -> list[tuple[Past, Callable[[], list[Key]]]]:
+    def _due(self, unix_s: float) -> list[tuple[RetentionRule, Callable[[], list[Key]]]]:
         """By age, then by number."""
         journal, before = self.store.journal, unix_s - self.config.history_days * DAY_S
         kept = {
@@ -170,7 +172,7 @@ class Retention:
         self._say("size", f"what runs or is open is more than store_bytes = {most} allow")
         return False
 
-    def _drop_these(self, past: Past, keys: list[Key]) -> None:
+    def _drop_these(self, past: RetentionRule, keys: list[Key]) -> None:
         with self.store.transaction():
             past.drop(self.store.journal, keys)
 

@@ -16,7 +16,7 @@ from pacekeeper.controller.state.device_history import Strikes
 from pacekeeper.controller.state.state import JobRecord, RankLife, RankRecord
 from pacekeeper.controller.storage import integrity, replica_marker, sqlite_file
 from pacekeeper.controller.storage.change_log import Change, Journal
-from pacekeeper.controller.storage.history_tables import Kept
+from pacekeeper.controller.storage.history_tables import HistoryTables
 from pacekeeper.controller.storage.rows import (
     LARGE,
     incident_of,
@@ -44,7 +44,7 @@ class Store:
         self._raw = connection  # for what is this file's own, and not told to copies
         self._path = path
         self._lock = lock
-        self.kept = Kept(self._connection)
+        self.history_tables = HistoryTables(self._connection)
 
     @classmethod
     def open(cls, path: Path) -> "Store":
@@ -84,7 +84,7 @@ class Store:
 
     def name_copy(self, name: str, term: int) -> None:
         """It is led from now on, in this term: nobody else has what comes. Raises HostError."""
-        replica_marker.unmark(self._path)
+        replica_marker.remove_marker(self._path)
         self._connection.execute("UPDATE copy SET name = ?, term = ?", (name, term))
 
     def follow(self, changes: Sequence[Change]) -> None:
@@ -183,14 +183,14 @@ class Store:
     def orders(self) -> tuple[OperatorOrder, ...]:
         """Orders of people that stand. Raises HostError for a damaged store."""
         try:
-            return self.kept.orders()
+            return self.history_tables.orders()
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             raise self._damaged(error) from None
 
     def strikes(self) -> Strikes:
         """What is remembered of devices. Raises HostError for a damaged store."""
         try:
-            return self.kept.strikes()
+            return self.history_tables.strikes()
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             raise self._damaged(error) from None
 

@@ -35,7 +35,7 @@ _STORED = (
 )
 
 
-def settled(commands: Sequence[Command]) -> list[Command]:
+def last_of_each(commands: Sequence[Command]) -> list[Command]:
     """Each incident once, as it is at the end, where it first comes: what grew is one change."""
     newest: dict[int, SaveIncident] = {}
     for command in commands:
@@ -51,7 +51,7 @@ def settled(commands: Sequence[Command]) -> list[Command]:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Writes:
+class WriteBatch:
     """Remembers the jobs whose change is not written yet, and since when."""
 
     _unsaved: dict[str, float] = field(default_factory=dict)
@@ -100,11 +100,11 @@ def write(store: Store, state: State, command: Command, unix_s: float) -> None:
         case SaveProposal(proposal=proposal):
             store.save_proposal(proposal)
         case SaveOrder(order=order):
-            store.kept.save_order(order)
+            store.history_tables.save_order(order)
         case DropOrder(kind=kind, subject=subject):
-            store.kept.drop_order(kind, subject)
+            store.history_tables.drop_order(kind, subject)
         case SaveStrike(strike=strike):
-            store.kept.save_strike(strike)
+            store.history_tables.save_strike(strike)
         case SaveJob(job=job):
             store.save_job(job_record(state, job))
         case ForgetJob(job=job):

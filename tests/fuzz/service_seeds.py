@@ -13,11 +13,20 @@ from fuzz.service_targets import ACTS, QUESTIONS
 from pacekeeper.agent.nvml.fields import ENTRY, keys
 from pacekeeper.cli.admin import ca
 from pacekeeper.controller.api.auth.rbac import Role
-from pacekeeper.controller.api.auth.tokens import PREFIX, TokenRecord, digest, encode_tokens
+from pacekeeper.controller.api.auth.tokens import PREFIX, TokenRecord, encode_tokens, secret_digest
 from pacekeeper.controller.ha.kubernetes import ANNOTATION
 from pacekeeper.controller.ha.lease import Record, encode_record
-from pacekeeper.controller.observability.timeline import Course, CourseRow, Note, PaceRow, PlanNote
-from pacekeeper.controller.observability.timeline_codec import encode_course, encode_pace
+from pacekeeper.controller.observability.timeline import (
+    IncidentRow,
+    IncidentTimeline,
+    JobRow,
+    Note,
+    PlanNote,
+)
+from pacekeeper.controller.observability.timeline_codec import (
+    encode_incident_timeline,
+    encode_job_timeline,
+)
 from pacekeeper.core.incidents import node_health
 from pacekeeper.core.incidents.findings import ConsideredLayout, MitigationLevel
 from pacekeeper.core.incidents.node_health import Fitness, NodeHealth
@@ -43,7 +52,7 @@ FORM = "application/x-www-form-urlencoded"
 
 def service_seeds() -> dict[str, tuple[bytes, ...]]:
     """By the name of the parser."""
-    course, pace = encode_course(_course()), encode_pace(_pace())
+    course, pace = encode_incident_timeline(_course()), encode_job_timeline(_pace())
     etcd = {"key": "", "value": base64.b64encode(encode_record(LEASE).encode()).decode()}
     answer = {"header": {"revision": "9"}, "succeeded": True}
     answer["kvs"] = [etcd | {"mod_revision": "8"}]
@@ -77,7 +86,7 @@ def service_seeds() -> dict[str, tuple[bytes, ...]]:
     }
 
 
-def _course() -> Course:
+def _course() -> IncidentTimeline:
     considered = ConsideredLayout(
         rung=next(iter(MitigationLevel)),
         planned_step_s=0.9,
@@ -90,16 +99,18 @@ def _course() -> Course:
         current_step_s=1.0, planned_step_s=0.9, fluid_step_s=0.8, cost_s=1.0, moved_bytes=64,
         considered=(considered,),
     )  # fmt: skip
-    row = CourseRow(
+    row = IncidentRow(
         step=3, unix_s=3.0, num_steps=1, generation=1, step_s=1.0, observed_s=1.0, expected_s=0.6,
         peers_slowdown=nan,
     )  # fmt: skip
     note = Note(step=4, unix_s=4.0, text="generation 2: slow")
-    return Course(incident_id=1, job="moe", rank=1, rows=[row], plans=[plan], notes=[note])
+    return IncidentTimeline(
+        incident_id=1, job="moe", rank=1, rows=[row], plans=[plan], notes=[note]
+    )
 
 
-def _pace() -> list[PaceRow]:
-    one = PaceRow(
+def _pace() -> list[JobRow]:
+    one = JobRow(
         step=3, unix_s=3.0, num_steps=1, generation=1, step_s=1.0, tokens_per_s=8.0, slowest=1.0
     )
     return [one]
@@ -148,7 +159,7 @@ def _replication() -> bytes:
 def _tokens() -> bytes:
     secret = "s" * 43
     record = TokenRecord(
-        token_id="0" * 8, secret_sha256=digest(secret), role=Role.VIEWER, name="ann",
+        token_id="0" * 8, secret_sha256=secret_digest(secret), role=Role.VIEWER, name="ann",
         created_unix_s=0.0, expires_unix_s=1.0,
     )  # fmt: skip
     return encode_tokens([record]) + f"\n\n{PREFIX}.{record.token_id}.{secret}".encode()

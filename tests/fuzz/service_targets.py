@@ -19,13 +19,16 @@ from google.protobuf.message import DecodeError
 
 from pacekeeper.cli.admin import ca
 from pacekeeper.controller.api.auth import rbac
-from pacekeeper.controller.api.auth.tokens import caller_of, decode_tokens
-from pacekeeper.controller.api.operator_service import Operator
-from pacekeeper.controller.api.status_service import Status
+from pacekeeper.controller.api.auth.tokens import authenticate_token, decode_tokens
+from pacekeeper.controller.api.operator_service import OperatorService
+from pacekeeper.controller.api.status_service import StatusService
 from pacekeeper.controller.ha import etcd, http_client, kubernetes
 from pacekeeper.controller.ha.lease import decode_record
 from pacekeeper.controller.ha.replication_server import change_of
-from pacekeeper.controller.observability.timeline_codec import decode_course, decode_pace
+from pacekeeper.controller.observability.timeline_codec import (
+    decode_incident_timeline,
+    decode_job_timeline,
+)
 from pacekeeper.core.incidents import node_health
 from pacekeeper.protos import operator_pb2, replication_pb2, status_pb2
 from support.web_scene import Scene, scene
@@ -47,9 +50,12 @@ def plain_targets(folder: Path) -> dict[str, Plain]:
     """By name: what runs a case, and the errors it states."""
     services = _Services(folder)
     return {
-        "course": (decode_course, (ValueError,)),
-        "course-repacked": (lambda data: decode_course(zlib.compress(data)), (ValueError,)),
-        "pace-repacked": (lambda data: decode_pace(zlib.compress(data)), (ValueError,)),
+        "course": (decode_incident_timeline, (ValueError,)),
+        "course-repacked": (
+            lambda data: decode_incident_timeline(zlib.compress(data)),
+            (ValueError,),
+        ),
+        "pace-repacked": (lambda data: decode_job_timeline(zlib.compress(data)), (ValueError,)),
         "lease-record": (lambda data: decode_record(_text(data)), (ValueError,)),
         "lease-etcd": (lambda data: _asked(_etcd(), data), (http_client.AwayError,)),
         "lease-kubernetes": (
@@ -88,7 +94,7 @@ class _Services:
         name = QUESTIONS[data[0] % len(QUESTIONS)] if data else QUESTIONS[0]
         request = getattr(status_pb2, f"{name}Request").FromString(data[1:])
         found = self._scene
-        servicer = Status(
+        servicer = StatusService(
             state=lambda: found.state, past_layout=lambda job, at: None, history=found.history
         )
         return self._run(getattr(servicer, name)(request, Context()))
@@ -98,7 +104,7 @@ class _Services:
         name = ACTS[data[0] % len(ACTS)] if data else ACTS[0]
         request = getattr(operator_pb2, f"{name}Request").FromString(data[1:])
         found = self._scene
-        servicer = Operator(state=lambda: found.state, put=found.put)
+        servicer = OperatorService(state=lambda: found.state, put=found.put)
         return self._run(getattr(servicer, name)(request, Context()))
 
     def page(self, data: bytes) -> object:
@@ -171,7 +177,9 @@ async def _answer(app: Any, scope: dict[str, Any], body: bytes) -> bytes:
 def _identity(data: bytes) -> object:
     """Lines are the alternative names of a certificate: URIs, an empty line, DNS names."""
     uris, _, names = data.decode("utf-8", "replace").partition("\n\n")
-    caller = rbac.identify(uris.splitlines(), names.splitlines(), "pacekeeper", True)
+    caller = rbac.principal_of_certificate(
+        uris.splitlines(), names.splitlines(), "pacekeeper", True
+    )
     if caller.role is rbac.Role.NOBODY:
         raise ValueError(caller.why)
     return caller
@@ -180,7 +188,7 @@ def _identity(data: bytes) -> object:
 def _token_shown(data: bytes) -> object:
     """A file of tokens, an empty line, and what somebody shows."""
     file, _, shown = data.rpartition(b"\n\n")
-    caller = caller_of(shown.decode("utf-8", "replace"), decode_tokens(file), 0.5)
+    caller = authenticate_token(shown.decode("utf-8", "replace"), decode_tokens(file), 0.5)
     if caller.role is rbac.Role.NOBODY:
         raise ValueError(caller.why)
     return caller

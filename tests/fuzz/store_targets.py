@@ -17,7 +17,7 @@ from typing import Any
 
 from fuzz.service_seeds import service_seeds
 from fuzz.service_targets import AnsweredError, Context
-from pacekeeper.controller.api.status_service import Status
+from pacekeeper.controller.api.status_service import StatusService
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state.events import Tick
@@ -95,17 +95,17 @@ def _used(path: Path, may_be: Sequence[dict[str, int]]) -> object:
         if len(state.jobs) != found["jobs"]:
             raise LostRowsError(f"{len(state.jobs)} jobs of {found['jobs']}")
         history = History(store=store)
-        history.look(state)
-        status = Status(state=lambda: state, past_layout=store.layout, history=history)
+        history.on_tick(state)
+        status = StatusService(state=lambda: state, past_layout=store.layout, history=history)
         told = asyncio.run(_asked(status, list(state.jobs)))
-        history._retention.look(1e9, UNIX_S)
+        history._retention.on_tick(1e9, UNIX_S)
         state, _ = advance(state, Tick(), config=ControllerConfig(), now_s=1.0)
         return told
     finally:
         store.close()
 
 
-async def _asked(status: Status, jobs: list[str]) -> list[Any]:
+async def _asked(status: StatusService, jobs: list[str]) -> list[Any]:
     """All that can be asked; what one question is refused for, others are not."""
     questions: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in CALLS]
     questions += [

@@ -10,9 +10,9 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from pacekeeper.agent.rings.reader import Counts, open_ring
-from pacekeeper.controller.api.auth.rbac import Caller, Role
+from pacekeeper.controller.api.auth.rbac import Principal, Role
 from pacekeeper.controller.ingest import ipc
-from pacekeeper.controller.ingest.agent_service import AgentControl, Doorkeeper, report_in
+from pacekeeper.controller.ingest.agent_service import AgentControl, AttachPolicy, report_in
 from pacekeeper.controller.ingest.http2.agent_stream import MOST_OF_A_HELLO
 from pacekeeper.controller.ingest.http2.proxy import Relayed
 from pacekeeper.controller.machine.machine import advance
@@ -50,9 +50,9 @@ def wire_files() -> dict[str, tuple[Callable[[Path], object], Stated]]:
     return {"ring-resealed": (_ring_resealed, (ValueError, VersionError))}
 
 
-class _Welcoming(Doorkeeper):
-    async def let_in(self, shown: Relayed) -> Caller:
-        return Caller(name="agent", role=Role.AGENT, node="n")
+class _Welcoming(AttachPolicy):
+    async def let_in(self, shown: Relayed) -> Principal:
+        return Principal(name="agent", role=Role.AGENT, node="n")
 
 
 def _first_message(data: bytes) -> object:
@@ -71,10 +71,10 @@ def _first_message(data: bytes) -> object:
         on_rejected=lambda: None,
         on_failure=lambda what, error: failures.append(f"{what}: {error!r}"),
         say=told.append,
-        doorkeeper=_Welcoming(),
+        attach_policy=_Welcoming(),
     )
-    shown = ipc.Shown(peer="ipv4:127.0.0.1:1").to_bytes()
-    frame = (ipc.OPENED, 1, 0, ipc.with_head(shown, data[:MOST_OF_A_HELLO]))
+    shown = ipc.PeerIdentity(peer="ipv4:127.0.0.1:1").to_bytes()
+    frame = (ipc.OPENED, 1, 0, ipc.join_header(shown, data[:MOST_OF_A_HELLO]))
     loop = _loop()
     loop.run_until_complete(control.take([frame]))
     if failures:
@@ -92,12 +92,12 @@ def _frames(data: bytes) -> object:
         found += frames.feed(data[at : at + 97])
     for kind, _, _, held in found:
         if kind == ipc.OPENED:
-            shown, _ = ipc.parted(held)
-            Relayed(ipc.shown_from(shown)).auth_context()
+            shown, _ = ipc.split_header(held)
+            Relayed(ipc.decode_peer_identity(shown)).auth_context()
         elif kind == ipc.ACKNOWLEDGE:
-            tuple(ipc.acknowledged_in(held)[2])
+            tuple(ipc.decode_acknowledge(held)[2])
         elif kind == ipc.SEND:
-            ipc.sent_in(held)
+            ipc.decode_send(held)
     return found
 
 
@@ -186,16 +186,16 @@ def wire_seeds(
     )  # fmt: skip
     plain = [data for data in reports if _is_report(data)]
     joined = b"".join(len(data).to_bytes(4, "little") + data for data in plain * 2)
-    shown = ipc.Shown(
+    shown = ipc.PeerIdentity(
         peer="ipv4:10.0.0.1:7", authorization=("Bearer x",), has_certificate=True,
         uris=("spiffe://pacekeeper/node/n",), names=("n.example",),
     )  # fmt: skip
-    head = ipc.with_head(shown.to_bytes(), b"hello")
+    head = ipc.join_header(shown.to_bytes(), b"hello")
     frames = (
         ipc.frame(ipc.LISTENS, number=7), ipc.frame(ipc.OPENED, 1, 0, head),
         ipc.frame(ipc.REPORT, 1, 2, b"x"), ipc.frame(ipc.CLOSED, 1),
-        ipc.acknowledged(7, 8, [(1, 2), (3, 4)]),
-        ipc.sent([1, 3], 5, b"moe/plan", b"y"), ipc.frame(ipc.PING),
+        ipc.encode_acknowledge(7, 8, [(1, 2), (3, 4)]),
+        ipc.encode_send([1, 3], 5, b"moe/plan", b"y"), ipc.frame(ipc.PING),
     )  # fmt: skip
     return {
         "first-message": (control_pb2.AttachRequest(hello=hello).SerializeToString(), *plain),

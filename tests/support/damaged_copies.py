@@ -16,7 +16,7 @@ def saved(store: Store, count: int) -> None:
             kind=OrderKind.CORDON_NODE, subject=f"gpu-{number}", said_by="ada", reason="x" * 9000,
             since_unix_s=1.0,
         )  # fmt: skip
-        store.kept.save_order(order)
+        store.history_tables.save_order(order)
 
 
 def snapshot(folder: Path) -> bytes:
@@ -53,5 +53,5 @@ def old_copy(path: Path, spoil: Callable[[Path], None] = lambda _: None) -> Path
     store.name_copy(OLD, 3)
     store.close()
     spoil(path)
-    replica_marker.mark(path, OLD)
+    replica_marker.write_marker(path, OLD)
     return path

@@ -82,7 +82,7 @@ class World:
 
     def commanders(self) -> dict[str, int]:
         now = {
-            node.member.life: lease.commands_in(node.member, node.clock_s(self.true_s))
+            node.member.life: lease.active_term(node.member, node.clock_s(self.true_s))
             for node in self.nodes
         }
         return {life: term for life, term in now.items() if term}
@@ -91,7 +91,7 @@ class World:
         member = Member(
             name=f"m{index}", life=f"m{index}.{life}", address=f"h{index}:1", timing=self.timing
         )
-        return lease.stands(member, f"c{index}")
+        return lease.set_eligible(member, f"c{index}")
 
     def _run(self, node: Node, life: int) -> None:
         """One turn of the member's loop; it waits for its answer before the next."""
@@ -104,16 +104,16 @@ class World:
         before = node.member.term
         node.member = lease.time_passes(node.member, now_s)
         if node.member.copy in self.damaged:
-            node.member = lease.withdraws(node.member) if node.member.term else node.member
+            node.member = lease.set_ineligible(node.member) if node.member.term else node.member
         elif before and not node.member.term:
-            node.member = lease.stands(lease.resigns(node.member), node.member.copy)
-        if lease.commands_in(node.member, now_s):
+            node.member = lease.set_eligible(lease.resign(node.member), node.member.copy)
+        if lease.active_term(node.member, now_s):
             others = [f"c{i}" for i in range(self.num_members) if f"c{i}" != node.member.copy]
             if self.random.random() < 0.02:  # copies come and go; all have all in this world
                 others = self.random.sample(others, self.random.randrange(len(others) + 1))
-                node.member = lease.wants(node.member, (node.member.copy, *others))
+                node.member = lease.set_wanted_replicas(node.member, (node.member.copy, *others))
             elif len(node.member.wanted) == 1:
-                node.member = lease.wants(node.member, (node.member.copy, *others))
+                node.member = lease.set_wanted_replicas(node.member, (node.member.copy, *others))
         step = lease.next_step(node.member, now_s)
         if isinstance(step, Wait):
             wait_s = min(max(step.until_s - now_s, 0.0) / node.rate, 0.5)

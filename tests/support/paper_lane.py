@@ -8,7 +8,7 @@ from typing import Any
 
 from hpack import Encoder
 
-from pacekeeper.controller.ingest.http2.agent_stream import Lane, Rules
+from pacekeeper.controller.ingest.http2.agent_stream import AgentConnection, ConnectionConfig
 from pacekeeper.controller.ingest.http2.frames import (
     DATA,
     END_HEADERS,
@@ -19,7 +19,7 @@ from pacekeeper.controller.ingest.http2.frames import (
     frame,
 )
 from pacekeeper.controller.ingest.http2.proxy import ATTACH
-from pacekeeper.controller.ingest.ipc import Shown
+from pacekeeper.controller.ingest.ipc import PeerIdentity
 from support.http2_calls import ACKNOWLEDGED, frames_in, told_by
 
 
@@ -77,9 +77,9 @@ class Transport:
 class Pipes:
     """Notes what is handed on."""
 
-    heard: list[tuple[bytes, Shown]]
+    heard: list[tuple[bytes, PeerIdentity]]
 
-    def begin(self, transport: Transport, first: bytes, shown: Shown) -> None:
+    def begin(self, transport: Transport, first: bytes, shown: PeerIdentity) -> None:
         self.heard.append((first, shown))
 
 
@@ -92,40 +92,40 @@ class World:
     rest_s: float | None = 0.0
     start_tls: Callable[..., Awaitable[Any]] | None = None
     heard: list[object] = field(default_factory=list)
-    handed_on: list[tuple[bytes, Shown]] = field(default_factory=list)
+    handed_on: list[tuple[bytes, PeerIdentity]] = field(default_factory=list)
     transport: Transport = field(default_factory=Transport)
-    lanes: set[Lane] = field(default_factory=set)
+    connections: set[AgentConnection] = field(default_factory=set)
     encoder: Encoder = field(default_factory=Encoder)
 
     def begin(self) -> None:
         host: Any = self
-        pipes: Any = Pipes(self.handed_on)
-        rules = Rules(
+        socket_proxy: Any = Pipes(self.handed_on)
+        rules = ConnectionConfig(
             host=host,
-            pipes=pipes,
+            socket_proxy=socket_proxy,
             max_message_bytes=1000,
             age_s=self.age_s,
             tls=lambda: None if self.start_tls is None else ssl.create_default_context(),
         )
-        self.lane = Lane(rules, self.lanes)
+        self.lane = AgentConnection(rules, self.connections)
         if self.start_tls is not None:
             self.lane._loop.start_tls = self.start_tls  # type: ignore[method-assign, assignment]
         self.lane.connection_made(self.transport)
 
-    def opened(self, lane: Lane, first: bytes) -> None:
+    def opened(self, lane: AgentConnection, first: bytes) -> None:
         lane.number = 1
         self.heard.append(("opened", first))
         if not self.is_judging:
             lane.tell(b"welcome", b"welcome", 0)
 
-    def reported(self, lane: Lane, data: bytes) -> float | None:
+    def reported(self, lane: AgentConnection, data: bytes) -> float | None:
         self.heard.append(data)
         return self.rest_s
 
-    def finished(self, lane: Lane) -> None:
+    def finished(self, lane: AgentConnection) -> None:
         self.heard.append("finished")
 
-    def closed(self, lane: Lane) -> None:
+    def closed(self, lane: AgentConnection) -> None:
         self.heard.append("closed")
 
     def handshake_failed(self) -> None:

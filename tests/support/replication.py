@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from pacekeeper.controller.ha.replication_server import Copies
+from pacekeeper.controller.ha.replication_server import ReplicationServer
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.protos import replication_pb2_grpc
 
@@ -28,11 +28,11 @@ class PaperKeeper:
 @asynccontextmanager
 async def replicating(
     folder: Path, within_s: float = 60.0
-) -> AsyncIterator[tuple[Store, Copies, PaperKeeper, int]]:
+) -> AsyncIterator[tuple[Store, ReplicationServer, PaperKeeper, int]]:
     """The last one is the port."""
     store, keeper = Store.open(folder / "store"), PaperKeeper()
     store.journal.is_kept = True
-    copies = Copies(store, keeper, term=3, sync_within_s=within_s)  # type: ignore[arg-type]
+    copies = ReplicationServer(store, keeper, term=3, sync_within_s=within_s)  # type: ignore[arg-type]
     server = grpc.aio.server()
     replication_pb2_grpc.add_ReplicationServiceServicer_to_server(copies, server)
     port = server.add_insecure_port("127.0.0.1:0")

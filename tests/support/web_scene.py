@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pacekeeper.controller.api.auth.audit_log import Audit
+from pacekeeper.controller.api.auth.audit_log import AuditLog
 from pacekeeper.controller.api.auth.tokens import TokenFile
-from pacekeeper.controller.api.operator_actions import Desk
-from pacekeeper.controller.api.web.app import Web
-from pacekeeper.controller.api.web.auth import Door
+from pacekeeper.controller.api.operator_actions import OperatorActions
+from pacekeeper.controller.api.web.app import WebApp
+from pacekeeper.controller.api.web.auth import WebAuthenticator
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state.events import Event, SaveIncident, StepSummary
@@ -62,7 +62,7 @@ class Scene:
 
     state: State
     history: History
-    audit: Audit
+    audit: AuditLog
     heard: list[Event] = field(default_factory=list)
 
     async def put(self, event: Event) -> None:
@@ -70,19 +70,19 @@ class Scene:
         self.heard.append(event)
         self.state, _ = advance(self.state, event, config=ASKING, now_s=1000.0)
 
-    def web(self, *, tokens: TokenFile | None = None, is_secure: bool = False) -> Web:
+    def web(self, *, tokens: TokenFile | None = None, is_secure: bool = False) -> WebApp:
         """The page."""
-        door = Door(
+        door = WebAuthenticator(
             asks=tokens is not None,
             is_secure=is_secure,
             tokens=tokens,
             limits=LimitsConfig(),
             audit=self.audit,
         )
-        return Web(
+        return WebApp(
             state=lambda: self.state,
             history=self.history,
-            desk=Desk(state=lambda: self.state, put=self.put),
+            desk=OperatorActions(state=lambda: self.state, put=self.put),
             door=door,
             past_layout=lambda job, generation: None,
             is_secure=is_secure,
@@ -112,7 +112,7 @@ def scene(folder: Path, *, num_nodes: int = 64, per_node: int = 8) -> Scene:
         next_proposal_id=2,
         unix_offset_s=BEGAN_S,
     )
-    audit = Audit(folder / "audit.jsonl", max_bytes=1 << 20, kept=1, on_failure=lambda: None)
+    audit = AuditLog(folder / "audit.jsonl", max_bytes=1 << 20, kept=1, on_failure=lambda: None)
     history = History(store=Store.open(folder / "store.sqlite"))
     _happened(history, large)
     return Scene(state=state, history=history, audit=audit)
@@ -276,13 +276,13 @@ def _happened(history: History, job: JobState) -> None:
             slowdown=slowdown,
             watch="healthy",
         )
-        chronicle.stepped(summary, BEGAN_S + step)
+        chronicle.on_step(summary, BEGAN_S + step)
         if step == FOUND:
-            history.heard(SaveIncident(incident=replace(incident(1, is_open=True))))
+            history.on_command(SaveIncident(incident=replace(incident(1, is_open=True))))
         if step == FOUND + 3:
             chronicle.decided(job.name, _decision(job.layout), BEGAN_S + step)
     for one in job.incidents:
-        chronicle.told(one, BEGAN_S + END)
+        chronicle.on_incident(one, BEGAN_S + END)
 
 
 def _decision(layout: Layout | None) -> Decision:

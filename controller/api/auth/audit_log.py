@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pacekeeper.controller.api.auth.rate_limit import Buckets, Limit
+from pacekeeper.controller.api.auth.rate_limit import Limit, RateLimiter
 from pacekeeper.controller.api.auth.rbac import OPEN_AT, Action, Role
 from pacekeeper.core.errors import HostError
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class AuditEvent:
     """One thing that was done or refused. `about`: what it was done to."""
 
     action: str
@@ -38,7 +38,7 @@ class Deed:
     count: int = 1
 
 
-class Audit:
+class AuditLog:
     """The writer. One per controller: two of them would rotate each other's files."""
 
     def __init__(
@@ -54,9 +54,9 @@ class Audit:
         self.path = path
         self._max_bytes, self._kept = max_bytes, kept
         self._on_failure, self._on_refused = on_failure, on_refused
-        self._refusals = Buckets(limit=REFUSALS)
-        self._strangers = Buckets(limit=STRANGERS)
-        self._attaches = Buckets(limit=ATTACHES)
+        self._refusals = RateLimiter(limit=REFUSALS)
+        self._strangers = RateLimiter(limit=STRANGERS)
+        self._attaches = RateLimiter(limit=ATTACHES)
         self._unwritten = self._unwritten_attaches = 0
         self._trouble = ""
         self._descriptor = -1
@@ -67,7 +67,7 @@ class Audit:
                 f"audit log {path}: {error.strerror}", remedy="name another in [access] audit"
             ) from None
 
-    def note(self, deed: Deed) -> bool:
+    def note(self, deed: AuditEvent) -> bool:
         """Write it down; False where the file takes nothing (said once, counted each time)."""
         if not deed.is_allowed:
             self._on_refused()
@@ -90,7 +90,7 @@ class Audit:
         self._trouble = ""
         return True
 
-    def _is_worth_a_line(self, refused: Deed, now_s: float) -> bool:
+    def _is_worth_a_line(self, refused: AuditEvent, now_s: float) -> bool:
         is_stranger = refused.caller == Role.NOBODY or refused.caller.startswith(OPEN_AT)
         who = f"nobody at {host_of(refused.peer)}" if is_stranger else refused.caller
         if not self._refusals.is_granted(who, now_s):
@@ -103,7 +103,7 @@ class Audit:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _write(self, deed: Deed) -> None:
+    def _write(self, deed: AuditEvent) -> None:
         line = _line(deed, time.time(), self._unwritten, self._unwritten_attaches)
         if self._descriptor < 0:
             self._open()
@@ -136,7 +136,7 @@ def host_of(peer: str) -> str:
     return peer.rpartition(":")[0] or peer
 
 
-def _line(deed: Deed, unix_s: float, unwritten: int, unwritten_attaches: int) -> bytes:
+def _line(deed: AuditEvent, unix_s: float, unwritten: int, unwritten_attaches: int) -> bytes:
     values: dict[str, object] = {
         "unix_s": round(unix_s, 3),
         "verdict": "allowed" if deed.is_allowed else "refused",

@@ -18,11 +18,11 @@ import grpc
 import grpc.aio
 
 from pacekeeper.controller.api.auth import rbac, report_ownership
-from pacekeeper.controller.api.auth.audit_log import Audit, Deed, host_of
-from pacekeeper.controller.api.auth.rate_limit import Buckets, Limit
-from pacekeeper.controller.api.auth.rbac import METHODS, Action, Caller, Role
-from pacekeeper.controller.api.auth.tokens import TokenFile, caller_of
-from pacekeeper.controller.ingest.agent_service import Doorkeeper, Refused
+from pacekeeper.controller.api.auth.audit_log import AuditEvent, AuditLog, host_of
+from pacekeeper.controller.api.auth.rate_limit import Limit, RateLimiter
+from pacekeeper.controller.api.auth.rbac import METHODS, Action, Principal, Role
+from pacekeeper.controller.api.auth.tokens import TokenFile, authenticate_token
+from pacekeeper.controller.ingest.agent_service import AttachPolicy, RejectedError
 from pacekeeper.controller.ingest.http2.proxy import Relayed, relayed
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig
@@ -35,11 +35,11 @@ READ_WITHIN_S = 20.0
 _BEARER = "bearer "
 _log = logging.getLogger(__name__)
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
-_OPEN = Caller(name="open", role=Role.OPEN)
-CALLER: ContextVar[Caller] = ContextVar("caller", default=_OPEN)
+_OPEN = Principal(name="open", role=Role.OPEN)
+PRINCIPAL: ContextVar[Principal] = ContextVar("caller", default=_OPEN)
 
 
-class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
+class AuthInterceptor(grpc.aio.ServerInterceptor, AttachPolicy):
     """The interceptor. `asks`: whether callers must show who they are."""
 
     def __init__(
@@ -49,13 +49,15 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
         config: AccessConfig,
         limits: LimitsConfig,
         tokens: TokenFile | None,
-        audit: Audit,
+        audit: AuditLog,
         state: Callable[[], State],
     ) -> None:
         self._asks, self._config, self._limits = asks, config, limits
         self._tokens, self._audit, self._state = tokens, audit, state
-        self._calls = Buckets(limit=Limit(per_s=limits.calls_per_s, at_once=limits.calls_at_once))
-        self._attaches = Buckets(limit=ATTACHES)
+        self._calls = RateLimiter(
+            limit=Limit(per_s=limits.calls_per_s, at_once=limits.calls_at_once)
+        )
+        self._attaches = RateLimiter(limit=ATTACHES)
         self._watches: Counter[str] = Counter()
         self._strangers = asyncio.Semaphore(STRANGERS)
 
@@ -70,17 +72,17 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
             return None
         return self._guarded(handler, handler_call_details.method)
 
-    async def let_in(self, shown: Relayed) -> Caller:
+    async def let_in(self, shown: Relayed) -> Principal:
         """Who opens an agent's stream. Raises Refused."""
         context = _Opening(shown)
         with await self._let_in(ATTACH, (True, True), None, context):
-            return CALLER.get()
+            return PRINCIPAL.get()
 
-    def may_attach(self, caller: Caller, node: str, peer: str) -> str:
+    def may_attach(self, caller: Principal, node: str, peer: str) -> str:
         """Why this caller may not report of that node; empty: it may. Both are audited."""
-        verdict = rbac.speaks_for(caller, node)
+        verdict = rbac.authorise_attach(caller, node)
         self._audit.note(
-            Deed(
+            AuditEvent(
                 action=Action.ATTACH,
                 caller=caller.name,
                 is_allowed=verdict.is_allowed,
@@ -91,14 +93,14 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
         )
         return verdict.reason
 
-    def foreign(self, caller: Caller, node: str, report: NodeReport) -> str:
+    def foreign(self, caller: Principal, node: str, report: NodeReport) -> str:
         """What a known caller's report says of another node; empty: nothing. Audited."""
         if caller.role is Role.OPEN:
             return ""
-        why = report_ownership.foreign(self._state(), node, report)
+        why = report_ownership.find_foreign_rank(self._state(), node, report)
         if why:
             self._audit.note(
-                Deed(
+                AuditEvent(
                     action="report",
                     caller=caller.name,
                     is_allowed=False,
@@ -162,7 +164,7 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
         if not why and is_watch and self._watches[key] >= self._limits.watches:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
             why = f"{caller.name} has {self._watches[key]} watches open"
-        deed = Deed(
+        deed = AuditEvent(
             action=action or method,
             caller=caller.name,
             is_allowed=not why,
@@ -178,20 +180,20 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
         if not is_noted:
             why = "the audit log can not be written, and nothing is done unseen"
             await context.abort(grpc.StatusCode.UNAVAILABLE, why)
-        CALLER.set(caller)
+        PRINCIPAL.set(caller)
         return self._counted(key) if is_watch else contextlib.nullcontext()
 
-    def caller(self, context: Context) -> Caller:
+    def caller(self, context: Context) -> Principal:
         """Who calls: by the token that is shown, else by the certificate."""
         if not self._asks:
-            return Caller(name=f"{rbac.OPEN_AT}{host_of(context.peer())}", role=Role.OPEN)
+            return Principal(name=f"{rbac.OPEN_AT}{host_of(context.peer())}", role=Role.OPEN)
         by_certificate = self._by_certificate(context.auth_context())
         for name, value in context.invocation_metadata() or ():
             if name.lower() == "authorization":
-                return rbac.both(self._by_token(value), by_certificate)
-        return by_certificate or rbac.nobody("neither a certificate nor a token was shown")
+                return rbac.combine(self._by_token(value), by_certificate)
+        return by_certificate or rbac.anonymous("neither a certificate nor a token was shown")
 
-    def _by_certificate(self, shown: Mapping[str, Any]) -> Caller | None:
+    def _by_certificate(self, shown: Mapping[str, Any]) -> Principal | None:
         if not shown.get("x509_pem_cert"):
             return None
         uris, names = (
@@ -199,18 +201,18 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
             for kind in ("peer_uri", "peer_dns")
         )
         config = self._config
-        return rbac.identify(uris, names, config.trust_domain, config.nodes_by_dns)
+        return rbac.principal_of_certificate(uris, names, config.trust_domain, config.nodes_by_dns)
 
-    def _by_token(self, value: str | bytes) -> Caller:
+    def _by_token(self, value: str | bytes) -> Principal:
         text = value if isinstance(value, str) else ""
         if self._tokens is None:
-            return rbac.nobody("no tokens are taken here")
+            return rbac.anonymous("no tokens are taken here")
         if text[: len(_BEARER)].lower() != _BEARER:
-            return rbac.nobody("what was shown is no bearer token")
-        return caller_of(text[len(_BEARER) :].strip(), self._tokens.records(), time.time())
+            return rbac.anonymous("what was shown is no bearer token")
+        return authenticate_token(text[len(_BEARER) :].strip(), self._tokens.records(), time.time())
 
     def _judge(
-        self, caller: Caller, action: Action | None, key: str, question: Any
+        self, caller: Principal, action: Action | None, key: str, question: Any
     ) -> tuple[grpc.StatusCode, str]:
         """The code and the reason for which a call is refused; no reason: it is not."""
         verdict = rbac.authorise(caller, action)
@@ -248,7 +250,7 @@ class _Opening(Relayed):
 
     async def abort(self, code: grpc.StatusCode, why: str) -> None:
         """As a gRPC context does it: by raising."""
-        raise Refused(code, why)
+        raise RejectedError(code, why)
 
 
 def _in_words(request: Any, action: Action | None) -> str:

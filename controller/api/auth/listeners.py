@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc.aio
 
-from pacekeeper.controller.api.auth.audit_log import Audit, Deed
-from pacekeeper.controller.api.auth.interceptor import Gate
+from pacekeeper.controller.api.auth.audit_log import AuditEvent, AuditLog
+from pacekeeper.controller.api.auth.interceptor import AuthInterceptor
 from pacekeeper.controller.api.auth.rbac import Role
 from pacekeeper.controller.api.auth.tokens import TokenFile
 from pacekeeper.controller.observability.metrics import ControllerMetrics
@@ -29,15 +29,15 @@ OPEN_REMEDY = (
 )
 
 
-def refuse_open(config: ControllerConfig) -> None:
+def reject_unprotected_listeners(config: ControllerConfig) -> None:
     """Raises ConfigError where it would listen beyond loopback unprotected, and was not told to."""
-    for why in open_ways(config):
+    for why in unprotected_listeners(config):
         if not config.insecure:
             raise ConfigError(why, remedy=OPEN_REMEDY)
         _log.warning("insecure: %s", why)
 
 
-def open_ways(config: ControllerConfig) -> list[str]:
+def unprotected_listeners(config: ControllerConfig) -> list[str]:
     """Where it would listen beyond loopback unprotected. Raises ConfigError for half a [tls]."""
     if config.tls.ca and not config.tls.cert:
         raise ConfigError("[tls] ca: a controller that asks for certificates needs one of its own")
@@ -50,7 +50,7 @@ def open_ways(config: ControllerConfig) -> list[str]:
     return [why for why in whys if why]
 
 
-def why_not(host: str, port: int) -> OSError:
+def bind_error(host: str, port: int) -> OSError:
     """The system's word for why nobody can listen there: gRPC keeps it for itself."""
     try:
         family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -61,7 +61,7 @@ def why_not(host: str, port: int) -> OSError:
     return OSError("gRPC refuses the address")
 
 
-class Entrance:
+class ListenerSetup:
     """The gate of one controller and what is behind it: audit log, tokens, certificate."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Entrance:
         """Raises ConfigError (tokens, certificates) and HostError (audit log)."""
         self._config = config
         self._failed_handshakes = 0
-        self.audit = Audit(
+        self.audit = AuditLog(
             Path(config.access.audit or f"{config.store}.audit.jsonl"),
             max_bytes=config.access.audit_max_bytes,
             kept=config.access.audit_kept,
@@ -79,7 +79,7 @@ class Entrance:
         )
         tokens = TokenFile(Path(config.access.tokens)) if config.access.tokens else None
         self.tokens = tokens
-        self.gate = Gate(
+        self.gate = AuthInterceptor(
             asks=bool(config.tls.ca) or tokens is not None,
             config=config.access,
             limits=config.limits,
@@ -120,7 +120,9 @@ class Entrance:
         """The controller itself decided on something."""
         about = f"job={job} {about}"
         self.audit.note(
-            Deed(action="plan", caller="controller", is_allowed=True, about=about, reason=reason)
+            AuditEvent(
+                action="plan", caller="controller", is_allowed=True, about=about, reason=reason
+            )
         )
 
     def audit_handshake_failures(self) -> None:
@@ -128,7 +130,7 @@ class Entrance:
         count, self._failed_handshakes = self._failed_handshakes, 0
         if count:
             self.audit.note(
-                Deed(
+                AuditEvent(
                     action="connect",
                     caller=Role.NOBODY,
                     is_allowed=False,

@@ -21,12 +21,12 @@ class Bucket:
     at_s: float
 
 
-def full(limit: Limit, now_s: float) -> Bucket:
+def full_bucket(limit: Limit, now_s: float) -> Bucket:
     """The bucket of who was never heard of."""
     return Bucket(float(limit.at_once), now_s)
 
 
-def take(bucket: Bucket, limit: Limit, now_s: float) -> tuple[Bucket, bool]:
+def try_take(bucket: Bucket, limit: Limit, now_s: float) -> tuple[Bucket, bool]:
     """One more, where there is one left: what remains, and whether it was granted.
 
     What is refused takes nothing, so that who keeps asking is let in at the limit's pace.
@@ -37,7 +37,7 @@ def take(bucket: Bucket, limit: Limit, now_s: float) -> tuple[Bucket, bool]:
     return Bucket(left - 1.0, now_s), True
 
 
-def owe(bucket: Bucket, limit: Limit, now_s: float, cost: float = 1.0) -> tuple[Bucket, float]:
+def charge(bucket: Bucket, limit: Limit, now_s: float, cost: float = 1.0) -> tuple[Bucket, float]:
     """So much more in any case: what remains, and the seconds to wait before it may be used."""
     left = _refilled(bucket, limit, now_s) - cost
     return Bucket(left, now_s), max(0.0, -left / limit.per_s)
@@ -55,7 +55,7 @@ def _refilled(bucket: Bucket, limit: Limit, now_s: float) -> float:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Buckets:
+class RateLimiter:
     """The buckets of those who called last; who was forgotten begins anew with a full one."""
 
     limit: Limit
@@ -64,8 +64,8 @@ class Buckets:
 
     def is_granted(self, caller: str, now_s: float) -> bool:
         """Is one more call of this caller within its limit?"""
-        bucket = self._of.pop(caller, None) or full(self.limit, now_s)
-        bucket, granted = take(bucket, self.limit, now_s)
+        bucket = self._of.pop(caller, None) or full_bucket(self.limit, now_s)
+        bucket, granted = try_take(bucket, self.limit, now_s)
         self._of[caller] = bucket  # the newest last
         if len(self._of) > self.capacity:
             del self._of[next(iter(self._of))]
@@ -73,19 +73,19 @@ class Buckets:
 
 
 @dataclass(slots=True, eq=False)
-class Seldom:
+class LogRateLimiter:
     """Lines that callers can bring about: few of each, few of all, and the rest is counted."""
 
     of_each: Limit = Limit(per_s=0.1, at_once=20)
     of_all: Limit = Limit(per_s=1.0, at_once=1000)
-    _each: Buckets = field(init=False)
-    _all: Buckets = field(init=False)
+    _each: RateLimiter = field(init=False)
+    _all: RateLimiter = field(init=False)
     _left_out: int = 0
 
     def __post_init__(self) -> None:
-        self._each, self._all = Buckets(limit=self.of_each), Buckets(limit=self.of_all)
+        self._each, self._all = RateLimiter(limit=self.of_each), RateLimiter(limit=self.of_all)
 
-    def ending(self, caller: str, now_s: float) -> str | None:
+    def suffix(self, caller: str, now_s: float) -> str | None:
         """What to write behind this line; None: it is not written."""
         # A caller beyond its own limit takes nothing of what all have.
         if not (self._each.is_granted(caller, now_s) and self._all.is_granted("", now_s)):

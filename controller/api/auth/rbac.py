@@ -77,7 +77,7 @@ _ROLE_OF_PATH = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class Principal:
     """Who calls. `node`: of an agent, the only one it may speak for; of others empty.
 
     `name` is for people and the audit log; `why`: of nobody, what was wrong with what it showed.
@@ -90,23 +90,23 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class AccessDecision:
     """Whether an action may be done, and why not."""
 
     is_allowed: bool
     reason: str = ""
 
 
-ALLOWED = Verdict(is_allowed=True)
+ALLOWED = AccessDecision(is_allowed=True)
 OPEN_AT = "open at "  # and the address: all that is known of callers where nobody is asked
 
 
-def nobody(why: str, name: str = "") -> Caller:
+def anonymous(why: str, name: str = "") -> Principal:
     """A caller who has shown nothing that counts."""
-    return Caller(name=name or Role.NOBODY, role=Role.NOBODY, why=why)
+    return Principal(name=name or Role.NOBODY, role=Role.NOBODY, why=why)
 
 
-def authorise(caller: Caller, action: Action | None) -> Verdict:
+def authorise(caller: Principal, action: Action | None) -> AccessDecision:
     """May this caller do that? None is an action that nobody has put into the table."""
     if action is None:
         return _refused("no role may call this method")
@@ -119,14 +119,16 @@ def authorise(caller: Caller, action: Action | None) -> Verdict:
     return _refused(f"to {action} takes the role {wanted}; {caller.name} is {caller.role}")
 
 
-def speaks_for(caller: Caller, node: str) -> Verdict:
+def authorise_attach(caller: Principal, node: str) -> AccessDecision:
     """May this caller report of that node? An agent of its own only."""
     if caller.role is Role.OPEN or (caller.role is Role.AGENT and caller.node == node):
         return ALLOWED
     return _refused(f"{caller.name} may not report of node {node!r}")
 
 
-def identify(uris: Sequence[str], names: Sequence[str], domain: str, by_dns: bool) -> Caller:
+def principal_of_certificate(
+    uris: Sequence[str], names: Sequence[str], domain: str, by_dns: bool
+) -> Principal:
     """The caller whose certificate has these URIs and DNS names among its alternative names.
 
     spiffe://DOMAIN/KIND/NAME, where KIND is node, operator, viewer or controller. More than one
@@ -142,27 +144,27 @@ def identify(uris: Sequence[str], names: Sequence[str], domain: str, by_dns: boo
             return _known(role, name, "certificate")
     elif by_dns and not uris and len(names) == 1 and is_node_name(names[0]):
         return _known(Role.AGENT, names[0], "certificate")
-    return nobody(f"the certificate ({shown:.200}) tells no one identity of {domain!r}")
+    return anonymous(f"the certificate ({shown:.200}) tells no one identity of {domain!r}")
 
 
-def of_token(role: Role, name: str, node: str) -> Caller:
+def principal_of_token(role: Role, name: str, node: str) -> Principal:
     """The caller that a valid token stands for."""
     assert role in (Role.VIEWER, Role.OPERATOR, Role.AGENT), "tokens are for these"
-    return Caller(name=f"{role}/{name} by token", role=role, node=node)
+    return Principal(name=f"{role}/{name} by token", role=role, node=node)
 
 
-def both(by_token: Caller, by_certificate: Caller | None) -> Caller:
+def combine(by_token: Principal, by_certificate: Principal | None) -> Principal:
     """Who shows both: the token speaks, unless the two are of different nodes."""
     told = "" if by_certificate is None else by_certificate.node
     if by_token.node and told and by_token.node != told:
-        return nobody(f"the token is of node {by_token.node!r}, the certificate of {told!r}")
+        return anonymous(f"the token is of node {by_token.node!r}, the certificate of {told!r}")
     return by_token
 
 
-def _known(role: Role, name: str, how: str) -> Caller:
+def _known(role: Role, name: str, how: str) -> Principal:
     node = name if role is Role.AGENT else ""
-    return Caller(name=f"{role}/{name} by {how}", role=role, node=node)
+    return Principal(name=f"{role}/{name} by {how}", role=role, node=node)
 
 
-def _refused(reason: str) -> Verdict:
-    return Verdict(is_allowed=False, reason=reason)
+def _refused(reason: str) -> AccessDecision:
+    return AccessDecision(is_allowed=False, reason=reason)

@@ -9,7 +9,7 @@ from pacekeeper.controller.state.state import JobState, RankLife, State
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 
 
-def foreign(state: State, node: str, report: NodeReport) -> str:
+def find_foreign_rank(state: State, node: str, report: NodeReport) -> str:
     """Which rank of another node this report speaks of, in words; empty: of none."""
     for job in report.jobs:
         known = state.jobs.get(job.job)

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.controller.api.auth.rbac import Caller, Role, nobody, of_token
+from pacekeeper.controller.api.auth.rbac import Principal, Role, anonymous, principal_of_token
 from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.core.telemetry.attachment import is_node_name
 
@@ -58,12 +58,12 @@ class TokenRecord:
             raise ValueError(f"token {self.token_id}: ends before it begins, or never")
 
 
-def written(token_id: str, secret: str) -> str:
+def format_token(token_id: str, secret: str) -> str:
     """The token as its holder gets it, once."""
     return f"{PREFIX}.{token_id}.{secret}"
 
 
-def digest(secret: str) -> str:
+def secret_digest(secret: str) -> str:
     """What is kept of a secret."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
@@ -100,21 +100,23 @@ def _record(plain: Any) -> TokenRecord:
     return TokenRecord(**(values | {"role": Role(values["role"])}))
 
 
-def caller_of(shown: str, records: Sequence[TokenRecord], now_unix_s: float) -> Caller:
+def authenticate_token(shown: str, records: Sequence[TokenRecord], now_unix_s: float) -> Principal:
     """Who shows this token: its holder, or nobody and why. Never says how near a guess was."""
     found = _TOKEN.fullmatch(shown)
     if found is None:
-        return nobody("what was shown is no token")
+        return anonymous("what was shown is no token")
     for record in records:
         if record.token_id != found[1]:
             continue
-        if not hmac.compare_digest(record.secret_sha256, digest(found[2])):
+        if not hmac.compare_digest(record.secret_sha256, secret_digest(found[2])):
             break
         who = f"{record.role}/{record.name} by token"
         if now_unix_s >= record.expires_unix_s:
-            return nobody(f"token {record.token_id} has expired", f"{who}, expired")
-        return of_token(record.role, record.name, record.name if record.role is Role.AGENT else "")
-    return nobody("no such token, or it was revoked")
+            return anonymous(f"token {record.token_id} has expired", f"{who}, expired")
+        return principal_of_token(
+            record.role, record.name, record.name if record.role is Role.AGENT else ""
+        )
+    return anonymous("no such token, or it was revoked")
 
 
 MAX_BYTES = 16 << 20

@@ -22,23 +22,27 @@ from starlette.staticfiles import StaticFiles
 
 from pacekeeper.controller.api.auth.rbac import Action
 from pacekeeper.controller.api.messages import explanation_view
-from pacekeeper.controller.api.node_sorting import overview, worst_first
-from pacekeeper.controller.api.operator_actions import Desk, RefusedError, Why
+from pacekeeper.controller.api.node_sorting import fleet_summary, worst_first
+from pacekeeper.controller.api.operator_actions import (
+    ActionRejectedError,
+    OperatorActions,
+    RejectReason,
+)
 from pacekeeper.controller.api.web import queries
-from pacekeeper.controller.api.web.actions import Acts
+from pacekeeper.controller.api.web.actions import ActionEndpoints
 from pacekeeper.controller.api.web.auth import (
     DeniedError,
-    Door,
     Visitor,
+    WebAuthenticator,
     redirect,
 )
 from pacekeeper.controller.api.web.filters import FILTERS
-from pacekeeper.controller.api.web.queries import Asked
+from pacekeeper.controller.api.web.queries import TableQuery
 from pacekeeper.controller.api.web.responses import (
     ASKED_FOR,
     FOR_A_YEAR,
     HEADERS,
-    in_json,
+    json_response,
     with_headers,
 )
 from pacekeeper.controller.observability.timeline_writer import History
@@ -52,22 +56,22 @@ HERE = Path(__file__).resolve().parent
 FLEET_LIFE_S = 1.0  # what is drawn for all who look is made once
 MOST_MADE = 64
 SHOWN_RANKS = 64
-_STATUS = {Why.UNKNOWN: 404, Why.OVER: 409, Why.FAILED: 500}
+_STATUS = {RejectReason.UNKNOWN: 404, RejectReason.OVER: 409, RejectReason.FAILED: 500}
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Web:
+class WebApp:
     """The application. `state`: the newest; `past_layout`: a stored layout of a job."""
 
     state: Callable[[], State]
     history: History
-    desk: Desk
-    door: Door
+    desk: OperatorActions
+    door: WebAuthenticator
     past_layout: Callable[[str, int], tuple[Layout, str] | None]
     is_secure: bool = False
     _pages: jinja2.Environment = field(init=False)
-    _acts: Acts = field(init=False)
+    _acts: ActionEndpoints = field(init=False)
     _made: dict[str, tuple[float, tuple[OperatorOrder, ...], Any]] = field(default_factory=dict)
     _making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -80,7 +84,7 @@ class Web:
             lstrip_blocks=True,
         )
         self._pages.filters.update(FILTERS)
-        self._acts = Acts(desk=self.desk, door=self.door, page=self._page)
+        self._acts = ActionEndpoints(desk=self.desk, door=self.door, page=self._page)
 
     def app(self) -> Any:
         """The ASGI application."""
@@ -132,10 +136,10 @@ class Web:
                 response = await endpoint(request)
             except DeniedError as error:
                 response = redirect(error) or self._wrong(request, error.status, str(error))
-            except RefusedError as error:
+            except ActionRejectedError as error:
                 response = self._wrong(request, _STATUS[error.why], str(error))
             except HostError as error:  # the store is damaged there
-                response = self._wrong(request, _STATUS[Why.FAILED], str(error))
+                response = self._wrong(request, _STATUS[RejectReason.FAILED], str(error))
             return response
 
         return answer
@@ -150,7 +154,7 @@ class Web:
     def _wrong(self, request: Request, status: int, text: str) -> Response:
         is_page = "text/html" in request.headers.get("accept", "") and request.method == "GET"
         if not is_page:
-            return in_json({"error": text}, status)
+            return json_response({"error": text}, status)
         return self._page("wrong.html", request, None, status=status, text=text)
 
     def _page(
@@ -188,7 +192,7 @@ class Web:
         state = self.state()
         return {
             "jobs": await self._once("jobs", queries.jobs_of),
-            "incidents": queries.incidents_of(state, Asked(open_only=True)),
+            "incidents": queries.incidents_of(state, TableQuery(open_only=True)),
             "num_nodes": len(state.nodes),
             "num_away": sum(not node.is_connected for node in state.nodes.values()),
         }
@@ -221,8 +225,8 @@ class Web:
         make = partial(queries.job_and_ranks, name=name, most=SHOWN_RANKS)
         job, ranks = await self._once(f"job {name}", make)
         if job is None:
-            raise RefusedError(Why.UNKNOWN, f"job {name} is over")
-        found = queries.incidents_of(self.state(), Asked(), job=name)
+            raise ActionRejectedError(RejectReason.UNKNOWN, f"job {name} is over")
+        found = queries.incidents_of(self.state(), TableQuery(), job=name)
         return {"job": job, "ranks": ranks, "incidents": found}
 
     async def _layout_page(self, request: Request, visitor: Visitor) -> Response:
@@ -236,7 +240,7 @@ class Web:
         return self._page("incidents_part.html", request, visitor, **values)
 
     def _incidents_values(self, request: Request) -> dict[str, Any]:
-        return {"shown": queries.incidents_of(self.state(), Asked.of(request.query_params))}
+        return {"shown": queries.incidents_of(self.state(), TableQuery.of(request.query_params))}
 
     async def _incident_page(self, request: Request, visitor: Visitor) -> Response:
         return self._page("incident.html", request, visitor, told=self._explained(request))
@@ -249,8 +253,10 @@ class Web:
 
     async def _nodes_values(self, request: Request) -> dict[str, Any]:
         nodes = [one for one in await self._nodes() if one.name in self.state().nodes]
-        shown = queries.nodes_shown(queries.troubled_first(nodes), Asked.of(request.query_params))
-        return {"shown": shown, "overview": overview(nodes)}
+        shown = queries.nodes_shown(
+            queries.disconnected_first(nodes), TableQuery.of(request.query_params)
+        )
+        return {"shown": shown, "overview": fleet_summary(nodes)}
 
     async def _strikes_page(self, request: Request, visitor: Visitor) -> Response:
         return self._page("strikes.html", request, visitor, **await self._strikes_values(request))
@@ -262,14 +268,14 @@ class Web:
     async def _strikes_values(self, request: Request) -> dict[str, Any]:
         nodes = await self._nodes()
         found = worst_first(nodes, with_well=False)
-        shown = queries.nodes_shown(found, Asked.of(request.query_params))
-        return {"shown": shown, "overview": overview(nodes)}
+        shown = queries.nodes_shown(found, TableQuery.of(request.query_params))
+        return {"shown": shown, "overview": fleet_summary(nodes)}
 
     async def _node_page(self, request: Request, visitor: Visitor) -> Response:
         name = str(request.path_params["node"])
         found = next((one for one in await self._nodes() if one.name == name), None)
         if found is None:
-            raise RefusedError(Why.UNKNOWN, f"no node {name!r:.80}")
+            raise ActionRejectedError(RejectReason.UNKNOWN, f"no node {name!r:.80}")
         node = queries.node_and_devices(found)
         return self._page("node.html", request, visitor, node=node)
 
@@ -284,7 +290,7 @@ class Web:
         return Response(await self._once("fleet", _fleet_json), media_type="application/json")
 
     async def _job_data(self, request: Request, visitor: Visitor) -> Response:
-        return in_json(queries.job(self.state(), self.history, self._job(request)))
+        return json_response(queries.job(self.state(), self.history, self._job(request)))
 
     async def _layout_data(self, request: Request, visitor: Visitor) -> Response:
         name = self._job(request)
@@ -297,24 +303,26 @@ class Web:
         elif wanted:
             found = self.past_layout(name, wanted)
         if found is None:
-            raise RefusedError(Why.UNKNOWN, f"job {name} has no layout {wanted or ''}".strip())
-        return in_json(queries.layout(*found, self.state(), name))
+            raise ActionRejectedError(
+                RejectReason.UNKNOWN, f"job {name} has no layout {wanted or ''}".strip()
+            )
+        return json_response(queries.layout(*found, self.state(), name))
 
     async def _incident_data(self, request: Request, visitor: Visitor) -> Response:
-        return in_json(self._explained(request))
+        return json_response(self._explained(request))
 
     def _explained(self, request: Request) -> dict[str, Any]:
         number = int(request.path_params["number"])
         found = self.history.explain(self.state(), number) if number < 1 << 62 else None
         if found is None:
-            raise RefusedError(Why.UNKNOWN, f"no incident {number}")
+            raise ActionRejectedError(RejectReason.UNKNOWN, f"no incident {number}")
         return as_dict(explanation_view(self.state(), found))
 
     def _job(self, request: Request) -> str:
         name, jobs = str(request.path_params["job"]), self.state().jobs
         if name not in jobs:
             known = ", ".join(sorted(jobs)) or "none yet"
-            raise RefusedError(Why.UNKNOWN, f"no job {name!r}; there are: {known}")
+            raise ActionRejectedError(RejectReason.UNKNOWN, f"no job {name!r}; there are: {known}")
         return name
 
 

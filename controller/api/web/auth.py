@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from pacekeeper.controller.api.auth import rbac
-from pacekeeper.controller.api.auth.audit_log import Audit, Deed
-from pacekeeper.controller.api.auth.rate_limit import Buckets, Limit
-from pacekeeper.controller.api.auth.rbac import Action, Caller, Role
-from pacekeeper.controller.api.auth.tokens import TokenFile, caller_of
+from pacekeeper.controller.api.auth.audit_log import AuditEvent, AuditLog
+from pacekeeper.controller.api.auth.rate_limit import Limit, RateLimiter
+from pacekeeper.controller.api.auth.rbac import Action, Principal, Role
+from pacekeeper.controller.api.auth.tokens import TokenFile, authenticate_token
 from pacekeeper.core.addresses import is_loopback
 from pacekeeper.core.config.security import LimitsConfig
 
@@ -35,7 +35,7 @@ class Session:
     of our own page says, and no other page can know (CSRF).
     """
 
-    caller: Caller
+    caller: Principal
     token_id: str
     secret: str
     ends_s: float
@@ -87,7 +87,7 @@ class DeniedError(Exception):
 class Visitor:
     """Who calls, and by which session; `cookie`: a session that just began, to be kept."""
 
-    caller: Caller
+    caller: Principal
     session: Session | None = None
     cookie: str = ""
 
@@ -97,7 +97,7 @@ class Visitor:
         return rbac.authorise(self.caller, Action.ACT).is_allowed
 
 
-class Door:
+class WebAuthenticator:
     """`asks`: whether callers must show a token; `is_secure`: whether it is all over TLS."""
 
     def __init__(
@@ -107,13 +107,15 @@ class Door:
         is_secure: bool,
         tokens: TokenFile | None,
         limits: LimitsConfig,
-        audit: Audit,
+        audit: AuditLog,
     ) -> None:
         self._asks, self._is_secure, self._tokens = asks, is_secure, tokens
         self._audit = audit
         self._sessions = Sessions()
-        self._calls = Buckets(limit=Limit(per_s=limits.calls_per_s, at_once=limits.calls_at_once))
-        self._logins = Buckets(limit=LOGINS)
+        self._calls = RateLimiter(
+            limit=Limit(per_s=limits.calls_per_s, at_once=limits.calls_at_once)
+        )
+        self._logins = RateLimiter(limit=LOGINS)
         # The prefix makes browsers insist on TLS, the whole host and no other's cookie.
         self._cookie = "__Host-pacekeeper" if is_secure else "pacekeeper"
 
@@ -138,7 +140,7 @@ class Door:
         if not why and session is not None and not session.knows(shown):
             why = "the request does not come from our own page as it is now: load it again"
         what = f"{request.method} {request.url.path} {about}".strip()
-        deed = Deed(
+        deed = AuditEvent(
             action=action,
             caller=caller.name,
             is_allowed=not why,
@@ -164,7 +166,7 @@ class Door:
         caller = self._by_token(token)
         verdict = rbac.authorise(caller, Action.READ)
         self._audit.note(
-            Deed(
+            AuditEvent(
                 action="login",
                 caller=caller.name,
                 is_allowed=verdict.is_allowed,
@@ -221,24 +223,26 @@ class Door:
                 raise self._refused(request, Action.READ, 421, why)
             if session is not None:
                 return Visitor(caller=session.caller, session=session)
-            return self._begun(Caller(name=f"{rbac.OPEN_AT}{_peer(request)}", role=Role.OPEN), "")
+            return self._begun(
+                Principal(name=f"{rbac.OPEN_AT}{_peer(request)}", role=Role.OPEN), ""
+            )
         if shown:
             scheme, _, token = shown.partition(" ")
             if scheme.lower() != "bearer":
-                return Visitor(caller=rbac.nobody("what was shown is no bearer token"))
+                return Visitor(caller=rbac.anonymous("what was shown is no bearer token"))
             return Visitor(caller=self._by_token(token.strip()))
         if session is None:
-            return Visitor(caller=rbac.nobody("nobody is logged in"))
+            return Visitor(caller=rbac.anonymous("nobody is logged in"))
         if not self._still_counts(session.token_id):
             self._sessions.close(name)
-            return Visitor(caller=rbac.nobody("the token has expired or was revoked"))
+            return Visitor(caller=rbac.anonymous("the token has expired or was revoked"))
         return Visitor(caller=session.caller, session=session)
 
     def _refused(self, request: Request, action: str, status: int, why: str) -> DeniedError:
         """Written down, whoever it was."""
         peer, about = _peer(request), f"web {request.method} {request.url.path}"
         self._audit.note(
-            Deed(
+            AuditEvent(
                 action=action,
                 caller=Role.NOBODY,
                 is_allowed=False,
@@ -249,7 +253,7 @@ class Door:
         )
         return DeniedError(status, why)
 
-    def _begun(self, caller: Caller, token_id: str) -> Visitor:
+    def _begun(self, caller: Principal, token_id: str) -> Visitor:
         session = Session(
             caller=caller,
             token_id=token_id,
@@ -260,10 +264,10 @@ class Door:
         self._sessions.open(name, session)
         return Visitor(caller=caller, session=session, cookie=name)
 
-    def _by_token(self, token: str) -> Caller:
+    def _by_token(self, token: str) -> Principal:
         if self._tokens is None:
-            return rbac.nobody("no tokens are taken here")
-        return caller_of(token, self._tokens.records(), time.time())
+            return rbac.anonymous("no tokens are taken here")
+        return authenticate_token(token, self._tokens.records(), time.time())
 
     def _still_counts(self, token_id: str) -> bool:
         records = self._tokens.records() if self._tokens is not None else ()

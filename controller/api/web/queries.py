@@ -27,7 +27,7 @@ MOST_FIND = 200  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TableQuery:
     """What a reader asked for. `find`: words that each row must have, in lower case."""
 
     find: str = ""
@@ -35,7 +35,7 @@ class Asked:
     open_only: bool = False
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> "Asked":
+    def of(cls, query: Mapping[str, str]) -> "TableQuery":
         """From an address; what is no number of a row is the first one."""
         text = query.get("first", "")
         is_number = text.isascii() and text.isdigit() and len(text) < 9
@@ -57,13 +57,13 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class TablePage:
     """A page of a list. `total`: how many there are of what was asked for."""
 
     rows: Sequence[Any]
     first: int
     total: int
-    asked: Asked
+    asked: TableQuery
 
     @property
     def last(self) -> int:
@@ -81,7 +81,9 @@ class Shown:
         return self.asked.query(self.last) if self.last < self.total else None
 
 
-def shown(rows: Iterable[Any], asked: Asked, words_of: Callable[[Any], str]) -> Shown:
+def select_page(
+    rows: Iterable[Any], asked: TableQuery, words_of: Callable[[Any], str]
+) -> TablePage:
     """Of `rows` those that have all words, from the one asked for on."""
     words = asked.find.lower().split()
     found = list(rows)
@@ -89,7 +91,9 @@ def shown(rows: Iterable[Any], asked: Asked, words_of: Callable[[Any], str]) -> 
         told = ((row, words_of(row).lower()) for row in found)
         found = [row for row, text in told if all(word in text for word in words)]
     first = asked.first if asked.first < len(found) else 0
-    return Shown(rows=found[first : first + MOST_ROWS], first=first, total=len(found), asked=asked)
+    return TablePage(
+        rows=found[first : first + MOST_ROWS], first=first, total=len(found), asked=asked
+    )
 
 
 STATES = ("alive", "silent", "dead", "finished", "unknown")
@@ -194,7 +198,7 @@ def _without_ranks(view: Any) -> dict[str, Any]:
     return as_dict(view) | counted
 
 
-def incidents_of(state: State, asked: Asked, *, job: str = "") -> Shown:
+def incidents_of(state: State, asked: TableQuery, *, job: str = "") -> TablePage:
     """Incidents for a table, the newest first."""
     found = [
         incident
@@ -203,7 +207,7 @@ def incidents_of(state: State, asked: Asked, *, job: str = "") -> Shown:
         if job in ("", known.name) and (incident.is_open or not asked.open_only)
     ]
     found.sort(key=lambda incident: -incident.incident_id)
-    part = shown(found, asked, lambda incident: _incident_words(state, incident))
+    part = select_page(found, asked, lambda incident: _incident_words(state, incident))
     return replace(part, rows=[as_dict(incident_view(state, one)) for one in part.rows])
 
 
@@ -222,13 +226,13 @@ def nodes_of(state: State) -> list[Any]:
     return node_views(state, [*(state.nodes[name] for name in names), *gone_nodes(state)])
 
 
-def nodes_shown(nodes: Iterable[Any], asked: Asked) -> Shown:
+def nodes_shown(nodes: Iterable[Any], asked: TableQuery) -> TablePage:
     """Nodes for a table, in their order."""
-    part = shown(nodes, asked, _node_words)
+    part = select_page(nodes, asked, _node_words)
     return replace(part, rows=[as_dict(one) for one in part.rows])
 
 
-def troubled_first(nodes: Iterable[Any]) -> list[Any]:
+def disconnected_first(nodes: Iterable[Any]) -> list[Any]:
     """Nodes by name, those with something to say first."""
     return sorted(nodes, key=lambda one: (one.is_connected, not one.HasField("cordon")))
 

@@ -27,7 +27,7 @@ FOR_A_YEAR = {"strict-transport-security": "max-age=31536000"}
 ASKED_FOR = {"cache-control": "no-cache"}  # a browser asks whether its copy still is the newest
 
 
-async def form_of(request: Request) -> dict[str, str]:
+async def read_form(request: Request) -> dict[str, str]:
     """The fields of a form, with what a person answered when htmx asked for a reason.
 
     Raises DeniedError for one that is too large.
@@ -48,18 +48,18 @@ async def form_of(request: Request) -> dict[str, str]:
     return asked | {name: values[-1] for name, values in fields.items()}
 
 
-def in_words(form: Mapping[str, str]) -> str:
+def form_text(form: Mapping[str, str]) -> str:
     """For the audit log."""
     return " ".join(f"{name}={value}" for name, value in form.items())
 
 
-def in_json(value: Any, status: int = 200) -> Response:
+def json_response(value: Any, status: int = 200) -> Response:
     """A value for a program."""
     data = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     return Response(data, status_code=status, media_type="application/json")
 
 
-def done(text: str) -> Response:
+def done_response(text: str) -> Response:
     """An act was done: the parts of the page load anew."""
     return Response(
         json.dumps({"done": text}),

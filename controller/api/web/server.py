@@ -11,8 +11,8 @@ from typing import Any
 
 import uvicorn
 
-from pacekeeper.controller.api.auth.listeners import Entrance
-from pacekeeper.controller.api.operator_actions import Desk
+from pacekeeper.controller.api.auth.listeners import ListenerSetup
+from pacekeeper.controller.api.operator_actions import OperatorActions
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state.events import Event
 from pacekeeper.controller.state.state import State
@@ -23,7 +23,7 @@ from pacekeeper.core.errors import ConfigError, HostError, listen_error
 from pacekeeper.core.layout.layout import Layout
 
 
-def page_context(tls: TlsConfig) -> ssl.SSLContext:
+def web_tls_context(tls: TlsConfig) -> ssl.SSLContext:
     """Raises ConfigError for files that are no pair, or not there."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -54,7 +54,7 @@ class WebServer:
     def __init__(self, app: Any, address: tuple[str, int], tls: TlsConfig) -> None:
         """Raises ConfigError (certificate) and HostError (the port is taken)."""
         self._tls = tls
-        self._context = page_context(tls) if tls.cert else None
+        self._context = web_tls_context(tls) if tls.cert else None
         self._stamp = _stamp(tls)
         self._socket = _bound(*address)
         config = uvicorn.Config(
@@ -95,14 +95,14 @@ class WebServer:
         with contextlib.suppress(asyncio.CancelledError, TimeoutError):
             await asyncio.wait_for(task, 2 * CLOSE_WITHIN_S)
 
-    def look(self) -> None:
+    def reload_certificate(self) -> None:
         """Read the certificate again if its files changed; bad ones leave it as it was."""
         stamp = _stamp(self._tls)
         if self._context is None or stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            page_context(self._tls)  # first into one that nobody uses
+            web_tls_context(self._tls)  # first into one that nobody uses
             self._context.load_cert_chain(self._tls.cert, self._tls.key, password="")
         except (ConfigError, OSError) as error:
             _log.error("the web page's certificate stays as it was: %s", error)
@@ -137,13 +137,13 @@ def _bound(host: str, port: int) -> socket.socket:
     return listener
 
 
-def web_server(
+def build_web_server(
     config: ControllerConfig,
     *,
     state: Callable[[], State],
     put: Callable[[Event], Awaitable[None]],
     history: History,
-    entrance: Entrance,
+    listener_setup: ListenerSetup,
     past_layout: Callable[[str, int], tuple[Layout, str] | None],
 ) -> "WebServer | None":
     """The server of the page, bound to its port; None where none is wanted.
@@ -152,26 +152,26 @@ def web_server(
     """
     if not config.web:
         return None
-    refuse_page(config)
+    check_web_access(config)
     try:
-        from pacekeeper.controller.api.web.app import Web
-        from pacekeeper.controller.api.web.auth import Door
+        from pacekeeper.controller.api.web.app import WebApp
+        from pacekeeper.controller.api.web.auth import WebAuthenticator
     except ModuleNotFoundError as error:
         raise HostError(
             f"{error.name} is not installed here", remedy="install pacekeeper[web]"
         ) from None
     is_secure = bool(config.tls.cert)
-    door = Door(
-        asks=entrance.tokens is not None,
+    door = WebAuthenticator(
+        asks=listener_setup.tokens is not None,
         is_secure=is_secure,
-        tokens=entrance.tokens,
+        tokens=listener_setup.tokens,
         limits=config.limits,
-        audit=entrance.audit,
+        audit=listener_setup.audit,
     )
-    web = Web(
+    web = WebApp(
         state=state,
         history=history,
-        desk=Desk(state=state, put=put),
+        desk=OperatorActions(state=state, put=put),
         door=door,
         past_layout=past_layout,
         is_secure=is_secure,
@@ -179,7 +179,7 @@ def web_server(
     return WebServer(web.app(), split_address(config.web, first_port=0), config.tls)
 
 
-def refuse_page(config: ControllerConfig) -> None:
+def check_web_access(config: ControllerConfig) -> None:
     """Raises ConfigError where nobody could come in to the page."""
     if config.tls.ca and not config.access.tokens:
         raise ConfigError(

@@ -18,9 +18,9 @@ import grpc
 
 from pacekeeper.controller.ingest.http2.connection import Connection
 from pacekeeper.controller.ingest.http2.frames import Called, Cancelled, Finished, Happened, Wrong
-from pacekeeper.controller.ingest.http2.proxy import ATTACH, Pipes
+from pacekeeper.controller.ingest.http2.proxy import ATTACH, SocketProxy
 from pacekeeper.controller.ingest.http2.send_queue import Outbox
-from pacekeeper.controller.ingest.ipc import Shown
+from pacekeeper.controller.ingest.ipc import PeerIdentity
 from pacekeeper.protos.convert import reports
 
 HELLO_WITHIN_S = 10.0
@@ -38,16 +38,16 @@ _ROOM = memoryview(bytearray(READ_BYTES))
 class Host(Protocol):
     """What agents' streams are led to."""
 
-    def opened(self, lane: "Lane", first: bytes) -> None:
+    def opened(self, lane: "AgentConnection", first: bytes) -> None:
         """A stream said its first message; empty: none."""
 
-    def reported(self, lane: "Lane", data: bytes) -> float | None:
+    def reported(self, lane: "AgentConnection", data: bytes) -> float | None:
         """One message: for how many seconds no more should come; None: until it says so."""
 
-    def finished(self, lane: "Lane") -> None:
+    def finished(self, lane: "AgentConnection") -> None:
         """The agent will say no more."""
 
-    def closed(self, lane: "Lane") -> None:
+    def closed(self, lane: "AgentConnection") -> None:
         """The stream is over."""
 
     def handshake_failed(self) -> None:
@@ -55,21 +55,22 @@ class Host(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class ConnectionConfig:
     """Of all connections. `tls`: the context of now; `age_s`: None: for ever."""
 
     host: Host
-    pipes: Pipes
+    socket_proxy: SocketProxy
     max_message_bytes: int
     age_s: float | None
     tls: Callable[[], ssl.SSLContext | None]
 
 
-class Lane(asyncio.BufferedProtocol):
+class AgentConnection(asyncio.BufferedProtocol):
     """One connection, and the agent's stream in it."""
 
     __slots__ = (
-        *("rules", "lanes", "number", "outbox", "bucket", "is_heard", "is_deaf", "_connection"),
+        *("rules", "connections", "number", "outbox", "bucket", "is_heard", "is_deaf"),
+        "_connection",
         *(
             "_transport",
             "_loop",
@@ -83,8 +84,8 @@ class Lane(asyncio.BufferedProtocol):
         *("_authorization", "_peer", "_early", "_owed"),
     )
 
-    def __init__(self, rules: Rules, lanes: "set[Lane]") -> None:
-        self.rules, self.lanes = rules, lanes
+    def __init__(self, rules: ConnectionConfig, connections: "set[AgentConnection]") -> None:
+        self.rules, self.connections = rules, connections
         self.number = 0  # of the stream; 0: none
         self.outbox = Outbox()
         self.bucket: Any = None
@@ -111,7 +112,7 @@ class Lane(asyncio.BufferedProtocol):
     def connection_made(self, transport: Any) -> None:
         """A connection; with TLS it is one only after the handshake."""
         self._transport = transport
-        self.lanes.add(self)
+        self.connections.add(self)
         self._peer = _peer(transport.get_extra_info("peername"))
         with contextlib.suppress(OSError, AttributeError):
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -309,7 +310,7 @@ class Lane(asyncio.BufferedProtocol):
             self._connection.say_goodbye()
             self._write()
 
-    def shown(self) -> Shown:
+    def shown(self) -> PeerIdentity:
         """Who calls."""
         return shown_of(self._transport, self._peer, self._authorization)
 
@@ -353,9 +354,9 @@ class Lane(asyncio.BufferedProtocol):
 
     def _hand_on(self) -> None:
         """It is no agent's: the server of all else has it from its first byte on."""
-        self.lanes.discard(self)
+        self.connections.discard(self)
         shown = shown_of(self._transport, self._peer, ())
-        self.rules.pipes.begin(self._transport, self._connection.held(), shown)
+        self.rules.socket_proxy.begin(self._transport, self._connection.held(), shown)
 
     def _close(self) -> None:
         self._called_s = 0.0
@@ -368,15 +369,15 @@ class Lane(asyncio.BufferedProtocol):
             self.go_on()
 
     def _forget(self) -> None:
-        self.lanes.discard(self)
+        self.connections.discard(self)
         self._close()
 
 
-def shown_of(transport: Any, peer: str, authorization: tuple[str, ...]) -> Shown:
+def shown_of(transport: Any, peer: str, authorization: tuple[str, ...]) -> PeerIdentity:
     """Who is at the other end of a connection, for a gate."""
     certificate = transport.get_extra_info("peercert") or {}
     names: tuple[tuple[str, str], ...] = certificate.get("subjectAltName", ())
-    return Shown(
+    return PeerIdentity(
         peer=peer,
         authorization=authorization,
         has_certificate=bool(certificate),

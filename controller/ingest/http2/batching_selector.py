@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 
-class Resting(selectors.DefaultSelector):
+class CoalescingSelector(selectors.DefaultSelector):
     """The machine's own, used the same way; who waits waits up to `rest_s` longer."""
 
     def __init__(self) -> None:

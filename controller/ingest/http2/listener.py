@@ -6,7 +6,7 @@ import socket
 from asyncio import sslproto
 from collections.abc import AsyncIterator
 
-from pacekeeper.controller.ingest.http2.agent_stream import Lane, Rules
+from pacekeeper.controller.ingest.http2.agent_stream import AgentConnection, ConnectionConfig
 
 DRAIN_S = 2.0
 BACKLOG = 4096
@@ -20,9 +20,9 @@ def hold_little() -> None:
 
 
 @contextlib.asynccontextmanager
-async def listening(address: str, rules: Rules) -> AsyncIterator[int]:
+async def listening(address: str, rules: ConnectionConfig) -> AsyncIterator[int]:
     """Lanes for whoever connects there: the port. Raises OSError."""
-    loop, lanes = asyncio.get_running_loop(), set[Lane]()
+    loop, lanes = asyncio.get_running_loop(), set[AgentConnection]()
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     made = socket.create_server(
@@ -31,7 +31,9 @@ async def listening(address: str, rules: Rules) -> AsyncIterator[int]:
         backlog=BACKLOG,
         dualstack_ipv6=host == "::",
     )
-    server = await loop.create_server(lambda: Lane(rules, lanes), sock=made, backlog=BACKLOG)
+    server = await loop.create_server(
+        lambda: AgentConnection(rules, lanes), sock=made, backlog=BACKLOG
+    )
     looking = loop.create_task(_look(lanes))
     try:
         yield made.getsockname()[1]
@@ -46,10 +48,10 @@ async def listening(address: str, rules: Rules) -> AsyncIterator[int]:
                     await asyncio.sleep(0.02)
 
 
-async def _look(lanes: set[Lane]) -> None:
+async def _look(connections: set[AgentConnection]) -> None:
     while True:
         await asyncio.sleep(LOOK_S)
-        for i, lane in enumerate(list(lanes)):
+        for i, lane in enumerate(list(connections)):
             if i % LOOKED_AT_ONCE == 0:
                 await asyncio.sleep(0)
             lane.look(asyncio.get_running_loop().time())

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pacekeeper.controller.ingest.ipc import Shown, shown_from
+from pacekeeper.controller.ingest.ipc import PeerIdentity, decode_peer_identity
 from pacekeeper.protos.convert import reports
 
 
@@ -58,9 +58,9 @@ class _End(asyncio.Protocol):
 class _Inner(_End):
     """The end at the server."""
 
-    def __init__(self, pipes: "Pipes", name: str) -> None:
+    def __init__(self, socket_proxy: "SocketProxy", name: str) -> None:
         super().__init__()
-        self._pipes, self._name = pipes, name
+        self._pipes, self._name = socket_proxy, name
 
     def connection_lost(self, error: Exception | None) -> None:
         """And nobody has its name any more."""
@@ -68,12 +68,12 @@ class _Inner(_End):
         self._pipes.forget(self._name)
 
 
-class Pipes:
+class SocketProxy:
     """All of them, to a server that listens at `address` in a folder of ours."""
 
     def __init__(self, address: Path) -> None:
         self._address = address
-        self._callers: dict[str, Shown] = {}
+        self._callers: dict[str, PeerIdentity] = {}
         self._newest = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -82,11 +82,11 @@ class Pipes:
         """The server's socket is there."""
         return self._address.is_socket()
 
-    def caller(self, peer: str) -> Shown | None:
+    def caller(self, peer: str) -> PeerIdentity | None:
         """Whose connection has this name."""
         return self._callers.get(peer)
 
-    def begin(self, transport: Any, first: bytes, shown: Shown) -> None:
+    def begin(self, transport: Any, first: bytes, shown: PeerIdentity) -> None:
         """Hand a connection on, which began with these bytes."""
         transport.pause_reading()
         outer = _End(transport)
@@ -95,7 +95,7 @@ class Pipes:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _join(self, outer: _End, first: bytes, shown: Shown) -> None:
+    async def _join(self, outer: _End, first: bytes, shown: PeerIdentity) -> None:
         self._newest += 1
         name = f"{self._address}-{os.getpid()}-{self._newest}"
         made = socket.socket(socket.AF_UNIX)
@@ -136,7 +136,7 @@ End = tuple[grpc.StatusCode, str | None, Any]
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 
 
-def shown_by(context: Context, connection: Shown) -> Shown:
+def shown_by(context: Context, connection: PeerIdentity) -> PeerIdentity:
     """What a call shows of its caller, by its connection and its headers."""
     return replace(
         connection,
@@ -151,7 +151,7 @@ def shown_by(context: Context, connection: Shown) -> Shown:
 class Relayed:
     """A caller as a gate sees it, at whichever end of the line: peer, headers, certificate."""
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: PeerIdentity) -> None:
         self.shown = shown
 
     def peer(self) -> str:
@@ -177,16 +177,16 @@ def relayed(context: Context) -> Any:
     """Who called the front, where the call came by it; else the context as it is."""
     for name, value in context.invocation_metadata() or ():
         if name == CALLER_HEADER:
-            return Relayed(shown_from(value))
+            return Relayed(decode_peer_identity(value))
     return context
 
 
-class Relay(grpc.GenericRpcHandler):
+class GrpcProxy(grpc.GenericRpcHandler):
     """Hands calls on to `address`, all kinds as streams: on the wire they are the same."""
 
     def __init__(self, address: str) -> None:
         """`pipes`, once it is there, knows whose connection a call came by."""
-        self.pipes: Pipes | None = None
+        self.socket_proxy: SocketProxy | None = None
         self._channel = grpc.aio.insecure_channel(address, options=reports.GRPC_OPTIONS_CLIENT)
 
     def service(self, handler_call_details: Any) -> Any:
@@ -195,8 +195,8 @@ class Relay(grpc.GenericRpcHandler):
 
         async def hand_on(requests: AsyncIterator[bytes], context: Context) -> None:
             left_s = context.time_remaining()
-            assert self.pipes is not None, "calls come by them"
-            connection = self.pipes.caller(context.peer())
+            assert self.socket_proxy is not None, "calls come by them"
+            connection = self.socket_proxy.caller(context.peer())
             if connection is None:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection is over")
                 return
@@ -206,7 +206,7 @@ class Relay(grpc.GenericRpcHandler):
             stub: Any = self._channel.stream_stream(method)
             headers = _headers(context, shown_by(context, connection))
             call = stub(requests, metadata=headers, timeout=left_s)
-            ends = Ends(call)
+            ends = CallOutcome(call)
             try:
                 async for message in call:
                     await context.write(message)
@@ -227,7 +227,7 @@ class Relay(grpc.GenericRpcHandler):
         await self._channel.close()
 
 
-class Ends:
+class CallOutcome:
     """What grpc.aio says of the end of a call: more than once, where it is refused while its
     request is still being sent. Then it says INTERNAL, before or after the answer itself.
     """
@@ -263,9 +263,9 @@ def _known(answer: Coroutine[Any, Any, Any]) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def relaying(inner: Path, settings: Mapping[str, Any]) -> AsyncIterator[Pipes]:
+async def relaying(inner: Path, settings: Mapping[str, Any]) -> AsyncIterator[SocketProxy]:
     """The way for connections that are no agent's to the server at `inner`. Raises OSError."""
-    relay = Relay(f"unix:{inner}")
+    relay = GrpcProxy(f"unix:{inner}")
     own = inner.with_name(f"front-{os.getpid()}")
     options = reports.server_options(settings["max_report_bytes"], settings["connection_s"])
     server = grpc.aio.server(handlers=(relay,), options=options)
@@ -273,16 +273,16 @@ async def relaying(inner: Path, settings: Mapping[str, Any]) -> AsyncIterator[Pi
         server.add_insecure_port(f"unix:{own}")
     except RuntimeError as error:
         raise OSError(f"no socket at {own}") from error
-    relay.pipes = Pipes(own)
+    relay.socket_proxy = SocketProxy(own)
     await server.start()
     try:
-        yield relay.pipes
+        yield relay.socket_proxy
     finally:
         await server.stop(DRAIN_S)
         await relay.close()
 
 
-def _headers(context: Context, shown: Shown) -> list[tuple[str, str | bytes]]:
+def _headers(context: Context, shown: PeerIdentity) -> list[tuple[str, str | bytes]]:
     own = _own(context.invocation_metadata())
     kept = [(name, value) for name, value in own if not name.lower().startswith(_OURS)]
     return [*kept, (CALLER_HEADER, shown.to_bytes())]

@@ -18,7 +18,7 @@ import pytest
 from pacekeeper.controller.ingest import ipc, supervisor
 from pacekeeper.controller.ingest.ipc import Frame
 from pacekeeper.controller.ingest.runtime_dir import SOCKET, own_folder
-from pacekeeper.controller.ingest.supervisor import FrontDoor, PortTakenError
+from pacekeeper.controller.ingest.supervisor import IngestSupervisor, PortTakenError
 from pacekeeper.controller.ingest.worker import UNSENT_BYTES
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import ExitCode, HostError
@@ -106,7 +106,7 @@ def test_sockets_that_somebody_takes_away_are_made_anew_or_end_the_controller(
 
 @dataclass
 class Door:
-    """A FrontDoor whose frames are kept."""
+    """An IngestSupervisor whose frames are kept."""
 
     heard: list[Frame] = field(default_factory=list)
     is_free: asyncio.Event = field(default_factory=asyncio.Event)
@@ -119,7 +119,7 @@ class Door:
 
     def __post_init__(self) -> None:
         self.is_free.set()
-        self.door = FrontDoor(
+        self.door = IngestSupervisor(
             {
                 "listen": "127.0.0.1:0",
                 "inner": f"unix:{self.folder}/nowhere",
@@ -137,7 +137,7 @@ class Door:
     async def _hear(self, frames: Sequence[Frame]) -> None:
         for kind, number, _, _ in frames:
             if kind == ipc.OPENED:
-                self.door.say(ipc.sent([number], 0, b"welcome", WELCOME))
+                self.door.say(ipc.encode_send([number], 0, b"welcome", WELCOME))
         self.heard += frames
         await self.is_free.wait()
 
@@ -304,8 +304,10 @@ def test_a_message_of_a_term_that_may_be_over_is_not_sent() -> None:
             await call.write(control_pb2.AttachRequest(hello=HELLO))
             assert (await call.read()).HasField("welcome")
             number = door.heard[0][1]
-            door.door.say(ipc.acknowledged(1, 1, [(number, 5)]))  # for the first ms of the host
-            door.door.say(ipc.acknowledged(1, 0, [(number, 6)]))
+            door.door.say(
+                ipc.encode_acknowledge(1, 1, [(number, 5)])
+            )  # for the first ms of the host
+            door.door.say(ipc.encode_acknowledge(1, 0, [(number, 6)]))
             assert (await call.read()).acknowledge.sequence == 6
 
     play(scene)
@@ -322,7 +324,7 @@ def test_a_large_offer_reaches_agents_that_read_slowly_whole_and_the_newest_last
             calls = [await welcomed(channel) for channel in own]
             numbers = [number for kind, number, *_ in door.heard if kind == ipc.OPENED]
             for generation in range(1, 5):
-                door.door.say(ipc.sent(numbers, 0, b"plan", offer(generation)))
+                door.door.say(ipc.encode_send(numbers, 0, b"plan", offer(generation)))
             for call in calls:
                 await asyncio.sleep(0.2)
                 seen = 0

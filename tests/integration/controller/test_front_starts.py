@@ -13,7 +13,7 @@ import pytest
 from pacekeeper.controller.ingest import supervisor
 from pacekeeper.controller.ingest.ipc import Frame
 from pacekeeper.controller.ingest.runtime_dir import own_folder
-from pacekeeper.controller.ingest.supervisor import FrontDoor
+from pacekeeper.controller.ingest.supervisor import IngestSupervisor
 from pacekeeper.core.config.security import TlsConfig
 from support.controllers import PATIENCE_S
 
@@ -32,7 +32,7 @@ def folder() -> Iterator[Path]:
         yield made
 
 
-def made_in(folder: Path, on_restart: Callable[[], None] = lambda: None) -> FrontDoor:
+def made_in(folder: Path, on_restart: Callable[[], None] = lambda: None) -> IngestSupervisor:
     settings = {
         "listen": "127.0.0.1:0",
         "inner": f"unix:{folder}/nowhere",
@@ -41,7 +41,7 @@ def made_in(folder: Path, on_restart: Callable[[], None] = lambda: None) -> Fron
         "connection_s": None,
         "reports": {"per_s": 1.0, "at_once": 1},
     }
-    return FrontDoor(
+    return IngestSupervisor(
         settings,
         on_frames=nobody,
         on_gone=nothing,
@@ -56,7 +56,7 @@ async def holds(answer: Callable[[], Any]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def started(door: FrontDoor) -> asyncio.subprocess.Process:
+async def started(door: IngestSupervisor) -> asyncio.subprocess.Process:
     await holds(lambda: door._process is not None)
     assert door._process is not None
     return door._process

@@ -11,7 +11,7 @@ import grpc.aio
 
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.ipc import Frame
-from pacekeeper.controller.ingest.supervisor import FrontDoor
+from pacekeeper.controller.ingest.supervisor import IngestSupervisor
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.protos import control_pb2, control_pb2_grpc
 from support.controllers import PATIENCE_S
@@ -35,7 +35,7 @@ def test_large_first_messages_are_not_held() -> None:
     async def nothing() -> None:
         """It does not end."""
 
-    async def call(door: FrontDoor) -> None:
+    async def call(door: IngestSupervisor) -> None:
         """One that sends and waits for its end."""
         hello = control_pb2.Hello(product_version="x" * EACH_BYTES)
         async with grpc.aio.insecure_channel(door.address) as channel:
@@ -45,7 +45,7 @@ def test_large_first_messages_are_not_held() -> None:
             assert await stream.code() is not grpc.StatusCode.OK
 
     async def scene() -> int:
-        door = FrontDoor(
+        door = IngestSupervisor(
             {
                 "listen": "127.0.0.1:0",
                 "inner": "unix:/nowhere",

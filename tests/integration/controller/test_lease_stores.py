@@ -12,7 +12,7 @@ import pytest
 from pacekeeper.controller.ha.backends import open_lease_store
 from pacekeeper.controller.ha.http_client import AwayError, exchange
 from pacekeeper.controller.ha.lease import Member, Record, Timing
-from pacekeeper.controller.ha.lease_renewer import Keeper, LeaseStore
+from pacekeeper.controller.ha.lease_renewer import LeaseRenewer, LeaseStore
 from pacekeeper.core.config.controller import LeaseConfig
 from pacekeeper.core.errors import ConfigError
 from support.controllers import until
@@ -79,7 +79,7 @@ def test_of_two_keepers_one_leads_and_the_other_follows_when_it_leaves(
     config: LeaseConfig,
 ) -> None:
     keepers = [
-        Keeper(
+        LeaseRenewer(
             Member(name=name, life=f"{name}1", address=f"{name}:1", timing=STEADY),
             open_lease_store(config),
         )
@@ -87,7 +87,7 @@ def test_of_two_keepers_one_leads_and_the_other_follows_when_it_leaves(
     ]
     for keeper in keepers:
         keeper.start()
-        keeper.stand("")
+        keeper.set_eligible("")
     try:
         until("one leads", lambda: any(keeper.term() for keeper in keepers))
         leader = next(keeper for keeper in keepers if keeper.term())
@@ -124,9 +124,9 @@ def test_a_store_that_fails_in_any_way_is_asked_again(failure: Exception) -> Non
             self.record = record
             return "1"
 
-    keeper = Keeper(Member(name="a", life="a1", address="a:1", timing=FAST), Failing())
+    keeper = LeaseRenewer(Member(name="a", life="a1", address="a:1", timing=FAST), Failing())
     keeper.start()
-    keeper.stand("")
+    keeper.set_eligible("")
     try:
         until("it leads", keeper.term)
     finally:

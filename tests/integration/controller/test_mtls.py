@@ -13,7 +13,12 @@ import pytest
 from pacekeeper.cli.admin import ca
 from pacekeeper.cli.admin.ca import Kind
 from pacekeeper.controller.api.auth.rbac import Role
-from pacekeeper.controller.api.auth.tokens import TokenRecord, change_tokens, digest, written
+from pacekeeper.controller.api.auth.tokens import (
+    TokenRecord,
+    change_tokens,
+    format_token,
+    secret_digest,
+)
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.telemetry.node_report import JobReport
@@ -31,7 +36,7 @@ from support.commands import Started, pacekeeper
 from support.controllers import ControllerProcess, ScriptedAgent, attachments, killed, until
 
 SECRET = "s" * 43
-VIEWER, EXPIRED = written("1" * 8, SECRET), written("2" * 8, SECRET)
+VIEWER, EXPIRED = format_token("1" * 8, SECRET), format_token("2" * 8, SECRET)
 LIFE = 1000
 
 
@@ -45,8 +50,8 @@ class Fleet:
         self.server = self.authority.cert(Kind.CONTROLLER, "c", hosts=("127.0.0.1",))
         tokens = [
             TokenRecord(
-                token_id=number * 8, secret_sha256=digest(SECRET), role=Role.VIEWER, name="ann",
-                created_unix_s=0.0, expires_unix_s=ends,
+                token_id=number * 8, secret_sha256=secret_digest(SECRET), role=Role.VIEWER,
+                name="ann", created_unix_s=0.0, expires_unix_s=ends,
             )
             for number, ends in (("1", 4e9), ("2", 1.0))
         ]  # fmt: skip

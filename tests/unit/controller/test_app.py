@@ -13,9 +13,9 @@ from grpc_health.v1 import health_pb2
 
 from pacekeeper.controller import app
 from pacekeeper.controller.app import Controller
-from pacekeeper.controller.ha.leader_election import Led
-from pacekeeper.controller.ha.leadership import Alone
-from pacekeeper.controller.ha.replica import Copy
+from pacekeeper.controller.ha.leader_election import LeaseLeadership
+from pacekeeper.controller.ha.leadership import Standalone
+from pacekeeper.controller.ha.replica import Replica
 from pacekeeper.controller.machine import machine
 from pacekeeper.controller.state.events import Command, Event, SaveDecision, Tick
 from pacekeeper.controller.state.state import State
@@ -68,7 +68,7 @@ def retries(controller: Controller) -> float:
     return value
 
 
-class OneCopy(Alone):
+class OneCopy(Standalone):
     """An office with one copy, which stores what is shipped when the test says so."""
 
     def __init__(self) -> None:
@@ -115,8 +115,8 @@ def test_no_tick_takes_the_changes_of_commands_that_have_not_left(
         office = OneCopy()
         controller = Controller(config_in(tmp_path), office)
         obeyed = list[Command]()
-        monkeypatch.setattr(type(controller._obedience), "obey", lambda _, c: obeyed.append(c))
-        monkeypatch.setattr(type(controller.history), "look", lambda *_: ticks.append(None))
+        monkeypatch.setattr(type(controller._executor), "execute", lambda _, c: obeyed.append(c))
+        monkeypatch.setattr(type(controller.history), "on_tick", lambda *_: ticks.append(None))
 
         async def no_event(event: Event) -> None:
             """The tick waits for no event of its own: it may run at any moment."""
@@ -156,7 +156,7 @@ def test_no_tick_takes_the_changes_of_commands_that_have_not_left(
 async def leading(folder: Path) -> AsyncIterator[tuple[Controller, PaperKeeper, str]]:
     """A controller of one term with its intake running, and the address of its copies' service."""
     config, keeper = config_in(folder), PaperKeeper()
-    office = Led(keeper, 3, config)  # type: ignore[arg-type]
+    office = LeaseLeadership(keeper, 3, config)  # type: ignore[arg-type]
     controller = Controller(config, office)
     server = grpc.aio.server()
     office.serve(server)
@@ -180,7 +180,7 @@ def test_after_a_full_disk_leader_and_copy_hold_the_same_rows(
     async def scene() -> None:
         async with leading(tmp_path / "leader") as (controller, keeper, address):
             path = tmp_path / "standby" / "store"
-            copy = Copy(path, lambda _: None)
+            copy = Replica(path, lambda _: None)
             following = asyncio.create_task(copy.follow(address, "b", TlsConfig()))
             await until(lambda: keeper.named and len(keeper.named[-1]) == 2, "it is in sync")
             await controller._put_all([Tick(unix_offset_s=FEW)])
@@ -206,7 +206,7 @@ def test_a_standby_that_joins_between_a_commit_and_what_follows_has_it_once(
     async def scene() -> None:
         async with leading(tmp_path / "leader") as (controller, keeper, address):
             path = tmp_path / "standby" / "store"
-            copy = Copy(path, lambda _: None)
+            copy = Replica(path, lambda _: None)
             following = list[asyncio.Task[str]]()
 
             async def a_standby_joins() -> None:

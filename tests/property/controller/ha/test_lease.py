@@ -82,7 +82,7 @@ def test_a_term_that_somebody_has_seen_is_passed(seed: int, heard: int) -> None:
     played(world, CALM_S)
     (life,) = world.commanders()
     node = next(one for one in world.nodes if one.member.life == life)
-    node.member = lease.hears(node.member, heard, node.clock_s(world.true_s))
+    node.member = lease.observe_term(node.member, heard, node.clock_s(world.true_s))
     for commanders in world.play(world.true_s + CALM_S):
         assert len(commanders) <= 1
     assert min(world.commanders().values()) > heard or heard == 1
@@ -101,7 +101,7 @@ def test_whoever_lies_about_terms_does_not_keep_leaders_from_leading(seed: int, 
         for node in world.nodes:
             if term := commanders.get(node.member.life, 0):
                 told_s = node.clock_s(world.true_s)
-                node.member = lease.hears(node.member, term + step, told_s)
+                node.member = lease.observe_term(node.member, term + step, told_s)
     assert len(led) <= 1 + 4 * world.num_members, "each is told a few times in so long"
     assert max(led) <= lease.HIGHEST_TERM
     assert played(world, until_s + CALM_S), "somebody leads on"
@@ -112,4 +112,4 @@ def test_a_term_beyond_all_takeovers_is_not_believed() -> None:
     played(world, CALM_S)
     (node,) = (one for one in world.nodes if one.member.term)
     for term in (node.member.term, lease.FARTHEST_HEARSAY + 2, 1 << 63):
-        assert lease.hears(node.member, term, 1e9) == node.member
+        assert lease.observe_term(node.member, term, 1e9) == node.member

@@ -34,7 +34,7 @@ def test_what_was_stored_is_in_it_also_what_only_the_log_has_and_the_store_is_us
     path, to = tmp_path / "a.sqlite", tmp_path / "copy.sqlite"
     store = Store.open(path)
     with store.transaction():
-        store.kept.save_order(order("gpu-1"))
+        store.history_tables.save_order(order("gpu-1"))
     before = os.umask(0o022)
     try:
         done = backed_up(path, to)
@@ -44,7 +44,7 @@ def test_what_was_stored_is_in_it_also_what_only_the_log_has_and_the_store_is_us
     assert stat.S_IMODE(to.stat().st_mode) == 0o600
     assert sorted(one.name for one in tmp_path.glob("copy*")) == ["copy.sqlite"], "one file"
     with store.transaction():
-        store.kept.save_order(order("gpu-2"))
+        store.history_tables.save_order(order("gpu-2"))
     restored = Store.open(to)
     assert [one.subject for one in restored.orders()] == ["gpu-1"]
     assert restored.copy[0] != store.copy[0], "it can not lead for the one that has all"

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from pacekeeper.cli.observe import nodes_text
 from pacekeeper.controller.api.messages import gone_nodes, node_views
-from pacekeeper.controller.api.node_sorting import overview, worst_first
+from pacekeeper.controller.api.node_sorting import fleet_summary, worst_first
 from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, remember
 from pacekeeper.controller.state.state import NodeState, State
 from pacekeeper.core.incidents.findings import FindingKind
@@ -78,7 +78,7 @@ def test_a_line_says_how_often_which_devices_and_what_was_last() -> None:
     assert lines[3].split()[:4] == ["gone", "away", "-", "struck"]
     assert lines[4].split()[:7] == ["cordoned", "attached", "r1", "cordoned", "0", "0", "0"]
     assert lines[5].split()[3] == "well"
-    counts = [int(word) for word in overview(nodes).split() if word.isdigit()]
+    counts = [int(word) for word in fleet_summary(nodes).split() if word.isdigit()]
     assert counts == [5, 1, 1, 3, 90, 1]
 
 

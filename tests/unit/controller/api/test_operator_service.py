@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from pacekeeper.controller.api.messages import job_view
-from pacekeeper.controller.api.operator_service import Operator
+from pacekeeper.controller.api.operator_service import OperatorService
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.state.events import Event, ProposalAnswered
 from pacekeeper.core.text import MAX_CHARACTERS
@@ -41,7 +41,7 @@ class Desk:
         )
 
     def call(self, name: str, request: Any, put: Callable[..., Any] | None = None) -> Any:
-        service = Operator(state=lambda: self.driver.state, put=put or self.put)
+        service = OperatorService(state=lambda: self.driver.state, put=put or self.put)
         return asyncio.run(getattr(service, name)(request, Caller()))
 
     def approve(self, number: int = 1, said_by: str = "ada") -> Any:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from pacekeeper.controller.api.status_service import WATCH_QUEUE, Status
+from pacekeeper.controller.api.status_service import WATCH_QUEUE, StatusService
 from pacekeeper.controller.state.events import StepSummary
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
@@ -39,9 +39,9 @@ def incident(number: int, slowdown: float = 1.5, job: str = "train") -> Incident
     return Incident(incident_id=number, job=job, finding=finding, opened_unix_s=0.0)
 
 
-def service(state: State | None = None) -> Status:
+def service(state: State | None = None) -> StatusService:
     known = State() if state is None else state
-    return Status(state=lambda: known, past_layout=lambda job, generation: None)
+    return StatusService(state=lambda: known, past_layout=lambda job, generation: None)
 
 
 def test_a_watcher_that_lags_loses_the_oldest_and_keeps_the_newest() -> None:

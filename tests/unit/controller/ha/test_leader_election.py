@@ -11,7 +11,7 @@ import pytest
 
 from pacekeeper.controller.app import Controller
 from pacekeeper.controller.ha import leader_election
-from pacekeeper.controller.ha.replica import Copy
+from pacekeeper.controller.ha.replica import Replica
 from pacekeeper.controller.storage import replica_marker
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
@@ -24,12 +24,12 @@ class Keeper:
 
     def __init__(self) -> None:
         self.stood = list[str | None]()
-        self.stand = self.stood.append
+        self.set_eligible = self.stood.append
 
     def term(self) -> int:
         return 5
 
-    async def want(self, _: tuple[str, ...]) -> None:
+    async def set_wanted_replicas(self, _: tuple[str, ...]) -> None:
         await asyncio.Event().wait()
 
     def resign(self) -> None:
@@ -55,16 +55,16 @@ def test_who_wins_with_a_damaged_copy_gives_up_and_with_its_own_store_ends(
     path, keeper = old_copy(tmp_path / "store", spoil), Keeper()
     damage = leading(path, keeper, 20.0)
     assert "is damaged" in damage
-    assert keeper.stood == [None] and replica_marker.marked(path) == OLD
+    assert keeper.stood == [None] and replica_marker.read_marker(path) == OLD
     # Though it can be opened it does not stand again before there is a fresh one.
-    copy = Copy(path, keeper.stand, damage)
+    copy = Replica(path, keeper.set_eligible, damage)
     assert keeper.stood == [None, None] and copy.damage.startswith(damage)
     copy._install(snapshot(tmp_path), FRESH, 5)
     assert keeper.stood[2:] == [FRESH]
     copy.close()
 
     spoil(path)
-    replica_marker.unmark(path)
+    replica_marker.remove_marker(path)
     with pytest.raises(DamagedError):
         leading(path, keeper, 20.0)
     with pytest.raises(DamagedError):
@@ -79,5 +79,5 @@ def test_nobody_is_served_before_the_record_names_its_store_alone(
     assert leading(path, Keeper(), 0.2) == ""
     assert "listening" not in capsys.readouterr().out
     store = Store.open(path)
-    assert store.copy == (OLD, 5) and replica_marker.marked(path) is None
+    assert store.copy == (OLD, 5) and replica_marker.read_marker(path) is None
     store.close()

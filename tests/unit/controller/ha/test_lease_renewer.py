@@ -4,7 +4,7 @@ import threading
 import time
 
 from pacekeeper.controller.ha.lease import Member, Record, Timing
-from pacekeeper.controller.ha.lease_renewer import Keeper
+from pacekeeper.controller.ha.lease_renewer import LeaseRenewer
 
 PATIENCE_S = 30.0
 TIMING = Timing(duration_s=5.0, renew_s=1.0, margin_s=1.0)
@@ -33,9 +33,9 @@ class Slow:
 def test_a_term_that_begins_as_its_member_ends_is_let_go() -> None:
     store = Slow()
     member = Member(name="a", life="a1", address="a:1", timing=TIMING)
-    keeper = Keeper(member, store)
+    keeper = LeaseRenewer(member, store)
     keeper.start()
-    keeper.stand("")
+    keeper.set_eligible("")
     assert store.is_asked.wait(PATIENCE_S)
     ending = threading.Thread(target=keeper.close)
     ending.start()

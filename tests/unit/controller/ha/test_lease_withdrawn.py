@@ -13,7 +13,7 @@ LED = Record(
 
 def standing(name: str, copy: str) -> Member:
     member = Member(name=name, life=f"{name}1", address=f"{name}:1", timing=TIMING)
-    return lease.stands(member, copy)
+    return lease.set_eligible(member, copy)
 
 
 def after(member: Member, now_s: float) -> tuple[Member, Record | None]:
@@ -35,16 +35,16 @@ def winner(record: Record | None = LED) -> tuple[Member, Record]:
 def test_who_takes_over_names_all_that_have_everything_until_it_wants_its_own_only() -> None:
     member, taken = winner()
     assert taken.copies == ("cb", "ca", "cc")
-    _, begun = after(lease.wants(member, ("cb",)), 6.1)
+    _, begun = after(lease.set_wanted_replicas(member, ("cb",)), 6.1)
     assert begun is not None and begun.copies == ("cb",)
-    _, left = after(lease.leaves(member), 6.1)
+    _, left = after(lease.leave(member), 6.1)
     assert left is not None and left.copies == taken.copies, "its own is whole"
 
 
 def test_who_won_and_can_not_lead_commands_nothing_and_another_may_lead_at_once() -> None:
     member, _ = winner()
-    member = lease.withdraws(member)
-    assert lease.commands_in(member, 6.0) == 0
+    member = lease.set_ineligible(member)
+    assert lease.active_term(member, 6.0) == 0
     member, left = after(member, 6.1)
     assert left is not None and (left.life, left.copies) == ("", ("ca", "cc"))
     assert member.term == 0 and after(lease.time_passes(member, 6.2), 6.2)[1] is None
@@ -60,7 +60,7 @@ def test_where_no_other_copy_has_all_nobody_leads() -> None:
     for record in (None, replace(LED, copies=())):
         member, taken = winner(record)
         assert taken.copies == ("cb",)
-        _, left = after(lease.withdraws(member), 6.1)
+        _, left = after(lease.set_ineligible(member), 6.1)
         assert left is not None and left.copies == ("cb",)
         for other in (standing("c", "cc"), standing("c", "")):
             assert lease.free_from_s(lease.has_read(other, left, "w", 6.2)) == float("inf")
@@ -70,9 +70,9 @@ def test_a_write_that_was_on_its_way_wins_nothing_for_who_withdrew() -> None:
     member = lease.has_read(standing("b", "cb"), LED, "v", 0.0)
     step = lease.next_step(replace(member, due_s=9.0), 6.0)
     assert isinstance(step, Write)
-    member = lease.withdraws(lease.is_unknown(member, step, 6.5))
+    member = lease.set_ineligible(lease.is_unknown(member, step, 6.5))
     member = lease.has_read(member, step.record, "w", 6.6)
-    assert lease.commands_in(member, 6.6) == 0
+    assert lease.active_term(member, 6.6) == 0
     _, left = after(member, 6.7)
     assert left is not None and left.copies == ("ca", "cc")
 
@@ -82,14 +82,14 @@ def test_who_resigned_with_a_write_on_its_way_lets_go_and_stays_named() -> None:
     member = lease.has_read(standing("b", "cb"), LED, "v", 0.0)
     step = lease.next_step(replace(member, due_s=9.0), 6.0)
     assert isinstance(step, Write)
-    member = lease.resigns(lease.is_unknown(member, step, 6.5))
+    member = lease.resign(lease.is_unknown(member, step, 6.5))
     member, left = after(lease.has_read(member, step.record, "w", 6.6), 6.7)
     assert left is not None and (left.life, left.copies) == ("", ("cb", "ca", "cc"))
-    member = lease.has_read(lease.stands(member, "cb"), left, "x", 6.8)
+    member = lease.has_read(lease.set_eligible(member, "cb"), left, "x", 6.8)
     assert lease.free_from_s(member) == 6.8
 
 
 def test_what_was_won_with_another_store_is_not_led_with_a_fresh_one() -> None:
-    member = lease.stands(lease.withdraws(winner()[0]), "fresh")
-    assert (member.term, lease.commands_in(member, 6.0)) == (0, 0)
+    member = lease.set_eligible(lease.set_ineligible(winner()[0]), "fresh")
+    assert (member.term, lease.active_term(member, 6.0)) == (0, 0)
     assert lease.free_from_s(member) == float("inf"), "the record does not name it"

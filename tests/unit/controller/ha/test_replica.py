@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.controller.ha import leader_election
-from pacekeeper.controller.ha.replica import SET_ASIDE, Copy
+from pacekeeper.controller.ha.replica import SET_ASIDE, Replica
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.security import TlsConfig
@@ -33,7 +33,7 @@ def test_a_standby_that_is_killed_meanwhile_never_has_the_name_of_its_leader(
     async def scene() -> None:
         async with replicating(tmp_path / "leader") as (store, _, _, port):
             path = tmp_path / "standby" / "store"
-            copy = Copy(path, lambda _: None)
+            copy = Replica(path, lambda _: None)
 
             def killed(_: Path) -> Store:
                 raise HostError("killed as the snapshot lay there", remedy="")
@@ -52,7 +52,7 @@ def test_what_can_not_be_stored_is_said_and_the_copy_of_before_stays(tmp_path: P
             path, stood = tmp_path / "standby" / "store", list[str | None]()
             Store.open(path).close()
             before = name_in(path)
-            copy = Copy(path, stood.append)
+            copy = Replica(path, stood.append)
             (path.parent / "store.incoming").mkdir()  # as a full disk: no file can be there
             with pytest.raises(HostError, match=r"copy in .* can not be kept"):
                 await copy.follow(f"127.0.0.1:{port}", "b", TlsConfig())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller.ha.replica import DAMAGED, SET_ASIDE, Copy
+from pacekeeper.controller.ha.replica import DAMAGED, SET_ASIDE, Replica
 from pacekeeper.controller.storage import replica_marker
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
@@ -37,7 +37,7 @@ def test_a_damaged_copy_does_not_stand_and_stays_until_a_whole_one_has_come(
 ) -> None:
     path, stood = old_copy(tmp_path / "store", spoil), list[str | None]()
     before = {file: file.read_bytes() for file in tmp_path.glob("store*")}
-    copy = Copy(path, stood.append)
+    copy = Replica(path, stood.append)
     assert stood == [None] and copy.name == OLD
     assert "damage" in copy.damage or "not a database" in copy.damage
     assert "takes a fresh one" in copy.damage and len(copy.damage.splitlines()) == 1
@@ -51,7 +51,7 @@ def test_a_damaged_copy_does_not_stand_and_stays_until_a_whole_one_has_come(
     assert stood == [None]
 
     copy._install(data, FRESH, 4)
-    assert (stood[1:], copy.damage, replica_marker.marked(path)) == ([FRESH], "", FRESH)
+    assert (stood[1:], copy.damage, replica_marker.read_marker(path)) == ([FRESH], "", FRESH)
     copy.close()
     for file, data in before.items():
         if not file.name.endswith((replica_marker.MARK, ".lock")):
@@ -66,20 +66,20 @@ def test_a_store_that_was_led_or_came_from_nobody_is_refused_as_ever(
     tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     path, stood = old_copy(tmp_path / "store", spoil), list[str | None]()
-    replica_marker.unmark(path)
+    replica_marker.remove_marker(path)
     with pytest.raises(DamagedError):
-        Copy(path, stood.append)
+        Replica(path, stood.append)
     assert stood == []
 
 
 def test_only_the_newest_damaged_one_is_kept(tmp_path: Path) -> None:
     path, data = old_copy(tmp_path / "store", spoil_whole), snapshot(tmp_path)
-    copy = Copy(path, lambda _: None)
+    copy = Replica(path, lambda _: None)
     copy._install(data, FRESH, 4)
     copy.close()
     spoil_pages(path)
     second = path.read_bytes()
-    copy = Copy(path, lambda _: None)
+    copy = Replica(path, lambda _: None)
     copy._install(data, "again", 4)
     copy.close()
     kept = sorted(file.name for file in tmp_path.glob(f"store{DAMAGED}*"))
@@ -93,31 +93,31 @@ def test_a_copy_that_is_gone_is_no_store_without_a_past(
 ) -> None:
     path, stood = old_copy(tmp_path / "store"), list[str | None]()
     gone(path)
-    assert "gone or empty" in Copy(path, stood.append).damage
+    assert "gone or empty" in Replica(path, stood.append).damage
     assert stood == [None]
 
 
 def test_an_empty_file_that_is_no_copy_begins_without_a_past(tmp_path: Path) -> None:
     path, stood = tmp_path / "store", list[str | None]()
     path.touch()
-    Copy(path, stood.append).close()
+    Replica(path, stood.append).close()
     assert len(stood) == 1 and stood[0]
 
 
 def test_a_disk_that_can_not_be_read_is_no_damage(tmp_path: Path) -> None:
     """It may mend."""
     path = tmp_path / "store"
-    replica_marker.mark(path, OLD)
+    replica_marker.write_marker(path, OLD)
     path.mkdir()
     with pytest.raises(HostError, match="unable to open") as caught:
-        Copy(path, lambda _: None)
+        Replica(path, lambda _: None)
     assert not isinstance(caught.value, DamagedError)
 
 
 def test_what_is_known_to_be_damaged_is_not_opened_again(tmp_path: Path) -> None:
     """The check at the opening would not find it."""
     path, stood = old_copy(tmp_path / "store"), list[str | None]()
-    copy = Copy(path, stood.append, "what it says means nothing")
+    copy = Replica(path, stood.append, "what it says means nothing")
     ended = asyncio.run(copy.follow("127.0.0.1:1", "b", TlsConfig()))
     assert ended.startswith("UNAVAILABLE") and stood == [None]
 
@@ -126,7 +126,7 @@ def test_a_fresh_copy_that_is_damaged_at_once_counts_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, stood = old_copy(tmp_path / "store"), list[str | None]()
-    copy, data = Copy(path, stood.append), snapshot(tmp_path)
+    copy, data = Replica(path, stood.append), snapshot(tmp_path)
 
     def spoilt(_: Path) -> Store:
         raise DamagedError("a bad disk")
@@ -139,9 +139,9 @@ def test_a_fresh_copy_that_is_damaged_at_once_counts_for_nothing(
 
 def test_another_store_in_its_place_is_no_copy(tmp_path: Path) -> None:
     path, stood = old_copy(tmp_path / "store"), list[str | None]()
-    replica_marker.mark(path, "of a snapshot that never stood there")
-    Copy(path, stood.append).close()
-    assert stood == [OLD] and replica_marker.marked(path) is None
+    replica_marker.write_marker(path, "of a snapshot that never stood there")
+    Replica(path, stood.append).close()
+    assert stood == [OLD] and replica_marker.read_marker(path) is None
 
 
 class Killed(BaseException):
@@ -174,12 +174,12 @@ def test_whoever_is_killed_in_between_leads_with_a_whole_store_or_waits_for_one(
     if is_damaged:
         old_copy(before / "store", spoil_pages)
     else:
-        replica_marker.unmark(old_copy(before / "store"))
+        replica_marker.remove_marker(old_copy(before / "store"))
     seen = set[str | None]()
     for number in range(99):
         stood = list[str | None]()
         path = Path(shutil.copytree(before, tmp_path / str(number))) / "store"
-        copy = Copy(path, lambda _: None)
+        copy = Replica(path, lambda _: None)
         with monkeypatch.context() as patched:
             dies_before(number, patched)
             try:
@@ -189,7 +189,7 @@ def test_whoever_is_killed_in_between_leads_with_a_whole_store_or_waits_for_one(
             else:
                 break
         copy.close()
-        copy = Copy(path, stood.append)
+        copy = Replica(path, stood.append)
         assert stood[0] in (None, FRESH, *(() if is_damaged else (OLD,))), number
         if stood[0] != FRESH:
             copy._install(data, "again", 5)
@@ -210,10 +210,10 @@ def test_whoever_is_killed_in_between_leads_with_a_whole_store_or_waits_for_one(
 @asynccontextmanager
 async def followed(
     folder: Path, path: Path, stood: list[str | None]
-) -> AsyncIterator[tuple[Store, Any, PaperKeeper, Copy, "asyncio.Task[str]"]]:
+) -> AsyncIterator[tuple[Store, Any, PaperKeeper, Replica, "asyncio.Task[str]"]]:
     """A leader, and a standby whose copy counts."""
     async with replicating(folder / "leader") as (store, copies, keeper, port):
-        copy = Copy(path, stood.append)
+        copy = Replica(path, stood.append)
         following = asyncio.create_task(copy.follow(f"127.0.0.1:{port}", "b", TlsConfig()))
         await until(lambda: keeper.named and len(keeper.named[-1]) == 2, "it is in sync")
         yield store, copies, keeper, copy, following
@@ -253,7 +253,7 @@ def test_a_full_disk_leaves_the_damaged_one_and_nothing_half_beside_it(
 ) -> None:
     path, stood = old_copy(tmp_path / "store", spoil_pages), list[str | None]()
     before = path.read_bytes()
-    copy = Copy(path, stood.append)
+    copy = Replica(path, stood.append)
     data = snapshot(tmp_path)
 
     def full(_: int) -> None:
@@ -272,7 +272,7 @@ def test_a_full_disk_leaves_the_damaged_one_and_nothing_half_beside_it(
 
 def test_no_store_is_replaced_that_another_controller_has_open(tmp_path: Path) -> None:
     path = old_copy(tmp_path / "store", spoil_pages)
-    copy, data = Copy(path, lambda _: None), snapshot(tmp_path)
+    copy, data = Replica(path, lambda _: None), snapshot(tmp_path)
     path.unlink()
     other = Store.open(path)
     with pytest.raises(HostError, match="in use by another controller"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc.aio
 
-from pacekeeper.controller.ha.replication_server import Copies
+from pacekeeper.controller.ha.replication_server import ReplicationServer
 from pacekeeper.controller.storage.schema import SCHEMA_VERSION
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.protos import replication_pb2, replication_pb2_grpc
@@ -41,7 +41,7 @@ class Standby:
 @asynccontextmanager
 async def leading(
     folder: Path, within_s: float
-) -> AsyncIterator[tuple[Store, Copies, PaperKeeper, Standby]]:
+) -> AsyncIterator[tuple[Store, ReplicationServer, PaperKeeper, Standby]]:
     async with replicating(folder, within_s) as (store, copies, keeper, port):
         standby = Standby(port, "theirs")
         try:

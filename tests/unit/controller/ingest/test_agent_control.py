@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from pacekeeper.controller.ha.leadership import Alone, Office
+from pacekeeper.controller.ha.leadership import Leadership, Standalone
 from pacekeeper.controller.ingest import agent_service, ipc
-from pacekeeper.controller.ingest.agent_service import AgentControl, Doorkeeper, Refused
+from pacekeeper.controller.ingest.agent_service import AgentControl, AttachPolicy, RejectedError
 from pacekeeper.controller.ingest.http2.proxy import Relayed
-from pacekeeper.controller.ingest.ipc import Frame, Frames, Shown, with_head
+from pacekeeper.controller.ingest.ipc import Frame, Frames, PeerIdentity, join_header
 from pacekeeper.controller.state.events import (
     Event,
     NodeAttached,
@@ -30,8 +30,8 @@ INTERNAL, ABORTED, INVALID, DENIED = 13, 10, 3, 7  # as gRPC numbers its status 
 class Desk:
     """An AgentControl of which all that it stores and says is kept."""
 
-    doorkeeper: Doorkeeper = field(default_factory=Doorkeeper)
-    office: Office = field(default_factory=Alone)
+    attach_policy: AttachPolicy = field(default_factory=AttachPolicy)
+    leadership: Leadership = field(default_factory=Standalone)
     is_broken: bool = False
     events: list[Event] = field(default_factory=list)
     said: list[Frame] = field(default_factory=list)
@@ -44,8 +44,8 @@ class Desk:
             on_rejected=self._reject,
             on_failure=lambda what, _: self.failures.append(what),
             say=lambda data: self.said.extend(Frames(1 << 20).feed(data)),
-            doorkeeper=self.doorkeeper,
-            office=self.office,
+            attach_policy=self.attach_policy,
+            leadership=self.leadership,
         )
 
     async def _put(self, events: Sequence[Event]) -> None:
@@ -76,7 +76,12 @@ def opened(number: int, node: str = "n", life: str = "x", **more: Any) -> Frame:
 
 
 def opening(first: bytes, number: int = 1) -> Frame:
-    return ipc.OPENED, number, 0, with_head(Shown(peer="ipv4:192.0.2.1:5").to_bytes(), first)
+    return (
+        ipc.OPENED,
+        number,
+        0,
+        join_header(PeerIdentity(peer="ipv4:192.0.2.1:5").to_bytes(), first),
+    )
 
 
 def reported(number: int, sequence: int, **more: Any) -> Frame:
@@ -95,14 +100,14 @@ def acknowledged(said: Sequence[Frame]) -> list[tuple[int, int]]:
         pair
         for kind, _, _, data in said
         if kind == ipc.ACKNOWLEDGE
-        for pair in ipc.acknowledged_in(data)[2]
+        for pair in ipc.decode_acknowledge(data)[2]
     ]
 
 
 def heard_by(said: Frame) -> tuple[int, ...]:
     kind, _, _, data = said
     assert kind == ipc.SEND
-    return tuple(ipc.sent_in(data)[0])
+    return tuple(ipc.decode_send(data)[0])
 
 
 def test_a_batch_of_many_agents_goes_in_at_once_and_in_order() -> None:
@@ -142,16 +147,16 @@ def test_what_is_said_to_many_nodes_is_made_once_and_reaches_those_that_are_ther
     desk.control.send(("a", "gone", "c"), "deaths", "j", message)
     ((kind, _, _, data),) = desk.said
     assert kind == ipc.SEND
-    assert ipc.sent_in(data) == ((1, 3), b"j/deaths", message.SerializeToString())
+    assert ipc.decode_send(data) == ((1, 3), b"j/deaths", message.SerializeToString())
 
 
 def test_with_a_lease_commands_go_stale_in_a_busy_front_and_nothing_else_does() -> None:
     """A welcome is said once: a front that is behind by half a second would let nobody in."""
 
-    class Led(Alone):
+    class Led(Standalone):
         answer_within_s = 4.0
 
-    desk = Desk(office=Led())
+    desk = Desk(leadership=Led())
     (welcome,) = desk.take(opened(1, "a"))
     (ack, _) = desk.take(reported(1, 0), (ipc.FINISHED, 1, 0, b""))
     desk.take(opened(2, "a"))
@@ -160,7 +165,7 @@ def test_with_a_lease_commands_go_stale_in_a_busy_front_and_nothing_else_does() 
     desk.control.send(("a",), "deaths", "j", control_pb2.AttachResponse(notify_deaths=told))
     (command,) = desk.said
     assert (welcome[0], ack[0], command[0]) == (ipc.SEND, ipc.ACKNOWLEDGE, ipc.SEND)
-    assert (welcome[2], ipc.acknowledged_in(ack[3])[1]) == (0, 0)
+    assert (welcome[2], ipc.decode_acknowledge(ack[3])[1]) == (0, 0)
     assert command[2] > 0
 
 
@@ -227,11 +232,11 @@ def test_what_is_no_report_at_all_ends_its_stream() -> None:
 
 
 def test_a_report_of_another_node_is_refused() -> None:
-    class Strict(Doorkeeper):
+    class Strict(AttachPolicy):
         def foreign(self, caller: Any, node: str, report: NodeReport) -> str:
             return "rank 7 is of node b" if report.sequence == 1 else ""
 
-    desk = Desk(doorkeeper=Strict())
+    desk = Desk(attach_policy=Strict())
     desk.take(opened(1), reported(1, 0))
     assert ends(desk.take(reported(1, 1))) == [(1, DENIED)]
     assert desk.taken == [("n", 0)]
@@ -278,11 +283,11 @@ def test_who_may_not_attach_is_told_why(frame: Frame, code: grpc.StatusCode) -> 
 
 
 def test_who_is_not_let_in_never_attaches() -> None:
-    class Closed(Doorkeeper):
+    class Closed(AttachPolicy):
         async def let_in(self, shown: Relayed) -> Any:
-            raise Refused(grpc.StatusCode.UNAUTHENTICATED, shown.peer())
+            raise RejectedError(grpc.StatusCode.UNAUTHENTICATED, shown.peer())
 
-    desk = Desk(doorkeeper=Closed())
+    desk = Desk(attach_policy=Closed())
     ((kind, stream, _, why),) = desk.take(opened(1))
     assert (kind, stream, why) == (ipc.END, 1, b"ipv4:192.0.2.1:5")
     assert desk.events == []

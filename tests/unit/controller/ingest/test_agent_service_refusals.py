@@ -30,8 +30,8 @@ def _control(rejected: list[int]) -> AgentControl:
 
 def _opened(number: int, peer: str, hello: control_pb2.Hello | None) -> ipc.Frame:
     first = control_pb2.AttachRequest(hello=hello).SerializeToString() if hello else b"?"
-    shown = ipc.Shown(peer=peer).to_bytes()
-    return ipc.OPENED, number, 0, ipc.with_head(shown, first)
+    shown = ipc.PeerIdentity(peer=peer).to_bytes()
+    return ipc.OPENED, number, 0, ipc.join_header(shown, first)
 
 
 def _hello() -> control_pb2.Hello:

@@ -3,7 +3,14 @@
 import pytest
 
 from pacekeeper.controller.ingest import ipc
-from pacekeeper.controller.ingest.ipc import Frames, Shown, frame, parted, shown_from, with_head
+from pacekeeper.controller.ingest.ipc import (
+    Frames,
+    PeerIdentity,
+    decode_peer_identity,
+    frame,
+    join_header,
+    split_header,
+)
 
 TOLD = [
     (ipc.OPENED, 1, 0, b"who"),
@@ -42,43 +49,45 @@ def test_a_frame_is_refused_by_its_length_before_it_is_there() -> None:
 
 
 def test_what_is_said_to_many_is_one_frame() -> None:
-    ((kind, _, until_ms, data),) = Frames(5000).feed(ipc.sent([1, 0xFFFFFFFF], 9, b"key", b"what"))
+    ((kind, _, until_ms, data),) = Frames(5000).feed(
+        ipc.encode_send([1, 0xFFFFFFFF], 9, b"key", b"what")
+    )
     assert (kind, until_ms) == (ipc.SEND, 9)
-    assert ipc.sent_in(data) == ((1, 0xFFFFFFFF), b"key", b"what")
+    assert ipc.decode_send(data) == ((1, 0xFFFFFFFF), b"key", b"what")
     for length in range(len(data) - len(b"what")):
         with pytest.raises(ValueError, match="a frame ends"):
-            ipc.sent_in(data[:length])
+            ipc.decode_send(data[:length])
 
 
 def test_who_calls_comes_back_as_it_was_shown() -> None:
-    shown = Shown(
+    shown = PeerIdentity(
         peer="ipv4:192.0.2.1:5",
         authorization=("Bearer x",),
         has_certificate=True,
         uris=("spiffe://pacekeeper/node/a",),
         names=("a.example",),
     )
-    assert shown_from(shown.to_bytes()) == shown
+    assert decode_peer_identity(shown.to_bytes()) == shown
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff", b"null"])
 def test_who_calls_can_not_be_made_of_anything(data: bytes) -> None:
     with pytest.raises(ValueError):
-        shown_from(data)
+        decode_peer_identity(data)
 
 
 def test_two_parts_come_apart_as_they_were() -> None:
-    assert parted(with_head(b"a/plan", b"rest")) == (b"a/plan", b"rest")
+    assert split_header(join_header(b"a/plan", b"rest")) == (b"a/plan", b"rest")
     for torn in (b"", b"\x01", b"\x05\x00four"):
         with pytest.raises(ValueError, match="ends"):
-            parted(torn)
+            split_header(torn)
 
 
 def test_acknowledgements_of_many_streams_are_one_frame() -> None:
     pairs = [(1, 5), (2, 1 << 63)]
-    ((kind, _, _, data),) = Frames(max_bytes=5000).feed(ipc.acknowledged(3, 77, pairs))
-    term, until_ms, heard = ipc.acknowledged_in(data)
+    ((kind, _, _, data),) = Frames(max_bytes=5000).feed(ipc.encode_acknowledge(3, 77, pairs))
+    term, until_ms, heard = ipc.decode_acknowledge(data)
     assert (kind, term, until_ms, list(heard)) == (ipc.ACKNOWLEDGE, 3, 77, pairs)
     for torn in (data[:10], data[:-1]):
         with pytest.raises(ValueError, match="acknowledgements"):
-            ipc.acknowledged_in(torn)
+            ipc.decode_acknowledge(torn)

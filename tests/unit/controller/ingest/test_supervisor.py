@@ -8,7 +8,7 @@ import pytest
 
 from pacekeeper.controller.ingest import ipc, supervisor
 from pacekeeper.controller.ingest.ipc import Frame
-from pacekeeper.controller.ingest.supervisor import FrontDoor
+from pacekeeper.controller.ingest.supervisor import IngestSupervisor
 
 PATIENCE_S = 60.0
 LONG_S = 600.0
@@ -28,7 +28,7 @@ class Answered:
     """A line at whose end somebody is who has heard all but the first question."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.door: FrontDoor | None = None
+        self.door: IngestSupervisor | None = None
         self.num_asked = 0
         self.transport = self
         self._clock = clock
@@ -61,7 +61,7 @@ def sequences_heard(takes_s: float, *, is_draining: bool = False) -> list[int]:
         heard.extend(number for _, _, number, _ in frames)
 
     async def scene() -> None:
-        door = FrontDoor(
+        door = IngestSupervisor(
             {},
             on_frames=hear,
             on_gone=nothing,
@@ -81,7 +81,7 @@ def sequences_heard(takes_s: float, *, is_draining: bool = False) -> list[int]:
         patch.setattr(supervisor, "GATHER_S", LONG_S)
         patch.setattr(supervisor, "GATHER_S_PER_STREAM", LONG_S)
         patch.setattr(supervisor, "time", type("Clock", (), {"monotonic": lambda: clock_s}))
-        patch.setattr(FrontDoor, "_watch", lambda self: nothing())
+        patch.setattr(IngestSupervisor, "_watch", lambda self: nothing())
         asyncio.run(scene())
     return heard
 
@@ -100,11 +100,11 @@ def test_a_controller_that_was_stopped_itself_does_not_take_its_front_for_hangin
     clock_s, killed = 0.0, list[str]()
     monkeypatch.setattr(supervisor, "PING_S", 0.001)
     monkeypatch.setattr(supervisor, "time", type("Clock", (), {"monotonic": lambda: clock_s}))
-    monkeypatch.setattr(FrontDoor, "_kill", lambda self: killed.append("front"))
+    monkeypatch.setattr(IngestSupervisor, "_kill", lambda self: killed.append("front"))
 
     async def scene() -> None:
         nonlocal clock_s
-        door = FrontDoor(
+        door = IngestSupervisor(
             {},
             on_frames=nobody,
             on_gone=nothing,

@@ -10,13 +10,18 @@ import pytest
 
 from pacekeeper.controller.api.auth.rate_limit import Limit
 from pacekeeper.controller.ingest import ipc, worker
-from pacekeeper.controller.ingest.http2.proxy import Pipes
-from pacekeeper.controller.ingest.ipc import Frame, Frames, Shown
-from pacekeeper.controller.ingest.worker import UNSENT_BYTES, Front, Line, sequence_of
+from pacekeeper.controller.ingest.http2.proxy import SocketProxy
+from pacekeeper.controller.ingest.ipc import Frame, Frames, PeerIdentity
+from pacekeeper.controller.ingest.worker import (
+    UNSENT_BYTES,
+    ControllerLink,
+    IngestWorker,
+    sequence_of,
+)
 from pacekeeper.core.errors import HostError
 from pacekeeper.protos import control_pb2, telemetry_pb2
 
-SHOWN = Shown(peer="ipv4:127.0.0.1:7", authorization=("Bearer x",))
+SHOWN = PeerIdentity(peer="ipv4:127.0.0.1:7", authorization=("Bearer x",))
 
 
 def report(sequence: int, more: str = "") -> bytes:
@@ -36,7 +41,7 @@ class Lane:
     ended: list[tuple[int, str]] = field(default_factory=list)
     num_go_on: int = 0
 
-    def shown(self) -> Shown:
+    def shown(self) -> PeerIdentity:
         return SHOWN
 
     def tell(self, key: bytes, message: bytes, until_ms: int) -> None:
@@ -64,12 +69,12 @@ class Out:
         await self.has_room.wait()
 
 
-def fronted(per_s: float = 1e9, at_once: int = 1 << 30) -> tuple[Front, Out]:
+def fronted(per_s: float = 1e9, at_once: int = 1 << 30) -> tuple[IngestWorker, Out]:
     out: Any = Out()
-    return Front(out, reports=Limit(per_s=per_s, at_once=at_once)), out
+    return IngestWorker(out, reports=Limit(per_s=per_s, at_once=at_once)), out
 
 
-def opened(one: Front) -> Any:
+def opened(one: IngestWorker) -> Any:
     lane: Any = Lane()
     one.opened(lane, b"hello")
     return lane
@@ -79,7 +84,7 @@ def test_streams_are_numbered_from_one_and_begin_with_who_calls() -> None:
     one, out = fronted()
     first, second = opened(one), opened(one)
     assert (first.number, second.number) == (1, 2)
-    assert out.said[1] == (ipc.OPENED, 2, 0, ipc.with_head(SHOWN.to_bytes(), b"hello"))
+    assert out.said[1] == (ipc.OPENED, 2, 0, ipc.join_header(SHOWN.to_bytes(), b"hello"))
     one._newest = 0xFFFFFFFF
     assert opened(one).number == 1, "0 is no stream"
 
@@ -146,7 +151,7 @@ def test_while_the_line_is_full_nobody_is_read_and_then_all_that_wait() -> None:
     asyncio.run(scene())
 
 
-def said_to(one: Front, frame: bytes) -> None:
+def said_to(one: IngestWorker, frame: bytes) -> None:
     for kind, number, value, data in Frames(1 << 20).feed(frame):
         one.hear(kind, number, value, data)
 
@@ -155,8 +160,8 @@ def test_what_the_controller_says_reaches_the_streams_that_are_there() -> None:
     one, out = fronted()
     lanes = [opened(one) for _ in range(3)]
     one.closed(lanes[1])
-    said_to(one, ipc.sent([1, 2, 3, 9], 77, b"plan", b"a plan"))
-    said_to(one, ipc.acknowledged(5, 88, [(1, 10), (2, 11), (9, 12)]))
+    said_to(one, ipc.encode_send([1, 2, 3, 9], 77, b"plan", b"a plan"))
+    said_to(one, ipc.encode_acknowledge(5, 88, [(1, 10), (2, 11), (9, 12)]))
     said_to(one, ipc.frame(ipc.END, 3, 16, b"nobody"))
     said_to(one, ipc.frame(ipc.END, 2, 16, b"gone"))
     said_to(one, ipc.frame(ipc.PING))
@@ -179,7 +184,7 @@ def test_what_waits_in_all_streams_together_is_bounded_and_large_offers_are_left
     slow, quick = opened(one), opened(one)
 
     def offer(size: int, *numbers: int) -> None:
-        said_to(one, ipc.sent(numbers, 0, b"plan", bytes(size)))
+        said_to(one, ipc.encode_send(numbers, 0, b"plan", bytes(size)))
 
     for _ in range(3):
         offer(400_000, 1, 2)
@@ -205,7 +210,7 @@ def test_a_front_that_can_hand_no_calls_on_does_not_say_that_it_lives(tmp_path: 
     one, out = fronted()
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "s"))
-        one.pipes = Pipes(tmp_path / "s")
+        one.socket_proxy = SocketProxy(tmp_path / "s")
         said_to(one, ipc.frame(ipc.PING))
         assert out.said == [(ipc.ALIVE, 0, 0, b"")]
         (tmp_path / "s").unlink()
@@ -252,7 +257,7 @@ def test_what_is_put_together_is_one_write_a_little_later(monkeypatch: pytest.Mo
 
     async def scene() -> None:
         writer: Any = Writer()
-        out = Line(writer)
+        out = ControllerLink(writer)
         assert writer.high == UNSENT_BYTES
         for _ in range(2):
             writer.written.clear()
@@ -275,7 +280,7 @@ def test_what_is_put_together_is_one_write_a_little_later(monkeypatch: pytest.Mo
 def test_it_is_full_by_what_is_put_and_by_what_is_not_read_yet() -> None:
     async def scene() -> None:
         writer: Any = Writer()
-        out = Line(writer)
+        out = ControllerLink(writer)
         out.put(ipc.REPORT, 1, 1, bytes(UNSENT_BYTES))
         assert not out.is_full
         out.put(ipc.REPORT, 1, 2, b"x")

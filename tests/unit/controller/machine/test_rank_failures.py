@@ -7,7 +7,7 @@ from pacekeeper.controller.machine.reports import take_in
 from pacekeeper.controller.state.events import SaveIncident, Say
 from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.rows import incident_of, incident_row
-from pacekeeper.controller.storage.write_batch import settled
+from pacekeeper.controller.storage.write_batch import last_of_each
 from pacekeeper.core.incidents.findings import Incident, Watch
 from pacekeeper.core.incidents.rank_failures import failed_ranks
 from pacekeeper.core.layout.shrink import shrink
@@ -139,7 +139,7 @@ def test_a_job_of_8192_ranks_that_is_killed_is_one_incident_of_a_few_lines() -> 
     said: list[object] = []
     for node in range(0, num_ranks // PER_NODE):
         state, more = killed(state, (node * 389) % (num_ranks // PER_NODE))
-        said += settled(more)
+        said += last_of_each(more)
     (incident,) = state.jobs[JOB].incidents
     (deaths,) = incident.deaths
     assert deaths.ranks == ((0, num_ranks - 1),) and len(incident.nodes) == num_ranks // PER_NODE
@@ -159,7 +159,7 @@ def test_many_changes_of_one_incident_at_once_are_written_and_told_as_one() -> N
     end = RankExitRecord(rank=0, pid=1000, exit_code=1, signal=0)
     state, more = take_in(state, "node-0000", JobReport(job="other", records=(end,)), 100.0)
     state, last = killed(state, 3)
-    once = settled([*said, *more, *last])  # type: ignore[list-item]
+    once = last_of_each([*said, *more, *last])  # type: ignore[list-item]
     saved = [one.incident for one in once if isinstance(one, SaveIncident)]
     assert [one.incident_id for one in saved] == [1, 2], "each where it first came"
     assert saved[0] == state.jobs[JOB].incidents[0]

@@ -69,11 +69,11 @@ def test_an_offer_is_no_older_for_it() -> None:
 def test_what_stands_is_told_when_it_has_stood_for_long_enough_whatever_the_clock() -> None:
     driver = asking()
     driver.hear(1, is_approved=True)
-    standing, _ = alerts.follow({}, driver.state, driver.now_s, 1.0)
+    standing, _ = alerts.update_alerts({}, driver.state, driver.now_s, 1.0)
     held = {key for key, one in standing.items() if not one.is_told}
     assert held, "there is something that must hold for a while"
     state = replace(driver.state, unix_offset_s=UNIX_OFFSET_S + HOUR_S)
-    after, told = alerts.follow(standing, state, driver.now_s + 1.0, 1.0)
+    after, told = alerts.update_alerts(standing, state, driver.now_s + 1.0, 1.0)
     assert not told and not any(after[key].is_told for key in held)
-    _, told = alerts.follow(after, state, driver.now_s + HOUR_S, 1.0)
+    _, told = alerts.update_alerts(after, state, driver.now_s + HOUR_S, 1.0)
     assert {one.began_unix_s for one in told} == {driver.now_s + UNIX_OFFSET_S + HOUR_S}

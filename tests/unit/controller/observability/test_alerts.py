@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.observability.alerts import Key, Standing, Telling, follow
+from pacekeeper.controller.observability.alerts import (
+    AlertNotification,
+    Key,
+    PendingAlert,
+    update_alerts,
+)
 from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
@@ -53,11 +58,11 @@ class Look:
     """Looks at states one after the other."""
 
     def __init__(self, hold_ratio: float = 1.0) -> None:
-        self.standing: dict[Key, Standing] = {}
+        self.standing: dict[Key, PendingAlert] = {}
         self.hold_ratio = hold_ratio
 
-    def at(self, unix_s: float, state: State) -> tuple[Telling, ...]:
-        standing, told = follow(self.standing, state, unix_s, self.hold_ratio)
+    def at(self, unix_s: float, state: State) -> tuple[AlertNotification, ...]:
+        standing, told = update_alerts(self.standing, state, unix_s, self.hold_ratio)
         self.standing = dict(standing)
         return told
 
@@ -75,7 +80,7 @@ def test_it_is_told_after_its_time_once_and_once_when_it_is_over() -> None:
     assert (told.began_unix_s, told.ended_unix_s) == (0.0, None)
     assert look.at(31.0, state) == ()
     (over,) = look.at(32.0, of(job()))
-    assert over == Telling(notice=told.notice, began_unix_s=0.0, ended_unix_s=32.0)
+    assert over == AlertNotification(notice=told.notice, began_unix_s=0.0, ended_unix_s=32.0)
     assert look.at(33.0, of(job())) == () and look.standing == {}
 
 

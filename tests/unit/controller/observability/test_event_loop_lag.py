@@ -7,7 +7,7 @@ from pacekeeper.controller.observability.event_loop_lag import (
     BEAT_S,
     WINDOW_S,
     LoopLag,
-    keep_beating,
+    run_heartbeat,
 )
 
 
@@ -46,7 +46,7 @@ def test_a_wait_that_goes_on_counts_before_it_is_over() -> None:
 def test_who_holds_the_loop_is_seen() -> None:
     async def held() -> float:
         lag = LoopLag(time.monotonic())
-        beats = asyncio.create_task(keep_beating(lag))
+        beats = asyncio.create_task(run_heartbeat(lag))
         await asyncio.sleep(0)
         time.sleep(0.5)
         worst_s = lag.worst_s(time.monotonic())

@@ -11,18 +11,18 @@ from pacekeeper.controller.observability.explain import (
     BEFORE,
     DURING,
     FEWEST_FOR_INTERVAL,
-    explained,
-    measured,
+    explain,
+    slowdown_interval,
 )
-from pacekeeper.controller.observability.timeline import Course, CourseRow
+from pacekeeper.controller.observability.timeline import IncidentRow, IncidentTimeline
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 
 
-def row(step: int, *, generation: int = 1, step_s: float = 0.1, slow: float = 1.0) -> CourseRow:
-    return CourseRow(
+def row(step: int, *, generation: int = 1, step_s: float = 0.1, slow: float = 1.0) -> IncidentRow:
+    return IncidentRow(
         step=step,
         unix_s=float(step),
         num_steps=1,
@@ -55,11 +55,11 @@ ROWS = [
     *(row(step, step_s=0.15, slow=1.6, generation=2) for step in range(20, 30)),
     *(row(step, generation=2) for step in range(30, 34)),
 ]
-COURSE = Course(incident_id=7, job="moe", rank=2, rows=ROWS)
+COURSE = IncidentTimeline(incident_id=7, job="moe", rank=2, rows=ROWS)
 
 
 def test_the_course_is_cut_at_onset_layout_and_end() -> None:
-    found = explained(incident(closed_unix_s=29.5), COURSE).phases
+    found = explain(incident(closed_unix_s=29.5), COURSE).phases
     assert [(p.when, p.generation, p.first_step, p.num_steps, p.step_s) for p in found] == [
         (BEFORE, 1, 0, 10, 0.1),
         (DURING, 1, 10, 10, 0.2),
@@ -70,31 +70,31 @@ def test_the_course_is_cut_at_onset_layout_and_end() -> None:
 
 
 def test_the_slowdown_is_that_of_the_steps_between_onset_and_end() -> None:
-    found = explained(incident(closed_unix_s=29.5), COURSE).measured
+    found = explain(incident(closed_unix_s=29.5), COURSE).interval
     assert found is not None
     assert found.slowdown == pytest.approx(1.6) and found.num_values == 20
 
 
 def test_the_gain_is_measured_between_the_first_and_the_last_layout_of_the_incident() -> None:
-    assert explained(incident(closed_unix_s=29.5), COURSE).gain_ratio == pytest.approx(0.25)
-    only_one = Course(incident_id=7, job="moe", rank=2, rows=ROWS[:20])
-    assert explained(incident(), only_one).gain_ratio is None
+    assert explain(incident(closed_unix_s=29.5), COURSE).gain_ratio == pytest.approx(0.25)
+    only_one = IncidentTimeline(incident_id=7, job="moe", rank=2, rows=ROWS[:20])
+    assert explain(incident(), only_one).gain_ratio is None
 
 
 def test_of_what_was_not_kept_nothing_is_said() -> None:
-    found = explained(incident(), None)
-    assert (found.measured, found.phases, found.gain_ratio, found.rows) == (None, (), None, ())
+    found = explain(incident(), None)
+    assert (found.interval, found.phases, found.gain_ratio, found.rows) == (None, (), None, ())
 
 
 def test_values_that_are_not_known_count_for_nothing() -> None:
-    assert measured([nan, nan]) is None
-    found = measured([nan, 2.0])
+    assert slowdown_interval([nan, nan]) is None
+    found = slowdown_interval([nan, 2.0])
     assert found is not None and (found.slowdown, found.num_values) == (2.0, 1)
 
 
 def test_few_values_have_no_interval() -> None:
-    few = measured([1.0] * (FEWEST_FOR_INTERVAL - 1))
-    enough = measured([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    few = slowdown_interval([1.0] * (FEWEST_FOR_INTERVAL - 1))
+    enough = slowdown_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     assert few is not None and few.low is None and few.high is None
     assert enough is not None and (enough.low, enough.slowdown, enough.high) == (1.0, 3.5, 6.0)
 
@@ -102,7 +102,9 @@ def test_few_values_have_no_interval() -> None:
 @pytest.mark.parametrize("count", [FEWEST_FOR_INTERVAL, 9, 20, 61, 200])
 def test_the_interval_holds_the_median_in_nineteen_of_twenty_cases(count: int) -> None:
     draws = np.random.default_rng(count).lognormal(0.0, 0.3, size=(600, count))
-    held = [m for m in (measured(list(values)) for values in draws) if m and m.low and m.high]
+    held = [
+        m for m in (slowdown_interval(list(values)) for values in draws) if m and m.low and m.high
+    ]
     ratio = sum(m.low <= 1.0 <= m.high for m in held if m.low and m.high) / len(held)
     assert len(held) == 600 and ratio >= 0.925
     widths = [m.high - m.low for m in held if m.low and m.high]

@@ -13,14 +13,14 @@ from pacekeeper.controller.observability.timeline import (
     MOST_PLANS,
     MOST_ROWS,
     RECENT_STEPS,
-    Chronicle,
-    Course,
+    IncidentTimeline,
+    TimelineRecorder,
 )
 from pacekeeper.controller.observability.timeline_codec import (
-    decode_course,
-    decode_pace,
-    encode_course,
-    encode_pace,
+    decode_incident_timeline,
+    decode_job_timeline,
+    encode_incident_timeline,
+    encode_job_timeline,
 )
 from pacekeeper.controller.state.events import StepSummary
 from pacekeeper.core.incidents.findings import (
@@ -75,12 +75,12 @@ def incident(
     )
 
 
-def found(*, steps: int = 13, rank: int | None = 2) -> Chronicle:
+def found(*, steps: int = 13, rank: int | None = 2) -> TimelineRecorder:
     """Rank 2 is slow from step 10 on, found at the newest."""
-    chronicle = Chronicle()
+    chronicle = TimelineRecorder()
     for step in range(steps):
-        chronicle.stepped(summary(step, slow=1.6 if step >= 10 else 1.0), float(step))
-    chronicle.told(incident(rank=rank), float(steps))
+        chronicle.on_step(summary(step, slow=1.6 if step >= 10 else 1.0), float(step))
+    chronicle.on_incident(incident(rank=rank), float(steps))
     return chronicle
 
 
@@ -104,10 +104,10 @@ def test_a_rank_that_tells_nothing_is_not_known_and_not_zero() -> None:
 
 def test_a_course_goes_on_for_some_steps_after_the_end_and_is_then_let_go() -> None:
     chronicle = found()
-    chronicle.told(incident(closed=True), 30.0)
+    chronicle.on_incident(incident(closed=True), 30.0)
     for step in range(31, 31 + AFTER_STEPS):
         assert 7 in chronicle.courses
-        chronicle.stepped(summary(step), float(step))
+        chronicle.on_step(summary(step), float(step))
     chronicle.stored([7], ["moe"])
     assert not chronicle.courses and not chronicle.changed
 
@@ -116,14 +116,14 @@ def test_one_that_is_stored_and_open_goes_on() -> None:
     chronicle = found()
     chronicle.stored([7], ["moe"])
     assert not chronicle.changed and not chronicle.changed_jobs
-    chronicle.stepped(summary(13), 13.0)
+    chronicle.on_step(summary(13), 13.0)
     assert list(chronicle.changed) == [7] and chronicle.courses[7].rows[-1].step == 13
 
 
 def test_rows_are_bounded_and_speak_of_every_step_once() -> None:
     chronicle = found()
     for step in range(13, 5000):
-        chronicle.stepped(summary(step, slow=1.6), float(step))
+        chronicle.on_step(summary(step, slow=1.6), float(step))
     for rows, most in (
         (chronicle.courses[7].rows, MOST_ROWS),
         (chronicle.pace("moe"), MOST_PACE_ROWS),
@@ -139,26 +139,26 @@ def test_rows_are_bounded_and_speak_of_every_step_once() -> None:
 
 
 def test_two_layouts_are_merged_last() -> None:
-    chronicle = Chronicle()
+    chronicle = TimelineRecorder()
     for step in range(3 * MOST_PACE_ROWS):
-        chronicle.stepped(summary(step, generation=1 + step // 700), float(step))
+        chronicle.on_step(summary(step, generation=1 + step // 700), float(step))
     cuts = {row.step for row in chronicle.pace("moe") if row.step in (700, 1400)}
     assert cuts == {700, 1400}
 
 
 def test_the_newest_steps_with_all_ranks_are_bounded() -> None:
-    chronicle = Chronicle()
+    chronicle = TimelineRecorder()
     for step in range(RECENT_STEPS + 30):
-        chronicle.stepped(summary(step), float(step))
-    chronicle.told(incident(), 100.0)
+        chronicle.on_step(summary(step), float(step))
+    chronicle.on_incident(incident(), 100.0)
     assert chronicle.courses[7].rows[0].step == 30
 
 
 def test_actions_are_noted_once_with_the_step_and_time_they_came() -> None:
     chronicle = found()
-    chronicle.told(incident(actions=("proposal 1",)), 20.0)
-    chronicle.stepped(summary(13), 21.0)
-    chronicle.told(incident(actions=("proposal 1", "generation 2")), 22.0)
+    chronicle.on_incident(incident(actions=("proposal 1",)), 20.0)
+    chronicle.on_step(summary(13), 21.0)
+    chronicle.on_incident(incident(actions=("proposal 1", "generation 2")), 22.0)
     notes = chronicle.courses[7].notes
     assert [(n.step, n.unix_s, n.text) for n in notes] == [
         (12, 20.0, "proposal 1"),
@@ -190,11 +190,11 @@ def test_decisions_are_kept_with_what_was_passed_over_and_no_plan_again_is_said_
 
 def test_plans_and_notes_are_bounded_and_the_first_stays() -> None:
     course = found().courses[7]
-    chronicle = Chronicle(courses={7: course})
+    chronicle = TimelineRecorder(courses={7: course})
     for i in range(100):
         plan = Decision(rung=MitigationLevel.BATCH_SHARES, layout=EVEN, reason=str(i))
         chronicle.decided("moe", plan, float(i))
-        chronicle.told(incident(actions=(f"note {i}",)), float(i))
+        chronicle.on_incident(incident(actions=(f"note {i}",)), float(i))
     assert len(course.plans) == MOST_PLANS and len(course.notes) == MOST_NOTES
     assert (course.plans[0].reason, course.plans[-1].reason) == ("0", "99")
     assert (course.notes[0].text, course.notes[-1].text) == ("note 0", "note 99")
@@ -202,12 +202,12 @@ def test_plans_and_notes_are_bounded_and_the_first_stays() -> None:
 
 def test_what_was_stored_before_a_restart_goes_on() -> None:
     before = found()
-    course = decode_course(encode_course(before.courses[7]))
-    pace = decode_pace(encode_pace(before.pace("moe")))
-    after = Chronicle(past_course=lambda number: course, past_pace=lambda job: pace)
-    after.stepped(summary(13, slow=1.6), 13.0)
-    after.told(incident(actions=("plan",)), 14.0)
-    after.stepped(summary(14, slow=1.6), 15.0)
+    course = decode_incident_timeline(encode_incident_timeline(before.courses[7]))
+    pace = decode_job_timeline(encode_job_timeline(before.pace("moe")))
+    after = TimelineRecorder(past_course=lambda number: course, past_pace=lambda job: pace)
+    after.on_step(summary(13, slow=1.6), 13.0)
+    after.on_incident(incident(actions=("plan",)), 14.0)
+    after.on_step(summary(14, slow=1.6), 15.0)
     assert [row.step for row in after.courses[7].rows] == [*range(13), 14]
     assert [row.step for row in after.pace("moe")] == list(range(15))
 
@@ -225,69 +225,71 @@ def test_jobs_that_are_over_are_let_go_once_they_are_stored() -> None:
 def test_an_incident_that_is_open_at_a_start_goes_on_with_the_next_step() -> None:
     before = found()
     kept = {7: before.courses[7]}
-    after = Chronicle(past_course=kept.get)
+    after = TimelineRecorder(past_course=kept.get)
     after.go_on([incident(), replace(incident(), incident_id=8)])
     assert set(after.courses) == {7}, "nothing was kept of the other one"
     assert not after.changed
     after.forget(["moe"])
-    after.stepped(summary(99), 99.0)
+    after.on_step(summary(99), 99.0)
     assert after.courses[7].rows[-1].step == 99
 
 
 def test_what_strikes_many_ranks_at_once_is_told_of_some() -> None:
     chronicle = found()
     for number in range(1000, 1000 + 2 * MOST_COURSES):
-        chronicle.told(replace(incident(), incident_id=number), 20.0)
-    chronicle.told(replace(incident(), incident_id=9000, job="other"), 20.0)
+        chronicle.on_incident(replace(incident(), incident_id=number), 20.0)
+    chronicle.on_incident(replace(incident(), incident_id=9000, job="other"), 20.0)
     assert len(chronicle.courses) == MOST_COURSES + 1
     assert {7, 9000} <= chronicle.courses.keys()
 
 
 def test_who_has_waited_longest_is_written_first() -> None:
-    chronicle = Chronicle()
+    chronicle = TimelineRecorder()
     for name in ("c", "a", "b"):
-        chronicle.stepped(summary(0, job=name), 0.0)
-    chronicle.stepped(summary(1, job="c"), 1.0)  # it waits since then
+        chronicle.on_step(summary(0, job=name), 0.0)
+    chronicle.on_step(summary(1, job="c"), 1.0)  # it waits since then
     assert list(chronicle.changed_jobs) == ["c", "a", "b"]
     chronicle.stored([], ["c"])
-    chronicle.stepped(summary(2, job="c"), 2.0)
+    chronicle.on_step(summary(2, job="c"), 2.0)
     assert list(chronicle.changed_jobs) == ["a", "b", "c"]
 
 
 def test_a_course_survives_the_store_as_it_is() -> None:
     chronicle = found(rank=9)  # some values are not known
-    chronicle.told(incident(rank=9, actions=("a",)), 3.0)
+    chronicle.on_incident(incident(rank=9, actions=("a",)), 3.0)
     nothing = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="no")
     chronicle.decided("moe", nothing, 4.0)
     course = chronicle.courses[7]
-    again = decode_course(encode_course(course))
+    again = decode_incident_timeline(encode_incident_timeline(course))
     assert repr(again) == repr(course), "NaN is equal to nothing, but reads alike"
 
 
-@pytest.mark.parametrize("data", [b"", b"x", encode_pace([])[:-3], encode_pace([]) + b"x" * 3])
+@pytest.mark.parametrize(
+    "data", [b"", b"x", encode_job_timeline([])[:-3], encode_job_timeline([]) + b"x" * 3]
+)
 def test_what_is_damaged_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        decode_pace(data)
+        decode_job_timeline(data)
     with pytest.raises(ValueError):
-        decode_course(data)
+        decode_incident_timeline(data)
 
 
 def test_a_pace_is_no_course() -> None:
     with pytest.raises(ValueError, match="no course"):
-        decode_course(encode_pace([]))
+        decode_incident_timeline(encode_job_timeline([]))
 
 
 def test_a_step_of_no_time_has_no_rate() -> None:
-    chronicle = Chronicle()
+    chronicle = TimelineRecorder()
     one = summary(0, slow=0.0)
-    chronicle.stepped(one, 0.0)
+    chronicle.on_step(one, 0.0)
     (row,) = chronicle.pace("moe")
     assert isnan(row.tokens_per_s) and row.slowest == 1.0
-    assert decode_pace(encode_pace([row]))[0].slowest == 1.0
+    assert decode_job_timeline(encode_job_timeline([row]))[0].slowest == 1.0
 
 
 def test_courses_of_jobs_do_not_mix() -> None:
     chronicle = found()
-    chronicle.stepped(summary(99, job="other"), 1.0)
-    assert isinstance(chronicle.courses[7], Course)
+    chronicle.on_step(summary(99, job="other"), 1.0)
+    assert isinstance(chronicle.courses[7], IncidentTimeline)
     assert [row.step for row in chronicle.courses[7].rows] == list(range(13))

@@ -54,25 +54,25 @@ def test_no_job_waits_for_ever_while_others_go_on(store: Store) -> None:
     history = History(store=store)
     for step in range(2):
         for name in NAMES:
-            history.heard(summary(step, name))
+            history.on_command(summary(step, name))
         assert history.write(), "more than goes at once"
-    assert all(store.kept.pace(name) for name in NAMES)
+    assert all(store.history_tables.pace(name) for name in NAMES)
 
 
 def test_at_a_clean_end_all_of_it_is_written(store: Store) -> None:
     history = History(store=store)
     for name in NAMES:
-        history.heard(summary(0, name))
+        history.on_command(summary(0, name))
     for number in range(1, MOST_AT_ONCE + 8):
-        history.heard(SaveIncident(incident=incident(number)))
+        history.on_command(SaveIncident(incident=incident(number)))
     history.close()
-    assert all(store.kept.pace(name) for name in NAMES)
-    assert all(store.kept.course(number) for number in range(1, MOST_AT_ONCE + 8))
+    assert all(store.history_tables.pace(name) for name in NAMES)
+    assert all(store.history_tables.course(number) for number in range(1, MOST_AT_ONCE + 8))
 
 
 def test_a_store_that_refuses_ends_the_end(store: Store, tmp_path: Path) -> None:
     history = History(store=store)
-    history.heard(summary(0))
+    history.on_command(summary(0))
     store.journal.execute("DROP TABLE paces")
     history.close()
     assert not history.write()
@@ -80,13 +80,13 @@ def test_a_store_that_refuses_ends_the_end(store: Store, tmp_path: Path) -> None
 
 def test_an_open_incident_goes_on_after_a_start(store: Store) -> None:
     before = History(store=store)
-    before.heard(summary(0))
-    before.heard(SaveIncident(incident=incident(7)))
+    before.on_command(summary(0))
+    before.on_command(SaveIncident(incident=incident(7)))
     before.close()
     after = History(store=store)
     state = State(jobs={"moe": JobState(name="moe", incidents=(incident(7),))})
-    after.look(state)
-    after.heard(summary(1))
+    after.on_tick(state)
+    after.on_command(summary(1))
     told = after.explain(state, 7)
     assert told is not None and [row.step for row in told.rows] == [0, 1]
 
@@ -97,7 +97,7 @@ def test_what_can_not_be_read_was_never_kept(
     store.journal.execute("DROP TABLE courses")
     store.journal.execute("DROP TABLE paces")
     history = History(store=store)
-    history.heard(summary(0))
+    history.on_command(summary(0))
     assert [row.step for row in history.pace("moe")] == [0]
     state = State(jobs={"moe": JobState(name="moe", incidents=(incident(7),))})
     told = history.explain(state, 7)

@@ -69,9 +69,9 @@ def secret(path: Path, text: str) -> str:
 def test_it_speaks_as_alertmanager_does() -> None:
     ends = Ends()
     with Receiver() as receiver, telling(ends, url=receiver.url) as one:
-        one.look(blind("a", "b"), 1.5)
+        one.on_tick(blind("a", "b"), 1.5)
         assert ends.wait(1) == [(True, 2)]
-        one.look(blind("b"), 60.0)
+        one.on_tick(blind("b"), 60.0)
         ends.wait(2)
     first, second = (delivery.document for delivery in receiver.told)
     assert (first["version"], first["status"], len(first["alerts"])) == ("4", "firing", 2)
@@ -100,8 +100,8 @@ def test_for_slack_it_is_a_message_without_markup_of_others() -> None:
         state = State(
             jobs={"a": JobState(name="a", blind=Blindness.NOISE, watch_reason="x<1 & <@all>")}
         )
-        one.look(state, 0.0)
-        one.look(State(), 1.0)
+        one.on_tick(state, 0.0)
+        one.on_tick(State(), 1.0)
         ends.wait(1)
         wait_for("both are told", lambda: "over" in receiver.told[-1].body.decode())
     text = "\n".join(delivery.document["text"] for delivery in receiver.told)
@@ -123,7 +123,7 @@ def test_deliveries_are_signed_as_standard_webhooks_are(
 ) -> None:
     ends, path = Ends(), secret(tmp_path / "secret", text)
     with Receiver() as receiver, telling(ends, url=receiver.url, secret_file=path) as one:
-        one.look(blind("a"), 0.0)
+        one.on_tick(blind("a"), 0.0)
         ends.wait(1)
     (delivery,) = receiver.told
     identity, stamp = delivery.headers["webhook-id"], delivery.headers["webhook-timestamp"]
@@ -134,7 +134,7 @@ def test_deliveries_are_signed_as_standard_webhooks_are(
 def test_without_a_secret_nothing_is_signed() -> None:
     ends = Ends()
     with Receiver() as receiver, telling(ends, url=receiver.url) as one:
-        one.look(blind("a"), 0.0)
+        one.on_tick(blind("a"), 0.0)
         ends.wait(1)
     assert "webhook-signature" not in receiver.told[0].headers
 
@@ -145,7 +145,7 @@ def test_what_passes_is_tried_again_under_the_same_id() -> None:
         Receiver(answer=lambda number: (500, 429, 200)[number]) as receiver,
         telling(ends, url=receiver.url) as one,
     ):
-        one.look(blind("a"), 0.0)
+        one.on_tick(blind("a"), 0.0)
         assert ends.wait(1) == [(True, 1)]
     assert len({delivery.headers["webhook-id"] for delivery in receiver.told}) == 1
     assert len({delivery.body for delivery in receiver.told}) == 1
@@ -159,9 +159,9 @@ def test_what_does_not_pass_is_lost_at_once_and_no_redirect_is_followed(status: 
         Receiver(answer=lambda number: status) as receiver,
         telling(ends, url=receiver.url) as one,
     ):
-        one.look(blind("a"), 0.0)
+        one.on_tick(blind("a"), 0.0)
         assert ends.wait(1) == [(False, 1)]
-        one.look(blind("a", "b"), 1.0)
+        one.on_tick(blind("a", "b"), 1.0)
         ends.wait(2)
     assert len(receiver.told) == 2, "one attempt each, and none elsewhere"
 
@@ -175,7 +175,7 @@ def test_attempts_have_an_end_and_trouble_is_said_once(
         telling(ends, url=receiver.url, attempts=2) as one,
     ):
         for number in range(3):
-            one.look(blind(*"abc"[: number + 1]), 0.0)
+            one.on_tick(blind(*"abc"[: number + 1]), 0.0)
             ends.wait(number + 1)
     assert ends.all == [(False, 1), (False, 1), (True, 1)]
     said = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
@@ -194,10 +194,10 @@ def test_nobody_waits_for_a_webhook_that_does_not_answer(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Webhook, "_attempt", silent)
     with telling(ends, url="http://127.0.0.1:1/") as one:
-        one.look(blind("first"), 0.0)
+        one.on_tick(blind("first"), 0.0)
         assert begun.wait(60)
         jobs = ["first", *(f"job-{number}" for number in range(8))]
-        one.look(blind(*jobs), 1.0)
+        one.on_tick(blind(*jobs), 1.0)
         assert ends.all == [(False, 5)], "the oldest go, and are counted"
         waiting = [telling.notice.labels["job_name"] for telling in one._waiting]
         assert waiting == ["job-5", "job-6", "job-7"]
@@ -209,10 +209,10 @@ def test_files_are_read_anew_at_each_delivery(tmp_path: Path) -> None:
     with Receiver() as first, Receiver() as second:
         path = secret(tmp_path / "url", first.url)
         with telling(ends, url_file=path) as one:
-            one.look(blind("a"), 0.0)
+            one.on_tick(blind("a"), 0.0)
             ends.wait(1)
             secret(tmp_path / "url", second.url)
-            one.look(blind("a", "b"), 0.0)
+            one.on_tick(blind("a", "b"), 0.0)
             ends.wait(2)
         assert (len(first.told), len(second.told)) == (1, 1)
 
@@ -220,7 +220,7 @@ def test_files_are_read_anew_at_each_delivery(tmp_path: Path) -> None:
 def test_the_url_is_never_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     ends, path = Ends(), secret(tmp_path / "url", "http://127.0.0.1:1/T0/very-secret")
     with telling(ends, url_file=path, attempts=1) as one:
-        one.look(blind("a"), 0.0)
+        one.on_tick(blind("a"), 0.0)
         assert ends.wait(1) == [(False, 1)]
     assert "webhook=lost: URLError" in caplog.text and "very-secret" not in caplog.text
 
@@ -251,7 +251,7 @@ def test_in_the_clear_only_where_that_was_asked_for() -> None:
 def test_without_a_url_there_is_nobody_to_tell() -> None:
     ends = Ends()
     with telling(ends) as one:
-        one.look(blind("a"), 0.0)
+        one.on_tick(blind("a"), 0.0)
         assert not one._thread.is_alive() and not one._waiting
     assert ends.all == []
 
@@ -266,14 +266,14 @@ def test_a_mistake_of_ours_is_said_and_counted_and_ends_nothing(
 
     with Receiver() as receiver, telling(ends, url=receiver.url) as one:
         with monkeypatch.context() as broken:
-            broken.setattr(webhook, "follow", failing)
-            one.look(blind("a"), 0.0)
+            broken.setattr(webhook, "update_alerts", failing)
+            one.on_tick(blind("a"), 0.0)
         assert ends.all == [(False, 1)] and "a bug" in caplog.text
         with monkeypatch.context() as broken:
             broken.setattr(Webhook, "_deliver", failing)
-            one.look(blind("a"), 0.0)
+            one.on_tick(blind("a"), 0.0)
             assert ends.wait(2)[1] == (False, 1)
-        one.look(blind("a", "b"), 0.0)
+        one.on_tick(blind("a", "b"), 0.0)
         assert ends.wait(3)[2] == (True, 1)
 
 

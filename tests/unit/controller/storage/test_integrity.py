@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from pacekeeper.cli.admin.backup import command
-from pacekeeper.controller.api.status_service import Status
+from pacekeeper.controller.api.status_service import StatusService
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state.state import JobRecord
 from pacekeeper.controller.storage.restore import restored
@@ -160,7 +160,9 @@ def test_who_asks_for_what_is_damaged_is_told_so_and_others_are_answered(path: P
     changed(path, "UPDATE incidents SET kind = 'ghost' WHERE incident_id = 3")
     jobs, incidents, next_id = store.load()
     state = restored(jobs, incidents, next_incident_id=next_id, unix_offset_s=0.0)
-    status = Status(state=lambda: state, past_layout=store.layout, history=History(store=store))
+    status = StatusService(
+        state=lambda: state, past_layout=store.layout, history=History(store=store)
+    )
 
     def explained(number: int) -> Any:
         request = status_pb2.GetExplanationRequest(incident_id=number)

@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.ha.leadership import Alone
-from pacekeeper.controller.ha.replica import Standing, standing
-from pacekeeper.controller.storage.replica_marker import MARK, mark, marked, unmark
+from pacekeeper.controller.ha.leadership import Standalone
+from pacekeeper.controller.ha.replica import ReplicaState, replica_state
+from pacekeeper.controller.storage.replica_marker import (
+    MARK,
+    read_marker,
+    remove_marker,
+    write_marker,
+)
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.errors import HostError
 
@@ -14,32 +19,32 @@ from pacekeeper.core.errors import HostError
 @pytest.mark.parametrize(
     ("name", "is_there", "is_damaged", "expected"),
     [
-        (None, False, False, Standing.STANDS),  # a new one
-        (None, True, False, Standing.STANDS),
-        (None, True, True, Standing.REFUSED),
-        ("b", True, False, Standing.STANDS),
-        ("b", True, True, Standing.AWAITS),
-        ("b", False, False, Standing.AWAITS),
-        ("", True, True, Standing.AWAITS),  # the disk was full as it was written
-        ("", False, False, Standing.AWAITS),
+        (None, False, False, ReplicaState.STANDS),  # a new one
+        (None, True, False, ReplicaState.STANDS),
+        (None, True, True, ReplicaState.REFUSED),
+        ("b", True, False, ReplicaState.STANDS),
+        ("b", True, True, ReplicaState.AWAITS),
+        ("b", False, False, ReplicaState.AWAITS),
+        ("", True, True, ReplicaState.AWAITS),  # the disk was full as it was written
+        ("", False, False, ReplicaState.AWAITS),
     ],
 )
 def test_only_a_copy_waits_for_a_fresh_one(
-    name: str | None, is_there: bool, is_damaged: bool, expected: Standing
+    name: str | None, is_there: bool, is_damaged: bool, expected: ReplicaState
 ) -> None:
-    assert standing(name, is_there=is_there, is_damaged=is_damaged) is expected
+    assert replica_state(name, is_there=is_there, is_damaged=is_damaged) is expected
 
 
 def test_what_is_led_is_no_copy_any_more_with_a_lease_or_without(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = Store.open(path)
-    mark(path, "b")
-    assert marked(path) == "b"
+    write_marker(path, "b")
+    assert read_marker(path) == "b"
     store.name_copy("b", 3)  # as a leader under a lease does
-    assert marked(path) is None
-    mark(path, "b")
-    Alone().opened(store)
-    assert marked(path) is None
+    assert read_marker(path) is None
+    write_marker(path, "b")
+    Standalone().opened(store)
+    assert read_marker(path) is None
     store.close()
 
 
@@ -51,7 +56,7 @@ def test_who_can_not_take_the_mark_away_does_not_lead(tmp_path: Path) -> None:
         store.name_copy("b", 3)
     assert store.copy[1] == 0
     with pytest.raises(HostError, match=MARK):
-        marked(path)
+        read_marker(path)
     Path(f"{path}{MARK}").rmdir()
-    unmark(path)
+    remove_marker(path)
     store.close()

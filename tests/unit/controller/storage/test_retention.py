@@ -15,7 +15,7 @@ from pacekeeper.controller.state.state import JobState
 from pacekeeper.controller.storage import retention
 from pacekeeper.controller.storage.retention import DAY_S, LOOK_EVERY_S, Retention
 from pacekeeper.controller.storage.store import Store
-from pacekeeper.controller.storage.write_batch import Writes, write
+from pacekeeper.controller.storage.write_batch import WriteBatch, write
 from pacekeeper.core.config.controller import ControllerConfig, RetentionConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import (
@@ -105,7 +105,7 @@ def let_go(store: Store, config: RetentionConfig | None = None, ticks: int = 200
     """Ticks of the first minute: it begins to look once."""
     keeper = Retention(store=store, config=config or RetentionConfig())
     for i in range(ticks):
-        keeper.look(100.0 + i * LOOK_EVERY_S / (ticks + 1), NOW_S)
+        keeper.on_tick(100.0 + i * LOOK_EVERY_S / (ticks + 1), NOW_S)
 
 
 def numbers(store: Store, table: str, key: str) -> list[int]:
@@ -116,7 +116,7 @@ class TestByAge:
     def test_closed_incidents_go_with_their_courses_and_open_ones_never(self, store: Store) -> None:
         for number, closed in ((1, LONG_AGO_S), (2, None), (3, NOW_S - DAY_S), (4, NOW_S)):
             store.save_incident(incident(number, closed))
-            store.kept.save_course(number, "moe", b"course")
+            store.history_tables.save_course(number, "moe", b"course")
         let_go(store)
         assert numbers(store, "incidents", "incident_id") == [2, 3, 4]
         assert numbers(store, "courses", "incident_id") == [2, 3, 4]
@@ -167,8 +167,8 @@ class TestByAge:
             slowdown=1.6,
             unix_s=LONG_AGO_S + 2.0 * DAY_S,
         )
-        store.kept.save_order(order)
-        store.kept.save_strike(strike)
+        store.history_tables.save_order(order)
+        store.history_tables.save_strike(strike)
         store.save_incident(incident(1, LONG_AGO_S))
         store.save_incident(incident(2, NOW_S))
         let_go(store)
@@ -235,19 +235,19 @@ class TestLittleByLittle:
         keeper = Retention(store=store, config=RetentionConfig())
         left = []
         for tick in range(6):
-            keeper.look(100.0 + 0.2 * tick, NOW_S)
+            keeper.on_tick(100.0 + 0.2 * tick, NOW_S)
             left.append(len(numbers(store, "incidents", "incident_id")))
         batch = retention.INCIDENTS.batch
         assert left == [300 - batch, 300 - 2 * batch, 300 - 3 * batch, 300 - 4 * batch, 1, 1]
 
     def test_nothing_is_looked_for_again_within_a_minute(self, store: Store) -> None:
         keeper = Retention(store=store, config=RetentionConfig())
-        keeper.look(100.0, NOW_S)
+        keeper.on_tick(100.0, NOW_S)
         store.save_incident(incident(1, LONG_AGO_S))
         store.save_incident(incident(2, LONG_AGO_S))
-        keeper.look(99.0 + LOOK_EVERY_S, NOW_S)
+        keeper.on_tick(99.0 + LOOK_EVERY_S, NOW_S)
         assert numbers(store, "incidents", "incident_id") == [1, 2]
-        keeper.look(100.0 + LOOK_EVERY_S, NOW_S)
+        keeper.on_tick(100.0 + LOOK_EVERY_S, NOW_S)
         assert numbers(store, "incidents", "incident_id") == [2]
 
     def test_a_copy_drops_the_same(self, store: Store, tmp_path: Path) -> None:
@@ -271,10 +271,10 @@ class TestLittleByLittle:
         keeper = Retention(store=store, config=RetentionConfig())
         with caplog.at_level(logging.WARNING, "pacekeeper.controller.storage.retention"):
             for i in range(3):
-                keeper.look(i * LOOK_EVERY_S, NOW_S)
+                keeper.on_tick(i * LOOK_EVERY_S, NOW_S)
         assert ["can not be dropped" in r.getMessage() for r in caplog.records] == [True]
         store.journal.execute("PRAGMA query_only = 0")
-        keeper.look(3 * LOOK_EVERY_S, NOW_S)
+        keeper.on_tick(3 * LOOK_EVERY_S, NOW_S)
         assert numbers(store, "incidents", "incident_id") == [2]
 
     def test_a_log_that_somebody_keeps_from_being_written_back_is_told_of(
@@ -294,7 +294,7 @@ class Months(Driver):
 
     name: str = ""
     store: Store
-    writes: Writes = field(default_factory=Writes)
+    writes: WriteBatch = field(default_factory=WriteBatch)
 
     @property
     def job(self) -> JobState:
@@ -329,7 +329,7 @@ class Months(Driver):
         for _ in range(10):
             self.tick(DAY_S / 2)
             for _ in range(8):
-                keeper.look(self.now_s, self.now_s + UNIX_OFFSET_S)
+                keeper.on_tick(self.now_s, self.now_s + UNIX_OFFSET_S)
 
 
 def test_after_months_store_and_memory_are_as_large_as_after_weeks(store: Store) -> None:

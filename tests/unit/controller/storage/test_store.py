@@ -288,12 +288,12 @@ def test_strikes_outlive_the_controller_and_the_oldest_go(tmp_path: Path) -> Non
     store = Store.open(tmp_path / "store")
     first, last = strike(1, day=1.0), strike(2, day=50.0)
     for one in (first, last, last):
-        store.kept.save_strike(one)
+        store.history_tables.save_strike(one)
     store.close()
     store = Store.open(tmp_path / "store")
     assert store.strikes() == {"n": (first, last)}
     newest = strike(3, day=120.0)
-    store.kept.save_strike(newest)
+    store.history_tables.save_strike(newest)
     assert store.strikes() == {"n": (last, newest)}, "more than 90 days are forgotten"
 
 

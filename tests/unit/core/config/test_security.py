@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.agent.daemon import Agent
-from pacekeeper.controller.api.auth.listeners import refuse_open
+from pacekeeper.controller.api.auth.listeners import reject_unprotected_listeners
 from pacekeeper.core.addresses import is_loopback
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
@@ -53,23 +53,25 @@ def test_who_listens_to_the_world_is_encrypted_and_knows_its_callers(
     config = ControllerConfig(listen=address, tls=tls, access=AccessConfig(tokens=tokens))
     if is_refused:
         with pytest.raises(ConfigError, match=r"--listen 0\.0\.0\.0:1 is beyond.*--insecure"):
-            refuse_open(config)
+            reject_unprotected_listeners(config)
     else:
-        refuse_open(config)
+        reject_unprotected_listeners(config)
 
 
 def test_it_is_done_all_the_same_where_it_was_told_to() -> None:
-    refuse_open(ControllerConfig(listen="0.0.0.0:1", metrics_listen="0.0.0.0:2", insecure=True))
+    reject_unprotected_listeners(
+        ControllerConfig(listen="0.0.0.0:1", metrics_listen="0.0.0.0:2", insecure=True)
+    )
 
 
 def test_metrics_have_a_certificate_of_their_own_or_none() -> None:
     with pytest.raises(ConfigError, match=r"--metrics-listen 0\.0\.0\.0:2 is beyond loopback"):
-        refuse_open(ControllerConfig(tls=MUTUAL, metrics_listen="0.0.0.0:2"))
+        reject_unprotected_listeners(ControllerConfig(tls=MUTUAL, metrics_listen="0.0.0.0:2"))
 
 
 def test_who_asks_for_certificates_has_one() -> None:
     with pytest.raises(ConfigError, match="needs one of its own"):
-        refuse_open(ControllerConfig(tls=TlsConfig(ca="a")))
+        reject_unprotected_listeners(ControllerConfig(tls=TlsConfig(ca="a")))
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from pacekeeper.controller.api.auth.rbac import Role
 from pacekeeper.controller.api.auth.tokens import (
     TokenRecord,
-    caller_of,
+    authenticate_token,
     decode_tokens,
-    digest,
     encode_tokens,
-    written,
+    format_token,
+    secret_digest,
 )
 
 hex_digits = st.text("0123456789abcdef", min_size=8, max_size=8)
@@ -29,7 +29,7 @@ def tokens(draw: st.DrawFn) -> tuple[TokenRecord, str]:
     secret, (begins, ends) = draw(secrets), sorted((draw(moments), draw(moments)))
     record = TokenRecord(
         token_id=draw(hex_digits),
-        secret_sha256=digest(secret),
+        secret_sha256=secret_digest(secret),
         role=draw(st.sampled_from([Role.VIEWER, Role.OPERATOR, Role.AGENT])),
         name=draw(names),
         created_unix_s=begins,
@@ -56,7 +56,7 @@ def test_a_token_counts_until_it_ends(
 ) -> None:
     records = [record for record, _ in kept]
     for record, secret in kept:
-        found = caller_of(written(record.token_id, secret), records, now_unix_s)
+        found = authenticate_token(format_token(record.token_id, secret), records, now_unix_s)
         if now_unix_s < record.expires_unix_s:
             assert found.role is record.role
             assert found.node == (record.name if record.role is Role.AGENT else "")
@@ -71,13 +71,15 @@ def test_another_secret_is_nobodys(
     records = [record for record, _ in kept]
     record, secret = data.draw(st.sampled_from(kept))
     other = data.draw(secrets.filter(lambda one: one != secret))
-    assert caller_of(written(record.token_id, other), records, 0.0).role is Role.NOBODY
-    assert caller_of(written(record.token_id, secret), [], 0.0).role is Role.NOBODY
+    assert (
+        authenticate_token(format_token(record.token_id, other), records, 0.0).role is Role.NOBODY
+    )
+    assert authenticate_token(format_token(record.token_id, secret), [], 0.0).role is Role.NOBODY
 
 
 @given(st.text(max_size=80))
 def test_what_is_no_token_is_nobodys(shown: str) -> None:
-    assert caller_of(shown, (), 0.0).role is Role.NOBODY
+    assert authenticate_token(shown, (), 0.0).role is Role.NOBODY
 
 
 @given(many.filter(bool), st.data())

@@ -13,20 +13,20 @@ from pacekeeper.controller.api.auth.audit_log import (
     ATTACHES,
     REFUSALS,
     STRANGERS,
-    Audit,
-    Deed,
+    AuditEvent,
+    AuditLog,
     host_of,
 )
 from pacekeeper.controller.api.auth.rbac import Action
 from pacekeeper.core.errors import HostError
 
 
-def audit(folder: Path, *, max_bytes: int = 1 << 20, kept: int = 3) -> Audit:
-    return Audit(folder / "audit.jsonl", max_bytes=max_bytes, kept=kept, on_failure=lambda: None)
+def audit(folder: Path, *, max_bytes: int = 1 << 20, kept: int = 3) -> AuditLog:
+    return AuditLog(folder / "audit.jsonl", max_bytes=max_bytes, kept=kept, on_failure=lambda: None)
 
 
-def deed(caller: str = "operator/ann", *, is_allowed: bool = True, about: str = "") -> Deed:
-    return Deed(
+def deed(caller: str = "operator/ann", *, is_allowed: bool = True, about: str = "") -> AuditEvent:
+    return AuditEvent(
         action="act", caller=caller, is_allowed=is_allowed, about=about, peer="ipv4:192.0.2.1:5"
     )
 

@@ -11,15 +11,15 @@ import grpc
 import pytest
 
 from pacekeeper.controller.api.auth import rbac
-from pacekeeper.controller.api.auth.audit_log import Audit
-from pacekeeper.controller.api.auth.interceptor import CALLER, Gate
+from pacekeeper.controller.api.auth.audit_log import AuditLog
+from pacekeeper.controller.api.auth.interceptor import PRINCIPAL, AuthInterceptor
 from pacekeeper.controller.api.auth.rbac import METHODS, Action, Role
 from pacekeeper.controller.api.auth.tokens import (
     TokenFile,
     TokenRecord,
     change_tokens,
-    digest,
-    written,
+    format_token,
+    secret_digest,
 )
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig
@@ -70,7 +70,7 @@ class World:
     def __init__(self, folder: Path, *, asks: bool = True, limits: LimitsConfig = USUAL) -> None:
         self.path = folder / "audit.jsonl"
         self.failures: list[None] = []
-        self.audit = Audit(
+        self.audit = AuditLog(
             self.path,
             max_bytes=1 << 20,
             kept=2,
@@ -80,9 +80,9 @@ class World:
         records = [record(number, role, FOR_EVER) for number, role in roles.items()]
         records.append(record("4" * 8, Role.VIEWER, 1.0))
         change_tokens(folder / "tokens", lambda _: tuple(records))
-        self.tokens = {role: written(number, SECRET) for number, role in roles.items()}
-        self.expired = written("4" * 8, SECRET)
-        self.gate = Gate(
+        self.tokens = {role: format_token(number, SECRET) for number, role in roles.items()}
+        self.expired = format_token("4" * 8, SECRET)
+        self.gate = AuthInterceptor(
             asks=asks,
             config=AccessConfig(),
             limits=limits,
@@ -100,7 +100,7 @@ class World:
         """One call with one answer, through the gate."""
 
         async def inner(request: Any, context: Context) -> str:
-            self.ran.append(CALLER.get().name)
+            self.ran.append(PRINCIPAL.get().name)
             return "answer"
 
         async def scene() -> Any:
@@ -125,7 +125,7 @@ class World:
 
 def record(token_id: str, role: Role, ends: float) -> TokenRecord:
     return TokenRecord(
-        token_id=token_id, secret_sha256=digest(SECRET), role=role, name="x",
+        token_id=token_id, secret_sha256=secret_digest(SECRET), role=role, name="x",
         created_unix_s=0.0, expires_unix_s=ends,
     )  # fmt: skip
 
@@ -266,7 +266,7 @@ def test_a_certificates_identity_is_a_caller(world: World) -> None:
 
 
 def test_an_agent_that_speaks_for_another_node_is_refused_and_audited(world: World) -> None:
-    caller = rbac.identify(["spiffe://pacekeeper/node/a"], [], "pacekeeper", False)
+    caller = rbac.principal_of_certificate(["spiffe://pacekeeper/node/a"], [], "pacekeeper", False)
     assert world.gate.may_attach(caller, "a", "ipv4:192.0.2.1:5") == ""
     why = world.gate.may_attach(caller, "b", "ipv4:192.0.2.1:5")
     assert "may not report of node 'b'" in why

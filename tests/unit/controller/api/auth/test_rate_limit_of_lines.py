@@ -2,30 +2,30 @@
 
 from pacekeeper.controller.api.auth.rate_limit import (
     Bucket,
-    Buckets,
     Limit,
-    Seldom,
-    full,
-    owe,
+    LogRateLimiter,
+    RateLimiter,
+    charge,
+    full_bucket,
     report_cost,
-    take,
+    try_take,
 )
 
 LIMIT = Limit(per_s=2.0, at_once=3)
 
 
 def test_what_is_left_is_granted_and_comes_back() -> None:
-    bucket, granted = full(LIMIT, 0.0), list[bool]()
+    bucket, granted = full_bucket(LIMIT, 0.0), list[bool]()
     for now_s in (0.0, 0.0, 0.0, 0.0, 0.4, 0.6, 0.6):
-        bucket, is_granted = take(bucket, LIMIT, now_s)
+        bucket, is_granted = try_take(bucket, LIMIT, now_s)
         granted.append(is_granted)
     assert granted == [True, True, True, False, False, True, False]
 
 
 def test_what_is_owed_is_waited_for() -> None:
-    bucket, waits_s = owe(full(LIMIT, 0.0), LIMIT, 0.0)
+    bucket, waits_s = charge(full_bucket(LIMIT, 0.0), LIMIT, 0.0)
     assert (bucket, waits_s) == (Bucket(2.0, 0.0), 0.0)
-    bucket, waits_s = owe(bucket, LIMIT, 0.0, cost=10.0)
+    bucket, waits_s = charge(bucket, LIMIT, 0.0, cost=10.0)
     assert (bucket, waits_s) == (Bucket(-8.0, 0.0), 4.0)
 
 
@@ -34,7 +34,7 @@ def test_a_large_report_counts_as_several() -> None:
 
 
 def test_one_caller_takes_nothing_of_another() -> None:
-    buckets = Buckets(limit=LIMIT, capacity=2)
+    buckets = RateLimiter(limit=LIMIT, capacity=2)
     assert [buckets.is_granted("a", 0.0) for _ in range(4)] == [True, True, True, False]
     assert buckets.is_granted("b", 0.0)
     assert buckets.is_granted("c", 0.0), "a is forgotten: so many at most are known"
@@ -42,7 +42,7 @@ def test_one_caller_takes_nothing_of_another() -> None:
 
 
 def test_lines_of_one_and_of_all_run_out_and_the_rest_is_counted() -> None:
-    seldom = Seldom(Limit(per_s=1.0, at_once=2), Limit(per_s=1.0, at_once=4))
-    said = [seldom.ending(who, 0.0) for who in "aaabbcd"]
+    seldom = LogRateLimiter(Limit(per_s=1.0, at_once=2), Limit(per_s=1.0, at_once=4))
+    said = [seldom.suffix(who, 0.0) for who in "aaabbcd"]
     assert said == ["", "", None, " (1 lines like this were left out before)", "", None, None]
-    assert seldom.ending("e", 1.0) == " (2 lines like this were left out before)"
+    assert seldom.suffix("e", 1.0) == " (2 lines like this were left out before)"

@@ -8,14 +8,14 @@ from pacekeeper.controller.api.auth import rbac
 from pacekeeper.controller.api.auth.rbac import (
     METHODS,
     Action,
-    Caller,
+    Principal,
     Role,
+    anonymous,
     authorise,
-    both,
-    identify,
-    nobody,
-    of_token,
-    speaks_for,
+    authorise_attach,
+    combine,
+    principal_of_certificate,
+    principal_of_token,
 )
 from pacekeeper.protos import control_pb2, operator_pb2, replication_pb2, status_pb2
 
@@ -29,8 +29,8 @@ MAY = {
 }
 
 
-def caller(role: Role, node: str = "") -> Caller:
-    return Caller(name="x", role=role, node=node, why="shown nothing")
+def caller(role: Role, node: str = "") -> Principal:
+    return Principal(name="x", role=role, node=node, why="shown nothing")
 
 
 @pytest.mark.parametrize("role", Role)
@@ -61,7 +61,7 @@ def test_every_method_of_every_service_has_a_role_and_nothing_else_does() -> Non
 
 
 def test_a_refusal_names_the_role_that_it_takes() -> None:
-    verdict = authorise(of_token(Role.VIEWER, "ann", ""), Action.ACT)
+    verdict = authorise(principal_of_token(Role.VIEWER, "ann", ""), Action.ACT)
     assert verdict.reason == "to act takes the role operator; viewer/ann by token is viewer"
 
 
@@ -77,12 +77,12 @@ def test_a_refusal_names_the_role_that_it_takes() -> None:
         (caller(Role.OPEN), True),
     ],
 )
-def test_an_agent_speaks_for_its_own_node_only(who: Caller, is_allowed: bool) -> None:
-    assert speaks_for(who, "a").is_allowed == is_allowed
+def test_an_agent_speaks_for_its_own_node_only(who: Principal, is_allowed: bool) -> None:
+    assert authorise_attach(who, "a").is_allowed == is_allowed
 
 
-def known(uris: list[str], names: list[str] | None = None, by_dns: bool = False) -> Caller:
-    return identify(uris, names or [], "fleet", by_dns)
+def known(uris: list[str], names: list[str] | None = None, by_dns: bool = False) -> Principal:
+    return principal_of_certificate(uris, names or [], "fleet", by_dns)
 
 
 @pytest.mark.parametrize(
@@ -123,19 +123,19 @@ def test_a_dns_name_is_a_node_where_it_was_said_so_and_nothing_else_is_told() ->
 
 def test_a_token_speaks_for_its_bearer_unless_the_certificate_is_of_another_node() -> None:
     node = known(["spiffe://fleet/node/a"])
-    operator = of_token(Role.OPERATOR, "ann", "")
-    assert both(operator, node) is operator
-    assert both(of_token(Role.AGENT, "a", "a"), node).node == "a"
-    assert both(of_token(Role.AGENT, "b", "b"), node).role is Role.NOBODY
-    assert both(of_token(Role.AGENT, "b", "b"), None).node == "b"
+    operator = principal_of_token(Role.OPERATOR, "ann", "")
+    assert combine(operator, node) is operator
+    assert combine(principal_of_token(Role.AGENT, "a", "a"), node).node == "a"
+    assert combine(principal_of_token(Role.AGENT, "b", "b"), node).role is Role.NOBODY
+    assert combine(principal_of_token(Role.AGENT, "b", "b"), None).node == "b"
 
 
 def test_a_bad_token_is_no_better_for_a_good_certificate() -> None:
     node = known(["spiffe://fleet/node/a"])
-    assert both(nobody("expired"), node).role is Role.NOBODY
+    assert combine(anonymous("expired"), node).role is Role.NOBODY
 
 
 def test_who_is_open_by_name_only_is_not_given_away() -> None:
     with pytest.raises(AssertionError):
-        of_token(Role.OPEN, "x", "")
+        principal_of_token(Role.OPEN, "x", "")
     assert rbac.ALLOWED.reason == ""

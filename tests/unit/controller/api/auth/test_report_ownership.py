@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.api.auth.report_ownership import foreign
+from pacekeeper.controller.api.auth.report_ownership import find_foreign_rank
 from pacekeeper.controller.state.persistent_map import NodeMap
 from pacekeeper.controller.state.state import (
     JobState,
@@ -62,35 +62,35 @@ def killed(rank: int) -> RankExitRecord:
     ],
 )
 def test_what_is_told_of_another_nodes_rank_is_foreign(told: NodeReport) -> None:
-    assert foreign(state(), "a", told) == "rank 1 of job moe is of node b"
-    assert foreign(state(), "b", report(step(1), killed(1))) == ""
+    assert find_foreign_rank(state(), "a", told) == "rank 1 of job moe is of node b"
+    assert find_foreign_rank(state(), "b", report(step(1), killed(1))) == ""
 
 
 def test_work_in_tables_is_of_its_ranks() -> None:
     work = MicroBatchRecord(rank=1, step=1, micro_batch=0, generation=1, compute_s=0.1, tokens=1)
     job = JobReport(job="moe", life=LIFE, micro_batches=(table_from_records([work]),))
     told = NodeReport(sequence=1, sent_mono_s=0.0, jobs=(job,))
-    assert foreign(state(), "a", told) == "rank 1 of job moe is of node b"
-    assert foreign(state(), "b", told) == ""
+    assert find_foreign_rank(state(), "a", told) == "rank 1 of job moe is of node b"
+    assert find_foreign_rank(state(), "b", told) == ""
 
 
 def test_a_rank_that_nobody_has_attached_is_whoevers_brings_it() -> None:
-    assert foreign(state(), "a", report(step(2), attached=(attachment(2),))) == ""
-    assert foreign(State(), "a", report(step(1))) == ""
+    assert find_foreign_rank(state(), "a", report(step(2), attached=(attachment(2),))) == ""
+    assert find_foreign_rank(State(), "a", report(step(1))) == ""
 
 
 def test_the_ranks_of_an_agent_that_is_away_may_be_taken_over() -> None:
     """It may have come back under another name."""
-    assert foreign(state(is_there=False), "a", report(step(1))) == ""
+    assert find_foreign_rank(state(is_there=False), "a", report(step(1))) == ""
 
 
 def test_the_dead_and_other_lives_belong_to_nobody() -> None:
-    assert foreign(state(life=RankLife.DEAD), "a", report(step(1))) == ""
-    assert foreign(state(), "a", report(step(1), life=LIFE + 1)) == ""
-    assert foreign(state(job_life=0), "a", report(step(1), life=0)) == ""
+    assert find_foreign_rank(state(life=RankLife.DEAD), "a", report(step(1))) == ""
+    assert find_foreign_rank(state(), "a", report(step(1), life=LIFE + 1)) == ""
+    assert find_foreign_rank(state(job_life=0), "a", report(step(1), life=0)) == ""
 
 
 def test_every_job_of_a_report_is_looked_at() -> None:
     told = report(step(1))
     other = replace(told.jobs[0], job="other")
-    assert foreign(state(), "a", replace(told, jobs=(other, *told.jobs))) != ""
+    assert find_foreign_rank(state(), "a", replace(told, jobs=(other, *told.jobs))) != ""

@@ -12,7 +12,7 @@ from pacekeeper.controller.api.auth.rbac import Role
 from pacekeeper.controller.api.auth.tokens import (
     TokenFile,
     TokenRecord,
-    caller_of,
+    authenticate_token,
     change_tokens,
     read_tokens,
 )
@@ -66,7 +66,7 @@ def test_a_token_is_made_shown_once_listed_and_taken_back(tmp_path: Path) -> Non
     made = runner.invoke(command, ["add", "--file", str(path), "operator", "ann"])
     assert made.exit_code == 0, made.output
     token = made.output.strip()
-    found = caller_of(token, read_tokens(path), 0.0)
+    found = authenticate_token(token, read_tokens(path), 0.0)
     assert (found.role, found.name) == (Role.OPERATOR, "operator/ann by token")
     assert token.split(".")[2] not in path.read_text()
     listed = runner.invoke(command, ["ls", "--file", str(path)])
@@ -74,6 +74,6 @@ def test_a_token_is_made_shown_once_listed_and_taken_back(tmp_path: Path) -> Non
     number = token.split(".")[1]
     gone = runner.invoke(command, ["revoke", "--file", str(path), number])
     assert gone.exit_code == 0, gone.output
-    assert caller_of(token, read_tokens(path), 0.0).role is Role.NOBODY
+    assert authenticate_token(token, read_tokens(path), 0.0).role is Role.NOBODY
     again = runner.invoke(command, ["revoke", "--file", str(path), number])
     assert isinstance(again.exception, ConfigError)

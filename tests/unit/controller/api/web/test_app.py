@@ -18,8 +18,8 @@ from pacekeeper.controller.api.auth.tokens import (  # noqa: E402  # noqa: E402
     TokenFile,
     TokenRecord,
     change_tokens,
-    digest,
-    written,
+    format_token,
+    secret_digest,
 )
 from pacekeeper.controller.api.web.auth import LOGINS, MOST_BODY_BYTES  # noqa: E402
 from pacekeeper.controller.api.web.responses import HEADERS  # noqa: E402
@@ -74,11 +74,11 @@ class Tokens:
         for i, role in enumerate((Role.VIEWER, Role.OPERATOR, Role.AGENT)):
             name = f"{i:08x}"
             secret = "s" * 42 + str(i)
-            self.of[role] = written(name, secret)
+            self.of[role] = format_token(name, secret)
             records.append(
                 TokenRecord(
                     token_id=name,
-                    secret_sha256=digest(secret),
+                    secret_sha256=secret_digest(secret),
                     role=role,
                     name=f"{role}-ann",
                     created_unix_s=0.0,

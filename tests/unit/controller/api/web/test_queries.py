@@ -2,11 +2,11 @@
 
 import pytest
 
-from pacekeeper.controller.api.web.queries import MOST_ROWS, Asked, shown
+from pacekeeper.controller.api.web.queries import MOST_ROWS, TableQuery, select_page
 
 
 def rows(query: dict[str, str], count: int = 250) -> tuple[list[int], str | None, str | None]:
-    part = shown(range(count), Asked.of(query), lambda row: f"row {row}")
+    part = select_page(range(count), TableQuery.of(query), lambda row: f"row {row}")
     return list(part.rows), part.before, part.after
 
 
@@ -21,9 +21,11 @@ def test_every_word_must_be_in_a_row_in_whatever_case_and_the_search_goes_on_to_
     None
 ):
     assert rows({"find": " ROW  24 "})[0] == [24, 124, 224, *range(240, 250)]
-    found = shown(range(250), Asked.of({"find": "row", "open": "1"}), lambda row: f"row {row}")
+    found = select_page(
+        range(250), TableQuery.of({"find": "row", "open": "1"}), lambda row: f"row {row}"
+    )
     assert found.total == 250 and found.after == "?find=row&open=1&first=100"
-    assert shown(range(9), Asked(find="none"), str).total == 0
+    assert select_page(range(9), TableQuery(find="none"), str).total == 0
 
 
 @pytest.mark.parametrize("first", ["-1", "x", "9" * 40, "\u0661", "", "250", "99999999"])
@@ -32,5 +34,5 @@ def test_a_page_that_is_not_there_is_the_first_one(first: str) -> None:
 
 
 def test_an_address_can_not_carry_a_book() -> None:
-    assert len(Asked.of({"find": "x" * 10_000}).query()) < 300
-    assert Asked.of({"find": "a&b=<c>"}).query() == "?find=a%26b%3D%3Cc%3E"
+    assert len(TableQuery.of({"find": "x" * 10_000}).query()) < 300
+    assert TableQuery.of({"find": "a&b=<c>"}).query() == "?find=a%26b%3D%3Cc%3E"

@@ -11,7 +11,7 @@ import pytest
 from hpack import Decoder, Encoder
 
 from pacekeeper.controller.ingest.http2 import agent_stream, listener
-from pacekeeper.controller.ingest.http2.agent_stream import Lane, Rules
+from pacekeeper.controller.ingest.http2.agent_stream import AgentConnection, ConnectionConfig
 from pacekeeper.controller.ingest.http2.frames import (
     ACK,
     DATA,
@@ -26,7 +26,7 @@ from pacekeeper.controller.ingest.http2.frames import (
     frame,
 )
 from pacekeeper.controller.ingest.http2.listener import listening
-from pacekeeper.controller.ingest.http2.proxy import ATTACH, Pipes
+from pacekeeper.controller.ingest.http2.proxy import ATTACH, SocketProxy
 
 PATIENCE_S = 60.0
 
@@ -41,24 +41,24 @@ class Host:
 
     heard: list[object] = field(default_factory=list)
     busy: set[bytes] = field(default_factory=set)
-    lane: Lane | None = None
+    lane: AgentConnection | None = None
     is_slow: bool = False  # to judge
 
-    def opened(self, lane: Lane, first: bytes) -> None:
+    def opened(self, lane: AgentConnection, first: bytes) -> None:
         lane.number = 1 + sum(one == "closed" for one in self.heard)
         self.lane = lane
         self.heard.append(("opened", first, lane.shown().authorization))
         if not self.is_slow:
             lane.tell(b"welcome", b"welcome", 0)
 
-    def reported(self, lane: Lane, data: bytes) -> float | None:
+    def reported(self, lane: AgentConnection, data: bytes) -> float | None:
         self.heard.append(data)
         return None if data in self.busy else 0.0
 
-    def finished(self, lane: Lane) -> None:
+    def finished(self, lane: AgentConnection) -> None:
         self.heard.append("finished")
 
-    def closed(self, lane: Lane) -> None:
+    def closed(self, lane: AgentConnection) -> None:
         self.heard.append("closed")
 
     def handshake_failed(self) -> None:
@@ -108,9 +108,9 @@ def play(
 
     @asynccontextmanager
     async def served() -> AsyncIterator[Caller]:
-        rules = Rules(
+        rules = ConnectionConfig(
             host=host,
-            pipes=Pipes(Path("/nowhere")),
+            socket_proxy=SocketProxy(Path("/nowhere")),
             max_message_bytes=1 << 20,
             age_s=age_s,
             tls=lambda: None,

@@ -38,9 +38,9 @@ def test_who_connects_is_told_our_settings_at_once_and_hears_without_delay() -> 
     async def scene(world: World) -> None:
         assert world.said() == [(SETTINGS, 0, 0, b"")]
         assert world.transport.socket.options == [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
-        assert world.lanes == {world.lane}
+        assert world.connections == {world.lane}
         world.lane.connection_lost(None)
-        assert world.lanes == set()
+        assert world.connections == set()
 
     on_paper(scene)
 
@@ -86,7 +86,7 @@ def test_what_is_no_call_of_an_agent_is_handed_on_whole_or_refused(is_first: boo
             ((first, shown),) = world.handed_on
             assert first == opening + call + frame(DATA, 0, 3, b"x")
             assert (shown.peer, shown.authorization) == ("ipv4:127.0.0.1:7", ())
-            assert world.lanes == set(), "its life is the other server's"
+            assert world.connections == set(), "its life is the other server's"
             assert world.heard == []
         else:
             assert world.handed_on == []

@@ -76,10 +76,10 @@ def test_who_does_not_speak_http2_in_it_is_let_go(protocol: str | None) -> None:
 
 def test_one_that_breaks_off_leaves_nothing() -> None:
     async def scene(world: World, handshake: Handshake) -> None:
-        assert world.lanes == {world.lane}
+        assert world.connections == {world.lane}
         await handshake.end(ConnectionResetError())
         assert world.transport.is_aborted
-        assert world.lanes == set()
+        assert world.connections == set()
         assert world.heard == ["handshake_failed"]
 
     with_handshake(scene)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pacekeeper.controller.ingest.http2 import batching_selector
-from pacekeeper.controller.ingest.http2.batching_selector import Resting
+from pacekeeper.controller.ingest.http2.batching_selector import CoalescingSelector
 
 
 class Clock:
@@ -32,13 +32,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def looks() -> Iterator[Resting]:
-    made = Resting()
+def looks() -> Iterator[CoalescingSelector]:
+    made = CoalescingSelector()
     yield made
     made.close()
 
 
-def test_between_two_looks_lies_a_rest(looks: Resting, clock: Clock) -> None:
+def test_between_two_looks_lies_a_rest(looks: CoalescingSelector, clock: Clock) -> None:
     looks.rest_s = 0.005
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -49,7 +49,9 @@ def test_between_two_looks_lies_a_rest(looks: Resting, clock: Clock) -> None:
     assert clock.naps == [pytest.approx(0.005)] * 2
 
 
-def test_who_is_late_or_has_more_to_do_does_not_rest(looks: Resting, clock: Clock) -> None:
+def test_who_is_late_or_has_more_to_do_does_not_rest(
+    looks: CoalescingSelector, clock: Clock
+) -> None:
     looks.rest_s = 0.005
     looks.select(0)
     looks.select(0)  # something else is due
@@ -58,14 +60,14 @@ def test_who_is_late_or_has_more_to_do_does_not_rest(looks: Resting, clock: Cloc
     assert clock.naps == []
 
 
-def test_a_rest_ends_with_what_is_due_next(looks: Resting, clock: Clock) -> None:
+def test_a_rest_ends_with_what_is_due_next(looks: CoalescingSelector, clock: Clock) -> None:
     looks.rest_s = 0.005
     looks.select(0)
     assert looks.select(0.002) == []
     assert clock.naps == [0.002]
 
 
-def test_it_does_not_rest_unless_told(looks: Resting, clock: Clock) -> None:
+def test_it_does_not_rest_unless_told(looks: CoalescingSelector, clock: Clock) -> None:
     began_s = time.monotonic()
     for _ in range(3):
         looks.select(0.001)

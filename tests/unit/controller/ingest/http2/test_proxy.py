@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.controller.ingest.http2.proxy import Pipes, _End
-from pacekeeper.controller.ingest.ipc import Shown
+from pacekeeper.controller.ingest.http2.proxy import SocketProxy, _End
+from pacekeeper.controller.ingest.ipc import PeerIdentity
 from pacekeeper.controller.ingest.runtime_dir import own_folder
 
-SHOWN = Shown(peer="ipv4:127.0.0.1:7")
+SHOWN = PeerIdentity(peer="ipv4:127.0.0.1:7")
 PATIENCE_S = 60.0
 
 
@@ -33,11 +33,11 @@ async def holds(answer: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def piped(folder: Path, first: bytes) -> AsyncIterator[tuple[Pipes, Server, Any]]:
+async def piped(folder: Path, first: bytes) -> AsyncIterator[tuple[SocketProxy, Server, Any]]:
     """Pipes with one connection handed on, its server, and the caller's streams."""
     server, address = Server(), folder / "inner"
     listening = await asyncio.start_unix_server(server.come, address)
-    pipes = Pipes(address)
+    pipes = SocketProxy(address)
     ours, theirs = socket.socketpair()
     transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
     caller = await asyncio.open_connection(sock=theirs)
@@ -99,7 +99,7 @@ def test_when_the_server_ends_it_the_caller_is_let_go() -> None:
 def test_a_server_that_is_not_there_costs_the_connection_and_leaves_nothing() -> None:
     async def scene(folder: Path) -> None:
         before = len(os.listdir("/proc/self/fd"))
-        pipes = Pipes(folder / "nowhere")
+        pipes = SocketProxy(folder / "nowhere")
         ours, theirs = socket.socketpair()
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
@@ -122,7 +122,7 @@ def test_two_connections_have_two_names() -> None:
             ours, theirs = socket.socketpair()
             loop = asyncio.get_running_loop()
             transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
-            pipes.begin(transport, b"2", Shown(peer="another"))
+            pipes.begin(transport, b"2", PeerIdentity(peer="another"))
             await holds(lambda: len(server.streams) == 2)
             names = [writer.get_extra_info("peername") for _, writer in server.streams]
             found = {pipes.caller(f"unix:{name}") for name in names}
@@ -140,7 +140,7 @@ def test_a_caller_that_left_meanwhile_leaves_no_connection_behind() -> None:
         assert not writer.transport.get_write_buffer_size()
         server, address = Server(), folder / "again"
         listening = await asyncio.start_unix_server(server.come, address)
-        pipes = Pipes(address)
+        pipes = SocketProxy(address)
         ours, theirs = socket.socketpair()
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from pacekeeper.controller.ingest.http2 import proxy
-from pacekeeper.controller.ingest.http2.proxy import Ends
+from pacekeeper.controller.ingest.http2.proxy import CallOutcome
 
 End = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]
 REFUSED: End = (grpc.StatusCode.UNAUTHENTICATED, "who are you?", (("k", "v"),))
@@ -57,7 +57,7 @@ def test_of_several_ends_the_other_sides_own_counts(
 
     async def scene() -> object:
         call = Call()
-        heard = Ends(call)
+        heard = CallOutcome(call)
         call.is_over(ends[0])
         asking = asyncio.create_task(heard.answer())
         await asyncio.sleep(0)
