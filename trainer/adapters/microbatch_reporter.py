@@ -1,8 +1,8 @@
-"""Micro-batches that take turns: passes of a pipeline, or of a trainer that has them in pieces.
+"""Reporter for micro-batches in several passes: pipelines, and trainers that split them.
 
-A pass is a forward or a backward of one micro-batch. Its micro-batch is told when it is over; while
-one is between its passes, its clock stands aside. What waits for other ranks within a pass is left
-out by `CollectiveWaits`.
+A pass is a forward or a backward of one micro-batch. The micro-batch is reported after its last
+pass; between passes its clock is suspended. `CollectiveWaits` excludes waits for other ranks within
+a pass.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(slots=True)
 class _InFlightMicrobatch:
-    """A micro-batch that is not over: its work so far, and its clock where others have a turn."""
+    """A micro-batch before its last pass: features so far, and its clock while suspended."""
 
     work: MicrobatchFeatures = NO_FEATURES
     expert_rows: int = 0
@@ -36,12 +36,12 @@ class _InFlightMicrobatch:
 
 
 class MicrobatchReporter(StepReporter):
-    """The moments of one rank whose micro-batches have keys. Use from the training thread."""
+    """Reports steps and keyed micro-batches of one rank. Use it from the training thread."""
 
     def __init__(self, pace: Hooks, *, tensor_share: float = 1.0) -> None:
-        """`tensor_share`: of all layers, what this rank has."""
+        """`tensor_share`: part of all layers that this rank holds."""
         super().__init__(pace)
-        self.in_pass: Hashable = None  # the micro-batch that computes now
+        self.in_pass: Hashable = None  # key of the micro-batch that computes now
         self.collective_waits = CollectiveWaits(pace.timer, pace.ring.count_error)
         self.expert_counts = ExpertCounts(pace)
         self._clock = cast(PipelineClock, pace.timer)
@@ -50,7 +50,7 @@ class MicrobatchReporter(StepReporter):
 
     @never_raises
     def enter_pass(self, key: Hashable) -> None:
-        """A pass of micro-batch `key` begins, its first one or a later one. Not in another pass."""
+        """Start a pass of micro-batch `key`; ignored within another pass."""
         if self.step is None or self.in_pass is not None or self._away_s is not None:
             return
         known = self._open.get(key)
@@ -64,7 +64,7 @@ class MicrobatchReporter(StepReporter):
 
     @never_raises
     def suspend_pass(self) -> None:
-        """The pass is over, its micro-batch is not."""
+        """End the pass; its micro-batch has further passes."""
         self.collective_waits.closed()
         key, self.in_pass = self.in_pass, None
         if key is not None:
@@ -72,7 +72,7 @@ class MicrobatchReporter(StepReporter):
 
     @never_raises
     def complete_pass(self) -> None:
-        """The pass is over and its micro-batch with it, which is told."""
+        """End the last pass of a micro-batch and report it."""
         self.collective_waits.closed()
         key, self.in_pass = self.in_pass, None
         if key is None:
@@ -86,16 +86,16 @@ class MicrobatchReporter(StepReporter):
 
     @never_raises
     def add_features(self, work: MicrobatchFeatures) -> None:
-        """The micro-batch that computes now is this; from a second forward of it, also this."""
+        """Add features to the micro-batch that computes now, such as those of a second forward."""
         known = self._open.get(self.in_pass)
         if known is not None:
             known.work = work if known.work is NO_FEATURES else add_features(known.work, work)
 
     @never_raises
     def add_expert_rows(self, counts: Sequence[int]) -> None:
-        """A layer of it computes so many rows at each expert of this rank."""
+        """Add the rows that a layer computes on each of this rank's experts."""
         known = self._open.get(self.in_pass)
-        if known is not None and not is_in_backward():  # there it does them again
+        if known is not None and not is_in_backward():  # not when recomputed there
             known.expert_rows += sum(counts)
             known.num_active += sum(n > 0 for n in counts)
             for i, over in enumerate(rows_over(counts)):
@@ -103,46 +103,46 @@ class MicrobatchReporter(StepReporter):
 
     @never_raises
     def add_expert_total(self, rows: int) -> None:
-        """The same where only the device knows which expert has how many."""
+        """Add the sum of a layer's expert rows, if the counts are on the device."""
         known = self._open.get(self.in_pass)
         if known is not None and not is_in_backward():
             known.expert_rows += rows
 
     @never_raises
     def add_expert_loads(self, layer: int, counts: Tensor) -> None:
-        """In it, the router of `layer` sent so many of this rank's tokens to each expert."""
+        """Add how many of this rank's tokens the router of `layer` sent to each expert."""
         if self.in_pass is not None and not is_in_backward():
             self.expert_counts.add(layer, counts)
 
     def begin_step(self, step: int) -> None:
-        """An optimizer step; what an earlier one left open is forgotten."""
+        """Start an optimizer step; open passes of an earlier one are dropped."""
         if self.step != step:
-            self._forget()
+            self._drop_passes()
         super().begin_step(step)
 
     def end_step(
         self, *, tokens: int = 0, loss: float | None = None, sum_len_squared: int = 0
     ) -> None:
-        """The optimizer has stepped."""
+        """Report the end of the step and its expert loads."""
         step = self.step
         if step is not None:
-            self._tell_counts(step)
-        self._forget()
+            self._report_counts(step)
+        self._drop_passes()
         super().end_step(tokens=tokens, loss=loss, sum_len_squared=sum_len_squared)
 
     def abandon_step(self) -> None:
-        """The open step will not come to its end, or nobody will say so."""
-        self._forget()
+        """Drop the open step and its passes."""
+        self._drop_passes()
         super().abandon_step()
 
     def detach(self) -> None:
-        """The rank is done."""
+        """Report late times and end the attachment."""
         self.collective_waits.detach()
-        self._tell_late()
+        self._report_late()
         super().detach()
 
     def loading(self, items: Iterator[_Item]) -> Iterator[_Item]:
-        """`items`, whose waits are told as waits for input."""
+        """Iterate over `items`; waits for the next item are reported as waits for input."""
         while True:
             self.begin_loading()
             try:
@@ -154,7 +154,7 @@ class MicrobatchReporter(StepReporter):
             yield item
 
     def run_guarded(self, call: Callable[..., Any], *args: Any) -> Any:
-        """What `call` gives; None where it raises, which is counted: no matter of the training."""
+        """Return `call(*args)`; if it raises, count the error and return None."""
         try:
             return call(*args)
         except Exception as error:
@@ -162,15 +162,15 @@ class MicrobatchReporter(StepReporter):
             return None
 
     @never_raises
-    def _tell_counts(self, step: int) -> None:
+    def _report_counts(self, step: int) -> None:
         self.expert_counts.end_step(step)
 
     @never_raises
-    def _tell_late(self) -> None:
+    def _report_late(self) -> None:
         self.expert_counts.tell()
 
-    def _forget(self) -> None:
-        """Passes that nobody ended: their forward was thrown away."""
+    def _drop_passes(self) -> None:
+        """Drop passes without an end, whose forward was discarded."""
         self.collective_waits.closed()
         self.expert_counts.forget()
         self.in_pass = None
@@ -178,7 +178,7 @@ class MicrobatchReporter(StepReporter):
 
 
 def add_features(one: MicrobatchFeatures, more: MicrobatchFeatures) -> MicrobatchFeatures:
-    """Tokens, squares and documents of both; untold where either is: half of a sum is none."""
+    """Add tokens, squared lengths and documents; a sum with an unknown part is unknown."""
 
     def both(a: int, b: int) -> int:
         return a + b if a and b else 0
@@ -188,7 +188,9 @@ def add_features(one: MicrobatchFeatures, more: MicrobatchFeatures) -> Microbatc
 
 
 def features_of_call(arguments: Sequence[Any], named: Mapping[str, Any]) -> MicrobatchFeatures:
-    """Of what a model is called with: a batch by its names, or its first tensor [rows, tokens]."""
+    """Return the features of a model call: of a batch by its keys, else of its first tensor
+    [rows, tokens].
+    """
     for batch in (named, *arguments):
         if isinstance(batch, Mapping) and (work := features_of_batch(batch)) != NO_FEATURES:
             return work

@@ -1,13 +1,13 @@
-"""Plain PyTorch, watched: the five lines of the README, where torch itself waits for other ranks.
+"""Adapter for plain PyTorch: hooks whose clock excludes waits inside torch.
 
-    pace = adapter_torch.attach(job="my-run")
+    pace = pytorch.attach(job="my-run")
     with pace.step(step), pace.micro_batch_timer(tokens=batch.numel()):
-        model(batch).backward()  # DDP, FSDP, pipelines: what they wait for others is left out
+        model(batch).backward()  # waits of DDP, FSDP and pipelines are not counted
 
-Waits inside torch (DDP in `backward`, FSDP2 in each layer, pipelines between passes) cannot be
-enclosed by a user's `with` block, and with them each rank looks as slow as the slowest: see
-`instrumentation/collectives.py`. No hook is put into a model, so that compiled graphs and
-recomputed passes are unchanged. docs/trainer-torch.md says what was tested.
+A user's `with` block cannot enclose waits inside torch (DDP in `backward`, FSDP2 in each layer,
+pipelines between passes), and with them each rank looks as slow as the slowest. See
+`instrumentation/collectives.py`. No hook is put into a model: compiled graphs and recomputed passes
+are unchanged. docs/trainer-torch.md lists what was tested.
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,18 @@ def attach(
     ring_dir: str | None = None,
     model: ModelShape | None = None,
 ) -> "TorchHooks":
-    """`hooks.attach` with what torch knows: rank and world size of the default process group (else
-    of torchrun's environment), and the clock of `device` (default: this process's CUDA device if
-    it has one, else the CPU). Until `detach`, waits in torch.distributed are no compute.
+    """Attach this rank of a torch program; call it after `init_process_group`.
 
-    Call it after `init_process_group`. Raises ValueError for a wrong job name or rank only.
+    Until `detach`, waits in torch.distributed do not count as compute. The arguments are those of
+    `hooks.attach`.
+
+    Args:
+        device: Device that computes; default: this process's CUDA device if it has one, else CPU.
+        rank: Default: of the default process group, else of torchrun's environment.
+        world_size: Default: as `rank`.
+
+    Raises:
+        ValueError: If the job name or rank is invalid.
     """
     if device is None:
         is_on_cuda = torch.cuda.is_available()
@@ -56,7 +63,7 @@ def attach(
 
 
 class TorchMicrobatchTimer(MicrobatchTimer):
-    """Passes over what a backward pass computes again."""
+    """A micro-batch timer that ignores expert rows of recomputation in the backward pass."""
 
     __slots__ = ()
 
@@ -66,7 +73,7 @@ class TorchMicrobatchTimer(MicrobatchTimer):
 
 
 class TorchHooks(Hooks):
-    """The seam of one rank of torch."""
+    """Hooks of one rank of a torch program."""
 
     micro_batch_block = TorchMicrobatchTimer
 
@@ -76,17 +83,17 @@ class TorchHooks(Hooks):
         self._waits.attach(*waits_of_fsdp())
 
     def detach(self) -> None:
-        """The rank is done; torch is as it was."""
+        """End the attachment and restore torch's functions."""
         self._waits.detach()
         super().detach()
 
 
 class WaitAwareClock:
-    """A clock that pauses by itself where torch waits, also inside a wait that it was told of."""
+    """A clock that pauses while torch waits for other ranks, also within an explicit `waiting`."""
 
     def __init__(self, clock: SegmentClock, ring: Ring) -> None:
         self._clock = clock
-        self._depth = 0  # of waits
+        self._depth = 0  # nesting of waits
         self.waits = CollectiveWaits(self, ring.count_error)
 
     def begin(self) -> None:
@@ -100,7 +107,7 @@ class WaitAwareClock:
             self._clock.pause()
 
     def resume(self) -> None:
-        if self._depth:  # a wait that an error left open may end in the next micro-batch
+        if self._depth:  # a wait left open by an error may end in the next micro-batch
             self._depth -= 1
             if self._depth == 0:
                 self._clock.resume()
@@ -110,5 +117,5 @@ class WaitAwareClock:
         return self._clock.end()
 
     def known(self) -> list[ComputeTime]:
-        """Of a clock that tells late, what it has not told yet."""
+        """Return the times of a late clock that were not returned before."""
         return self._clock.known() if isinstance(self._clock, LateClock) else []

@@ -1,8 +1,8 @@
-"""What the adapters of other trainers share: a clock that fits the device, and a forgiving teller.
+"""Shared parts of the adapters: the device's clock, and a reporter that tolerates any call order.
 
-A foreign trainer's hooks come in its own order, and some do not come at all: an evaluation in the
-middle of a step, a forward pass without a backward, a step that raised. What has no beginning or no
-end is left untold; nothing is guessed and nothing is told twice. No call raises.
+A foreign trainer calls its hooks in its own order and may omit some: an evaluation within a step, a
+forward pass without a backward, a step that raised. The reporter drops what has no beginning or no
+end and reports nothing twice. No call raises.
 """
 
 import functools
@@ -28,12 +28,14 @@ from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 from pacekeeper.trainer.hooks.hooks import life_of_environment
 
 NO_FEATURES: MicrobatchFeatures = (0, 0, 0, 0, NO_ROWS_OVER, 0, 0, 1.0)
-_runs: Counter[str] = Counter()  # of this process, by job
+_runs: Counter[str] = Counter()  # attachments of this process, by job
 _P = ParamSpec("_P")
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """(rank, world size): as given, of the default process group, or of the environment."""
+    """Return (rank, world size): as given, else of the default process group, else of RANK and
+    WORLD_SIZE in the environment.
+    """
     if rank is not None and world_size is not None:
         return rank, world_size
     dist = torch.distributed
@@ -43,7 +45,7 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
 
 
 def default_clock(device: torch.device) -> tuple[Clock, SegmentClock]:
-    """Events where the device is CUDA's; else the host's thread, and marked as such."""
+    """Return the clock for `device`: CUDA events, CPU time of the thread, or wall time."""
     if device.type == "cuda":
         return Clock.CUDA, DeviceEventClock(new_event)
     if device.type == "cpu":
@@ -52,7 +54,7 @@ def default_clock(device: torch.device) -> tuple[Clock, SegmentClock]:
 
 
 def can_time(device: torch.device) -> bool:
-    """Of another accelerator the host's clock would only see how fast work is handed to it."""
+    """Whether compute on `device` can be timed; on others the host sees only launch times."""
     return device.type in ("cpu", "cuda")
 
 
@@ -66,10 +68,13 @@ def attach(
     ring_dir: str | None = None,
     model: ModelShape | None = None,
 ) -> hooks.Hooks:
-    """`hooks.attach` of a torch trainer's rank, with the clock of the device that it computes on.
+    """Call `hooks.attach` for a rank of a torch trainer, with the clock of its device.
 
-    A process may train the same job more than once: each run is a life of its own. Raises
-    ValueError for a wrong job name, rank or life only, as that does.
+    A process may train the same job more than once: each attachment gets a launch number of its
+    own. The arguments are those of `hooks.attach`.
+
+    Raises:
+        ValueError: If the job name, rank or launch number is invalid.
     """
     rank, world_size = rank_and_world_size(rank, world_size)
     clock, timer = default_clock(device)
@@ -92,7 +97,7 @@ def attach(
 def never_raises(
     call: Callable[Concatenate[Any, _P], None],
 ) -> Callable[Concatenate[Any, _P], None]:
-    """What goes wrong in `call` is counted by the ring, and no matter of the training's."""
+    """Decorator: exceptions of `call` are counted by the ring and not raised."""
 
     @functools.wraps(call)
     def guarded(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -105,25 +110,25 @@ def never_raises(
 
 
 class StepReporter:
-    """The moments of one rank, from hooks in any order."""
+    """Reports steps and micro-batches of one rank from hooks that may come in any order."""
 
     def __init__(self, pace: hooks.Hooks) -> None:
         self.pace = pace
-        self.step: int | None = None  # the open one
-        self._work: MicrobatchFeatures | None = None  # of the open micro-batch
+        self.step: int | None = None  # the open step
+        self._work: MicrobatchFeatures | None = None  # features of the open micro-batch
         self._is_paused = False
-        self._loading_s: float | None = None  # since when input is waited for
-        self._away_s: float | None = None  # since when something else than training goes on
-        self._outside_s = 0.0  # of the open step, what was no training
+        self._loading_s: float | None = None  # start of the wait for input
+        self._away_s: float | None = None  # start of an evaluation or another pause of training
+        self._outside_s = 0.0  # time of the open step that was not training
 
     @property
     def is_computing(self) -> bool:
-        """Is a micro-batch open, computing or not?"""
+        """Whether a micro-batch is open, paused or not."""
         return self._work is not None
 
     @never_raises
     def begin_step(self, step: int) -> None:
-        """An optimizer step; again for each of its micro-batches does no harm."""
+        """Start an optimizer step; a repeated call for the same step has no effect."""
         if self.step == step:
             return
         self.step, self._work, self._outside_s = step, None, 0.0
@@ -131,7 +136,7 @@ class StepReporter:
 
     @never_raises
     def begin_microbatch(self, work: MicrobatchFeatures = NO_FEATURES) -> None:
-        """Computing begins. In a micro-batch that computes already: more work of the same one."""
+        """Start a micro-batch, or add features to the open one."""
         if self.step is None or self._away_s is not None:
             return
         if self._work is None:
@@ -143,19 +148,19 @@ class StepReporter:
 
     @never_raises
     def pause(self) -> None:
-        """The open micro-batch's computing pauses: what comes next waits for other ranks."""
+        """Pause the open micro-batch: a wait for other ranks begins."""
         if self._work is not None and not self._is_paused:
             self._is_paused = True
             self.pace.timer.pause()
 
     @never_raises
     def resume(self) -> None:
-        """The open micro-batch computes again."""
+        """Resume the open micro-batch."""
         self._resume()
 
     @never_raises
     def end_microbatch(self) -> None:
-        """The open micro-batch is computed and told. Without one: nothing."""
+        """End and report the open micro-batch, if there is one."""
         if self._work is None:
             return
         self._resume()
@@ -164,14 +169,14 @@ class StepReporter:
 
     @never_raises
     def drop_microbatch(self) -> None:
-        """The open micro-batch came to nothing: it is forgotten."""
+        """Drop the open micro-batch without a report."""
         self._work = None
 
     @never_raises
     def end_step(
         self, *, tokens: int = 0, loss: float | None = None, sum_len_squared: int = 0
     ) -> None:
-        """The optimizer has stepped; tokens and loss of the global batch, where they are known."""
+        """Report the end of the step, with tokens and loss of the global batch if known."""
         if self.step is None:
             return
         self._work = self.step = None
@@ -184,37 +189,37 @@ class StepReporter:
 
     @never_raises
     def abandon_step(self) -> None:
-        """The open step will not come to its end, or nobody will say so."""
+        """Drop the open step: its end will not be reported."""
         self._work = self.step = self._loading_s = self._away_s = None
 
     @never_raises
     def exit_training(self) -> None:
-        """Something else than training begins: an evaluation, a checkpoint."""
+        """Mark the begin of something other than training: an evaluation, a checkpoint."""
         if self._away_s is None:
             self._away_s, self._work = time.monotonic(), None
 
     @never_raises
     def enter_training(self) -> None:
-        """Training goes on; what it took meanwhile is none of the step's."""
+        """Mark the return to training; the time in between is not part of the step."""
         if self._away_s is not None:
             self._outside_s += time.monotonic() - self._away_s
             self._away_s = None
 
     @never_raises
     def begin_loading(self) -> None:
-        """The wait for the next input. An earlier one that never ended is forgotten."""
+        """Start the wait for input; an earlier one without an end is dropped."""
         self._loading_s = None if self._away_s is not None else time.monotonic()
 
     @never_raises
     def end_loading(self) -> None:
-        """The input is here."""
+        """End the wait for input."""
         if self._loading_s is not None:
             waited_s = time.monotonic() - self._loading_s
             self._loading_s = None
             self.pace.input_s = (self.pace.input_s or 0.0) + waited_s
 
     def detach(self) -> None:
-        """The rank is done."""
+        """End the attachment."""
         self.abandon_step()
         self.pace.detach()
 
@@ -225,7 +230,7 @@ class StepReporter:
 
 
 def _sum(one: MicrobatchFeatures, more: MicrobatchFeatures) -> MicrobatchFeatures:
-    """Of two passes in one micro-batch; untold where either is: half of a sum is none."""
+    """Add the features of two passes of one micro-batch; a sum with an unknown part is unknown."""
 
     def both(a: int, b: int) -> int:
         return a + b if a and b else 0
