@@ -7,15 +7,14 @@ from typing import Any
 from pacekeeper.controller.planning.experts.certificate import survival_by
 from pacekeeper.controller.planning.experts.planner import ExpertPlan
 from pacekeeper.controller.planning.experts.problem import Cluster
-from pacekeeper.controller.planning.reliability import Survival
 from pacekeeper.core.errors import HostError
 
 COLORS = {"devices": "#ccbb44", "nodes": "#4477aa", "racks": "#aa3377"}
 
 
-def survived(plan: ExpertPlan, cluster: Cluster) -> dict[str, Survival]:
+def survived(plan: ExpertPlan, cluster: Cluster) -> dict[str, tuple[float, ...]]:
     """Survival by number of lost devices, nodes and racks."""
-    most = len(plan.proof.survival.by_losses) - 1
+    most = len(plan.proof.survival) - 1
     return {
         "devices": survival_by(plan.hosts, range(cluster.num_ranks), max_losses=most),
         "nodes": plan.proof.survival,
@@ -23,7 +22,7 @@ def survived(plan: ExpertPlan, cluster: Cluster) -> dict[str, Survival]:
     }
 
 
-def _distinct(plan: ExpertPlan, cluster: Cluster) -> dict[str, Survival]:
+def _distinct(plan: ExpertPlan, cluster: Cluster) -> dict[str, tuple[float, ...]]:
     """The same, of nodes, and of devices and racks where these are not the nodes once more."""
     num_nodes = len(set(cluster.nodes))
     is_other = {
@@ -53,13 +52,7 @@ def as_document(plan: ExpertPlan, cluster: Cluster) -> dict[str, Any]:
             }
             for layer in proof.layers
         ],
-        "survival": {
-            f"by_lost_{name}": {
-                "part": list(of.by_losses),
-                "standard_error": list(of.standard_error),
-            }
-            for name, of in survived(plan, cluster).items()
-        }
+        "survival": {f"by_lost_{name}": list(of) for name, of in survived(plan, cluster).items()}
         | {"bound_by_lost_nodes": list(proof.survival_bound)},
         "loss_probability": proof.loss_probability,
         "num_replicas": proof.num_replicas,
@@ -92,8 +85,8 @@ def show(plan: ExpertPlan, cluster: Cluster) -> None:
     table = Table(title="part of all losses that is survived")
     for name in ("lost", *found, "no placement beats (nodes)"):
         table.add_column(name, justify="right")
-    for lost in range(1, max(len(of.by_losses) for of in found.values())):
-        parts = (*(of.by_losses for of in found.values()), proof.survival_bound)
+    for lost in range(1, max(len(of) for of in found.values())):
+        parts = (*(of for of in found.values()), proof.survival_bound)
         table.add_row(str(lost), *(f"{p[lost]:.4f}" if lost < len(p) else "" for p in parts))
     console.print(table)
     console.print(f"{cluster.num_ranks} devices; shares and hosts: --json")
@@ -143,8 +136,8 @@ def draw(plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster, pa
     left.set(xlabel="device", ylabel="load / speed, of the fluid limit", ylim=(0.0, top or None))
     left.legend(loc="upper right", ncols=3, fontsize="small")
     for name, of in _distinct(plan, cluster).items():
-        lost = range(len(of.by_losses))
-        right.plot(lost, of.by_losses, marker="o", color=COLORS[name], label=f"of {name}")
+        lost = range(len(of))
+        right.plot(lost, of, marker="o", color=COLORS[name], label=f"of {name}")
     right.plot(
         range(len(proof.survival_bound)), proof.survival_bound, color="#222222", linestyle="--",
         label="no plan is higher (nodes)",

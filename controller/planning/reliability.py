@@ -6,40 +6,18 @@ the kill sets of all layers are united: layers that share them cost nothing more
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import comb, expm1, log1p, prod, sqrt
+from math import comb, expm1, log1p, prod
 
 import numpy as np
-import numpy.typing as npt
 
 FEW = 3  # losses that have a closed form, whatever the kill sets
 DENSE_NODES = 16  # up to here all sets of failed nodes are looked at, as bits of one index
-MAX_BRANCHES = 20_000  # of the exact count; beyond it is sampled
+MAX_BRANCHES = 20_000  # of the exact probability of loss; beyond it is bounded
 SETS_AT_ONCE = 4  # that take as long as a branch itself
 NODES_AT_ONCE = 32  # of all sets together, likewise: sets of hundreds of nodes are slow to part
 NEGLIGIBLE = 1e-30  # a probability of loss: no plan's price tells it from a smaller one
-NUM_SAMPLES = 4096  # orders in which nodes fail: one order serves every number of losses
-SAMPLES_AT_ONCE = 256
-SEED_STRIDE = 0x632BE59BD9B4E019  # odd: another stretch of the counter for every seed
-SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 KillSet = frozenset[int]
-Counts = list[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survival:
-    """By number of lost nodes 0, 1, ..: the part of equally likely losses that is survived.
-
-    `standard_error` is 0 where the part is exact.
-    """
-
-    by_losses: tuple[float, ...]
-    standard_error: tuple[float, ...]
-
-    @property
-    def is_exact(self) -> bool:
-        return not any(self.standard_error)
 
 
 class _TooManyBranches(Exception):
@@ -77,27 +55,22 @@ def _least(by_size: Sequence[KillSet]) -> tuple[KillSet, ...]:
 
 
 def survival(
-    killers: Sequence[KillSet], num_nodes: int, *, max_losses: int | None = None, seed: int = 0
-) -> Survival:
-    """The part of all losses of k nodes that is survived, for k = 0 .. max_losses (default all).
+    killers: Sequence[KillSet], num_nodes: int, *, max_losses: int | None = None
+) -> tuple[float, ...]:
+    """The part of all equally likely losses of k nodes that is survived, exactly.
 
-    Exact where counting is feasible; else exact for at most FEW losses and sampled above, from the
-    same NUM_SAMPLES orders of failing for every k (`seed` chooses them). Raises ValueError for a
-    kill set with a node that is not one of 0 .. num_nodes - 1.
+    Returns: for k = 0, 1, .. `max_losses` (default: all nodes). With more than DENSE_NODES nodes it
+    ends at FEW losses, for which there is a closed form.
+    Raises ValueError for a kill set with a node that is not one of 0 .. num_nodes - 1.
     """
     if any(not 0 <= node < num_nodes for killer in killers for node in killer):
         raise ValueError(f"kill sets must be of nodes 0 to {num_nodes - 1}")
     killers = kill_sets(killers)
     most = num_nodes if max_losses is None else min(max_losses, num_nodes)
-    if most <= FEW:
-        few = tuple(_few_survived(killers, num_nodes, k) for k in range(most + 1))
-        return Survival(by_losses=few, standard_error=(0.0,) * len(few))
-    try:
-        counts = _num_survived(killers, num_nodes)
-    except _TooManyBranches:
-        return _sampled(killers, num_nodes, most, seed)
-    parts = tuple(counts[k] / comb(num_nodes, k) for k in range(most + 1))
-    return Survival(by_losses=parts, standard_error=(0.0,) * len(parts))
+    if most <= FEW or num_nodes > DENSE_NODES:
+        return tuple(_few_survived(killers, num_nodes, k) for k in range(min(most, FEW) + 1))
+    counts = _num_survived(killers, num_nodes)
+    return tuple(counts[k] / comb(num_nodes, k) for k in range(most + 1))
 
 
 def survival_bound(num_nodes: int, num_losses: int, least_hosts: int) -> float:
@@ -151,16 +124,8 @@ class _Budget:
             raise _TooManyBranches
 
 
-def _num_survived(killers: Sequence[KillSet], num_nodes: int) -> Counts:
+def _num_survived(killers: Iterable[KillSet], num_nodes: int) -> list[int]:
     """How many sets of k failed nodes are survived, by k = 0 .. num_nodes."""
-    if num_nodes <= DENSE_NODES:
-        return _num_survived_dense(killers, num_nodes)
-    touched = frozenset[int]().union(*killers)
-    counts = _count(frozenset(killers), {}, _Budget())
-    return _times(counts, _choices(num_nodes - len(touched)))
-
-
-def _num_survived_dense(killers: Iterable[KillSet], num_nodes: int) -> Counts:
     lost = np.zeros(1 << num_nodes, dtype=np.bool_)
     lost[[sum(1 << node for node in killer) for killer in killers]] = True
     size = np.zeros(1 << num_nodes, dtype=np.intp)
@@ -168,38 +133,7 @@ def _num_survived_dense(killers: Iterable[KillSet], num_nodes: int) -> Counts:
         halves = lost.reshape(-1, 2, 1 << node)
         halves[:, 1] |= halves[:, 0]
         size.reshape(-1, 2, 1 << node)[:, 1] += 1
-    counts: Counts = np.bincount(size[~lost], minlength=num_nodes + 1).tolist()
-    return counts
-
-
-def _count(
-    killers: frozenset[KillSet], memo: dict[frozenset[KillSet], Counts], budget: _Budget
-) -> Counts:
-    """The same over the nodes of these kill sets only; parts without a common node multiply."""
-    if not killers:
-        return [1]
-    if killers in memo:
-        return memo[killers]
-    counts = [1]
-    for part in _parts(killers):
-        nodes = frozenset[int]().union(*part)
-        if len(part) == 1:
-            inside = _choices(len(nodes))
-            inside[-1] = 0
-        else:
-            budget.spend(part)
-            node = _most_shared(part)
-            lives, fails = _branches(part, node)
-            alive = _times(
-                _count(lives, memo, budget), _choices(len(nodes) - 1 - _num_nodes(lives))
-            )
-            inside = alive + [0] * (len(nodes) + 1 - len(alive))
-            failed = _times(
-                _count(fails, memo, budget), _choices(len(nodes) - 1 - _num_nodes(fails))
-            )
-            inside = [a + b for a, b in zip(inside, [0, *failed], strict=True)]
-        counts = _times(counts, inside)
-    memo[killers] = counts
+    counts: list[int] = np.bincount(size[~lost], minlength=num_nodes + 1).tolist()
     return counts
 
 
@@ -266,51 +200,6 @@ def _branches(
     return lives, frozenset(_least(sorted(left, key=lambda s: (len(s), sorted(s)))))
 
 
-def _num_nodes(killers: frozenset[KillSet]) -> int:
-    return len(frozenset[int]().union(*killers))
-
-
-def _choices(num_nodes: int) -> Counts:
-    return [comb(num_nodes, k) for k in range(num_nodes + 1)]
-
-
-def _times(one: Counts, other: Counts) -> Counts:
-    product = [0] * (len(one) + len(other) - 1)
-    for i, a in enumerate(one):
-        for j, b in enumerate(other):
-            product[i + j] += a * b
-    return product
-
-
-def _sampled(killers: Sequence[KillSet], num_nodes: int, most: int, seed: int) -> Survival:
-    """From orders in which nodes fail: the model is lost at the first whole kill set."""
-    lost_at = np.full(NUM_SAMPLES, num_nodes + 1)
-    by_size: dict[int, list[list[int]]] = {}
-    for killer in killers:
-        by_size.setdefault(len(killer), []).append(sorted(killer))
-    for first in range(0, NUM_SAMPLES, SAMPLES_AT_ONCE):
-        here = slice(first, first + SAMPLES_AT_ONCE)
-        turn = _failing_orders(np.arange(NUM_SAMPLES)[here], num_nodes, seed)
-        for same_size in by_size.values():
-            members = np.array(same_size)
-            last = turn[:, members[:, 0]]
-            for column in members.T[1:]:
-                np.maximum(last, turn[:, column], out=last)
-            lost_at[here] = np.minimum(lost_at[here], last.min(axis=1) + 1)
-    parts, errors = [], []
-    for k in range(most + 1):
-        if k <= FEW:
-            parts.append(_few_survived(killers, num_nodes, k))
-            errors.append(0.0)
-            continue
-        part = float((lost_at > k).mean())
-        # A part of all or none may be wrong by a few samples too (Laplace's rule).
-        smooth = (part * NUM_SAMPLES + 1.0) / (NUM_SAMPLES + 2.0)
-        parts.append(part)
-        errors.append(sqrt(smooth * (1.0 - smooth) / NUM_SAMPLES))
-    return Survival(by_losses=tuple(parts), standard_error=tuple(errors))
-
-
 def _few_survived(killers: Sequence[KillSet], num_nodes: int, num_losses: int) -> float:
     """At most FEW losses, exactly: sets of nodes none of which, no two and no three kill."""
     by_size: dict[int, list[KillSet]] = {size: [] for size in range(1, FEW + 1)}
@@ -344,21 +233,6 @@ def _num_with_pair(pairs: Iterable[KillSet], num_nodes: int) -> int:
         len(partners[one] & partners[other]) for one, others in partners.items() for other in others
     )
     return sum(degrees) * (num_nodes - 2) // 2 - sum(comb(d, 2) for d in degrees) + triangles // 6
-
-
-def _failing_orders(
-    samples: npt.NDArray[np.intp], num_nodes: int, seed: int
-) -> npt.NDArray[np.intp]:
-    """[samples, nodes]: when each node fails, 0 first: a permutation from a counted hash."""
-    place = samples[:, None] * num_nodes + np.arange(1, num_nodes + 1)
-    counter: npt.NDArray[np.uint64] = place.astype(np.uint64)
-    step, first, second = map(np.uint64, SPLITMIX)
-    mixed: npt.NDArray[np.uint64] = (counter + np.uint64(seed * SEED_STRIDE % 2**64)) * step
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * first
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * second
-    keys: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
-    turns: npt.NDArray[np.intp] = keys.argsort(axis=1).argsort(axis=1)
-    return turns
 
 
 MAX_EVENT_SETS = 64  # beyond, the sum over kill sets

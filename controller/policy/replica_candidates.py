@@ -242,7 +242,7 @@ def _in_words(
     bounds = [min(each) for each in zip(*(proof.survival_bound for proof in proofs), strict=False)]
     survived = ", ".join(
         f"{part:.1%} of losses of {lost} (at most {bounds[lost]:.1%})"
-        for lost, part in enumerate(lived.by_losses)
+        for lost, part in enumerate(lived)
         if 0 < lost < len(bounds)
     )
     return (

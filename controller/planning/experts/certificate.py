@@ -9,7 +9,6 @@ import numpy.typing as npt
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
 from pacekeeper.controller.planning.reliability import (
     KillSet,
-    Survival,
     kill_sets,
     loss_probability,
     loss_with_racks,
@@ -83,13 +82,12 @@ class Proof:
     """
 
     layers: tuple[LayerProof, ...]
-    survival: Survival
+    survival: tuple[float, ...]
     survival_bound: tuple[float, ...]
     loss_probability: float
     kill_sets: tuple[KillSet, ...]
     num_replicas: int
     num_copied: int
-    bytes_copied: int
     reason: str
 
     @property
@@ -159,7 +157,6 @@ def prove(
     hosts: Flags,
     cluster: Cluster,
     *,
-    expert_bytes: int,
     max_losses: int,
     loss: float,
     reason: str,
@@ -188,20 +185,19 @@ def prove(
             survival_bound(num_nodes, k, rarest)
             if sum(largest[: num_nodes - k]) >= num_experts
             else 0.0
-            for k in range(len(survived.by_losses))
+            for k in range(len(survived))
         ),
         loss_probability=loss,
         kill_sets=killers,
         num_replicas=int(hosts.sum()),
         num_copied=num_copied,
-        bytes_copied=num_copied * expert_bytes,
         reason=reason,
     )
 
 
 def survival_by(
     hosts: Sequence[Sequence[ReplicaSet]], labels: Sequence[int], *, max_losses: int
-) -> Survival:
+) -> tuple[float, ...]:
     """The part of all losses of so many devices, nodes or racks that is survived.
 
     hosts[layer][expert]; labels [ranks]: those with the same one fail together.

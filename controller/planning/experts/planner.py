@@ -51,17 +51,28 @@ def plan_experts(
     drift: float = 0.0,
     present: PresentHosts | None = None,
     max_copies: int | None = None,
-    expert_bytes: int = 0,
     max_losses: int = 8,
 ) -> ExpertPlan:
-    """Hosts and shares for loads [layers, experts] in rows.
+    """The cheapest placement of all experts, with token shares and its proof.
 
-    `drift`: by how much the load of an expert with one rank's fair work changes until the next
-    plan, relative to it (standard deviation); a new plan keeps room for it.
-    `present[layer][expert]`: the ranks that hold it now (those that left are not named); every
-    other host is a copy, of which there are at most `max_copies`. `expert_bytes`: of the state of
-    one replica. `max_losses`: survival is proven up to so many lost nodes. Raises ValueError for
-    bad input; NoPlacement, which is one, where floors, slots or the limit of copies leave none.
+    Args:
+        loads: [layers, experts] in rows of one step.
+        cluster: ranks with speeds, slots, nodes, racks and failure probabilities.
+        floors: on how many distinct ranks, nodes and racks every expert must be.
+        prices: convert waiting, losses and copies into seconds until the next plan.
+        drift: standard deviation by which the load of an expert with one rank's fair work changes
+            until the next plan, relative to it; a new plan keeps room for it.
+        present: present[layer][expert], the ranks that hold it now, without ranks that left. Every
+            other replica is a copy. None: plan from scratch.
+        max_copies: the most replicas to copy; None: no limit.
+        max_losses: the largest number of lost nodes that survival is proven for.
+
+    Returns:
+        Replica ranks and shares of every expert, with bounds on balance and survival.
+
+    Raises:
+        ValueError: input out of range or of another shape.
+        NoPlacement: floors, slots or the limit of copies leave no placement.
     """
     if not 0.0 <= drift <= MOST_DRIFT:
         raise ValueError(f"drift must be 0 to {MOST_DRIFT:g}, got {drift}")
@@ -95,7 +106,7 @@ def plan_experts(
         raise NoPlacement("no placement was found that keeps the floors and the limit of copies")
     if now is None:
         best = polished(task, best)
-    return _finished(best, task, now, expert_bytes, max_losses)
+    return _finished(best, task, now, max_losses)
 
 
 def _flags(present: PresentHosts, task: Task) -> Flags:
@@ -139,16 +150,13 @@ def _lacking_room(task: Task) -> str:
     return ""
 
 
-def _finished(
-    draft: Draft, task: Task, present: Flags | None, expert_bytes: int, max_losses: int
-) -> ExpertPlan:
+def _finished(draft: Draft, task: Task, present: Flags | None, max_losses: int) -> ExpertPlan:
     even = draft.even or even_shares(task.loads, draft.hosts, task.group_speeds(draft.groups))
     on_ranks = draft.on_ranks()
     proof = prove(
         layer_proofs(task.loads, even, draft.groups, on_ranks, task.cluster, task.floors),
         on_ranks,
         task.cluster,
-        expert_bytes=expert_bytes,
         max_losses=max_losses,
         loss=draft.loss,
         reason=f"{draft.name}: {draft.price_s:.3g} s until the next plan",

@@ -66,24 +66,42 @@ def cheapest(
 def candidates(task: Task) -> list[Candidate]:
     """The promising first; of equals the quickest to build."""
     found = []
+    for order, generate in enumerate(GENERATORS):
+        found += [(candidate.least_s, order, candidate) for candidate in generate(task)]
+    return [candidate for _, _, candidate in sorted(found, key=lambda entry: entry[:2])]
+
+
+def _structures(task: Task) -> list[Candidate]:
+    found = structures(task.loads.shape[1], task.cluster, task.floors)
+    return [_structure_candidate(task, structure) for structure in found]
+
+
+def _swaps(task: Task) -> list[Candidate]:
+    if task.cluster.num_ranks > MAX_RANKS:
+        return []
+    found = []
     for structure in structures(task.loads.shape[1], task.cluster, task.floors):
         plain = _structure_candidate(task, structure)
-        found.append((plain.least_s, 0, plain))
-        if task.cluster.num_ranks <= MAX_RANKS:
-            loss = task.loss(structure.windows(task.cluster.num_ranks))
-            swapped = Candidate(
+        loss = task.loss(structure.windows(task.cluster.num_ranks))
+        found.append(
+            Candidate(
                 least_s=loss * task.prices.restart_s,
                 work=plain.work,
                 drafts=partial(_swapped_drafts, task, structure),
             )
-            found.append((swapped.least_s, 1, swapped))
-    for groups in _fewest_groups(task):
-        fill = _fill_candidate(task, groups)
-        found.append((fill.least_s, 2, fill))
-    for groups in _circles(task):
-        circle_there = _circle_candidate(task, groups)
-        found.append((circle_there.least_s, 3, circle_there))
-    return [candidate for _, _, candidate in sorted(found, key=lambda entry: entry[:2])]
+        )
+    return found
+
+
+def _fills(task: Task) -> list[Candidate]:
+    return [_fill_candidate(task, groups) for groups in _fewest_groups(task)]
+
+
+def _arcs(task: Task) -> list[Candidate]:
+    return [_circle_candidate(task, groups) for groups in _circles(task)]
+
+
+GENERATORS = (_structures, _swaps, _fills, _arcs)
 
 
 def _structure_candidate(task: Task, structure: Structure) -> Candidate:

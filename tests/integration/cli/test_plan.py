@@ -38,7 +38,7 @@ def test_a_plan_says_hosts_shares_and_proof(loads: Path) -> None:
             for host in on:
                 at[host["device"]] += load * host["share"]
     assert at[1] == pytest.approx(at[0] / 2, rel=0.05)
-    assert plan["survival"]["by_lost_nodes"]["part"][:2] == [1.0, 1.0]  # type: ignore[index]
+    assert plan["survival"]["by_lost_nodes"][:2] == [1.0, 1.0]  # type: ignore[index]
 
 
 def test_an_earlier_plan_is_where_the_next_begins(loads: Path, tmp_path: Path) -> None:

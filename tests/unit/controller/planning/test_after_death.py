@@ -73,7 +73,7 @@ def survived(layout: Layout) -> tuple[float, ...]:
     number = {name: at for at, name in enumerate(sorted({NODE_OF[r] for r in layout.ranks}))}
     hosts = [on for layer in layout.experts for on in layer]
     sets = kill_sets([number[NODE_OF[host.rank]] for host in on] for on in hosts)
-    return survival(sets, len(number)).by_losses
+    return survival(sets, len(number))
 
 
 def survivors_layout() -> Layout:

@@ -116,8 +116,8 @@ def test_the_proof_of_survival_is_what_trying_every_loss_gives(
                 odds *= risk[node] if node in failed else 1.0 - risk[node]
             lost += 0.0 if lives else odds
         part = survived / len(failures)
-        if k < len(plan.proof.survival.by_losses):
-            assert plan.proof.survival.by_losses[k] == pytest.approx(part)
+        if k < len(plan.proof.survival):
+            assert plan.proof.survival[k] == pytest.approx(part)
             assert part <= plan.proof.survival_bound[k] + 1e-9
     assert plan.proof.loss_probability == pytest.approx(lost, rel=1e-6, abs=1e-15)
 

@@ -67,7 +67,7 @@ def test_large_and_small_groups_take_turns_so_that_no_window_is_small() -> None:
 def test_twelve_experts_on_ten_nodes_survive_any_four_losses_where_the_hottest_allows() -> None:
     """Five hosts for each fill all slots: four losses kill none, if none needs more than five."""
     plan = plan_experts([zipf(12, 0.5)], alike(10, 6), floors=Floors(nodes=2))
-    assert plan.proof.survival.by_losses[4] == 1.0
+    assert plan.proof.survival[4] == 1.0
     # The hottest has 50.5 %: with five hosts its ranks are 1 % above even, with six another has
     # four. What counts as even decides.
     hot = np.array([50.5, *np.linspace(9.0, 0.5, 11)])
@@ -77,7 +77,7 @@ def test_twelve_experts_on_ten_nodes_survive_any_four_losses_where_the_hottest_a
         plan = plan_experts([hot], alike(10, 6), floors=Floors(nodes=2), prices=prices)
         (layer,) = plan.proof.layers
         assert layer.value <= (1.0 + max(even, 1e-3)) * layer.fluid
-        assert plan.proof.survival.by_losses[4] == pytest.approx(survived)
+        assert plan.proof.survival[4] == pytest.approx(survived)
 
 
 def test_in_a_layer_that_nobody_used_every_expert_has_hosts_and_whole_shares() -> None:

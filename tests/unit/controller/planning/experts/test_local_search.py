@@ -28,9 +28,9 @@ def skewed(num_layers: int = 3, num_experts: int = 32) -> npt.NDArray[np.float64
 def test_loads_that_stayed_copy_nothing() -> None:
     loads, cluster = skewed(), alike(16, 4)
     first = plan_experts(loads, cluster, drift=0.1)
-    again = plan_experts(1.7 * loads, cluster, drift=0.1, present=hosts_of(first), expert_bytes=8)
+    again = plan_experts(1.7 * loads, cluster, drift=0.1, present=hosts_of(first))
     assert hosts_of(again) == hosts_of(first)
-    assert again.proof.num_copied == again.proof.bytes_copied == 0
+    assert again.proof.num_copied == 0
     assert first.proof.num_copied == first.proof.num_replicas
 
 
@@ -91,7 +91,7 @@ def test_experts_beyond_the_slots_count_for_what_could_be_survived() -> None:
     # On two nodes each, as the floor asks: nobody can spare a replica, though slots are too few.
     floors = Floors(nodes=2, is_strict=False)
     proof = plan_experts([[1.0, 1.0]], alike(2, 1), floors=floors, present=[[[0, 1], [0, 1]]]).proof
-    assert proof.survival.by_losses[1] == 1.0
+    assert proof.survival[1] == 1.0
     assert proof.survival_bound[1] == 1.0
 
 
