@@ -9,14 +9,14 @@ BIN := $(VENV)/bin
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'pacekeeper needs Python 3.11 or newer; set PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[trainer,replay,certs,web,top,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev]"
 	touch $@
 
 # What only some tests need, where it can be had.
 $(VENV)/.peers: $(VENV)/.stamp
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[emulators]" \
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev-emulators]" \
 	    || echo "no emulator of an object store can be had here: its tests will skip themselves"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[adapters]" \
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev-adapters]" \
 	    || echo "other trainers can not be had here: tests of their adapters will skip themselves"
 	touch $@
 

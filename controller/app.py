@@ -29,7 +29,7 @@ from pacekeeper.controller.api.auth.listeners import (
 )
 from pacekeeper.controller.api.operator_service import OperatorService
 from pacekeeper.controller.api.status_service import StatusService
-from pacekeeper.controller.api.web.server import build_web_server
+from pacekeeper.controller.api.web.start import build_web_server
 from pacekeeper.controller.effects import CommandExecutor, Planner
 from pacekeeper.controller.ha.leadership import Leadership, Standalone
 from pacekeeper.controller.ingest.agent_service import AgentControl

@@ -1,15 +1,13 @@
 """`pacekeeper certs`: a private authority, and certificates of nodes, people and controllers."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pacekeeper.core.config.security import TRUST_DOMAIN
-from pacekeeper.core.errors import ConfigError, ExitCode, HostError, PacekeeperError
+from pacekeeper.core.errors import ConfigError, ExitCode, PacekeeperError
 
 _DIRECTORY = click.option(
     "--dir",
@@ -20,18 +18,6 @@ _DIRECTORY = click.option(
     help="Of the authority; its key never leaves it.",
 )
 _DAYS = click.option("--days", type=click.IntRange(1, 825), help="Until it ends [default: 7].")
-
-
-@contextmanager
-def _needs_cryptography() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "cryptography":
-            raise
-        raise HostError(
-            "cryptography is not installed here", remedy="install pacekeeper[certs]"
-        ) from None
 
 
 @click.group()
@@ -49,8 +35,8 @@ def command() -> None:
 @click.option("--days", type=click.IntRange(1, 3650), help="Until it ends [default: 1825].")
 def init(directory: Path, name: str, days: int | None) -> None:
     """Make an authority."""
-    with _needs_cryptography():
-        from pacekeeper.cli.admin import ca
+    from pacekeeper.cli.admin import ca
+
     made = ca.found(directory, name, days or ca.CA_DAYS, ca.utc_now())
     click.echo(f"{made}: give it to everybody; {made.with_suffix('.key')}: to nobody")
 
@@ -77,8 +63,8 @@ def issue(
     name: str,
 ) -> None:
     """Make a certificate and its key: OUT.crt and OUT.key."""
-    with _needs_cryptography():
-        from pacekeeper.cli.admin import ca
+    from pacekeeper.cli.admin import ca
+
     made = ca.issue(
         directory,
         ca.Kind(kind),
@@ -102,8 +88,8 @@ def renew(directory: Path, days: int | None, within: int | None, files: tuple[Pa
 
     Who uses them needs no restart: files that changed are read at the next connection.
     """
-    with _needs_cryptography():
-        from pacekeeper.cli.admin import ca
+    from pacekeeper.cli.admin import ca
+
     now = ca.utc_now()
     for file in files:
         if file.suffix != ".crt":
@@ -124,8 +110,8 @@ def show(ctx: click.Context, as_json: bool, files: tuple[Path, ...]) -> None:
     Ends with code 3 where one is over, or is none; with code 4 where a file is not there or can not
     be read, also where others are over: the highest code counts.
     """
-    with _needs_cryptography():
-        from pacekeeper.cli.admin import ca
+    from pacekeeper.cli.admin import ca
+
     now, told, codes = ca.utc_now(), list[dict[str, Any]](), [ExitCode.OK]
     for file in files:
         try:

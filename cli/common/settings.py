@@ -1,12 +1,10 @@
-"""What a command runs with: settings (defaults, a file's, the command line's), and torch."""
+"""The settings of a command: defaults, then a file's, then the command line's."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pacekeeper.core.config.loader import override, read_config
-from pacekeeper.core.errors import ConfigError, HostError
+from pacekeeper.core.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -30,16 +28,3 @@ def config_text(config_file: str) -> str:
         raise ConfigError(f"{config_file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{config_file}: not UTF-8 text: {error.reason}") from None
-
-
-@contextmanager
-def needs_torch() -> Iterator[None]:
-    """Around imports of the trainer. Raises HostError where torch is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "torch":
-            raise
-        raise HostError(
-            "torch is not installed here", remedy="install your torch, or pacekeeper[trainer]"
-        ) from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pacekeeper.cli.common.extras import require
 from pacekeeper.cli.common.settings import settings
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
@@ -86,6 +87,7 @@ def command(
         raise ConfigError(f"--{error}") from None
     trained = settings(TrainConfig, config_file, steps=steps, seed=seed, clock=clock)
     killed = chosen.choice([r for r in range(NUM_RANKS) if r != victim])
+    require("agent", "controller", "trainer", "plot")
 
     story = Story(victim=victim, slowdown=slowdown, fault=fault, killed=killed, chosen=chosen)
     end_with_the_fleet()

@@ -32,4 +32,4 @@ def end_with(parent: int) -> None:
 
 if __name__ == "__main__":
     end_with(int(sys.argv[1]))
-    main(sys.argv[2:], prog_name="pacekeeper")
+    main(sys.argv[2:])

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from pacekeeper.cli.common.extras import missing_package
 from pacekeeper.core.errors import ExitCode, PacekeeperError
 
 if TYPE_CHECKING:
@@ -31,12 +32,23 @@ class Check:
     exit_code: ExitCode = ExitCode.HOST
 
 
-def tried(name: str, look: Callable[[], "Check | str"]) -> Check:
-    """What `look` finds; what it raises says whose fault it is and what to do."""
+def tried(name: str, look: Callable[[], "Check | str"], *, extra: str) -> Check:
+    """Run one check and turn a failure with a remedy into a broken Check.
+
+    Args:
+        name: of the Check returned.
+        look: the check; returns a Check, or what it found where all is well.
+        extra: the extra to name where a package is missing.
+    """
     try:
         found = look()
     except PacekeeperError as error:
         return broken(name, error)
+    except ModuleNotFoundError as error:
+        failure = missing_package(error, extra=extra)
+        if failure is None:
+            raise
+        return broken(name, failure)
     if isinstance(found, Check):
         return replace(found, name=name)
     return Check(name=name, health=Health.OK, found=found)

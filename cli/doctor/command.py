@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from pacekeeper.cli.common.extras import missing_by_extra
 from pacekeeper.cli.doctor.checks import Check, Health, table, worst
 from pacekeeper.core.addresses import GRPC_PORT, METRICS_PORT
 from pacekeeper.core.config.agent import AgentConfig
@@ -85,10 +86,10 @@ def run_checks(ring_dir: Path) -> tuple[Check, ...]:
         lambda: check_ring_dir(ring_dir),
         lambda: check_rings(ring_dir),
         check_run_queue,
+        check_extras,
         check_torch,
         check_nvml,
         check_grpc,
-        lambda: check_package("scipy", "the predictor can not fit its cost model"),
         lambda: check_port(GRPC_PORT, "controller"),
         lambda: check_port(METRICS_PORT, "agent's metrics"),
         check_resolver,
@@ -186,6 +187,27 @@ def check_run_queue() -> Check:
     )
 
 
+def check_extras() -> Check:
+    """Which extras are installed; a package that is missing from one disables that part only."""
+    try:
+        missing = missing_by_extra()
+    except PackageNotFoundError:
+        return Check(
+            name="extras",
+            health=Health.LIMITED,
+            found="pacekeeper runs without being installed",
+            remedy="install its wheel",
+        )
+    whole = [extra for extra, names in missing.items() if not names]
+    partial = [f"{extra} without {', '.join(names)}" for extra, names in missing.items() if names]
+    return Check(
+        name="extras",
+        health=Health.OK if whole else Health.LIMITED,
+        found="; ".join([", ".join(whole) or "none is complete", *partial]),
+        remedy="pip install 'pacekeeper[EXTRA]' for what is to run here" if partial else "",
+    )
+
+
 def check_torch() -> Check:
     """Needed by ranks only; found without importing it, which takes seconds."""
     try:
@@ -236,8 +258,15 @@ def check_nvml() -> Check:
 
 def check_grpc() -> Check:
     """The pure-Python protobuf runtime is some 200 times slower."""
-    from google.protobuf.internal import api_implementation
-
+    try:
+        from google.protobuf.internal import api_implementation
+    except ModuleNotFoundError:
+        return Check(
+            name="grpc",
+            health=Health.LIMITED,
+            found="not installed",
+            remedy="agent, controller and commands that ask one need their extra",
+        )
     kind = api_implementation.Type()
     return Check(
         name="grpc",
@@ -245,16 +274,6 @@ def check_grpc() -> Check:
         found=f"grpcio {version('grpcio')}, protobuf {version('protobuf')} ({kind})",
         remedy="" if kind == "upb" else "install a protobuf wheel with its native runtime",
     )
-
-
-def check_package(name: str, without: str) -> Check:
-    """Is a distribution installed?"""
-    try:
-        return Check(name=name, health=Health.OK, found=version(name))
-    except PackageNotFoundError:
-        return Check(
-            name=name, health=Health.BROKEN, found=f"missing: {without}", remedy=f"install {name}"
-        )
 
 
 def check_port(port: int, whose: str) -> Check:

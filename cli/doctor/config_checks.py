@@ -61,4 +61,5 @@ def _of(reader: str, config_file: str, ours: str) -> Iterator[Check]:
             client = settings(ClientConfig, config_file)
             looks = iter([("controller", partial(reaches, client, ours))])
     for name, look in looks:
-        yield tried(f"{reader}: {name}", look)
+        extra = "cli" if reader == "client" else reader
+        yield tried(f"{reader}: {name}", look, extra=extra)

@@ -8,7 +8,7 @@ from pacekeeper.cli.doctor.agent_checks import metrics
 from pacekeeper.cli.doctor.checks import Check, Health
 from pacekeeper.cli.doctor.file_checks import Look, certificates, folder_of, port, unprotected
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.errors import ConfigError, HostError, UnreachableError
+from pacekeeper.core.errors import ConfigError, UnreachableError
 
 
 def looks(config: ControllerConfig) -> Iterator[Look]:
@@ -97,20 +97,16 @@ def _addresses(config: ControllerConfig) -> str:
 
 
 def _page(config: ControllerConfig) -> str:
-    from pacekeeper.controller.api.web.server import check_web_access
+    from pacekeeper.controller.api.web.start import check_web_access
 
     check_web_access(config)
     if config.tls.cert:
-        from pacekeeper.controller.api.web.server import web_tls_context
+        from pacekeeper.controller.api.web.start import web_tls_context
 
         web_tls_context(config.tls)
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise HostError(
-            f"{error.name} is not installed here", remedy="install pacekeeper[web]"
-        ) from None
+    import starlette  # noqa: F401
+    import uvicorn  # noqa: F401
+
     return "https" if config.tls.cert else "http"
 
 

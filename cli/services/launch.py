@@ -7,7 +7,7 @@ import sys
 import click
 from click.core import ParameterSource
 
-from pacekeeper.cli.common.settings import needs_torch, settings
+from pacekeeper.cli.common.settings import settings
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
@@ -94,9 +94,9 @@ def command(
         _refuse_what_the_job_tells(ctx)
         ctx.exit(_join(join_at, ranks_per_node, rings, run_dir or "", faults_dir, job or ""))
     config = settings(TrainConfig, config_file, job=job, **given)
-    with needs_torch():
-        from pacekeeper.trainer.elastic.launch_spec import NodeSpec
-        from pacekeeper.trainer.elastic.restart_policy import supervise_to_the_end
+    from pacekeeper.trainer.elastic.launch_spec import NodeSpec
+    from pacekeeper.trainer.elastic.restart_policy import supervise_to_the_end
+
     try:
         spec = NodeSpec(
             config=config,
@@ -128,8 +128,8 @@ def _join(
     faults_dir: str,
     job: str,
 ) -> int:
-    with needs_torch():
-        from pacekeeper.trainer.elastic.node_join import JoinSpec, join
+    from pacekeeper.trainer.elastic.node_join import JoinSpec, join
+
     try:
         spec = JoinSpec(
             addresses=tuple(part.strip() for part in at.split(",") if part.strip()),

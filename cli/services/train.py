@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from pacekeeper.cli.common.settings import needs_torch, settings
+from pacekeeper.cli.common.settings import settings
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
@@ -43,8 +43,8 @@ def command(config_file: str | None, **given: int | str | None) -> None:
                 f"which has no other processes, got {getattr(config, name)!r}",
                 remedy="`pacekeeper launch --ranks-per-node 1` has them",
             )
-    with needs_torch():
-        from pacekeeper.trainer.engine.single_process import train_and_save
+    from pacekeeper.trainer.engine.single_process import train_and_save
+
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s train %(message)s", stream=sys.stderr
     )

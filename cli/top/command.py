@@ -28,13 +28,7 @@ def command(client: ClientConfig, job: str, period_s: float) -> None:
         raise HostError("top is drawn on a terminal, and this is none", remedy=_INSTEAD)
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         raise HostError("this terminal can not be drawn on (TERM says dumb)", remedy=_INSTEAD)
-    try:
-        from pacekeeper.cli.top.app import TopApp
-    except ModuleNotFoundError as error:
-        raise HostError(
-            f"{error.name} is not installed here",
-            remedy=f"install pacekeeper[top], or {_INSTEAD}",
-        ) from None
+    from pacekeeper.cli.top.app import TopApp
     from pacekeeper.cli.top.source import Source
 
     source = Source(client)

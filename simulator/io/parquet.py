@@ -1,13 +1,13 @@
-"""Opens Parquet files of others; needs the extra `replay`."""
+"""Opens Parquet files of others; needs the extra `parquet`."""
 
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.core.errors import DataError, HostError
+from pacekeeper.core.errors import DataError
 
 
 def read_parquet(path: Path) -> Any:
-    """The file's table. Raises DataError where it is none, HostError where pyarrow is missing."""
+    """The file's table. Raises DataError where it is none."""
     return _opened(path, "read_table")
 
 
@@ -18,13 +18,9 @@ def column_names(path: Path) -> list[str]:
 
 
 def _opened(path: Path, how: str) -> Any:
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ModuleNotFoundError:
-        raise HostError(
-            "reading Parquet needs pyarrow", remedy="pip install 'pacekeeper[replay]'"
-        ) from None
+    import pyarrow as arrow
+    from pyarrow import parquet
+
     try:
         return getattr(parquet, how)(path)
     except (OSError, arrow.ArrowException, ValueError) as error:

@@ -116,5 +116,4 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
-    sys.argv = ["pacekeeper", *arguments]
-    main(prog_name="pacekeeper")
+    main(arguments)

@@ -16,7 +16,7 @@ from pacekeeper.trainer.elastic.launcher import RANKS_NEED, rank_server
 LOADED = (
     *RANKS_NEED,
     "pacekeeper.trainer.elastic.restart_policy",
-    "pacekeeper.cli.main",
+    "pacekeeper.cli.group",
     "pacekeeper.agent.daemon",
     "pacekeeper.controller.app",
     "pacekeeper.simulator.readers.registry",

@@ -134,7 +134,8 @@ class RemoteStorage:
             import fsspec
         except ModuleNotFoundError:
             raise HostError(
-                f"{root}: fsspec is not installed here", remedy="install it, or name a directory"
+                f"{root}: fsspec is not installed here",
+                remedy="pip install 'pacekeeper[objects]', or name a directory",
             ) from None
         try:
             self._system, self._base = fsspec.core.url_to_fs(root, use_listings_cache=False)

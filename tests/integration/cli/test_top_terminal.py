@@ -24,7 +24,7 @@ from support.controllers import (
     step_records,
 )
 
-pytest.importorskip("textual", reason="needs pacekeeper[top]")
+pytest.importorskip("textual", reason="needs pacekeeper[cli]")
 
 LAYOUT = first_layout()
 

@@ -13,7 +13,7 @@ from support.forked_ranks import SLOW_RANK, SLOWDOWN, STEPS
 pytestmark = [
     pytest.mark.skipif(
         find_spec("transformers") is None or find_spec("accelerate") is None,
-        reason="transformers and accelerate are not installed: pip install 'pacekeeper[adapters]'",
+        reason="needs transformers and accelerate: pip install 'pacekeeper[dev-adapters]'",
     ),
 ]
 SEQUENCES, TOKENS, LAYERS, CHOICES = 2, 16, 2, 2  # of the lone runs

@@ -13,7 +13,7 @@ from support.forked_ranks import SLOW_RANK, SLOWDOWN, STEPS
 pytestmark = [
     pytest.mark.skipif(
         find_spec("lightning") is None or find_spec("pytorch_lightning") is None,
-        reason="lightning is not installed: pip install 'pacekeeper[adapters]'",
+        reason="lightning is not installed: pip install 'pacekeeper[dev-adapters]'",
     ),
 ]
 ROWS, TOKENS, CHOICES = 2, 8, 2  # of the lone runs; six batches an epoch

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("textual", reason="needs pacekeeper[top]")
+pytest.importorskip("textual", reason="needs pacekeeper[cli]")
 
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
