@@ -9,15 +9,21 @@ import uuid
 from pathlib import Path
 
 from pacekeeper.agent.health import nvrx_socket
-from pacekeeper.agent.health.node_health import Verdicts
-from pacekeeper.agent.health.nvsentinel import Sentinel
-from pacekeeper.agent.host.kernel import Host
+from pacekeeper.agent.health.node_health import NodeHealthMonitor
+from pacekeeper.agent.health.nvsentinel_client import NvsentinelClient
+from pacekeeper.agent.host.kernel import HostSampler
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.agent.nvml.sampler import Sampler
-from pacekeeper.agent.rings.collector import Intake
-from pacekeeper.agent.trace_recorder import Recording
-from pacekeeper.agent.uplink.batching import Reading, SampleNews, batch, deaths_in, split, with_sums
-from pacekeeper.agent.uplink.fencing import FILE_NAME, Terms
+from pacekeeper.agent.rings.collector import RingCollector
+from pacekeeper.agent.rings.fencing_epoch import FILE_NAME, FencingEpoch
+from pacekeeper.agent.rings.ring_batch import RingBatch, find_deaths
+from pacekeeper.agent.trace_recorder import TraceRecorder
+from pacekeeper.agent.uplink.batching import (
+    SampleFilter,
+    build_report,
+    split_batches,
+    sum_expert_loads,
+)
 from pacekeeper.agent.uplink.spool import Spool
 from pacekeeper.agent.uplink.stream import Uplink
 from pacekeeper.core.addresses import split_addresses
@@ -30,12 +36,12 @@ from pacekeeper.core.telemetry.samples import DeviceSample
 from pacekeeper.protos import control_pb2, telemetry_pb2, tls
 from pacekeeper.protos.convert import reports
 
-IDLE_REPORT_S = 1.0  # a quiet node still reports, so that silence means something
-FLUSH_S = 3.0  # at the end, for a controller that is busy
-SHOW_S = 1.0  # between two updates of what Prometheus may ask for
+REPORT_INTERVAL_S = 1.0  # a quiet node still reports, so that silence means something
+FLUSH_TIMEOUT_S = 3.0  # at the end, for a controller that is busy
+METRICS_INTERVAL_S = 1.0  # between two updates of what Prometheus may ask for
 IDLE_POLL_S = 0.5  # where no job runs there is nothing to read but a new job's name
-MAX_TOLD_FILES = 16  # unreadable files named in one report
-PLAIN_REMEDY = "give it certificates ([tls]), or say --insecure"
+MAX_LISTED_FILES = 16  # unreadable files named in one report
+TLS_REMEDY = "give it certificates ([tls]), or say --insecure"
 _log = logging.getLogger(__name__)
 
 
@@ -44,41 +50,45 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         """Raises ConfigError where it would speak in the clear, or has no certificate to show."""
-        refuse_plain(config)
+        check_encryption(config)
         tls.check_client(config.tls, config.token_file)
         self.config = config
         rings = Path(config.ring_dir)
-        self.intake = Intake(directory=rings, terms=Terms(path=rings / FILE_NAME))
+        self.collector = RingCollector(
+            directory=rings, fencing=FencingEpoch(path=rings / FILE_NAME)
+        )
         self.spool: Spool[telemetry_pb2.NodeReport] = Spool(capacity=config.spool_batches)
         self.metrics = AgentMetrics(
             config.node or socket.gethostname(),
             {"tls": config.tls.cert, "metrics": config.metrics.cert},
         )
         self.sampler = Sampler(config.sample_interval_s)
-        self.host = Host(interval_s=config.sample_interval_s)
+        self.host = HostSampler(interval_s=config.sample_interval_s)
         self.uplink = Uplink(
             addresses=split_addresses(config.controller),
-            terms=self.intake.terms,
+            fencing=self.collector.fencing,
             node=config.node or socket.gethostname(),
             rack=config.rack,
             life=uuid.uuid4().hex,
             spool=self.spool,
             ack_timeout_s=config.ack_timeout_s,
             reconnect_max_s=config.reconnect_max_s,
-            on_command=self._obey,
-            greeting=self._greet,
+            on_command=self._execute,
+            resync_report=self._resync_report,
             tls=config.tls,
             token_file=config.token_file,
         )
-        self.verdicts = Verdicts(ring_dir=Path(config.ring_dir), node=self.uplink.node)
-        self.recording: Recording | None = None
-        self._sent_samples = SampleNews()
-        self._recorded_samples = SampleNews()
-        self._shown_s = -SHOW_S
+        self.node_health = NodeHealthMonitor(ring_dir=Path(config.ring_dir), node=self.uplink.node)
+        self.recorder: TraceRecorder | None = None
+        self._sent_samples = SampleFilter()
+        self._recorded_samples = SampleFilter()
+        self._metrics_updated_s = -METRICS_INTERVAL_S
         self._sequence = 0
         self._reported_s = 0.0
-        self._num_unsendable = 0
-        self._told: dict[str, tuple[int, int]] = {}  # by job: newest report of it, drops until then
+        self._num_unencodable = 0
+        self._last_reports: dict[
+            str, tuple[int, int]
+        ] = {}  # by job: newest report of it, drops until then
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Raises HostError (directory, port), VersionError."""
@@ -86,9 +96,9 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        self.intake.prepare()
+        self.collector.prepare()
         if self.config.record_dir:
-            self.recording = Recording.begin(
+            self.recorder = TraceRecorder.begin(
                 Path(self.config.record_dir),
                 node=self.uplink.node,
                 max_bytes=self.config.record_max_bytes,
@@ -99,7 +109,7 @@ class Agent:
             _log.info("metrics=%s:%d", listen.rpartition(":")[0], server.server_port)
         launchers = self.config.health_socket
         health = (
-            await nvrx_socket.serve(Path(launchers), self.verdicts.answer) if launchers else None
+            await nvrx_socket.serve(Path(launchers), self.node_health.answer) if launchers else None
         )
         self.sampler.start()
         _log.info(
@@ -111,15 +121,15 @@ class Agent:
         uplink = asyncio.create_task(self.uplink.run())
         tasks = [
             uplink,
-            asyncio.create_task(self._look_forever()),
+            asyncio.create_task(self._poll_forever()),
             asyncio.create_task(stop.wait()),
         ]
         if self.config.sentinel_socket:
-            sentinel = Sentinel(
+            sentinel = NvsentinelClient(
                 socket=self.config.sentinel_socket,
                 node=self.uplink.node,
                 remediates=self.config.sentinel_remediates,
-                look=self.verdicts.events,
+                look=self.node_health.events,
             )
             tasks.append(asyncio.create_task(sentinel.run()))
         try:
@@ -132,47 +142,47 @@ class Agent:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.sampler.stop()
-            self.intake.close()
+            self.collector.close()
             if health is not None:
                 await health.stop(nvrx_socket.GRACE_S)
-            if self.recording is not None:
-                self.recording.close()
+            if self.recorder is not None:
+                self.recorder.close()
             if server is not None:
                 server.close()
         _log.info("stopped waiting=%d", len(self.spool))
 
-    async def _look_forever(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
-            self._look()
+            self._poll()
             poll_s = self.config.poll_interval_s
-            await asyncio.sleep(poll_s if self.intake.num_rings else max(poll_s, IDLE_POLL_S))
+            await asyncio.sleep(poll_s if self.collector.num_rings else max(poll_s, IDLE_POLL_S))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         began_s = time.monotonic()
-        readings = self.intake.look(began_s)
-        if self.recording is not None:
-            devices = self._recorded_samples.take(self.sampler.latest(began_s)[0])
-            self.recording.take(readings, devices, self.host.latest(began_s))
-        for (job, life), dead in deaths_in(readings, self.intake.pids()).items():
-            self.intake.notify_deaths(job, dead, life)
+        readings = self.collector.poll(began_s)
+        if self.recorder is not None:
+            devices = self._recorded_samples.select(self.sampler.latest(began_s)[0])
+            self.recorder.take(readings, devices, self.host.latest(began_s))
+        for (job, life), dead in find_deaths(readings, self.collector.pids()).items():
+            self.collector.notify_deaths(job, dead, life)
         # While the controller is away, a report without news would only push others out.
-        is_due = self.uplink.is_connected and began_s - self._reported_s >= IDLE_REPORT_S
+        is_due = self.uplink.is_connected and began_s - self._reported_s >= REPORT_INTERVAL_S
         if is_due or any(not reading.is_empty for reading in readings):
-            devices = self._sent_samples.take(self.sampler.latest(began_s)[0])
-            for portion in split(with_sums(readings)):
-                self._report(portion, began_s, devices)
+            devices = self._sent_samples.select(self.sampler.latest(began_s)[0])
+            for portion in split_batches(sum_expert_loads(readings)):
+                self._queue_report(portion, began_s, devices)
                 devices = ()
             self.uplink.wake()
-        self._let_go(began_s)
-        if began_s - self._shown_s >= SHOW_S:
-            self._shown_s = began_s
-            self._show(began_s)
-            self.verdicts.look(*self.sampler.latest(began_s), self.intake.suspects(), began_s)
+        self._release_ended_jobs(began_s)
+        if began_s - self._metrics_updated_s >= METRICS_INTERVAL_S:
+            self._metrics_updated_s = began_s
+            self._update_metrics(began_s)
+            self.node_health.look(*self.sampler.latest(began_s), self.collector.suspects(), began_s)
         self.metrics.poll.observe(time.monotonic() - began_s)
 
-    def _report(
+    def _queue_report(
         self,
-        readings: tuple[Reading, ...],
+        readings: tuple[RingBatch, ...],
         now_s: float,
         devices: tuple[DeviceSample, ...] = (),
     ) -> None:
@@ -183,31 +193,31 @@ class Agent:
         try:
             message = self._encode(readings, sequence, now_s, devices)
         except ValueError as error:
-            self._num_unsendable += 1
+            self._num_unencodable += 1
             _log.error("a report can not be sent: %s", error)
             return
         self.spool.put(message, message.ByteSize())
         for reading in readings:
             if not reading.is_empty:
-                self._told[reading.job] = (sequence, self.spool.num_dropped)
+                self._last_reports[reading.job] = (sequence, self.spool.num_dropped)
 
-    def _let_go(self, now_s: float) -> None:
+    def _release_ended_jobs(self, now_s: float) -> None:
         """Rings of jobs that ended, once the controller has all they said."""
-        for gone in set(self._told) - set(self.intake.pids()):
-            del self._told[gone]
-        for job in self.intake.ended(now_s):
-            sequence, num_dropped = self._told.get(job, (0, 0))
+        for gone in set(self._last_reports) - set(self.collector.pids()):
+            del self._last_reports[gone]
+        for job in self.collector.ended_jobs(now_s):
+            sequence, num_dropped = self._last_reports.get(job, (0, 0))
             if self.spool.num_dropped != num_dropped:
                 # Perhaps just its last words were given up: once more, in short.
-                self._report((self.intake.facts(job),), now_s)
+                self._queue_report((self.collector.resync_job(job),), now_s)
                 self.uplink.wake()
-            elif self.spool.settled >= sequence:
-                self.intake.release(job)
-                self._told.pop(job, None)
+            elif self.spool.settled_sequence >= sequence:
+                self.collector.release_job(job)
+                self._last_reports.pop(job, None)
 
     def _encode(
         self,
-        readings: tuple[Reading, ...],
+        readings: tuple[RingBatch, ...],
         sequence: int,
         now_s: float,
         devices: tuple[DeviceSample, ...],
@@ -215,36 +225,36 @@ class Agent:
         health = self._health(now_s)
         host = self.host.latest(now_s)
         return reports.report_to_message(
-            batch(readings, devices, health, sequence=sequence, now_s=now_s, host=host)
+            build_report(readings, devices, health, sequence=sequence, now_s=now_s, host=host)
         )
 
-    def _greet(self, sequence: int) -> telemetry_pb2.NodeReport:
+    def _resync_report(self, sequence: int) -> telemetry_pb2.NodeReport:
         """Attachments, layouts and devices: a controller that was away may have forgotten."""
         now_s = time.monotonic()
         devices, _ = self.sampler.latest(now_s)
-        return self._encode(self.intake.everything_again(), sequence, now_s, devices)
+        return self._encode(self.collector.resync(), sequence, now_s, devices)
 
     def _health(self, now_s: float) -> AgentHealth:
-        counts = self.intake.counts
+        counts = self.collector.counts
         devices, nvml = self.sampler.latest(now_s)
-        files = sorted((self.intake.unreadable | self.intake.unwritable).items())
-        told = [f"{name}: {reason}" for name, reason in files[:MAX_TOLD_FILES]]
-        if len(files) > MAX_TOLD_FILES:
-            told.append(f"and {len(files) - MAX_TOLD_FILES} more")
+        files = sorted((self.collector.unreadable | self.collector.unwritable).items())
+        told = [f"{name}: {reason}" for name, reason in files[:MAX_LISTED_FILES]]
+        if len(files) > MAX_LISTED_FILES:
+            told.append(f"and {len(files) - MAX_LISTED_FILES} more")
         return AgentHealth(
             nvml=nvml,
             num_devices=sum(not device.is_lost for device in devices),
             records_read=counts.read,
             records_lost=counts.lost,
             records_corrupt=counts.corrupt,
-            batches_dropped=self.spool.num_dropped + self._num_unsendable,
+            batches_dropped=self.spool.num_dropped + self._num_unencodable,
             unreadable=tuple(told),
         )
 
-    def _show(self, now_s: float) -> None:
+    def _update_metrics(self, now_s: float) -> None:
         self.metrics.update(
             self._health(now_s),
-            rings=self.intake.num_rings,
+            rings=self.collector.num_rings,
             spool_batches=len(self.spool),
             spool_bytes=self.spool.num_bytes,
             connected=self.uplink.is_connected,
@@ -257,7 +267,7 @@ class Agent:
         self.metrics.devices = self.sampler.latest(now_s)[0]
         self.metrics.host = self.host.latest(now_s)
 
-    def _obey(self, message: control_pb2.AttachResponse) -> None:
+    def _execute(self, message: control_pb2.AttachResponse) -> None:
         match message.WhichOneof("message"):
             case "offer_plan":
                 try:
@@ -265,37 +275,37 @@ class Agent:
                 except ValueError as error:
                     _log.error("offer ignored: %s", error)
                     return
-                self.intake.offer_plan(offer)
+                self.collector.offer_plan(offer)
             case "notify_deaths":
                 notice = message.notify_deaths
-                self.intake.notify_deaths(notice.job, frozenset(notice.ranks), notice.life)
+                self.collector.notify_deaths(notice.job, frozenset(notice.ranks), notice.life)
             case "tell_suspects":
                 told = message.tell_suspects
-                self.intake.tell_suspects(told.job, frozenset(told.ranks), told.life)
+                self.collector.set_suspects(told.job, frozenset(told.ranks), told.life)
             case "ask_probe":
                 asked = message.ask_probe
-                self.intake.ask_probe(asked.job, asked.number, asked.life)
+                self.collector.request_probe(asked.job, asked.number, asked.life)
             case other:
                 _log.warning("unknown command %s: is the controller newer?", other)
 
     async def _flush(self, uplink: "asyncio.Task[None]") -> None:
         """Read the rings a last time and give the last reports a moment to leave."""
-        self._look()
+        self._poll()
         self.uplink.finish()
-        _, late = await asyncio.wait({uplink}, timeout=FLUSH_S)
+        _, late = await asyncio.wait({uplink}, timeout=FLUSH_TIMEOUT_S)
         if late:
-            _log.warning("the controller did not take all reports within %g s", FLUSH_S)
+            _log.warning("the controller did not take all reports within %g s", FLUSH_TIMEOUT_S)
 
 
-def refuse_plain(config: AgentConfig) -> None:
+def check_encryption(config: AgentConfig) -> None:
     """Raises ConfigError for what goes beyond loopback in the clear without having been told to."""
-    for why in plain_ways(config):
+    for why in unencrypted_connections(config):
         if not config.insecure:
-            raise ConfigError(why, remedy=PLAIN_REMEDY)
+            raise ConfigError(why, remedy=TLS_REMEDY)
         _log.warning("insecure: %s", why)
 
 
-def plain_ways(config: AgentConfig) -> list[str]:
+def unencrypted_connections(config: AgentConfig) -> list[str]:
     """What would go beyond loopback in the clear. Raises ConfigError where a token would."""
     callers = [
         unencrypted_controller(one, config.tls) for one in split_addresses(config.controller)

@@ -49,13 +49,13 @@ _DEVICE_COUNTERS: Mapping[str, tuple[str, str, float]] = {
 }
 
 
-_HELD = (
+_THROTTLE_REASONS = (
     *("power_cap", "board_limit", "reliability", "sync_boost", "sw_thermal", "hw_thermal"),
     "power_brake",
 )
 
 
-_CLOCK: Mapping[str, tuple[str, str]] = {
+_CLOCK_GAUGES: Mapping[str, tuple[str, str]] = {
     "clock_offset_seconds": ("What the kernel still has to correct.", "clock_offset_s"),
     "clock_error_seconds": ("The kernel's bound of the wall clock's error.", "clock_error_s"),
     "clock_synchronised": ("1 while the wall clock is synchronised.", "is_clock_synchronised"),
@@ -66,13 +66,13 @@ def _family(name: str, text: str, *labels: str, kind: str = "gauge") -> MetricFa
     return MetricFamily(f"pacekeeper_{name}", text, *labels, kind=kind)
 
 
-_INFO = _family("device_info", "1 for what a device is.", *_LABELS, "name", "parent_UUID")
+_DEVICE_INFO = _family("device_info", "1 for what a device is.", *_LABELS, "name", "parent_UUID")
 
 
-_LOST = _family("device_lost", "1: it answers no more.", *_LABELS)
+_DEVICE_LOST = _family("device_lost", "1: it answers no more.", *_LABELS)
 
 
-_TOLD = tuple(
+_DEVICE_SERIES = tuple(
     (_family(f"device_{name}", text, *_LABELS), field, unit)
     for name, (text, field, unit) in _DEVICE_GAUGES.items()
 ) + tuple(
@@ -81,7 +81,7 @@ _TOLD = tuple(
 )
 
 
-_CLOCKS_HELD = _family(
+_CLOCKS_THROTTLED = _family(
     "device_clocks_held_seconds_total",
     "Time in which clocks were held down, by reason.",
     *_LABELS,
@@ -90,23 +90,27 @@ _CLOCKS_HELD = _family(
 )
 
 
-_WALL = tuple((_family(f"agent_{name}", text), field) for name, (text, field) in _CLOCK.items())
+_CLOCK_SERIES = tuple(
+    (_family(f"agent_{name}", text), field) for name, (text, field) in _CLOCK_GAUGES.items()
+)
 
 
-def write(page: MetricsPage, devices: tuple[DeviceSample, ...], host: HostSample | None) -> None:
+def write_samples(
+    page: MetricsPage, devices: tuple[DeviceSample, ...], host: HostSample | None
+) -> None:
     """The newest samples, as series."""
     for sample in devices:
         named = sample.device_uuid, str(sample.device_index)
-        page.add(_INFO, 1, *named, sample.name, sample.parent_uuid)
-        page.add(_LOST, sample.is_lost, *named)
-        for family, field, unit in _TOLD:
+        page.add(_DEVICE_INFO, 1, *named, sample.name, sample.parent_uuid)
+        page.add(_DEVICE_LOST, sample.is_lost, *named)
+        for family, field, unit in _DEVICE_SERIES:
             if (value := _value(sample, field)) is not None:
                 page.add(family, value * unit, *named)
-        for reason in _HELD:
+        for reason in _THROTTLE_REASONS:
             value = getattr(sample, f"{reason}_held_s")
             if value is not None:
-                page.add(_CLOCKS_HELD, value, *named, reason)
-    for family, field in _WALL:
+                page.add(_CLOCKS_THROTTLED, value, *named, reason)
+    for family, field in _CLOCK_SERIES:
         value = getattr(host, field, None)
         if value is not None:
             page.add(family, value)
@@ -174,7 +178,7 @@ class AgentMetrics:
     def page(self) -> bytes:
         """What a scrape is answered now; called by any thread."""
         page = MetricsPage()
-        write(page, self.devices, self.host)
+        write_samples(page, self.devices, self.host)
         metrics_server.write_expiry(page, self._certificates)
         return generate_latest(self.registry) + page.text().encode()
 

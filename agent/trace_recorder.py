@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from pacekeeper.agent.uplink.batching import Reading
+from pacekeeper.agent.rings.ring_batch import RingBatch
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 from pacekeeper.core.telemetry.trace_jsonl import (
@@ -29,7 +29,7 @@ from pacekeeper.core.telemetry.trace_jsonl import (
 _log = logging.getLogger(__name__)
 
 
-class Recording:
+class TraceRecorder:
     """Trace files below `directory`, each of at most `max_bytes`."""
 
     def __init__(self, directory: Path, *, node: str, max_bytes: int) -> None:
@@ -41,7 +41,7 @@ class Recording:
         self._sampled_s: dict[str | None, float] = {}  # by device; None: the host
 
     @classmethod
-    def begin(cls, directory: Path, *, node: str, max_bytes: int) -> "Recording":
+    def begin(cls, directory: Path, *, node: str, max_bytes: int) -> "TraceRecorder":
         """Raises HostError where nothing can be written there."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class Recording:
 
     def take(
         self,
-        readings: Sequence[Reading],
+        readings: Sequence[RingBatch],
         devices: Sequence[DeviceSample] = (),
         host: HostSample | None = None,
     ) -> None:

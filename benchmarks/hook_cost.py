@@ -33,7 +33,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.agent.rings.collector import RingCollector
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry.expert_row_features import rows_over
@@ -174,16 +174,16 @@ def summarise(rounds: Sequence[Sequence[int]]) -> dict[str, float]:
 
 def read_rings(directory: Path) -> None:
     """What a node's agent does to the rings, ten times as often as by default. Never returns."""
-    intake = Intake(directory=directory)
+    collector = RingCollector(directory=directory)
     digest = hashlib.sha256(LAYOUT).digest()
     while True:
         now_s = time.monotonic()
-        intake.look(now_s)
+        collector.poll(now_s)
         if (directory / "offer").exists():
-            intake.offer_plan(
+            collector.offer_plan(
                 PlanFile(job=JOB, generation=2, base_generation=1, data=LAYOUT, sha256=digest)
             )
-        if intake.counts.read:
+        if collector.counts.read:
             (directory / "reading").touch()
         time.sleep(0.01)
 

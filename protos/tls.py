@@ -35,7 +35,7 @@ def client_channel(address: str, tls: TlsConfig) -> grpc.Channel:
     return grpc.secure_channel(address, credentials, options=reports.GRPC_OPTIONS_CLIENT)
 
 
-def agent_channel(address: str, tls: TlsConfig) -> grpc.aio.Channel:
+def aio_channel(address: str, tls: TlsConfig) -> grpc.aio.Channel:
     """The same on asyncio."""
     if not tls.is_on:
         return grpc.aio.insecure_channel(address, options=reports.GRPC_OPTIONS_CLIENT)
@@ -49,7 +49,7 @@ def check_client(tls: TlsConfig, token_file: str) -> None:
     read_token(token_file)
 
 
-def bearer(token: str) -> Metadata:
+def bearer_metadata(token: str) -> Metadata:
     """What shows a token to the controller; nothing where there is none."""
     return (("authorization", f"Bearer {token}"),) if token else ()
 
@@ -227,12 +227,16 @@ def file_stamp(path: str) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def showing(channel: grpc.Channel, token: str) -> grpc.Channel:
+def with_token(channel: grpc.Channel, token: str) -> grpc.Channel:
     """A channel whose every call shows the token; the channel itself where there is none."""
-    return grpc.intercept_channel(channel, _Shows(bearer(token))) if token else channel
+    return (
+        grpc.intercept_channel(channel, _TokenInterceptor(bearer_metadata(token)))
+        if token
+        else channel
+    )
 
 
-class _Shows(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+class _TokenInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     """Puts the token into the metadata of calls with one request."""
 
     def __init__(self, shown: Metadata) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pacekeeper.agent.health import peer_messages
-from pacekeeper.agent.rings.directory import write_whole
+from pacekeeper.agent.health import external_health
+from pacekeeper.agent.rings.directory import write_atomically
 from pacekeeper.core.incidents import node_health
 from pacekeeper.core.incidents.node_health import NodeHealth
 from pacekeeper.core.telemetry.samples import DeviceSample
@@ -20,14 +20,16 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Verdicts:
+class NodeHealthMonitor:
     """Of one node. `look` comes first; never raises."""
 
     ring_dir: Path
     node: str
     present: NodeHealth | None = None
-    slow: peer_messages.SlowRanks = field(default_factory=dict)
-    _findings: peer_messages.Findings = field(default_factory=peer_messages.Findings)
+    slow: external_health.SlowRanks = field(default_factory=dict)
+    _findings: external_health.RecentFindings = field(
+        default_factory=external_health.RecentFindings
+    )
     _written: NodeHealth | None = None
     _unwritable: str = ""
 
@@ -46,13 +48,13 @@ class Verdicts:
         if node_health.must_write(self._written, self.present):
             self._write(self.present)
 
-    def answer(self) -> peer_messages.Answer:
+    def answer(self) -> external_health.HealthCheckAnswer:
         """For NVRx's launcher."""
-        return peer_messages.answer(self._known(), self.slow)
+        return external_health.health_check_answer(self._known(), self.slow)
 
-    def events(self) -> tuple[peer_messages.Event, ...]:
+    def events(self) -> tuple[external_health.HealthEvent, ...]:
         """For NVSentinel."""
-        return peer_messages.events(self._known(), self.slow)
+        return external_health.health_events(self._known(), self.slow)
 
     def _known(self) -> NodeHealth:
         if self.present is not None:
@@ -64,7 +66,7 @@ class Verdicts:
         target = self.ring_dir / node_health.FILE_NAME
         said = ""
         try:
-            write_whole(target, node_health.encode_node_health(verdict))
+            write_atomically(target, node_health.encode_node_health(verdict))
             self._written = verdict
         except OSError as error:
             said = error.strerror or str(error)

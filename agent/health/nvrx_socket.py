@@ -9,23 +9,23 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from pacekeeper.agent.health.peer_messages import Answer
+from pacekeeper.agent.health.external_health import HealthCheckAnswer
 from pacekeeper.core.errors import HostError
 from pacekeeper.protos import nvhcd_pb2, nvhcd_pb2_grpc
 
 GRACE_S = 0.5
-AT_ONCE = 16  # whoever is on the node may ask
-MOST_BYTES = 64 << 10  # of a question: arguments of a script
+MAX_CONCURRENT_CALLS = 16  # whoever is on the node may ask
+MAX_REQUEST_BYTES = 64 << 10  # of a question: arguments of a script
 OPTIONS = (
-    ("grpc.max_receive_message_length", MOST_BYTES),
-    ("grpc.max_concurrent_streams", AT_ONCE),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_concurrent_streams", MAX_CONCURRENT_CALLS),
     ("grpc.max_metadata_size", 8 << 10),
 )
 
 
 @dataclass(slots=True, kw_only=True)
 class _Service(nvhcd_pb2_grpc.HealthCheckServiceServicer):
-    ask: Callable[[], Answer]
+    ask: Callable[[], HealthCheckAnswer]
 
     async def RunHealthCheck(
         self, request: nvhcd_pb2.HealthCheckRequest, context: object
@@ -37,7 +37,7 @@ class _Service(nvhcd_pb2_grpc.HealthCheckServiceServicer):
         )
 
 
-async def serve(path: Path, ask: Callable[[], Answer]) -> grpc.aio.Server:
+async def serve(path: Path, ask: Callable[[], HealthCheckAnswer]) -> grpc.aio.Server:
     """Answer on this socket; whoever may write its directory's socket may ask.
 
     Raises HostError where it can not be had.
@@ -50,7 +50,7 @@ async def serve(path: Path, ask: Callable[[], Answer]) -> grpc.aio.Server:
         path.unlink(missing_ok=True)  # of an agent that was killed
     except OSError as error:
         raise HostError(f"health socket {path}: {error.strerror}", remedy=remedy) from None
-    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=AT_ONCE)
+    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
     nvhcd_pb2_grpc.add_HealthCheckServiceServicer_to_server(_Service(ask=ask), server)
     try:
         server.add_insecure_port(f"unix://{path.absolute()}")

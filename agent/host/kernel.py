@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pacekeeper.agent.host import wall_clock
-from pacekeeper.agent.host.network import MOST, Network, is_count
+from pacekeeper.agent.host.network import MAX_COUNT, NetworkCounters, is_count
 from pacekeeper.core.telemetry.samples import HostSample
 
 _PRESSURES = ("cpu", "io", "memory")
@@ -19,7 +19,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True, kw_only=True)
-class Host:
+class HostSampler:
     """The kernel of this node; reads anew after `interval_s`. Never waits, never raises."""
 
     interval_s: float
@@ -28,10 +28,10 @@ class Host:
     clock: Callable[[], dict[str, Any]] = wall_clock.read
     _latest: HostSample | None = None
     _swapped: dict[str, int] = field(default_factory=dict)  # pages in and out, since boot
-    _network: Network = field(init=False)
+    _network: NetworkCounters = field(init=False)
 
     def __post_init__(self) -> None:
-        self._network = Network(proc=self.proc, sys=self.sys)
+        self._network = NetworkCounters(proc=self.proc, sys=self.sys)
 
     def latest(self, now_s: float) -> HostSample:
         """The newest sample; `now_s` is of the monotonic clock."""
@@ -104,7 +104,7 @@ def _by_name(text: str) -> dict[str, int]:
 
 
 def _from_kib(value: int | None) -> int | None:
-    return None if value is None or value * 1024 >= MOST else value * 1024
+    return None if value is None or value * 1024 >= MAX_COUNT else value * 1024
 
 
 def _number(text: str) -> float | None:

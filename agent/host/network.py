@@ -17,14 +17,14 @@ _ERRORS = (
     "excessive_buffer_overrun_errors",
 )
 _FABRIC_WORD_BYTES = 4  # unit of port_xmit_data and port_rcv_data
-MOST_OF_A_NAME = 15  # characters, of an interface
-MOST_DIGITS = 20  # of a counter of 64 bits
-MOST = 1 << 63  # and what a report can hold
+MAX_INTERFACE_NAME = 15  # characters, of an interface
+MAX_DIGITS = 20  # of a counter of 64 bits
+MAX_COUNT = 1 << 63  # and what a report can hold
 _UP = "4"  # "4: ACTIVE"
 
 
 @dataclass(slots=True, kw_only=True)
-class Network:
+class NetworkCounters:
     """The counters of all interfaces and ports together. Never waits, never raises."""
 
     proc: Path = Path("/proc")
@@ -41,7 +41,7 @@ class Network:
                 *("network_errors", "network_drops"),
                 *("fabric_ports", "fabric_ports_up", "fabric_errors"),
             )
-            if counted.get(name, MOST) < MOST
+            if counted.get(name, MAX_COUNT) < MAX_COUNT
         }
         passed_s = now_s - self._before_s
         before, self._before, self._before_s = self._before, counted, now_s
@@ -63,7 +63,7 @@ class Network:
             if not separator or len(values) < 12 or not all(map(is_count, values)):
                 continue
             interface = name.strip()
-            if len(interface) > MOST_OF_A_NAME or "/" in interface:
+            if len(interface) > MAX_INTERFACE_NAME or "/" in interface:
                 continue
             if not (self.sys / "class/net" / interface / "device").exists():
                 continue
@@ -127,7 +127,7 @@ def _count(path: Path) -> int:
 
 def is_count(text: str) -> bool:
     """A whole number, no longer than any counter of a kernel."""
-    return text.isdecimal() and len(text) <= MOST_DIGITS
+    return text.isdecimal() and len(text) <= MAX_DIGITS
 
 
 def _text(path: Path) -> str:

@@ -17,33 +17,33 @@ from types import MappingProxyType
 from typing import Any
 
 from pacekeeper.agent.nvml import fields
-from pacekeeper.agent.nvml.device import Device, Instance, LostError, Question, ask, text
+from pacekeeper.agent.nvml.device import Device, DeviceLostError, Instance, Query, query, text
 from pacekeeper.agent.nvml.gpm import Activity
-from pacekeeper.agent.nvml.xid_events import Xids, XidWatch
+from pacekeeper.agent.nvml.xid_events import XidHistory, XidListener
 from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample
 
 MAX_LINKS = 36  # of a device, by NVML's header
 
 
-def instances_of(pynvml: Any, device: Device, mode: Any) -> tuple[Instance, ...]:
+def list_instances(pynvml: Any, device: Device, mode: Any) -> tuple[Instance, ...]:
     """The MIG instances of a device whose MIG `mode` is (current, pending); without MIG none."""
     if mode is None or not mode[0]:
         return ()
-    most = ask(pynvml, device, "instances", lambda n, h: n.nvmlDeviceGetMaxMigDeviceCount(h))
+    most = query(pynvml, device, "instances", lambda n, h: n.nvmlDeviceGetMaxMigDeviceCount(h))
     found = []
     for slot in range(most or 0):
-        handle = ask(pynvml, device, "instance", partial(_instance, slot=slot))
+        handle = query(pynvml, device, "instance", partial(_instance, slot=slot))
         if handle is None:
             continue  # no instance has this number
         part = Device(index=device.index, handle=handle)
-        uuid = ask(pynvml, part, "uuid", lambda n, h: n.nvmlDeviceGetUUID(h))
-        name = ask(pynvml, part, "name", lambda n, h: n.nvmlDeviceGetName(h))
+        uuid = query(pynvml, part, "uuid", lambda n, h: n.nvmlDeviceGetUUID(h))
+        name = query(pynvml, part, "name", lambda n, h: n.nvmlDeviceGetName(h))
         if uuid is not None:
             found.append(Instance(handle=handle, uuid=text(uuid), name=text(name)))
     return tuple(found)
 
 
-def samples_of(pynvml: Any, device: Device, whole: DeviceSample) -> tuple[DeviceSample, ...]:
+def instance_samples(pynvml: Any, device: Device, whole: DeviceSample) -> tuple[DeviceSample, ...]:
     """The device itself or, in MIG mode, each of its instances.
 
     An instance has memory of its own; the rest is read of the device it is a part of. NVML tells
@@ -54,7 +54,7 @@ def samples_of(pynvml: Any, device: Device, whole: DeviceSample) -> tuple[Device
     found = []
     for instance in device.instances:
         part = Device(index=device.index, handle=instance.handle, refused=device.refused)
-        memory = ask(pynvml, part, "instance memory", lambda n, h: n.nvmlDeviceGetMemoryInfo(h))
+        memory = query(pynvml, part, "instance memory", lambda n, h: n.nvmlDeviceGetMemoryInfo(h))
         sample = replace(
             whole,
             device_uuid=instance.uuid,
@@ -71,7 +71,7 @@ def samples_of(pynvml: Any, device: Device, whole: DeviceSample) -> tuple[Device
 def count_links(pynvml: Any, device: Device) -> int:
     """How many NVLinks the device has: asked one by one, for no device has the header's maximum."""
     for link in range(MAX_LINKS):
-        if ask(pynvml, device, f"link {link}", partial(_link_state, link=link)) is None:
+        if query(pynvml, device, f"link {link}", partial(_link_state, link=link)) is None:
             return link
     return MAX_LINKS
 
@@ -84,20 +84,22 @@ def _link_state(pynvml: Any, handle: Any, link: int) -> Any:
     return pynvml.nvmlDeviceGetNvLinkState(handle, link)
 
 
-FIELDS_S = 5.0  # between two readings of a device's counters, all in one call
-SLOW_S = 30.0  # between two readings of what is costly to ask (process lists take milliseconds)
-NOTHING_HEARD: Mapping[int, Xids] = MappingProxyType({})
+FIELDS_INTERVAL_S = 5.0  # between two readings of a device's counters, all in one call
+SLOW_INTERVAL_S = (
+    30.0  # between two readings of what is costly to ask (process lists take milliseconds)
+)
+NO_XIDS: Mapping[int, XidHistory] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoNvml:
+class NvmlUnavailable:
     """There is no NVML here, and why: reported as such."""
 
     reason: str
 
 
-_FAST: dict[str, Question] = {
+_FAST: dict[str, Query] = {
     "uuid": lambda n, h: n.nvmlDeviceGetUUID(h),
     "sm_clock": lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM),
     "memory_clock": lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM),
@@ -112,7 +114,7 @@ _FAST: dict[str, Question] = {
     "pcie_generation": lambda n, h: n.nvmlDeviceGetCurrPcieLinkGeneration(h),
     "pcie_width": lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h),
 }
-_SLOW: dict[str, Question] = {
+_SLOW: dict[str, Query] = {
     "name": lambda n, h: n.nvmlDeviceGetName(h),
     "sm_clock_max": lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM),
     "memory_clock_max": lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_MEM),
@@ -143,7 +145,7 @@ class Nvml:
     pynvml: Any
     devices: tuple[Device, ...]
     lost: tuple[str, ...] = ()
-    watch: XidWatch | None = None
+    watch: XidListener | None = None
 
     def sample(self, now_s: float) -> tuple[DeviceSample, ...]:
         """One reading of every device and MIG instance. Raises GoneError where the driver is gone.
@@ -155,13 +157,13 @@ class Nvml:
         for device in self.devices:
             try:
                 if device.is_lost:
-                    raise LostError
+                    raise DeviceLostError
                 samples += self._sample(device, now_s)
-            except LostError:
+            except DeviceLostError:
                 device.is_lost = True
                 lost.append(f"device {device.index} is lost")
                 if device.uuid:
-                    samples.append(_lost(device, now_s, self._xids(device)))
+                    samples.append(_lost_sample(device, now_s, self._xids(device)))
         self.lost = tuple(lost)
         return tuple(samples)
 
@@ -184,13 +186,13 @@ class Nvml:
         raw = read(self.pynvml, device, now_s, num_devices=len(self.devices))
         answer_s = time.monotonic() - began_s
         whole = parse(device.index, raw, now_s, xids=self._xids(device))
-        return samples_of(self.pynvml, device, replace(whole, answer_s=answer_s))
+        return instance_samples(self.pynvml, device, replace(whole, answer_s=answer_s))
 
-    def _xids(self, device: Device) -> Xids | None:
+    def _xids(self, device: Device) -> XidHistory | None:
         return None if self.watch is None else self.watch.of(device.index)
 
 
-def open_nvml(heard: Mapping[int, Xids] = NOTHING_HEARD) -> Nvml | NoNvml:
+def open_nvml(heard: Mapping[int, XidHistory] = NO_XIDS) -> Nvml | NvmlUnavailable:
     """NVML with all its devices, or the reason why there is none. A sick one hides no other.
 
     `heard`: Xids from before it was opened anew.
@@ -200,12 +202,12 @@ def open_nvml(heard: Mapping[int, Xids] = NOTHING_HEARD) -> Nvml | NoNvml:
     try:
         import pynvml
     except ImportError as error:
-        return NoNvml(reason=f"nvidia-ml-py is not installed: {error}")
+        return NvmlUnavailable(reason=f"nvidia-ml-py is not installed: {error}")
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
-        return NoNvml(reason=f"no NVML: {error}")
+        return NvmlUnavailable(reason=f"no NVML: {error}")
     devices = []
     for index in range(count):
         try:
@@ -215,7 +217,7 @@ def open_nvml(heard: Mapping[int, Xids] = NOTHING_HEARD) -> Nvml | NoNvml:
             _log.warning("nvml device=%d: %s", index, error)
             devices.append(Device(index=index, handle=None, is_lost=True))
     handles = {device.index: device.handle for device in devices if not device.is_lost}
-    watch = XidWatch.begin(pynvml, handles, known=heard)
+    watch = XidListener.begin(pynvml, handles, known=heard)
     return Nvml(pynvml=pynvml, devices=tuple(devices), watch=watch)
 
 
@@ -225,26 +227,30 @@ def read(pynvml: Any, device: Device, now_s: float, num_devices: int = 1) -> dic
     What is read seldom is read of one device after the other: such calls hold the driver's lock,
     and eight in a row would be felt by who launches kernels.
     """
-    raw = {name: ask(pynvml, device, name, _FAST[name]) for name in _FAST if name != "old_reasons"}
+    raw = {
+        name: query(pynvml, device, name, _FAST[name]) for name in _FAST if name != "old_reasons"
+    }
     if raw["uuid"] is None:
-        raise LostError("a device without a name")
+        raise DeviceLostError("a device without a name")
     device.uuid = text(raw["uuid"])
     if raw["reasons"] is None:
-        raw["reasons"] = ask(pynvml, device, "old_reasons", _FAST["old_reasons"])
+        raw["reasons"] = query(pynvml, device, "old_reasons", _FAST["old_reasons"])
     turn = 1.0 + device.index / num_devices  # of the first period only
     if device.slow_due_s is None or now_s >= device.slow_due_s:
-        device.slow_due_s = now_s + SLOW_S * (turn if device.slow_due_s is None else 1.0)
-        device.slow = {name: ask(pynvml, device, name, _SLOW[name]) for name in _SLOW}
-        device.instances = instances_of(pynvml, device, device.slow["mig_mode"])
+        device.slow_due_s = now_s + SLOW_INTERVAL_S * (turn if device.slow_due_s is None else 1.0)
+        device.slow = {name: query(pynvml, device, name, _SLOW[name]) for name in _SLOW}
+        device.instances = list_instances(pynvml, device, device.slow["mig_mode"])
         device.num_links = device.num_links or count_links(pynvml, device)
     if device.fields_due_s is None or now_s >= device.fields_due_s:
-        device.fields_due_s = now_s + FIELDS_S * (turn if device.fields_due_s is None else 1.0)
+        device.fields_due_s = now_s + FIELDS_INTERVAL_S * (
+            turn if device.fields_due_s is None else 1.0
+        )
         _read_fields(pynvml, device)
-    return raw | device.slow | {"counters": device.counters, "health": _health_of(device)}
+    return raw | device.slow | {"counters": device.counters, "health": _health_fields(device)}
 
 
 def parse(
-    index: int, raw: Mapping[str, Any], now_s: float, *, xids: Xids | None = None
+    index: int, raw: Mapping[str, Any], now_s: float, *, xids: XidHistory | None = None
 ) -> DeviceSample:
     """The sample in NVML's answers: MHz, degrees Celsius, milliwatts to watts, percent to ratio.
 
@@ -271,7 +277,7 @@ def parse(
         ecc_uncorrected=raw["ecc"],
         processes=None if processes is None else tuple(int(p.pid) for p in processes),
         energy_joules=_scaled(raw["energy_mj"], 1e-3),
-        health=DeviceHealth(**raw["health"], **_heard(xids)),
+        health=DeviceHealth(**raw["health"], **_xid_fields(xids)),
         **raw["counters"],
     )
 
@@ -280,25 +286,25 @@ def _read_fields(pynvml: Any, device: Device) -> None:
     """All counters of a device in one call, and its activity since the last one."""
     keys = fields.keys(device.num_links)
     wanted = [key for key in keys if key not in device.refused_fields]
-    entries = ask(pynvml, device, "fields", lambda n, h: n.nvmlDeviceGetFieldValues(h, wanted))
+    entries = query(pynvml, device, "fields", lambda n, h: n.nvmlDeviceGetFieldValues(h, wanted))
     device.counters, device.health = {}, {}
     if entries is not None:
         answers, refused = fields.decode(ctypes.string_at(entries, ctypes.sizeof(entries)))
         device.refused_fields |= refused
-        device.counters |= fields.of_sample(answers)
-        device.health |= fields.of_health(answers)
-    margin = ask(pynvml, device, "margin", lambda n, h: n.nvmlDeviceGetMarginTemperature(h))
+        device.counters |= fields.sample_fields(answers)
+        device.health |= fields.health_fields(answers)
+    margin = query(pynvml, device, "margin", lambda n, h: n.nvmlDeviceGetMarginTemperature(h))
     if margin is not None:
         device.counters["margin_celsius"] = margin
     if device.activity is None:
-        device.activity = ask(pynvml, device, "activity", Activity.begin)
+        device.activity = query(pynvml, device, "activity", Activity.begin)
     if device.activity is not None:
         since_last = device.activity.since_last
-        told = ask(pynvml, device, "activity since", lambda n, _: since_last(n))
+        told = query(pynvml, device, "activity since", lambda n, _: since_last(n))
         device.counters |= told or {}
 
 
-def _health_of(device: Device) -> dict[str, Any]:
+def _health_fields(device: Device) -> dict[str, Any]:
     """The fields of a device's health, from its last answers."""
     told = {
         name: device.slow[question]
@@ -311,18 +317,18 @@ def _health_of(device: Device) -> dict[str, Any]:
     return told | device.health
 
 
-def _lost(device: Device, now_s: float, xids: Xids | None) -> DeviceSample:
+def _lost_sample(device: Device, now_s: float, xids: XidHistory | None) -> DeviceSample:
     return DeviceSample(
         device_index=device.index,
         device_uuid=device.uuid,
         sampled_s=now_s,
         name=text(device.slow.get("name")),
         is_lost=True,
-        health=DeviceHealth(**_heard(xids)),
+        health=DeviceHealth(**_xid_fields(xids)),
     )
 
 
-def _heard(xids: Xids | None) -> dict[str, Any]:
+def _xid_fields(xids: XidHistory | None) -> dict[str, Any]:
     return {} if xids is None else {"num_xids": xids.count, "xids": xids.newest}
 
 

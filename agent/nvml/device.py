@@ -7,14 +7,14 @@ from typing import Any
 from pacekeeper.agent.nvml.fields import Key
 from pacekeeper.agent.nvml.gpm import Activity
 
-Question = Callable[[Any, Any], Any]  # of the binding and a handle
+Query = Callable[[Any, Any], Any]  # of the binding and a handle
 
 
-class LostError(Exception):
+class DeviceLostError(Exception):
     """The device fell off its bus, or must be reset."""
 
 
-class GoneError(Exception):
+class DriverGoneError(Exception):
     """The driver is gone or was exchanged: no handle is good any more."""
 
 
@@ -47,7 +47,7 @@ class Device:
     slow_due_s: float | None = None
 
 
-def ask(pynvml: Any, device: Device, name: str, question: Question) -> Any:
+def query(pynvml: Any, device: Device, name: str, question: Query) -> Any:
     """The answer, or None. What this device, driver or binding does not know is not asked again.
 
     Raises LostError, GoneError.
@@ -62,13 +62,13 @@ def ask(pynvml: Any, device: Device, name: str, question: Question) -> Any:
     except pynvml.NVMLError as error:
         code = getattr(error, "value", None)
         if code in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
-            raise LostError(str(error)) from None
+            raise DeviceLostError(str(error)) from None
         if code in (
             pynvml.NVML_ERROR_UNINITIALIZED,
             pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
             pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
         ):
-            raise GoneError(str(error)) from None
+            raise DriverGoneError(str(error)) from None
         if code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
             device.refused.add(name)
         return None

@@ -28,11 +28,11 @@ _TYPES = {
     6: struct.Struct("@H6x"),
 }
 _WIDE = (2, 3)  # 64 bits, not negative
-_MOST = 1 << 63  # a count or a size that is not below it is a driver's mistake
+_MAX_VALUE = 1 << 63  # a count or a size that is not below it is a driver's mistake
 _SUCCESS, _NOT_SUPPORTED, _INVALID_ARGUMENT = 0, 3, 2
 
 # Times in nanoseconds.
-_HELD = {
+_THROTTLED = {
     "power_cap_held_s": 74,
     "sync_boost_held_s": 76,
     "board_limit_held_s": 77,
@@ -67,7 +67,7 @@ _HEALTH: Mapping[str, tuple[int, ...]] = {
     "recovery_action": (230,),
 }
 _SMALL = ("recovery_action", "nvlinks", "nvlinks_up")  # 32 bits in a report
-_MOST_SMALL = 1 << 32
+_MAX_SMALL = 1 << 32
 _FLAGS = ("is_remap_pending", "has_remap_failed")
 _POWER_LIMITS = {"power_limit_default_watts": 189, "power_limit_max_watts": 188}
 # Of each link. Up to Hopper, and from Blackwell on, errors have different ids.
@@ -83,7 +83,7 @@ _LINK_BYTES = {"nvlink_sent_bytes": 202, "nvlink_received_bytes": 204}
 
 def keys(num_links: int) -> tuple[Key, ...]:
     """All that is asked of a device with that many NVLinks."""
-    whole = [*_HELD.values(), _SW_THERMAL, *(i for ids in _SLOWDOWN_IDS for i in ids)]
+    whole = [*_THROTTLED.values(), _SW_THERMAL, *(i for ids in _SLOWDOWN_IDS for i in ids)]
     whole += [i for ids in _HEALTH.values() for i in ids]
     whole += _POWER_LIMITS.values()
     found = [(field, 0) for field in whole]
@@ -111,11 +111,11 @@ def decode(data: bytes | memoryview) -> tuple[dict[Key, tuple[int, Number]], fro
     return answers, frozenset(refused)
 
 
-def of_sample(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number]:
+def sample_fields(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number]:
     """Fields of a DeviceSample by name; those that were not answered are left out."""
-    answers = _sane(answers)
+    answers = _valid_answers(answers)
     told: dict[str, Number] = {}
-    for name, field in _HELD.items():
+    for name, field in _THROTTLED.items():
         if (value := _wide(answers, field)) is not None:
             told[name] = value * 1e-9
     told |= _slowdowns(answers)
@@ -123,17 +123,17 @@ def of_sample(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number]:
         if (field, scope) in answers:
             told[name] = answers[field, scope][1] * factor
     for name, field in _LINK_BYTES.items():
-        if per_link := _of_links(answers, (field,)):
+        if per_link := _link_values(answers, (field,)):
             told[name] = int(sum(per_link))
     for name, (field, scope, unit) in _SAMPLE_COUNTS.items():
         if (field, scope) in answers:
             told[name] = int(answers[field, scope][1]) * unit
-    return _plausible(told)
+    return _storable(told)
 
 
-def of_health(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number | bool]:
+def health_fields(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number | bool]:
     """Fields of a DeviceHealth by name; those that were not answered are left out."""
-    answers = _sane(answers)
+    answers = _valid_answers(answers)
     told: dict[str, Number | bool] = {}
     for name, ids in _HEALTH.items():
         values = [answers[field, 0][1] for field in ids if (field, 0) in answers]
@@ -150,19 +150,21 @@ def of_health(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number | b
         if len(speeds) == len(up):
             told["nvlink_bytes_per_s"] = sum(speeds) * 1e6
     for name, ids in _LINK_COUNTS.items():
-        if counts := _of_links(answers, ids):
+        if counts := _link_values(answers, ids):
             told[name] = int(sum(counts))
-    return _plausible(told)
+    return _storable(told)
 
 
-def _sane(answers: Mapping[Key, tuple[int, Number]]) -> dict[Key, tuple[int, Number]]:
+def _valid_answers(answers: Mapping[Key, tuple[int, Number]]) -> dict[Key, tuple[int, Number]]:
     """Nothing that is asked for can be below zero, or endless: such an answer is none."""
-    return {key: one for key, one in answers.items() if 0 <= one[1] < _MOST}  # nor no number
+    return {key: one for key, one in answers.items() if 0 <= one[1] < _MAX_VALUE}  # nor no number
 
 
-def _plausible(told: Mapping[str, T]) -> dict[str, T]:
+def _storable(told: Mapping[str, T]) -> dict[str, T]:
     """Without sums and products that no field of a report can hold."""
-    return {name: v for name, v in told.items() if v < (_MOST_SMALL if name in _SMALL else _MOST)}
+    return {
+        name: v for name, v in told.items() if v < (_MAX_SMALL if name in _SMALL else _MAX_VALUE)
+    }
 
 
 def _slowdowns(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number]:
@@ -184,7 +186,7 @@ def _wide(answers: Mapping[Key, tuple[int, Number]], field: int) -> Number | Non
     return value if kind in _WIDE else None
 
 
-def _of_links(answers: Mapping[Key, tuple[int, Number]], fields: Iterable[int]) -> list[Number]:
+def _link_values(answers: Mapping[Key, tuple[int, Number]], fields: Iterable[int]) -> list[Number]:
     wanted = frozenset(fields)
     return [
         value

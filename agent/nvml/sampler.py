@@ -8,18 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from pacekeeper.agent.nvml.client import NoNvml, Nvml, open_nvml
-from pacekeeper.agent.nvml.device import GoneError
-from pacekeeper.agent.nvml.xid_events import Xids
+from pacekeeper.agent.nvml.client import Nvml, NvmlUnavailable, open_nvml
+from pacekeeper.agent.nvml.device import DriverGoneError
+from pacekeeper.agent.nvml.xid_events import XidHistory
 from pacekeeper.core.telemetry.samples import DeviceSample
 
 HUNG_S = 10.0  # an answer that takes longer counts as none
 REOPEN_S = 60.0  # between two attempts where there is no driver, or a device is lost
-AGAIN_S = 5.0  # after a driver that was there is gone: it may be restarting
-LEAST_REST = 20.0  # times as long as asking took it is left alone: 5 % of the time at the most
+RETRY_S = 5.0  # after a driver that was there is gone: it may be restarting
+REST_FACTOR = 20.0  # times as long as asking took it is left alone: 5 % of the time at the most
 _log = logging.getLogger(__name__)
 
-Opener = Callable[[Mapping[int, Xids]], Nvml | NoNvml]
+Opener = Callable[[Mapping[int, XidHistory]], Nvml | NvmlUnavailable]
 
 
 class Sampler:
@@ -55,7 +55,7 @@ class Sampler:
 
     def _run(self) -> None:
         nvml: Nvml | None = None
-        heard: Mapping[int, Xids] = {}
+        heard: Mapping[int, XidHistory] = {}
         was_there = False
         opened_s = 0.0
         while not self._stop.is_set():
@@ -66,9 +66,9 @@ class Sampler:
             if nvml is None:
                 found = self._opened(heard)
                 opened_s = now_s
-                if isinstance(found, NoNvml):
+                if isinstance(found, NvmlUnavailable):
                     self._publish((), found.reason)
-                    self._stop.wait(AGAIN_S if was_there else REOPEN_S)
+                    self._stop.wait(RETRY_S if was_there else REOPEN_S)
                     continue
                 nvml, was_there = found, True
             try:
@@ -76,23 +76,23 @@ class Sampler:
             except Exception as error:  # the driver's, or its binding's: to be said, not to end us
                 heard = _close(nvml)
                 nvml = None
-                self._publish((), _why(error))
-                self._stop.wait(AGAIN_S)
+                self._publish((), _describe(error))
+                self._stop.wait(RETRY_S)
                 continue
             took_s = time.monotonic() - now_s
             self.rounds, self.spent_s = self.rounds + 1, self.spent_s + took_s
             self._publish(samples, "; ".join(nvml.lost) or "ok")
             # The first reading asks what each device can tell: that is no measure.
-            rest_s = min(REOPEN_S, took_s * LEAST_REST) if self.rounds > 1 else 0.0
+            rest_s = min(REOPEN_S, took_s * REST_FACTOR) if self.rounds > 1 else 0.0
             self._stop.wait(max(self._interval_s - took_s, rest_s))
         if nvml is not None:
             nvml.close()
 
-    def _opened(self, heard: Mapping[int, Xids]) -> Nvml | NoNvml:
+    def _opened(self, heard: Mapping[int, XidHistory]) -> Nvml | NvmlUnavailable:
         try:
             return self._open(heard)
         except Exception as error:
-            return NoNvml(reason=_why(error))
+            return NvmlUnavailable(reason=_describe(error))
 
     def _publish(self, samples: tuple[DeviceSample, ...], state: str) -> None:
         self._asked_s = None
@@ -101,13 +101,13 @@ class Sampler:
         self._latest = (samples, state)
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, GoneError):
+def _describe(error: Exception) -> str:
+    if isinstance(error, DriverGoneError):
         return f"the driver is gone: {error}"
     return f"reading NVML failed: {error!r:.200}"
 
 
-def _close(nvml: Nvml) -> Mapping[int, Xids]:
+def _close(nvml: Nvml) -> Mapping[int, XidHistory]:
     """What was heard of its devices, for the next one."""
     nvml.close()
     return {} if nvml.watch is None else nvml.watch.heard

@@ -14,13 +14,13 @@ from typing import Any
 from pacekeeper.core.telemetry.samples import KEPT_XIDS
 
 WAIT_MS = 1000  # of one call of the driver
-END_S = 3.0  # more than one wait: who is not back by then hangs
+JOIN_TIMEOUT_S = 3.0  # more than one wait: who is not back by then hangs
 XID_EVENT = 0x8  # nvmlEventTypeXidCriticalError
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Xids:
+class XidHistory:
     """How many a device has had since it is listened to, and the newest of them, in order."""
 
     count: int = 0
@@ -28,21 +28,21 @@ class Xids:
 
 
 @dataclass(slots=True, kw_only=True)
-class XidWatch:
+class XidListener:
     """The thread that waits, and what it heard of each device it can hear."""
 
     pynvml: Any
     events: Any
     index_of: Mapping[int, int]  # of the device with a handle at this address
-    heard: Mapping[int, Xids]
+    heard: Mapping[int, XidHistory]
     is_deaf: bool = False  # the driver is gone
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     @classmethod
     def begin(
-        cls, pynvml: Any, handles: Mapping[int, Any], *, known: Mapping[int, Xids]
-    ) -> "XidWatch | None":
+        cls, pynvml: Any, handles: Mapping[int, Any], *, known: Mapping[int, XidHistory]
+    ) -> "XidListener | None":
         """Listen to these devices by index; None where the driver lets nobody listen.
 
         `known`: what was heard of them before the driver was opened anew.
@@ -60,13 +60,13 @@ class XidWatch:
                 _log.info("nvml device=%d xids: %s", index, error)
                 continue
             index_of[_address(handle)] = index
-        heard = {index: known.get(index, Xids()) for index in index_of.values()}
+        heard = {index: known.get(index, XidHistory()) for index in index_of.values()}
         watch = cls(pynvml=pynvml, events=events, index_of=index_of, heard=heard)
         watch._thread = threading.Thread(target=watch._run, name="nvml-xids", daemon=True)
         watch._thread.start()
         return watch
 
-    def of(self, index: int) -> Xids | None:
+    def of(self, index: int) -> XidHistory | None:
         """What was heard of a device; None where it can not be heard. Never waits."""
         return None if self.is_deaf else self.heard.get(index)
 
@@ -74,7 +74,7 @@ class XidWatch:
         """End the thread; False where it hangs in the driver, which must not be shut down then."""
         self._stop.set()
         assert self._thread is not None
-        self._thread.join(END_S)
+        self._thread.join(JOIN_TIMEOUT_S)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -102,7 +102,7 @@ class XidWatch:
             return
         before = self.heard[index]  # only this thread writes
         newest = (*before.newest, xid)[-KEPT_XIDS:]
-        self.heard = {**self.heard, index: Xids(count=before.count + 1, newest=newest)}
+        self.heard = {**self.heard, index: XidHistory(count=before.count + 1, newest=newest)}
 
 
 def _address(handle: Any) -> int:

@@ -17,7 +17,7 @@ from pacekeeper.core.errors import HostError
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import is_job_name
 
-_EVERYBODYS = 0o1777
+_WORLD_WRITABLE = 0o1777
 _log = logging.getLogger(__name__)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -31,10 +31,10 @@ def claim(directory: Path) -> int:
     try:
         if not directory.is_dir():
             directory.mkdir(parents=True)
-            directory.chmod(_EVERYBODYS)  # ranks of other users make their job's directory
+            directory.chmod(_WORLD_WRITABLE)  # ranks of other users make their job's directory
         elif directory.is_symlink() and directory.lstat().st_uid not in (0, os.geteuid()):
             raise HostError(f"ring directory {directory}: a link of another user", remedy=remedy)
-        _take_over(directory)
+        _take_ownership(directory)
         with tempfile.TemporaryFile(dir=directory):
             pass
         lock = os.open(directory, _DIRECTORY)
@@ -52,7 +52,7 @@ def claim(directory: Path) -> int:
     return lock
 
 
-def _take_over(directory: Path) -> None:
+def _take_ownership(directory: Path) -> None:
     """Ranks that came first made it as their user, who could take away what we write there."""
     if os.geteuid() != 0:
         return
@@ -61,7 +61,7 @@ def _take_over(directory: Path) -> None:
         owner = os.fstat(descriptor).st_uid
         if owner != 0:
             os.fchown(descriptor, 0, -1)
-            os.fchmod(descriptor, _EVERYBODYS)
+            os.fchmod(descriptor, _WORLD_WRITABLE)
             _log.warning("rings=%s was made by user %d: it is root's now", directory, owner)
     except PermissionError:  # root of a container, or without the right to
         _log.warning(
@@ -71,7 +71,7 @@ def _take_over(directory: Path) -> None:
         os.close(descriptor)
 
 
-def jobs(directory: Path) -> tuple[dict[str, int | None], list[str]]:
+def list_jobs(directory: Path) -> tuple[dict[str, int | None], list[str]]:
     """(directories that may be a job's, with their mtime_ns; links that bear such a name).
 
     One entry can not hide the others: a time that can not be read is None, and the job is looked
@@ -96,7 +96,7 @@ def jobs(directory: Path) -> tuple[dict[str, int | None], list[str]]:
 
 
 @contextlib.contextmanager
-def opened(directory: Path) -> Iterator[int]:
+def open_directory(directory: Path) -> Iterator[int]:
     """A job's directory itself, never what a link in its place leads to. Raises OSError."""
     descriptor = os.open(directory, _DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -111,7 +111,7 @@ MAX_LAYOUT_BYTES = 16 * 1024 * 1024
 def list_files(directory: Path) -> dict[str, os.stat_result]:
     """Rings, layouts and plans by name. Raises OSError where the directory can not be read."""
     found = {}
-    with opened(directory) as at, os.scandir(at) as entries:
+    with open_directory(directory) as at, os.scandir(at) as entries:
         for entry in entries:
             if entry.name.endswith((".ring", ".json")) and entry.name[0] != ".":
                 with contextlib.suppress(FileNotFoundError):
@@ -123,7 +123,7 @@ def read_layout(path: Path) -> bytes:
     """A layout's bytes. Raises OSError, or ValueError for what can not be a layout's file."""
     # As with rings: neither a link nor a pipe of another's making is followed or waited for.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with opened(path.parent) as at:
+    with open_directory(path.parent) as at:
 
         def open_here(name: str, _: int) -> int:
             return os.open(name, flags, dir_fd=at)
@@ -142,7 +142,7 @@ def remove_plans(directory: Path, names: Iterable[str], before: int) -> None:
     past = [name for name in names if _is_plan_before(name, before)]
     if not past:
         return
-    with opened(directory) as at:
+    with open_directory(directory) as at:
         for name in past:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=at)
@@ -153,11 +153,11 @@ def _is_plan_before(name: str, before: int) -> bool:
     return generation is not None and generation < before
 
 
-def write_whole(target: Path, data: bytes) -> None:
+def write_atomically(target: Path, data: bytes) -> None:
     """A file that appears whole or not at all, readable for ranks of any user. Raises OSError."""
     fresh = f".{target.name}.{secrets.token_hex(4)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with opened(target.parent) as at:
+    with open_directory(target.parent) as at:
         descriptor = os.open(fresh, flags, mode=0o600, dir_fd=at)
         try:
             with os.fdopen(descriptor, "wb") as file:

@@ -11,7 +11,7 @@ from pacekeeper.core.telemetry.shm_ring import CommandSlot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRing:
+class DrainedRing:
     """A ring read to its end and let go: which file it was, and whose."""
 
     inode: int
@@ -20,7 +20,7 @@ class ReadRing:
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class JobState:
     """One job: its rings, what its ranks should know, layout files already told.
 
     `life` is the newest one seen, `told` what this agent was told to say to it. Where lives have no
@@ -31,28 +31,28 @@ class Job:
 
     life: int = 0
     rings: dict[str, RingReader] = field(default_factory=dict)
-    told: shm_ring.CommandSlot = field(default_factory=shm_ring.CommandSlot)
+    command: shm_ring.CommandSlot = field(default_factory=shm_ring.CommandSlot)
     layouts: dict[str, int] = field(default_factory=dict)  # file name -> mtime_ns
-    earlier_pids: frozenset[int] = frozenset()
-    earlier_layouts: dict[str, int] = field(default_factory=dict)
+    previous_pids: frozenset[int] = frozenset()
+    previous_layouts: dict[str, int] = field(default_factory=dict)
     exits: dict[tuple[int, int], RankExitRecord] = field(default_factory=dict)  # by rank and pid
-    in_force: int = 0
-    news_s: float = 0.0
-    read: dict[str, ReadRing] = field(default_factory=dict)
+    active_generation: int = 0
+    last_record_s: float = 0.0
+    drained: dict[str, DrainedRing] = field(default_factory=dict)
     stamps_ns: tuple[int | None, int | None] = (None, None)  # of the directory, at two looks
 
     @property
-    def present_ranks(self) -> list[RingReader]:
+    def current_ranks(self) -> list[RingReader]:
         return [
             reader
             for reader in self.rings.values()
-            if reader.is_rank and self.is_present(reader.attachment)
+            if reader.is_rank and self.is_current(reader.attachment)
         ]
 
     @property
     def suspects(self) -> frozenset[int]:
         """Ranks of the present life here on which the controller has a finding."""
-        return self.told.suspect_ranks & {r.attachment.rank for r in self.present_ranks}
+        return self.command.suspect_ranks & {r.attachment.rank for r in self.current_ranks}
 
     @property
     def has_ended(self) -> bool:
@@ -74,14 +74,14 @@ class Job:
             return []
         waiting = [
             reader
-            for reader in self.present_ranks
+            for reader in self.current_ranks
             if (reader.attachment.rank, reader.attachment.pid) not in self.exits
         ]
-        if not waiting or not supervisor.has_ended():
+        if not waiting or not supervisor.has_writer_exited():
             return []
-        return [reader for reader in waiting if reader.has_ended()]
+        return [reader for reader in waiting if reader.has_writer_exited()]
 
-    def exits_unseen(self, orphans: Iterable[RingReader], now_s: float) -> list[RankExitRecord]:
+    def inferred_exits(self, orphans: Iterable[RingReader], now_s: float) -> list[RankExitRecord]:
         """The ends of `orphans` that the supervisor's last words, read meanwhile, do not tell."""
         ranks = [reader.attachment for reader in orphans]
         return [
@@ -89,47 +89,49 @@ class Job:
                 rank=a.rank, pid=a.pid, exit_code=EXIT_UNKNOWN, signal=0, detected_mono_s=now_s
             )
             for a in ranks
-            if self.is_present(a) and (a.rank, a.pid) not in self.exits
+            if self.is_current(a) and (a.rank, a.pid) not in self.exits
         ]
 
-    def is_present(self, attachment: Attachment) -> bool:
+    def is_current(self, attachment: Attachment) -> bool:
         """Is this one of the job's present life?"""
-        return attachment.life == self.life and attachment.pid not in self.earlier_pids
+        return attachment.life == self.life and attachment.pid not in self.previous_pids
 
-    def began_anew(self, life: int) -> None:
+    def start_life(self, life: int) -> None:
         """The job was started again, under the same name: the dead of before are no one's dead."""
         attachments = [r.attachment for r in self.rings.values()]
-        attachments += [r.attachment for r in self.read.values()]
-        self.earlier_pids = frozenset(() if life else (a.pid for a in attachments))
-        self.earlier_layouts = {} if life else dict(self.layouts)
+        attachments += [r.attachment for r in self.drained.values()]
+        self.previous_pids = frozenset(() if life else (a.pid for a in attachments))
+        self.previous_layouts = {} if life else dict(self.layouts)
         self.life = life
-        self.told = shm_ring.CommandSlot(life=life)
-        self.exits, self.in_force = {}, 0
+        self.command = shm_ring.CommandSlot(life=life)
+        self.exits, self.active_generation = {}, 0
 
-    def learn(self, records: Iterable[object], now_s: float) -> None:
+    def apply_records(self, records: Iterable[object], now_s: float) -> None:
         """What the records of the present life say of its end and of the layout in force."""
         for record in records:
-            self.news_s = now_s
+            self.last_record_s = now_s
             if isinstance(record, RankExitRecord):
                 self.exits[record.rank, record.pid] = record
             else:
-                self.in_force = max(self.in_force, getattr(record, "generation", 0))
+                self.active_generation = max(
+                    self.active_generation, getattr(record, "generation", 0)
+                )
 
 
-def own_words(said: CommandSlot, life: int) -> CommandSlot:
+def own_command(command: CommandSlot, life: int) -> CommandSlot:
     """What a ring of this life says already; words that were meant for another one are dropped."""
-    is_meant = said.life in (0, life)
-    return replace(said, life=life) if is_meant else CommandSlot(life=life)
+    is_meant = command.life in (0, life)
+    return replace(command, life=life) if is_meant else CommandSlot(life=life)
 
 
-def merged(own: CommandSlot, told: CommandSlot) -> CommandSlot:
+def merge_commands(own: CommandSlot, command: CommandSlot) -> CommandSlot:
     """What a ring just opened must say: its own words, and what was told since."""
-    own = own_words(own, told.life)
-    newest = told if told.plan_generation else own
+    own = own_command(own, command.life)
+    newest = command if command.plan_generation else own
     return replace(
         newest,
-        dead_ranks=own.dead_ranks | told.dead_ranks,
-        suspect_ranks=told.suspect_ranks or own.suspect_ranks,
-        probe=max(own.probe, told.probe),
-        term=max(own.term, told.term),
+        dead_ranks=own.dead_ranks | command.dead_ranks,
+        suspect_ranks=command.suspect_ranks or own.suspect_ranks,
+        probe=max(own.probe, command.probe),
+        term=max(own.term, command.term),
     )

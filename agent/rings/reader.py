@@ -18,15 +18,17 @@ from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import Record
 from pacekeeper.protos.convert import reports
 
-LATER_SLOTS_ASKED = 4  # before a record that does not come is given up
-MAX_RECORDS_PER_LOOK = 4096  # per ring and look: one busy rank must not starve the others
-_LOOKED_AT = LATER_SLOTS_ASKED + 2  # slots, the last one that was read among them
-_SEQUENCES = struct.Struct("<" + f"Q{shm_ring.SLOT_BYTES - shm_ring.SEQUENCE.size}x" * _LOOKED_AT)
+LOOKAHEAD_SLOTS = 4  # before a record that does not come is given up
+MAX_RECORDS_PER_POLL = 4096  # per ring and look: one busy rank must not starve the others
+_SCANNED_SLOTS = LOOKAHEAD_SLOTS + 2  # slots, the last one that was read among them
+_SEQUENCES = struct.Struct(
+    "<" + f"Q{shm_ring.SLOT_BYTES - shm_ring.SEQUENCE.size}x" * _SCANNED_SLOTS
+)
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Counts:
+class RecordCounts:
     """Since the agent's start."""
 
     read: int = 0
@@ -47,31 +49,31 @@ class RingReader:
     descriptor: int
     attachment: Attachment
     index: int = 0
-    said: shm_ring.CommandSlot = field(default_factory=shm_ring.CommandSlot)
+    command: shm_ring.CommandSlot = field(default_factory=shm_ring.CommandSlot)
     command_sequence: int = 0
-    was_held: bool = False
-    trouble: str = ""
+    was_locked: bool = False
+    problem: str = ""
     _stuck_at: int = -1
-    _misfit_at: int = -1
+    _corrupt_at: int = -1
 
     @property
     def is_rank(self) -> bool:
         return self.path.name != shm_ring.SUPERVISOR_RING
 
-    def records(self, counts: Counts) -> list[Record]:
+    def records(self, counts: RecordCounts) -> list[Record]:
         """What is new; never more than MAX_RECORDS_PER_LOOK."""
         found: list[Record] = []
-        if self._is_quiet():
+        if self._is_unchanged():
             self._stuck_at = -1
             return found
-        while len(found) < MAX_RECORDS_PER_LOOK:
+        while len(found) < MAX_RECORDS_PER_POLL:
             try:
                 record = self._decode(self.index)
             except shm_ring.TornError:
                 break
             except shm_ring.CorruptError:
                 if self._sequence_at(self.index) == self.index + 1:
-                    if not self._is_misfit_still():
+                    if not self._is_corrupt_again():
                         break  # a weakly ordered processor may show its bytes later
                     counts.corrupt += 1
                     self.index += 1
@@ -95,7 +97,7 @@ class RingReader:
             self.index += 1
         return found
 
-    def rest(self, counts: Counts) -> list[Record]:
+    def read_remaining(self, counts: RecordCounts) -> list[Record]:
         """All that is left, where nobody will look again: bad records get their second look too."""
         found: list[Record] = []
         until, num_idle = self.index + shm_ring.SLOT_COUNT, 0
@@ -105,22 +107,22 @@ class RingReader:
             num_idle = num_idle + 1 if self.index == before else 0
         return found
 
-    def _is_quiet(self) -> bool:
+    def _is_unchanged(self) -> bool:
         """Has nothing been written since the last look? Most looks end here, for little."""
         first = (self.index - 1) % shm_ring.SLOT_COUNT
-        if first + _LOOKED_AT <= shm_ring.SLOT_COUNT:
+        if first + _SCANNED_SLOTS <= shm_ring.SLOT_COUNT:
             area = self._read(shm_ring.slot_offset(first), _SEQUENCES.size)
             before, *later = _SEQUENCES.unpack(area)
         else:  # they go on at the ring's beginning
-            before, *later = (self._sequence_at(self.index - 1 + i) for i in range(_LOOKED_AT))
+            before, *later = (self._sequence_at(self.index - 1 + i) for i in range(_SCANNED_SLOTS))
         if before == self.index + shm_ring.SLOT_COUNT:
             return False  # the writer came round
         return all(sequence <= index for index, sequence in enumerate(later, start=self.index))
 
-    def _is_misfit_still(self) -> bool:
+    def _is_corrupt_again(self) -> bool:
         """Did the look before this one find the same record not to fit?"""
-        was_seen = self._misfit_at == self.index
-        self._misfit_at = self.index
+        was_seen = self._corrupt_at == self.index
+        self._corrupt_at = self.index
         return was_seen
 
     def _is_abandoned(self) -> bool:
@@ -129,13 +131,13 @@ class RingReader:
         True on the second look at it with a whole later record beside it: a writer writes in order.
         """
         is_passed = any(
-            self._is_whole(self.index + ahead) for ahead in range(1, LATER_SLOTS_ASKED + 1)
+            self._is_complete(self.index + ahead) for ahead in range(1, LOOKAHEAD_SLOTS + 1)
         )
         was_seen = self._stuck_at == self.index
         self._stuck_at = self.index if is_passed else -1
         return is_passed and was_seen
 
-    def _is_whole(self, index: int) -> bool:
+    def _is_complete(self, index: int) -> bool:
         try:
             return self._decode(index) is not None
         except LookupError:
@@ -159,9 +161,9 @@ class RingReader:
             data = os.pread(self.descriptor, size, offset)
         except OSError as error:
             data = b""
-            self._say(f"can not be read: {error.strerror}")
+            self._report_problem(f"can not be read: {error.strerror}")
         if len(data) < size:
-            self._say(
+            self._report_problem(
                 f"was cut short: {offset + len(data)} bytes, a ring has {shm_ring.FILE_BYTES}"
             )
             return data.ljust(size, b"\0")
@@ -171,37 +173,39 @@ class RingReader:
         """Put bytes there; nothing where the file was cut: that would make it longer again."""
         try:
             if (size := os.fstat(self.descriptor).st_size) != shm_ring.FILE_BYTES:
-                self._say(f"was cut short: {size} bytes, a ring has {shm_ring.FILE_BYTES}")
+                self._report_problem(
+                    f"was cut short: {size} bytes, a ring has {shm_ring.FILE_BYTES}"
+                )
                 return
             os.pwrite(self.descriptor, data, offset)
         except OSError as error:
-            self._say(f"can not be written: {error.strerror}")
+            self._report_problem(f"can not be written: {error.strerror}")
 
-    def _say(self, trouble: str) -> None:
-        if not self.trouble:
-            _log.warning("file=%s %s", self.path, trouble)
-            self.trouble = trouble
+    def _report_problem(self, problem: str) -> None:
+        if not self.problem:
+            _log.warning("file=%s %s", self.path, problem)
+            self.problem = problem
 
     def write_command(self, command: shm_ring.CommandSlot) -> None:
         """Put the command into the slot: sequence last, so that a rank sees it whole or not."""
-        if command == self.said:
+        if command == self.command:
             return
-        self.said = command
+        self.command = command
         self.command_sequence += 1
         data = shm_ring.encode_command(self.command_sequence, command)
         self._write(bytes(8), shm_ring.COMMAND_OFFSET)
         self._write(data[8:], shm_ring.COMMAND_OFFSET + 8)
         self._write(data[:8], shm_ring.COMMAND_OFFSET)
 
-    def beat(self, now_s: float) -> None:
+    def write_heartbeat(self, now_s: float) -> None:
         """Tell the rank that somebody reads."""
         self._write(shm_ring.HEARTBEAT.pack(now_s), shm_ring.HEARTBEAT_OFFSET)
 
-    def has_ended(self) -> bool:
+    def has_writer_exited(self) -> bool:
         """Has the process that wrote this ring ended, for sure? Its lock, seen held, is free."""
-        return self.was_held and self._is_held() is False
+        return self.was_locked and self._is_locked() is False
 
-    def _is_held(self) -> bool | None:
+    def _is_locked(self) -> bool | None:
         """Is the file locked just now? None where nobody can say: it is another file already."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
@@ -245,7 +249,7 @@ def open_ring(path: Path, job: str, now_s: float) -> RingReader:
         if len(data) < shm_ring.FILE_BYTES:
             raise ValueError(f"was cut short: {len(data)} bytes, a ring has {shm_ring.FILE_BYTES}")
         attachment = shm_ring.decode_header(data[: shm_ring.COMMAND_OFFSET])
-        _check(attachment, path.name, job)
+        _check_header(attachment, path.name, job)
     except BaseException:
         os.close(descriptor)
         raise
@@ -256,15 +260,15 @@ def open_ring(path: Path, job: str, now_s: float) -> RingReader:
         attachment=attachment,
         index=_oldest_index(data),
     )
-    reader.command_sequence, reader.said = _old_command(data, now_s)
+    reader.command_sequence, reader.command = _existing_command(data, now_s)
     if status.st_uid not in (0, os.geteuid()):
         # A fence that another user could move would lock this node's agent out of every controller.
-        reader.said = replace(reader.said, term=0)
-    reader.was_held = reader._is_held() is True
+        reader.command = replace(reader.command, term=0)
+    reader.was_locked = reader._is_locked() is True
     return reader
 
 
-def _check(attachment: Attachment, file_name: str, job: str) -> None:
+def _check_header(attachment: Attachment, file_name: str, job: str) -> None:
     """Raises ValueError where the header names another ring or does not fit the wire."""
     if attachment.job != job:
         raise ValueError(f"is of job {attachment.job!r}, but lies in the directory of {job!r}")
@@ -288,7 +292,7 @@ def _oldest_index(data: bytes) -> int:
     return min(present, default=0)
 
 
-def _old_command(data: bytes, now_s: float) -> tuple[int, shm_ring.CommandSlot]:
+def _existing_command(data: bytes, now_s: float) -> tuple[int, shm_ring.CommandSlot]:
     """What an earlier life of the agent left in the command slot."""
     start = shm_ring.COMMAND_OFFSET
     try:

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 
-class Numbered(Protocol):
+class HasSequence(Protocol):
     """A report, plain or encoded: all the spool looks at is its number."""
 
     @property
     def sequence(self) -> int: ...
 
 
-T = TypeVar("T", bound=Numbered)
+T = TypeVar("T", bound=HasSequence)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Spool(Generic[T]):
         return len(self._reports)
 
     @property
-    def settled(self) -> int:
+    def settled_sequence(self) -> int:
         """Up to this number nothing waits any more: it was acknowledged or dropped."""
         return self._reports[0][0].sequence - 1 if self._reports else self.last_sequence
 
@@ -49,28 +49,28 @@ class Spool(Generic[T]):
         while len(self._reports) > self.capacity or (
             self.num_bytes > self.capacity_bytes and len(self._reports) > 1
         ):
-            self.drop_first()
+            self.drop_oldest()
 
-    def drop_first(self) -> None:
+    def drop_oldest(self) -> None:
         """Give the oldest waiting report up, where there is one: counted."""
         if self._reports:
-            self._remove_first()
+            self._remove_oldest()
             self.num_dropped += 1
 
-    def count_refused(self) -> None:
+    def count_rejected(self) -> None:
         """The other side gave a report up that it has acknowledged: it is nowhere any more."""
         self.num_dropped += 1
 
     def acknowledge(self, sequence: int) -> None:
         """Everything up to `sequence` is stored on the other side; what was never sent is not."""
         while self._reports and self._reports[0][0].sequence <= min(sequence, self._newest_sent):
-            self._remove_first()
+            self._remove_oldest()
 
     def rewind(self) -> None:
         """A new connection: what is not acknowledged is sent again."""
         self._num_sent = 0
 
-    def next(self) -> T | None:
+    def next_unsent(self) -> T | None:
         """The next report to send on this connection, or None."""
         if self._num_sent == len(self._reports):
             return None
@@ -79,7 +79,7 @@ class Spool(Generic[T]):
         self._newest_sent = max(self._newest_sent, report.sequence)
         return report
 
-    def _remove_first(self) -> None:
+    def _remove_oldest(self) -> None:
         _, size_bytes = self._reports.popleft()
         self.num_bytes -= size_bytes
         self._num_sent = max(0, self._num_sent - 1)

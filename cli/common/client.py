@@ -64,7 +64,7 @@ def connected(client: ClientConfig) -> Iterator[Any]:
     address = _leader(client)
     channel = tls.client_channel(address, client.tls)
     try:
-        yield tls.showing(channel, token)
+        yield tls.with_token(channel, token)
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or "no reason given"
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):

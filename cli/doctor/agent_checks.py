@@ -20,12 +20,14 @@ from pacekeeper.core.config.metrics import MetricsConfig
 
 def looks(config: AgentConfig, ours: str = "") -> Iterator[Look]:
     """In the order people read them. `ours`: see `reaches`."""
-    from pacekeeper.agent.daemon import PLAIN_REMEDY, plain_ways
+    from pacekeeper.agent.daemon import TLS_REMEDY, unencrypted_connections
     from pacekeeper.cli.doctor.command import check_ring_dir
     from pacekeeper.protos import tls
 
     def way() -> Check | str:
-        return unprotected(plain_ways(config), is_told=config.insecure, remedy=PLAIN_REMEDY)
+        return unprotected(
+            unencrypted_connections(config), is_told=config.insecure, remedy=TLS_REMEDY
+        )
 
     def credentials() -> str:
         tls.check_client(config.tls, config.token_file)

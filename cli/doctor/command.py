@@ -224,11 +224,11 @@ def check_torch() -> Check:
 
 def check_nvml() -> Check:
     """Without NVML a slow GPU is still found, but its cause stays unknown."""
-    from pacekeeper.agent.nvml.client import NoNvml, open_nvml
-    from pacekeeper.agent.nvml.device import GoneError
+    from pacekeeper.agent.nvml.client import NvmlUnavailable, open_nvml
+    from pacekeeper.agent.nvml.device import DriverGoneError
 
     nvml = open_nvml()
-    if isinstance(nvml, NoNvml):
+    if isinstance(nvml, NvmlUnavailable):
         return Check(
             name="nvml",
             health=Health.LIMITED,
@@ -237,7 +237,7 @@ def check_nvml() -> Check:
         )
     try:
         found = f"{sum(not device.is_lost for device in nvml.sample(time.monotonic()))} devices"
-    except GoneError as error:
+    except DriverGoneError as error:
         return Check(
             name="nvml",
             health=Health.LIMITED,

@@ -22,7 +22,7 @@ def command(client: ClientConfig, incident: int, plot: Path | None, as_json: boo
     """
     from pacekeeper.cli.common.client import ask, status_stub
     from pacekeeper.protos import status_pb2
-    from pacekeeper.protos.convert.json import as_dict
+    from pacekeeper.protos.convert.json import message_to_dict
 
     with status_stub(client) as stub:
         request = status_pb2.GetExplanationRequest(incident_id=incident)
@@ -32,7 +32,7 @@ def command(client: ClientConfig, incident: int, plot: Path | None, as_json: boo
 
         write_plot(plot, explanation)
     if as_json:
-        click.echo(json.dumps(as_dict(explanation)))
+        click.echo(json.dumps(message_to_dict(explanation)))
         return
     from rich.console import Console
 

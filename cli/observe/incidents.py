@@ -23,7 +23,7 @@ def command(
     """Ask the controller for incidents: what was found, why, and what was done."""
     from pacekeeper.cli.common.client import ask, status_stub
     from pacekeeper.protos import status_pb2
-    from pacekeeper.protos.convert.json import as_dict
+    from pacekeeper.protos.convert.json import message_to_dict
 
     with status_stub(client) as stub:
         # Also before a watch: it has a deadline, and says so where the job is misspelt.
@@ -35,7 +35,7 @@ def command(
         if watch:
             _watch(stub, job, open_only, as_json)
         elif as_json:
-            click.echo(json.dumps([as_dict(incident) for incident in incidents]))
+            click.echo(json.dumps([message_to_dict(incident) for incident in incidents]))
         elif not incidents:
             click.echo("no open incidents" if open_only else "no incidents")
         else:
@@ -46,7 +46,7 @@ def command(
 def _watch(stub: Any, job: str, open_only: bool, as_json: bool) -> None:
     """Until Ctrl-C. With `open_only` an incident's closing is told too, if its life was shown."""
     from pacekeeper.protos import status_pb2
-    from pacekeeper.protos.convert.json import as_dict
+    from pacekeeper.protos.convert.json import message_to_dict
 
     shown: set[int] = set()
     try:
@@ -57,7 +57,7 @@ def _watch(stub: Any, job: str, open_only: bool, as_json: bool) -> None:
                 continue
             shown.add(incident.incident_id)
             if as_json:
-                click.echo(json.dumps(as_dict(incident)))
+                click.echo(json.dumps(message_to_dict(incident)))
             else:
                 _print(incident)
     except KeyboardInterrupt:

@@ -25,7 +25,7 @@ def command(client: ClientConfig, node: str, with_well: bool, as_json: bool) -> 
     from pacekeeper.cli.observe import nodes_text
     from pacekeeper.controller.api.node_sorting import fleet_summary, worst_first
     from pacekeeper.protos import status_pb2
-    from pacekeeper.protos.convert.json import as_dict
+    from pacekeeper.protos.convert.json import message_to_dict
 
     with status_stub(client) as stub:
         nodes = list(ask(stub.ListNodes, status_pb2.ListNodesRequest(with_gone=True)).nodes)
@@ -35,7 +35,7 @@ def command(client: ClientConfig, node: str, with_well: bool, as_json: bool) -> 
             raise NotFoundError(f"no node {node} is known", remedy="see `pacekeeper fleet --all`")
     found = worst_first(nodes, with_well=with_well or bool(node))
     if as_json:
-        click.echo(json.dumps({"nodes": [as_dict(one) for one in found]}))
+        click.echo(json.dumps({"nodes": [message_to_dict(one) for one in found]}))
         return
     width = None if sys.stdout.isatty() else FILE_WIDTH
     console = Console(width=width, highlight=False, soft_wrap=True)

@@ -55,12 +55,15 @@ def _ask(stub: Any, job: str) -> tuple[list[Any], list[Any]]:
 
 
 def _show(jobs: list[Any], nodes: list[Any], *, as_json: bool) -> None:
-    from pacekeeper.protos.convert.json import as_dict
+    from pacekeeper.protos.convert.json import message_to_dict
 
     if not as_json:
         _print(jobs, nodes)
         return
-    document = {"jobs": [as_dict(j) for j in jobs], "nodes": [as_dict(n) for n in nodes]}
+    document = {
+        "jobs": [message_to_dict(j) for j in jobs],
+        "nodes": [message_to_dict(n) for n in nodes],
+    }
     click.echo(json.dumps(document))
 
 

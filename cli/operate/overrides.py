@@ -11,7 +11,7 @@ from pacekeeper.cli.common.options import asks_controller
 from pacekeeper.cli.operate.proposals import who
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.incidents.operator_orders import OrderKind, parse_rank_subject
-from pacekeeper.protos.convert.json import as_dict
+from pacekeeper.protos.convert.json import message_to_dict
 
 _WORDS = {
     "cordon_node": "node {} is cordoned",
@@ -87,7 +87,7 @@ def order_line(given: Any) -> str:
 def show(given: Any, *, is_on: bool, as_json: bool) -> None:
     """For people or for programs."""
     if as_json:
-        click.echo(json.dumps({"is_on": is_on, **as_dict(given)}))
+        click.echo(json.dumps({"is_on": is_on, **message_to_dict(given)}))
     elif is_on:
         click.echo(order_line(given))
     else:

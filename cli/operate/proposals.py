@@ -12,7 +12,7 @@ from pacekeeper.cli.common.client import OverError, ask, connected
 from pacekeeper.cli.common.options import asks_controller
 from pacekeeper.cli.observe.proposal_text import proposal_lines
 from pacekeeper.core.config.client import ClientConfig
-from pacekeeper.protos.convert.json import as_dict
+from pacekeeper.protos.convert.json import message_to_dict
 
 PRICED_WITHIN_S = 30.0  # what is approved is priced again: seconds, for the largest jobs
 LOOK_PERIOD_S = 0.2
@@ -64,7 +64,7 @@ def deny(client: ClientConfig, proposal_id: int, said_by: str, reason: str) -> A
 
 def show(proposal: Any, *, as_json: bool) -> None:
     """For people or for programs."""
-    text = json.dumps(as_dict(proposal)) if as_json else "\n".join(proposal_lines(proposal))
+    text = json.dumps(message_to_dict(proposal)) if as_json else "\n".join(proposal_lines(proposal))
     click.echo(text)
 
 

@@ -86,7 +86,7 @@ class Replica:
         if self._store is None and not self.damage:
             self._open()
         try:
-            channel = secure.agent_channel(address, tls)
+            channel = secure.aio_channel(address, tls)
         except (ConfigError, HostError) as error:
             return str(error)
         hello = replication_pb2.FollowHello(

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 
-def as_dict(message: Any) -> dict[str, Any]:
+def message_to_dict(message: Any) -> dict[str, Any]:
     """What is unset or not a finite number is null; whole numbers stay so, also 64-bit ones."""
     return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
 
@@ -27,7 +27,7 @@ def _is_repeated(field: Any) -> bool:
 
 def _plain_one(field: Any, value: Any) -> Any:
     if field.type == field.TYPE_MESSAGE:
-        return as_dict(value)
+        return message_to_dict(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -69,7 +69,7 @@ def fill_columns(columns: Any, records: Sequence[Any]) -> None:
 
 def records_in(columns: Any, kind: type[T], where: str) -> list[T]:
     """The records in these columns. Raises ValueError, which names the column or value at fault."""
-    told = _told(columns, kind, where)
+    told = _column_values(columns, kind, where)
     if kind not in _SLOTS:
         rows = zip(*told.values(), strict=True)
         return [kind(**dict(zip(told, row, strict=True))) for row in rows]
@@ -84,7 +84,7 @@ def records_in(columns: Any, kind: type[T], where: str) -> list[T]:
 
 def micro_batches_in(columns: Any, where: str) -> MicroBatchTable | None:
     """The table in these columns; None: they are empty. Raises ValueError as `records_in` does."""
-    told = _told(columns, MicroBatchRecord, where)
+    told = _column_values(columns, MicroBatchRecord, where)
     return MicroBatchTable(columns=told) if told["rank"] else None
 
 
@@ -96,7 +96,7 @@ def num_rows(columns: Any, where: str) -> int:
     return length
 
 
-def _told(columns: Any, kind: type[Any], where: str) -> dict[str, list[Any]]:
+def _column_values(columns: Any, kind: type[Any], where: str) -> dict[str, list[Any]]:
     """By name what was told; what was not is what a record has by default."""
     types, length = _NAMES[kind], num_rows(columns, where)
     told: dict[str, list[Any]] = {}

@@ -35,9 +35,9 @@ def device_to_message(sample: DeviceSample) -> telemetry_pb2.DeviceSample:
 
 def device_from_message(message: telemetry_pb2.DeviceSample) -> DeviceSample:
     """The reading in a message."""
-    values = _told(message)
+    values = _set_fields(message)
     if message.HasField("health"):
-        values["health"] = DeviceHealth(**_told(message.health))
+        values["health"] = DeviceHealth(**_set_fields(message.health))
     values["device_index"] = message.device_index  # proto3 leaves it out where it is zero
     values["device_uuid"] = one_line(message.device_uuid)
     return DeviceSample(sampled_s=message.sampled_mono_s, **values)
@@ -52,7 +52,7 @@ def host_to_message(sample: HostSample) -> telemetry_pb2.HostSample:
 
 def host_from_message(message: telemetry_pb2.HostSample) -> HostSample:
     """The reading in a message."""
-    return HostSample(sampled_s=message.sampled_mono_s, **_told(message))
+    return HostSample(sampled_s=message.sampled_mono_s, **_set_fields(message))
 
 
 def _fill(message: Any, sample: DeviceSample | DeviceHealth | HostSample) -> None:
@@ -69,7 +69,7 @@ def _fill(message: Any, sample: DeviceSample | DeviceHealth | HostSample) -> Non
             setattr(message, name, value)
 
 
-def _told(message: Any) -> dict[str, Any]:
+def _set_fields(message: Any) -> dict[str, Any]:
     """The fields that are set, by name. Its cost is that of what was told, not of what could be."""
     values: dict[str, Any] = {}
     for field, value in message.ListFields():
@@ -94,7 +94,7 @@ def health_from_message(message: telemetry_pb2.AgentHealth) -> AgentHealth:
     )
 
 
-class _LaterDevices:
+class _LazyDevices:
     """All devices of one report. The bytes were a whole report once: they can be read."""
 
     __slots__ = ("_data", "_read", "sampled_s")
@@ -110,7 +110,7 @@ class _LaterDevices:
         return self._read
 
 
-class _LaterHost:
+class _LazyHost:
     __slots__ = ("_data", "sampled_s")
 
     def __init__(self, data: bytes, sampled_s: float) -> None:
@@ -132,14 +132,14 @@ class UnreadSamples:
         self.sampled_s = parts.sent_mono_s
 
     @property
-    def devices(self) -> _LaterDevices | None:
+    def devices(self) -> _LazyDevices | None:
         """None: it tells of none."""
-        return _LaterDevices(self._devices, self.sampled_s) if self._devices else None
+        return _LazyDevices(self._devices, self.sampled_s) if self._devices else None
 
     @property
-    def host(self) -> _LaterHost | None:
+    def host(self) -> _LazyHost | None:
         """None: it does not tell of it."""
-        return _LaterHost(self._host, self.sampled_s) if self._host else None
+        return _LazyHost(self._host, self.sampled_s) if self._host else None
 
     def health(self) -> AgentHealth:
         """What the agent said of itself."""

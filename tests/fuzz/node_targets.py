@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pacekeeper.agent.host.kernel import Host
+from pacekeeper.agent.host.kernel import HostSampler
 from pacekeeper.agent.nvml import fields
-from pacekeeper.agent.uplink.fencing import Terms
+from pacekeeper.agent.rings.fencing_epoch import FencingEpoch
 from pacekeeper.cli.planning.inputs import read_hosts
 from pacekeeper.core.errors import DataError, VersionError
 from pacekeeper.core.telemetry.node_report import NodeReport
@@ -36,7 +36,7 @@ def node_targets(folder: Path) -> dict[str, tuple[Callable[[bytes], object], Sta
 def node_files() -> dict[str, tuple[Callable[[Path], object], Stated]]:
     """Likewise, of files."""
     return {
-        "terms": (_terms, ()),
+        "terms": (_fencing_epoch, ()),
         "plan-hosts": (lambda path: read_hosts(path, 4), (DataError,)),
         "plan-partition": (read_partition, (DataError,)),
     }
@@ -50,8 +50,8 @@ def _nvml(data: bytes) -> object:
         device_index=0,
         device_uuid="GPU-0",
         sampled_s=1.0,
-        health=DeviceHealth(**fields.of_health(answers)),  # type: ignore[arg-type]
-        **fields.of_sample(answers),  # type: ignore[arg-type]
+        health=DeviceHealth(**fields.health_fields(answers)),  # type: ignore[arg-type]
+        **fields.sample_fields(answers),  # type: ignore[arg-type]
     )
     return _sent(replace(EMPTY, devices=(sample,))), refused
 
@@ -70,16 +70,16 @@ class _Kernel:
             path.write_bytes(data)
         device = self._proc / "sys/class/net/eth0/device"
         device.mkdir(parents=True, exist_ok=True)
-        host = Host(interval_s=0.0, proc=self._proc, sys=self._proc / "sys", clock=dict)
+        host = HostSampler(interval_s=0.0, proc=self._proc, sys=self._proc / "sys", clock=dict)
         host.latest(1.0)
         sample: HostSample = host.latest(2.0)
         return _sent(replace(EMPTY, host=sample))
 
 
-def _terms(path: Path) -> object:
-    terms = Terms(path=path)
-    terms.load()
-    return terms.seen, terms.take(terms.seen + 1)
+def _fencing_epoch(path: Path) -> object:
+    fencing = FencingEpoch(path=path)
+    fencing.load()
+    return fencing.highest, fencing.accept(fencing.highest + 1)
 
 
 def _sent(report: NodeReport) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from pacekeeper.agent.rings.reader import Counts, open_ring
+from pacekeeper.agent.rings.reader import RecordCounts, open_ring
 from pacekeeper.controller.api.auth.rbac import Principal, Role
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl, AttachPolicy, report_in
@@ -162,7 +162,7 @@ def read_ring(path: Path) -> object:
     path.replace(named)
     reader = open_ring(named, "moe", 1.0)
     try:
-        return reader.rest(Counts())
+        return reader.read_remaining(RecordCounts())
     finally:
         reader.close()
 

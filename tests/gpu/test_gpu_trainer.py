@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.agent.rings.collector import RingCollector
 from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.trainer.distributed.device import DeviceBurner, new_event
@@ -33,7 +33,7 @@ def assert_as_on_the_cpu(fleet: Fleet, rank: int) -> None:
 
 def seen(fleet: Fleet) -> tuple[list[Attachment], list[MicroBatchRecord]]:
     """What the agent of the first node reads."""
-    (reading,) = Intake(directory=fleet.ring_dir(0)).look(time.monotonic())
+    (reading,) = RingCollector(directory=fleet.ring_dir(0)).poll(time.monotonic())
     return list(reading.attached), [r for r in reading.records if isinstance(r, MicroBatchRecord)]
 
 

@@ -141,7 +141,9 @@ class ScriptedAgent:
         if hello is not None:
             self.say(control_pb2.AttachRequest(hello=hello))
         stub: Any = control_pb2_grpc.AgentControlServiceStub(self.channel)
-        self._call = stub.Attach(iter(self._requests.get, None), metadata=secure.bearer(token))
+        self._call = stub.Attach(
+            iter(self._requests.get, None), metadata=secure.bearer_metadata(token)
+        )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 

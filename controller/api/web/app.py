@@ -50,7 +50,7 @@ from pacekeeper.controller.state.state import State
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.incidents.operator_orders import OperatorOrder
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.protos.convert.json import as_dict
+from pacekeeper.protos.convert.json import message_to_dict
 
 HERE = Path(__file__).resolve().parent
 FLEET_LIFE_S = 1.0  # what is drawn for all who look is made once
@@ -316,7 +316,7 @@ class WebApp:
         found = self.history.explain(self.state(), number) if number < 1 << 62 else None
         if found is None:
             raise ActionRejectedError(RejectReason.UNKNOWN, f"no incident {number}")
-        return as_dict(explanation_view(self.state(), found))
+        return message_to_dict(explanation_view(self.state(), found))
 
     def _job(self, request: Request) -> str:
         name, jobs = str(request.path_params["job"]), self.state().jobs

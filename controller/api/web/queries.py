@@ -18,7 +18,7 @@ from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.incidents.rank_ranges import iter_ranks
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.protos.convert.json import as_dict
+from pacekeeper.protos.convert.json import message_to_dict
 
 MOST_ROWS = 100
 
@@ -183,7 +183,7 @@ def job_and_ranks(
     view = job_view(state, state.jobs[name])
     order = {one: i for i, one in enumerate(("dead", "silent", "unknown"))}
     ranks = sorted(view.ranks, key=lambda r: (order.get(r.state, 9), -r.slowdown, r.rank))
-    shown = [as_dict(rank) for rank in ranks[:most]]
+    shown = [message_to_dict(rank) for rank in ranks[:most]]
     return _without_ranks(view), shown
 
 
@@ -195,7 +195,7 @@ def _without_ranks(view: Any) -> dict[str, Any]:
         "num_cordoned": sum(rank.is_cordoned for rank in view.ranks),
     }
     del view.ranks[:]
-    return as_dict(view) | counted
+    return message_to_dict(view) | counted
 
 
 def incidents_of(state: State, asked: TableQuery, *, job: str = "") -> TablePage:
@@ -208,7 +208,7 @@ def incidents_of(state: State, asked: TableQuery, *, job: str = "") -> TablePage
     ]
     found.sort(key=lambda incident: -incident.incident_id)
     part = select_page(found, asked, lambda incident: _incident_words(state, incident))
-    return replace(part, rows=[as_dict(incident_view(state, one)) for one in part.rows])
+    return replace(part, rows=[message_to_dict(incident_view(state, one)) for one in part.rows])
 
 
 def _incident_words(state: State, incident: Incident) -> str:
@@ -229,7 +229,7 @@ def nodes_of(state: State) -> list[Any]:
 def nodes_shown(nodes: Iterable[Any], asked: TableQuery) -> TablePage:
     """Nodes for a table, in their order."""
     part = select_page(nodes, asked, _node_words)
-    return replace(part, rows=[as_dict(one) for one in part.rows])
+    return replace(part, rows=[message_to_dict(one) for one in part.rows])
 
 
 def disconnected_first(nodes: Iterable[Any]) -> list[Any]:
@@ -240,10 +240,10 @@ def disconnected_first(nodes: Iterable[Any]) -> list[Any]:
 def node_and_devices(node: Any) -> dict[str, Any]:
     """One node for a page, with the past of each of its devices."""
     devices = [
-        {"uuid": uuid, "strikes": [as_dict(one) for one in strikes]}
+        {"uuid": uuid, "strikes": [message_to_dict(one) for one in strikes]}
         for uuid, strikes in strikes_by_device(node)
     ]
-    return as_dict(node) | {"devices": devices}
+    return message_to_dict(node) | {"devices": devices}
 
 
 def _node_words(node: Any) -> str:

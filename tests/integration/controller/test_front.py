@@ -186,7 +186,7 @@ def test_while_the_controller_is_busy_reports_stay_with_their_agents(tmp_path: P
     size, count = 1 << 16, 600  # far more than may wait on the way
 
     async def scene(door: Door) -> None:
-        async with tls.agent_channel(door.door.address, TlsConfig()) as channel:
+        async with tls.aio_channel(door.door.address, TlsConfig()) as channel:
             call: Any = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
             await call.write(control_pb2.AttachRequest(hello=HELLO))
             assert await call.read() is not grpc.aio.EOF
@@ -223,7 +223,7 @@ def test_an_agent_that_floods_is_held_back_by_its_bytes_and_starves_no_other() -
         return sum(1 for one in door.sequences if one % 2 == parity)
 
     async def scene(door: Door) -> None:
-        own = [tls.agent_channel(door.door.address, TlsConfig()) for _ in range(2)]
+        own = [tls.aio_channel(door.door.address, TlsConfig()) for _ in range(2)]
         async with own[0], own[1]:
             began_s = time.monotonic()
             polite, flooding = await welcomed(own[0]), await welcomed(own[1])
@@ -267,7 +267,7 @@ def test_what_came_before_a_drain_is_taken_in_however_long_the_door_gathers(
         door = Door()
         await door.door.start()
         running = asyncio.create_task(door.door.run())
-        async with tls.agent_channel(door.door.address, TlsConfig()) as channel:
+        async with tls.aio_channel(door.door.address, TlsConfig()) as channel:
             call: Any = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
             await call.write(control_pb2.AttachRequest(hello=HELLO))
             assert await call.read() is not grpc.aio.EOF
@@ -282,7 +282,7 @@ def test_what_came_before_a_drain_is_taken_in_however_long_the_door_gathers(
 
 def test_what_is_no_report_is_told_and_not_handed_on(tmp_path: Path) -> None:
     async def scene(door: Door) -> None:
-        async with tls.agent_channel(door.door.address, TlsConfig()) as channel:
+        async with tls.aio_channel(door.door.address, TlsConfig()) as channel:
             attach: Any = channel.stream_stream("/pacekeeper.v1.AgentControlService/Attach")
             for wrong in (b"\xff\xff", control_pb2.AttachRequest(hello=HELLO).SerializeToString()):
                 door.heard.clear()
@@ -299,7 +299,7 @@ def test_what_is_no_report_is_told_and_not_handed_on(tmp_path: Path) -> None:
 
 def test_a_message_of_a_term_that_may_be_over_is_not_sent() -> None:
     async def scene(door: Door) -> None:
-        async with tls.agent_channel(door.door.address, TlsConfig()) as channel:
+        async with tls.aio_channel(door.door.address, TlsConfig()) as channel:
             call: Any = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
             await call.write(control_pb2.AttachRequest(hello=HELLO))
             assert (await call.read()).HasField("welcome")
@@ -319,7 +319,7 @@ def test_a_large_offer_reaches_agents_that_read_slowly_whole_and_the_newest_last
         return bytes(control_pb2.AttachResponse(offer_plan=plan).SerializeToString())
 
     async def scene(door: Door) -> None:
-        own = [tls.agent_channel(door.door.address, TlsConfig()) for _ in range(2)]
+        own = [tls.aio_channel(door.door.address, TlsConfig()) for _ in range(2)]
         async with own[0], own[1]:
             calls = [await welcomed(channel) for channel in own]
             numbers = [number for kind, number, *_ in door.heard if kind == ipc.OPENED]

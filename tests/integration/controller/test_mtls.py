@@ -69,7 +69,7 @@ class Fleet:
     def ask(self, tls: TlsConfig, token: str = "") -> Any:
         """ListNodes, as a caller with these."""
         with secure.client_channel(self.address, tls) as channel:
-            stub = status_pb2_grpc.StatusServiceStub(secure.showing(channel, token))
+            stub = status_pb2_grpc.StatusServiceStub(secure.with_token(channel, token))
             return stub.ListNodes(status_pb2.ListNodesRequest(), timeout=60.0)
 
     def refusal(self, tls: TlsConfig, token: str = "") -> grpc.StatusCode:
@@ -176,7 +176,7 @@ def test_a_viewers_token_on_an_operators_call_is_refused_and_audited(fleet: Flee
 
     def answer(tls: TlsConfig, token: str = "") -> grpc.StatusCode:
         with secure.client_channel(fleet.address, tls) as channel:
-            stub: Any = operator_pb2_grpc.OperatorServiceStub(secure.showing(channel, token))
+            stub: Any = operator_pb2_grpc.OperatorServiceStub(secure.with_token(channel, token))
             with pytest.raises(grpc.RpcError) as caught:
                 stub.ApproveProposal(asked, timeout=60.0)
             code: grpc.StatusCode = caught.value.code()

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.agent.rings.collector import RingCollector
 from pacekeeper.core.telemetry.records import EXIT_UNKNOWN, RankExitRecord
 from support.fleet import SMALL, Fleet
 
@@ -15,16 +15,16 @@ def test_its_ranks_are_reported_dead_and_the_others_are_told_in_one_line(tmp_pat
     with Fleet(
         directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2, body=None
     ) as fleet:
-        agents = [Intake(directory=fleet.ring_dir(node)) for node in range(2)]
+        agents = [RingCollector(directory=fleet.ring_dir(node)) for node in range(2)]
         fleet.await_step(2, 0)
         for agent in agents:
-            agent.look(time.monotonic())
+            agent.poll(time.monotonic())
         pids = [fleet.pid(rank) for rank in (0, 1)]
         fleet.launchers[0].kill()
         told: list[tuple[int, int, int]] = []
 
         def hear() -> bool:
-            for reading in agents[0].look(time.monotonic()):
+            for reading in agents[0].poll(time.monotonic()):
                 exits = [r for r in reading.records if isinstance(r, RankExitRecord)]
                 told.extend((r.rank, r.pid, r.exit_code) for r in exits)
             return len(told) >= 2
@@ -38,7 +38,7 @@ def test_its_ranks_are_reported_dead_and_the_others_are_told_in_one_line(tmp_pat
         assert not [long for long in ("frame #", "TCPStore", "pair.cc") if long in other.output()]
         assert not [
             record
-            for reading in agents[1].look(time.monotonic())
+            for reading in agents[1].poll(time.monotonic())
             for record in reading.records
             if isinstance(record, RankExitRecord)
         ], "the ranks of the other node wait, and live"

@@ -34,11 +34,11 @@ for i in range(10_000_000):
 AGENT = """
 import sys, time
 from pathlib import Path
-from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.agent.rings.collector import RingCollector
 from pacekeeper.core.telemetry import shm_ring as ring
-intake = Intake(directory=Path(sys.argv[1]))
-intake.look(1.0)
-(reader,) = intake._jobs["race"].rings.values()
+collector = RingCollector(directory=Path(sys.argv[1]))
+collector.poll(1.0)
+(reader,) = collector._jobs["race"].rings.values()
 for i in range(1, 10_000_000):
     reader.write_command(
         ring.CommandSlot(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.agent.rings.reader import Counts, RingReader, open_ring
+from pacekeeper.agent.rings.reader import RecordCounts, RingReader, open_ring
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.records import Record, StepRecord
@@ -48,7 +48,7 @@ def test_each_look_gives_all_that_is_left_and_counts_the_rest(
     already: int, writes: list[int]
 ) -> None:
     with pair(already) as (writer, reader):
-        counts = Counts()
+        counts = RecordCounts()
         written, expected_lost, read = already, 0, max(0, already - SLOTS)
         for burst in [0, *writes]:
             for number in range(written, written + burst):
@@ -81,7 +81,7 @@ def test_damage_costs_what_it_hits_and_never_the_reader(
             for offset, data in hits:
                 file.seek(shm_ring.SLOTS_OFFSET + offset)
                 file.write(data[: shm_ring.FILE_BYTES - shm_ring.SLOTS_OFFSET - offset])
-        counts = Counts()
+        counts = RecordCounts()
         reader = open_ring(writer.path, "job", 1.0)
         found = numbers(reader.records(counts)) + numbers(reader.records(counts))
         for number in range(already, already + more):
@@ -106,7 +106,7 @@ def test_a_writer_that_died_in_mid_write_hides_no_other_record(already: int) -> 
             file.seek(shm_ring.slot_offset(already))
             file.write(bytes(8))
         for each in (reader, open_ring(writer.path, "job", 1.0)):
-            counts = Counts()
+            counts = RecordCounts()
             first = max(0, already - SLOTS + (already >= SLOTS))
             for _ in range(3):
                 found = numbers(each.records(counts))
@@ -119,7 +119,7 @@ def test_a_writer_that_died_in_mid_write_hides_no_other_record(already: int) -> 
 def test_a_record_that_was_never_finished_is_passed_on_the_second_look() -> None:
     with pair(3) as (writer, reader):
         assert writer.path is not None
-        counts = Counts()
+        counts = RecordCounts()
         assert numbers(reader.records(counts)) == [0, 1, 2]
         writer.write(step(3))
         writer.write(step(4))
@@ -139,7 +139,7 @@ def test_a_record_whose_bytes_are_seen_after_its_sequence_is_not_lost(late: slic
         writer.write(step(1))
         place = shm_ring.slot_offset(0)
         slot = os.pread(reader.descriptor, shm_ring.SLOT_BYTES, place)
-        counts = Counts()
+        counts = RecordCounts()
         for index, byte in enumerate(slot[late], start=place + late.start):
             os.pwrite(reader.descriptor, bytes([byte ^ 0xFF]), index)
         assert reader.records(counts) == []
@@ -158,7 +158,7 @@ def test_a_torn_record_is_read_when_it_is_whole() -> None:
             file.seek(shm_ring.slot_offset(0))
             file.write(bytes(8))
             file.flush()
-            counts = Counts()
+            counts = RecordCounts()
             assert reader.records(counts) == []
             file.seek(shm_ring.slot_offset(0))
             file.write(whole)
@@ -177,18 +177,18 @@ commands = st.builds(
 
 @given(st.lists(st.tuples(commands, st.sampled_from(["go on", "new agent", "killed"])), max_size=6))
 def test_a_rank_hears_every_command_whatever_becomes_of_the_agent(
-    said: list[tuple[shm_ring.CommandSlot, str]],
+    steps: list[tuple[shm_ring.CommandSlot, str]],
 ) -> None:
     with pair() as (writer, reader):
         assert writer.path is not None
         now_s = 1.0
-        for command, fate in said:
+        for command, fate in steps:
             if fate != "go on":
                 if fate == "killed":  # in the middle of writing
                     os.pwrite(reader.descriptor, bytes(8), shm_ring.COMMAND_OFFSET)
                 now_s += 1.0
                 reader = open_ring(writer.path, "job", now_s)
-                assert reader.said == (
+                assert reader.command == (
                     shm_ring.CommandSlot() if fate == "killed" else writer.command()
                 )
             reader.write_command(command)

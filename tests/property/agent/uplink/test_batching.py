@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.agent.uplink.batching import Reading, batch, deaths_in, split
+from pacekeeper.agent.rings.ring_batch import RingBatch, find_deaths
+from pacekeeper.agent.uplink.batching import build_report, split_batches
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import AgentHealth
 from pacekeeper.core.telemetry.records import RankExitRecord, Record
@@ -15,7 +16,7 @@ from support.records import records
 ranks = st.integers(0, 5)
 readings = st.lists(
     st.builds(
-        Reading,
+        RingBatch,
         job=st.sampled_from(["a", "b", "c"]),
         attached=st.lists(
             st.builds(Attachment, job=st.just("a"), rank=ranks, world_size=st.just(6), pid=ranks),
@@ -29,13 +30,13 @@ readings = st.lists(
 )
 
 
-def of_job(portions: Sequence[tuple[Reading, ...]], job: str) -> list[Reading]:
+def of_job(portions: Sequence[tuple[RingBatch, ...]], job: str) -> list[RingBatch]:
     return [reading for portion in portions for reading in portion if reading.job == job]
 
 
 @given(readings, st.integers(1, 6))
-def test_portions_are_bounded_and_together_the_whole(found: list[Reading], bound: int) -> None:
-    portions = list(split(found, bound))
+def test_portions_are_bounded_and_together_the_whole(found: list[RingBatch], bound: int) -> None:
+    portions = list(split_batches(found, bound))
     assert portions, "a report without news is a report"
     for portion in portions:
         assert sum(len(reading.records) for reading in portion) <= bound
@@ -49,8 +50,8 @@ def test_portions_are_bounded_and_together_the_whole(found: list[Reading], bound
 
 
 @given(readings)
-def test_what_fits_is_not_split(found: list[Reading]) -> None:
-    assert list(split(found)) == [tuple(found)]
+def test_what_fits_is_not_split(found: list[RingBatch]) -> None:
+    assert list(split_batches(found)) == [tuple(found)]
 
 
 samples = st.builds(
@@ -63,15 +64,15 @@ samples = st.builds(
 
 @given(readings, st.lists(samples, max_size=8))
 def test_a_report_has_every_device_once_as_it_was_seen_last(
-    found: list[Reading], seen: list[DeviceSample]
+    found: list[RingBatch], highest: list[DeviceSample]
 ) -> None:
-    report = batch(found, seen, AgentHealth(), sequence=1, now_s=0.0)
+    report = build_report(found, highest, AgentHealth(), sequence=1, now_s=0.0)
     newest: dict[str, float] = {}
-    for sample in seen:
+    for sample in highest:
         newest[sample.device_uuid] = max(newest.get(sample.device_uuid, 0.0), sample.sampled_s)
     assert {d.device_uuid: d.sampled_s for d in report.devices} == newest
     assert len(report.devices) == len(newest)
-    assert all(sample in seen for sample in report.devices)
+    assert all(sample in highest for sample in report.devices)
     said = [(job.job, job.attached, job.records, job.layouts) for job in report.jobs]
     assert said == [(r.job, r.attached, r.records, r.layouts) for r in found if not r.is_empty]
 
@@ -92,7 +93,7 @@ exits: st.SearchStrategy[Record] = st.builds(
 def test_only_the_process_that_holds_a_rank_can_take_it_to_death(
     found: list[Record], pids: Mapping[int, int]
 ) -> None:
-    dead = deaths_in((Reading(job="a", records=tuple(found)),), {"a": pids, "b": {0: 7}})
+    dead = find_deaths((RingBatch(job="a", records=tuple(found)),), {"a": pids, "b": {0: 7}})
     expected = set()
     for record in found:
         if isinstance(record, RankExitRecord):

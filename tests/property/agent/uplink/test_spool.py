@@ -27,7 +27,7 @@ def test_any_history_keeps_order_bound_and_count(capacity: int, actions: list[st
                 acked = max(acked, sent)
                 spool.acknowledge(sent)
             case _:
-                report = spool.next()
+                report = spool.next_unsent()
                 if report is not None:
                     assert report.sequence > sent
                     assert report.sequence > acked
@@ -37,7 +37,7 @@ def test_any_history_keeps_order_bound_and_count(capacity: int, actions: list[st
     # What is neither acknowledged nor dropped comes out again after a reconnect.
     spool.rewind()
     left = []
-    while (report := spool.next()) is not None:
+    while (report := spool.next_unsent()) is not None:
         left.append(report.sequence)
     assert left == list(range(put - len(left) + 1, put + 1))
     assert len(left) == len(spool)
@@ -47,9 +47,9 @@ def test_a_report_that_was_acknowledged_as_refused_costs_no_other() -> None:
     spool: Spool[NodeReport] = Spool(capacity=4)
     for sequence in (1, 2, 3):
         spool.put(NodeReport(sequence=sequence, sent_mono_s=0.0))
-    spool.next()
+    spool.next_unsent()
     spool.acknowledge(1)
-    spool.count_refused()
+    spool.count_rejected()
     assert (len(spool), spool.num_dropped) == (2, 1)
 
 
@@ -58,7 +58,7 @@ def test_drops_are_counted() -> None:
     for sequence in range(1, 6):
         spool.put(NodeReport(sequence=sequence, sent_mono_s=0.0))
     assert spool.num_dropped == 3
-    first = spool.next()
+    first = spool.next_unsent()
     assert first is not None and first.sequence == 4
 
 
@@ -97,7 +97,7 @@ def test_a_list_without_bounds_agrees(
                 spool.rewind()
                 cursor = 0
             case _:
-                report = spool.next()
+                report = spool.next_unsent()
                 left = [n for n in waiting if n > cursor]
                 assert (None if report is None else report.sequence) == (left[0] if left else None)
                 if report is not None:
@@ -105,4 +105,4 @@ def test_a_list_without_bounds_agrees(
                     newest_sent = max(newest_sent, cursor)
         assert (len(spool), spool.num_dropped) == (len(waiting), dropped)
         assert spool.num_bytes == sum(sizes[n] for n in waiting)
-        assert spool.settled == (waiting[0] - 1 if waiting else len(sizes))
+        assert spool.settled_sequence == (waiting[0] - 1 if waiting else len(sizes))

@@ -8,17 +8,17 @@ import grpc.aio
 import pytest
 
 from pacekeeper.agent.health import nvrx_socket
-from pacekeeper.agent.health.peer_messages import Answer
+from pacekeeper.agent.health.external_health import HealthCheckAnswer
 from pacekeeper.protos import nvhcd_pb2, nvhcd_pb2_grpc
 
-WELL = Answer(is_success=True, exit_code=0, output="{}", error="")
+WELL = HealthCheckAnswer(is_success=True, exit_code=0, output="{}", error="")
 
 
 @pytest.mark.parametrize(
     ("size_bytes", "expected"),
     [
         (100, grpc.StatusCode.OK),
-        (nvrx_socket.MOST_BYTES + 1, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (nvrx_socket.MAX_REQUEST_BYTES + 1, grpc.StatusCode.RESOURCE_EXHAUSTED),
     ],
 )
 def test_a_question_is_short(tmp_path: Path, size_bytes: int, expected: grpc.StatusCode) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.agent.host import wall_clock
-from pacekeeper.agent.host.kernel import Host
+from pacekeeper.agent.host.kernel import HostSampler
 from pacekeeper.core.telemetry.samples import HostSample
 
 FILES = {
@@ -60,8 +60,8 @@ def port(proc: Path, number: int, state: str, **counters: int) -> None:
         (folder / "counters" / name).write_text(f"{value}\n")
 
 
-def host_of(proc: Path, clock: Callable[[], dict[str, Any]] = untold) -> Host:
-    return Host(interval_s=1.0, proc=proc, sys=proc / "sys", clock=clock)
+def host_of(proc: Path, clock: Callable[[], dict[str, Any]] = untold) -> HostSampler:
+    return HostSampler(interval_s=1.0, proc=proc, sys=proc / "sys", clock=clock)
 
 
 def test_a_reading_is_in_base_units_and_what_is_missing_is_none(proc: Path) -> None:
@@ -143,7 +143,7 @@ def test_this_kernel_tells_its_clock_or_nothing_of_it() -> None:
 
 
 def test_swapping_is_a_rate_between_two_readings(proc: Path) -> None:
-    host = Host(interval_s=1.0, proc=proc)
+    host = HostSampler(interval_s=1.0, proc=proc)
     assert host.latest(10.0).swap_in_bytes_per_s is None
     (proc / "vmstat").write_text("pswpin 120\npswpout 7\n")
     sample = host.latest(12.0)
@@ -156,13 +156,13 @@ def test_lines_that_no_kernel_writes_are_passed_over(proc: Path) -> None:
     path = proc / "net/dev"
     path.write_text(f"{'x' * 5000}: {'1 ' * 16}\n../../etc: {'1 ' * 16}\n" + path.read_text())
     (proc / "meminfo").write_text(f"MemTotal: {'9' * 5000} kB\nMemAvailable: {'9' * 20} kB\n")
-    sample = Host(interval_s=1.0, proc=proc, sys=proc / "sys").latest(1.0)
+    sample = HostSampler(interval_s=1.0, proc=proc, sys=proc / "sys").latest(1.0)
     assert sample.memory_bytes is None and sample.memory_available_bytes is None
     assert sample.network_errors is not None
 
 
 def test_within_the_interval_the_files_are_left_alone(proc: Path) -> None:
-    host = Host(interval_s=1.0, proc=proc)
+    host = HostSampler(interval_s=1.0, proc=proc)
     first = host.latest(10.0)
     (proc / "loadavg").write_text("1.0 1.0 1.0 1/1 1\n")
     assert host.latest(10.9) is first
@@ -183,5 +183,5 @@ def test_what_is_not_there_or_not_to_be_understood_is_none(tmp_path: Path, text:
 
 
 def test_this_kernel_tells_its_load() -> None:
-    load = Host(interval_s=1.0).latest(1.0).load_1min
+    load = HostSampler(interval_s=1.0).latest(1.0).load_1min
     assert load is None or load >= 0.0

@@ -11,8 +11,8 @@ import pytest
 
 from pacekeeper.agent.nvml import client as nvml
 from pacekeeper.agent.nvml import sampler as sampler_module
-from pacekeeper.agent.nvml.client import NoNvml, Nvml, open_nvml
-from pacekeeper.agent.nvml.device import GoneError
+from pacekeeper.agent.nvml.client import Nvml, NvmlUnavailable, open_nvml
+from pacekeeper.agent.nvml.device import DriverGoneError
 from pacekeeper.agent.nvml.sampler import HUNG_S, Sampler
 from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample
 
@@ -187,13 +187,13 @@ def test_an_older_driver_tells_its_reasons_under_the_older_name(driver: Driver) 
 
 def test_costly_questions_are_asked_seldom_and_their_answers_kept(driver: Driver) -> None:
     found = opened()
-    for now_s in (0.0, 1.0, nvml.SLOW_S - 0.1):
+    for now_s in (0.0, 1.0, nvml.SLOW_INTERVAL_S - 0.1):
         (sample,) = found.sample(now_s)
         assert sample.processes == (77,)
     assert driver.asked.count("nvmlDeviceGetComputeRunningProcesses") == 1
     assert driver.asked.count("nvmlDeviceGetPowerUsage") == 3
     driver.answers["nvmlDeviceGetComputeRunningProcesses"] = []
-    (sample,) = found.sample(nvml.SLOW_S)
+    (sample,) = found.sample(nvml.SLOW_INTERVAL_S)
     assert sample.processes == ()
 
 
@@ -229,7 +229,7 @@ def test_a_device_that_was_there_is_told_of_as_lost_by_its_name(driver: Driver) 
 def test_a_driver_that_is_gone_is_no_lost_device(driver: Driver, code: int) -> None:
     found = opened()
     driver.answers["nvmlDeviceGetTemperature"] = FakeError(code)
-    with pytest.raises(GoneError):
+    with pytest.raises(DriverGoneError):
         found.sample(3.0)
 
 
@@ -270,14 +270,14 @@ def test_no_driver_is_a_reason_not_a_failure(
 
     monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", refuse)
     found = open_nvml()
-    assert isinstance(found, NoNvml)
+    assert isinstance(found, NvmlUnavailable)
     assert "code 12" in found.reason
 
 
 def test_no_package_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     found = open_nvml()
-    assert isinstance(found, NoNvml)
+    assert isinstance(found, NvmlUnavailable)
     assert "not installed" in found.reason
 
 
@@ -317,9 +317,9 @@ def test_samples_come_from_a_thread_of_their_own(driver: Driver) -> None:
 
 
 def test_a_driver_that_hangs_is_said_to_hang_and_stops_nobody(gate: threading.Event) -> None:
-    def hang(_: object) -> NoNvml:
+    def hang(_: object) -> NvmlUnavailable:
         gate.wait()
-        return NoNvml(reason="late")
+        return NvmlUnavailable(reason="late")
 
     sampler = Sampler(0.01, opener=hang)
     sampler.start()
@@ -334,7 +334,7 @@ def test_what_fails_unforeseen_is_said_and_tried_again(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a binding of another age may fail: the thread that reads does not end of it."""
-    monkeypatch.setattr(sampler_module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(sampler_module, "RETRY_S", 0.01)
     watched = Sampler(0.01)
     watched.start()
     wait_for_state(watched, "ok")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.agent.nvml import sampler, xid_events
-from pacekeeper.agent.nvml.client import FIELDS_S, NoNvml, Nvml, open_nvml
-from pacekeeper.agent.nvml.device import GoneError
+from pacekeeper.agent.nvml.client import FIELDS_INTERVAL_S, Nvml, NvmlUnavailable, open_nvml
+from pacekeeper.agent.nvml.device import DriverGoneError
 from pacekeeper.agent.nvml.sampler import Sampler
 from pacekeeper.cli.doctor.checks import Health
 from pacekeeper.cli.doctor.command import check_nvml
@@ -63,7 +63,7 @@ def until(what: str, holds: Callable[[], object]) -> None:
 
 def test_a_device_tells_all_that_the_table_asks(nvml: Nvml) -> None:
     nvml.sample(0.0)
-    sample = nvml.sample(2 * FIELDS_S)[3]
+    sample = nvml.sample(2 * FIELDS_INTERVAL_S)[3]
     told = {name: getattr(sample, name) for name in DeviceSample.__slots__}
     assert [name for name, value in told.items() if value is None] == []
     assert sample.health is not None
@@ -87,7 +87,7 @@ def test_a_device_tells_all_that_the_table_asks(nvml: Nvml) -> None:
 def test_a_throttle_between_two_readings_is_in_the_counter(driver: Driver, nvml: Nvml) -> None:
     before = nvml.sample(0.0)[2].hw_thermal_held_s
     driver.devices[2].tell(252, 1_200_000_000)
-    for second in (FIELDS_S, 2 * FIELDS_S):
+    for second in (FIELDS_INTERVAL_S, 2 * FIELDS_INTERVAL_S):
         after = nvml.sample(second)[2]
     assert (before, after.clock_event_reasons) == (0.0, 0)
     assert after.hw_thermal_held_s == pytest.approx(1.2)
@@ -110,7 +110,7 @@ def test_what_one_device_does_not_support_is_not_told_of_it_alone(
 ) -> None:
     setattr(driver.devices[1], question, NOT_TOLD)
     nvml.sample(0.0)
-    samples = nvml.sample(2 * FIELDS_S)
+    samples = nvml.sample(2 * FIELDS_INTERVAL_S)
     told = [getattr(sample, field) is not None for sample in samples]
     assert told == [index != 1 for index in range(8)]
 
@@ -195,7 +195,7 @@ def test_links_that_go_down_are_seen(driver: Driver, nvml: Nvml) -> None:
     for link in (3, 4):
         driver.devices[0].tell(165, 0, scope=link, kind=fake_nvml.UINT)
     driver.devices[0].tell(163, 7, scope=9)
-    health = nvml.sample(FIELDS_S)[0].health
+    health = nvml.sample(FIELDS_INTERVAL_S)[0].health
     assert health is not None
     assert (health.nvlinks, health.nvlinks_up, health.nvlink_errors) == (18, 16, 7)
     assert health.nvlink_bytes_per_s == pytest.approx(16 * 26_562e6)
@@ -204,7 +204,7 @@ def test_links_that_go_down_are_seen(driver: Driver, nvml: Nvml) -> None:
 def test_a_driver_that_restarts_is_opened_anew_with_its_xids_kept(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "AGAIN_S", 0.05)
+    monkeypatch.setattr(sampler, "RETRY_S", 0.05)
     watched = Sampler(0.01)
     watched.start()
     until("it answers", lambda: watched.latest(0.0)[1] == "ok")
@@ -266,7 +266,7 @@ def test_a_doctor_bears_a_driver_that_goes_while_it_looks(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def go(*_: object) -> None:
-        raise GoneError("Uninitialized")
+        raise DriverGoneError("Uninitialized")
 
     monkeypatch.setattr(Nvml, "sample", go)
     assert check_nvml().found == "the driver is gone: Uninitialized"
@@ -275,4 +275,4 @@ def test_a_doctor_bears_a_driver_that_goes_while_it_looks(
 def test_a_library_without_a_driver_is_a_reason(driver: Driver) -> None:
     driver.refuse(NOT_LOADED)
     found = open_nvml()
-    assert isinstance(found, NoNvml) and "no NVML" in found.reason
+    assert isinstance(found, NvmlUnavailable) and "no NVML" in found.reason

@@ -3,7 +3,14 @@
 import pytest
 
 from pacekeeper.agent.nvml import fields
-from pacekeeper.agent.nvml.fields import ALL_LINKS, ENTRY, decode, keys, of_health, of_sample
+from pacekeeper.agent.nvml.fields import (
+    ALL_LINKS,
+    ENTRY,
+    decode,
+    health_fields,
+    keys,
+    sample_fields,
+)
 
 UINT, WIDE = 1, 3
 Answers = dict[tuple[int, int], tuple[int, int | float]]
@@ -38,7 +45,7 @@ def test_what_is_not_supported_is_refused_for_good_and_what_failed_is_not() -> N
 
 
 def test_times_are_seconds_powers_watts_and_bytes_bytes() -> None:
-    told = of_sample(
+    told = sample_fields(
         {
             (74, 0): (WIDE, 1_500_000_000),
             (186, 0): (UINT, 610_500),
@@ -79,7 +86,7 @@ SETTINGS: Answers = {(269, 0): (UINT, 1), (270, 0): (UINT, 50), (271, 0): (UINT,
 def test_ids_that_changed_their_meaning_are_told_only_where_they_can_be_times(
     answers: Answers, told: dict[str, float]
 ) -> None:
-    assert of_sample(answers) == pytest.approx(told)
+    assert sample_fields(answers) == pytest.approx(told)
 
 
 def test_health_is_added_up_over_links_and_kinds_of_errors() -> None:
@@ -90,7 +97,7 @@ def test_health_is_added_up_over_links_and_kinds_of_errors() -> None:
     answers |= {(174, 0): (WIDE, 2), (183, 0): (WIDE, 3), (179, 0): (WIDE, 1)}
     answers |= {(142, 0): (UINT, 4), (143, 0): (UINT, 5), (144, 0): (UINT, 1), (145, 0): (UINT, 0)}
     answers |= {(230, 0): (UINT, 2), (189, 0): (UINT, 700_000), (3, 0): (WIDE, 9)}
-    assert of_health(answers) == {
+    assert health_fields(answers) == {
         "nvlinks": 4,
         "nvlinks_up": 3,
         "nvlink_bytes_per_s": 3 * 26_562e6,
@@ -108,12 +115,12 @@ def test_health_is_added_up_over_links_and_kinds_of_errors() -> None:
 
 
 def test_what_nobody_answered_is_not_told() -> None:
-    assert (of_sample({}), of_health({})) == ({}, {})
+    assert (sample_fields({}), health_fields({})) == ({}, {})
 
 
 def test_a_speed_that_one_link_does_not_tell_is_not_added_up() -> None:
     answers: Answers = {(165, 0): (UINT, 1), (165, 1): (UINT, 1), (164, 0): (UINT, 9)}
-    assert "nvlink_bytes_per_s" not in of_health(answers)
+    assert "nvlink_bytes_per_s" not in health_fields(answers)
 
 
 def test_links_are_asked_for_where_there_are_some() -> None:
@@ -128,7 +135,7 @@ def test_what_no_device_can_mean_is_left_out_of_what_is_told() -> None:
     bytes_sent, states, action = 202, 165, 230
     nonsense = {(3, 0): (4, -1), (6, 0): (0, float("nan")), (82, 0): (0, float("inf"))}
     large = {(bytes_sent, link): (3, (1 << 63) - 1) for link in range(4)}
-    told = of_sample(nonsense | large)
+    told = sample_fields(nonsense | large)
     assert not {"nvlink_sent_bytes", "memory_temperature_celsius"} & told.keys()
-    health = of_health(nonsense | {(states, 0): (1, 1), (action, 0): (3, 1 << 32)})
+    health = health_fields(nonsense | {(states, 0): (1, 1), (action, 0): (3, 1 << 32)})
     assert health.keys() == {"nvlinks", "nvlinks_up"}

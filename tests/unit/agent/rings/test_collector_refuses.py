@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.agent.rings import directory as ring_directory
-from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.agent.rings.collector import RingCollector
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment
@@ -29,8 +29,8 @@ def rings(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def intake(rings: Path) -> Intake:
-    made = Intake(directory=rings)
+def collector(rings: Path) -> RingCollector:
+    made = RingCollector(directory=rings)
     made.prepare()
     return made
 
@@ -39,40 +39,40 @@ def ring_of(rings: Path, job: str) -> Ring:
     return Ring.create(rings, Attachment(job=job, rank=0, world_size=4, pid=100))
 
 
-def records(intake: Intake, now_s: float) -> dict[str, tuple[Record, ...]]:
-    return {reading.job: reading.records for reading in intake.look(now_s)}
+def records(collector: RingCollector, now_s: float) -> dict[str, tuple[Record, ...]]:
+    return {reading.job: reading.records for reading in collector.poll(now_s)}
 
 
-def test_a_link_that_leads_to_itself_hides_no_job(intake: Intake, rings: Path) -> None:
+def test_a_link_that_leads_to_itself_hides_no_job(collector: RingCollector, rings: Path) -> None:
     names = [f"job-{number}" for number in range(8)]  # on all sides of it in the directory's order
     for name in names:
         ring_of(rings, name).write(step(1))
     (rings / "loop").symlink_to("loop")
-    assert sorted(records(intake, 0.0)) == names
-    assert intake.unreadable == {"loop": "a link: it is not followed"}
+    assert sorted(records(collector, 0.0)) == names
+    assert collector.unreadable == {"loop": "a link: it is not followed"}
     (rings / "loop").unlink()
-    intake.look(1.0)
-    assert intake.unreadable == {}
+    collector.poll(1.0)
+    assert collector.unreadable == {}
 
 
 def test_a_job_that_is_a_link_is_left_alone_and_said(
-    intake: Intake, rings: Path, tmp_path: Path
+    collector: RingCollector, rings: Path, tmp_path: Path
 ) -> None:
     foreign = tmp_path / "foreign"
     ring_of(foreign, "job").write(step(1))
     plan = foreign / "job" / shm_ring.plan_file_name(1)
     plan.touch()
     (rings / "job").symlink_to(foreign / "job")
-    assert intake.look(0.0) == ()
-    assert list(intake.unreadable) == ["job"]
+    assert collector.poll(0.0) == ()
+    assert list(collector.unreadable) == ["job"]
     assert plan.exists()
 
 
 def test_a_job_that_becomes_a_link_is_written_and_cleared_no_more(
-    intake: Intake, rings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    collector: RingCollector, rings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring_of(rings, "job").write(step(1))
-    intake.look(0.0)
+    collector.poll(0.0)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     old = foreign / shm_ring.plan_file_name(0)
@@ -84,32 +84,35 @@ def test_a_job_that_becomes_a_link_is_written_and_cleared_no_more(
         job="job", generation=2, base_generation=1, data=data,
         sha256=hashlib.sha256(data).digest(),
     )  # fmt: skip
-    assert not intake.offer_plan(plan)
-    intake._remove_plans("job", [old.name], before=5)  # as where it was listed before the change
+    assert not collector.offer_plan(plan)
+    collector._remove_plans("job", [old.name], before=5)  # as where it was listed before the change
     assert list(foreign.iterdir()) == [old]
-    assert sorted(intake.unwritable) == ["job/plan-000002.json", "job/plans"]
+    assert sorted(collector.unwritable) == ["job/plan-000002.json", "job/plans"]
 
 
 def test_a_directory_that_can_not_be_listed_lets_nothing_go(
-    intake: Intake, rings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    collector: RingCollector,
+    rings: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     writer = ring_of(rings, "job")
-    intake.look(0.0)
+    collector.poll(0.0)
     writer.write(step(1))
     with monkeypatch.context() as patched:
         patched.setattr(os, "scandir", failing)
-        assert intake.look(1.0) == intake.look(2.0) == ()
-    assert intake.unreadable == {".": TOO_MANY.strerror}
-    assert (intake.num_rings, len(caplog.records)) == (1, 1)
-    (reading,) = intake.look(3.0)
+        assert collector.poll(1.0) == collector.poll(2.0) == ()
+    assert collector.unreadable == {".": TOO_MANY.strerror}
+    assert (collector.num_rings, len(caplog.records)) == (1, 1)
+    (reading,) = collector.poll(3.0)
     assert (reading.attached, reading.records) == ((), (step(1),)), "read on where it stood"
-    assert intake.unreadable == {}
+    assert collector.unreadable == {}
 
 
-def test_a_ring_directory_that_is_removed_is_said(intake: Intake, rings: Path) -> None:
+def test_a_ring_directory_that_is_removed_is_said(collector: RingCollector, rings: Path) -> None:
     shutil.rmtree(rings)
-    assert intake.look(0.0) == ()
-    assert intake.unreadable == {".": os.strerror(errno.ENOENT)}
+    assert collector.poll(0.0) == ()
+    assert collector.unreadable == {".": os.strerror(errno.ENOENT)}
 
 
 def failing(path: object) -> None:
@@ -128,41 +131,41 @@ def failing_below(listing: Callable[..., object]) -> Callable[..., object]:
 
 
 def test_a_job_that_can_not_be_listed_keeps_its_rings(
-    intake: Intake, rings: Path, monkeypatch: pytest.MonkeyPatch
+    collector: RingCollector, rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = ring_of(rings, "job")
-    intake.look(0.0)
+    collector.poll(0.0)
     writer.write(step(1))
     with monkeypatch.context() as patched:
         patched.setattr(os, "scandir", failing_below(os.scandir))
-        assert intake.look(1.0) == ()
-        assert intake.unreadable == {"job": TOO_MANY.strerror}
-        assert intake.num_rings == 1
-    (reading,) = intake.look(2.0)
+        assert collector.poll(1.0) == ()
+        assert collector.unreadable == {"job": TOO_MANY.strerror}
+        assert collector.num_rings == 1
+    (reading,) = collector.poll(2.0)
     assert (reading.attached, reading.records) == ((), (step(1),)), "read on where it stood"
-    assert intake.unreadable == {}
+    assert collector.unreadable == {}
 
 
 def test_a_job_that_ended_is_let_go_of_when_its_files_can_be_listed(
-    intake: Intake, rings: Path, monkeypatch: pytest.MonkeyPatch
+    collector: RingCollector, rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring_of(rings, "job").write(RankExitRecord(rank=0, pid=100, exit_code=0, signal=0))
-    intake.look(0.0)
+    collector.poll(0.0)
     with monkeypatch.context() as patched:
         patched.setattr(os, "scandir", failing_below(os.scandir))
-        intake.release("job")
-    assert intake.look(1.0)[0].attached == (), "no ring of it is taken for a new one"
-    intake.release("job")
-    assert intake.look(2.0)[0].attached == ()
-    assert intake.num_rings == 0
+        collector.release_job("job")
+    assert collector.poll(1.0)[0].attached == (), "no ring of it is taken for a new one"
+    collector.release_job("job")
+    assert collector.poll(2.0)[0].attached == ()
+    assert collector.num_rings == 0
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
 def test_a_layout_that_is_no_file_is_said_and_neither_followed_nor_waited_for(
-    intake: Intake, rings: Path, tmp_path: Path, kind: str
+    collector: RingCollector, rings: Path, tmp_path: Path, kind: str
 ) -> None:
     ring_of(rings, "job")
-    intake.look(0.0)
+    collector.poll(0.0)
     layout = rings / "job" / shm_ring.layout_file_name(1)
     match kind:
         case "link":
@@ -174,8 +177,8 @@ def test_a_layout_that_is_no_file_is_said_and_neither_followed_nor_waited_for(
             layout.mkdir()
     num_open = len(os.listdir("/proc/self/fd"))
     for now_s in (1.0, 2.0):
-        assert intake.look(now_s)[0].layouts == ()
-    assert list(intake.unreadable) == [f"job/{layout.name}"]
+        assert collector.poll(now_s)[0].layouts == ()
+    assert list(collector.unreadable) == [f"job/{layout.name}"]
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent.rings.collector import Intake
-from pacekeeper.agent.uplink.batching import deaths_in
+from pacekeeper.agent.rings.collector import RingCollector
+from pacekeeper.agent.rings.ring_batch import find_deaths
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import EXIT_UNKNOWN, RankExitRecord, Record
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING
@@ -69,8 +69,8 @@ class Launch:
 
 
 @pytest.fixture
-def intake(tmp_path: Path) -> Intake:
-    return Intake(directory=tmp_path)
+def collector(tmp_path: Path) -> RingCollector:
+    return RingCollector(directory=tmp_path)
 
 
 @pytest.fixture
@@ -81,87 +81,97 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         writer.kill()
 
 
-def exits(intake: Intake, now_s: float = 1.0) -> list[tuple[int, int, int, int]]:
+def exits(collector: RingCollector, now_s: float = 1.0) -> list[tuple[int, int, int, int]]:
     return [
         (r.rank, r.pid, r.exit_code, r.signal)
-        for reading in intake.look(now_s)
+        for reading in collector.poll(now_s)
         for r in reading.records
         if isinstance(r, RankExitRecord)
     ]
 
 
-def test_who_ended_with_the_launcher_is_told_once(intake: Intake, launch: Launch) -> None:
-    assert exits(intake) == []
+def test_who_ended_with_the_launcher_is_told_once(collector: RingCollector, launch: Launch) -> None:
+    assert exits(collector) == []
     launch.supervisor.kill()
     for rank in launch.ranks:
         rank.kill()
-    assert exits(intake, 5.0) == [launch.unseen(0), launch.unseen(1)]
-    assert exits(intake) == [], "once"
-    (again,) = intake.everything_again()
+    assert exits(collector, 5.0) == [launch.unseen(0), launch.unseen(1)]
+    assert exits(collector) == [], "once"
+    (again,) = collector.resync()
     assert [r.detected_mono_s for r in again.records if isinstance(r, RankExitRecord)] == [5.0] * 2
 
 
-def test_it_is_a_death_for_the_neighbours(intake: Intake, launch: Launch) -> None:
-    intake.look(0.0)
+def test_it_is_a_death_for_the_neighbours(collector: RingCollector, launch: Launch) -> None:
+    collector.poll(0.0)
     launch.supervisor.kill()
     launch.ranks[1].kill()
-    assert deaths_in(intake.look(1.0)) == {("job", 7): frozenset({1})}
+    assert find_deaths(collector.poll(1.0)) == {("job", 7): frozenset({1})}
 
 
-def test_the_end_of_the_launcher_alone_is_nobodys_death(intake: Intake, launch: Launch) -> None:
-    intake.look(0.0)
+def test_the_end_of_the_launcher_alone_is_nobodys_death(
+    collector: RingCollector, launch: Launch
+) -> None:
+    collector.poll(0.0)
     launch.supervisor.kill()
-    assert exits(intake) == []
+    assert exits(collector) == []
 
 
-def test_while_the_launcher_lives_its_word_is_waited_for(intake: Intake, launch: Launch) -> None:
-    intake.look(0.0)
+def test_while_the_launcher_lives_its_word_is_waited_for(
+    collector: RingCollector, launch: Launch
+) -> None:
+    collector.poll(0.0)
     launch.ranks[0].kill()
-    assert exits(intake) == [], "it may have finished"
+    assert exits(collector) == [], "it may have finished"
     pid = launch.ranks[0].pid
     launch.supervisor.do(RankExitRecord(rank=0, pid=pid, exit_code=0, signal=0))
-    assert exits(intake) == [(0, pid, 0, 0)]
+    assert exits(collector) == [(0, pid, 0, 0)]
 
 
-def test_the_last_words_of_the_launcher_are_believed(intake: Intake, launch: Launch) -> None:
-    intake.look(0.0)
+def test_the_last_words_of_the_launcher_are_believed(
+    collector: RingCollector, launch: Launch
+) -> None:
+    collector.poll(0.0)
     pid = launch.ranks[0].pid
     launch.ranks[0].kill()
     launch.supervisor.do(RankExitRecord(rank=0, pid=pid, exit_code=0, signal=0))
     launch.supervisor.kill()
     launch.ranks[1].kill()
-    assert exits(intake) == [(0, pid, 0, 0), launch.unseen(1)]
+    assert exits(collector) == [(0, pid, 0, 0), launch.unseen(1)]
 
 
-def test_a_stopped_launcher_and_stopped_ranks_are_alive(intake: Intake, launch: Launch) -> None:
-    intake.look(0.0)
+def test_a_stopped_launcher_and_stopped_ranks_are_alive(
+    collector: RingCollector, launch: Launch
+) -> None:
+    collector.poll(0.0)
     for writer in (launch.supervisor, *launch.ranks):
         os.kill(writer.pid, signal.SIGSTOP)
-    assert exits(intake) == []
+    assert exits(collector) == []
 
 
-def test_of_writers_that_hold_no_lock_nothing_is_said(intake: Intake, tmp_path: Path) -> None:
+def test_of_writers_that_hold_no_lock_nothing_is_said(
+    collector: RingCollector, tmp_path: Path
+) -> None:
     """Of another version, or on a file system without locks: the pid is not asked either."""
     for rank in (SUPERVISOR, 0):
         name = SUPERVISOR_RING if rank == SUPERVISOR else None
         ring = Ring.create(tmp_path, attachment(rank, 2**22 + 1), file_name=name)
         ring.close()
-    assert exits(intake) == []
-    assert exits(intake) == []
+    assert exits(collector) == []
+    assert exits(collector) == []
 
 
 def test_an_agent_that_comes_later_does_not_guess(launch: Launch, tmp_path: Path) -> None:
     launch.supervisor.kill()
     launch.ranks[0].kill()
-    late = Intake(directory=tmp_path)
+    late = RingCollector(directory=tmp_path)
     assert exits(late) == []
     assert exits(late) == []
 
 
 def test_without_a_launcher_the_end_of_a_process_says_nothing(
-    intake: Intake, tmp_path: Path
+    collector: RingCollector, tmp_path: Path
 ) -> None:
     rank = Writer(tmp_path, 0)
-    intake.look(0.0)
+    collector.poll(0.0)
     rank.kill()
-    assert exits(intake) == []
+    assert exits(collector) == []

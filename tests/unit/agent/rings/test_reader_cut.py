@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent.rings.collector import Intake
-from pacekeeper.agent.rings.reader import Counts, RingReader, open_ring
+from pacekeeper.agent.rings.collector import RingCollector
+from pacekeeper.agent.rings.reader import RecordCounts, RingReader, open_ring
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.trainer.hooks.ring_writer import Ring
@@ -38,8 +38,8 @@ def test_what_was_cut_off_is_nothing_and_is_said_once(
     for number in range(3):
         writer.write(step(number))
     os.truncate(reader.path, left)
-    counts = Counts()
-    found = reader.rest(counts) + reader.records(counts)
+    counts = RecordCounts()
+    found = reader.read_remaining(counts) + reader.records(counts)
     assert found == ([step(0)] if left > shm_ring.slot_offset(1) else [])
     assert f"{reader.path.name} was cut short" in caplog.text
     assert len(caplog.records) == 1
@@ -47,15 +47,15 @@ def test_what_was_cut_off_is_nothing_and_is_said_once(
 
 def test_a_cut_file_is_not_written_to(writer: Ring, reader: RingReader) -> None:
     os.truncate(reader.path, 100)
-    reader.beat(7.0)
+    reader.write_heartbeat(7.0)
     reader.write_command(shm_ring.CommandSlot(plan_generation=2))
     assert os.stat(reader.path).st_size == 100
-    assert "was cut short: 100 bytes" in reader.trouble
+    assert "was cut short: 100 bytes" in reader.problem
 
 
 def test_a_ring_that_goes_on_at_its_beginning_is_read_on(writer: Ring, reader: RingReader) -> None:
     """Looks that lie on both sides of the ring's end."""
-    counts, told = Counts(), 0
+    counts, told = RecordCounts(), 0
     for number in range(2 * shm_ring.SLOT_COUNT + 9):
         writer.write(step(number))
         if number % shm_ring.SLOT_COUNT in (1020, 1021, 1022, 1023, 0, 1, 500):
@@ -68,7 +68,7 @@ def test_a_ring_that_goes_on_at_its_beginning_is_read_on(writer: Ring, reader: R
 def test_what_the_rank_is_told_arrives(writer: Ring, reader: RingReader) -> None:
     command = shm_ring.CommandSlot(plan_generation=2, dead_ranks=frozenset({5}), life=0)
     reader.write_command(command)
-    reader.beat(3.5)
+    reader.write_heartbeat(3.5)
     assert writer.command() == command
     data = reader.path.read_bytes()
     assert shm_ring.HEARTBEAT.unpack_from(data, shm_ring.HEARTBEAT_OFFSET) == (3.5,)
@@ -78,14 +78,14 @@ def test_a_ring_cut_and_removed_costs_its_records_and_no_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cut, whole = Ring.create(tmp_path, ATTACHED), Ring.create(tmp_path, _of_rank(1))
-    intake = Intake(directory=tmp_path)
-    intake.look(0.0)
+    collector = RingCollector(directory=tmp_path)
+    collector.poll(0.0)
     for number, one in enumerate((cut, whole)):
         one.write(step(number, rank=number))
     assert cut.path is not None
     os.truncate(cut.path, 4096)
     cut.path.unlink()  # between two looks: nothing tells that it was cut before it was removed
-    (reading,) = intake.look(1.0)
+    (reading,) = collector.poll(1.0)
     assert reading.records == (step(1, rank=1),)
     assert "was cut short" in caplog.text
 

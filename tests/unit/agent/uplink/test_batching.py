@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from pacekeeper.agent.uplink.batching import MOST_ROWS, Reading, with_sums
+from pacekeeper.agent.rings.ring_batch import RingBatch
+from pacekeeper.agent.uplink.batching import MAX_COUNT, sum_expert_loads
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, Record
 from support.agents import step
 
@@ -10,7 +11,7 @@ LOADS = ExpertLoadRecord(rank=8, step=3, generation=1, layer=0, first_expert=16,
 
 
 def summed(*records: Record) -> tuple[Record, ...]:
-    (reading,) = with_sums([Reading(job="job", life=4, records=records)])
+    (reading,) = sum_expert_loads([RingBatch(job="job", life=4, records=records)])
     assert (reading.job, reading.life) == ("job", 4)
     return reading.records
 
@@ -44,7 +45,7 @@ def test_a_lone_rank_is_told_as_it_is() -> None:
 
 
 def test_a_sum_that_no_wire_holds_is_not_made() -> None:
-    broken = replace(LOADS, rank=9, counts=(MOST_ROWS, 1, 1))
+    broken = replace(LOADS, rank=9, counts=(MAX_COUNT, 1, 1))
     assert summed(LOADS, broken) == (LOADS, broken)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.agent import daemon
-from pacekeeper.agent.uplink.batching import SPACING_S, SampleNews
+from pacekeeper.agent.uplink.batching import MAX_SAMPLE_AGE_S, SampleFilter
 from pacekeeper.core.telemetry.samples import DeviceSample
 from support.agents import agent_of
 from support.symptoms import DEVICE, HEALTH
@@ -20,13 +20,13 @@ def at(sample: DeviceSample, sampled_s: float, **changed: Any) -> DeviceSample:
 
 
 def test_a_reading_that_repeats_what_is_known_is_not_told() -> None:
-    news = SampleNews()
+    news = SampleFilter()
     first = (at(DEVICE, 10.0), at(OTHER, 10.0))
-    assert news.take(first) == first
-    assert news.take(first) == ()
-    assert news.take((at(DEVICE, 11.0, temperature_celsius=61.0), at(OTHER, 11.0))) == ()
-    later = (at(DEVICE, 10.0 + SPACING_S), at(OTHER, 10.0 + SPACING_S))
-    assert news.take(later) == later
+    assert news.select(first) == first
+    assert news.select(first) == ()
+    assert news.select((at(DEVICE, 11.0, temperature_celsius=61.0), at(OTHER, 11.0))) == ()
+    later = (at(DEVICE, 10.0 + MAX_SAMPLE_AGE_S), at(OTHER, 10.0 + MAX_SAMPLE_AGE_S))
+    assert news.select(later) == later
 
 
 NEW: list[dict[str, Any]] = [
@@ -40,22 +40,22 @@ NEW: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changed", NEW)
 def test_what_one_says_anew_is_told_of_all_at_once(changed: dict[str, Any]) -> None:
-    news = SampleNews()
-    news.take((at(DEVICE, 10.0), at(OTHER, 10.0)))
+    news = SampleFilter()
+    news.select((at(DEVICE, 10.0), at(OTHER, 10.0)))
     second = (at(DEVICE, 11.0), at(OTHER, 11.0, **changed))
-    assert news.take(second) == second, "a report has all devices or none"
-    assert news.take((at(DEVICE, 12.0), at(OTHER, 12.0, **changed))) == ()
+    assert news.select(second) == second, "a report has all devices or none"
+    assert news.select((at(DEVICE, 12.0), at(OTHER, 12.0, **changed))) == ()
 
 
 def test_a_device_that_is_new_is_told_at_once() -> None:
-    news = SampleNews()
-    news.take((at(DEVICE, 10.0),))
+    news = SampleFilter()
+    news.select((at(DEVICE, 10.0),))
     both = (at(DEVICE, 11.0), at(OTHER, 11.0))
-    assert news.take(both) == both
+    assert news.select(both) == both
 
 
 def test_where_no_device_answers_there_is_nothing_to_tell() -> None:
-    assert SampleNews().take(()) == ()
+    assert SampleFilter().select(()) == ()
 
 
 def test_reports_of_one_look_tell_the_devices_once(
@@ -64,9 +64,9 @@ def test_reports_of_one_look_tell_the_devices_once(
     agent, _ = agent_of(tmp_path)
     agent.sampler._latest = ((DEVICE,), "ok")
     agent.uplink.is_connected = True
-    monkeypatch.setattr(daemon, "split", lambda readings: iter((tuple(readings), ())))
-    agent._look()
-    reports = [agent.spool.next(), agent.spool.next()]
+    monkeypatch.setattr(daemon, "split_batches", lambda readings: iter((tuple(readings), ())))
+    agent._poll()
+    reports = [agent.spool.next_unsent(), agent.spool.next_unsent()]
     assert [len(report.devices) for report in reports if report is not None] == [1, 0]
 
 
@@ -78,8 +78,8 @@ def test_an_agent_tells_its_devices_once_and_how_many_they_are_always(tmp_path: 
     reports = []
     for _ in range(2):
         agent._reported_s = -10.0
-        agent._look()
-        reports.append(agent.spool.next())
+        agent._poll()
+        reports.append(agent.spool.next_unsent())
     assert [len(report.devices) for report in reports if report is not None] == [2, 0]
     assert [report.health.num_devices for report in reports if report is not None] == [1, 1]
-    assert len(agent.uplink.greeting(0).devices) == 2, "a controller may have forgotten"
+    assert len(agent.uplink.resync_report(0).devices) == 2, "a controller may have forgotten"

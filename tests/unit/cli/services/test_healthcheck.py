@@ -94,13 +94,13 @@ def test_programs_get_it_as_json_and_kubernetes_as_a_condition(tmp_path: Path) -
 def test_an_agent_writes_what_the_command_reads(tmp_path: Path) -> None:
     agent, node = agent_of(tmp_path)
     agent.sampler._latest = ((DEVICE,), "ok")
-    agent._look()
+    agent._poll()
     assert verdict_of(node.rings) == (0, "fit", "DevicesFit")
-    assert agent.intake.unreadable == {}, "the file is no job's"
+    assert agent.collector.unreadable == {}, "the file is no job's"
 
 
 def test_a_directory_that_takes_no_file_stops_no_agent(tmp_path: Path) -> None:
     agent, node = agent_of(tmp_path)
     (node.rings / FILE_NAME).mkdir()
-    agent._look()
+    agent._poll()
     assert asked(node.rings).exit_code == 2

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.agent.uplink.batching import Reading, with_sums
+from pacekeeper.agent.rings.ring_batch import RingBatch
+from pacekeeper.agent.uplink.batching import sum_expert_loads
 from pacekeeper.controller.machine import expert_loads
 from pacekeeper.controller.machine.expert_loads import LATE_STEPS
 from pacekeeper.controller.state.state import JobState, RankState
@@ -191,9 +192,9 @@ def test_nodes_that_add_up_and_ranks_that_do_not_say_the_same(
         for node in (0, 1):
             own = [one for one in records if one.rank // 2 == node]
             cut = data.draw(st.integers(0, len(own)))  # two looks into the rings
-            looks = [Reading(job="job", records=tuple(own[:cut]))]
-            looks += [Reading(job="job", records=tuple(own[cut:]))]
-            for reading in with_sums(looks):
+            looks = [RingBatch(job="job", records=tuple(own[:cut]))]
+            looks += [RingBatch(job="job", records=tuple(own[cut:]))]
+            for reading in sum_expert_loads(looks):
                 loads = [one for one in reading.records if isinstance(one, ExpertLoadRecord)]
                 added = after(added, loads)
     assert (added.loads, added.num_load_steps) == (apart.loads, apart.num_load_steps)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.agent.trace_recorder import Recording
-from pacekeeper.agent.uplink.batching import Reading
+from pacekeeper.agent.rings.ring_batch import RingBatch
+from pacekeeper.agent.trace_recorder import TraceRecorder
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.predictor.offline.analyze import judge
@@ -35,12 +35,14 @@ SHOWN: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], float | None]] = {
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_rank_and_its_cause_are_the_same(tmp_path: Path, name: str) -> None:
     driver = Driver()
-    recordings = {node: Recording.begin(tmp_path, node=node, max_bytes=1 << 24) for node in NODES}
+    recordings = {
+        node: TraceRecorder.begin(tmp_path, node=node, max_bytes=1 << 24) for node in NODES
+    }
     for node, ranks in NODES.items():
         known = tuple(attachment(rank, device_uuid=f"gpu-{rank}") for rank in ranks)
         driver.agent(node)
         driver.report(attached=known, node=node, layouts=[FIRST])
-        recordings[node].take([Reading(job=JOB, attached=known)])
+        recordings[node].take([RingBatch(job=JOB, attached=known)])
     driver.report(*applied(FIRST))
     for number in range(WARM + 20):
         driver.now_s += 1.0
@@ -65,7 +67,7 @@ def _uncounted(cause: str) -> str:
 
 def _see(
     driver: Driver,
-    recording: Recording,
+    recording: TraceRecorder,
     node: str,
     ranks: tuple[int, ...],
     records: list[Record],
@@ -84,7 +86,7 @@ def _see(
     sampled = replace(HOST, sampled_s=now_s, **(host if SLOW in ranks else {}))
     own = tuple(_timed(r, now_s, stall_ratio) for r in records if r.rank in ranks)
     driver.report(*own, node=node, devices=devices, host=sampled)
-    recording.take([Reading(job=JOB, records=own)], devices, sampled)
+    recording.take([RingBatch(job=JOB, records=own)], devices, sampled)
 
 
 def _timed(record: Record, now_s: float, stall_ratio: float | None) -> Record:
@@ -100,16 +102,18 @@ def _timed(record: Record, now_s: float, stall_ratio: float | None) -> Record:
 
 def test_a_slow_link_is_the_same(tmp_path: Path) -> None:
     driver, fabric = started(), Fabric(5)
-    recordings = {node: Recording.begin(tmp_path, node=node, max_bytes=1 << 24) for node in NODES}
+    recordings = {
+        node: TraceRecorder.begin(tmp_path, node=node, max_bytes=1 << 24) for node in NODES
+    }
     for node, ranks in NODES.items():
-        recordings[node].take([Reading(job=JOB, attached=tuple(map(attachment, ranks)))])
+        recordings[node].take([RingBatch(job=JOB, attached=tuple(map(attachment, ranks)))])
     for number in range(80):
         driver.now_s += 1.0
         records = fabric.records(number, {1: 2.5} if 40 <= number < 60 else {})
         driver.report(*records)
         for node, ranks in NODES.items():
             own = tuple(record for record in records if record.rank in ranks)
-            recordings[node].take([Reading(job=JOB, records=own)])
+            recordings[node].take([RingBatch(job=JOB, records=own)])
     for recording in recordings.values():
         recording.close()
     (incident,) = driver.job.incidents

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.protos import status_pb2
-from pacekeeper.protos.convert.json import as_dict
+from pacekeeper.protos.convert.json import message_to_dict
 
 FIELD_KINDS = {"TYPE_MESSAGE": 11, "type": 5, "has_presence": False}
 
@@ -28,11 +28,11 @@ def test_a_list_is_told_by_what_the_descriptors_of_each_protobuf_have(
         SimpleNamespace(name="step", **FIELD_KINDS, **plain),
     ]
     message = SimpleNamespace(DESCRIPTOR=SimpleNamespace(fields=fields), ranks=(1, 2), step=3)
-    assert as_dict(message) == {"ranks": [1, 2], "step": 3}
+    assert message_to_dict(message) == {"ranks": [1, 2], "step": 3}
 
 
 def test_an_answer_of_the_installed_protobuf_has_every_field() -> None:
     job = status_pb2.Job(name="a", ranks=[status_pb2.Rank(rank=1)], advice=["x", "y"])
-    told = as_dict(job)
+    told = message_to_dict(job)
     assert set(told) == set(job.DESCRIPTOR.fields_by_name)
     assert (told["ranks"][0]["rank"], told["advice"], told["loss"]) == (1, ["x", "y"], None)

@@ -14,7 +14,7 @@ from typing import cast
 
 import pytest
 
-from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.agent.rings.collector import RingCollector
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ExitCode, HostError, UnreachableError
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING, decode_header
@@ -169,8 +169,8 @@ def test_nobody_who_reads_the_rings_is_said_once_and_so_is_an_agent_that_comes(
     born_s = time.monotonic()
     for later_s in (0.0, 5.0, 11.0, 12.0):
         node._look_for_agent(born_s + later_s)
-    agent = Intake(directory=tmp_path / "rings")
-    agent.look(born_s + 20.0)
+    agent = RingCollector(directory=tmp_path / "rings")
+    agent.poll(born_s + 20.0)
     for later_s in (20.1, 21.0):
         node._look_for_agent(born_s + later_s)
     node._look_for_agent(born_s + 31.0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from pacekeeper.agent.health.peer_messages import Event, EventNews
+from pacekeeper.agent.health.external_health import HealthEvent, UnsentEvents
 from pacekeeper.protos import nvsentinel_pb2, nvsentinel_pb2_grpc
 
 PERIOD_S = 1.0
@@ -23,14 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Sentinel:
+class NvsentinelClient:
     """`remediates`: it may act on the node; otherwise it stores what it is told."""
 
     socket: str
     node: str
     remediates: bool
-    look: Callable[[], tuple[Event, ...]]
-    news: EventNews = field(default_factory=EventNews)
+    look: Callable[[], tuple[HealthEvent, ...]]
+    news: UnsentEvents = field(default_factory=UnsentEvents)
     _reason: str = ""
 
     async def run(self) -> None:
@@ -49,7 +49,7 @@ class Sentinel:
                 await asyncio.sleep(rest_s)
 
     async def _tell(
-        self, stub: nvsentinel_pb2_grpc.PlatformConnectorStub, waiting: tuple[Event, ...]
+        self, stub: nvsentinel_pb2_grpc.PlatformConnectorStub, waiting: tuple[HealthEvent, ...]
     ) -> str:
         """Why it was not taken; empty where it was."""
         message = nvsentinel_pb2.HealthEvents(
@@ -66,7 +66,7 @@ class Sentinel:
         self.news.taken(waiting)
         return ""
 
-    def _message(self, event: Event) -> nvsentinel_pb2.HealthEvent:
+    def _message(self, event: HealthEvent) -> nvsentinel_pb2.HealthEvent:
         strategy = "EXECUTE_REMEDIATION" if self.remediates else "STORE_ONLY"
         message = nvsentinel_pb2.HealthEvent(
             version=VERSION,

@@ -11,46 +11,46 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from pacekeeper.agent.rings.directory import write_whole
+from pacekeeper.agent.rings.directory import write_atomically
 
 FILE_NAME = "controller-term"
-HIGHEST = 1 << 53  # as in the controllers' record
-_MOST_BYTES = 32
+MAX_TERM = 1 << 53  # as in the controllers' record
+_MAX_BYTES = 32
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Terms:
+class FencingEpoch:
     """`path` None: kept in memory only."""
 
     path: Path | None = None
-    seen: int = 0
+    highest: int = 0
 
     def load(self) -> None:
         """What an earlier life of the agent has left."""
         if self.path is None:
             return
         try:
-            self.seen = max(self.seen, _kept(self.path))
+            self.highest = max(self.highest, _read(self.path))
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
             _log.warning("%s: %s; the command slots of rings know the term, too", self.path, error)
 
-    def take(self, term: int) -> bool:
+    def accept(self, term: int) -> bool:
         """Does what is said in this term count? A later one than any before is kept first."""
-        if term <= self.seen:
-            return term == self.seen
-        self.seen = term
+        if term <= self.highest:
+            return term == self.highest
+        self.highest = term
         if self.path is not None:
             try:
-                write_whole(self.path, str(term).encode())
+                write_atomically(self.path, str(term).encode())
             except OSError as error:
                 _log.warning("%s: term %d is not kept: %s", self.path, term, error.strerror)
         return True
 
 
-def _kept(path: Path) -> int:
+def _read(path: Path) -> int:
     """Raises OSError, and ValueError for what is no term of an agent's."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags), "rb") as file:
@@ -59,7 +59,7 @@ def _kept(path: Path) -> int:
             raise ValueError("not a regular file")
         if status.st_uid not in (0, os.geteuid()):
             raise ValueError(f"of user {status.st_uid}, who is no agent")
-        term = int(file.read(_MOST_BYTES))
-    if not 0 <= term <= HIGHEST:
+        term = int(file.read(_MAX_BYTES))
+    if not 0 <= term <= MAX_TERM:
         raise ValueError(f"{term} is no term")
     return term

@@ -12,14 +12,14 @@ from enum import StrEnum
 from pacekeeper.core.incidents.node_health import Fitness, NodeHealth
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 
-SLOW_KEPT_S = 3600.0  # so long a finding speaks for the next start of a job that has ended
+FINDING_LIFETIME_S = 3600.0  # so long a finding speaks for the next start of a job that has ended
 SLOW = "SlowRank"
 
 SlowRanks = Mapping[str, frozenset[int]]  # by job: ranks of this node that a finding names
 
 
 @dataclass(slots=True, kw_only=True)
-class Findings:
+class RecentFindings:
     """Which ranks of this node are named, also after their job has ended."""
 
     _named: dict[str, tuple[frozenset[int], float]] = field(default_factory=dict)
@@ -32,13 +32,13 @@ class Findings:
             else:
                 self._named.pop(job, None)
         for job, (_, seen_s) in list(self._named.items()):
-            if now_s - seen_s > SLOW_KEPT_S:
+            if now_s - seen_s > FINDING_LIFETIME_S:
                 del self._named[job]
         return {job: ranks for job, (ranks, _) in sorted(self._named.items())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HealthCheckAnswer:
     """To `nvhcd.HealthCheckService`: a node joins where it succeeds and nothing has failed."""
 
     is_success: bool
@@ -47,15 +47,15 @@ class Answer:
     error: str
 
 
-def answer(verdict: NodeHealth, slow: SlowRanks) -> Answer:
+def health_check_answer(verdict: NodeHealth, slow: SlowRanks) -> HealthCheckAnswer:
     """Unfit devices and named ranks exclude the node; not knowing does not, and is said."""
     failed = [verdict.reason] if verdict.fitness is Fitness.UNFIT else []
     words = [verdict.line]
     if slow:
         failed.append(SLOW)
-        words.append(slow_words(slow))
+        words.append(describe_slow_ranks(slow))
     output = {"fail_count": len(failed), "failed_checks": failed, "words": words}
-    return Answer(
+    return HealthCheckAnswer(
         is_success=not failed,
         exit_code=1 if failed else 0,
         output=json.dumps(output),
@@ -63,7 +63,7 @@ def answer(verdict: NodeHealth, slow: SlowRanks) -> Answer:
     )
 
 
-def slow_words(slow: SlowRanks) -> str:
+def describe_slow_ranks(slow: SlowRanks) -> str:
     """For people."""
     named = [f"{format_ranks(ranks)} of {job}" for job, ranks in slow.items()]
     return f"a finding names ranks {'; '.join(named)}"
@@ -78,7 +78,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class HealthEvent:
     """One check's state, for NVSentinel. `entities` are (type, value)."""
 
     check: str
@@ -99,13 +99,13 @@ _ACTIONS = {
 }
 
 
-def events(verdict: NodeHealth, slow: SlowRanks) -> tuple[Event, ...]:
+def health_events(verdict: NodeHealth, slow: SlowRanks) -> tuple[HealthEvent, ...]:
     """The state of both checks; what nobody knows is no event."""
     told = []
     if verdict.fitness is not Fitness.UNKNOWN:
         is_unfit = verdict.fitness is Fitness.UNFIT
         told.append(
-            Event(
+            HealthEvent(
                 check=FITNESS_CHECK,
                 is_healthy=not is_unfit,
                 is_fatal=is_unfit,
@@ -115,12 +115,12 @@ def events(verdict: NodeHealth, slow: SlowRanks) -> tuple[Event, ...]:
             )
         )
     told.append(
-        Event(
+        HealthEvent(
             check=PACE_CHECK,
             is_healthy=not slow,
             is_fatal=False,
             code=SLOW if slow else "",
-            words=slow_words(slow) if slow else "no finding names a rank of this node",
+            words=describe_slow_ranks(slow) if slow else "no finding names a rank of this node",
             action=Action.NONE,
             entities=tuple(
                 ("RANK", f"{job}/{rank}") for job, ranks in slow.items() for rank in sorted(ranks)
@@ -131,15 +131,15 @@ def events(verdict: NodeHealth, slow: SlowRanks) -> tuple[Event, ...]:
 
 
 @dataclass(slots=True, kw_only=True)
-class EventNews:
+class UnsentEvents:
     """Which events are still to be told: of each check the newest state, until it is taken."""
 
-    _taken: dict[str, Event] = field(default_factory=dict)
+    _taken: dict[str, HealthEvent] = field(default_factory=dict)
 
-    def waiting(self, present: tuple[Event, ...]) -> tuple[Event, ...]:
+    def waiting(self, present: tuple[HealthEvent, ...]) -> tuple[HealthEvent, ...]:
         """Those that differ from what was taken last."""
         return tuple(event for event in present if self._taken.get(event.check) != event)
 
-    def taken(self, told: tuple[Event, ...]) -> None:
+    def taken(self, told: tuple[HealthEvent, ...]) -> None:
         """These have arrived."""
         self._taken |= {event.check: event for event in told}
