@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Everything one poll of the rings of one job returned, and the deaths in it. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
