@@ -103,7 +103,7 @@ class PaperJob:
         """A node is lost; the others agree to go on without it."""
         self.dead.add(node)
         gone = {node * DEVICES + i for i in range(DEVICES)}
-        floor = ReplicationFloor(hosts=2, domain_of=self.node_of, slots_per_rank=SLOTS)
+        floor = ReplicationFloor(replicas=2, domain_of=self.node_of, slots_per_rank=SLOTS)
         self.plan = shrink(
             self.layout, dead=gone, generation=self.layout.generation + 1, floor=floor
         )

@@ -29,7 +29,7 @@ def left_out(view: View, config: PolicyConfig) -> tuple[Layout | None, str]:
         why = f"{len(view.cordoned)} of {len(layout.ranks)} are more than max_acted_ratio"
         return None, why
     floor = ReplicationFloor(
-        hosts=config.min_hosts,
+        replicas=config.min_hosts,
         domain_of=view.node_of,
         slots_per_rank=view.shape.slots_per_rank or None,
     )

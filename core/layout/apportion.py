@@ -1,18 +1,26 @@
-"""Whole things by shares: rows, tokens, shards, layers. Pure."""
+"""Divides whole units (rows, tokens, shards, layers) by shares."""
 
 from collections.abc import Iterable
 from math import inf, isfinite
 
 
 def apportion(total: int, shares: Iterable[float]) -> tuple[int, ...]:
-    """Split `total` whole things by `shares` (largest remainder; ties go to the first).
+    """Divide `total` whole units in proportion to `shares`, by the largest-remainder method.
 
-    Shares count in proportion to their sum. Raises ValueError where there is nothing to share by.
+    Args:
+        total: the number of units, 0 or more.
+        shares: finite weights, 0 or more, at least one above 0; only their proportions count.
+
+    Returns:
+        One count per share; they add up to `total`. Equal remainders favour the earlier share.
+
+    Raises:
+        ValueError: `total` or a share is negative, or no share is above 0.
     """
     weights = list(shares)
     whole = sum(weights)
     if total < 0 or not all(isfinite(w) and w >= 0.0 for w in weights) or not 0.0 < whole < inf:
-        raise ValueError(f"{total} things can not be split by the shares {weights}")
+        raise ValueError(f"{total} units cannot be divided by the shares {weights}")
     exact = [total * (weight / whole) for weight in weights]
     counts = [int(x + 1e-9) for x in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))

@@ -1,4 +1,4 @@
-"""A layout as JSON text and back: the form of plan files, of the store and of the wire."""
+"""The JSON form of a layout, used in plan files, in the store and on the wire."""
 
 import json
 import zlib
@@ -23,7 +23,7 @@ def encode_layout(layout: Layout) -> bytes:
             for stage in layout.stages
         ],
         "experts": [
-            [[[host.rank, host.share] for host in hosts] for hosts in layer]
+            [[[replica.rank, replica.share] for replica in replicas] for replicas in layer]
             for layer in layout.experts
         ],
         "batch_shares": [[rank, share] for rank, share in layout.batch_shares],
@@ -36,7 +36,11 @@ def encode_layout(layout: Layout) -> bytes:
 
 
 def decode_layout(data: bytes) -> Layout:
-    """The layout in `data`. Raises ValueError, saying what is wrong, for anything else."""
+    """Parse the layout in `data`.
+
+    Raises:
+        ValueError: the bytes are not a layout; the message gives the reason.
+    """
     try:
         document: Any = json.loads(data)
         if document["format"] != FORMAT:
@@ -57,8 +61,8 @@ def decode_layout(data: bytes) -> Layout:
             ),
             experts=tuple(
                 tuple(
-                    tuple(ExpertReplica(int(rank), float(s)) for rank, s in hosts)
-                    for hosts in layer
+                    tuple(ExpertReplica(int(rank), float(s)) for rank, s in replicas)
+                    for replicas in layer
                 )
                 for layer in document["experts"]
             ),
@@ -80,5 +84,5 @@ def decode_layout(data: bytes) -> Layout:
 
 
 def layout_crc(layout: Layout) -> int:
-    """A short name (CRC32) of a layout's content, to see that two sides speak of the same one."""
+    """CRC32 of a layout's JSON form: two processes compare it to check that they agree."""
     return zlib.crc32(encode_layout(layout))

@@ -1,4 +1,4 @@
-"""The difference of two layouts: which rank copies which block to which. Pure."""
+"""The difference of two layouts: which rank copies which block to which rank."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from pacekeeper.core.layout.layout import Block, Layout
 
 @dataclass(frozen=True, slots=True, order=True)
 class Transfer:
-    """Copy one block. `source` is None where no holder lives: it comes from a checkpoint."""
+    """Copy of one block. `source` None: no holder is alive, a checkpoint has it."""
 
     block: Block
     source: int | None
@@ -20,9 +20,18 @@ def diff_layouts(
 ) -> tuple[Transfer, ...]:
     """The copies that turn `old` into `new`, in the order of `blocks()`.
 
-    Sources are living old holders (`living`: default all), the one with the fewest copies to send
-    so far, lowest rank first; None where no holder lives. Applying them gives every new holder
-    its block. Raises ValueError where the two layouts are of different models.
+    Args:
+        old: the layout in use.
+        new: the next layout, of the same model.
+        living: the ranks that may send; default: all ranks of `old`.
+
+    Returns:
+        One transfer per block and new holder. The source is the living holder with the fewest
+        copies to
+        send so far, lowest rank first, or None if no holder is alive.
+
+    Raises:
+        ValueError: the layouts are of different models.
     """
     old_blocks, new_blocks = tuple(old.blocks()), tuple(new.blocks())
     if old_blocks != new_blocks:
@@ -44,7 +53,7 @@ def diff_layouts(
 
 
 def moves_layers(old: Layout, new: Layout) -> bool:
-    """Does some rank run a layer in `new` that it does not run in `old`? A newcomer always does."""
+    """Whether some rank runs a layer in `new` that it does not run in `old`; true for a new rank."""
     return any(
         not set(new.stage_of(layer).ranks) <= set(old.stage_of(layer).ranks)
         for layer in range(new.num_layers)
@@ -52,10 +61,10 @@ def moves_layers(old: Layout, new: Layout) -> bool:
 
 
 def added_replicas(old: Layout, new: Layout) -> tuple[int, ...]:
-    """The rank of every replica of `new` that `old` lacks, of the same model: what is copied."""
+    """The rank of each replica that `new` has and `old` lacks."""
     fresh: list[int] = []
     for then, now in zip(old.experts, new.experts, strict=True):
         for had, has in zip(then, now, strict=True):
-            held = {host.rank for host in had}
-            fresh += [host.rank for host in has if host.rank not in held]
+            held = {replica.rank for replica in had}
+            fresh += [replica.rank for replica in has if replica.rank not in held]
     return tuple(fresh)

@@ -1,7 +1,7 @@
-"""How a running job takes in more ranks: the same layout, wider, with as little moved as it takes.
+"""Adds ranks to a running job: the same layout, wider, with as few moves as possible.
 
-Pure, as `core/layout/shrink.py` is: the leader computes it, the others take its answer. The
-controller improves on it later: this rule only has to be safe, balanced and deterministic.
+The leader computes it and the other ranks take the result, as with `core/layout/shrink.py`. The
+controller improves the layout later, so this rule only has to be safe, balanced and deterministic.
 """
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -21,16 +21,23 @@ def grow(
     generation: int,
     floor: ReplicationFloor | None = None,
 ) -> Layout:
-    """`layout` with the `newcomers`, which hold nothing yet: all ranks at work, floors regained.
+    """Add `newcomers`, which hold no state yet, to `layout`.
 
-    A newcomer takes replicas over from the ranks that hold most, until it holds its even part of
-    them, slots permitting; none lets an expert stand on fewer domains. First come experts below the
-    floor: on a domain they lack, then with as many hosts as they lack. Who was there gets a replica
-    only where newcomers can not fill a floor. Stages and groups take them in as
-    `core/layout/mesh_resize.py` says. Batch shares are even in proportion to the layout's speeds (a
-    newcomer's: 1.0); shares of experts that changed hosts level the ranks' work alike.
+    A new rank takes replicas from the ranks that hold most, until it holds its even part and as far
+    as slots allow; no expert loses a failure domain by that. Experts below the floor come first: on
+    a domain that they lack, then with the missing number of replicas. Existing ranks get a replica
+    only where new ranks cannot satisfy the floor. `core/layout/mesh_resize.py` places ranks in
+    stages and groups. Batch shares are proportional to the layout's speeds (1.0 for a new rank);
+    shares of experts whose replicas changed level the work of the ranks.
 
-    Raises ValueError for no newcomers and for ranks that are there already.
+    Args:
+        layout: the layout in use.
+        newcomers: the new ranks, at least one, none of them in `layout`.
+        generation: the number of the new layout.
+        floor: the replication every expert gets; default: `ReplicationFloor()`.
+
+    Raises:
+        ValueError: there is no new rank, or one is already in `layout`.
     """
     return _grown(layout, newcomers, generation, floor or ReplicationFloor(), frozenset())
 
@@ -42,10 +49,10 @@ def _grown(
     floor: ReplicationFloor,
     lost: Collection[tuple[int, int]],
 ) -> Layout:
-    """As `grow`; of the (layer, expert) in `lost` who was there takes what newcomers can not."""
+    """As `grow`; existing ranks may also take replicas of the (layer, expert) pairs in `lost`."""
     fresh = tuple(sorted(set(newcomers)))
     if not fresh or set(fresh) & set(layout.ranks):
-        raise ValueError(f"ranks {list(fresh)} can not join those of {list(layout.ranks)}")
+        raise ValueError(f"ranks {list(fresh)} cannot join those of {list(layout.ranks)}")
     pipelines = add_ranks(layout, fresh)
     speed, working = layout.speed_by_rank | dict.fromkeys(fresh, 1.0), set(layout.working)
     experts: list[tuple[ReplicaSet, ...]] = []
@@ -83,11 +90,22 @@ def resize(
     is_restored: bool = False,
     are_experts_filled: bool = False,
 ) -> Layout:
-    """What the `staying` ranks go on with: without who is not among them, with who is new.
+    """The layout that the `staying` ranks continue with: without the missing ranks, with the new
+    ones.
 
-    What the dead held newcomers take first; then, where an expert still lacks a domain that the
-    dead took, who was there. Raises LostStateError, and takes `is_restored` and
-    `are_experts_filled`, as `shrink` does.
+    New ranks first take the replicas of dead ranks. Where an expert then still lacks a domain that
+    it lost, existing ranks take a replica.
+
+    Args:
+        layout: the layout in use.
+        staying: all ranks of the next layout.
+        generation: the number of the next layout.
+        floor: the replication every expert gets.
+        is_restored: as in `shrink`.
+        are_experts_filled: as in `shrink`.
+
+    Raises:
+        LostStateError: as in `shrink`.
     """
     gone, fresh = set(layout.ranks).difference(staying), set(staying).difference(layout.ranks)
     without = partial(
@@ -100,18 +118,18 @@ def resize(
     )
     if not fresh:
         return without(floor=floor)
-    left = without(floor=ReplicationFloor(hosts=1)) if gone else layout
+    left = without(floor=ReplicationFloor(replicas=1)) if gone else layout
     lost = [
         (layer, expert)
         for layer, experts in enumerate(layout.experts)
-        for expert, hosts in enumerate(experts)
-        if any(host.rank in gone for host in hosts)
+        for expert, replicas in enumerate(experts)
+        if any(replica.rank in gone for replica in replicas)
     ]
     return _grown(left, fresh, generation, floor, lost)
 
 
 def _order(layer: int, num_experts: int) -> list[int]:
-    """Layers begin at different experts, so that not all of them give up the same ones."""
+    """The order in which a layer's experts are visited; layers start at different experts."""
     return [(layer + i) % num_experts for i in range(num_experts)]
 
 
@@ -120,23 +138,26 @@ def _of(layer: int, lost: Collection[tuple[int, int]]) -> frozenset[int]:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Table:
-    """Who hosts which expert of one layer, while that changes; `used`: slots by rank."""
+class _ReplicaTable:
+    """The replica ranks of each expert of one layer while they change.
 
-    hosts: list[set[int]]
+    `name`: the failure domain of each rank; `used`: occupied slots by rank.
+    """
+
+    replicas: list[set[int]]
     name: Mapping[int, Hashable]  # the domain of each rank
     used: dict[int, int]
     slots: int
 
     def covered(self, expert: int) -> set[Hashable]:
-        return {self.name[rank] for rank in self.hosts[expert]}
+        return {self.name[rank] for rank in self.replicas[expert]}
 
     def able_to_widen(self, covered: Collection[Hashable], ranks: Collection[int]) -> list[int]:
-        """Of `ranks` those on other domains than the `covered`, with a slot left."""
+        """Those of `ranks` that have a free slot and lie outside the `covered` domains."""
         return [r for r in ranks if self.name[r] not in covered and self.used[r] < self.slots]
 
     def add(self, expert: int, ranks: Collection[int]) -> None:
-        """One of `ranks`: where it adds a domain, then the least burdened."""
+        """Add a replica on one of `ranks`: on a new domain if possible, then on the least loaded."""
         covered = self.covered(expert)
         rank = min(
             ranks,
@@ -147,16 +168,16 @@ class _Table:
                 r,
             ),
         )
-        self.hosts[expert].add(rank)
+        self.replicas[expert].add(rank)
         self.used[rank] += 1
 
     def drop(self, expert: int, rank: int) -> None:
-        self.hosts[expert].remove(rank)
+        self.replicas[expert].remove(rank)
         self.used[rank] -= 1
 
     def can_hand_over(self, expert: int, giver: int, taker: int) -> bool:
-        """Is `taker` no host yet, and does the expert stand on as many domains afterwards?"""
-        on = self.hosts[expert]
+        """Whether `taker` can get the expert from `giver` without loss of a domain."""
+        on = self.replicas[expert]
         if giver not in on or taker in on:
             return False
         after = {self.name[rank] for rank in on if rank != giver} | {self.name[taker]}
@@ -171,21 +192,23 @@ def _widened(
     order: Sequence[int],
     lost: Collection[int],
 ) -> tuple[ReplicaSet, ...]:
-    """`pace`: each rank's part of the speed of all, all ranks of the wider layout. `order`: of
-    experts; the `lost` ones lost a host.
+    """The replicas of one layer after the new ranks joined.
+
+    `pace`: each rank's part of the total speed, for all ranks of the wider layout. `order`: of
+    experts. `lost`: the experts that lost a replica.
     """
     if not experts:
         return experts
-    before = [{host.rank: host.share for host in hosts} for hosts in experts]
-    table = _Table(
-        hosts=[set(hosts) for hosts in before],
+    before = [{replica.rank: replica.share for replica in replicas} for replicas in experts]
+    table = _ReplicaTable(
+        replicas=[set(replicas) for replicas in before],
         name={rank: domain_of_rank(floor.domain_of, rank) for rank in pace},
-        used={rank: sum(rank in hosts for hosts in before) for rank in pace},
+        used={rank: sum(rank in replicas for replicas in before) for rank in pace},
         slots=len(experts) if floor.slots_per_rank is None else floor.slots_per_rank,
     )
-    _regain(table, order, fresh, min(max(1, floor.hosts), len(pace)), lost)
-    _take_over(table, order, fresh)
-    changed = [e for e, hosts in enumerate(before) if table.hosts[e] != set(hosts)]
+    _restore_floor(table, order, fresh, min(max(1, floor.replicas), len(pace)), lost)
+    _fill_newcomers(table, order, fresh)
+    changed = [e for e, replicas in enumerate(before) if table.replicas[e] != set(replicas)]
     # What a rank shall compute, in experts: what it lacks to that it takes of those that changed.
     wanted = {rank: part * len(experts) for rank, part in pace.items()}
     most = max(wanted.values())
@@ -193,23 +216,23 @@ def _widened(
     for expert in set(range(len(experts))).difference(changed):
         for rank, share in before[expert].items():
             taken[rank] += share
-    levelled = level_shares([table.hosts[e] for e in changed], taken, most)
+    levelled = level_shares([table.replicas[e] for e in changed], taken, most)
     for expert, shares in zip(changed, levelled, strict=True):
         before[expert] = shares
     return tuple(tuple(ExpertReplica(rank, share) for rank, share in s.items()) for s in before)
 
 
-def _regain(
-    table: _Table,
+def _restore_floor(
+    table: _ReplicaTable,
     order: Sequence[int],
     fresh: Sequence[int],
     enough: int,
     lost: Collection[int],
 ) -> None:
-    """Experts on too few domains, then those with too few hosts."""
+    """Widen experts on too few domains, then add replicas where there are too few."""
     wide = min(enough, len(set(table.name.values())))
     for expert in order:
-        on = table.hosts[expert]
+        on = table.replicas[expert]
         while len(covered := table.covered(expert)) < wide:
             able = table.able_to_widen(covered, fresh)
             if not able and expert in lost:
@@ -222,12 +245,12 @@ def _regain(
                 table.drop(expert, max(spare, key=lambda r: (table.used[r], r)))
             table.add(expert, able)
     for expert in order:
-        while len(table.hosts[expert]) < enough:
-            table.add(expert, [r for r in table.name if r not in table.hosts[expert]])
+        while len(table.replicas[expert]) < enough:
+            table.add(expert, [r for r in table.name if r not in table.replicas[expert]])
 
 
-def _take_over(table: _Table, order: Sequence[int], fresh: Sequence[int]) -> None:
-    """Newcomers take replicas from those that hold most, up to their even part."""
+def _fill_newcomers(table: _ReplicaTable, order: Sequence[int], fresh: Sequence[int]) -> None:
+    """Move replicas from the ranks that hold most to new ranks, up to their even part."""
     even = min(table.slots, sum(table.used.values()) // len(table.used))
     short = {rank for rank in fresh if table.used[rank] < even}
     while short:
@@ -241,7 +264,7 @@ def _take_over(table: _Table, order: Sequence[int], fresh: Sequence[int]) -> Non
             expert = next(fitting, None)
             if expert is not None:
                 table.drop(expert, giver)
-                table.hosts[expert].add(taker)
+                table.replicas[expert].add(taker)
                 table.used[taker] += 1
                 break
         else:

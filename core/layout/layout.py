@@ -1,7 +1,7 @@
-"""The one value everything turns around: who holds which block, and who computes which share.
+"""The layout: which rank holds which block of the model and computes which share of the work.
 
-Pure data with its invariants. `holders` says where a block lives. The difference of two layouts:
-`core/layout/diff.py`; wire form: `core/layout/codec.py`; how survivors shrink it:
+Pure data with its invariants; `holders` maps a block to ranks. The difference of two layouts:
+`core/layout/diff.py`; JSON form: `core/layout/codec.py`; without dead ranks:
 `core/layout/shrink.py`.
 """
 
@@ -28,7 +28,7 @@ NO_SPEEDS: Mapping[int, float] = MappingProxyType({})
 
 
 class BlockKind(StrEnum):
-    """Kinds of state that move or are saved as one: weights, master weights, optimizer state."""
+    """Kinds of state that move or are saved as one unit, with their optimizer state."""
 
     EMBEDDING = "embedding"
     HEAD = "head"
@@ -62,7 +62,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ExpertReplica:
-    """A rank that holds an expert replica and the share of the expert's tokens it computes."""
+    """A rank that holds a copy of an expert, and its share of the expert's tokens."""
 
     rank: int
     share: float
@@ -94,20 +94,26 @@ class Stage:
 
 
 ReplicaSet = tuple[ExpertReplica, ...]
-"""The hosts of one expert, in ascending rank order; shares add up to 1."""
+"""The replicas of one expert, in ascending rank order; shares add up to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Who holds what and computes which share, under one generation number.
+    """Which rank holds what and computes which share, under one generation number.
 
-    `experts[layer][expert]` lists the hosts (an empty tuple of experts: a dense layer).
-    `batch_shares` has one (rank, share) per data-parallel rank, first stage's ranks, ascending.
-    `speeds` names, ascending, ranks that are to take less expert work than their peers (1.0): what
-    a trainer that splits tokens in every step divides by; the hosts' shares are then its forecast.
-    `standing_by`: ranks of the job, ascending, that hold nothing and compute nothing; those that
-    `speeds` does not name take a place when others join.
-    Raises ValueError where a block has no host, shares do not add up, or ranks repeat.
+    Attributes:
+        experts: `experts[layer][expert]` is the expert's `ReplicaSet`; a dense layer has no
+            experts.
+        batch_shares: one (rank, share) per data-parallel coordinate, first stage's ranks,
+            ascending.
+        speeds: ranks, ascending, that get less expert work than their peers (speed 1.0). A trainer
+            that splits tokens in every step divides by them; the replicas' shares are then its
+            forecast.
+        standing_by: standby ranks, ascending: they hold and compute nothing. Those that `speeds`
+            does not name get work when others join.
+
+    Raises:
+        ValueError: a block has no holder, shares do not add up to 1, or a rank repeats.
     """
 
     generation: int
@@ -124,9 +130,12 @@ class Layout:
         _check_speeds(self)
         for layer, layer_experts in enumerate(self.experts):
             stage_ranks = set(self.stage_of(layer).ranks) if layer_experts else set()
-            for expert, hosts in enumerate(layer_experts):
-                where, ranks = f"layer {layer} expert {expert}", [host.rank for host in hosts]
-                _check_shares(where, ranks, [host.share for host in hosts])
+            for expert, replicas in enumerate(layer_experts):
+                where, ranks = (
+                    f"layer {layer} expert {expert}",
+                    [replica.rank for replica in replicas],
+                )
+                _check_shares(where, ranks, [replica.share for replica in replicas])
                 strangers = set(ranks) - stage_ranks
                 if strangers:
                     raise ValueError(f"{where}: ranks {sorted(strangers)} run other layers")
@@ -146,28 +155,28 @@ class Layout:
 
     @cached_property
     def working(self) -> tuple[int, ...]:
-        """The ranks that have a part, ascending: all but those that stand by."""
+        """The ranks with work, ascending: all but the standby ranks."""
         return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
 
     @cached_property
     def num_ranks_by_layer(self) -> tuple[int, ...]:
-        """How many ranks run each layer."""
+        """The number of ranks that run each layer."""
         sizes = ([len(one.ranks)] * (one.end_layer - one.first_layer) for one in self.stages)
         return tuple(chain.from_iterable(sizes))
 
     @cached_property
     def speed_by_rank(self) -> dict[int, float]:
-        """How fast each rank is taken to be: 1.0 where `speeds` does not say."""
+        """The relative speed of each rank: 1.0 where `speeds` does not name it."""
         return dict.fromkeys(self.ranks, 1.0) | dict(self.speeds)
 
     @cached_property
     def replicas(self) -> frozenset[tuple[int, int, int]]:
-        """(layer, expert, rank) of every expert and host."""
+        """(layer, expert, rank) of every replica."""
         return frozenset(
-            (layer, expert, host.rank)
+            (layer, expert, replica.rank)
             for layer, layer_experts in enumerate(self.experts)
-            for expert, hosts in enumerate(layer_experts)
-            for host in hosts
+            for expert, replicas in enumerate(layer_experts)
+            for replica in replicas
         )
 
     def stage_of(self, layer: int) -> Stage:
@@ -188,7 +197,7 @@ class Layout:
                 self.stage_of(block.layer)
                 if not 0 <= block.index < len(self.experts[block.layer]):
                     raise ValueError(f"layer {block.layer} has no expert {block.index}")
-                return tuple(host.rank for host in self.experts[block.layer][block.index])
+                return tuple(replica.rank for replica in self.experts[block.layer][block.index])
             case BlockKind.NORM_ROUTER:
                 return self.stage_of(block.layer).ranks
             case BlockKind.ATTENTION | BlockKind.DENSE_MLP:
@@ -216,8 +225,8 @@ class Layout:
         """The experts of `layer` that `rank` holds, ascending."""
         return tuple(
             expert
-            for expert, hosts in enumerate(self.experts[layer])
-            if any(host.rank == rank for host in hosts)
+            for expert, replicas in enumerate(self.experts[layer])
+            if any(replica.rank == rank for replica in replicas)
         )
 
     def shards_on(self, rank: int, layer: int) -> tuple[int, ...]:
@@ -226,7 +235,7 @@ class Layout:
         return tuple(n for run in runs if run.rank == rank for n in range(run.first, run.end))
 
     def place_of(self, rank: int) -> tuple[int, int]:
-        """(stage, data-parallel coordinate) of a rank. Raises ValueError for one without a part."""
+        """(stage, data-parallel coordinate). Raises ValueError for a rank without work."""
         for number, stage in enumerate(self.stages):
             for coordinate, group in enumerate(stage.groups):
                 if any(run.rank == rank for run in group):
@@ -264,14 +273,27 @@ def even_layout(
     tensor_size: int = 1,
     generation: int = 1,
 ) -> Layout:
-    """The layout a job starts with: each expert on `replicas` of the ranks that run its layer.
+    """The layout a job starts with: equal work on every rank.
 
-    A pipeline of `num_stages` groups of `tensor_size` ranks stands on as few failure domains
-    (nodes) as can be: a node takes whole pipelines with it, and others hold the same. An expert's
-    hosts stand on as many as can be, those of a stage's layers on the same few sets of domains
-    (`spread_replicas`); ranks of domains of equal size get the same number of slots (give or take
-    one), and every rank computes as much. Raises ValueError for too few ranks, layers or shards,
-    and for ranks that are left over.
+    The `num_stages` groups of a pipeline lie in as few failure domains (nodes) as possible: a node
+    that fails takes whole pipelines with it, and the others hold the same state. The replicas of an
+    expert lie in as many domains as possible, those of a stage's layers in the same few sets of
+    domains (`spread_replicas`). Ranks of domains of equal size get the same number of slots, give
+    or take one.
+
+    Args:
+        ranks: all ranks of the job.
+        num_layers: layers of the model.
+        num_experts: experts per layer; 0: a dense model.
+        replicas: replicas of each expert.
+        domain_of: the failure domain of each rank; default: every rank is its own.
+        num_virtual_shards: tensor shards of a layer that can move separately.
+        num_stages: pipeline stages.
+        tensor_size: ranks of a tensor group.
+        generation: the number of the layout.
+
+    Raises:
+        ValueError: there are too few ranks, layers or shards, or ranks are left over.
     """
     stages = _even_stages(
         _by_domain(ranks, domain_of), num_layers, num_virtual_shards, num_stages, tensor_size
@@ -282,8 +304,8 @@ def even_layout(
     layers = []
     for stage in stages:
         for layer in range(stage.first_layer, stage.end_layer):
-            hosts = spread_replicas(num_experts, replicas, stage.ranks, domain_of, turn=layer)
-            shares = level_shares(hosts, {}, 1.0)
+            placed = spread_replicas(num_experts, replicas, stage.ranks, domain_of, turn=layer)
+            shares = level_shares(placed, {}, 1.0)
             layers.append(
                 tuple(tuple(ExpertReplica(r, share) for r, share in on.items()) for on in shares)
             )
@@ -300,9 +322,15 @@ def even_layout(
 def shard_runs(
     ranks: Sequence[int], num_shards: int, speeds: Mapping[int, float] = NO_SPEEDS
 ) -> tuple[ShardRun, ...]:
-    """A tensor group of these ranks, in this order: runs by their speeds (1.0), at least a shard.
+    """The runs of a tensor group: at least one shard per rank, the rest by speed.
 
-    Raises ValueError where there are more ranks than shards.
+    Args:
+        ranks: the ranks of the group, in the order of their runs.
+        num_shards: the virtual shards to distribute.
+        speeds: relative speed by rank; 1.0 for ranks that it does not name.
+
+    Raises:
+        ValueError: there are more ranks than shards.
     """
     if not 1 <= len(ranks) <= num_shards:
         raise ValueError(f"{num_shards} virtual shards do not make runs for {len(ranks)} ranks")
@@ -312,7 +340,7 @@ def shard_runs(
 
 
 def _by_domain(ranks: Iterable[int], domain_of: DomainOf) -> tuple[int, ...]:
-    """Ascending, but those of one domain together."""
+    """Ascending, with the ranks of one domain next to each other."""
     order = sorted(ranks)
     first: dict[Hashable, int] = {}
     for rank in order:
@@ -396,9 +424,9 @@ def _check_speeds(layout: Layout) -> None:
 
 
 def _check_shares(what: str, ranks: Sequence[int], shares: Sequence[float]) -> None:
-    """Large layouts have tens of thousands: what is looked at one by one is looked at in C."""
+    """Check one share list; the work per item runs in C, as layouts have tens of thousands."""
     if not ranks:
-        raise ValueError(f"{what}: nobody holds it")
+        raise ValueError(f"{what}: it has no holder")
     if not all(map(lt, ranks, ranks[1:])):
         raise ValueError(f"{what}: ranks must ascend, each once, got {ranks}")
     total = sum(shares)

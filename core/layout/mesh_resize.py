@@ -1,9 +1,9 @@
-"""How stages and tensor groups go on when ranks leave and when ranks come. Pure.
+"""Removes ranks from and adds ranks to the stages and tensor groups of a layout.
 
-A data-parallel coordinate is a pipeline: one tensor group in each stage. Who is left of a group
-closes its gap, and who is left of a pipeline that lost a whole group joins the other groups of its
-stage. Who finds no room stands by; who stood by does so until others join, unless nobody else is
-left: a death moves no more than it must.
+A data-parallel coordinate is a pipeline: one tensor group in each stage. The remaining ranks of a
+group close its gap. The remaining ranks of a pipeline that lost a whole group join the other groups
+of their stages; ranks without room become standby ranks. Standby ranks get no work when others
+leave, unless no other rank is left: a death moves as little as possible.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +17,7 @@ Members = tuple[int, ...]  # of a tensor group, in the order of their runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineMesh:
-    """Stages, each coordinate's part of the batch, and who has none: the fields of a `Layout`."""
+    """Stages, batch shares by data-parallel coordinate, and standby ranks: fields of a `Layout`."""
 
     stages: tuple[Stage, ...]
     batch_shares: tuple[tuple[int, float], ...]
@@ -27,11 +27,19 @@ class PipelineMesh:
 def remove_ranks(
     layout: Layout, gone: Collection[int], *, is_restored: bool = False
 ) -> PipelineMesh:
-    """Those of `layout` without the ranks that are `gone`.
+    """The mesh of `layout` without the ranks that are `gone`.
 
-    A pipeline's share shrinks as its weakest group does. A group that lost nobody keeps its runs.
-    Raises LostStateError where a stage's layers have no living rank or a shard no living holder;
-    with `is_restored`, a checkpoint fills the layout and a neighbour takes such a stage's layers.
+    A pipeline's batch share shrinks in proportion to its weakest group. A group that lost no rank
+    keeps its runs.
+
+    Args:
+        layout: the layout in use.
+        gone: the ranks to remove.
+        is_restored: a checkpoint fills the layout, so that a neighbour may take over a stage that
+            has no rank left.
+
+    Raises:
+        LostStateError: a stage has no living rank, or a shard no living holder.
     """
     living = [[_staying(group, gone) for group in stage.groups] for stage in layout.stages]
     if not is_restored:
@@ -59,11 +67,11 @@ def remove_ranks(
 
 
 def add_ranks(layout: Layout, newcomers: Sequence[int]) -> PipelineMesh:
-    """Those of `layout` with the newcomers, who hold nothing yet.
+    """The mesh of `layout` with `newcomers`, which hold no state yet.
 
-    First they fill groups that are smaller than the largest, the weakest first; then they make
-    whole pipelines of their own; who is left joins the weakest groups. Batch shares are in
-    proportion to the speed of each pipeline's weakest group.
+    New ranks first fill groups that are smaller than the largest, the weakest first; then they form
+    whole pipelines; the rest joins the weakest groups. Batch shares are proportional to the speed
+    of each pipeline's weakest group.
     """
     speeds = layout.speed_by_rank | dict.fromkeys(newcomers, 1.0)
     columns = [[_staying(group, ()) for group in stage.groups] for stage in layout.stages]
@@ -86,7 +94,7 @@ def add_ranks(layout: Layout, newcomers: Sequence[int]) -> PipelineMesh:
 
 
 def _welcome(layout: Layout) -> list[int]:
-    """Who stands by for want of room, not because it is slow."""
+    """Standby ranks that lack room, not speed."""
     return [rank for rank in layout.standing_by if rank not in dict(layout.speeds)]
 
 
@@ -114,7 +122,7 @@ def _check_held(layout: Layout, gone: Collection[int]) -> None:
 def _without_empty(
     layout: Layout, living: list[list[Members]]
 ) -> tuple[tuple[Stage, ...], list[list[Members]]]:
-    """Stages that somebody is left of; the layers of others go to the one before, or the next."""
+    """The stages with living ranks; other layers go to the previous stage, or the next."""
     kept = [i for i, groups in enumerate(living) if any(groups)]
     if not kept:
         raise LostStateError("no rank is left", remedy="restart from a checkpoint")
@@ -128,7 +136,7 @@ def _without_empty(
 
 
 def _joined(groups: list[Members], spare: Sequence[int], layout: Layout) -> list[Members]:
-    """Each spare rank in the weakest group that has room; who finds none has no part."""
+    """Assign each spare rank to the weakest group with room; without room it gets no work."""
     column = [list(groups)]
     for rank in spare:
         place = _weakest(column, layout.speed_by_rank, below=layout.num_virtual_shards)
@@ -161,7 +169,7 @@ def _left(
     living: Sequence[Sequence[Members]],
     coordinate: int,
 ) -> float:
-    """How much of its speed the weakest group of a pipeline kept, in the `stages` as they were."""
+    """The part of its speed that the weakest group of a pipeline kept, in the `stages` before."""
     speed, kept = layout.speed_by_rank, [1.0]
     for stage, groups in zip(stages, living, strict=True):
         before = sum(speed[run.rank] for run in stage.groups[coordinate])
@@ -177,7 +185,7 @@ def _arranged(
     weights: Sequence[float],
     living: Collection[int],
 ) -> PipelineMesh:
-    """Coordinates in the order of their first ranks; runs cut anew where members changed."""
+    """Coordinates in the order of their first ranks; runs are cut again where members changed."""
     old = {_staying(group, ()): group for stage in layout.stages for group in stage.groups}
     order = sorted(range(len(weights)), key=lambda c: columns[0][c][0])
     total = sum(weights)

@@ -1,13 +1,13 @@
-"""The pipeline's step program as data: what each stage computes in which order, and exchanges when.
+"""The step program of a pipeline as data: the order of work in each stage, and its exchanges.
 
-The trainer runs it, the predictor prices it, a test proves that it cannot dead-lock.
+The trainer runs it, the predictor prices it, and a test proves that it cannot deadlock.
 
 Each stage alternates chunks and exchanges. An exchange is one batch of point-to-point messages that
-are posted together and end when all have arrived; both ends block (a message begins when sender and
-receiver are there). Why this always progresses: a dry run gives every chunk a start time; a message
-that is consumed at time t stands, on both its stages, in the gap before the first chunk that starts
-at t or later. A stage stuck in a gap that ends at s only waits for stages stuck in gaps that end
-before s, so the earliest of them waits for nobody.
+are posted together and end when all have arrived; both ends block (a message starts when sender and
+receiver are ready). Proof of progress: a dry run gives every chunk a start time; a message that is
+consumed at time t lies, on both its stages, in the gap before the first chunk that starts at t or
+later. A stage blocked in a gap that ends at s waits only for stages blocked in gaps that end before
+s, so the earliest of them is not blocked.
 """
 
 from bisect import bisect_left
@@ -26,9 +26,10 @@ class Schedule(StrEnum):
 
 
 def parse_schedule(name: object) -> Schedule | None:
-    """The schedule of this name; None for a name that this version does not know.
+    """The schedule of this name, or None for a name that this version does not know.
 
-    Raises ValueError where it is no name.
+    Raises:
+        ValueError: `name` is not a string.
     """
     if not isinstance(name, str):
         raise ValueError(f"schedule: expected a name, got {name!r:.40}")
@@ -36,7 +37,7 @@ def parse_schedule(name: object) -> Schedule | None:
 
 
 class ChunkKind(IntEnum):
-    """Part of a micro-batch's work. BACKWARD: the weight gradient too, unless split off."""
+    """Part of the work of a micro-batch. BACKWARD includes the weight gradient unless split off."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -54,10 +55,11 @@ class ChunkOp:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Messages of one stage that are posted together, each named by a chunk of this stage.
+    """Messages of one stage that are posted together, each identified by a chunk of this stage.
 
-    sends: chunks whose output leaves; receives: chunks whose input arrives. Forward outputs go to
-    the next stage, gradients to the previous one, around the ring between model chunks.
+    `sends`: chunks whose output is sent; `receives`: chunks whose input is received. Forward
+    outputs go to the next stage, gradients to the previous one, around the ring between model
+    chunks.
     """
 
     sends: tuple[ChunkOp, ...]
@@ -69,7 +71,7 @@ StageProgram = tuple[ChunkOp | Exchange, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What the stages of one data-parallel rank do in one step. `stages[s]` is in order."""
+    """The work of one pipeline in one step; `stages[s]` is in order."""
 
     schedule: Schedule
     num_microbatches: int
@@ -84,10 +86,16 @@ class Program:
 def pipeline_program(
     schedule: Schedule, *, num_stages: int, num_microbatches: int, num_model_chunks: int = 1
 ) -> Program:
-    """The step program of a schedule; there may be fewer micro-batches than stages.
+    """The step program of a schedule.
 
-    Raises ValueError for counts below 1, and where the schedule does not fit the model chunks:
-    interleaved needs 2 or more, the others have one.
+    Args:
+        schedule: the order of chunks.
+        num_stages: pipeline stages, at least 1.
+        num_microbatches: micro-batches of a step, at least 1; may be fewer than stages.
+        num_model_chunks: chunks of the model per stage: 2 or more for `INTERLEAVED`, else 1.
+
+    Raises:
+        ValueError: a count is below 1, or the schedule does not run so many model chunks.
     """
     for name, count in (
         ("num_stages", num_stages),
@@ -119,7 +127,7 @@ def pipeline_program(
 def input_of(
     op: ChunkOp, stage: int, *, num_stages: int, num_model_chunks: int
 ) -> tuple[int, ChunkOp] | None:
-    """Stage and chunk whose output is the chunk's input; None where nothing is handed over.
+    """The stage and chunk whose output is the input of `op`; None if the input is local.
 
     The last model chunk's backward follows its own forward, a weight gradient its own backward.
     """
@@ -271,7 +279,7 @@ LETTERS = {ChunkKind.FORWARD: "F", ChunkKind.BACKWARD: "B", ChunkKind.WEIGHT_GRA
 
 
 def format_program(program: Program) -> tuple[str, ...]:
-    """What each stage does in a step, in order."""
+    """The program as text: one line per stage, in the order of execution."""
     return tuple(
         " ".join(_item(item, program.num_model_chunks) for item in stage)
         for stage in program.stages

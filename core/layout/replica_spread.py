@@ -1,7 +1,7 @@
-"""Where an expert's hosts stand: in as many failure domains as can be, on ranks little burdened.
+"""Places expert replicas: in as many failure domains as possible, on lightly loaded ranks.
 
-Pure. A domain is what fails as one: a node, a rack. Its value is a name only; nothing is ordered by
-it, so that whoever has the same ranks in the same domains finds the same hosts.
+A domain fails as one unit, for example a node or a rack. Its value is only a name and is never
+ordered by, so that equal ranks in equal domains give equal placements everywhere.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -15,17 +15,17 @@ NO_DOMAINS: DomainOf = MappingProxyType({})
 
 
 def domain_of_rank(domain_of: DomainOf, rank: int) -> Hashable:
-    """The domain of `rank`."""
+    """The failure domain of `rank`: its own, if `domain_of` does not name the rank."""
     return domain_of.get(rank, (None, rank))
 
 
 def domains_of_ranks(domain_of: DomainOf, ranks: Iterable[int]) -> set[Hashable]:
-    """The domains that `ranks` stand in."""
+    """The failure domains of `ranks`."""
     return {domain_of_rank(domain_of, rank) for rank in ranks}
 
 
 def number_domains(domain_of: DomainOf, ranks: Iterable[int]) -> dict[int, int]:
-    """The domain of each of `ranks` as a number from 0, in the order they come."""
+    """The failure domain of each of `ranks` as a number from 0, in the order of `ranks`."""
     number: dict[Hashable, int] = {}
     return {rank: number.setdefault(domain_of_rank(domain_of, rank), len(number)) for rank in ranks}
 
@@ -33,15 +33,24 @@ def number_domains(domain_of: DomainOf, ranks: Iterable[int]) -> dict[int, int]:
 def spread_replicas(
     num_experts: int, replicas: int, ranks: Sequence[int], domain_of: DomainOf, *, turn: int
 ) -> list[tuple[int, ...]]:
-    """Hosts for each expert of one layer, ascending, on min(replicas, domains) distinct domains.
+    """The replica ranks of each expert of one layer, on min(replicas, domains) distinct domains.
 
-    They stand side by side in one circle of ranks, the same for every layer: few sets of domains
-    hold all copies of an expert, however many layers there are. Where experts are no fewer than
-    ranks all places are taken, and neighbours share experts, so that work can flow all around; with
-    fewer, host sets are disjoint as long as they can be. Domains of equal size get the same number
-    of slots, give or take one, and so do their ranks; a smaller one gets more per rank where the
-    spread needs it. `turn`, the number of the layer, shifts who gets one more. len(ranks) >=
-    replicas.
+    They are neighbours on one circle of ranks that is the same for every layer: few sets of domains
+    hold all copies of an expert, however many layers there are. With at least as many experts as
+    ranks all positions are used and neighbours share experts, so that work can be balanced all
+    around; with fewer experts the sets of ranks are disjoint for as long as possible. Domains of
+    equal size get the same number of slots, give or take one, and so do their ranks; a smaller
+    domain gets more per rank where the spread requires it.
+
+    Args:
+        num_experts: the experts of the layer.
+        replicas: replicas of each expert, at most len(ranks).
+        ranks: the ranks that run the layer.
+        domain_of: the failure domain of each rank.
+        turn: the number of the layer; it shifts which ranks get one slot more.
+
+    Returns:
+        For each expert its replica ranks, ascending.
     """
     in_domain: dict[Hashable, list[int]] = {}
     for rank in ranks:
@@ -67,9 +76,9 @@ def spread_replicas(
 
 
 def _crowded(members: list[list[int]], replicas: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Domains so large a part of all that every expert has to stand there, and the others.
+    """Domains so large that every expert needs a replica there, and the other domains.
 
-    members: the ranks of each domain; largest first afterwards.
+    `members`: the ranks of each domain; the result is sorted by size, largest first.
     """
     others = sorted(members, key=len, reverse=True)
     crowded: list[list[int]] = []
@@ -80,11 +89,11 @@ def _crowded(members: list[list[int]], replicas: int) -> tuple[list[list[int]], 
 
 
 def _circle(members: Sequence[Sequence[int]]) -> list[int]:
-    """All ranks once, those of one domain as far apart as the largest allows; largest first.
+    """All ranks once, those of one domain as far apart as the largest domain allows.
 
-    Domains are laid one after the other around a circle of so many ranks as the largest has, as
-    often as that goes; who comes to lie at the same place stands side by side (McNaughton's rule).
-    For domains of equal size: the first rank of each, then the second of each.
+    The domains are laid one after the other around a circle with as many positions as the largest
+    has ranks; ranks at the same position become neighbours (McNaughton's rule). Domains of equal
+    size give: the first rank of each, then the second of each.
     """
     ranks = [rank for of_domain in members for rank in of_domain]
     if not ranks:
@@ -95,19 +104,26 @@ def _circle(members: Sequence[Sequence[int]]) -> list[int]:
 
 
 def level_shares(
-    hosts: Sequence[Collection[int]], taken: Mapping[int, float], level: float
+    placed: Sequence[Collection[int]], taken: Mapping[int, float], level: float
 ) -> list[dict[int, float]]:
-    """Shares of each expert's hosts (rank -> share, ascending), all loads taken for equal.
+    """Shares that level the load of ranks, assuming that all experts have equal load.
 
-    `taken`: what a rank computes of other experts. What it lacks to `level` it divides equally
-    among these; where nobody lacks anything, an expert's hosts get equal shares.
+    Args:
+        placed: the replica ranks of each expert.
+        taken: the load of each rank from other experts.
+        level: the load that every rank is to reach.
+
+    Returns:
+        For each expert rank -> share, ascending. A rank divides what it lacks to `level` equally
+        among
+        its experts here; if no rank of an expert lacks anything, its replicas get equal shares.
     """
     num_on: dict[int, int] = {}
-    for on in hosts:
+    for on in placed:
         for rank in on:
             num_on[rank] = num_on.get(rank, 0) + 1
     result = []
-    for on in hosts:
+    for on in placed:
         room = {r: max(0.0, level - taken.get(r, 0.0)) / num_on[r] for r in sorted(on)}
         total = sum(room.values())
         result.append({r: w / total if total > 0.0 else 1.0 / len(room) for r, w in room.items()})

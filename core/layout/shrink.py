@@ -1,7 +1,7 @@
-"""How survivors go on by themselves: the same layout without the dead, every expert re-hosted.
+"""Removes dead ranks from a layout: every expert gets its replicas back on the survivors.
 
-All ranks could compute it alike; the leader does and the others take its answer. The controller
-improves on it later: this rule only has to be safe, balanced and deterministic.
+The leader computes it and the other ranks take the result. The controller improves the layout
+later, so this rule only has to be safe, balanced and deterministic.
 """
 
 from collections.abc import Collection
@@ -15,23 +15,24 @@ from pacekeeper.core.layout.replica_spread import DomainOf, domain_of_rank, leve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationFloor:
-    """What survivors give every expert again: so many hosts, on as many distinct domains.
+    """The replication that survivors restore for every expert.
 
-    `slots_per_rank` bounds the replicas of one layer that a rank takes on (None: nothing does). A
-    host too few is worse than a slot too many, a domain too few is not.
+    `replicas`: how many, on as many distinct failure domains. `slots_per_rank`: the most replicas
+    of one layer on a rank; None: unlimited. A missing replica is worse than an extra slot; a
+    missing domain is not.
     """
 
-    hosts: int = 2
+    replicas: int = 2
     domain_of: DomainOf = field(default_factory=dict)
     slots_per_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """How survivors go on: on `layout`, with what they hold, or all with what a checkpoint holds.
+    """How survivors continue: on `layout`, with the state they hold or with that of a checkpoint.
 
-    `restore`: paths of checkpoints, of which the first that all can read is taken; empty: none.
-    `only_lost`: of it only what has no living holder; who lives stays where it is.
+    `restore`: paths of checkpoints; the first that all ranks can read is used. Empty: no restore.
+    `only_lost`: restore only blocks without a living holder; all other blocks stay as they are.
     """
 
     layout: Layout
@@ -48,21 +49,29 @@ def shrink(
     is_restored: bool = False,
     are_experts_filled: bool = False,
 ) -> Layout:
-    """`layout` without the `dead` ranks, every expert with the hosts of `floor` again (or all).
+    """Remove the `dead` ranks from `layout` and restore every expert's replicas.
 
-    Stages and tensor groups go on as `core/layout/mesh_resize.py` says. A survivor's share grows in
-    proportion. An expert that lost a host, or is below the floor's hosts, gets fresh ones, first
-    where it adds a domain, then on the least burdened ranks, and shares that level the ranks' work.
-    Nobody gives a living replica up: an expert that lost nothing stands as safe as before, and its
-    copies would only delay the others. Raises LostStateError where a block has no living holder;
-    with `is_restored`, none needs one: a checkpoint fills the layout; with `are_experts_filled`
-    experts need none: the others hold what they hold.
+    `core/layout/mesh_resize.py` places the survivors in stages and tensor groups. The share of a
+    surviving replica grows in proportion. An expert that lost a replica, or has fewer than the
+    floor, gets new replicas: first on a new domain, then on the least loaded ranks, with shares
+    that level the work. Living replicas are never removed.
+
+    Args:
+        layout: the layout in use.
+        dead: the ranks to remove.
+        generation: the number of the new layout.
+        floor: the replication every expert gets; default: `ReplicationFloor()`.
+        is_restored: a checkpoint fills the layout, so no block needs a living holder.
+        are_experts_filled: a checkpoint fills lost experts, so no expert needs a living holder.
+
+    Raises:
+        LostStateError: a block has no living holder.
     """
     gone = set(dead)
     pipelines = remove_ranks(layout, gone, is_restored=is_restored)
     are_free = is_restored or are_experts_filled
     experts = tuple(
-        _rehost(
+        _restore_replicas(
             layer, layout.experts[layer], stage.ranks, gone, floor or ReplicationFloor(), are_free
         )
         for stage in pipelines.stages
@@ -79,7 +88,7 @@ def shrink(
     )
 
 
-def _rehost(
+def _restore_replicas(
     layer: int,
     experts: tuple[ReplicaSet, ...],
     staying: tuple[int, ...],
@@ -87,43 +96,47 @@ def _rehost(
     floor: ReplicationFloor,
     are_free: bool,
 ) -> tuple[ReplicaSet, ...]:
-    """`staying`: the ranks that still run this layer; others may live and be a source only.
-    `are_free`: an expert may have lost all its hosts.
+    """The replicas of one layer's experts on the `staying` ranks, which still run it.
+
+    Other living ranks can only be a source. `are_free`: an expert may have lost all its replicas.
     """
     shares: list[dict[int, float]] = []
     there = frozenset(staying)
-    for expert, hosts in enumerate(experts):
-        if not are_free and all(host.rank in gone for host in hosts):
+    for expert, replicas in enumerate(experts):
+        if not are_free and all(replica.rank in gone for replica in replicas):
             raise LostStateError(
-                f"layer {layer} expert {expert}: all its hosts "
-                f"{[host.rank for host in hosts]} are dead",
+                f"layer {layer} expert {expert}: all its replicas "
+                f"{[replica.rank for replica in replicas]} are dead",
                 remedy="restart from a checkpoint, with more replicas per expert",
             )
-        left = {host.rank: host.share for host in hosts if host.rank in there}
+        left = {replica.rank: replica.share for replica in replicas if replica.rank in there}
         shares.append(_normalised(left))
-    has_lost = [len(now) < len(hosts) for now, hosts in zip(shares, experts, strict=True)]
-    hosts_of = _refilled([set(s) for s in shares], has_lost, staying, floor)
-    changed = [e for e, s in enumerate(shares) if hosts_of[e] != set(s)]
+    has_lost = [len(now) < len(replicas) for now, replicas in zip(shares, experts, strict=True)]
+    placed = _refilled([set(s) for s in shares], has_lost, staying, floor)
+    changed = [e for e, s in enumerate(shares) if placed[e] != set(s)]
     taken = dict.fromkeys(staying, 0.0)
     for expert in set(range(len(shares))).difference(changed):
         for rank, share in shares[expert].items():
             taken[rank] += share
     level = len(shares) / len(staying)
-    levelled = level_shares([hosts_of[e] for e in changed], taken, level)
+    levelled = level_shares([placed[e] for e in changed], taken, level)
     for expert, fresh in zip(changed, levelled, strict=True):
         shares[expert] = fresh
     return tuple(tuple(ExpertReplica(rank, share) for rank, share in s.items()) for s in shares)
 
 
 def _refilled(
-    hosts: list[set[int]], has_lost: list[bool], staying: tuple[int, ...], floor: ReplicationFloor
+    replicas: list[set[int]],
+    has_lost: list[bool],
+    staying: tuple[int, ...],
+    floor: ReplicationFloor,
 ) -> list[set[int]]:
-    """`hosts` and fresh ones: as few as the floor asks for."""
+    """`replicas` with as few new ones as the floor requires."""
     name = {rank: domain_of_rank(floor.domain_of, rank) for rank in staying}
-    enough = min(max(1, floor.hosts), len(staying))
+    enough = min(max(1, floor.replicas), len(staying))
     wide = min(enough, len(set(name.values())))
-    used = {rank: sum(rank in on for on in hosts) for rank in staying}
-    slots = len(hosts) if floor.slots_per_rank is None else floor.slots_per_rank
+    used = {rank: sum(rank in on for on in replicas) for rank in staying}
+    slots = len(replicas) if floor.slots_per_rank is None else floor.slots_per_rank
 
     def add(on: set[int], ranks: Collection[int]) -> None:
         covered = {name[rank] for rank in on}
@@ -132,21 +145,21 @@ def _refilled(
         used[fresh] += 1
 
     # First those that only some ranks can help, or others take the slots on these.
-    for on, is_hit in zip(hosts, has_lost, strict=True):
+    for on, is_hit in zip(replicas, has_lost, strict=True):
         while is_hit or len(on) < enough:
             covered = {name[rank] for rank in on}
             free = [r for r in staying if name[r] not in covered and used[r] < slots]
             if len(covered) >= wide or not free:
                 break
             add(on, free)
-    for on in hosts:
+    for on in replicas:
         while len(on) < enough:
             add(on, [rank for rank in staying if rank not in on])
-    return hosts
+    return replicas
 
 
 def _normalised(shares: dict[int, float]) -> dict[int, float]:
-    """The same in proportion, adding up to 1, ranks ascending."""
+    """The same proportions with sum 1, in ascending order of ranks."""
     total = sum(shares.values())
     return {
         rank: share / total if total > 0.0 else 1.0 / len(shares)

@@ -144,7 +144,7 @@ class Pacekeeper:
         if not set(held.ranks) & set(moment.nodes):  # newcomers are all there is
             return self._begin(moment, job, known)
         floor = ReplicationFloor(
-            hosts=self._floor(job, len(moment.nodes)), slots_per_rank=job.slots_per_node
+            replicas=self._floor(job, len(moment.nodes)), slots_per_rank=job.slots_per_node
         )
         regrouped = partial(resize, held, moment.nodes, generation=held.generation + 1, floor=floor)
         again = known.again_after(moment.step, self.config.settle_steps)

@@ -78,7 +78,7 @@ class ThreadRanks:
             self.layout,
             self.ranks,
             generation=self.layout.generation + 1,
-            floor=ReplicationFloor(hosts=hosts),
+            floor=ReplicationFloor(replicas=hosts),
             has_begun=True,
             has_frozen=leader.checkpoints.is_replaying(),
             means=Means(

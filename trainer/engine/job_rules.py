@@ -44,7 +44,7 @@ def first_layout(config: TrainConfig, world_size: int, node_of: DomainOf = NO_DO
 def floor_of(config: TrainConfig, num_living: int, node_of: DomainOf) -> ReplicationFloor:
     """What survivors give every expert again."""
     return ReplicationFloor(
-        hosts=min(config.replicas, num_living),
+        replicas=min(config.replicas, num_living),
         domain_of=node_of,
         slots_per_rank=config.slots_per_rank or None,
     )

@@ -197,7 +197,7 @@ def stage(*groups: tuple[ShardRun, ...], first: int = 0, end: int = 1) -> Stage:
         ({"batch_shares": ((0, 1.5), (1, -0.5))}, "not negative"),
         ({"batch_shares": ((0, 1.0),)}, "data-parallel"),
         ({"batch_shares": ((1, 0.5), (0, 0.5))}, "ascend"),
-        ({"experts": (((),),)}, "layer 0 expert 0: nobody holds it"),
+        ({"experts": (((),),)}, "layer 0 expert 0"),
         (
             {"experts": (((ExpertReplica(7, 1.0),),),)},
             "layer 0 expert 0: ranks .7. run other layers",

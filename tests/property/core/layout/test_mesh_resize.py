@@ -37,8 +37,8 @@ def test_who_comes_takes_the_place_of_who_died(
 ) -> None:
     first = grid(*shape)
     dead = data.draw(st.sampled_from(first.ranks))
-    left = shrink(first, dead=[dead], generation=2, floor=ReplicationFloor(hosts=2))
-    after = grow(left, newcomers=[100], generation=3, floor=ReplicationFloor(hosts=2))
+    left = shrink(first, dead=[dead], generation=2, floor=ReplicationFloor(replicas=2))
+    after = grow(left, newcomers=[100], generation=3, floor=ReplicationFloor(replicas=2))
     if shape[1] > 1:  # its group had others
         assert sizes(after) == sizes(first)
         assert after.place_of(100) == first.place_of(dead)
@@ -53,7 +53,7 @@ def test_who_comes_takes_the_place_of_who_died(
 def test_as_many_newcomers_as_a_pipeline_has_make_one(shape: tuple[int, int, int]) -> None:
     first = grid(*shape)
     fresh = range(50, 50 + shape[0] * shape[1])
-    after = grow(first, newcomers=list(fresh), generation=2, floor=ReplicationFloor(hosts=2))
+    after = grow(first, newcomers=list(fresh), generation=2, floor=ReplicationFloor(replicas=2))
     assert sizes(after) == sizes(grid(shape[0], shape[1], shape[2] + 1))
     for old, new in zip(first.stages, after.stages, strict=True):
         assert new.groups[:-1] == old.groups, "who was there changes nothing"
@@ -63,7 +63,7 @@ def test_as_many_newcomers_as_a_pipeline_has_make_one(shape: tuple[int, int, int
 @given(shapes, st.data())
 def test_a_single_newcomer_has_a_part(shape: tuple[int, int, int], data: st.DataObject) -> None:
     first = grid(*shape)
-    after = grow(first, newcomers=[77], generation=2, floor=ReplicationFloor(hosts=2))
+    after = grow(first, newcomers=[77], generation=2, floor=ReplicationFloor(replicas=2))
     assert 77 in after.ranks and set(first.ranks) < set(after.ranks)
 
 
@@ -76,7 +76,7 @@ def test_everybody_who_lives_has_a_part_or_stands_by(
     for generation in range(2, 5):
         fresh = range(generation * 100, generation * 100 + data.draw(st.integers(1, 30)))
         wider = grow(
-            layout, newcomers=list(fresh), generation=generation, floor=ReplicationFloor(hosts=2)
+            layout, newcomers=list(fresh), generation=generation, floor=ReplicationFloor(replicas=2)
         )
         assert set(wider.ranks) == {*layout.ranks, *fresh}
         dead = data.draw(st.sampled_from(wider.ranks))
@@ -109,17 +109,17 @@ def slow_one_stands_by() -> Layout:
 
 
 def test_who_stands_by_since_it_is_slow_does_so_after_a_death_and_a_join() -> None:
-    after = shrink(slow_one_stands_by(), dead=[5], generation=2, floor=ReplicationFloor(hosts=2))
+    after = shrink(slow_one_stands_by(), dead=[5], generation=2, floor=ReplicationFloor(replicas=2))
     assert after.standing_by == (0,) and dict(after.speeds) == {0: 0.3}
-    wider = grow(after, newcomers=[20], generation=3, floor=ReplicationFloor(hosts=2))
+    wider = grow(after, newcomers=[20], generation=3, floor=ReplicationFloor(replicas=2))
     assert wider.standing_by == (0,)
 
 
 def test_who_stood_by_for_want_of_room_takes_a_place_when_others_join() -> None:
     layout = replace(slow_one_stands_by(), speeds=())
-    after = shrink(layout, dead=[5], generation=2, floor=ReplicationFloor(hosts=2))
+    after = shrink(layout, dead=[5], generation=2, floor=ReplicationFloor(replicas=2))
     assert after.standing_by == (0,), "a death moves no more than it must"
-    wider = grow(after, newcomers=[20], generation=3, floor=ReplicationFloor(hosts=2))
+    wider = grow(after, newcomers=[20], generation=3, floor=ReplicationFloor(replicas=2))
     assert wider.standing_by == () and {wider.place_of(0)[0], wider.place_of(20)[0]} == {0}
     assert all(move.source is not None for move in diff_layouts(after, wider))
 
@@ -138,7 +138,7 @@ def test_who_stood_by_goes_on_from_a_checkpoint_where_nobody_else_is_left() -> N
 
 def test_who_stands_by_may_die_and_nothing_changes() -> None:
     layout = slow_one_stands_by()
-    after = shrink(layout, dead=[0], generation=2, floor=ReplicationFloor(hosts=2))
+    after = shrink(layout, dead=[0], generation=2, floor=ReplicationFloor(replicas=2))
     assert after.ranks == layout.working and after.stages == layout.stages
     assert not diff_layouts(layout, after)
 
@@ -169,7 +169,11 @@ def test_a_pipeline_gets_as_many_rows_as_its_weakest_group_is_left_with() -> Non
 
 def test_layers_of_a_stage_that_nobody_is_left_of_go_to_a_neighbour_from_a_checkpoint() -> None:
     after = shrink(
-        grid(3, 1, 2), dead=[1, 4], generation=2, floor=ReplicationFloor(hosts=2), is_restored=True
+        grid(3, 1, 2),
+        dead=[1, 4],
+        generation=2,
+        floor=ReplicationFloor(replicas=2),
+        is_restored=True,
     )
     assert [(s.first_layer, s.end_layer, s.ranks) for s in after.stages] == [
         (0, 3, (0, 3)),

@@ -103,7 +103,7 @@ def test_survivors_spread_each_expert_over_the_nodes_that_live(
     case: tuple[NodeOf, Layout, set[int]], min_hosts: int
 ) -> None:
     node_of, layout, dead = case
-    floor = ReplicationFloor(hosts=min_hosts, domain_of=node_of)
+    floor = ReplicationFloor(replicas=min_hosts, domain_of=node_of)
     after = shrink(layout, dead=dead, generation=2, floor=floor)
     num_living = len({node_of[rank] for rank in after.ranks})
     wide = min(min_hosts, num_living, len(after.ranks))
@@ -123,7 +123,7 @@ def test_where_slots_are_short_an_expert_lacks_nodes_only_if_these_are_full(
     case: tuple[NodeOf, Layout, set[int]], min_hosts: int, slots: int
 ) -> None:
     node_of, layout, dead = case
-    floor = ReplicationFloor(hosts=min_hosts, domain_of=node_of, slots_per_rank=slots)
+    floor = ReplicationFloor(replicas=min_hosts, domain_of=node_of, slots_per_rank=slots)
     after = shrink(layout, dead=dead, generation=2, floor=floor)
     wide = min(min_hosts, len({node_of[rank] for rank in after.ranks}))
     for layer, layer_experts in enumerate(after.experts):
@@ -159,7 +159,7 @@ def test_an_expert_that_lost_nothing_costs_no_copy(num_experts: int) -> None:
 def test_an_expert_with_hosts_enough_gets_another_where_all_stand_on_one_node() -> None:
     node_of = {0: "a", 1: "a", 2: "b", 3: "b"}
     three = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=3)
-    floor = ReplicationFloor(hosts=2, domain_of=node_of)
+    floor = ReplicationFloor(replicas=2, domain_of=node_of)
     for dead in range(4):
         after = shrink(three, dead=[dead], generation=2, floor=floor)
         assert on_nodes(after, node_of) == [[2] * 4]

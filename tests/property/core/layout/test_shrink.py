@@ -36,13 +36,13 @@ def test_survivors_keep_every_expert_or_say_which_is_lost(
     dead = data.draw(deaths(layout))
     if is_lost(layout, dead):
         with pytest.raises(LostStateError) as caught:
-            shrink(layout, dead=dead, generation=2, floor=ReplicationFloor(hosts=min_hosts))
+            shrink(layout, dead=dead, generation=2, floor=ReplicationFloor(replicas=min_hosts))
         assert caught.value.exit_code is ExitCode.LOST_STATE and caught.value.remedy
         return
-    after = shrink(layout, dead=dead, generation=2, floor=ReplicationFloor(hosts=min_hosts))
+    after = shrink(layout, dead=dead, generation=2, floor=ReplicationFloor(replicas=min_hosts))
     assert after.generation == 2
     assert after == shrink(
-        layout, dead=sorted(dead), generation=2, floor=ReplicationFloor(hosts=min_hosts)
+        layout, dead=sorted(dead), generation=2, floor=ReplicationFloor(replicas=min_hosts)
     )
     assert not set(after.ranks) & dead
     before = hosts_of(layout)
@@ -91,7 +91,7 @@ def test_a_group_that_lost_and_gained_nobody_keeps_its_runs(
 def test_shares_of_untouched_experts_stay(layout: Layout, data: st.DataObject) -> None:
     dead = data.draw(deaths(layout))
     assume(not is_lost(layout, dead))
-    after = shrink(layout, dead=dead, generation=2, floor=ReplicationFloor(hosts=1))
+    after = shrink(layout, dead=dead, generation=2, floor=ReplicationFloor(replicas=1))
     for name, hosts in hosts_of(layout).items():
         kept = hosts_of(after)[name]
         if set(kept) == set(hosts):
@@ -157,7 +157,7 @@ def test_what_a_checkpoint_fills_needs_no_living_host(
     layout: Layout, min_hosts: int, data: st.DataObject
 ) -> None:
     dead = data.draw(deaths(layout))
-    floor = ReplicationFloor(hosts=min_hosts)
+    floor = ReplicationFloor(replicas=min_hosts)
     if not set(layout.ranks) - dead:
         with pytest.raises(LostStateError, match="no rank is left"):
             shrink(layout, dead=dead, generation=2, floor=floor, is_restored=True)
@@ -176,7 +176,7 @@ def test_experts_that_a_checkpoint_fills_need_no_living_host_but_dense_blocks_do
 ) -> None:
     """What lives stays where it is: of the others nobody gives anything up."""
     dead = data.draw(deaths(layout))
-    floor = ReplicationFloor(hosts=min_hosts)
+    floor = ReplicationFloor(replicas=min_hosts)
     lost = {block for block in layout.blocks() if set(layout.holders(block)) <= dead}
     if any(block.kind is not BlockKind.EXPERT for block in lost):
         with pytest.raises(LostStateError):

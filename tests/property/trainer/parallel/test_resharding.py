@@ -168,7 +168,7 @@ def test_a_block_without_living_holder_is_named() -> None:
 def test_a_rank_that_joins_trains_on_as_if_it_had_been_there() -> None:
     """It gets dense weights, moments and the number of updates, too; nothing of its own is kept."""
     newcomers = (5, 7)
-    new = grow(FIRST, newcomers=newcomers, generation=2, floor=ReplicationFloor(hosts=2))
+    new = grow(FIRST, newcomers=newcomers, generation=2, floor=ReplicationFloor(replicas=2))
     workers = run_world(RANKS, lambda fabric: trained(fabric, range(3)))
 
     def join(fabric: ThreadFabric) -> Worker:
@@ -190,7 +190,7 @@ def test_a_rank_that_joins_trains_on_as_if_it_had_been_there() -> None:
 
 
 def test_a_rank_that_joins_before_the_first_update_has_no_moments() -> None:
-    new = grow(FIRST, newcomers=(3,), generation=2, floor=ReplicationFloor(hosts=2))
+    new = grow(FIRST, newcomers=(3,), generation=2, floor=ReplicationFloor(replicas=2))
 
     def join(fabric: ThreadFabric) -> dict[str, Tensor]:
         worker = Worker(fabric, FIRST)

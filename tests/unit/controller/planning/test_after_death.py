@@ -77,7 +77,7 @@ def survived(layout: Layout) -> tuple[float, ...]:
 
 
 def survivors_layout() -> Layout:
-    floor = ReplicationFloor(hosts=2, domain_of=NODE_OF, slots_per_rank=SLOTS)
+    floor = ReplicationFloor(replicas=2, domain_of=NODE_OF, slots_per_rank=SLOTS)
     return shrink(FIRST, dead=[0, 1], generation=6, floor=floor)
 
 
