@@ -53,7 +53,7 @@ def diff_layouts(
 
 
 def moves_layers(old: Layout, new: Layout) -> bool:
-    """Whether some rank runs a layer in `new` that it does not run in `old`; true for a new rank."""
+    """Whether a rank runs a layer in `new` that it does not run in `old`."""
     return any(
         not set(new.stage_of(layer).ranks) <= set(old.stage_of(layer).ranks)
         for layer in range(new.num_layers)

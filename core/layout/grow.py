@@ -157,7 +157,7 @@ class _ReplicaTable:
         return [r for r in ranks if self.name[r] not in covered and self.used[r] < self.slots]
 
     def add(self, expert: int, ranks: Collection[int]) -> None:
-        """Add a replica on one of `ranks`: on a new domain if possible, then on the least loaded."""
+        """Add a replica on one of `ranks`: in a new domain if possible, then the least loaded."""
         covered = self.covered(expert)
         rank = min(
             ranks,
@@ -176,7 +176,7 @@ class _ReplicaTable:
         self.used[rank] -= 1
 
     def can_hand_over(self, expert: int, giver: int, taker: int) -> bool:
-        """Whether `taker` can get the expert from `giver` without loss of a domain."""
+        """Whether `giver` can pass the expert to `taker` without loss of a domain."""
         on = self.replicas[expert]
         if giver not in on or taker in on:
             return False

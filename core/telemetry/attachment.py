@@ -17,7 +17,7 @@ _JOB_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,64}")
 
 
 class Clock(StrEnum):
-    """Where a rank's compute times come from."""
+    """The source of a rank's compute times."""
 
     CUDA = "cuda"  # CUDA events of the device
     CPU = "cpu"  # thread CPU time + run-queue wait + the rest
@@ -27,14 +27,15 @@ class Clock(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What the planner must know of the model; sizes include optimizer state.
+    """The model as far as the planner needs it; sizes include optimizer state.
 
-    `slots_per_rank` bounds the expert replicas of one layer that a rank has memory for.
-    `splits_each_step`: the trainer divides every step's tokens over an expert's hosts by itself, by
-    the layout's speeds; otherwise it keeps to the layout's shares.
-    `schedule`: the order of chunks in its pipelines, by which their steps are priced. A trainer
-    that does not report it runs 1F1B. None: this version does not know the reported schedule, so
-    no layout with stages or tensor groups is priced.
+    Attributes:
+        slots_per_rank: the most expert replicas of one layer that fit into a rank's memory.
+        splits_each_step: the trainer divides the tokens of every step over an expert's replica
+            ranks by the layout's speeds; otherwise it uses the layout's shares.
+        schedule: the order of chunks in its pipelines, by which steps are priced. A trainer that
+            does not report it runs 1F1B. None: this version does not know the reported schedule, so
+            no layout with stages or tensor groups is priced.
     """
 
     num_layers: int
@@ -64,12 +65,15 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """What one rank says of itself once, when it attaches to its node's ring directory.
+    """The description that a rank writes once, when it creates its ring.
 
-    `role` names the group of ranks that do the same work (stage, chunk, tensor share): peers.
-    `device_uuid` is empty for a rank without GPU; `model` is None where work can not move. `life`
-    ascends from one launch of the job to the next (Unix milliseconds of its start, the same on all
-    ranks); 0 where the launcher sets none: lives are then told apart by pids.
+    Attributes:
+        role: the group of ranks that do the same work (stage, chunk, tensor share): its peers.
+        device_uuid: empty for a rank without GPU.
+        model: None if work cannot be moved.
+        life: number of the launch, ascending (Unix milliseconds of its start, equal on all ranks);
+            0: not set by the launcher, launches are then distinguished by pids.
+        can_probe: the rank runs the fixed probe on request.
     """
 
     job: str
@@ -93,10 +97,10 @@ class Attachment:
 
 
 def is_job_name(name: str) -> bool:
-    """True where `name` may name a directory: it becomes one below the ring directory."""
+    """Whether `name` is a valid job name; it names a directory below the ring directory."""
     return _JOB_NAME.fullmatch(name) is not None
 
 
 def is_node_name(name: str) -> bool:
-    """True where a node may appear under `name`: people and logs read it."""
+    """Whether `name` is valid as the name of a node; it appears in logs and tables."""
     return 1 <= len(name) <= MAX_NODE_NAME and name.isprintable()

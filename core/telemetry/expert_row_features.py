@@ -1,10 +1,10 @@
-"""Distribution of token rows over a rank's local experts: four sums for a convex price.
+"""Features of the distribution of token rows over a rank's local experts: sums with knots.
 
 A grouped product costs the same until an expert's rows fill the device, then grows with the rows.
-With n_e rows at expert e, the sum of g(n_e) for g piecewise linear with bends at KNOTS needs only
-how many experts are active, the sum of n_e, and for each knot the sum of max(0, n_e - knot). Sums
-are additive over layers, micro-batches and steps. The knots are fixed, a factor of 4 apart, because
-the trainer cannot know those of the fit; the fit decides which of them matter.
+With n_e rows at expert e, the sum of g(n_e) for a convex, piecewise linear g with knots KNOTS needs
+only the number of active experts, the sum of n_e, and for each knot the sum of max(0, n_e - knot).
+Sums are additive over layers, micro-batches and steps. The knots are fixed, a factor of 4 apart,
+because the trainer does not know those of the fit; the fit decides which of them matter.
 """
 
 from collections.abc import Sequence
@@ -16,5 +16,5 @@ NO_ROWS_OVER = (0,) * len(KNOTS)
 
 
 def rows_over(counts: Sequence[int]) -> tuple[int, ...]:
-    """For each knot, the rows beyond it, summed over the experts that computed `counts` rows."""
+    """For each knot, the rows beyond it, summed over experts that computed `counts` rows."""
     return tuple(sum(n - knot for n in counts if n > knot) for knot in KNOTS)

@@ -1,6 +1,7 @@
-"""Micro-batches as columns: what thousands of ranks tell of a step, without a value for each. Pure.
+"""Micro-batches as columns: the reports of thousands of ranks without one object per row.
 
-To make a record of each and to look at them one by one cost a controller more than to judge them.
+The wire decoder makes tables and the controller judges steps on them; one record per row would cost
+more than the judging.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +19,10 @@ DEFAULTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchTable:
-    """Rows are micro-batches of one job, at least one; `columns` by the names of MicroBatchRecord's
-    fields, equally long. One that is not there holds in each row what a record has by default.
+    """Micro-batches of one job, at least one, as equally long columns named like MicroBatchRecord's
+    fields.
+
+    A missing column has the record's default in every row.
     """
 
     columns: Mapping[str, Sequence[Any]]
@@ -29,28 +32,28 @@ class MicroBatchTable:
 
     def column(self, name: str) -> Sequence[Any]:
         """The values of one field, row by row."""
-        told = self.columns.get(name)
-        return [DEFAULTS[name]] * len(self) if told is None else told
+        values = self.columns.get(name)
+        return [DEFAULTS[name]] * len(self) if values is None else values
 
     def rows(self, rows: Sequence[int]) -> Self:
         """A table of these rows, at least one."""
         return type(self)(
-            columns={name: [told[row] for row in rows] for name, told in self.columns.items()}
+            columns={name: [values[row] for row in rows] for name, values in self.columns.items()}
         )
 
     def of_rank(self, rank: int) -> Iterator[MicroBatchRecord]:
-        """Its micro-batches as records, in order."""
+        """The micro-batches of `rank` as records, in order."""
         ranks = self.columns["rank"]
         if rank in ranks:
             yield from self.rows([row for row, one in enumerate(ranks) if one == rank]).records()
 
     def records(self) -> Iterator[MicroBatchRecord]:
-        """A record of each row."""
+        """Each row as a record."""
         for row in zip(*self.columns.values(), strict=True):
             yield MicroBatchRecord(**dict(zip(self.columns, row, strict=True)))
 
     def by_step(self, *, most: int) -> Iterator[tuple[int, Self]]:
-        """A table of each of the newest `most` steps. Nearly always it is one."""
+        """(step, table) for each of the newest `most` steps; nearly always there is one step."""
         steps = self.columns["step"]
         if steps.count(steps[0]) == len(steps):
             yield steps[0], self
@@ -63,11 +66,11 @@ class MicroBatchTable:
 
 
 def table_from_records(records: Sequence[MicroBatchRecord]) -> MicroBatchTable:
-    """These micro-batches, at least one, row by row."""
+    """The table of these micro-batches, at least one, row by row."""
     columns = {name: [getattr(record, name) for record in records] for name in COLUMNS}
     return MicroBatchTable(columns=columns)
 
 
 def chain_column(tables: Sequence[MicroBatchTable], name: str) -> Iterator[Any]:
-    """One column of all tables, one after the other."""
+    """The values of one column of all tables, one table after the other."""
     return chain.from_iterable(table.column(name) for table in tables)

@@ -1,4 +1,7 @@
-"""What a node and the controller tell each other, as plain values: messages without the wire."""
+"""The messages between an agent and the controller, as values without their wire form.
+
+`protos/convert` translates them. Samples may stay encoded until they are read.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -13,13 +16,13 @@ MAX_RECORDS_PER_REPORT = 4096  # that an agent sends at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """Everything new of one job on one node.
+    """All news of one job on one node, of one `life` of the job (see `Attachment`).
 
-    Records of one kind are in the order they were read; how kinds lie among each other means
-    nothing, since the wire carries each kind in its own columns. `layouts` are layout files the
-    trainer wrote: (generation, canonical JSON). All of it belongs to one `life` of the job (see
-    `core.topology.Attachment`). `micro_batches`: those that do not stand among the records; each
-    kind of report has them in one of the two.
+    Attributes:
+        records: in reading order within one kind; the order between kinds has no meaning, because
+            the wire carries each kind in columns of its own.
+        micro_batches: those that are not among `records`; a report uses one of the two.
+        layouts: layout files that the trainer wrote, as (generation, canonical JSON).
     """
 
     job: str
@@ -32,9 +35,9 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHealth:
-    """What an agent says of itself. Counters since the agent's start.
+    """The state of an agent; counters since its start.
 
-    `num_devices`: those that answer, MIG instances among them.
+    `num_devices`: devices that answer, including MIG instances.
     """
 
     nvml: str = "ok"
@@ -50,9 +53,7 @@ T = TypeVar("T", covariant=True)
 
 
 class LazySamples(Protocol[T]):
-    """Samples as bytes, read when somebody looks; `sampled_s`: when they were told, by the node's
-    monotonic clock.
-    """
+    """Encoded samples, decoded on first use; `sampled_s` is of the node's monotonic clock."""
 
     sampled_s: float
 
@@ -60,9 +61,7 @@ class LazySamples(Protocol[T]):
 
 
 class LazyNodeData(Protocol):
-    """What a report tells of its node, of which nobody has looked at anything yet; `sampled_s` as
-    of its parts.
-    """
+    """The part of a report about the node, decoded on first use; `sampled_s` as of its samples."""
 
     sampled_s: float
 
@@ -79,7 +78,7 @@ class LazyNodeData(Protocol):
 class NodeReport:
     """One batch of one agent; `sequence` ascends by one within one life of the agent.
 
-    `unread`: in place of devices, host and health, where those may wait.
+    `unread` replaces devices, host and health where decoding can wait.
     """
 
     sequence: int
@@ -93,7 +92,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFile:
-    """A plan on its way to the ranks of one life of a job; `sha256` is the digest of `data`."""
+    """A plan for the ranks of one life of a job; `sha256` is the digest of `data`."""
 
     job: str
     generation: int

@@ -1,7 +1,7 @@
-"""The payload of a ring slot: a record's kind and its fields in bytes. Pure: values in, bytes out.
+"""The payload of a ring slot: the kind of a record and its fields in bytes.
 
-What is None in a record is a NaN in its payload. The `pack_*` functions take fields and not a
-record: for the seam, where a frozen record costs more than to pack and write it.
+None in a record is NaN in the payload. The `pack_*` functions take fields instead of a record: for
+the training process, where creating a frozen record costs more than packing and writing it.
 """
 
 import math
@@ -88,8 +88,8 @@ def pack(record: Record) -> bytes:
             return _PROBE.pack(_IS_PROBE, *astuple(record))
         case PlanRefusedRecord():
             *numbers, reason = astuple(record)
-            told = reason.encode(errors="replace")[:REASON_BYTES]
-            return _PLAN_REFUSED.pack(_IS_PLAN_REFUSED, *numbers, told)
+            encoded = reason.encode(errors="replace")[:REASON_BYTES]
+            return _PLAN_REFUSED.pack(_IS_PLAN_REFUSED, *numbers, encoded)
         case CheckpointRecord() | SnapshotRecord():
             is_stored = isinstance(record, CheckpointRecord)
             return (_CHECKPOINT if is_stored else _SNAPSHOT).pack(
@@ -227,9 +227,10 @@ def pack_plan_applied(
 
 
 def unpack(payload: bytes) -> Record:
-    """The record in a slot's payload.
+    """Parse the record in a slot's payload.
 
-    Raises ValueError for another size, an unknown kind or impossible values.
+    Raises:
+        ValueError: wrong size, unknown kind or impossible values.
     """
     if len(payload) != PAYLOAD_BYTES:
         raise ValueError(f"a payload has {PAYLOAD_BYTES} bytes, got {len(payload)}")
@@ -332,20 +333,20 @@ def _read_plan_applied(payload: bytes) -> Record:
 
 
 def _read_plan_refused(payload: bytes) -> Record:
-    _, rank, generation, plan_generation, layout_crc, told = _PLAN_REFUSED.unpack(payload)
+    _, rank, generation, plan_generation, layout_crc, encoded = _PLAN_REFUSED.unpack(payload)
     return PlanRefusedRecord(
         rank=rank,
         generation=generation,
         plan_generation=plan_generation,
         layout_crc=layout_crc,
-        reason=_to_text(told),
+        reason=_to_text(encoded),
     )
 
 
 def _read_save(
     kind: type[CheckpointRecord] | type[SnapshotRecord], payload: bytes
 ) -> CheckpointRecord | SnapshotRecord:
-    _, rank, step, generation, outcome, *others, told = _CHECKPOINT.unpack(payload)
+    _, rank, step, generation, outcome, *others, encoded = _CHECKPOINT.unpack(payload)
     if outcome >= len(SAVE_OUTCOMES):
         raise ValueError(f"unknown outcome {outcome} of a checkpoint")
     size, duration_s, ended_mono_s = others
@@ -356,13 +357,13 @@ def _read_save(
         outcome=SAVE_OUTCOMES[outcome],
         duration_s=duration_s,
         size_bytes=size,
-        reason=_to_text(told),
+        reason=_to_text(encoded),
         ended_mono_s=ended_mono_s,
     )
 
 
 def _read_plainly(kind: Callable[..., Record], layout: struct.Struct, payload: bytes) -> Record:
-    """A record whose payload holds its fields as they are, in order."""
+    """Parse a record whose payload holds its fields unchanged and in order."""
     names = (field.name for field in fields(kind))  # type: ignore[arg-type]
     return kind(**dict(zip(names, layout.unpack(payload)[1:], strict=True)))
 
@@ -380,9 +381,9 @@ _READERS: dict[int, Callable[[bytes], Record]] = {
 }
 
 
-def _to_text(told: bytes) -> str:
-    """Without a character that was cut in two, and the zeros a payload is filled with."""
-    return one_line(told.decode(errors="ignore").rstrip("\0"))
+def _to_text(encoded: bytes) -> str:
+    """Decode text without a cut-off last character and without the padding."""
+    return one_line(encoded.decode(errors="ignore").rstrip("\0"))
 
 
 def _to_optional(value: float) -> float | None:

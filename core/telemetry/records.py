@@ -1,7 +1,7 @@
-"""The facts a rank reports, as values; `record_codec.py` has their bytes.
+"""The records that a rank writes into its ring; `record_codec.py` has their bytes.
 
-A value that was not measured is None. Times named `_mono_s` are read from the monotonic clock of
-the record's own node and may be compared within that node only.
+A value that was not measured is None. Times named `_mono_s` come from the monotonic clock of the
+record's own node and are comparable within that node only.
 """
 
 import struct
@@ -10,8 +10,8 @@ from enum import IntEnum
 
 LOADS_PER_RECORD = 16
 SAVE_OUTCOMES = ("complete", "written", "skipped", "failed")
-EXIT_UNKNOWN = -1  # the exit code of a process whose end nobody saw: no process ends with it
-MAX_S = 1e6  # eleven days: sums and products of what is told stay finite
+EXIT_UNKNOWN = -1  # exit code of a process without known end: no real exit code
+MAX_S = 1e6  # eleven days: sums and products of reported times stay finite
 # The least and the most that a time may be, by its name.
 TIME_BOUNDS = {
     **dict.fromkeys(("compute_s", "duration_s", "gemm_s", "copy_s", "exchange_s"), (0.0, MAX_S)),
@@ -25,16 +25,20 @@ TIME_BOUNDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchRecord:
-    """One micro-batch on one rank: the work it was given and the compute time between collectives.
+    """One micro-batch on one rank: its features, and the compute time between collectives.
 
-    `compute_s` is what a device would report (CUDA events), never waiting for others.
-    `sum_len_squared` is the sum over documents of squared length (attention work, tokens^2);
-    `expert_rows` the token rows its local experts computed, all layers together;
-    `num_active_experts` how many local experts got at least one row, all layers together.
-    `rows_over_N`: the rows each local expert computed beyond its first N, added up the same way
-    (core/telemetry/expert_row_features.py): how many rows lie where an expert's device is full.
-    `num_documents`: 0 where not told. `tensor_share`: of all attention and dense layers, 0 to 1.
-    `head_tokens`: those whose logits this rank computed, where only some stages do; else 0.
+    Attributes:
+        compute_s: device time (CUDA events), without waiting for other ranks.
+        sum_len_squared: sum over documents of squared length, tokens^2: attention work.
+        expert_rows: token rows that the rank's local experts computed, all layers together.
+        num_active_experts: local experts with at least one row, all layers together.
+        stall_s: wall time less CPU time less run-queue wait: the process was stopped.
+        wait_s: time inside collectives.
+        num_documents: 0: not reported.
+        head_tokens: tokens whose logits this rank computed, where only some stages do; else 0.
+        tensor_share: the rank's share of all attention and dense layers, 0 to 1.
+        rows_over_16: rows beyond an expert's first 16, summed like `expert_rows`; likewise the
+            other knots of core/telemetry/expert_row_features.py.
     """
 
     rank: int
@@ -62,12 +66,17 @@ class MicroBatchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One optimizer step as this rank saw it; `tokens` and `loss` are of the global batch.
+    """One optimizer step as measured by one rank.
 
-    So is `sum_len_squared`, 0 where not told. `duration_s` holds the wait for the step's input,
-    wherever the trainer loads it; `input_wait_s` is this rank's own wait; None: not timed.
-    `transfer_s`: own time in collectives that all ranks entered together (waiting for nobody), and
-    `transfer_bytes` what was sent and received in them; None: no such collective was timed.
+    Attributes:
+        duration_s: includes the wait for the step's input.
+        tokens: of the global batch.
+        loss: of the global batch.
+        transfer_s: own time in collectives that all ranks entered together, so without waiting;
+            None: no such collective was timed.
+        transfer_bytes: bytes sent and received in those collectives.
+        sum_len_squared: of the global batch; 0: not reported.
+        input_wait_s: this rank's own wait for input; None: not timed.
     """
 
     rank: int
@@ -86,11 +95,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoadRecord:
-    """Tokens this rank's own batch routed to experts first_expert, first_expert + 1, ...
+    """Tokens that this rank's batch routed to experts first_expert, first_expert + 1, ...
 
-    Those of `num_ranks` ranks of a node, of which `rank` is one, where an agent added them up. A
-    ring's record holds LOADS_PER_RECORD at most; what follows each other is one on the wire's other
-    side, whatever its length.
+    `num_ranks`: the number of ranks of a node, `rank` among them, whose loads an agent added up. A
+    ring record holds at most LOADS_PER_RECORD loads; the agent joins consecutive ones.
     """
 
     rank: int
@@ -110,7 +118,7 @@ class ExpertLoadRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAppliedRecord:
-    """This rank trains under `generation` from step `step` on; `is_regroup` after a death."""
+    """This rank trains under `generation` from `step` on; `is_regroup`: after a death."""
 
     rank: int
     step: int
@@ -125,9 +133,9 @@ class PlanAppliedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExitRecord:
-    """A rank's process ended. `signal` is 0 for an exit by `exit_code`.
+    """The process of a rank ended; `signal` is 0 for an exit with `exit_code`.
 
-    The supervisor says it; where that was killed, the agent does, with `exit_code` EXIT_UNSEEN.
+    The supervisor reports it. If the supervisor was killed, the agent does, with EXIT_UNKNOWN.
     """
 
     rank: int
@@ -139,10 +147,10 @@ class RankExitRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord:
-    """What this rank read of the fixed probe that the controller asked for as `number`.
+    """Result of the fixed probe `number` that the controller requested.
 
-    Seconds of one matrix product and of one copy in memory, as the rank's clock tells them, and
-    of one message to the next rank and from the one before; `duration_s`: of all of it.
+    `gemm_s`, `copy_s`: one matrix product and one memory copy, by the rank's clock; `exchange_s`:
+    one message to the next rank and from the previous one; `duration_s`: all of it.
     """
 
     rank: int
@@ -158,9 +166,9 @@ class ProbeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRefusedRecord:
-    """This rank, which runs `generation`, can not follow the plan `plan_generation`.
+    """This rank, which runs `generation`, cannot apply the plan `plan_generation`.
 
-    `layout_crc` names the plan's content. Of the reason a slot has room for the beginning.
+    `layout_crc` identifies the plan's content. The slot truncates the reason.
     """
 
     rank: int
@@ -188,17 +196,18 @@ class _SaveRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord(_SaveRecord):
-    """What became of this rank's part of the checkpoint of `step`: one of SAVE_OUTCOMES.
+    """The result of this rank's part of the checkpoint of `step`: one of SAVE_OUTCOMES.
 
-    "written": others are still at it; "skipped": the one before is still being written, for
-    `duration_s` by now. Of the reason a slot has room for the beginning.
+    "written": other ranks are not finished; "skipped": the previous checkpoint is still being
+    written, for `duration_s` so far. The slot truncates the reason.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRecord(_SaveRecord):
-    """The same of its part of a snapshot in memory: "complete" once its copy and the one that it
-    keeps for another rank are there.
+    """The result of this rank's part of an in-memory snapshot.
+
+    "complete": its copy and the one that it keeps for another rank are stored.
     """
 
 
@@ -212,7 +221,7 @@ PAYLOAD_BYTES = 116  # kind, two bytes that are zero, fields, zeros to the end
 
 
 class RecordKind(IntEnum):
-    """Numbers on disk: never reuse one."""
+    """Numbers on disk; a number is never reused."""
 
     MICRO_BATCH = 1
     STEP = 2
@@ -226,6 +235,6 @@ class RecordKind(IntEnum):
 
 
 def payload_of(kind: RecordKind, fields: str) -> tuple[struct.Struct, int]:
-    """A whole payload with these fields, and its kind as the plain number that `struct` takes."""
+    """The struct of a whole payload with these fields, and the kind as a plain int for `struct`."""
     used = struct.Struct(f"<H2x{fields}").size
     return struct.Struct(f"<H2x{fields}{PAYLOAD_BYTES - used}x"), int(kind)

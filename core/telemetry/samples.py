@@ -10,11 +10,11 @@ KEPT_XIDS = 8  # of one device: the newest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceHealth:
-    """Read seldom, and the same from reading to reading unless something happened.
+    """Slow-changing state of one GPU; constant from sample to sample unless an event occurs.
 
-    None: this device or driver does not tell, never a guess. Counts are since the driver was
-    loaded. `nvlink_bytes_per_s` is the speed of all links that are up; `xids` the newest codes the
-    driver reported, in order, of `num_xids` since the agent began to listen.
+    None: the device or driver does not report it. Counts start when the driver is loaded.
+    `nvlink_bytes_per_s` is the total speed of all active links; `xids` are the newest error codes
+    of the driver, in order, out of `num_xids` since the agent started to listen.
     """
 
     memory_clock_max_mhz: float | None = None
@@ -45,10 +45,10 @@ class DeviceHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample:
-    """One reading of one GPU by NVML. None means: this device does not tell, never a guess.
+    """One reading of one GPU by NVML. None: the device does not report the value.
 
-    A MIG instance is a device of its own, in `parent_uuid`: its memory is its own, all other
-    readings are of the whole. Of a lost device nothing is known but that it is lost.
+    A MIG instance is a device of its own with `parent_uuid`: its memory is its own, all other
+    readings are of the whole GPU. A lost device has no values except `is_lost`.
     """
 
     device_index: int
@@ -99,12 +99,12 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """One reading of a node's kernel. None means: this kernel does not tell, never a guess.
+    """One reading of a node's kernel. None: the kernel does not report the value.
 
-    Pressures are shares of the last 10 s, 0 to 1, in which some (all) tasks that wanted to run
-    waited for the resource (Linux pressure stall information, "some" and "full"). Network: all
-    interfaces that are hardware, together; fabric: all InfiniBand and RoCE ports. Counts are since
-    boot. The wall clock: how far the kernel still has to move it, and its bound of the error.
+    Pressures are shares of the last 10 s, 0 to 1, in which some (or all) runnable tasks waited for
+    the resource (Linux pressure stall information, "some" and "full"). Network values are sums over
+    hardware interfaces, fabric values over InfiniBand and RoCE ports. Counts start at boot.
+    `clock_offset_s` is the remaining correction of the wall clock, `clock_error_s` its error bound.
     """
 
     sampled_s: float  # monotonic clock of the node

@@ -1,13 +1,14 @@
-"""The bytes of one rank's ring file: header, command slot, record slots. Pure: bytes in, bytes out.
+"""The bytes of one rank's ring file: header, command slot, record slots.
 
     0     header          magic, version, slot size and count, pid, JSON attachment
     4096  command slot    plan generation + checksum, probe, term, suspect ranks, bitmap of dead
                           ranks, agent heartbeat
     8192  record slots    SLOT_COUNT slots of SLOT_BYTES, oldest overwritten first
 
-Record slot: sequence (u64, index + 1, written last; 0 while being written), Adler-32 over sequence
-and payload, then the payload. A reader takes a slot only if the sequence is the one it waits for
-before and after the copy and the sum fits: a torn or corrupt slot is counted, never believed.
+Record slot: sequence (u64, index + 1, written last; 0 while it is being written), Adler-32 over
+sequence and payload, then the payload. A reader accepts a slot only if the sequence is the expected
+one before and after the copy and the checksum matches; torn and corrupt slots are counted and
+skipped.
 """
 
 import json
@@ -32,7 +33,7 @@ COMMAND_OFFSET = 4096
 SLOTS_OFFSET = 8192
 FILE_BYTES = SLOTS_OFFSET + SLOT_BYTES * SLOT_COUNT
 MAX_RANKS = 16384  # ranks of one job the death bitmap has room for
-MAX_SUSPECTS = 64  # where more are, all are: there is no order in that
+MAX_SUSPECTS = 64  # the lowest ranks, where there are more
 
 T = TypeVar("T")
 _HEADER = struct.Struct("<8sHHIII")  # magic, version, slot bytes, slot count, pid, JSON length
@@ -40,7 +41,7 @@ _SLOT = struct.Struct(f"<QI{PAYLOAD_BYTES}s")  # sequence, checksum, payload
 SLOT_REST = struct.Struct(f"<I{PAYLOAD_BYTES}s")  # all but the sequence
 _COMMAND = struct.Struct(f"<QI4xQQQQQ32s{2 * MAX_SUSPECTS}s{MAX_RANKS // 8}s")
 _SUSPECTS = struct.Struct(f"<{MAX_SUSPECTS}H")
-_NOBODY = 0xFFFF
+_NO_RANK = 0xFFFF
 HEARTBEAT = struct.Struct("<d")
 HEARTBEAT_OFFSET = COMMAND_OFFSET + _COMMAND.size
 COMMAND_BYTES = _COMMAND.size
@@ -58,11 +59,11 @@ class TornError(ValueError):
 
 
 class CorruptError(ValueError):
-    """A slot's bytes do not fit its checksum or make no record: count it and go on."""
+    """A slot does not match its checksum or holds no record; the reader counts it and continues."""
 
 
 def encode_header(attachment: Attachment) -> bytes:
-    """The header of a new ring. Raises ValueError where the attachment does not fit."""
+    """The header of a new ring. Raises ValueError if the attachment is too large."""
     values = asdict(attachment)
     if attachment.model is not None and attachment.model.schedule is Schedule.ONE_F_ONE_B:
         del values["model"]["schedule"]  # the default: agents from before this field read it, too
@@ -74,9 +75,11 @@ def encode_header(attachment: Attachment) -> bytes:
 
 
 def decode_header(header: bytes) -> Attachment:
-    """The attachment in a ring's header.
+    """Parse the attachment in a ring's header.
 
-    Raises VersionError for a ring of another version, ValueError for what is no ring at all.
+    Raises:
+        VersionError: the ring has another version.
+        ValueError: the file is not a ring.
     """
     if len(header) < _HEADER.size:
         raise ValueError("too short for a ring")
@@ -101,34 +104,45 @@ def decode_header(header: bytes) -> Attachment:
 
 
 def _checked(kind: type[T], values: dict[str, Any]) -> T:
-    """`kind` made of JSON values, each of the type its field declares."""
+    """An instance of `kind` from JSON values, each of the type that its field declares."""
     for field in fields(kind):  # type: ignore[arg-type]
         value = values.get(field.name)
-        is_told = field.type in (int, str, bool) and field.name in values
-        if is_told and type(value) is not field.type:
+        is_given = field.type in (int, str, bool) and field.name in values
+        if is_given and type(value) is not field.type:
             raise TypeError(f"{field.name} is {value!r}")
     return kind(**values)
 
 
 def slot_offset(index: int) -> int:
-    """Where record number `index` (from 0, never wrapping) lies in the file."""
+    """The file offset of record number `index` (from 0, never wrapping)."""
     return SLOTS_OFFSET + (index % SLOT_COUNT) * SLOT_BYTES
 
 
 def slot_checksum(sequence: bytes, payload: bytes) -> int:
-    """The checksum of a slot whose eight first bytes are `sequence`.
+    """The checksum of a slot whose first eight bytes are `sequence`.
 
-    No CRC: the tables of one are cold in every micro-batch, and half of a record's price at p99.
+    Adler-32, not CRC: the CRC tables are cold in every micro-batch, half of a record's cost at p99.
     """
     return zlib.adler32(payload, zlib.adler32(sequence))
 
 
 def decode_slot(index: int, before: int, slot: bytes, after: int) -> Record | None:
-    """Record number `index` from a copied slot and the sequence read before and after the copy.
+    """Record number `index` from a copied slot.
 
-    None while it is not written yet. Raises TornError where the writer was at work, CorruptError
-    where the content can not be trusted, LookupError where the writer has lapped the reader (that
-    too must fit the checksum: a damaged sequence may not send the reader into the far future).
+    Args:
+        index: the number of the record, from 0.
+        before: the sequence read before the copy.
+        slot: the copied bytes.
+        after: the sequence read after the copy.
+
+    Returns:
+        The record; None if it is not written yet.
+
+    Raises:
+        TornError: the writer changed the slot during the copy.
+        CorruptError: the content does not match its checksum or is not a record.
+        LookupError: the writer has lapped the reader. The checksum must match here, too, so that a
+            damaged sequence cannot move the reader forward.
     """
     expected = index + 1
     if before != after:
@@ -137,8 +151,8 @@ def decode_slot(index: int, before: int, slot: bytes, after: int) -> Record | No
         return None
     if len(slot) < _SLOT.size:
         raise CorruptError(f"record {index} is cut off")
-    sequence, told, payload = _SLOT.unpack_from(slot)
-    if sequence != before or told != slot_checksum(slot[: SEQUENCE.size], payload):
+    sequence, checksum, payload = _SLOT.unpack_from(slot)
+    if sequence != before or checksum != slot_checksum(slot[: SEQUENCE.size], payload):
         raise CorruptError(f"record {index} does not fit its checksum")
     if before > expected:
         raise LookupError(f"record {index} is overwritten by record {before - 1}")
@@ -150,13 +164,16 @@ def decode_slot(index: int, before: int, slot: bytes, after: int) -> Record | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSlot:
-    """What the node's agent wants this rank to know: the newest plan and who is dead.
+    """Commands from the node's agent to one rank.
 
-    `plan_generation` 0 means: no plan. The plan itself is the file `plan_file_name(generation)`
-    beside the ring; `plan_sha256` is the digest of its bytes. `probe` is the number of the newest
-    probe that is asked for (0: none); numbers ascend. `suspect_ranks`: those on nodes with an open
-    finding, the lowest MAX_SUSPECTS at most. All of it is meant for one `life` of the job; 0 is
-    any. `term` is that of the controller that said it: nothing of an earlier one is obeyed.
+    Attributes:
+        plan_generation: 0: no plan. The plan is the file `plan_file_name(generation)` in the
+            directory of the ring.
+        plan_sha256: the digest of that file.
+        life: the launch of the job that the commands are for; 0: any.
+        probe: the number of the newest requested probe, ascending; 0: none.
+        suspect_ranks: ranks on nodes with an open finding, the lowest MAX_SUSPECTS at most.
+        term: of the controller that sent the commands; commands of earlier terms are ignored.
     """
 
     plan_generation: int = 0
@@ -170,7 +187,7 @@ class CommandSlot:
 
 
 def encode_command(sequence: int, command: CommandSlot) -> bytes:
-    """The command slot's bytes; `sequence` grows with every write and is stored last."""
+    """The bytes of the command slot; `sequence` grows with every write and is stored last."""
     bitmap = _to_bitmap(command.dead_ranks)
     plan = (command.plan_generation, command.base_generation)
     numbers = (*plan, command.life, command.probe, command.term)
@@ -179,10 +196,14 @@ def encode_command(sequence: int, command: CommandSlot) -> bytes:
 
 
 def decode_command(area: bytes) -> tuple[int, CommandSlot]:
-    """(sequence, command) from the slot's bytes; (0, empty) before the agent's first write.
+    """Parse the command slot.
 
-    Raises TornError where the bytes do not fit their checksum (read again at the next step),
-    ValueError where they are too few.
+    Returns:
+        (sequence, command); (0, empty command) before the agent's first write.
+
+    Raises:
+        TornError: the checksum does not match: read again at the next step.
+        ValueError: the area is too short.
     """
     if len(area) < _COMMAND.size:
         raise ValueError(f"a command slot has {_COMMAND.size} bytes, got {len(area)}")
@@ -199,7 +220,7 @@ def decode_command(area: bytes) -> tuple[int, CommandSlot]:
         dead_ranks=frozenset(_from_bitmap(bitmap)),
         life=life,
         probe=probe,
-        suspect_ranks=frozenset(_SUSPECTS.unpack(suspects)) - {_NOBODY},
+        suspect_ranks=frozenset(_SUSPECTS.unpack(suspects)) - {_NO_RANK},
         term=term,
     )
     return sequence, command
@@ -213,7 +234,7 @@ def _to_list(ranks: Iterable[int]) -> bytes:
     lowest = sorted(ranks)[:MAX_SUSPECTS]
     if not all(0 <= rank < MAX_RANKS for rank in lowest):
         raise ValueError(f"suspects {lowest} are beyond the {MAX_RANKS} ranks of a job")
-    return _SUSPECTS.pack(*lowest, *[_NOBODY] * (MAX_SUSPECTS - len(lowest)))
+    return _SUSPECTS.pack(*lowest, *[_NO_RANK] * (MAX_SUSPECTS - len(lowest)))
 
 
 def _to_bitmap(ranks: Iterable[int]) -> bytes:
@@ -234,7 +255,7 @@ def _from_bitmap(bitmap: bytes) -> Iterable[int]:
 
 
 def ring_file_name(rank: int) -> str:
-    """A rank's ring, in the job's directory below the node's ring directory."""
+    """The file name of a rank's ring, in the job's directory below the node's ring directory."""
     return f"rank-{rank:05d}.ring"
 
 
@@ -242,27 +263,29 @@ SUPERVISOR_RING = "supervisor.ring"
 
 
 def plan_file_name(generation: int) -> str:
-    """A plan the agent offers: written whole under another name, then renamed to this one."""
+    """The file name of a plan; it is written under another name and renamed to this one when
+    complete.
+    """
     return f"plan-{generation:06d}.json"
 
 
 def parse_plan_file_name(name: str) -> int | None:
-    """The generation of a plan's file; None for any other name."""
+    """The generation of a plan's file, or None for any other name."""
     found = _PLAN_NAME.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def layout_file_name(generation: int, life: int = 0) -> str:
-    """A layout that this life of the job runs: the first one and those that survivors agreed on."""
+    """The file name of a layout that this life of the job runs."""
     return f"layout-{life}-{generation:06d}.json"
 
 
 def parse_layout_file_name(name: str) -> tuple[int, int] | None:
-    """(generation, life) of a layout's file; None for any other name."""
+    """(generation, life) of a layout's file, or None for any other name."""
     found = _LAYOUT_NAME.fullmatch(name)
     return None if found is None else (int(found[2]), int(found[1]))
 
 
 def is_job_file_name(name: str) -> bool:
-    """True for rings, plans, layouts and their unfinished copies: all of one life of a job."""
+    """Whether a file belongs to one life of a job: rings, plans, layouts and unfinished copies."""
     return _JOB_FILE.fullmatch(name) is not None

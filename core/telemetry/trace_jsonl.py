@@ -1,6 +1,6 @@
-"""A recorded run as JSON lines: the format that agents write and `pacekeeper replay` reads. Pure.
+"""Trace files as JSON lines: written by agents, read by `pacekeeper replay`.
 
-The first line is the header, each other line one fact, `kind` first (here broken for print):
+The first line is the header, each other line one fact, `kind` first (wrapped here for print):
 
     {"kind": "header", "format": "pacekeeper-trace", "version": 1, "job": "j", "life": 7,
      "node": "n"}
@@ -9,10 +9,10 @@ The first line is the header, each other line one fact, `kind` first (here broke
     {"kind": "device", "device_uuid": "GPU-1", "sampled_s": 81.5, "sm_clock_mhz": 1980.0, ...}
     {"kind": "host", "sampled_s": 81.5, "load_1min": 3.2, ...}
 
-Fields are those of `core.telemetry.records`, of Attachment, DeviceSample and HostSample in
-`core.telemetry.samples` and of a device's `health`, an object, in `core.telemetry.device_health`;
-one that was not measured is left out, as is one that has its default. One file holds one life of
-one job on one node; its moments are of that node's monotonic clock.
+Fields are those of `core.telemetry.records`, of Attachment, and of DeviceSample, HostSample and
+DeviceHealth (an object, `health`) in `core.telemetry.samples`. A field with its default, and one
+that was not measured, is omitted. One file holds one life of one job on one node; its times are of
+that node's monotonic clock.
 """
 
 import json
@@ -59,13 +59,13 @@ NOT_REPORTED = -1.0  # in a column of times: no time is
 _values_of = dict[str, Any].values
 _decoded = json.JSONDecoder().raw_decode  # a third of the time of json.loads is around it
 _KIND_OF = {made: kind for kind, made in KINDS.items()}
-_JOB_FIELDS = ("job", "life")  # told once, in the header
+_JOB_FIELDS = ("job", "life")  # stored once, in the header
 _LISTS = ("counts", "processes", "xids")  # of whole numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceHeader:
-    """Whose file it is."""
+    """The job, its life and the node of a trace file."""
 
     job: str
     life: int = 0
@@ -78,20 +78,24 @@ def header_line(header: TraceHeader) -> str:
 
 
 def attached_line(attachment: Attachment) -> str:
-    """What a rank said of itself, without what the header says."""
-    values = _told(attachment)
+    """The attachment of a rank, without the fields of the header."""
+    values = _set_fields(attachment)
     for name in _JOB_FIELDS:
         values.pop(name, None)
     return _line({"kind": "attached", **values})
 
 
 def record_line(record: Record | Sample) -> str:
-    """One record, or one sample of the node."""
-    return _line({"kind": _KIND_OF[type(record)], **_told(record)})
+    """One record or one sample of the node."""
+    return _line({"kind": _KIND_OF[type(record)], **_set_fields(record)})
 
 
 def parse_header(text: str) -> TraceHeader:
-    """The header in a file's first line. Raises ValueError, saying what is wrong with it."""
+    """Parse a file's first line.
+
+    Raises:
+        ValueError: it is not a header of this format; the message gives the reason.
+    """
     values = parse_object(text)
     if values.get("kind") != "header" or values.get("format") != FORMAT:
         raise ValueError(f"not a {FORMAT} file: its first line is no header")
@@ -104,7 +108,11 @@ def parse_header(text: str) -> TraceHeader:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """A line's values by name, as they stand there. Raises ValueError where it is no object."""
+    """Parse one line as a JSON object.
+
+    Raises:
+        ValueError: the line is not a JSON object.
+    """
     try:
         value, end = _decoded(text)
     except (json.JSONDecodeError, RecursionError):
@@ -122,26 +130,34 @@ def _loaded(text: str) -> object:
 
 
 def parse_fact(values: Mapping[str, Any], header: TraceHeader) -> Fact:
-    """What the values of a line say. Raises ValueError, saying what is wrong with them."""
-    told = dict(values)
-    kind = told.pop("kind", None)
+    """The record, sample or attachment of a parsed line.
+
+    Args:
+        values: the line's values by name.
+        header: of the file; it supplies job and life of attachments.
+
+    Raises:
+        ValueError: the values are invalid; the message gives the reason.
+    """
+    given = dict(values)
+    kind = given.pop("kind", None)
     if kind == "attached":
-        told |= {"job": header.job, "life": header.life}
-        model = told.get("model")
+        given |= {"job": header.job, "life": header.life}
+        model = given.get("model")
         if model is not None:
             model = dict(_object_value(model, "model"))
             if model.get("schedule") is not None:
                 model["schedule"] = parse_schedule(model["schedule"])
-            told["model"] = _made(ModelShape, model)
-        told["clock"] = Clock(told.get("clock", Clock.WALL))
-        return _made(Attachment, told)  # type: ignore[no-any-return]
+            given["model"] = _made(ModelShape, model)
+        given["clock"] = Clock(given.get("clock", Clock.WALL))
+        return _made(Attachment, given)  # type: ignore[no-any-return]
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r:.40}")
-    told = _with_tuples(told)
-    if told.get("health") is not None:
-        health = _with_tuples(_object_value(told["health"], "health"))
-        told["health"] = _made(DeviceHealth, health)
-    return _made(KINDS[kind], told)  # type: ignore[no-any-return]
+    given = _with_tuples(given)
+    if given.get("health") is not None:
+        health = _with_tuples(_object_value(given["health"], "health"))
+        given["health"] = _made(DeviceHealth, health)
+    return _made(KINDS[kind], given)  # type: ignore[no-any-return]
 
 
 def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,18 +168,20 @@ def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_columns(kind: str, lines: Sequence[dict[str, Any]]) -> dict[str, Sequence[Any]] | None:
-    """The values of many lines of one kind, by field, what is not told -1.0 or its default.
+    """The values of many lines of one kind by field; a missing value is -1.0 or the field's
+    default.
 
-    None where `parse_fact` rejects one of them, or might: it takes one at a time and gives the
-    reason.
+    Returns:
+        The columns; None if `parse_fact` rejects one of the lines, or might: it takes one line at a
+        time and gives the reason.
     """
     expected, names = _expected(kind), tuple(lines[0])
     if not expected.keys() | {"kind"} >= set(names):
         return None
     if all(tuple(values) == names for values in lines):
-        told = dict(zip(names, zip(*map(_values_of, lines), strict=True), strict=True))
+        given = dict(zip(names, zip(*map(_values_of, lines), strict=True), strict=True))
     elif all(values.keys() <= expected.keys() | {"kind"} for values in lines):
-        told = {
+        given = {
             name: tuple(values.get(name, default) for values in lines)
             for name, (_, default) in expected.items()
         }
@@ -171,7 +189,7 @@ def parse_columns(kind: str, lines: Sequence[dict[str, Any]]) -> dict[str, Seque
         return None
     columns: dict[str, Sequence[Any]] = {}
     for name, (types, default) in expected.items():
-        columns[name] = told.get(name, (default,) * len(lines))
+        columns[name] = given.get(name, (default,) * len(lines))
         if not types.issuperset(map(type, columns[name])):
             return None
     return columns
@@ -179,7 +197,7 @@ def parse_columns(kind: str, lines: Sequence[dict[str, Any]]) -> dict[str, Seque
 
 @cache
 def _expected(kind: str) -> dict[str, tuple[frozenset[type], Any]]:
-    """Of each field its types and what counts where it is not told; nothing does of some."""
+    """The types of each field, and its value where a line omits it (None: required)."""
     of_type: dict[Any, tuple[type, ...]] = {
         int: (int,), bool: (bool,), float: (int, float), float | None: (int, float),
     }  # fmt: skip
@@ -196,15 +214,15 @@ def _expected(kind: str) -> dict[str, tuple[frozenset[type], Any]]:
     }
 
 
-def _told(value: Any) -> dict[str, Any]:
-    """Fields that differ from their defaults, by name; of a health and a model shape likewise."""
-    told = asdict(value)
+def _set_fields(value: Any) -> dict[str, Any]:
+    """The fields that differ from their defaults, by name; for `health` and `model` likewise."""
+    given = asdict(value)
     if isinstance(value, DeviceSample) and value.health is not None:
-        told["health"] = _told(value.health)
+        given["health"] = _set_fields(value.health)
     if isinstance(value, Attachment) and value.model is not None:
-        told["model"] = _told(value.model)
+        given["model"] = _set_fields(value.model)
     return {
-        field.name: told[field.name]
+        field.name: given[field.name]
         for field in fields(value)
         if field.default is MISSING or getattr(value, field.name) != field.default
     }
@@ -221,7 +239,9 @@ def _object_value(value: object, what: str) -> dict[str, Any]:
 
 
 def _made(kind: type[Any], values: dict[str, Any]) -> Any:
-    """`kind` of these values, each checked against its field's type; unknown ones are refused."""
+    """An instance of `kind`, each value checked against its field's type; unknown fields are
+    rejected.
+    """
     types = {field.name: field.type for field in fields(kind)}
     for name, value in values.items():
         if name not in types:
