@@ -12,10 +12,16 @@ METRICS_PORT = 9464
 
 
 def split_address(address: str, *, first_port: int = 1) -> tuple[str, int]:
-    """HOST:PORT or [HOST]:PORT as (host, port); raises ValueError for anything else.
+    """Parse HOST:PORT or [HOST]:PORT.
 
-    Who listens may say port 0, for any free one: `first_port=0`. Not left to gRPC, which takes port
-    443 for a missing one and wraps one that is too large.
+    gRPC cannot do this: it uses port 443 for a missing one and wraps one that is too large.
+
+    Args:
+        address: the text.
+        first_port: the lowest valid port; 0 for listeners, where it means any free port.
+
+    Raises:
+        ValueError: the text is anything else.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -28,9 +34,10 @@ def split_address(address: str, *, first_port: int = 1) -> tuple[str, int]:
 
 
 def split_addresses(addresses: str, *, first_port: int = 1) -> tuple[str, ...]:
-    """The addresses in HOST:PORT,HOST:PORT; raises ValueError where one of them is none.
+    """The addresses in HOST:PORT,HOST:PORT; a listener (`first_port=0`) has exactly one.
 
-    Who listens (`first_port=0`) does so at one.
+    Raises:
+        ValueError: one of them is not an address.
     """
     found = tuple(one.strip() for one in addresses.split(",")) if first_port else (addresses,)
     for one in found:
@@ -39,14 +46,15 @@ def split_addresses(addresses: str, *, first_port: int = 1) -> tuple[str, ...]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The address of both; a host of IPv6 in brackets."""
+    """HOST:PORT, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(address: str) -> bool:
-    """Does HOST:PORT stay within this node, whoever resolves names? Only what surely does counts.
+    """Whether HOST:PORT is certain to stay within this machine: a loopback address or "localhost".
 
-    Raises ValueError for what is no address.
+    Raises:
+        ValueError: the text is not an address.
     """
     host, _ = split_address(address, first_port=0)
     if host == "localhost":

@@ -1,11 +1,11 @@
-"""Every failure people see: each class says whose fault it is and has its own exit code."""
+"""The errors that users see; each class has its own exit code."""
 
 import errno
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a `pacekeeper` command returns to the shell."""
+    """The exit codes of `pacekeeper` commands."""
 
     OK = 0
     INTERNAL = 1
@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
 
 
 class PacekeeperError(Exception):
-    """A failure with a remedy: `what` happened and what the reader can do about it."""
+    """A failure with its remedy: `what` happened and what the user can do."""
 
     exit_code = ExitCode.INTERNAL
 
@@ -40,13 +40,20 @@ class ConfigError(PacekeeperError):
 
 
 class HostError(PacekeeperError):
-    """This machine refuses: a port in use, a directory without permission, a full disk."""
+    """This machine prevents it: a port in use, a directory without permission, a full disk."""
 
     exit_code = ExitCode.HOST
 
 
 def listen_error(address: str, error: OSError, *, option: str, rival: str) -> HostError:
-    """Nobody can listen on `address`, named with `option`; `rival` is who may have the port."""
+    """The error for a failed listen on `address`.
+
+    Args:
+        address: HOST:PORT.
+        error: the exception of the socket.
+        option: the command line option of the address.
+        rival: the program that may use the port.
+    """
     if error.errno is not None and error.errno < 0:  # of name resolution: codes of its own
         remedy = f"no host of this name is known here: give {option} an address of this machine"
     elif error.errno == errno.EADDRNOTAVAIL:
@@ -58,11 +65,11 @@ def listen_error(address: str, error: OSError, *, option: str, rival: str) -> Ho
     else:
         remedy = f"choose another {option} HOST:PORT"
     why = error.strerror or str(error)
-    return HostError(f"can not listen on {address}: {why}", remedy=remedy)
+    return HostError(f"cannot listen on {address}: {why}", remedy=remedy)
 
 
 class VersionError(PacekeeperError):
-    """Two parts of different versions met; neither is wrong alone."""
+    """Two parts of different versions are combined."""
 
     exit_code = ExitCode.VERSION
 
@@ -74,30 +81,30 @@ class UnreachableError(PacekeeperError):
 
 
 class DeniedError(PacekeeperError):
-    """The other side knows who asks, or does not, and will not answer."""
+    """The other side rejected the caller's identity or permission."""
 
     exit_code = ExitCode.DENIED
 
 
 class DataError(PacekeeperError):
-    """A file given to us is not what it should be: names the file and what was expected."""
+    """An input file is invalid; the message names the file and the expectation."""
 
     exit_code = ExitCode.DATA
 
 
 class LostStateError(PacekeeperError):
-    """State has no living holder any more; only a checkpoint can bring it back."""
+    """A block has no living holder; only a checkpoint can restore it."""
 
     exit_code = ExitCode.LOST_STATE
 
 
 class CorruptStateError(PacekeeperError):
-    """Copies of one block are not the same: some of them are wrong, and nobody knows since when."""
+    """Copies of one block differ: some of them are wrong, since an unknown step."""
 
     exit_code = ExitCode.CORRUPT_STATE
 
 
 class NoQuorumError(PacekeeperError):
-    """Too few ranks are left on this side of a broken network: the others may go on."""
+    """Too few ranks are left on this side of a network partition; the other side may continue."""
 
     exit_code = ExitCode.NO_QUORUM

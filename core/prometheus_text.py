@@ -1,7 +1,7 @@
-"""The text that Prometheus reads (exposition format 0.0.4), with the text before each value kept.
+"""The Prometheus text format (0.0.4), with the text before each value cached.
 
-Series of a fleet differ from one scrape to the next in their values only: names and labels are
-escaped and joined once.
+The series of a fleet differ between scrapes in their values only: names and labels are escaped and
+joined once.
 """
 
 from math import isfinite
@@ -35,7 +35,7 @@ class MetricFamily:
         return f"{self.prefix(values)}{_number(value)}\n"
 
     def line_once(self, value: float, *values: str) -> str:
-        """The same for who keeps the line: nothing is remembered here."""
+        """As `line`, without caching, for callers that keep the line."""
         return f"{self._joined(values)}{_number(value)}\n"
 
     def _joined(self, values: tuple[str, ...]) -> str:
@@ -48,25 +48,25 @@ class MetricFamily:
 
 
 class MetricsPage:
-    """What one scrape is answered. Each family stands in one piece, as the format wants it."""
+    """The response to one scrape; all lines of a family are together, as the format requires."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[str]] = {}
 
     def add(self, family: MetricFamily, value: float, *values: str) -> None:
-        """One series more."""
+        """Add one series."""
         self.add_line(family, family.line(value, *values))
 
     def add_line(self, family: MetricFamily, line: str) -> None:
-        """The same of a line that is made already."""
+        """Add a finished line."""
         self.lines_of(family).append(line)
 
     def lines_of(self, family: MetricFamily) -> list[str]:
-        """The lines of this family so far; a family without lines is told by its head alone."""
+        """The lines of this family so far; a family without series has its head only."""
         return self._lines.setdefault(family.name, [family.head])
 
     def text(self) -> str:
-        """All of it."""
+        """The whole page."""
         return "".join(line for lines in self._lines.values() for line in lines)
 
 

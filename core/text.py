@@ -1,13 +1,10 @@
-"""Text that others wrote, as one line of bounded length that moves no terminal's cursor. Pure.
-
-It goes into logs, onto terminals and pages: what is no printable character becomes a blank.
-"""
+"""Text from other programs as one printable line of bounded length.
 
 MAX_CHARACTERS = 500
 
 
 def one_line(text: str, most: int = MAX_CHARACTERS) -> str:
-    """The same text where it is fit for that already, as nearly all is."""
+    """`text` cut to `most` characters, with every unprintable character replaced by a blank."""
     if len(text) <= most and text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " for c in text[:most]).strip()

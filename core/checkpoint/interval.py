@@ -1,6 +1,6 @@
-"""What saving costs a run, how often it went back, and so how often it should save. Pure.
+"""The cost of saving, the number of restores, and the checkpoint interval that follows from them.
 
-Measured by the ranks, told in their parts, gathered in the manifest: the next life goes on with it.
+Ranks measure the costs, manifests keep them, and the next run of the job continues with them.
 """
 
 from collections.abc import Iterable
@@ -12,8 +12,13 @@ from pacekeeper.core.checkpoint.sparse_window import best_interval_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCosts:
-    """held_s: that one checkpoint, all its steps, held training; `step_s` of training; `running_s`
-    of the job, all its lives, in which it went back to a checkpoint `num_restores` times.
+    """Measured costs of checkpoints.
+
+    Attributes:
+        held_s: time that one checkpoint, all its steps, stopped training.
+        step_s: time of one training step.
+        running_s: run time of the job, all its runs.
+        num_restores: restores from a checkpoint in that time.
     """
 
     held_s: float
@@ -29,13 +34,15 @@ class SaveCosts:
 
     @property
     def between_restores_s(self) -> float:
-        """The mean time; before the first that of the whole run, which it is at least."""
+        """The mean time between restores; before the first one the run time, a lower bound."""
         return self.running_s / max(1, self.num_restores)
 
     @property
     def best_period_steps(self) -> int | None:
-        """Steps between two checkpoints of one step that cost least, saving and doing again taken
-        together: Young's and Daly's interval. None where too little is known.
+        """Steps between two checkpoints with the least total cost of saving and redoing (Young,
+        Daly).
+
+        None if too little is known.
         """
         if not self.held_s or not self.running_s:
             return None
@@ -43,7 +50,7 @@ class SaveCosts:
         return max(1, round(steps)) if steps < inf else None
 
     def text(self) -> str:
-        """For people: what it is, and what would be best."""
+        """The costs and the best period in words."""
         best, hours = self.best_period_steps, self.running_s / 3600
         held = f"one holds training for {1e3 * self.held_s:.1f} ms ({self.held_s / self.step_s:.1%}"
         least = "at least " if not self.num_restores else ""
@@ -53,8 +60,9 @@ class SaveCosts:
 
 
 def combine_costs(told: Iterable[SaveCosts | None]) -> SaveCosts | None:
-    """Of a job, from what its ranks measured: the most counts, as all wait for the slowest and who
-    came late knows less. None where nobody measured.
+    """The costs of a job from those of its ranks; None if no rank measured any.
+
+    The maximum counts: all ranks wait for the slowest, and late ranks know less.
     """
     known = [costs for costs in told if costs is not None]
     if not known:

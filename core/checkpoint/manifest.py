@@ -1,10 +1,10 @@
-"""What a checkpoint holds: one value that vouches for every piece of every block.
+"""The manifest: which tensors of which block lie where, and their digests.
 
-Pure. A checkpoint is one more holder of blocks: it knows no ranks but who wrote which file, so that
-any layout can be filled from it. It exists from the moment its manifest does, never before. Of a
-partial checkpoint some pieces lie in files of older ones: its manifest names each where it is.
-Of a window they are of several steps, which are done again (core/checkpoint/sparse_window.py):
-nothing is lost. JSON form: core/checkpoint/manifest_codec.py.
+A checkpoint does not depend on ranks (only file names contain them), so that any layout can be
+filled from it. It exists once its manifest is written. In a partial checkpoint some pieces lie in
+files of older checkpoints; the manifest names each file. In a window the pieces are of several
+steps, which a restore does again (core/checkpoint/sparse_window.py), so nothing is lost. JSON form:
+core/checkpoint/manifest_codec.py.
 """
 
 import re
@@ -25,10 +25,10 @@ RunFingerprint = Mapping[str, int | float | str]
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class CheckpointId:
-    """A checkpoint's place in the history of its job: the order of ids is that of their making.
+    """The position of a checkpoint in the history of its job; ids sort by time of creation.
 
-    `life`: of the launch that wrote it; `generation`: of the layout then; `step`: steps committed.
-    After a job went back to an earlier step, generation or life are higher.
+    `life`: the launch that wrote it; `generation`: of the layout then; `step`: committed steps.
+    After a restore from an earlier step, generation or life are higher.
     """
 
     life: int
@@ -37,12 +37,12 @@ class CheckpointId:
 
     @property
     def name(self) -> str:
-        """The name of its directory; names sort as ids do."""
+        """The directory name; names sort like ids."""
         return f"{self.life:013d}-g{self.generation:04d}-step{self.step:08d}"
 
     @classmethod
     def of_name(cls, name: str) -> "CheckpointId | None":
-        """The id of a directory; None for a name that is none."""
+        """The id of a directory name, or None for any other name."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -55,9 +55,9 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Piece:
-    """What is written as one: a block's weights (no `kind`), or one kind of its moments.
+    """The unit of writing: a block's weights (no `kind`), or one kind of its optimizer moments.
 
-    Of a large one, strip `strip` (0, 1, ..) of `strips`: of each of its tensors some rows.
+    A large piece is cut: strip `strip` (0, 1, ..) of `strips` has some rows of each of its tensors.
     """
 
     block: Block
@@ -67,28 +67,31 @@ class Piece:
 
     @classmethod
     def of(cls, block: Block, tensor: str) -> "Piece":
-        """The piece that a block's tensor is part of: `w1` of weights, `w1.exp_avg` of exp_avg."""
+        """The piece that contains a block's tensor: `w1` is of the weights, `w1.exp_avg` of
+        exp_avg.
+        """
         return cls(block, tensor.partition(".")[2])
 
     @property
     def whole(self) -> "Piece":
-        """What it is a strip of, itself where it is not cut."""
+        """The uncut piece."""
         return self if self.strips == 1 else Piece(self.block, self.kind)
 
     def cut(self, strips: int) -> "tuple[Piece, ...]":
-        """A whole one in so many strips."""
+        """The strips of an uncut piece."""
         return tuple(Piece(self.block, self.kind, strip, strips) for strip in range(strips))
 
     def rows(self, num_rows: int) -> range:
-        """Those of a tensor of `num_rows` (its first dimension) that are in it, maybe none."""
+        """The rows of the strip in a tensor of `num_rows` rows (first dimension), possibly none."""
         first, end = (num_rows * strip // self.strips for strip in (self.strip, self.strip + 1))
         return range(first, end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """One file: its path from the root, size, and the SHA-256 of its header, which places the
-    tensors. The first name of the path is that of the checkpoint it was written for.
+    """One file: path from the root, size, and SHA-256 of the header that places the tensors.
+
+    The first part of the path is the name of the checkpoint that the file was written for.
     """
 
     name: str
@@ -98,10 +101,11 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceEntry:
-    """Where a piece's tensors lie: `size_bytes` from `first_byte` of the file; their SHA-256.
+    """The location of a piece's tensors: `size_bytes` from `first_byte` of the file, and their
+    SHA-256.
 
-    `tokens`: of an expert, how many had been routed to it in this run when it was saved. `step`: in
-    a window, how many steps had been committed then; None elsewhere.
+    `tokens`: for an expert, the tokens routed to it in this run before it was saved. `step`: in a
+    window, the steps committed when it was saved; None elsewhere.
     """
 
     piece: Piece
@@ -115,8 +119,9 @@ class PieceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLedgerState:
-    """What became of a run's tokens: `routed` to each expert, [layer][expert]; `lost` by layer in
-    the restores that led to this state, `num_faults` of these. Empty: nobody counted.
+    """Token counts of a run: `routed` to each expert, [layer][expert]; `lost` by layer.
+
+    `lost` counts the `num_faults` restores that led to this state. Empty: not counted.
     """
 
     routed: tuple[tuple[int, ...], ...] = ()
@@ -126,8 +131,9 @@ class TokenLedgerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankManifest:
-    """What one rank has written, durable when the part is visible: files of whole pieces. `frozen`:
-    in a window, weights of blocks whose state is of a later step.
+    """The files and pieces that one rank wrote, all durable before it becomes visible.
+
+    `frozen`: in a window, weights of blocks whose state is of a later step.
     """
 
     files: tuple[FileEntry, ...]
@@ -139,7 +145,7 @@ class RankManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowStart:
-    """The first step of a window: steps committed then, and updates of the optimizer."""
+    """The first step of a window: committed steps and optimizer updates at that time."""
 
     step: int
     num_updates: int
@@ -147,16 +153,23 @@ class WindowStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A complete checkpoint. Raises ValueError unless it has all pieces of its layout's blocks.
+    """A complete checkpoint, with all pieces of its layout's blocks.
 
-    `step`: steps committed, so the next one to do; `ticket`: transactions; `num_updates`: of the
-    optimizer, fewer than steps where some were skipped; `last_loss` None: of no step yet.
-    `identity`: what the run depends on (core/config/run_fingerprint.py). `layout` as it was:
-    for information. `pieces`: of each block in the layout's order, the kinds of all blocks alike,
-    ascending, each whole or in all its strips. `window`: of steps that end with the id's; each
-    block's pieces are as after one of these, and `frozen` has its weights as after all earlier
-    ones, by step, each time whole or in all their strips.
-    `costs`: of saving, for the next.
+    Attributes:
+        ticket: number of the transaction.
+        num_updates: optimizer updates, fewer than steps where some were skipped.
+        last_loss: None before the first step.
+        identity: settings that the run depends on (core/config/run_fingerprint.py).
+        layout: the layout when saved, for information.
+        pieces: by block in the layout's order; all blocks have the same kinds, ascending, each
+            whole or in all its strips.
+        window: the steps from here to the id's; each block's pieces are as after one of these
+            steps, and `frozen` has its weights after all earlier ones, by step, whole or in all
+            strips.
+        costs: of saving, for the next run.
+
+    Raises:
+        ValueError: a piece is missing or the parts contradict each other.
     """
 
     job: str
@@ -200,33 +213,34 @@ class Manifest:
 
     @property
     def entries(self) -> tuple[PieceEntry, ...]:
-        """All that it lives from."""
+        """All pieces that a restore needs."""
         return self.pieces + self.frozen
 
     @property
     def steps_again(self) -> int:
-        """Steps up to its own that are done again to go back to it: 0 unless it is a window."""
+        """The steps that a restore does again: 0 unless the checkpoint is a window."""
         return 0 if self.window is None else self.id.step - self.window.step
 
     @property
     def size_bytes(self) -> int:
-        """Of all files together that hold some of it."""
+        """The size of all files that hold some of it."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def own_bytes(self) -> int:
-        """Of the files that were written for it."""
+        """The size of the files that were written for it."""
         return sum(f.size_bytes for f in self.files if checkpoint_of_file(f.name) == self.id)
 
     @property
     def older(self) -> tuple[PieceEntry, ...]:
-        """The pieces that were saved before it: what it holds of them is of an earlier step."""
+        """The pieces that were saved before it, with state of an earlier step."""
         return tuple(entry for entry in self.pieces if checkpoint_of_file(entry.file) != self.id)
 
     @property
     def lost_tokens(self) -> tuple[int, ...]:
-        """By layer: tokens that its experts lack, routed to them after they were saved. A token is
-        lost where any piece of its expert is older. Empty: nobody counted.
+        """By layer: tokens routed to its experts after these were saved; empty: not counted.
+
+        A token is lost if any piece of its expert is older.
         """
         now = self.account.routed
         saved = [list(counts) for counts in now]
@@ -239,7 +253,7 @@ class Manifest:
 
 
 def _check_window(found: Manifest) -> None:
-    """Steps are those of the window, and all weights are there that a replay needs."""
+    """Steps lie in the window, and all weights that a replay needs are there."""
     steps = {entry.piece.block: entry.step for entry in found.pieces}
     if any(entry.step != steps[entry.piece.block] for entry in found.pieces):
         raise ValueError("the pieces of a block are of several steps")
@@ -269,7 +283,7 @@ def checkpoint_of_file(path: str) -> CheckpointId | None:
 
 
 def _check_file(own: CheckpointId, file: FileEntry, pieces: Sequence[PieceEntry]) -> None:
-    """Pieces lie side by side after the header; in a file of its own, up to the end."""
+    """Pieces do not overlap and lie after the header; a file of its own is filled completely."""
     of = checkpoint_of_file(file.name)
     if of is None or of > own or file.name.count("/") != 1:
         raise ValueError(f"{file.name}: not the path of a file of this checkpoint or an older one")
@@ -286,24 +300,24 @@ def _check_file(own: CheckpointId, file: FileEntry, pieces: Sequence[PieceEntry]
 
 
 def block_name(block: Block) -> str:
-    """The beginning of the names of its tensors: identity is read, never assumed."""
+    """The prefix of the names of a block's tensors."""
     return f"{block.kind}.{block.layer}.{block.index}"
 
 
 def piece_name(piece: Piece) -> str:
-    """What a piece is called where one is named: its block, the moments' kind, and the strip."""
+    """The display name of a piece: block, kind of moments, strip."""
     kind = f".{piece.kind}" if piece.kind else ""
     strip = f" (strip {piece.strip + 1} of {piece.strips})" if piece.strips > 1 else ""
     return f"{block_name(piece.block)}{kind}{strip}"
 
 
 def tensor_name(piece: Piece, tensor: str) -> str:
-    """What a file calls a tensor of a piece, or the rows of it."""
+    """The name of a piece's tensor in a file."""
     return f"{_place(piece)}{tensor}"
 
 
 def parse_tensor_name(piece: Piece, name: str) -> str | None:
-    """The tensor of a piece that a file calls `name`; None where it is of another piece."""
+    """The tensor of `piece` that is called `name` in a file; None if it is of another piece."""
     place = _place(piece)
     tensor = name.removeprefix(place)
     is_ours = name.startswith(place) and "/" not in tensor
@@ -316,18 +330,23 @@ def _place(piece: Piece) -> str:
 
 
 def rank_manifest_name(rank: int) -> str:
-    """The file that says what `rank` has written."""
+    """The file name of the manifest of one rank's pieces."""
     return f"part-{rank}.json"
 
 
 def merge_rank_manifests(
     parts: Iterable[RankManifest], layout: Layout, base: Manifest | None = None
 ) -> tuple[tuple[FileEntry, ...], tuple[PieceEntry, ...], TokenLedgerState]:
-    """Files, pieces and account of a manifest from what the ranks have written, in its order.
+    """The files, pieces and token counts of a manifest from those of all ranks.
 
-    What no rank has written is where `base`, a checkpoint before, says. What one rank counted less
-    of than another, it came too late to see: the most counts. Raises ValueError for a piece that
-    the layout lacks, or that is written twice.
+    Args:
+        parts: the manifests of the ranks. Where token counts differ the highest counts: ranks that
+            joined late counted less.
+        layout: the layout of the checkpoint; it gives the order.
+        base: an earlier checkpoint that has the pieces that no rank wrote.
+
+    Raises:
+        ValueError: a piece is not in the layout, or was written twice.
     """
     parts = tuple(parts)
     account = _together([part.account for part in parts])
@@ -335,7 +354,7 @@ def merge_rank_manifests(
     written: dict[Piece, PieceEntry] = {}
     for entry in (entry for part in parts for entry in part.pieces):
         if entry.piece.block not in order:
-            raise ValueError("a part has blocks of another model")
+            raise ValueError("a rank manifest has blocks of another model")
         if entry.piece in written:
             raise ValueError(f"{piece_name(entry.piece)} is written twice")
         tokens = _tokens(account, entry.piece.block)
@@ -356,7 +375,7 @@ def merge_rank_manifests(
 
 
 def merge_frozen_weights(parts: Iterable[RankManifest], layout: Layout) -> tuple[PieceEntry, ...]:
-    """The weights of a window's earlier steps, from what the ranks have written, in its order."""
+    """The weights of a window's earlier steps, from what the ranks wrote, in the layout's order."""
     order = {block: i for i, block in enumerate(layout.blocks())}
     frozen = (entry for part in parts for entry in part.frozen)
     return tuple(sorted(frozen, key=lambda e: (order.get(e.piece.block, -1), e.step or 0, e.piece)))

@@ -1,6 +1,6 @@
-"""The JSON form of manifests and parts: one document, with a digest of its own.
+"""The JSON form of manifests: one document with a digest of itself.
 
-Pure. Equal values give equal bytes; a torn or changed document is refused, never half believed.
+Equal values give equal bytes; a torn or changed document is rejected as a whole.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _WRONG = (AttributeError, TypeError, KeyError, IndexError, OverflowError, Recurs
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON text with a digest of its own: equal manifests give equal bytes."""
+    """JSON text with its digest: equal manifests give equal bytes."""
     return encode_with_digest(
         {
             "job": manifest.job,
@@ -51,7 +51,11 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The manifest in `data`. Raises ValueError, saying what is wrong, for anything else."""
+    """Parse a manifest.
+
+    Raises:
+        ValueError: the data is not a valid manifest; the message gives the reason.
+    """
     body = _unseal(data)
     try:
         window = body.get("window")
@@ -75,7 +79,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def encode_rank_manifest(part: RankManifest) -> bytes:
-    """JSON text with a digest of its own."""
+    """JSON text with its digest."""
     return encode_with_digest(
         {
             "files": [asdict(file) for file in part.files],
@@ -88,7 +92,7 @@ def encode_rank_manifest(part: RankManifest) -> bytes:
 
 
 def decode_rank_manifest(data: bytes) -> RankManifest:
-    """The part in `data`. Raises ValueError for anything else."""
+    """Parse the manifest of one rank. Raises ValueError for anything else."""
     body = _unseal(data)
     try:
         return RankManifest(
@@ -99,11 +103,11 @@ def decode_rank_manifest(data: bytes) -> RankManifest:
             costs=_costs(body.get("costs")),
         )
     except _WRONG as error:
-        raise ValueError(f"not a part: {error!r}") from None
+        raise ValueError(f"not a rank manifest: {error!r}") from None
 
 
 def _plain(entry: PieceEntry) -> dict[str, Any]:
-    """Field by field: `asdict` takes most of the time that a manifest costs."""
+    """Field by field: `asdict` would take most of the time of encoding a manifest."""
     block, strips = entry.piece.block, entry.piece.strips
     strip = [entry.piece.strip, strips] if strips > 1 else []
     plain: dict[str, Any] = {
@@ -161,7 +165,7 @@ def _identity(plain: dict[str, Any]) -> dict[str, int | float | str]:
 
 
 def _count(value: Any) -> int:
-    """Only as we write them: whoever reckons with them takes them for what they are."""
+    """A whole number in the range that the encoder writes."""
     if type(value) is not int or not 0 <= value <= MAX_COUNT:
         raise ValueError(f"expected a whole number from 0 to {MAX_COUNT}, got {value!r:.40}")
     return value
@@ -185,20 +189,20 @@ def _costs(plain: dict[str, Any] | None) -> SaveCosts | None:
 
 
 def encode_with_digest(body: dict[str, Any], number: int = FORMATS[-1]) -> bytes:
-    """The body with the digest that vouches for it, in the format of this `number`."""
+    """The document of `body` with its digest, in format `number`."""
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return f'{{"format":{number},"sha256":"{digest}","body":{text}}}\n'.encode()
 
 
 def _unseal(data: bytes) -> Any:
-    """The body, if it is the one that was sealed."""
+    """The body, if its digest is right."""
     try:
         document: Any = json.loads(data)
         found, digest, body = document["format"], document["sha256"], document["body"]
         text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     except (TypeError, KeyError, ValueError, RecursionError) as error:
-        raise ValueError(f"not one of our documents: {error}") from None
+        raise ValueError(f"not a manifest document: {error}") from None
     if found not in FORMATS:
         raise ValueError(f"format {found}, this side reads {FORMATS[0]} to {FORMATS[-1]}")
     # Byte by byte: JSON has several forms of one number.

@@ -1,9 +1,9 @@
-"""Which experts are worth saving more often: those whose tokens are likely to be lost.
+"""Which experts a partial checkpoint saves: those whose tokens are most likely to be lost.
 
-Pure. An expert with w_e tokens per checkpoint whose live copies are all lost with probability h_e
-costs w_e * h_e tokens for each checkpoint it is stale. Saved with frequency x_e it is stale for
-(1 / x_e - 1) / 2 checkpoints or more (even gaps are best, by Jensen), so the least possible cost
-has x_e ~ sqrt(w_e * h_e), at most 1 (research 4.8). Round-robin is x_e = K / N.
+An expert with w_e tokens per checkpoint whose live copies are all lost with probability h_e costs
+w_e * h_e tokens for each checkpoint that its saved copy is old. Saved with frequency x_e, it is old
+for (1 / x_e - 1) / 2 checkpoints or more (even gaps are best, by Jensen), so the least possible
+cost has x_e ~ sqrt(w_e * h_e), at most 1 (research 4.8). Round-robin is x_e = K / N.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,31 +16,42 @@ MAX_PRIORITY = 2.0**50  # above any need: tokens times checkpoints
 
 
 def loss_probability(
-    hosts: Collection[int], probability: Mapping[int, float], *, everybody: float = 0.0
+    ranks: Collection[int], probability: Mapping[int, float], *, all_at_once: float = 0.0
 ) -> float:
-    """How likely all copies of an expert are lost before its next save.
+    """The probability that all copies of an expert are lost before its next save.
 
-    hosts: the ranks, or the nodes, that hold it, which fail independently with these
-    probabilities; with probability `everybody` all fail at once (power, an operator). Raises
-    ValueError for an expert without host, KeyError for a host of no known probability.
+    Args:
+        ranks: the ranks, or nodes, that hold it; they fail independently.
+        probability: the failure probability of each of them.
+        all_at_once: the probability that all fail at once (power, an operator).
+
+    Raises:
+        ValueError: no rank holds the expert.
+        KeyError: the probability of one is unknown.
     """
-    if not hosts:
-        raise ValueError("an expert without host is lost already")
-    alone = prod(probability[host] for host in hosts)
-    return everybody + (1.0 - everybody) * alone
+    if not ranks:
+        raise ValueError("no rank holds the expert")
+    alone = prod(probability[rank] for rank in ranks)
+    return all_at_once + (1.0 - all_at_once) * alone
 
 
 def save_frequencies(weights: Sequence[float], num_saved: float) -> tuple[float, ...]:
-    """How often each is to be saved, in saves per checkpoint: sum `num_saved`, each at most 1.
+    """The best saves per checkpoint of each expert: they add up to `num_saved`, each at most 1.
 
-    weights: w_e * h_e. min(1, theta * sqrt(weight)) with the theta that gives the sum. What weighs
-    nothing gets its even part of what is left when all others are always saved. Raises ValueError
-    for weights below 0 or more to save than there are.
+    min(1, theta * sqrt(weight)) with the theta that gives the sum. Experts of weight 0 get an even
+    part of what is left when all others are always saved.
+
+    Args:
+        weights: w_e * h_e of each expert.
+        num_saved: experts per checkpoint.
+
+    Raises:
+        ValueError: a weight is negative, or `num_saved` exceeds the number of experts.
     """
     if not all(0.0 <= weight < inf for weight in weights):
         raise ValueError("weights must be finite and not negative")
     if not 0.0 <= num_saved <= len(weights):
-        raise ValueError(f"{num_saved} of {len(weights)} can not be saved")
+        raise ValueError(f"{num_saved} of {len(weights)} experts cannot be saved")
     found = [0.0] * len(weights)
     open_ = [i for i, weight in enumerate(weights) if weight > 0.0]
     left = float(num_saved)
@@ -62,8 +73,9 @@ def save_frequencies(weights: Sequence[float], num_saved: float) -> tuple[float,
 
 
 def expected_loss(weights: Sequence[float], saves: Sequence[float]) -> float:
-    """Tokens lost per checkpoint, in the mean, at these frequencies with even gaps:
-    sum weight * (1 / x - 1) / 2; infinite where something that weighs is never saved.
+    """The mean number of tokens lost per checkpoint at these save frequencies with even gaps.
+
+    sum weight * (1 / x - 1) / 2; infinite where an expert of weight above 0 is never saved.
     """
     return sum(
         weight * (1.0 / x - 1.0) / 2.0 if x > 0.0 else inf
@@ -73,12 +85,12 @@ def expected_loss(weights: Sequence[float], saves: Sequence[float]) -> float:
 
 
 def least_loss(weights: Sequence[float], num_saved: float) -> float:
-    """No order of saves loses less in the long run: the loss at the best frequencies."""
+    """The loss at the best frequencies: a lower bound for every order of saves."""
     return expected_loss(weights, save_frequencies(weights, num_saved))
 
 
 def round_robin_ratio(weights: Sequence[float], num_saved: float) -> float:
-    """Loss of taking turns / least loss, 1.0 or more; 1.0 where neither loses anything."""
+    """Loss of round-robin / least loss, 1.0 or more; 1.0 where neither loses anything."""
     least = least_loss(weights, num_saved)
     turns = expected_loss(weights, [num_saved / len(weights)] * len(weights))
     if turns == 0.0:
@@ -87,27 +99,40 @@ def round_robin_ratio(weights: Sequence[float], num_saved: float) -> float:
 
 
 def save_priority(risk: float, unsaved_tokens: float, age: int) -> float:
-    """How urgent it is to save an expert: the greatest are saved first.
+    """The priority of saving an expert: the highest are saved first.
 
-    age: checkpoints since its last save, this one counted, so 1 or more. What it would lose if it
-    were lost now, times how long that has grown: the index (Whittle's, for ages that grow
-    linearly). Where w and h stay, this saves each with a frequency near sqrt(w * h).
+    The tokens lost if it were lost now, times how long that has grown: Whittle's index for ages
+    that grow linearly. For constant w and h each is saved with a frequency near sqrt(w * h).
+
+    Args:
+        risk: the probability that all its copies are lost before the next save.
+        unsaved_tokens: tokens routed to it since its last save.
+        age: checkpoints since its last save, this one counted, so 1 or more.
     """
     return risk * unsaved_tokens * (age + 1)
 
 
-def suspect_priority(hosts: Collection[int], suspects: Collection[int]) -> float:
-    """What comes before all needs (add it): 0.0 unless all hosts of the expert are suspect; the
-    fewer there are, the greater it is (research 4.8). Raises ValueError for an expert without host.
+def suspect_priority(ranks: Collection[int], suspects: Collection[int]) -> float:
+    """An addend that exceeds all priorities if all replica ranks of the expert are suspect, else
+    0.0.
+
+    The fewer replica ranks, the higher (research 4.8). Raises ValueError if no rank holds the
+    expert.
     """
-    if not hosts:
-        raise ValueError("an expert without host is lost already")
-    return MAX_PRIORITY / len(hosts) if set(hosts) <= set(suspects) else 0.0
+    if not ranks:
+        raise ValueError("no rank holds the expert")
+    return MAX_PRIORITY / len(ranks) if set(ranks) <= set(suspects) else 0.0
 
 
 def loss_bound(weights: Sequence[Sequence[float]], num_saved: float) -> tuple[float, float]:
-    """Over all layers, weights[layer][expert]: the least that any order loses, in tokens per
-    checkpoint, and how many times that taking turns loses (1.0 where neither loses anything).
+    """The least loss of any order over all layers, and the ratio of round-robin to it.
+
+    Args:
+        weights: weights[layer][expert].
+        num_saved: experts per layer and checkpoint.
+
+    Returns:
+        (least loss in tokens per checkpoint, ratio); the ratio is 1.0 where neither loses anything.
     """
     moe = [layer for layer in weights if layer]
     least = sum(least_loss(layer, num_saved) for layer in moe)
@@ -128,13 +153,19 @@ class ExpertOrder(StrEnum):
 def select_experts(
     need: Sequence[Sequence[float]], num_saved: int, number: int
 ) -> frozenset[Block]:
-    """Of each layer the `num_saved` experts with the greatest need, need[layer][expert].
+    """The `num_saved` experts of each layer with the highest priority.
 
-    Where needs are equal, those whose turn is next at checkpoint `number` (0, 1, ..) come first, so
-    equal experts take turns: of N in a layer, each stands in at least one of any ceil(N / K)
-    checkpoints in a row. The turn is shifted by one checkpoint from one MoE layer to the next, so
-    that ranks which hold different experts share the work. Raises ValueError for a `num_saved`
-    below 1.
+    Experts of equal priority take turns by checkpoint `number` (0, 1, ..): of N in a layer, each is
+    in at least one of any ceil(N / K) consecutive checkpoints. The turn shifts by one checkpoint
+    from one MoE layer to the next, so that ranks with different experts share the work.
+
+    Args:
+        need: need[layer][expert], the priorities.
+        num_saved: experts per layer, at least 1.
+        number: the number of the checkpoint.
+
+    Raises:
+        ValueError: `num_saved` is below 1.
     """
     if num_saved < 1:
         raise ValueError(f"of each layer at least one expert is saved, got {num_saved}")
@@ -159,11 +190,10 @@ LOST_TOKENS_LIMIT = 0.0375  # up to here MoC-System saw no loss of quality (sect
 
 
 def mean_age(num_experts: int, num_saved: int) -> float:
-    """Checkpoints since an expert was saved, a mean over experts (or over time), when `num_saved`
-    of `num_experts` are saved in turn; 0.0 just after its save.
+    """Mean checkpoints since an expert's last save when `num_saved` of `num_experts` take turns.
 
-    (N / K - 1) / 2 where K divides N. Else gaps are q = floor(N / K) or q + 1, the longer ones
-    N mod K times in K. Raises ValueError where there is nothing to take turns.
+    (N / K - 1) / 2 where K divides N. Otherwise gaps are q = floor(N / K) or q + 1, the longer ones
+    N mod K times in K. Raises ValueError for `num_saved` below 1.
     """
     if not num_saved >= 1:
         raise ValueError(f"expected at least one expert to save, got {num_saved}")
@@ -177,8 +207,9 @@ def mean_age(num_experts: int, num_saved: int) -> float:
 def expected_lost_token_ratio(
     *, num_faults: float, period_steps: float, total_steps: float, num_experts: int, num_saved: int
 ) -> float:
-    """PLT of `num_faults` restores in `total_steps`, a checkpoint every `period_steps`, experts in
-    turn, under uniform routing: faults * (period / total) * (N / K - 1) / 2 (research 2.3).
+    """PLT after `num_faults` restores, with experts saved in turn and uniform routing.
+
+    faults * (period / total) * (N / K - 1) / 2 (research 2.3).
     """
     if total_steps <= 0 or period_steps <= 0:
         raise ValueError(f"expected steps above 0, got {period_steps} of {total_steps}")
@@ -188,8 +219,12 @@ def expected_lost_token_ratio(
 def lost_tokens_by_layer(now: Tokens, saved: Tokens) -> tuple[int, ...]:
     """By layer: tokens that were routed to its experts after these were saved.
 
-    now: routed to each expert from the run's first step to the state that goes on; saved: to where
-    its copy was made. Raises ValueError where a copy knows more than was routed.
+    Args:
+        now: tokens routed to each expert from the first step to the state that continues.
+        saved: the same up to the save of its copy.
+
+    Raises:
+        ValueError: a saved count exceeds the current one.
     """
     if any(s > n for ns, ss in zip(now, saved, strict=True) for n, s in zip(ns, ss, strict=True)):
         raise ValueError("a copy has seen more tokens than the run")
@@ -197,9 +232,9 @@ def lost_tokens_by_layer(now: Tokens, saved: Tokens) -> tuple[int, ...]:
 
 
 def lost_token_ratio(lost_tokens: Sequence[int], routed: Sequence[float]) -> float:
-    """The share of lost tokens: of each MoE layer lost / routed, a mean over these layers.
+    """The proportion of lost tokens (PLT of MoC-System): lost / routed, a mean over MoE layers.
 
-    routed: by layer, over the run that the share is of; 0 for dense layers. 0.0 where nothing was.
+    `routed`: by layer, over the same run; 0 for dense layers. 0.0 where no token was routed.
     """
     parts = [one / whole for one, whole in zip(lost_tokens, routed, strict=True) if whole > 0]
     return sum(parts) / len(parts) if parts else 0.0
@@ -216,11 +251,11 @@ def next_num_saved(
     total_steps: int,
     period_steps: int,
 ) -> int:
-    """Dynamic-K: how many experts of each layer are saved from now on.
+    """The number of experts of each layer that are saved from now on (Dynamic-K).
 
-    K doubles, as in MoC-System (section 5.3), until the PLT so far and what is still to be expected
-    fit in `limit`: as many faults as the rate so far foretells, and one at the least, so that under
-    uniform routing the limit holds after every fault but the first. Never fewer than `num_saved`.
+    K doubles, as in MoC-System (section 5.3), until the PLT so far and the expected rest fit in
+    `limit`: as many faults as the rate so far predicts, at least one, so that under uniform routing
+    the limit holds after every fault but the first. Never fewer than `num_saved`.
     """
     rate = num_faults / step if step > 0 else 0.0
     coming = max(1.0, rate * max(0, total_steps - step))
@@ -239,5 +274,5 @@ def next_num_saved(
 
 
 def longest_save_gap(num_experts: int, num_saved: int) -> int:
-    """After how many checkpoints in turn each expert was saved at least once."""
+    """The number of consecutive checkpoints that save every expert at least once."""
     return ceil(num_experts / num_saved)

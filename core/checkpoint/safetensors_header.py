@@ -1,7 +1,7 @@
-"""The safetensors form of a file: a length, a JSON header that places every tensor, their bytes.
+"""The header of a safetensors file: a length and a JSON document that places every tensor.
 
-Pure: bytes in, bytes out. Whoever reads safetensors reads our files; what we read ourselves is
-checked as that library does, for a damaged header must never place a tensor (ADR 32).
+Bytes in, bytes out. Any safetensors reader reads these files; headers are checked as strictly as in
+that library, so that a damaged header never places a tensor (ADR 32).
 """
 
 import json
@@ -57,9 +57,10 @@ def encode_header(tensors: Iterable[TensorSpec], metadata: Mapping[str, str]) ->
 
 
 def header_bytes(start: bytes, file_bytes: int) -> int:
-    """Length and header together, told by a file's first LENGTH_BYTES.
+    """The size of length field and header, from a file's first LENGTH_BYTES.
 
-    Raises ValueError where a file of `file_bytes` can not have such a header.
+    Raises:
+        ValueError: a file of `file_bytes` cannot have such a header.
     """
     size = LENGTH_BYTES + int.from_bytes(start[:LENGTH_BYTES], "little")
     if len(start) < LENGTH_BYTES or size > min(file_bytes, LENGTH_BYTES + MAX_HEADER_BYTES):
@@ -70,8 +71,13 @@ def header_bytes(start: bytes, file_bytes: int) -> int:
 def decode_header(data: bytes, file_bytes: int) -> tuple[PlacedTensor, ...]:
     """The tensors of a file of `file_bytes`, in the order of their bytes.
 
-    `data` is the file's length and header, or more. Raises ValueError where it is none: names that
-    repeat, unknown dtypes, sizes that do not fit the shape, gaps, overlaps or bytes left over.
+    Args:
+        data: the length field and the header, or more of the file.
+        file_bytes: the size of the file.
+
+    Raises:
+        ValueError: the header is invalid: repeated names, unknown dtypes, sizes that do not match
+            the shape, gaps, overlaps or bytes left over.
     """
     first = header_bytes(data, file_bytes)
     try:

@@ -1,11 +1,10 @@
-"""Exact checkpoints that are spread over a window of steps, and the replay that joins them.
+"""Exact checkpoints that are spread over a window of steps, and the replay that restores them.
 
-Pure. Sparse checkpoints of MoEvement (arXiv 2412.15411): after each step of a window the whole
-state of some blocks is saved, and of those whose turn is yet to come the weights only, which is all
-that others need of them. To go back is to begin at the window's first step and do its steps again:
-who has its state is *active* and is updated; who has weights only is *frozen*: it computes, and is
-given its weights anew before each step. After the last step all are active, as if nothing had
-happened.
+Sparse checkpoints of MoEvement (arXiv 2412.15411): after each step of a window the whole state of
+some blocks is saved, and of the blocks of later steps only the weights, which is all that other
+blocks need. A restore starts at the window's first step and does its steps again: a block with
+state is *active* and is updated; a block with weights only is *frozen*: it computes, and gets its
+weights anew before each step. After the last step all blocks are active.
 """
 
 from collections.abc import Mapping
@@ -17,8 +16,10 @@ from pacekeeper.core.layout.layout import Block
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCost:
-    """Of saving one block: all that a step changes, and the weights among it; `tokens` of a step
-    that it computes: a frozen block spares the gradients of its weights for them.
+    """The cost of saving one block: all bytes that a step changes, and the weights among them.
+
+    `tokens`: that it computes in a step; while frozen it skips the gradients of its weights for
+    them.
     """
 
     state_bytes: int
@@ -32,9 +33,10 @@ class BlockCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayStep:
-    """What happens at one step of a window when it is done again, in this order: load the whole
-    state of `loads` as it was after `step`, load the weights of `frozen` as they were then, and do
-    the next step with all of them, updating `active` only. At the last one all are active.
+    """One step of a window that is done again.
+
+    In this order: load the whole state of `loads` as after `step`, load the weights of `frozen` as
+    then, and do the next step, updating `active` only. In the last step all blocks are active.
     """
 
     step: int
@@ -50,7 +52,7 @@ class Window:
     turns: tuple[tuple[Block, ...], ...]
 
     def saved_bytes(self, costs: Mapping[Block, BlockCost]) -> tuple[int, ...]:
-        """What is saved after each step: states of its turn, weights of all later ones."""
+        """The bytes saved after each step: states of its turn, weights of all later ones."""
         found, waiting = [], {block for turn in self.turns for block in turn}
         for turn in self.turns:
             waiting -= set(turn)
@@ -59,7 +61,7 @@ class Window:
         return tuple(found)
 
     def replay(self, first_step: int) -> tuple[ReplayStep, ...]:
-        """The steps of a window that began with `first_step`, done again."""
+        """The steps of a window that started with `first_step`, done again."""
         return tuple(
             ReplayStep(
                 step=first_step + i,
@@ -72,12 +74,18 @@ class Window:
 
 
 def plan_window(costs: Mapping[Block, BlockCost], budget_bytes: float) -> Window:
-    """The shortest window, in the order of rising tokens, that saves at most `budget_bytes` after
-    each step: what can be copied while a step computes.
+    """The shortest window, in ascending order of tokens, that saves at most `budget_bytes` per
+    step.
 
-    Who computes most is frozen longest, so that a replay computes least. In a fixed order it is
-    best that each turn takes as many as fit: fewer are left for all later ones. Raises ValueError
-    where not even one block's state fits beside the weights of all.
+    Blocks with most tokens are frozen longest, so that a replay computes least. In a fixed order it
+    is optimal that each turn takes as many blocks as fit: fewer are left for all later ones.
+
+    Args:
+        costs: the cost of each block.
+        budget_bytes: what can be copied while a step computes.
+
+    Raises:
+        ValueError: not even one block's state fits in addition to the weights of all.
     """
     order = sorted(costs, key=lambda block: (costs[block].tokens, block))
     weights = sum(cost.weight_bytes for cost in costs.values())
@@ -100,8 +108,12 @@ def plan_window(costs: Mapping[Block, BlockCost], budget_bytes: float) -> Window
 
 
 def best_interval_s(save_s: float, mtbf_s: float) -> float:
-    """Time between two full checkpoints that hold training for `save_s` each: sqrt(2 * C * M)
-    (Young 1974; Daly 2006, first order). Raises ValueError for times not above 0.
+    """The best time between two full checkpoints: sqrt(2 * C * M) (Young 1974; Daly 2006, first
+    order).
+
+    Args:
+        save_s: the time that a checkpoint stops training, above 0.
+        mtbf_s: the mean time between failures, above 0.
     """
     if save_s <= 0.0 or mtbf_s <= 0.0:
         raise ValueError(f"expected times above 0, got {save_s} and {mtbf_s}")

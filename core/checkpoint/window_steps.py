@@ -1,8 +1,8 @@
-"""How long a window is, and whose state is saved after which of its steps, on any stages. Pure.
+"""The length of a window, and which blocks are saved after which of its steps.
 
-What holds training is the copy, so that of a stage's ranks is what counts: pieces are spread over
-them (core/checkpoint/write_plan.py). All stages' windows begin together. Experts come first, layer
-by layer, then what is dense: a replay computes least when whole layers wait for their state.
+Only the copy stops training, so the bytes per rank of a stage count: pieces are spread over them
+(core/checkpoint/write_plan.py). The windows of all stages start together. Experts come first, layer
+by layer, then dense blocks: a replay computes least when whole layers wait for their state.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ MAX_WINDOW_STEPS = 8
 
 
 def block_costs(size_bytes: Mapping[Piece, int]) -> dict[Block, BlockCost]:
-    """Of saving each block, given the bytes of all pieces."""
+    """The cost of saving each block, from the bytes of all pieces."""
     whole: dict[Block, int] = {}
     weights: dict[Block, int] = {}
     for piece, size in size_bytes.items():
@@ -39,9 +39,10 @@ def block_costs(size_bytes: Mapping[Piece, int]) -> dict[Block, BlockCost]:
 def window_within_bytes(
     layout: Layout, costs: Mapping[Block, BlockCost], rank_bytes: float
 ) -> Window:
-    """The shortest window of which no stage's ranks copy more than `rank_bytes` each, in the mean.
+    """The shortest window in which no stage's ranks copy more than `rank_bytes` each on average.
 
-    Raises ValueError where not even weights and one state fit.
+    Raises:
+        ValueError: weights and one state do not fit.
     """
     parts = []
     for stage in layout.stages:
@@ -70,8 +71,10 @@ def window_of_steps(layout: Layout, costs: Mapping[Block, BlockCost], num_steps:
 
 
 def fewest_steps(layout: Layout, costs: Mapping[Block, BlockCost], rank_bytes: float) -> int:
-    """Of a window whose copies fit into `rank_bytes` per rank and step; MOST_STEPS where none does,
-    1 while nothing is known (0 bytes).
+    """The length of a window whose copies fit into `rank_bytes` per rank and step.
+
+    Returns:
+        MAX_WINDOW_STEPS where none fits; 1 while nothing is known (0 bytes).
     """
     if rank_bytes <= 0.0:
         return 1

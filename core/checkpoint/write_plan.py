@@ -1,9 +1,9 @@
-"""Who writes which piece of a checkpoint: each once, the busiest rank as little as can be.
+"""Which rank writes which piece of a checkpoint, with the least work for the busiest rank.
 
-Pure. Sharding of MoC-System (section 4) over pieces: an expert's may be written by any of its
-hosts, a dense block's by any rank that holds it. Given the pieces of one partial checkpoint, this
-is their "adaptive" sharding: dense pieces fill up the ranks that write no expert. Where MoC's unit
-is a layer, large pieces are cut: an embedding would else be one rank's alone.
+The sharding of MoC-System (section 4), over pieces: any replica rank may write an expert's piece,
+any rank that holds it a dense block's. Given the pieces of a partial checkpoint this is their
+"adaptive" sharding: dense pieces go to ranks that write no expert. MoC's unit is a layer; here
+large pieces such as the embedding are cut.
 """
 
 from collections.abc import Collection, Hashable, Mapping
@@ -20,10 +20,18 @@ STRIPS_PER_RANK = 4  # of the mean that a rank writes: what is given away as one
 def cut_pieces(
     layout: Layout, size_bytes: Mapping[Piece, int], num_rows: Mapping[Piece, int]
 ) -> dict[Piece, int]:
-    """The same pieces, large ones that several ranks hold in strips of equal rows; their bytes.
+    """The same pieces, with large ones that several ranks hold cut into strips of equal rows.
 
-    None of these is larger than a fourth of what a rank writes in the mean, unless by one row, or
-    less than LEAST_BYTES. So there are at most STRIPS_PER_RANK more pieces than before per rank.
+    No strip is larger than a fourth of a rank's mean part, unless by one row, or smaller than
+    MIN_STRIP_BYTES, so there are at most STRIPS_PER_RANK more pieces per rank than before.
+
+    Args:
+        layout: gives the holders of each block.
+        size_bytes: the bytes of each piece.
+        num_rows: the most rows of a tensor of each piece.
+
+    Returns:
+        The bytes of each piece or strip.
     """
     mean = sum(size_bytes.values()) // len(layout.ranks)
     most = max(MIN_STRIP_BYTES, mean // STRIPS_PER_RANK)
@@ -40,10 +48,10 @@ def cut_pieces(
 def assign_writers(layout: Layout, size_bytes: Mapping[Piece, int]) -> dict[Piece, int]:
     """The rank that writes each of these pieces: one of its block's holders.
 
-    Pieces with few holders are given away first, then large ones, each to its least burdened
-    holder; then pieces go on to another holder as long as the busier of the two gains. The same on
-    all ranks. The busiest rank writes at most one piece's bytes more than the mean where all ranks
-    hold all (Graham's bound for list scheduling).
+    Pieces with few holders are assigned first, then large ones, each to its least loaded holder;
+    then pieces move to another holder while the busier of the two gains. Equal on all ranks. The
+    busiest rank writes at most one piece's bytes more than the mean where all ranks hold all blocks
+    (Graham's bound for list scheduling).
     """
     holders = {piece: layout.holders(piece.block) for piece in size_bytes}
     load = dict.fromkeys(layout.ranks, 0)
@@ -78,10 +86,13 @@ def assign_writers(layout: Layout, size_bytes: Mapping[Piece, int]) -> dict[Piec
 
 
 def assign_mirrors(ranks: Collection[int], domain_of: DomainOf = NO_DOMAINS) -> dict[int, int]:
-    """The keeper of each rank: each keeps one. Empty where nobody else is there.
+    """The rank that keeps a copy of each rank's snapshot; every rank keeps one copy.
 
-    Where no domain has more than half of the ranks, every keeper is in another one. Where one has,
-    as many of its ranks as can be have theirs elsewhere, and all ranks of the others have.
+    Where no domain has more than half of the ranks, every copy is in another domain. Otherwise as
+    many ranks of that domain as possible have theirs elsewhere, and so do all ranks of the others.
+
+    Returns:
+        rank -> the rank that keeps its copy; empty for a single rank.
     """
     in_domain: dict[Hashable, list[int]] = {}
     for rank in sorted(ranks):

@@ -1,7 +1,8 @@
-"""What a run's numbers depend on, besides layout and time: checkpoints say it, a resume checks it.
+"""The settings and data that a run's numbers depend on, stored in checkpoints and checked on
+resume.
 
-Pure. What shapes the model must be the same. What only steers it (data order, optimizer) may be
-changed by whoever wants to; then the run is another one, which is said.
+Settings that shape the model must be equal. Settings that only steer it (data order, optimizer) may
+be changed; the change is logged.
 """
 
 from collections.abc import Iterable
@@ -30,17 +31,17 @@ _STEERING = (
 
 
 def run_fingerprint(config: TrainConfig, corpus_crc: int) -> RunFingerprint:
-    """Of a run; `corpus_crc` names the training text."""
+    """The fingerprint of a run; `corpus_crc` identifies the training text."""
     return {name: getattr(config, name) for name in (*_MODEL, *_STEERING)} | {"corpus": corpus_crc}
 
 
 def model_differences(saved: RunFingerprint, own: RunFingerprint) -> tuple[str, ...]:
-    """Why a checkpoint is of another model: one "name: there, here" each. Empty: it is ours."""
+    """Settings that make the checkpoint's model another one, each as "name: there, here"."""
     return _differing(saved, own, _MODEL)
 
 
 def steering_differences(saved: RunFingerprint, own: RunFingerprint) -> tuple[str, ...]:
-    """What else differs, so that the run will not be the one that was saved."""
+    """All other differences: the run will not continue identically."""
     return _differing(saved, own, (*_STEERING, "corpus"))
 
 

@@ -1,4 +1,8 @@
-"""What was found and what was decided; every one of them carries its reason in words."""
+"""Findings, incidents and decisions; each has a reason in text.
+
+Detection makes findings, the state machine keeps incidents, the policy makes decisions; the store,
+the API and the command line show them.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,6 +13,8 @@ from pacekeeper.core.layout.layout import Layout
 
 
 class FindingKind(StrEnum):
+    """The subject of a finding."""
+
     DEVICE = "device"
     LINK = "link"
     HOST = "host"
@@ -21,18 +27,22 @@ class FindingKind(StrEnum):
 
     @property
     def is_advice(self) -> bool:
-        """Is it about the work, and not about a rank, a link or a host?"""
+        """Whether the finding is about the distribution of work instead of a rank, a link or a
+        host.
+        """
         return self.value.endswith("_imbalance")
 
 
 class Tier(StrEnum):
+    """Confidence of a finding, ascending."""
+
     SUSPECTED = "suspected"
     PROBABLE = "probable"
     CONFIRMED = "confirmed"
 
 
 class Watch(StrEnum):
-    """What the detector can say of a job: silence is never taken for health."""
+    """The state of detection for one job; missing data never counts as healthy."""
 
     BLIND = "blind"  # a rank could become slow and nobody would be told: see Blindness
     MEASURING = "measuring"  # too few records yet
@@ -44,7 +54,7 @@ class Watch(StrEnum):
 
 
 class Blindness(StrEnum):
-    """Why a watch sees nothing."""
+    """Why detection is blind."""
 
     NO_RECORDS = "no_records"  # of a rank that should run
     NO_STEPS = "no_steps"  # records arrive, but no step can be judged
@@ -62,12 +72,16 @@ class Blindness(StrEnum):
 class Finding:
     """Evidence that crossed its threshold.
 
-    `rank`: None where it is nobody's in particular. `slowdown` is observed / expected time (1.0 =
-    healthy, inf for a death; of advice: step time over that with even work); `onset_step` the first
-    step the evidence speaks of, `step` the newest step seen when it was found. `cause` says what
-    was seen around the onset that would explain it, or that nothing was; empty: nobody looked.
-    `probe` says what the fixed probe read of the rank, or why there is none; empty: not asked for.
-    `role`: whose ranks slowed together, where others of the job did not; empty: not of one role.
+    Attributes:
+        rank: None if the finding is not about one rank.
+        slowdown: observed / expected time (1.0 = healthy, inf for a death); for advice: step time
+            divided by step time with even work.
+        onset_step: the first step of the evidence.
+        step: the newest step when the finding was made.
+        cause: events around the onset that would explain it, or that there were none; empty: not
+            searched.
+        probe: the probe's result for the rank, or why there is none; empty: not requested.
+        role: the role whose ranks slowed down together; empty: not of one role.
     """
 
     kind: FindingKind
@@ -84,10 +98,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """A finding with a life: opened, perhaps re-measured, closed when the rank recovered.
+    """A finding over time: opened, perhaps measured again, closed after recovery.
 
-    `deaths`: all ranks that one of death is about; the finding's is the first that was learnt of
-    (empty: the only one). `nodes`: where they ran, by name.
+    Attributes:
+        deaths: all failed ranks of a death incident; the finding names the first that was reported.
+            Empty: only that one.
+        nodes: the names of their nodes.
     """
 
     incident_id: int
@@ -106,7 +122,7 @@ class Incident:
 
     @property
     def all_deaths(self) -> tuple[RankFailures, ...]:
-        """Who died, why and when, also where only the finding says it."""
+        """The failed ranks, also where only the finding names one."""
         finding = self.finding
         if self.deaths or finding.kind is not FindingKind.DEATH or finding.rank is None:
             return self.deaths
@@ -122,12 +138,12 @@ class Incident:
 
     @property
     def waits_for(self) -> RankRanges:
-        """The dead that the job has not gone on without."""
+        """The failed ranks that the job has not continued without."""
         return open_failed_ranks(self.all_deaths) if self.is_open else ()
 
 
 class MitigationLevel(StrEnum):
-    """The ladder of actions, cheapest first; then the two ways back."""
+    """Actions in ascending order of cost, then the two ways back."""
 
     NOTHING = "nothing"
     TOKEN_SHARES = "token_shares"
@@ -151,9 +167,7 @@ STATE_MOVING_LEVELS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsideredLayout:
-    """A layout that was priced before a decision. `why_not`: what spoke against it; empty: it is
-    the one that was decided on.
-    """
+    """A layout that was priced for a decision. `why_not`: why it was not chosen; empty: chosen."""
 
     rung: MitigationLevel
     planned_step_s: float
@@ -164,12 +178,13 @@ class ConsideredLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A new layout or none, always with the reason and the prices it rests on (seconds).
+    """A new layout or none, with the reason and the prices it rests on (seconds).
 
-    `unconfirmed`: ranks whose slowness a probe must be asked about before this may be done.
-    `considered`: the layouts that were priced; empty where none was, or where nobody kept them.
-    `exposed`: what a node's or a rack's death would still take, to be added to the reason where it
-    is news; None: nobody looked.
+    Attributes:
+        unconfirmed: ranks whose slowness a probe must confirm before the decision is applied.
+        considered: the layouts that were priced; empty: none, or not recorded.
+        exposed: which experts the failure of one node or rack would still lose; added to the reason
+            when it changed. None: not computed.
     """
 
     rung: MitigationLevel
@@ -186,6 +201,6 @@ class Decision:
 
     @property
     def text(self) -> str:
-        """The reason with all that stands, whether or not it is news."""
+        """The reason including `exposed`, whether or not that changed."""
         more = self.exposed or ""
         return self.reason if self.reason.endswith(more) else self.reason + more

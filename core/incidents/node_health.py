@@ -1,7 +1,8 @@
-"""Is a node fit for work, by what its agent alone can know? What its devices say, not how fast.
+"""Fitness of a node, judged from the state of its devices alone, not from their speed.
 
-Who drains nodes (Slurm, Kubernetes) asks for it: it must hold without peers and without a
-controller, so only states count that name a device and last until somebody mends it.
+Cluster managers that drain nodes (Slurm, Kubernetes) read it from a file that the agent writes. It
+must hold without other ranks and without a controller, so only states count that identify a device
+and last until it is repaired.
 """
 
 import json
@@ -22,6 +23,8 @@ _TIMES = ("since_unix_s", "written_unix_s")
 
 
 class Fitness(StrEnum):
+    """Whether a node may get work; UNKNOWN: no recent report, or no device answers."""
+
     FIT = "fit"
     UNFIT = "unfit"
     UNKNOWN = "unknown"  # nobody looked lately, or no device answers
@@ -29,7 +32,11 @@ class Fitness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
-    """`reason` is one word for programs, `words` for people; `since_unix_s`: it was another one."""
+    """The fitness of a node at one time.
+
+    `reason` is one word for programs, `words` a text for people; `since_unix_s`: start of this
+    state.
+    """
 
     node: str
     fitness: Fitness
@@ -40,7 +47,7 @@ class NodeHealth:
 
     @property
     def line(self) -> str:
-        """One line for people, of at most MAX_LINE characters."""
+        """One line of at most MAX_LINE characters."""
         text = f"{self.fitness}: {self.words}"
         return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 3]}..."
 
@@ -53,7 +60,15 @@ def assess_node(
     node: str,
     now_unix_s: float,
 ) -> NodeHealth:
-    """The verdict of now. `nvml` is "ok", or says why devices are missing."""
+    """The health of a node now.
+
+    Args:
+        before: the previous health, for the start of an unchanged state.
+        devices: the newest sample of each device.
+        nvml: "ok", or the reason why devices are missing.
+        node: the name of the node.
+        now_unix_s: the current time.
+    """
     fitness, reason, words = _judged(devices, nvml)
     is_same = before is not None and (before.fitness, before.reason) == (fitness, reason)
     return NodeHealth(
@@ -67,7 +82,10 @@ def assess_node(
 
 
 def must_write(before: NodeHealth | None, verdict: NodeHealth) -> bool:
-    """Is it to be written? A clock that was set back makes the old one's time worthless."""
+    """Whether `verdict` must be written: it differs from `before`, or that one is old.
+
+    A negative age means that the clock was set back, so the old time is invalid.
+    """
     if before is None or (before.fitness, before.words) != (verdict.fitness, verdict.words):
         return True
     age_s = verdict.written_unix_s - before.written_unix_s
@@ -110,29 +128,33 @@ def _of_health(devices: Sequence[DeviceSample], has: Any) -> list[DeviceSample]:
 
 
 def _names(devices: Iterable[DeviceSample]) -> str:
-    """MIG instances are of one device."""
+    """ "device 0 is" or "devices 0, 1 are"; MIG instances count as their device."""
     numbers = sorted({device.device_index for device in devices})
     listed = ", ".join(map(str, numbers))
     return f"device {listed} is" if len(numbers) == 1 else f"devices {listed} are"
 
 
 def encode_node_health(verdict: NodeHealth) -> bytes:
-    """One JSON object."""
+    """The JSON form, one object on one line."""
     return json.dumps(asdict(verdict)).encode() + b"\n"
 
 
 def decode_node_health(data: bytes) -> NodeHealth:
-    """The verdict in `data`. Raises ValueError where it is none."""
+    """Parse the JSON form.
+
+    Raises:
+        ValueError: the data is not the health of a node.
+    """
     try:
-        told = json.loads(data)
+        fields = json.loads(data)
     except RecursionError:
-        raise ValueError("no verdict: nested too deep") from None
-    if not isinstance(told, dict) or set(told) != set(NodeHealth.__slots__):
-        raise ValueError(f"no verdict: expected the fields {', '.join(NodeHealth.__slots__)}")
-    for name, value in told.items():
+        raise ValueError("no node health: nested too deep") from None
+    if not isinstance(fields, dict) or set(fields) != set(NodeHealth.__slots__):
+        raise ValueError(f"no node health: expected the fields {', '.join(NodeHealth.__slots__)}")
+    for name, value in fields.items():
         if not (_is_time(value) if name in _TIMES else isinstance(value, str)):
-            raise ValueError(f"no verdict: impossible {name} {value!r:.40}")
-    return NodeHealth(**told | {"fitness": Fitness(told["fitness"])})
+            raise ValueError(f"no node health: impossible {name} {value!r:.40}")
+    return NodeHealth(**fields | {"fitness": Fitness(fields["fitness"])})
 
 
 def _is_time(value: object) -> bool:
@@ -140,7 +162,7 @@ def _is_time(value: object) -> bool:
 
 
 def unknown_health(why: str, *, node: str, now_unix_s: float) -> NodeHealth:
-    """Where there is no verdict, or none to be trusted."""
+    """The health of a node without a usable report; `why` is the reason."""
     return NodeHealth(
         node=node,
         fitness=Fitness.UNKNOWN,
@@ -152,11 +174,11 @@ def unknown_health(why: str, *, node: str, now_unix_s: float) -> NodeHealth:
 
 
 def current_health(verdict: NodeHealth, *, now_unix_s: float) -> NodeHealth:
-    """The verdict, or that it is too old to say anything of now. A clock may be set back a bit."""
+    """`verdict`, or unknown health if it is too old. A clock may be set back by STALE_S."""
     age_s = now_unix_s - verdict.written_unix_s
     if -STALE_S <= age_s <= STALE_S:
         return verdict
-    why = f"the agent has said nothing for {age_s:.0f} s"
+    why = f"the agent has not reported for {age_s:.0f} s"
     if age_s < 0.0:
-        why = f"the agent's word is of {-age_s:.0f} s from now: the clock was set back"
+        why = f"the last report is {-age_s:.0f} s in the future: the clock was set back"
     return unknown_health(why, node=verdict.node, now_unix_s=now_unix_s)

@@ -1,11 +1,11 @@
-"""What a person has ordered, until it is taken back: cordons, pauses, a dry run. Pure."""
+"""Orders of operators that stand until they are revoked: cordons, pauses, a dry run."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class OrderKind(StrEnum):
-    """What may be ordered; each names its subject in another way."""
+    """The kinds of orders; each has a subject of its own form."""
 
     CORDON_NODE = "cordon_node"  # a node by its name: its ranks are to have no work
     CORDON_RANK = "cordon_rank"  # JOB/RANK: the same of one rank, in this life of the job
@@ -15,8 +15,10 @@ class OrderKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorOrder:
-    """`said_by`: who gave it, in their words, and who they are known to be; `life`: of the job
-    whose rank it is about, 0 otherwise.
+    """One order.
+
+    `said_by`: the operator, as given and as authenticated; `life`: of the job whose rank is the
+    subject, 0 otherwise.
     """
 
     kind: OrderKind
@@ -28,18 +30,18 @@ class OperatorOrder:
 
     @property
     def text(self) -> str:
-        """For people: who ordered it, and why."""
+        """The operator and the reason, for display."""
         why = f": {self.reason}" if self.reason else ""
         return f"by {self.said_by}{why}"
 
 
 def rank_subject(job: str, rank: int) -> str:
-    """How an order names a rank."""
+    """The subject of an order about one rank."""
     return f"{job}/{rank}"
 
 
 def parse_rank_subject(subject: str) -> tuple[str, int] | None:
-    """(job, rank) of JOB/RANK; None where it is none."""
+    """(job, rank) of JOB/RANK, or None for any other text."""
     job, _, rank = subject.rpartition("/")
     is_rank = bool(job) and rank.isascii() and rank.isdigit() and len(rank) < 10
     return (job, int(rank)) if is_rank else None

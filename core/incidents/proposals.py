@@ -1,4 +1,4 @@
-"""A plan that waits for a person's word: what it is, who said what, and how it ended. Pure."""
+"""Plans that wait for an operator's approval, with their state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pacekeeper.core.layout.layout import Layout
 
 
 class ProposalState(StrEnum):
-    """What became of a proposal; only the first two may still change."""
+    """The state of a proposal; only the first two may still change."""
 
     WAITING = "waiting"  # for a person
     APPROVED = "approved"  # and not offered yet: it is priced again first
@@ -25,12 +25,16 @@ class ProposalState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A decision on the layout `base` that is offered if a person approves it in time, else never.
+    """A decision on the layout `base` that is offered only if an operator approves it in time.
 
-    `slow`: rank -> slowdown, as it was made for; `incident_ids`: the open incidents it answers.
-    `said_by`: who approved or denied it, in their words, and who they are known to be; empty:
-    nobody.
-    `note`: why it was denied, or is over. Raises ValueError for a decision without a layout.
+    Attributes:
+        slow: rank -> slowdown that it was made for.
+        incident_ids: the open incidents that it answers.
+        said_by: the operator who approved or denied it, as given and as authenticated; empty: none.
+        note: why it was denied or has ended.
+
+    Raises:
+        ValueError: the decision has no layout.
     """
 
     proposal_id: int
@@ -51,11 +55,11 @@ class Proposal:
 
     @property
     def plan(self) -> Layout:
-        """The layout that is proposed."""
+        """The proposed layout."""
         assert self.decision.layout is not None, "checked when it was made"
         return self.decision.layout
 
     @property
     def is_open(self) -> bool:
-        """May it still be offered?"""
+        """Whether it may still be offered."""
         return not self.answer.is_final

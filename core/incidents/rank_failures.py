@@ -1,7 +1,7 @@
-"""Who died, why and when, of the ranks that one incident is about: kept for each of them. Pure.
+"""The failed ranks of one incident, with reason and time.
 
-Ranks that died of the same thing at the same moment are one value, with their numbers as runs: a
-job of 8,192 ranks that is killed is a few of them.
+Ranks that failed for the same reason at the same time are one value with their numbers as ranges: a
+killed job of 8,192 ranks is a few values.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,10 +24,10 @@ _OF_SEVERAL = (("its process", "their processes"), ("without it", "without them"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailures:
-    """Ranks whose deaths have one reason and were learnt of from `unix_s` on, within a second.
+    """Ranks whose failures have one reason and were reported within a second from `unix_s` on.
 
-    `step`: the job's newest then. `closed_unix_s`, `closed_step`: since when the job goes on
-    without them, or needs not any more; None: it does not.
+    `step`: the job's newest step then. `closed_unix_s`, `closed_step`: when the job continued
+    without them, or no longer had to; None: it has not.
     """
 
     ranks: RankRanges
@@ -45,7 +45,14 @@ class RankFailures:
 def add_failures(
     known: tuple[RankFailures, ...], dead: Mapping[int, str], step: int, unix_s: float
 ) -> tuple[RankFailures, ...]:
-    """Who is known to be dead, and these with their reasons; in the order they were learnt of."""
+    """`known` with newly failed ranks and their reasons, in order of report.
+
+    Args:
+        known: the failures so far.
+        dead: rank -> reason of the new failures.
+        step: the job's newest step.
+        unix_s: the time of the report.
+    """
     by_reason: dict[str, list[int]] = {}
     for rank, reason in dead.items():
         by_reason.setdefault(reason, []).append(rank)
@@ -69,7 +76,7 @@ def _is_same(old: RankFailures, reason: str, step: int, unix_s: float) -> bool:
 def close_failures(
     known: tuple[RankFailures, ...], ranks: Collection[int], unix_s: float, step: int
 ) -> tuple[RankFailures, ...]:
-    """These ranks are waited for no more; others of the same moment still are."""
+    """`known` with the failures of `ranks` closed; other ranks of the same failure stay open."""
     after: list[RankFailures] = []
     for old in known:
         over, left = split_ranges(old.ranks, ranks) if old.is_open else ((), old.ranks)
@@ -81,17 +88,17 @@ def close_failures(
 
 
 def failed_ranks(deaths: Iterable[RankFailures]) -> RankRanges:
-    """All of them together."""
+    """All failed ranks."""
     return merge_ranges(run for one in deaths for run in one.ranks)
 
 
 def open_failed_ranks(deaths: Iterable[RankFailures]) -> RankRanges:
-    """Those that the job has not gone on without."""
+    """The failed ranks that the job has not continued without."""
     return failed_ranks(one for one in deaths if one.is_open)
 
 
 def describe_failures(deaths: Iterable[RankFailures]) -> str:
-    """Who is dead and why, the first reason first; beyond a few, how many ranks of others."""
+    """One sentence: the failed ranks by reason; beyond a few reasons only the number of ranks."""
     by_reason: dict[str, RankRanges] = {}
     for one in deaths:
         by_reason[one.reason] = merge_ranges((*by_reason.get(one.reason, ()), *one.ranks))
@@ -112,7 +119,7 @@ def describe_failure(runs: RankRanges, reason: str) -> str:
 
 
 def plural_reason(reason: str) -> str:
-    """A reason that was said of one rank, as it is said of several."""
+    """The reason of one rank's failure, rephrased for several ranks."""
     for one, several in _OF_SEVERAL:
         reason = reason.replace(one, several)
     return reason

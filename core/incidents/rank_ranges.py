@@ -1,6 +1,6 @@
-"""Many ranks as few numbers: runs, first and last of each, ascending and apart. Pure.
+"""Sets of ranks as ranges: (first, last) pairs, ascending and not adjacent.
 
-A job's 8,192 ranks are one run, those of a node one more: what is kept or told of them stays small.
+The 8,192 ranks of a job are one range, those of a node one more: stored and sent values stay small.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -10,23 +10,23 @@ RankRanges = tuple[tuple[int, int], ...]
 
 
 def to_ranges(ranks: Iterable[int]) -> RankRanges:
-    """These ranks, in whatever order and however often they are named."""
+    """The ranges of `ranks`, given in any order and possibly repeated."""
     return merge_ranges((rank, rank) for rank in ranks)
 
 
 def iter_ranks(runs: RankRanges) -> Iterator[int]:
-    """All of them, ascending."""
+    """All ranks of the ranges, ascending."""
     for first, last in runs:
         yield from range(first, last + 1)
 
 
 def count_ranks(runs: RankRanges) -> int:
-    """How many they are."""
+    """The number of ranks."""
     return sum(last - first + 1 for first, last in runs)
 
 
 def merge_ranges(runs: Iterable[tuple[int, int]]) -> RankRanges:
-    """These runs, which may touch or overlap, as few as can be."""
+    """Ranges that may touch or overlap, merged."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(runs):
         if found and first <= found[-1][1] + 1:
@@ -37,7 +37,7 @@ def merge_ranges(runs: Iterable[tuple[int, int]]) -> RankRanges:
 
 
 def split_ranges(runs: RankRanges, ranks: Collection[int]) -> tuple[RankRanges, RankRanges]:
-    """(those of them that are among `ranks`, the others)."""
+    """(the part of `runs` that is in `ranks`, the rest)."""
     wanted = ranks if isinstance(ranks, set | frozenset) else frozenset(ranks)
     inside = [rank for rank in iter_ranks(runs) if rank in wanted]
     if not inside:
@@ -50,15 +50,12 @@ SHOWN_RANGES = 8
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """`3`, `0-7 and 23`, or the first runs of numbers and how many ranks more; `none`.
-
-    A sentence about 8,192 ranks is read by people: in a log, in a column beside others.
-    """
+    """`3`, `0-7 and 23`, or the first ranges and the number of further ranks; `none`."""
     return format_ranges(to_ranges(ranks))
 
 
 def format_ranges(runs: RankRanges) -> str:
-    """The same of ranks that are known as runs."""
+    """As `format_ranks`, for ranges."""
     names = [name for first, last in runs[:SHOWN_RANGES] for name in _names(first, last)]
     if hidden := count_ranks(runs[SHOWN_RANGES:]):
         names.append(f"{hidden:,} more")
@@ -67,7 +64,7 @@ def format_ranges(runs: RankRanges) -> str:
 
 
 def _names(first: int, last: int) -> list[str]:
-    """Two neighbours are two names; three are a run."""
+    """Two adjacent ranks are two names; three are a range."""
     if last - first < 2:
         return [str(number) for number in range(first, last + 1)]
     return [f"{first}-{last}"]

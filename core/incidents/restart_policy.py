@@ -1,8 +1,8 @@
-"""Whether the launchers of a job start everything again, once the ranks of a node have all ended.
+"""Whether the launchers of a job restart it after all ranks of a node have ended.
 
-Pure. The last rung: deaths that the living outlive are no reason, nor is a side that lost the
-others from sight: those may go on. All launchers come to the same answer from the same notices.
-What is started again is the job on the nodes that are left: those whose launchers still answer.
+A restart is the last resort: it is not used for deaths that the other ranks survive, nor on a side
+that lost contact with the rest, which may continue. All launchers reach the same result from the
+same notices. The job restarts on the nodes whose launchers still answer.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ MAX_BACK_OFF_S = 60.0
 
 
 class RestartAction(StrEnum):
-    """What a launcher does whose ranks have ended."""
+    """The next action of a launcher after its ranks have ended."""
 
     WAIT = "wait"  # other nodes train on
     AGAIN = "again"
@@ -25,11 +25,13 @@ class RestartAction(StrEnum):
 def decide_restart(
     nodes: Collection[int], ended: Mapping[int, int], gone: Collection[int]
 ) -> tuple[RestartAction, str]:
-    """What to do, and why.
+    """The action of a launcher whose ranks have ended, and the reason.
 
-    `nodes`: those with a part in the job, as far as is known; the others went on without any other
-    one, by a quorum, so that it can not train on. `ended`: with which exit code each node's ranks
-    ended, where they did; `gone`: nodes whose launcher does not answer.
+    Args:
+        nodes: the nodes known to take part in the job. Nodes outside continued without none of
+            these: they were removed by a quorum and cannot train.
+        ended: node -> exit code of its ranks, for nodes whose ranks have ended.
+        gone: nodes whose launcher does not answer.
     """
     for node in sorted(set(nodes).intersection(ended)):
         if ended[node] not in RESTARTABLE:
@@ -46,11 +48,17 @@ def decide_restart(
 def restart_nodes(
     began: Collection[int], nodes: Collection[int], ended: Mapping[int, int], gone: Collection[int]
 ) -> tuple[int, ...]:
-    """The nodes of the next life, ascending, once all `nodes` with a part in the job have ended.
+    """The nodes of the next run, ascending, once all `nodes` have ended.
 
-    Of those that `began` the job: who ended in a way that allows it, and whose launcher answers. An
-    empty one where these are no majority of those with a part (or half with the lowest): the others
-    may have started again without this side, and no longer answer for that reason.
+    Args:
+        began: the nodes that started the job; the result is a subset.
+        nodes: the nodes that took part in the job.
+        ended: node -> exit code; it must allow a restart.
+        gone: nodes whose launcher does not answer.
+
+    Returns:
+        The nodes; none if they are no majority of those that took part (or half of them without the
+        lowest), because the others may have restarted without this side.
     """
     able = {node for node in began if ended.get(node) in RESTARTABLE}.difference(gone)
     voters = set(began).intersection(nodes) or set(began)
@@ -61,5 +69,5 @@ def restart_nodes(
 
 
 def back_off_s(restart: int) -> float:
-    """Seconds to wait before restart number 1, 2, ...: what ends at once must not spin."""
+    """Seconds to wait before restart number 1, 2, ..., so that a failing job does not spin."""
     return min(MAX_BACK_OFF_S, 2.0 ** (restart - 1))

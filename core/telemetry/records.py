@@ -113,7 +113,7 @@ class ExpertLoadRecord:
         if not self.counts:
             raise ValueError("a record holds at least one load")
         if self.num_ranks < 1:
-            raise ValueError("a load is that of a rank at least")
+            raise ValueError("a load is of at least one rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from support.endings import ending_path, read_ending
 from support.fault_schedules import Schedule
 from support.fleet import Fleet
 
-_LOST = re.compile(r"layer \d+ expert \d+: all its hosts \[([\d, ]+)\] are dead; ")
+_LOST = re.compile(r"layer \d+ expert \d+: all its replicas \[([\d, ]+)\] are dead; ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

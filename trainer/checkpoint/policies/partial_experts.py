@@ -323,7 +323,7 @@ class PartialSaves:
             for rank, speed in layout.speed_by_rank.items()
         }
         return [
-            [loss_probability([h.rank for h in on], chance, everybody=EVERYBODY) for on in hosts]
+            [loss_probability([h.rank for h in on], chance, all_at_once=EVERYBODY) for on in hosts]
             for hosts in layout.experts
         ]
 

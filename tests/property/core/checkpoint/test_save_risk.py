@@ -94,8 +94,8 @@ def test_all_copies_must_be_lost_or_everybody() -> None:
     p = {0: 0.1, 1: 0.2, 2: 0.5}
     assert loss_probability([0, 1], p) == pytest.approx(0.02)
     assert loss_probability([2], p) == 0.5
-    assert loss_probability([0, 1], p, everybody=0.5) == pytest.approx(0.51)
-    with pytest.raises(ValueError, match="lost already"):
+    assert loss_probability([0, 1], p, all_at_once=0.5) == pytest.approx(0.51)
+    with pytest.raises(ValueError, match="no rank holds"):
         loss_probability([], p)
 
 

@@ -133,7 +133,7 @@ def test_a_fresh_host_is_the_least_burdened_one(num_ranks: int, num_experts: int
     ("dead", "words"),
     [
         ({0, 1}, "no living rank holds layers 0 to 1"),
-        ({0}, r"layer 0 expert 0: all its hosts \[0\] are dead"),
+        ({0}, r"layer 0 expert 0: all its replicas \[0\]"),
     ],
 )
 def test_what_is_lost_is_named(dead: set[int], words: str) -> None:

@@ -237,7 +237,7 @@ def test_lost_state_is_everybodys_verdict() -> None:
         cluster.data[0]["report/first/1"] = "[0, 0, 1, 0.0, true, false, 0]"
 
         def lost(commits: bool, dead: frozenset[int], generation: int) -> RecoveryPlan:
-            raise LostStateError("layer 0 expert 1: all its hosts are dead")
+            raise LostStateError("layer 0 expert 1: all its replicas are dead")
 
         with pytest.raises(LostStateError, match="layer 0 expert 1") as caught:
             mine.reach(

@@ -157,6 +157,6 @@ def test_one_that_not_all_can_read_gives_way_to_the_one_before(tmp_path: Path) -
 def test_without_any_checkpoint_lost_state_ends_the_job(tmp_path: Path) -> None:
     job = job_in(tmp_path, replace(CONFIG, checkpoint_period_steps=99))
     trained(job, 1)
-    with pytest.raises(LostStateError, match="all its hosts"):
+    with pytest.raises(LostStateError, match="expert 3"):
         job.die([3])
     job.close()

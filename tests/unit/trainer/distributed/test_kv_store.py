@@ -41,7 +41,7 @@ def test_a_port_in_use_is_said_with_a_remedy() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(HostError, match=rf"can not listen on 127.0.0.1:{port}.*--rendezvous"):
+        with pytest.raises(HostError, match=rf"127.0.0.1:{port}.*--rendezvous"):
             host_store("127.0.0.1", port)
 
 
