@@ -134,7 +134,7 @@ def test_a_job_that_could_not_begin_within_its_slots_is_refused(tmp_path: Path) 
 
 
 def test_a_rendezvous_on_another_machine_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HostError, match="192.0.2.1:29400"):
+    with pytest.raises(HostError, match=r"192\.0\.2\.1:29400"):
         supervise(spec(tmp_path, rendezvous="192.0.2.1:29400"))
 
 
