@@ -129,7 +129,7 @@ async def measure(fleet: Fleet, num_steps: int) -> dict[str, float]:
         kind = "step" if number % STEP_EVERY == 0 else "plain"
         found[f"read_{kind}"].append(read_s / len(frames) * 1e6)
         found[f"machine_{kind}"].append(machine_s / len(frames) * 1e6)
-    steps = {job.name: fleet.state.jobs[job.name].step for job in fleet.jobs}
+    steps = {job.name: fleet.state.jobs[job.name].progress.step for job in fleet.jobs}
     newest = (last - 1) // STEP_EVERY - 1
     assert set(steps.values()) == {newest}, f"every step is judged, up to {newest}: {steps}"
     result = {f"{name}_us": median(values) for name, values in found.items()}

@@ -115,7 +115,9 @@ class Fleet:
         for node, ranks in order:
             records = tuple(record for rank in ranks for record in self._records(rank, number))
             self.send(node, JobReport(job=JOB, records=records))
-        assert self.state.jobs[JOB].step == number, "the step is judged with its last record"
+        assert self.state.jobs[JOB].progress.step == number, (
+            "the step is judged with its last record"
+        )
         return self.decode_s, self.machine_s
 
     def _attachment(self, rank: int) -> Attachment:

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.controller.observability.metrics import ControllerMetrics
+from pacekeeper.controller.state.job_parts import DetectionState, LayoutState, StepProgress
 from pacekeeper.controller.state.persistent_map import NodeMap
 from pacekeeper.controller.state.rank_timings import Measured
 from pacekeeper.controller.state.state import JobState, NodeState, RankState, State
@@ -87,10 +88,10 @@ def fleet(num_ranks: int, num_slow: int) -> State:
     job = JobState(
         name=JOB,
         ranks=ranks,
-        layout=layout,
         incidents=incidents,
-        step=1,
-        measured=measured,
+        layouts=LayoutState(current=layout),
+        progress=StepProgress(step=1),
+        detection=DetectionState(measured=measured),
     )
     nodes = {name: NodeState(name=name, agent_life="x") for name in map(node_of, ranks)}
     return State(jobs={JOB: job}, nodes=NodeMap(nodes))
@@ -99,11 +100,22 @@ def fleet(num_ranks: int, num_slow: int) -> State:
 def next_step(state: State) -> State:
     """As after a step: every rank has new numbers."""
     job = state.jobs[JOB]
-    before = job.measured.judgement
+    before = job.detection.measured.judgement
     assert before is not None, "as it was made"
     observed_s = tuple(1.01 * one_s for one_s in before.observed_s)
-    measured = job.measured.by(replace(before, step=job.step + 1, observed_s=observed_s))
-    return replace(state, jobs={JOB: replace(job, measured=measured, step=job.step + 1)})
+    measured = job.detection.measured.by(
+        replace(before, step=job.progress.step + 1, observed_s=observed_s)
+    )
+    return replace(
+        state,
+        jobs={
+            JOB: replace(
+                job,
+                detection=replace(job.detection, measured=measured),
+                progress=replace(job.progress, step=job.progress.step + 1),
+            )
+        },
+    )
 
 
 def cpu_ms(do: Callable[[], object]) -> float:

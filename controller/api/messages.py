@@ -9,15 +9,9 @@ from pacekeeper.controller.observability.explain import Explanation, SlowdownInt
 from pacekeeper.controller.observability.timeline import JobRow, PlanNote
 from pacekeeper.controller.state import device_history
 from pacekeeper.controller.state.events import StepSummary
+from pacekeeper.controller.state.job_parts import Saves
 from pacekeeper.controller.state.rank_timings import RankPace
-from pacekeeper.controller.state.state import (
-    JobState,
-    NodeState,
-    RankLife,
-    RankState,
-    Saves,
-    State,
-)
+from pacekeeper.controller.state.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 from pacekeeper.core.incidents.proposals import Proposal
@@ -32,30 +26,30 @@ UNKNOWN = "unknown"  # a rank that should run, and that no agent has told of
 
 def job_view(state: State, job: JobState) -> status_pb2.Job:
     """A job with its ranks, also those that only the store still knows, or that have never come."""
-    layout = job.layout
+    layout = job.layouts.current
     away = {name for name, node in state.nodes.items() if not node.is_connected}
     generation = 0 if layout is None else layout.generation
     message = status_pb2.Job(
         name=job.name,
-        watch=job.watch,
+        watch=job.coverage.watch,
         generation=generation,
-        desired_generation=generation if job.desired is None else job.desired.generation,
-        step=max(0, job.step),
-        step_s=job.recent_step_s[-1] if job.recent_step_s else 0.0,
-        tokens_per_s=job.tokens_per_s,
-        loss=job.loss,
+        desired_generation=generation if job.plan.desired is None else job.plan.desired.generation,
+        step=max(0, job.progress.step),
+        step_s=job.progress.recent_step_s[-1] if job.progress.recent_step_s else 0.0,
+        tokens_per_s=job.progress.tokens_per_s,
+        loss=job.progress.loss,
         open_incidents=len(job.open_incidents),
         clock=next((r.attachment.clock for r in job.ranks.values()), ""),
         advice=[i.finding.reason for i in job.open_incidents if i.finding.kind.is_advice],
-        last_decision="" if job.last_decision is None else job.last_decision.text,
-        watch_reason=job.watch_reason,
-        blind_cause="" if job.blind is None else job.blind.value,
-        detectable_slowdown=None if job.sight is None else job.sight.slowdown,
-        detectable_steps=None if job.sight is None else job.sight.steps,
-        canary=canary_view(job.canaries.last),
-        proposal=None if job.open_proposal is None else proposal_view(job.open_proposal),
-        checkpoints=_saves_view(job.saves),
-        snapshots=_saves_view(job.snapshots),
+        last_decision="" if job.plan.last_decision is None else job.plan.last_decision.text,
+        watch_reason=job.coverage.reason,
+        blind_cause="" if job.coverage.blind is None else job.coverage.blind.value,
+        detectable_slowdown=None if job.coverage.sight is None else job.coverage.sight.slowdown,
+        detectable_steps=None if job.coverage.sight is None else job.coverage.sight.steps,
+        canary=canary_view(job.detection.canaries.last),
+        proposal=None if job.plan.open_proposal is None else proposal_view(job.plan.open_proposal),
+        checkpoints=_saves_view(job.progress.saves),
+        snapshots=_saves_view(job.progress.snapshots),
         orders=[order_view(order) for order in overrides.of_job(state, job)],
     )
     shares = {} if layout is None else dict(layout.batch_shares)
@@ -73,12 +67,12 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
                 )
             )
             continue
-        is_silent = rank.node in away or number in job.silent or number not in job.heard_s
+        is_silent = rank.node in away or number in job.coverage.silent or number not in job.heard_s
         message.ranks.append(
             _rank_view(
                 number,
                 rank,
-                job.measured.of(number),
+                job.detection.measured.of(number),
                 state=rank_state(rank.life, is_silent=is_silent),
                 batch_share=shares.get(number, 0.0),
                 replicas=replicas.get(number, 0),

@@ -46,7 +46,7 @@ class OperatorActions:
         """Approve or deny a proposal that waits; it as it is then. Raises RefusedError."""
         before = found(self.state(), number)
         if before is None:
-            open_now = (job.open_proposal for job in self.state().jobs.values())
+            open_now = (job.plan.open_proposal for job in self.state().jobs.values())
             waiting = sorted(proposal.proposal_id for proposal in open_now if proposal is not None)
             known = ", ".join(map(str, waiting)) or "none"
             raise ActionRejectedError(

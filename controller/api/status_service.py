@@ -105,7 +105,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         found = [
             proposal
             for job in self.state().jobs.values()
-            for proposal in job.proposals
+            for proposal in job.plan.proposals
             if request.job in ("", job.name) and (proposal.is_open or not request.open_only)
         ]
         found.sort(key=lambda proposal: proposal.proposal_id)
@@ -141,9 +141,9 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         """The layout in use (generation 0), or one of the past."""
         job = await self._job(request.job, context)
         found: tuple[Layout, str] | None = None
-        present = job.layout
+        present = job.layouts.current
         if present is not None and request.generation in (0, present.generation):
-            found = (present, job.layout_reason)
+            found = (present, job.layouts.reason)
         elif request.generation:
             found = await _read(context, self.past_layout, request.job, request.generation)
         if found is None:

@@ -28,9 +28,9 @@ PATIENCE_STEPS = 3  # where one step takes longer than `blind_after_s`
 
 def running(job: JobState) -> tuple[int, ...]:
     """Living ranks that the layout gives work, ascending."""
-    if job.layout is None:
+    if job.layouts.current is None:
         return job.living
-    counted = set(job.layout.working)
+    counted = set(job.layouts.current.working)
     return tuple(rank for rank in job.living if rank in counted)
 
 
@@ -55,7 +55,7 @@ def after_step(
     # What is promised of a job is promised of each of its roles.
     sight = max(known, key=lambda s: s.slowdown) if len(known) == len(groups) and known else None
     job, commands = _with_canary(job, work, groups, sight if blind is None else None, config)
-    blind = blind or unproved(config.detector, job.canaries, judgement.step)
+    blind = blind or unproved(config.detector, job.detection.canaries, judgement.step)
     watch, reason = judgement.watch, judgement.reason
     if blind is not None and watch is Watch.DEGRADED:
         reason = f"and blind for more: {blind.reason}"
@@ -65,7 +65,7 @@ def after_step(
         watch, reason = Watch.BLIND, blind.reason
     elif sight is not None:
         reason = f"{reason}; {sight}" if reason else str(sight)
-    job = replace(job, sight=sight, judged_s=now_s, silent=())
+    job = replace(job, coverage=replace(job.coverage, sight=sight, judged_s=now_s, silent=()))
     job, said = _entered(job, watch, reason, blind)
     return job, [*commands, *said]
 
@@ -77,7 +77,7 @@ def after_whole_step(
 
     Where its work is not told either, it is blind for what lasts.
     """
-    whole, blind = job.whole, None
+    whole, blind = job.detection.whole, None
     why = f"ranks {format_ranks(untimed)} report" if untimed else "its ranks report"
     why += " no compute time for their work"
     if whole.knowledge is None:
@@ -89,12 +89,12 @@ def after_whole_step(
         now, seen = Watch.JOB_LEVEL, str(whole.sight)
         if whole.sight.slowdown > config.detector.blind_slowdown:
             blind = Blind(why=Blindness.NOISE, reason=seen)
-    if whole.is_open or job.evidence.slow:
+    if whole.is_open or job.detection.evidence.slow:
         now = Watch.DEGRADED
         seen = f"x{whole.slowdown:.2f} slow; {seen}" if whole.is_open else seen
     reason = f"{why}: the job is watched as a whole; {seen}"
     reason += f"; {whole.note}" if whole.note else ""
-    job = replace(job, sight=whole.sight, judged_s=now_s, silent=())
+    job = replace(job, coverage=replace(job.coverage, sight=whole.sight, judged_s=now_s, silent=()))
     return _entered(job, now, reason, blind)
 
 
@@ -123,7 +123,7 @@ def _with_canary(
     config: ControllerConfig,
 ) -> tuple[JobState, list[Command]]:
     """One step more for the canary; one that was missed is an alert. Roles take turns."""
-    before = job.canaries
+    before = job.detection.canaries
     group = groups[before.turn % len(groups)]
     if before.running is not None:
         rank = before.running.rank
@@ -142,7 +142,7 @@ def _with_canary(
         # With each role's turn it is the turn of its next rank.
         seed=crc32(job.name.encode()) - before.turn + before.turn // len(groups),
     )
-    job = replace(job, canaries=canaries)
+    job = replace(job, detection=replace(job.detection, canaries=canaries))
     last = canaries.last
     if last is None or last is before.last or last.is_found:
         return job, []
@@ -157,7 +157,11 @@ def after_silence(
     job: JobState, config: ControllerConfig, now_s: float
 ) -> tuple[JobState, list[Command]]:
     """The watch at this moment, if only time went by since the newest step."""
-    median_s = sorted(job.recent_step_s)[len(job.recent_step_s) // 2] if job.recent_step_s else 0.0
+    median_s = (
+        sorted(job.progress.recent_step_s)[len(job.progress.recent_step_s) // 2]
+        if job.progress.recent_step_s
+        else 0.0
+    )
     limit_s = max(config.blind_after_s, PATIENCE_STEPS * median_s)
     ranks = running(job)
     silent: tuple[int, ...] = ()
@@ -165,7 +169,11 @@ def after_silence(
     heard_s = job.heard_s.values() if len(job.heard_s) == len(job.ranks) else ()
     if min(heard_s, default=-inf) < now_s - limit_s:
         silent = tuple(rank for rank in ranks if now_s - job.last_heard_s(rank) > limit_s)
-    job = job if silent == job.silent else replace(job, silent=silent)
+    job = (
+        job
+        if silent == job.coverage.silent
+        else replace(job, coverage=replace(job.coverage, silent=silent))
+    )
     blind = _blind_between_steps(job, ranks, now_s, limit_s)
     if blind is None:
         return job, []
@@ -175,20 +183,22 @@ def after_silence(
 def _blind_between_steps(
     job: JobState, ranks: Sequence[int], now_s: float, limit_s: float
 ) -> Blind | None:
-    if job.silent:
-        reason = f"no record of ranks {format_ranks(job.silent)} for {limit_s:.0f} s"
+    if job.coverage.silent:
+        reason = f"no record of ranks {format_ranks(job.coverage.silent)} for {limit_s:.0f} s"
         return Blind(why=Blindness.NO_RECORDS, reason=reason)
     if not ranks:
         reason = "; ".join(filter(None, ("no rank is known to run", _apart(job))))
         return Blind(why=Blindness.NO_RECORDS, reason=reason)
     attached_s = max((job.ranks[rank].attached_s for rank in ranks), default=now_s)
-    since_s = attached_s if job.judged_s is None else max(job.judged_s, attached_s)
+    since_s = (
+        attached_s if job.coverage.judged_s is None else max(job.coverage.judged_s, attached_s)
+    )
     if now_s - since_s <= limit_s:
         return None
     reason = f"records arrive, but no step could be judged for {limit_s:.0f} s"
-    if job.pending:
-        step = min(job.pending)
-        missing = [rank for rank in ranks if not job.pending[step].is_whole(rank)]
+    if job.progress.pending:
+        step = min(job.progress.pending)
+        missing = [rank for rank in ranks if not job.progress.pending[step].is_whole(rank)]
         reason += f": of step {step} ranks {format_ranks(missing)} are missing" if missing else ""
     apart = _apart(job)
     reason += f"; {apart}" if apart else ""
@@ -205,9 +215,9 @@ def _entered(
     job: JobState, watch: Watch, reason: str, blind: Blind | None
 ) -> tuple[JobState, list[Command]]:
     """Going blind and coming back is told; what else changes is shown."""
-    was = job.watch
+    was = job.coverage.watch
     why = None if blind is None else blind.why
-    job = replace(job, watch=watch, watch_reason=reason, blind=why)
+    job = replace(job, coverage=replace(job.coverage, watch=watch, reason=reason, blind=why))
     is_news = watch is not was and Watch.BLIND in (watch, was)
     said = Say(text=f"job={job.name} watch={watch} was={was} ({reason})")
     return job, [said] if is_news else []

@@ -32,7 +32,7 @@ def judge_inputs(
         return state, job, []
     inputs, judgement = fold_inputs(
         config.detector,
-        job.inputs,
+        job.detection.inputs,
         step=ended[ranks[0]].step,
         generation=ended[ranks[0]].generation,
         ranks=ranks,
@@ -43,7 +43,7 @@ def judge_inputs(
         return state, job, []
     state, job, commands = incidents.follow(
         state,
-        replace(job, inputs=inputs),
+        replace(job, detection=replace(job.detection, inputs=inputs)),
         judgement,
         FindingKind.INPUT,
         over=lambda rank: f"the input of rank {rank} is there in time again",

@@ -19,7 +19,11 @@ def advise(
     state: State, job: JobState, samples: Mapping[str, StepSample], duration_s: float, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """Open, re-measure and close advice by what a step of this job lost to the spread of work."""
-    if job.evidence.slow or job.home is not None or job.is_makeshift:
+    if (
+        job.detection.evidence.slow
+        or job.layouts.baseline is not None
+        or job.layouts.is_provisional
+    ):
         return state, job, []
     priced = []
     known = evidence_by_role(job, samples)
@@ -34,14 +38,14 @@ def advise(
         if incident.finding.kind.is_advice
     }
     window, advice = fold_spread(
-        job.spread,
+        job.detection.spread,
         lost_of_roles(priced),
         step=sample.step,
         generation=sample.generation,
         duration_s=duration_s,
         told=told,
     )
-    job, commands = replace(job, spread=window), list[Command]()
+    job, commands = replace(job, detection=replace(job.detection, spread=window)), list[Command]()
     for finding in advice.opened:
         state, job, said = incidents.open_incident(state, job, finding, unix_s)
         commands += said

@@ -56,7 +56,7 @@ def _is_fault(incident: Incident) -> bool:
 
 def _steps(job: JobState, incident: Incident) -> int:
     """Since its onset, the present step included."""
-    return job.step - incident.finding.onset_step + 1
+    return job.progress.step - incident.finding.onset_step + 1
 
 
 UNPLANNED = (
@@ -160,9 +160,11 @@ def closed(
     incident = replace(
         incident,
         closed_unix_s=unix_s,
-        closed_step=job.step,
+        closed_step=job.progress.step,
         actions=(*incident.actions, action),
-        deaths=rank_failures.close_failures(incident.deaths, everybody, unix_s, max(0, job.step)),
+        deaths=rank_failures.close_failures(
+            incident.deaths, everybody, unix_s, max(0, job.progress.step)
+        ),
     )
     said = f"job={job.name} incident={incident.incident_id} closed: {action}"
     return incident, [SaveIncident(incident=incident), Say(text=said)]

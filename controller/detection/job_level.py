@@ -51,9 +51,9 @@ LATE_STEPS = 8  # that a trainer may tell its work late
 
 def is_untold(job: JobState, step: int) -> bool:
     """Will nobody tell any work of this pending step?"""
-    if job.tells_work:
+    if job.detection.tells_work:
         return False
-    return bool(job.whole.num_steps) or max(job.pending) - step >= LATE_STEPS
+    return bool(job.detection.whole.num_steps) or max(job.progress.pending) - step >= LATE_STEPS
 
 
 def handed_over(job: JobState) -> JobState:
@@ -61,10 +61,10 @@ def handed_over(job: JobState) -> JobState:
 
     An open finding of the whole job becomes one of all its ranks together.
     """
-    if job.whole.is_open:
-        evidence = restore(job.evidence.slow, everybody=job.whole.slowdown)
-        job = replace(job, evidence=evidence)
-    return replace(job, whole=JobPace())
+    if job.detection.whole.is_open:
+        evidence = restore(job.detection.evidence.slow, everybody=job.detection.whole.slowdown)
+        job = replace(job, detection=replace(job.detection, evidence=evidence))
+    return replace(job, detection=replace(job.detection, whole=JobPace()))
 
 
 def judge_step(
@@ -76,8 +76,8 @@ def judge_step(
     now_s: float,
 ) -> tuple[State, JobState, list[Command]]:
     """Take in one step. `untimed`: ranks that told their work, and no time for it."""
-    whole, news = fold_job(job.whole, told)
-    job = replace(job, whole=whole)
+    whole, news = fold_job(job.detection.whole, told)
+    job = replace(job, detection=replace(job.detection, whole=whole))
     unix_s = now_s + state.unix_offset_s
     state, job, commands = follow_pace(state, job, news, config, unix_s)
     job, said = incidents.note_persistent(job, config.policy.horizon_steps)
@@ -90,11 +90,11 @@ def judge_step(
         generation=told.generation,
         tokens=told.tokens,
         duration_s=told.duration_s,
-        loss=job.loss,
+        loss=job.progress.loss,
         ranks=(),
         observed_s=(),
         expected_s=(),
         slowdown=(),
-        watch=job.watch,
+        watch=job.coverage.watch,
     )
     return state, job, [*commands, summary]

@@ -30,10 +30,10 @@ def judge_links(
     if sample is None:
         return state, job, []
     node_of = {rank: job.ranks[rank].node for rank in sample.ranks}
-    links, judgement = fold_links(config.detector, job.links, sample, node_of)
+    links, judgement = fold_links(config.detector, job.detection.links, sample, node_of)
     state, job, commands = incidents.follow(
         state,
-        replace(job, links=links),
+        replace(job, detection=replace(job.detection, links=links)),
         judgement,
         FindingKind.LINK,
         over=lambda rank: f"transfers of rank {rank} are back at their usual time",

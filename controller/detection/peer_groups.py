@@ -41,7 +41,7 @@ def _roles(job: JobState) -> set[str]:
 def peers(job: JobState, ranks: Sequence[int]) -> list[Peers]:
     """These ranks by role, in order of the roles' names."""
     if num_roles(job) < 2:
-        return [Peers(ranks=tuple(ranks), evidence=job.evidence)]
+        return [Peers(ranks=tuple(ranks), evidence=job.detection.evidence)]
     return [
         Peers(ranks=tuple(own), evidence=_evidence_of(job, role))
         for role, own in sorted(_by_role(job, ranks).items())
@@ -51,7 +51,7 @@ def peers(job: JobState, ranks: Sequence[int]) -> list[Peers]:
 def evidence_by_role(job: JobState, roles: Iterable[str]) -> dict[str, Evidence]:
     """What is remembered of the ranks of each of these roles."""
     if num_roles(job) < 2:
-        return dict.fromkeys(roles, job.evidence)
+        return dict.fromkeys(roles, job.detection.evidence)
     return {role: _evidence_of(job, role) for role in roles}
 
 
@@ -74,19 +74,26 @@ def fold_roles(
     roles = num_roles(job)
     if roles < 2:
         (sample,) = samples.values()
-        evidence, judgement = fold(config, job.evidence, sample)
-        return replace(job, evidence=evidence, by_role={}), judgement
+        evidence, judgement = fold(config, job.detection.evidence, sample)
+        return replace(
+            job, detection=replace(job.detection, evidence=evidence, by_role={})
+        ), judgement
     # The alarms of a job-day are shared out: each role has charts of its own.
     config = replace(config, false_alarms_per_job_day=config.false_alarms_per_job_day / roles)
-    by_role = {**job.by_role}
+    by_role = {**job.detection.by_role}
     judged: dict[str, Judgement] = {}
     for role, sample in samples.items():
         by_role[role], judged[role] = fold(config, _evidence_of(job, role), sample)
     slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}
-    before = job.evidence.common.slowdown if job.evidence.common is not None else 1.0
+    before = (
+        job.detection.evidence.common.slowdown if job.detection.evidence.common is not None else 1.0
+    )
     paces = (kept.common.slowdown for kept in by_role.values() if kept.common is not None)
     now = max(paces, default=1.0)
-    job = replace(job, evidence=restore(slow, everybody=now), by_role=by_role)
+    job = replace(
+        job,
+        detection=replace(job.detection, evidence=restore(slow, everybody=now), by_role=by_role),
+    )
     return job, replace(_merged(judged), common=_news(judged, before, now))
 
 
@@ -110,7 +117,7 @@ def _by_role(job: JobState, ranks: Sequence[int]) -> dict[str, list[int]]:
 
 def _evidence_of(job: JobState, role: str) -> Evidence:
     """Of one role among several: at first who of it was slow before a restart, or all."""
-    known = job.by_role.get(role)
+    known = job.detection.by_role.get(role)
     if known is not None:
         return known
     own = {rank for rank, r in job.ranks.items() if r.attachment.role == role}
@@ -120,7 +127,7 @@ def _evidence_of(job: JobState, role: str) -> Evidence:
         if incident.finding.kind is FindingKind.HOST and incident.finding.role == role
     )
     return restore(
-        {rank: value for rank, value in job.evidence.slow.items() if rank in own},
+        {rank: value for rank, value in job.detection.evidence.slow.items() if rank in own},
         everybody=max(together, default=1.0),
     )
 

@@ -12,15 +12,8 @@ from typing import Protocol, TypeVar
 
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.state.events import Command
-from pacekeeper.controller.state.state import (
-    JobState,
-    NodeState,
-    Place,
-    RankLife,
-    Search,
-    State,
-    StepDraft,
-)
+from pacekeeper.controller.state.job_parts import Place, Search, StepDraft
+from pacekeeper.controller.state.state import JobState, NodeState, RankLife, State
 from pacekeeper.core.incidents.findings import Finding, Tier
 from pacekeeper.core.telemetry.node_report import AgentHealth, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord
@@ -143,7 +136,7 @@ def explained(
     """The finding with its cause in words, and a search that goes on unless that is certain."""
     slow = finding.rank
     assert slow is not None, "causes are looked for of ranks"
-    searches = {rank: s for rank, s in job.searches.items() if rank != slow}
+    searches = {rank: s for rank, s in job.detection.searches.items() if rank != slow}
     if len(searches) >= MAX_SEARCHES:
         return job, replace(finding, cause="not looked for: too many ranks are slow at once")
     search = _begun(state, job, slow, finding, draft, unix_s)
@@ -151,7 +144,9 @@ def explained(
     search = replace(search, sure=_surest(causes))
     if search.sure is not Tier.CONFIRMED:
         searches[slow] = search
-    return replace(job, searches=searches), replace(finding, cause=in_words(causes))
+    return replace(job, detection=replace(job.detection, searches=searches)), replace(
+        finding, cause=in_words(causes)
+    )
 
 
 def look_again(
@@ -160,8 +155,8 @@ def look_again(
     """Name what is seen by now of open findings, where it is surer than what was said."""
     commands: list[Command] = []
     searches = {}
-    for rank, search in job.searches.items():
-        if unix_s > search.until_unix_s or rank not in job.evidence.slow:
+    for rank, search in job.detection.searches.items():
+        if unix_s > search.until_unix_s or rank not in job.detection.evidence.slow:
             continue
         causes = explain(_symptoms(state, job, rank, search, draft))
         sure = _surest(causes)
@@ -171,7 +166,9 @@ def look_again(
             commands += said
         if sure is not Tier.CONFIRMED:
             searches[rank] = search
-    return replace(job, searches=searches) if job.searches else job, commands
+    return replace(
+        job, detection=replace(job.detection, searches=searches)
+    ) if job.detection.searches else job, commands
 
 
 def _begun(
@@ -201,7 +198,9 @@ def _begun(
 
 def _peers(job: JobState, rank: int) -> tuple[int, ...]:
     """Ranks of the same role that run and are not slow."""
-    others = (other for other in job.living if other != rank and other not in job.evidence.slow)
+    others = (
+        other for other in job.living if other != rank and other not in job.detection.evidence.slow
+    )
     return peers_of(_seat(job, rank), ((other, _seat(job, other)) for other in others))
 
 
@@ -215,7 +214,7 @@ def _symptoms(state: State, job: JobState, rank: int, search: Search, draft: Ste
     peers = [
         peer
         for peer in search.peers
-        if peer not in job.evidence.slow
+        if peer not in job.detection.evidence.slow
         and peer in job.ranks
         and job.ranks[peer].life is RankLife.ALIVE
     ]
@@ -234,7 +233,7 @@ def _symptoms(state: State, job: JobState, rank: int, search: Search, draft: Ste
         seats={one: _seat(job, one) for one in involved},
         nodes=nodes,
         threads=threads,
-        slowdown=job.evidence.slow.get(rank),
+        slowdown=job.detection.evidence.slow.get(rank),
     )
 
 
@@ -257,7 +256,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
 def _span_s(job: JobState, finding: Finding) -> float:
     """How long the steps from the onset to the finding took; the mean for those not kept."""
     count = finding.step - finding.onset_step + 1
-    last = job.recent_step_s[-count:]
+    last = job.progress.recent_step_s[-count:]
     return sum(last) / len(last) * count if last else 0.0
 
 

@@ -8,7 +8,7 @@ another: without this nobody would see it before state is needed.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pacekeeper.controller.state.state import SavedStep, Saves
+from pacekeeper.controller.state.job_parts import SavedStep, Saves
 from pacekeeper.core.telemetry.records import SaveRecord
 
 LATE, FAILED = "late", "failed"

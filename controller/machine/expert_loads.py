@@ -24,7 +24,7 @@ def take(job: JobState, records: Iterable[ExpertLoadRecord]) -> JobState:
 
     What was told before, experts that the model lacks, and ranks nobody knows say nothing.
     """
-    shape, drafts = job.shape, job.load_drafts
+    shape, drafts = job.shape, job.workload.load_drafts
     if shape is None:
         return job
     news = dict[StepLayer, list[ExpertLoadRecord]]()
@@ -45,12 +45,12 @@ def take(job: JobState, records: Iterable[ExpertLoadRecord]) -> JobState:
         by_layer = {at: one for at, one in by_layer.items() if at[0] > newest_step - LATE_STEPS}
     fresh = drafts.fresh | changed.keys()
     drafts = fast_replace(drafts, by_layer=by_layer, fresh=fresh, newest_step=newest_step)
-    return fast_replace(job, load_drafts=drafts)
+    return fast_replace(job, workload=fast_replace(job.workload, load_drafts=drafts))
 
 
 def fold(job: JobState, weight: float) -> JobState:
     """What is whole by now, into the means: a new step counts `weight`, the first one all."""
-    drafts, layout = job.load_drafts, job.layout
+    drafts, layout = job.workload.load_drafts, job.layouts.current
     if not drafts.fresh or layout is None:
         return job
     by_layer, means = dict(drafts.by_layer), dict(drafts.means)
@@ -74,26 +74,31 @@ def fold(job: JobState, weight: float) -> JobState:
         means=means,
         newest_step=drafts.newest_step,
     )
-    job = fast_replace(job, load_drafts=drafts)
+    job = fast_replace(job, workload=fast_replace(job.workload, load_drafts=drafts))
     return _with_means(job, layout, {layer for _, layer in folded})
 
 
 def undated(job: JobState) -> JobState:
     """Steps will be told again from an earlier one: what waits is of no use, means hold."""
-    return replace(job, load_drafts=LoadDrafts(means=job.load_drafts.means))
+    return replace(
+        job,
+        workload=replace(
+            job.workload, load_drafts=LoadDrafts(means=job.workload.load_drafts.means)
+        ),
+    )
 
 
 def _with_means(job: JobState, layout: Layout, changed: Set[int]) -> JobState:
     """The job's loads, once each layer that has experts was told at least once."""
-    shape, means = job.shape, job.load_drafts.means
+    shape, means = job.shape, job.workload.load_drafts.means
     sparse = [layer for layer, experts in enumerate(layout.experts) if experts]
     if not changed or shape is None or not means.keys() >= set(sparse):
         return job
-    rows = list(job.loads) or [(0.0,) * shape.num_experts] * shape.num_layers
-    for layer in changed if job.loads else means:
+    rows = list(job.workload.loads) or [(0.0,) * shape.num_experts] * shape.num_layers
+    for layer in changed if job.workload.loads else means:
         rows[layer] = tuple(means[layer][0].tolist())
     num_steps = min(means[layer][1] for layer in sparse)
-    return replace(job, loads=tuple(rows), num_load_steps=num_steps)
+    return replace(job, workload=replace(job.workload, loads=tuple(rows), num_load_steps=num_steps))
 
 
 def _with_more(

@@ -13,17 +13,16 @@ from pacekeeper.controller.detection.coverage import running
 from pacekeeper.controller.machine import expert_loads
 from pacekeeper.controller.mitigation import approvals, notices
 from pacekeeper.controller.state.events import Command, ForgetJob, SaveJob, Say
-from pacekeeper.controller.state.expert_load_drafts import LoadDrafts
+from pacekeeper.controller.state.job_parts import ENDED, Coverage
 from pacekeeper.controller.state.persistent_map import RankMap, node_map
 from pacekeeper.controller.state.state import JobState, NodeState, RankLife, State
 from pacekeeper.core.config.controller import RetentionConfig
 from pacekeeper.core.fast_replace import fast_replace
-from pacekeeper.core.incidents.findings import Blindness, FindingKind, Watch
+from pacekeeper.core.incidents.findings import FindingKind, Watch
 from pacekeeper.core.telemetry.records import StepRecord
 from pacekeeper.predictor.assurance.canary import Canaries
-from pacekeeper.predictor.imbalance.advice import SpreadWindow
 from pacekeeper.predictor.online.cusum import no_charts
-from pacekeeper.predictor.online.state import Evidence, begin
+from pacekeeper.predictor.online.state import Evidence
 
 DAY_S = 86_400.0
 ENDED_RANKS = 65_536  # of all ended jobs together that stay in memory, some hundred bytes each
@@ -43,11 +42,15 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
     if not is_over(job):
         if job.ended_s is None:
             return job, []
-        awake = replace(job, ended_s=None, watch=Watch.BLIND, watch_reason="it runs again")
-        return replace(awake, blind=Blindness.NO_RECORDS), []
-    if job.watch is Watch.ENDED:
+        awake = replace(
+            job,
+            ended_s=None,
+            coverage=Coverage(watch=Watch.BLIND, reason="it runs again"),
+        )
+        return awake, []
+    if job.coverage.watch is Watch.ENDED:
         return job, []
-    commands: list[Command] = [Say(text=f"job={job.name} watch=ended was={job.watch}")]
+    commands: list[Command] = [Say(text=f"job={job.name} watch=ended was={job.coverage.watch}")]
     job, said = approvals.withdraw(job, "the job ended")
     commands += said
     but = (FindingKind.DEATH,)  # these stay to be seen
@@ -55,36 +58,15 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
     commands += [*said, *notices.untold(job)]
     job = replace(
         job,
-        watch=Watch.ENDED,
-        watch_reason="no rank runs any more",
-        blind=None,
-        sight=None,
-        silent=(),
-        has_untold_deaths=False,
-        judged_s=None,
         ended_s=now_s if job.ended_s is None else job.ended_s,
-        evidence=begin(),
-        by_role={},
-        links=begin(),
-        spread=SpreadWindow(),
-        canaries=Canaries(),
-        probe=None,
-        pending={},
         heard_s=RankMap(),
-        ended_mono_s=RankMap(),
-        again={},
-        known_layouts={},
-        offered={},
-        desired=None,
-        home=None,
-        load_drafts=LoadDrafts(),
-        loads=(),
-        num_load_steps=0,
-        recent_step_s=(),
-        tokens_per_s=0.0,
-        decided_on=None,
-        asked=0,
-        asked_on=None,
+        layouts=job.layouts.ended(),
+        plan=job.plan.ended(),
+        detection=job.detection.ended(),
+        progress=job.progress.ended(),
+        workload=job.workload.without_loads(),
+        coverage=ENDED,
+        notices=replace(job.notices, has_unsent_deaths=False),
     )
     return job, [*commands, SaveJob(job=job.name)]
 
@@ -147,21 +129,26 @@ def _is_long_away(node: NodeState, now_s: float) -> bool:
 def rewind_to_step(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState, list[Command]]:
     """Once each rank that runs has newly ended a step that is over, steps restart at the lowest."""
     ended_s: dict[int, float] = {}
-    again: dict[int, int] = dict(job.again)
+    again: dict[int, int] = dict(job.progress.again)
     for record in ends:
         rank = record.rank
         if rank not in job.ranks:
             continue
-        last_s = ended_s.get(rank) or job.ended_mono_s.get(rank)
+        last_s = ended_s.get(rank) or job.progress.ended_mono_s.get(rank)
         if last_s is None or record.ended_mono_s > last_s:
             ended_s[rank] = record.ended_mono_s
-            if record.step > job.step:
+            if record.step > job.progress.step:
                 again.pop(rank, None)
             elif last_s is not None:  # of the first one heard nobody can say whether it is new
                 again[rank] = min(record.step, again.get(rank, record.step))
     if not ended_s:
         return job, []
-    job = fast_replace(job, ended_mono_s=job.ended_mono_s.changed(ended_s), again=again)
+    job = fast_replace(
+        job,
+        progress=fast_replace(
+            job.progress, ended_mono_s=job.progress.ended_mono_s.changed(ended_s), again=again
+        ),
+    )
     if not again:
         return job, []  # nearly always: not worth a walk over all ranks
     ranks = running(job)
@@ -169,21 +156,25 @@ def rewind_to_step(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState,
         return job, []
     first = min(again[rank] for rank in ranks)
     text = (
-        f"job={job.name} went back: its ranks have ended step {job.step} and now end step {first}"
+        f"job={job.name} went back: its ranks have ended step {job.progress.step}"
+        f" and now end step {first}"
     )
+    job = expert_loads.undated(job)
+    detection = job.detection
     job = replace(
-        expert_loads.undated(job),
-        step=first - 1,
-        layout_step=min(job.layout_step, first),
-        pending={},
-        again={},
-        decided_on=None,
-        # What was learnt of work and ranks holds; what is dated by steps does not.
-        evidence=_undated(job.evidence),
-        by_role={role: _undated(kept) for role, kept in job.by_role.items()},
-        links=_undated(job.links),
-        inputs=replace(job.inputs, evidence=_undated(job.inputs.evidence)),
-        canaries=Canaries(turn=job.canaries.turn),
+        job,
+        layouts=replace(job.layouts, first_step=min(job.layouts.first_step, first)),
+        plan=replace(job.plan, decided_on=None),
+        progress=replace(job.progress, step=first - 1, pending={}, again={}),
+        # The models of work and ranks stay valid; what is dated by steps does not.
+        detection=replace(
+            detection,
+            evidence=_undated(detection.evidence),
+            by_role={role: _undated(kept) for role, kept in detection.by_role.items()},
+            links=_undated(detection.links),
+            inputs=replace(detection.inputs, evidence=_undated(detection.inputs.evidence)),
+            canaries=Canaries(turn=detection.canaries.turn),
+        ),
     )
     return job, [SaveJob(job=job.name), Say(text=text)]
 

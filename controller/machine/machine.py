@@ -56,10 +56,13 @@ def contained(
             return state, commands
         job = replace(
             job,
-            pending={} if drops_steps else job.pending,
-            watch=Watch.BLIND,
-            watch_reason=f"{doing} fails by a mistake in pacekeeper: {error!r:.500}",
-            blind=Blindness.FAILED,
+            progress=replace(job.progress, pending={} if drops_steps else job.progress.pending),
+            coverage=replace(
+                job.coverage,
+                watch=Watch.BLIND,
+                reason=f"{doing} fails by a mistake in pacekeeper: {error!r:.500}",
+                blind=Blindness.FAILED,
+            ),
         )
         return replace(state, jobs={**state.jobs, name: job}), commands
 
@@ -165,7 +168,7 @@ def _take_in(
     state, said = contained(state, name, "judging its steps", judge, drops_steps=True)
     commands += said
     # Only a step is reason to act at once; whatever else changed is seen by the next tick.
-    if before is None or state.jobs[name].step != before.step:
+    if before is None or state.jobs[name].progress.step != before.progress.step:
         state, said = contained(state, name, "asking for a decision", act)
         commands += said
     return state, commands
@@ -188,7 +191,7 @@ def _tick(
 
         state, said = contained(state, name, "following it", follow)
         commands += said
-        if state.jobs[name].watch is not Watch.ENDED:
+        if state.jobs[name].coverage.watch is not Watch.ENDED:
             state, said = contained(state, name, "saying it again", repeat)
             commands += said
     state, said = job_lifecycle.forget(state, now_s, config.retention)
@@ -203,19 +206,19 @@ def _follow(
     job, commands = job_lifecycle.follow(state.jobs[name], now_s, unix_s)
     if job.reported_s is None:
         job = replace(job, reported_s=now_s)  # of a stored past: its silence begins now
-    if job.watch is not Watch.ENDED:
+    if job.coverage.watch is not Watch.ENDED:
         job, said = coverage.after_silence(job, config, now_s)
         commands += said
-        if job.asked and now_s - job.asked_s > DECIDE_WITHIN_S:
+        if job.plan.asked and now_s - job.plan.asked_s > DECIDE_WITHIN_S:
             commands.append(Say(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
-            job = replace(job, asked=0)
+            job = replace(job, plan=replace(job.plan, asked=0))
         job, said = probes.follow(job, now_s, unix_s)
         commands += said
         job, said = approvals.follow(job, config.policy, unix_s)
         commands += said
     if job is not state.jobs[name]:
         state = _with_job(state, job)
-    if job.watch is Watch.ENDED:
+    if job.coverage.watch is Watch.ENDED:
         return state, commands
     state, asked = _act(state, name, config, now_s)
     return state, (*commands, *asked)
@@ -230,9 +233,9 @@ def _act(
         state = _with_job(state, job)
     if overrides.why_no_plans(state, name):
         return state, ()
-    is_young = job.step - job.layout_step < config.policy.min_steps_between_plans
-    is_settled = is_young or _basis(job) == job.decided_on
-    if job.asked or (is_settled and job.approved is None):
+    is_young = job.progress.step - job.layouts.first_step < config.policy.min_steps_between_plans
+    is_settled = is_young or _basis(job) == job.plan.decided_on
+    if job.plan.asked or (is_settled and job.plan.approved is None):
         return state, ()
     if not _is_actionable(job) or approvals.is_waited_for(job):
         return state, ()
@@ -240,7 +243,12 @@ def _act(
     lemons = device_history.lemons(state.strikes, now_s + state.unix_offset_s)
     view = view_of(job, now_s, state.nodes, lemons)
     question = AskDecision(job=name, asked=number, view=view)
-    job = replace(job, asked=number, asked_s=now_s, asked_on=_grounds(job), decided_on=_basis(job))
+    job = replace(
+        job,
+        plan=replace(
+            job.plan, asked=number, asked_s=now_s, asked_on=_grounds(job), decided_on=_basis(job)
+        ),
+    )
     return replace(_with_job(state, job), num_asked=number), (question,)
 
 
@@ -250,21 +258,23 @@ def _take_decision(
     """Act on a decision, unless what it was made for is over: then it is asked for again."""
     name, decision = event.job, event.decision
     known = state.jobs.get(name)
-    if known is None or known.asked != event.asked:
+    if known is None or known.plan.asked != event.asked:
         return state, ()  # of an earlier life of the job, or given up
-    job, unix_s = replace(known, asked=0), now_s + state.unix_offset_s
+    job, unix_s = replace(known, plan=replace(known.plan, asked=0)), now_s + state.unix_offset_s
     if decision is None:
         job, said = approvals.take(job, None, config.policy, now_s, unix_s)
         return _with_job(state, job), tuple(said)
-    if not _is_actionable(job) or _grounds(job) != job.asked_on:
-        state = _with_job(state, replace(job, decided_on=None))
+    if not _is_actionable(job) or _grounds(job) != job.plan.asked_on:
+        state = _with_job(state, replace(job, plan=replace(job.plan, decided_on=None)))
         return state, (Say(text=f"job={name} decision dropped: made for what is over"),)
-    before = job.last_decision
+    before = job.plan.last_decision
     decision = rollout.with_news(decision, before)
-    job = replace(job, last_decision=decision)
-    if job.home is None and decision.rung is MitigationLevel.LEAVE_OUT and job.cordoned:
-        job = replace(job, home=job.layout)  # to come back to, once nobody is cordoned
-    if job.approved is not None:
+    job = replace(job, plan=replace(job.plan, last_decision=decision))
+    if job.layouts.baseline is None and decision.rung is MitigationLevel.LEAVE_OUT and job.cordoned:
+        job = replace(
+            job, layouts=replace(job.layouts, baseline=job.layouts.current)
+        )  # to come back to, once nobody is cordoned
+    if job.plan.approved is not None:
         job, said = approvals.take(job, decision, config.policy, now_s, unix_s)
         return _with_job(state, job), tuple(said)
     job, commands = approvals.follow(job, config.policy, unix_s)
@@ -304,10 +314,10 @@ def _take_answer(
 
 def _is_actionable(job: JobState) -> bool:
     """Every living rank runs the observed layout, nothing is offered, nobody is missing."""
-    layout = job.layout
-    if layout is None or job.desired is not None:
+    layout = job.layouts.current
+    if layout is None or job.plan.desired is not None:
         return False
-    if job.shape is None or not job.loads:
+    if job.shape is None or not job.workload.loads:
         return False
     return layout.ranks == job.living and all(
         job.ranks[rank].observed_generation == layout.generation for rank in layout.ranks
@@ -316,18 +326,18 @@ def _is_actionable(job: JobState) -> bool:
 
 def _basis(job: JobState) -> Hashable:
     """What could change the mind. Loads drift slowly: with nobody slow, not each step matters."""
-    slow = tuple(sorted(job.evidence.slow.items()))
-    is_calm = not slow and job.home is None and not job.is_makeshift
-    steps = job.step // CALM_PERIOD_STEPS if is_calm else job.step
-    return steps, job.newest_generation, slow, is_calm, job.cordoned
+    slow = tuple(sorted(job.detection.evidence.slow.items()))
+    is_calm = not slow and job.layouts.baseline is None and not job.layouts.is_provisional
+    steps = job.progress.step // CALM_PERIOD_STEPS if is_calm else job.progress.step
+    return steps, job.layouts.newest_generation, slow, is_calm, job.cordoned
 
 
 def _grounds(job: JobState) -> Hashable:
     """What a decision takes for granted: the layout, the number of the next one, who is slow."""
-    assert job.layout is not None, "actionable"
-    slow = tuple(sorted(job.evidence.slow.items()))
-    is_bound = job.home is None, job.is_makeshift, job.cordoned
-    return job.layout.generation, job.newest_generation, slow, is_bound
+    assert job.layouts.current is not None, "actionable"
+    slow = tuple(sorted(job.detection.evidence.slow.items()))
+    is_bound = job.layouts.baseline is None, job.layouts.is_provisional, job.cordoned
+    return job.layouts.current.generation, job.layouts.newest_generation, slow, is_bound
 
 
 def _with_node(state: State, node: NodeState) -> State:

@@ -41,11 +41,17 @@ def bury(
         job,
         ranks=ranks,
         remembered=remembered,
-        evidence=forget(job.evidence, dead),
-        by_role={role: forget(kept, dead) for role, kept in job.by_role.items()},
-        links=forget(job.links, dead),
-        inputs=replace(job.inputs, evidence=forget(job.inputs.evidence, dead)),
-        home=None,  # the layout from before needs the dead
+        detection=replace(
+            job.detection,
+            evidence=forget(job.detection.evidence, dead),
+            by_role={role: forget(kept, dead) for role, kept in job.detection.by_role.items()},
+            links=forget(job.detection.links, dead),
+            inputs=replace(
+                job.detection.inputs,
+                evidence=forget(job.detection.inputs.evidence, dead),
+            ),
+        ),
+        layouts=replace(job.layouts, baseline=None),  # it needs the dead ranks
     )
     for kind in (FindingKind.DEVICE, FindingKind.LINK, FindingKind.INPUT):
         job, said = incidents.close(job, dead, kind, unix_s, "the rank died")
@@ -58,7 +64,7 @@ def _recorded(
     state: State, job: JobState, dead: Mapping[int, str], unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """In the incident of those who died just before, or in a new one."""
-    step, nodes = max(0, job.step), _nodes(job, dead)
+    step, nodes = max(0, job.progress.step), _nodes(job, dead)
     at = _young(job, unix_s)
     if at is None:
         died = rank_failures.add_failures((), dead, step, unix_s)
@@ -89,7 +95,7 @@ def _recorded(
         nodes=tuple(sorted({*known.nodes, *nodes})),
     )
     grown = (*job.incidents[:at], incident, *job.incidents[at + 1 :])
-    job = replace(job, incidents=grown, has_untold_deaths=True)
+    job = replace(job, incidents=grown, notices=replace(job.notices, has_unsent_deaths=True))
     return state, job, [SaveIncident(incident=incident)]
 
 
@@ -120,7 +126,7 @@ def go_on(
         if not concerned:
             continue
         died = rank_failures.close_failures(
-            incident.all_deaths, concerned, unix_s, max(0, job.step)
+            incident.all_deaths, concerned, unix_s, max(0, job.progress.step)
         )
         incident = replace(incident, deaths=died)
         if not (left := incident.waits_for):

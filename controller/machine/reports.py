@@ -33,6 +33,7 @@ from pacekeeper.controller.state.events import (
     SaveLayout,
     Say,
 )
+from pacekeeper.controller.state.job_parts import PlanState
 from pacekeeper.controller.state.state import JobState, RankLife, RankState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ExitCode
@@ -95,7 +96,7 @@ def _follow_life(job: JobState, life: int, unix_s: float) -> tuple[JobState, lis
     """A later life of the job ends the present one; what it said is not of the new one."""
     if life <= job.life:
         return job, []
-    is_known = bool(job.ranks or job.remembered or job.layout is not None)
+    is_known = bool(job.ranks or job.remembered or job.layouts.current is not None)
     job, commands = _begin_anew(job, unix_s) if is_known else (job, [])
     return replace(job, life=life), commands
 
@@ -124,7 +125,7 @@ def _take_attachments(
             stored is None or (0 < job.life == attachment.life) or stored.pid == attachment.pid
         )
         is_new_life = known is not None or not is_same
-        if is_new_life and (job.step >= 0 or stored is not None):
+        if is_new_life and (job.progress.step >= 0 or stored is not None):
             job, said = _begin_anew(job, unix_s)
             commands += said
             ranks, remembered, world_size, stored = {}, {}, 0, None
@@ -159,8 +160,8 @@ def _begin_anew(job: JobState, unix_s: float) -> tuple[JobState, list[Command]]:
     fresh = JobState(
         name=job.name,
         incidents=job.incidents,
-        proposals=job.proposals,
         reported_s=job.reported_s,
+        plan=PlanState(proposals=job.plan.proposals),
     )
     return fresh, commands
 
@@ -176,14 +177,17 @@ def _take_layouts(
         except ValueError as error:
             commands.append(Say(text=f"job={job.name} layout={generation} unreadable: {error}"))
             continue
-        offered = dict(job.offered)
-        if job.known_layouts.get(generation) != layout:
+        offered = dict(job.layouts.offer_reasons)
+        if job.layouts.known.get(generation) != layout:
             offered.pop(generation, None)  # theirs, though it has the number of one of ours
         job = replace(
             job,
-            known_layouts={**job.known_layouts, generation: layout},
-            offered=offered,
-            newest_generation=max(job.newest_generation, generation),
+            layouts=replace(
+                job.layouts,
+                known={**job.layouts.known, generation: layout},
+                offer_reasons=offered,
+                newest_generation=max(job.layouts.newest_generation, generation),
+            ),
         )
     return job, commands
 
@@ -200,7 +204,7 @@ def _take_applied(job: JobState, told: Told) -> JobState:
     before our own start.
     """
     fresh: dict[int, RankState] = {}
-    newest = job.newest_generation
+    newest = job.layouts.newest_generation
     applied = ((record.rank, record.generation, record.layout_crc) for record in told.applied)
     for rank, generation, crc in chain(((*run, None) for run in told.runs), applied):
         known = fresh.get(rank) or job.ranks.get(rank)
@@ -213,20 +217,22 @@ def _take_applied(job: JobState, told: Told) -> JobState:
             fresh[rank] = replace(known, observed_generation=generation, observed_crc=crc)
     if not fresh:
         return job
-    return replace(job, ranks={**job.ranks, **fresh}, newest_generation=newest)
+    return replace(
+        job, ranks={**job.ranks, **fresh}, layouts=replace(job.layouts, newest_generation=newest)
+    )
 
 
 def _take_saves(job: JobState, told: Told) -> tuple[JobState, list[Command]]:
     """What became of checkpoints, and of snapshots in memory."""
     if not told.checkpoints and not told.snapshots:
         return job, []
-    stored, of_storage = checkpoints.take(job.saves, told.checkpoints)
-    copied, of_memory = checkpoints.take(job.snapshots, told.snapshots)
+    stored, of_storage = checkpoints.take(job.progress.saves, told.checkpoints)
+    copied, of_memory = checkpoints.take(job.progress.snapshots, told.snapshots)
     words = (("checkpoints", of_storage), ("snapshots", of_memory))
     said: list[Command] = [
         Say(text=f"job={job.name} {level}={what}") for level, what in words if what
     ]
-    return replace(job, saves=stored, snapshots=copied), said
+    return replace(job, progress=replace(job.progress, saves=stored, snapshots=copied)), said
 
 
 def _take_exits(
@@ -267,14 +273,14 @@ def _observe_layout(
     state: State, job: JobState, now_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """The newest known layout that all its ranks say they run becomes the observed one."""
-    present = 0 if job.layout is None else job.layout.generation
-    for generation in sorted(job.known_layouts, reverse=True):
+    present = 0 if job.layouts.current is None else job.layouts.current.generation
+    for generation in sorted(job.layouts.known, reverse=True):
         if generation <= present:
             break
-        layout = job.known_layouts[generation]
+        layout = job.layouts.known[generation]
         at = _first_behind(job, layout)
         if at is not None:
-            job = replace(job, first_behind=at)
+            job = replace(job, layouts=replace(job.layouts, first_behind=at))
         elif _is_meant(job, layout):
             return _enter_layout(state, job, layout, now_s)
     return state, job, []
@@ -287,7 +293,7 @@ def _first_behind(job: JobState, layout: Layout) -> int | None:
         known = job.ranks.get(rank)
         return known is not None and known.observed_generation >= layout.generation
 
-    return steps.first_without(layout.ranks, job.first_behind, is_there)
+    return steps.first_without(layout.ranks, job.layouts.first_behind, is_there)
 
 
 def _is_meant(job: JobState, layout: Layout) -> bool:
@@ -303,10 +309,10 @@ def _enter_layout(
     state: State, job: JobState, layout: Layout, now_s: float
 ) -> tuple[State, JobState, list[Command]]:
     commands: list[Command] = []
-    before = job.layout
-    is_ours = layout.generation in job.offered
+    before = job.layouts.current
+    is_ours = layout.generation in job.layouts.offer_reasons
     if is_ours:
-        reason = job.offered[layout.generation]
+        reason = job.layouts.offer_reasons[layout.generation]
     elif before is None:
         reason = "the layout the job runs"
     elif came := sorted(set(layout.ranks).difference(before.ranks)):
@@ -332,23 +338,34 @@ def _enter_layout(
         unix_s = now_s + state.unix_offset_s
         job, said = rank_failures.go_on(job, left, unix_s, action)
     commands += said
-    job = replace(backoff.after(job, layout), promise=verification.made(job, layout))
-    is_overtaken = job.desired is not None and job.desired.generation <= layout.generation
+    forecast = verification.made(job, layout)
+    job = backoff.after(job, layout)
+    job = replace(job, plan=replace(job.plan, forecast=forecast))
+    is_overtaken = job.plan.desired is not None and job.plan.desired.generation <= layout.generation
     # Back there while a rank is still slow: the next plan will want a way home again.
-    is_home = job.home is not None and not job.evidence.slow and is_same_work(job.home, layout)
-    kept = {g: known for g, known in job.known_layouts.items() if g >= layout.generation}
+    is_home = (
+        job.layouts.baseline is not None
+        and not job.detection.evidence.slow
+        and is_same_work(job.layouts.baseline, layout)
+    )
+    kept = {g: known for g, known in job.layouts.known.items() if g >= layout.generation}
     job = replace(
         job,
-        layout=layout,
-        layout_reason=reason,
-        is_makeshift=not is_ours and before is not None,
-        desired=None if is_overtaken else job.desired,
-        home=None if is_home or is_of_others(job.home, layout) else job.home,
-        known_layouts=kept,
-        offered={g: why for g, why in job.offered.items() if g in kept},
         losses=job.losses if is_ours else failure_rates.after_change(job.losses, old, layout.ranks),
-        recent_step_s=(),
-        layout_step=job.step,
+        layouts=replace(
+            job.layouts,
+            current=layout,
+            reason=reason,
+            is_provisional=not is_ours and before is not None,
+            baseline=None
+            if is_home or is_of_others(job.layouts.baseline, layout)
+            else job.layouts.baseline,
+            known=kept,
+            offer_reasons={g: why for g, why in job.layouts.offer_reasons.items() if g in kept},
+            first_step=job.progress.step,
+        ),
+        plan=replace(job.plan, desired=None if is_overtaken else job.plan.desired),
+        progress=replace(job.progress, recent_step_s=()),
     )
     commands += [
         SaveLayout(job=job.name, layout=layout, reason=reason),

@@ -23,12 +23,8 @@ from pacekeeper.controller.mitigation import verification
 from pacekeeper.controller.mitigation.probes import standing_by
 from pacekeeper.controller.mitigation.rollout import all_is_over
 from pacekeeper.controller.state.events import Command, SaveJob, StepSummary
-from pacekeeper.controller.state.state import (
-    JobState,
-    RankLife,
-    State,
-    StepDraft,
-)
+from pacekeeper.controller.state.job_parts import StepDraft
+from pacekeeper.controller.state.state import JobState, RankLife, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.fast_replace import fast_replace
 from pacekeeper.core.incidents.findings import FindingKind
@@ -55,12 +51,12 @@ def put_pending(
     for table in tables:
         if (known := _of_known(job, table)) is not None:
             for step, own in known.by_step(most=MAX_PENDING_STEPS):
-                if step > job.step:
+                if step > job.progress.step:
                     work.setdefault(step, []).append(own)
     for record in ends:
-        if record.step > job.step and record.rank in job.ranks:
+        if record.step > job.progress.step and record.rank in job.ranks:
             ended.setdefault(record.step, {})[record.rank] = record
-    pending = dict(job.pending)
+    pending = dict(job.progress.pending)
     # The newest alone: a rank stopped reporting, do not wait for ever.
     newest = sorted(pending.keys() | work.keys() | ended.keys())[-MAX_PENDING_STEPS:]
     for step in newest:
@@ -76,7 +72,11 @@ def put_pending(
         )
     if len(pending) > MAX_PENDING_STEPS:
         pending = {step: draft for step, draft in pending.items() if step >= newest[0]}
-    return fast_replace(job, pending=pending, tells_work=job.tells_work or bool(work))
+    return fast_replace(
+        job,
+        progress=fast_replace(job.progress, pending=pending),
+        detection=fast_replace(job.detection, tells_work=job.detection.tells_work or bool(work)),
+    )
 
 
 def _of_known(job: JobState, table: MicroBatchTable) -> MicroBatchTable | None:
@@ -131,17 +131,28 @@ def judge_complete(
 ) -> tuple[State, JobState, list[Command]]:
     """Judge all complete steps, in order; an incomplete one before them is given up."""
     commands: list[Command] = []
-    for step in sorted(job.pending):
-        draft = job.pending[step]
+    for step in sorted(job.progress.pending):
+        draft = job.progress.pending[step]
         at = first_missing(job, draft, is_untold=job_level.is_untold(job, step))
         if at is not None:
             if at != draft.first_missing:
                 draft = replace(draft, first_missing=at)
-                job = fast_replace(job, pending={**job.pending, step: draft})
+                job = fast_replace(
+                    job,
+                    progress=fast_replace(
+                        job.progress, pending={**job.progress.pending, step: draft}
+                    ),
+                )
             continue
         state, job, said = _judge(state, job, step, config, now_s)
         commands += said
-        job = fast_replace(job, pending={s: left for s, left in job.pending.items() if s > step})
+        job = fast_replace(
+            job,
+            progress=fast_replace(
+                job.progress,
+                pending={s: left for s, left in job.progress.pending.items() if s > step},
+            ),
+        )
     return state, job, commands
 
 
@@ -165,7 +176,7 @@ def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | 
 
     `is_untold`: nobody will tell any work of it.
     """
-    ranks = range(job.world_size) if job.layout is None else job.layout.ranks
+    ranks = range(job.world_size) if job.layouts.current is None else job.layouts.current.ranks
     resting = standing_by(job)
 
     def is_done(rank: int) -> bool:
@@ -188,11 +199,15 @@ def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | 
 def _judge(
     state: State, job: JobState, step: int, config: ControllerConfig, now_s: float
 ) -> tuple[State, JobState, list[Command]]:
-    draft = job.pending[step]
+    draft = job.progress.pending[step]
     ended = dict(sorted(draft.ends.items()))
     generation = max(r.generation for r in ended.values())
-    if job.layout is not None and generation < job.layout.generation:
-        return state, replace(job, step=step), []  # it came too late to say anything
+    if job.layouts.current is not None and generation < job.layouts.current.generation:
+        return (
+            state,
+            replace(job, progress=replace(job.progress, step=step)),
+            [],
+        )  # it came too late to say anything
     work = work_of(draft.tables)
     # Of another layout, and of a rank that did not end the step, it says nothing.
     is_of_step = work["generation"] == generation
@@ -209,16 +224,18 @@ def _judge(
     }
     state, job, commands = _judge_waits(state, job, of_generation, config, unix_s)
     timed, untimed = _by_clock(work)
-    if not len(timed) and (untimed or not job.tells_work):
+    if not len(timed) and (untimed or not job.detection.tells_work):
         state, job, said = job_level.judge_step(state, job, told, untimed, config, now_s)
         return state, job, [*commands, *said]
     if not len(timed):
         return state, job, commands
-    if job.whole.num_steps or job.whole.is_open:
+    if job.detection.whole.num_steps or job.detection.whole.is_open:
         job = job_level.handed_over(job)
     samples = samples_of(job, timed)
     job, judgement = fold_roles(config.detector, job, samples)
-    job = fast_replace(job, measured=job.measured.by(judgement))
+    job = fast_replace(
+        job, detection=fast_replace(job.detection, measured=job.detection.measured.by(judgement))
+    )
     state, job, said = _take_judgement(state, job, judgement, draft, config, unix_s)
     commands += said
     job, said = coverage.after_step(job, judgement, timed, untimed, config, now_s)
@@ -234,12 +251,12 @@ def _judge(
             generation=generation,
             tokens=told.tokens,
             duration_s=told.duration_s,
-            loss=job.loss,
+            loss=job.progress.loss,
             ranks=judgement.ranks,
             observed_s=judgement.observed_s,
             expected_s=judgement.expected_s,
             slowdown=judgement.slowdown,
-            watch=job.watch,
+            watch=job.coverage.watch,
         )
     )
     return state, job, commands
@@ -265,20 +282,29 @@ def _followed(
         tokens = max(r.tokens for r in ended.values())
         squares = max(r.sum_len_squared for r in ended.values())
     losses = [r.loss for r in ended.values() if r.loss is not None]
-    weight = config.policy.load_ema if job.tokens_per_step else 1.0
-    is_present = job.layout is not None and generation == job.layout.generation
-    times = (*job.recent_step_s, duration_s)[-KEPT_STEP_TIMES:] if is_present else ()
+    weight = config.policy.load_ema if job.workload.tokens_per_step else 1.0
+    is_present = job.layouts.current is not None and generation == job.layouts.current.generation
+    times = (*job.progress.recent_step_s, duration_s)[-KEPT_STEP_TIMES:] if is_present else ()
     job = fast_replace(
         job,
-        step=step,
-        recent_step_s=times,
-        tokens_per_s=tokens / duration_s if duration_s > 0.0 else 0.0,
-        loss=losses[0] if losses else job.loss,
-        tokens_per_step=job.tokens_per_step + weight * (tokens - job.tokens_per_step),
-        squares_per_step=job.squares_per_step + weight * (squares - job.squares_per_step),
-        documents_per_step=job.documents_per_step + weight * (documents - job.documents_per_step),
-        head_tokens_per_step=job.head_tokens_per_step
-        + weight * (at_head - job.head_tokens_per_step),
+        progress=fast_replace(
+            job.progress,
+            step=step,
+            recent_step_s=times,
+            tokens_per_s=tokens / duration_s if duration_s > 0.0 else 0.0,
+            loss=losses[0] if losses else job.progress.loss,
+        ),
+        workload=fast_replace(
+            job.workload,
+            tokens_per_step=job.workload.tokens_per_step
+            + weight * (tokens - job.workload.tokens_per_step),
+            squares_per_step=job.workload.squares_per_step
+            + weight * (squares - job.workload.squares_per_step),
+            documents_per_step=job.workload.documents_per_step
+            + weight * (documents - job.workload.documents_per_step),
+            head_tokens_per_step=job.workload.head_tokens_per_step
+            + weight * (at_head - job.workload.head_tokens_per_step),
+        ),
     )
     return job, JobStep(
         step=step,
@@ -329,7 +355,15 @@ def _take_judgement(
     job, commands = root_cause.look_again(state, job, draft, unix_s)
     for finding in judgement.findings:
         # The layout to come back to is the one from before the first of the open findings.
-        job = replace(job, home=job.home if job.home is not None else job.layout)
+        job = replace(
+            job,
+            layouts=replace(
+                job.layouts,
+                baseline=job.layouts.baseline
+                if job.layouts.baseline is not None
+                else job.layouts.current,
+            ),
+        )
         job, finding = root_cause.explained(state, job, finding, draft, unix_s)
         state, job, said = incidents.open_incident(state, job, finding, unix_s)
         commands += [*said, SaveJob(job=job.name)]
@@ -338,7 +372,7 @@ def _take_judgement(
         why = f"rank {rank} is back at its expected time {long}".strip()
         job, said = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
         commands += said
-    if judgement.recovered and not job.evidence.slow:
+    if judgement.recovered and not job.detection.evidence.slow:
         job = all_is_over(job)
     for rank, slowdown in judgement.changed.items():
         # Below the smallest slowdown worth a finding it is ending: history keeps what it was.

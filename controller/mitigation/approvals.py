@@ -30,15 +30,15 @@ def is_asked(config: PolicyConfig, decision: Decision) -> bool:
 
 def is_waited_for(job: JobState) -> bool:
     """Is a person being asked, on the grounds as they are? Then nothing else is decided on them."""
-    proposal = job.open_proposal
+    proposal = job.plan.open_proposal
     if proposal is None or proposal.answer is not ProposalState.WAITING:
         return False
-    return proposal.slow == job.evidence.slow and not _why_stale(job, proposal)
+    return proposal.slow == job.detection.evidence.slow and not _why_stale(job, proposal)
 
 
 def found(state: State, proposal_id: int) -> Proposal | None:
     """The one of this number, open or not; None where no job knows it any more."""
-    known = (proposal for job in state.jobs.values() for proposal in job.proposals)
+    known = (proposal for job in state.jobs.values() for proposal in job.plan.proposals)
     return next((one for one in known if one.proposal_id == proposal_id), None)
 
 
@@ -46,11 +46,11 @@ def propose(
     state: State, job: JobState, decision: Decision, config: PolicyConfig, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """Ask people for their word. Where just this plan waits already, its prices are made new."""
-    base = job.layout
+    base = job.layouts.current
     assert base is not None and decision.layout is not None, "a plan is for a layout"
-    known = job.open_proposal
+    known = job.plan.open_proposal
     if known is not None and known.plan == decision.layout:
-        known = replace(known, decision=decision, slow=dict(job.evidence.slow))
+        known = replace(known, decision=decision, slow=dict(job.detection.evidence.slow))
         job, said = _changed(job, known)
         return state, job, said
     job, commands = withdraw(job, "another plan is better by now")
@@ -59,13 +59,15 @@ def propose(
         job=job.name,
         decision=decision,
         base=base,
-        slow=dict(job.evidence.slow),
+        slow=dict(job.detection.evidence.slow),
         incident_ids=tuple(one.incident_id for one in incidents.followed(job)),
         made_unix_s=unix_s,
         expires_unix_s=unix_s + config.approve_within_s,
     )
     state = replace(state, next_proposal_id=state.next_proposal_id + 1)
-    job = replace(job, proposals=(*job.proposals, proposal)[-KEPT_PROPOSALS:])
+    job = replace(
+        job, plan=replace(job.plan, proposals=(*job.plan.proposals, proposal)[-KEPT_PROPOSALS:])
+    )
     job, said = incidents.note_action(
         job,
         f"proposal {proposal.proposal_id}, to be approved within {config.approve_within_s:.0f} s:"
@@ -80,14 +82,14 @@ def answer(
 ) -> tuple[JobState, list[Command]]:
     """Take in what a person says of a proposal. The first word counts, if it comes in time."""
     job, commands = follow(job, config, unix_s)
-    proposal = job.open_proposal
+    proposal = job.plan.open_proposal
     if proposal is None or proposal.proposal_id != said.proposal_id:
         return job, commands
     if proposal.answer is not ProposalState.WAITING:
         return job, commands
     if said.is_approved:
         # What is being decided on now is not what was approved.
-        job = replace(job, asked=0, decided_on=None)
+        job = replace(job, plan=replace(job.plan, asked=0, decided_on=None))
         approved = replace(proposal, answer=ProposalState.APPROVED, said_by=said.said_by)
         job, more = _changed(job, approved)
         job, noted = _noted(job, proposal, f"approved by {said.said_by}")
@@ -99,7 +101,7 @@ def answer(
 
 def follow(job: JobState, config: PolicyConfig, unix_s: float) -> tuple[JobState, list[Command]]:
     """On a tick, and before anything is done with it: one that is too old or stale ends."""
-    proposal = job.open_proposal
+    proposal = job.plan.open_proposal
     if proposal is None:
         return job, []
     if unix_s >= proposal.expires_unix_s:
@@ -115,7 +117,7 @@ def follow(job: JobState, config: PolicyConfig, unix_s: float) -> tuple[JobState
 
 def move(job: JobState, by_s: float) -> tuple[JobState, list[Command]]:
     """The wall clock was set by so much."""
-    proposal = job.open_proposal
+    proposal = job.plan.open_proposal
     if proposal is None:
         return job, []
     made_s, expires_s = proposal.made_unix_s + by_s, proposal.expires_unix_s + by_s
@@ -127,7 +129,7 @@ def take(
 ) -> tuple[JobState, list[Command]]:
     """What was approved has been priced again: offer it, or say why not. None: it can not be."""
     job, commands = follow(job, config, unix_s)
-    proposal = job.approved
+    proposal = job.plan.approved
     if proposal is None:
         return job, commands
     if decision is None or decision.layout is None:
@@ -142,7 +144,7 @@ def take(
 
 def withdraw(job: JobState, why: str) -> tuple[JobState, list[Command]]:
     """What is open is stale: the job ends, say, or something else is decided."""
-    proposal = job.open_proposal
+    proposal = job.plan.open_proposal
     return (job, []) if proposal is None else _ended(job, proposal, ProposalState.STALE, why)
 
 
@@ -151,11 +153,11 @@ def _why_stale(job: JobState, proposal: Proposal) -> str:
     base, plan = proposal.base, proposal.plan
     if why := rollout.why_worthless(job, plan, base.generation, proposal.slow):
         return why
-    if job.layout != base:
+    if job.layouts.current != base:
         return f"generation {base.generation} is another layout by now"
-    if job.newest_generation >= plan.generation:
-        return f"generation {job.newest_generation} came first"
-    if more := sorted(job.evidence.slow.keys() - proposal.slow.keys()):
+    if job.layouts.newest_generation >= plan.generation:
+        return f"generation {job.layouts.newest_generation} came first"
+    if more := sorted(job.detection.evidence.slow.keys() - proposal.slow.keys()):
         return f"ranks {format_ranks(more)} are slow by now, too"
     return ""
 
@@ -166,14 +168,14 @@ def _ended(
     """It is closed; what it stood for is decided anew."""
     by = said_by or proposal.said_by
     job, commands = _changed(job, replace(proposal, answer=how, note=note, said_by=by))
-    job = replace(job, asked=0, decided_on=None)
+    job = replace(job, plan=replace(job.plan, asked=0, decided_on=None))
     who = f"{how} by {said_by}" if said_by else how.value
     job, noted = _noted(job, proposal, f"{who}: {note}" if note else who)
     return job, [*commands, *noted]
 
 
 def _changed(job: JobState, proposal: Proposal) -> tuple[JobState, list[Command]]:
-    job = replace(job, proposals=(*job.proposals[:-1], proposal))
+    job = replace(job, plan=replace(job.plan, proposals=(*job.plan.proposals[:-1], proposal)))
     return job, [SaveProposal(proposal=proposal)]
 
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.state.events import Command, SaveDecision, SaveJob, Say
-from pacekeeper.controller.state.state import JobState, Refusal
+from pacekeeper.controller.state.job_parts import Refusal
+from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.codec import layout_crc
@@ -24,14 +25,14 @@ def take(job: JobState, record: PlanRefusedRecord, now_s: float) -> tuple[JobSta
     """One rank that can not follow is enough: nobody moves without it. What speaks of another plan
     than the one that is offered, if only of the same number, changes nothing.
     """
-    plan = job.desired
+    plan = job.plan.desired
     if plan is None or plan.generation != record.plan_generation or record.rank not in job.ranks:
         return job, []
     if layout_crc(plan) != record.layout_crc:
         return job, []
-    assert job.last_decision is not None, "a plan is offered by a decision"
-    rung = job.last_decision.rung
-    before = job.refusals.get(rung)
+    assert job.plan.last_decision is not None, "a plan is offered by a decision"
+    rung = job.plan.last_decision.rung
+    before = job.plan.refusals.get(rung)
     count = 1 if before is None else before.count + 1
     waits_s = wait_s(count)
     refusal = Refusal(
@@ -43,13 +44,16 @@ def take(job: JobState, record: PlanRefusedRecord, now_s: float) -> tuple[JobSta
     )
     job = replace(
         job,
-        desired=None,
-        last_decision=decision,
-        refusals={**job.refusals, rung: refusal},
+        plan=replace(
+            job.plan,
+            desired=None,
+            last_decision=decision,
+            refusals={**job.plan.refusals, rung: refusal},
+        ),
     )
     job, said = incidents.note_action(job, decision.reason)
     return job, [
-        SaveDecision(job=job.name, step=job.step, decision=decision),
+        SaveDecision(job=job.name, step=job.progress.step, decision=decision),
         SaveJob(job=job.name),
         Say(text=f"job={job.name} plan={plan.generation} {text}"),
         *said,
@@ -61,7 +65,7 @@ def denied(job: JobState, proposal: Proposal, said_by: str, reason: str, now_s: 
     answers stands, and no sooner than one that a rank refused.
     """
     rung = proposal.decision.rung
-    before = job.refusals.get(rung)
+    before = job.plan.refusals.get(rung)
     count = 1 if before is None else before.count + 1
     stands_s = proposal.expires_unix_s - proposal.made_unix_s
     refusal = Refusal(
@@ -72,7 +76,7 @@ def denied(job: JobState, proposal: Proposal, said_by: str, reason: str, now_s: 
         until_s=now_s + wait_s(count, first_s=max(FIRST_WAIT_S, stands_s)),
         denied_by=said_by,
     )
-    return replace(job, refusals={**job.refusals, rung: refusal})
+    return replace(job, plan=replace(job.plan, refusals={**job.plan.refusals, rung: refusal}))
 
 
 def wait_s(count: int, *, first_s: float = FIRST_WAIT_S) -> float:
@@ -84,9 +88,14 @@ def after(job: JobState, layout: Layout) -> JobState:
     """`layout` comes into force. A plan that is taken proves its kind; what survivors agreed on
     changes who is asked, so that all that was refused may be tried again.
     """
-    if layout.generation not in job.offered:
-        return replace(job, refusals={}, unkept={})
-    if job.desired != layout or job.last_decision is None:
+    if layout.generation not in job.layouts.offer_reasons:
+        return replace(job, plan=replace(job.plan, refusals={}, rollbacks={}))
+    if job.plan.desired != layout or job.plan.last_decision is None:
         return job
-    rung = job.last_decision.rung
-    return replace(job, refusals={r: kept for r, kept in job.refusals.items() if r is not rung})
+    rung = job.plan.last_decision.rung
+    return replace(
+        job,
+        plan=replace(
+            job.plan, refusals={r: kept for r, kept in job.plan.refusals.items() if r is not rung}
+        ),
+    )

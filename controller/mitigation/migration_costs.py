@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from pacekeeper.controller.state.state import JobState, Move
+from pacekeeper.controller.state.job_parts import Move
+from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.diff import added_replicas, diff_layouts
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
@@ -64,14 +65,19 @@ def take(job: JobState, records: Iterable[PlanAppliedRecord]) -> JobState:
             continue
         if not record.previous_generation or record.duration_s <= 0.0:
             continue
-        known = job.moves.get(record.generation)
+        known = job.plan.moves.get(record.generation)
         if known is None or record.rank not in known.ranks:  # else it is said twice
             fresh.setdefault(record.generation, {}).setdefault(record.rank, record)
     if not fresh:
         return job
-    moves = {**job.moves, **{at: _with(job.moves.get(at), told) for at, told in fresh.items()}}
+    moves = {
+        **job.plan.moves,
+        **{at: _with(job.plan.moves.get(at), told) for at, told in fresh.items()},
+    }
     newest = sorted(moves)[-KEPT_MOVES:]
-    return replace(job, moves={generation: moves[generation] for generation in newest})
+    return replace(
+        job, plan=replace(job.plan, moves={generation: moves[generation] for generation in newest})
+    )
 
 
 def _with(known: Move | None, told: Mapping[int, PlanAppliedRecord]) -> Move:

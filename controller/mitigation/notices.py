@@ -20,15 +20,15 @@ PAUSE_RANKS = 1024
 def tell(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
     """Ranks died: say so now or, where the last notice has just gone out, with a later tick."""
     pause_s = len(job.ranks) // PAUSE_RANKS * PAUSE_S
-    if now_s - job.deaths_said_s < pause_s:
-        return replace(job, has_untold_deaths=True), []
+    if now_s - job.notices.deaths_sent_s < pause_s:
+        return replace(job, notices=replace(job.notices, has_unsent_deaths=True)), []
     return say(job, now_s)
 
 
 def say(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
     """All who are dead, to all who live."""
     commands: list[Command] = [*untold(job)]
-    job = replace(job, deaths_said_s=now_s, has_untold_deaths=False)
+    job = replace(job, notices=replace(job.notices, deaths_sent_s=now_s, has_unsent_deaths=False))
     if job.living:
         notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
         commands.append(notice)
@@ -37,7 +37,7 @@ def say(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
 
 def untold(job: JobState) -> list[Say]:
     """What the log has not heard of an incident that has grown."""
-    if not job.has_untold_deaths:
+    if not job.notices.has_unsent_deaths:
         return []
     grown = [one for one in job.incidents if one.finding.kind is FindingKind.DEATH][-1:]
     return [

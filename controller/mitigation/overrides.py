@@ -133,7 +133,8 @@ def _woken(state: State, order: OperatorOrder) -> tuple[State, list[Command]]:
     commands: list[Command] = []
     jobs = dict(state.jobs)
     for name, known in state.jobs.items():
-        job = replace(seen(state, known), decided_on=None)
+        job = seen(state, known)
+        job = replace(job, plan=replace(job.plan, decided_on=None))
         if why := why_no_plans(state, name) or why_dry(state):
             job, said = _stopped(job, why)
             commands += said
@@ -142,11 +143,15 @@ def _woken(state: State, order: OperatorOrder) -> tuple[State, list[Command]]:
 
 
 def _stopped(job: JobState, why: str) -> tuple[JobState, list[Command]]:
-    job, commands = approvals.withdraw(replace(job, asked=0), why)
-    if job.desired is None:
+    job, commands = approvals.withdraw(replace(job, plan=replace(job.plan, asked=0)), why)
+    if job.plan.desired is None:
         return job, commands
-    text = f"job={job.name} plan={job.desired.generation} given up: {why}"
-    return replace(job, desired=None), [*commands, SaveJob(job=job.name), Say(text=text)]
+    text = f"job={job.name} plan={job.plan.desired.generation} given up: {why}"
+    return replace(job, plan=replace(job.plan, desired=None)), [
+        *commands,
+        SaveJob(job=job.name),
+        Say(text=text),
+    ]
 
 
 def _some(names: object) -> str:

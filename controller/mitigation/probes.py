@@ -12,7 +12,8 @@ from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation.rollout import all_is_over
 from pacekeeper.controller.mitigation.verification import patience_s
 from pacekeeper.controller.state.events import AskProbe, Command, SaveJob, Say
-from pacekeeper.controller.state.state import JobState, ProbeQuestion
+from pacekeeper.controller.state.job_parts import ProbeQuestion
+from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Tier
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.telemetry.records import ProbeRecord
@@ -24,12 +25,14 @@ ASK_EVERY_S = 60.0
 
 def standing_by(job: JobState) -> frozenset[int]:
     """Ranks that end each step without any work."""
-    return frozenset() if job.layout is None else frozenset(job.layout.standing_by)
+    return (
+        frozenset() if job.layouts.current is None else frozenset(job.layouts.current.standing_by)
+    )
 
 
 def is_due(job: JobState, slow: Mapping[int, Finding], now_s: float) -> bool:
     """Is it time to look whether a slow rank that stands by is well again?"""
-    is_time = now_s - job.stood_by_asked_s >= ASK_EVERY_S
+    is_time = now_s - job.detection.stood_by_asked_s >= ASK_EVERY_S
     return is_time and bool(standing_by(job) & slow.keys())
 
 
@@ -41,11 +44,16 @@ def take_reading(
     assert rank is not None, "of a rank's device"
     if tier_of(reading, finding.slowdown) is not Tier.SUSPECTED:
         return job, []
-    by_role = {role: forget(kept, {rank}) for role, kept in job.by_role.items()}
-    job = replace(job, evidence=forget(job.evidence, {rank}), by_role=by_role)
+    by_role = {role: forget(kept, {rank}) for role, kept in job.detection.by_role.items()}
+    job = replace(
+        job,
+        detection=replace(
+            job.detection, evidence=forget(job.detection.evidence, {rank}), by_role=by_role
+        ),
+    )
     why = f"rank {rank} stands by and is well again: {reading}"
     job, commands = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
-    if not job.evidence.slow:
+    if not job.detection.evidence.slow:
         job = all_is_over(job)
     return job, [*commands, SaveJob(job=job.name)]
 
@@ -69,10 +77,12 @@ def ask(
     job: JobState, decision: Decision, now_s: float, unix_s: float
 ) -> tuple[JobState, list[Command]]:
     """Put the question that `decision` waits for; where no answer can come, say so instead."""
-    layout = job.layout
+    layout = job.layouts.current
     assert layout is not None, "a decision is made on a layout"
     ranks = layout.ranks
-    job = replace(job, decided_on=None)  # it is decided again when this is settled
+    job = replace(
+        job, plan=replace(job.plan, decided_on=None)
+    )  # it is decided again when this is settled
     if not _can_all(job, ranks):
         return _settled(job, UNSUPPORTED)
     job, question = _put(job, ranks, now_s, unix_s)
@@ -87,14 +97,14 @@ def take(
     job: JobState, records: Iterable[ProbeRecord], unix_s: float
 ) -> tuple[JobState, list[Command]]:
     """Answers to the open question; what belongs to none is left."""
-    question = job.probe
+    question = job.detection.probe
     if question is None:
         return job, []
     fresh = {r.rank: r for r in records if r.number == question.number and r.rank in question.ranks}
     if not fresh:
         return job, []
     question = replace(question, records={**question.records, **fresh})
-    job = replace(job, probe=question)
+    job = replace(job, detection=replace(job.detection, probe=question))
     if len(question.records) < len(question.ranks):
         return job, []
     return _judged(job, question, unix_s)
@@ -102,19 +112,25 @@ def take(
 
 def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:
     """On a tick: say it again, or give it up; ask on account of slow ranks that stand by."""
-    question = job.probe
+    question = job.detection.probe
     if question is None:
-        layout = job.layout
+        layout = job.layouts.current
         if layout is None or not is_due(job, _slow(job), now_s) or not _can_all(job, layout.ranks):
             return job, []
         job, question = _put(job, layout.ranks, now_s, unix_s)
-        return replace(job, stood_by_asked_s=now_s), [_asked(job, question)]
-    is_same_group = job.layout is not None and job.layout.ranks == question.ranks
+        return replace(job, detection=replace(job.detection, stood_by_asked_s=now_s)), [
+            _asked(job, question)
+        ]
+    is_same_group = job.layouts.current is not None and job.layouts.current.ranks == question.ranks
     if not is_same_group or set(question.ranks) - set(job.living):
         # Who of them ran it and who did not can not be told: a later decision may ask anew.
         why = "the ranks it was put to are no longer the same"
         text = f"job={job.name} probe={question.number} given up: {why}"
-        return replace(job, probe=None, decided_on=None), [Say(text=text)]
+        return replace(
+            job,
+            detection=replace(job.detection, probe=None),
+            plan=replace(job.plan, decided_on=None),
+        ), [Say(text=text)]
     within_s = patience_s(job, ANSWER_WITHIN_S, ANSWER_WITHIN_STEPS)
     if now_s - question.asked_s > within_s:
         if question.records:
@@ -122,7 +138,13 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
         return _settled(job, f"no probe: not answered for {within_s:.0f} s")
     if now_s - question.said_s < REPEAT_S:
         return job, []
-    return replace(job, probe=replace(question, said_s=now_s)), [_asked(job, question)]
+    return replace(
+        job,
+        detection=replace(
+            job.detection,
+            probe=replace(question, said_s=now_s),
+        ),
+    ), [_asked(job, question)]
 
 
 def _can_all(job: JobState, ranks: Iterable[int]) -> bool:
@@ -134,9 +156,11 @@ def _put(
     job: JobState, ranks: tuple[int, ...], now_s: float, unix_s: float
 ) -> tuple[JobState, ProbeQuestion]:
     # Unix milliseconds: numbers ascend from one life of the controller to the next.
-    number = max(job.newest_probe + 1, round(unix_s * 1e3))
+    number = max(job.detection.newest_probe + 1, round(unix_s * 1e3))
     question = ProbeQuestion(number=number, ranks=ranks, asked_s=now_s, said_s=now_s)
-    return replace(job, probe=question, newest_probe=number), question
+    return replace(
+        job, detection=replace(job.detection, probe=question, newest_probe=number)
+    ), question
 
 
 def _judged(
@@ -158,7 +182,9 @@ def _judged(
             text = f"{reading}: {'borne out' if tier is Tier.CONFIRMED else 'not borne out'}"
         job, said = incidents.note_probe(job, rank, tier, text)
         commands += said
-    return replace(job, probe=None, decided_on=None), commands
+    return replace(
+        job, detection=replace(job.detection, probe=None), plan=replace(job.plan, decided_on=None)
+    ), commands
 
 
 def _settled(job: JobState, text: str) -> tuple[JobState, list[Command]]:
@@ -168,7 +194,9 @@ def _settled(job: JobState, text: str) -> tuple[JobState, list[Command]]:
         if not finding.probe:
             job, said = incidents.note_probe(job, rank, finding.tier, text)
             commands += said
-    return replace(job, probe=None, decided_on=None), commands
+    return replace(
+        job, detection=replace(job.detection, probe=None), plan=replace(job.plan, decided_on=None)
+    ), commands
 
 
 def _slow(job: JobState) -> dict[int, Finding]:

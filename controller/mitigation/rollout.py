@@ -31,21 +31,29 @@ OFFER_LIFE_S, OFFER_LIFE_STEPS = 60.0, 8  # an offer that nobody takes is given 
 def offer(job: JobState, decision: Decision, now_s: float) -> tuple[JobState, list[Command]]:
     """Offer the plan of a decision to the ranks, which run the layout it was made on."""
     assert decision.layout is not None, "a rung other than nothing has a layout"
-    assert job.layout is not None, "an actionable job has a layout"
+    base = job.layouts.current
+    assert base is not None, "an actionable job has a layout"
     plan = decision.layout
+    job = verification.given_up(job, decision, now_s)
     job = replace(
-        verification.given_up(job, decision, now_s),
-        desired=plan,
-        desired_base=job.layout.generation,
-        desired_for=frozenset(job.evidence.slow),
-        offered={**job.offered, plan.generation: decision.reason},
-        offered_s=now_s,
-        said_s=now_s,
-        newest_generation=plan.generation,
-        known_layouts={**job.known_layouts, plan.generation: plan},
+        job,
+        plan=replace(
+            job.plan,
+            desired=plan,
+            desired_base=base.generation,
+            desired_for=frozenset(job.detection.evidence.slow),
+            offered_s=now_s,
+        ),
+        layouts=replace(
+            job.layouts,
+            known={**job.layouts.known, plan.generation: plan},
+            offer_reasons={**job.layouts.offer_reasons, plan.generation: decision.reason},
+            newest_generation=plan.generation,
+        ),
+        notices=replace(job.notices, repeated_s=now_s),
     )
     return job, [
-        SaveDecision(job=job.name, step=job.step, decision=decision),
+        SaveDecision(job=job.name, step=job.progress.step, decision=decision),
         SaveJob(job=job.name),
         told(job.name, decision),
         _offered(job, plan),
@@ -81,51 +89,55 @@ def say_again(
     offer that is over is given up.
     """
     over = _why_over(job, now_s)
-    if job.desired is not None and over:
-        given_up = Say(text=f"job={job.name} plan={job.desired.generation} given up: {over}")
-        return replace(job, desired=None), [SaveJob(job=job.name), given_up]
+    if job.plan.desired is not None and over:
+        given_up = Say(text=f"job={job.name} plan={job.plan.desired.generation} given up: {over}")
+        return replace(job, plan=replace(job.plan, desired=None)), [SaveJob(job=job.name), given_up]
     commands: list[Command] = []
-    if job.has_untold_deaths:
+    if job.notices.has_unsent_deaths:
         job, commands = notices.tell(job, now_s)
-    if now_s - job.said_s < REPEAT_S:
+    if now_s - job.notices.repeated_s < REPEAT_S:
         return job, commands
-    if job.desired is not None and _is_due(job, job.desired, now_s):
-        commands.append(_offered(job, job.desired))
-    runs = set(job.ranks) if job.layout is None else set(job.layout.ranks)
-    if now_s - job.deaths_said_s >= REPEAT_S and runs.intersection(job.dead):
+    if job.plan.desired is not None and _is_due(job, job.plan.desired, now_s):
+        commands.append(_offered(job, job.plan.desired))
+    runs = set(job.ranks) if job.layouts.current is None else set(job.layouts.current.ranks)
+    if now_s - job.notices.deaths_sent_s >= REPEAT_S and runs.intersection(job.dead):
         job, said = notices.say(job, now_s)
         commands += said
     suspect, nodes = suspects(job, lemons), job.nodes
-    since_s = now_s - job.suspects_said_s  # once there were any, also that nobody is any more
-    if suspect != job.suspects_said or max(REPEAT_S, len(nodes) / NODES_PER_S) <= since_s < inf:
+    since_s = (
+        now_s - job.notices.suspects_sent_s
+    )  # once there were any, also that nobody is any more
+    if suspect != job.notices.suspects or max(REPEAT_S, len(nodes) / NODES_PER_S) <= since_s < inf:
         commands.append(TellSuspects(job=job.name, nodes=nodes, ranks=suspect, life=job.life))
-        job = replace(job, suspects_said=suspect, suspects_said_s=now_s)
-    return (replace(job, said_s=now_s) if commands else job), commands
+        job = replace(job, notices=replace(job.notices, suspects=suspect, suspects_sent_s=now_s))
+    return (
+        replace(job, notices=replace(job.notices, repeated_s=now_s)) if commands else job
+    ), commands
 
 
 def why_worthless(job: JobState, plan: Layout, base: int, slow: Collection[int]) -> str:
     """Why a plan that was made on generation `base` for these slow ranks is of no use any more;
     empty where it is.
     """
-    present = 0 if job.layout is None else job.layout.generation
+    present = 0 if job.layouts.current is None else job.layouts.current.generation
     if set(plan.ranks) & set(job.dead):
         return "ranks died meanwhile"
     if present != base:
         return f"generation {present} came first"
-    if over := sorted(set(slow) - job.evidence.slow.keys()):
+    if over := sorted(set(slow) - job.detection.evidence.slow.keys()):
         return f"ranks {format_ranks(over)}, for which it was made, are slow no more"
-    if job.evidence.slow and not slow:  # as the way home, or better shares for all
-        return f"made for no one slow, and ranks {format_ranks(job.evidence.slow)} are"
+    if job.detection.evidence.slow and not slow:  # as the way home, or better shares for all
+        return f"made for no one slow, and ranks {format_ranks(job.detection.evidence.slow)} are"
     return ""
 
 
 def _why_over(job: JobState, now_s: float) -> str:
     """Why the plan on offer can not be taken any more; empty where it can, or there is none."""
-    if job.desired is None:
+    if job.plan.desired is None:
         return ""
-    why = why_worthless(job, job.desired, job.desired_base, job.desired_for)
+    why = why_worthless(job, job.plan.desired, job.plan.desired_base, job.plan.desired_for)
     life_s = verification.patience_s(job, OFFER_LIFE_S, OFFER_LIFE_STEPS)
-    if not why and now_s - job.offered_s > life_s:
+    if not why and now_s - job.plan.offered_s > life_s:
         return f"not taken for {life_s:.0f} s"
     return why
 
@@ -137,7 +149,9 @@ def _is_due(job: JobState, plan: Layout, now_s: float) -> bool:
     """
     num_hosts = sum(len(hosts) for layer in plan.experts for hosts in layer)
     period_s = max(REPEAT_S, num_hosts * HOST_BYTES * len(job.nodes) / OFFERED_BYTES_PER_S)
-    return (now_s - job.offered_s) // period_s > (job.said_s - job.offered_s) // period_s
+    return (now_s - job.plan.offered_s) // period_s > (
+        job.notices.repeated_s - job.plan.offered_s
+    ) // period_s
 
 
 def _offered(job: JobState, plan: Layout) -> OfferPlan:
@@ -145,18 +159,18 @@ def _offered(job: JobState, plan: Layout) -> OfferPlan:
         job=job.name,
         nodes=job.nodes,
         layout=plan,
-        base_generation=job.desired_base,
+        base_generation=job.plan.desired_base,
         life=job.life,
     )
 
 
 def all_is_over(job: JobState) -> JobState:
     """The last finding closed: without a way home, the layout made for it is a makeshift."""
-    home, layout = job.home, job.layout
+    home, layout = job.layouts.baseline, job.layouts.current
     if home is None:
-        return replace(job, is_makeshift=True)
+        return replace(job, layouts=replace(job.layouts, is_provisional=True))
     is_there = layout is not None and is_same_work(home, layout)
-    return replace(job, home=None if is_there else home)
+    return replace(job, layouts=replace(job.layouts, baseline=None if is_there else home))
 
 
 def is_same_work(one: Layout, other: Layout) -> bool:

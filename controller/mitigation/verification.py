@@ -11,7 +11,8 @@ from statistics import median, median_high
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation.backoff import wait_s
 from pacekeeper.controller.state.events import Command, Say
-from pacekeeper.controller.state.state import JobState, Promise, Refusal
+from pacekeeper.controller.state.job_parts import Promise, Refusal
+from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import Decision, FindingKind, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
 
@@ -22,8 +23,8 @@ SLOWER = 1.1  # a slow rank that is slower by this factor since is another case
 
 def made(job: JobState, layout: Layout) -> Promise | None:
     """What was promised of `layout`, which comes into force; None where nothing was, in time."""
-    decision, base = job.last_decision, job.layout
-    if decision is None or base is None or job.desired != layout:
+    decision, base = job.plan.last_decision, job.layouts.current
+    if decision is None or base is None or job.plan.desired != layout:
         return None
     if decision.rung in (MitigationLevel.RETURN_HOME, MitigationLevel.ROLL_BACK):
         return None
@@ -39,7 +40,7 @@ def made(job: JobState, layout: Layout) -> Promise | None:
         base=base,
         before_s=before_s,
         planned_s=before_s - gain_s,
-        slow=dict(job.evidence.slow),
+        slow=dict(job.detection.evidence.slow),
     )
 
 
@@ -49,12 +50,12 @@ def measured_step_s(job: JobState) -> float | None:
     """
     slow_steps = steps_since_onset(job)
     count = MEASURED_STEPS if slow_steps is None else max(1, min(slow_steps, MEASURED_STEPS))
-    return median_high(job.recent_step_s[-count:]) if job.recent_step_s else None
+    return median_high(job.progress.recent_step_s[-count:]) if job.progress.recent_step_s else None
 
 
 def patience_s(job: JobState, least_s: float, num_steps: int) -> float:
     """How long to wait for what ranks do between two steps: that many of the longest of late."""
-    return max(least_s, num_steps * max(job.recent_step_s, default=0.0))
+    return max(least_s, num_steps * max(job.progress.recent_step_s, default=0.0))
 
 
 def steps_since_onset(job: JobState) -> int | None:
@@ -63,24 +64,24 @@ def steps_since_onset(job: JobState) -> int | None:
         incident.finding.onset_step
         for incident in job.open_incidents
         if incident.finding.kind is FindingKind.DEVICE
-        and incident.finding.rank in job.evidence.slow
+        and incident.finding.rank in job.detection.evidence.slow
     ]
-    return job.step - max(onsets) + 1 if onsets else None
+    return job.progress.step - max(onsets) + 1 if onsets else None
 
 
 def judge(job: JobState) -> tuple[JobState, list[Command]]:
     """After a step: say how the plan in force did, once there are enough steps under it."""
-    promise, layout = job.promise, job.layout
+    promise, layout = job.plan.forecast, job.layouts.current
     if promise is None or layout != promise.plan or promise.measured_s is not None:
         return job, []
-    slow = job.evidence.slow
+    slow = job.detection.evidence.slow
     if slow.keys() - promise.slow.keys() or any(
         slow[rank] > SLOWER * promise.slow[rank] for rank in slow
     ):
-        return replace(job, promise=None), []
-    if len(job.recent_step_s) < JUDGED_STEPS:
+        return replace(job, plan=replace(job.plan, forecast=None)), []
+    if len(job.progress.recent_step_s) < JUDGED_STEPS:
         return job, []
-    took_s = median(job.recent_step_s[-MEASURED_STEPS:])
+    took_s = median(job.progress.recent_step_s[-MEASURED_STEPS:])
     promised_s, brought_s = promise.before_s - promise.planned_s, promise.before_s - took_s
     if brought_s >= 0.5 * promised_s:
         verdict = "as forecast"
@@ -94,20 +95,22 @@ def judge(job: JobState) -> tuple[JobState, list[Command]]:
         f" without it {promise.before_s * 1e3:.0f}"
     )
     if brought_s <= 0.0:
-        job = replace(job, promise=replace(promise, measured_s=took_s))
+        job = replace(job, plan=replace(job.plan, forecast=replace(promise, measured_s=took_s)))
     else:
-        kept = {rung: undone for rung, undone in job.unkept.items() if rung is not promise.rung}
-        job = replace(job, promise=None, unkept=kept)
+        kept = {
+            rung: undone for rung, undone in job.plan.rollbacks.items() if rung is not promise.rung
+        }
+        job = replace(job, plan=replace(job.plan, forecast=None, rollbacks=kept))
     job, said = incidents.note_action(job, text)
     return job, [Say(text=f"job={job.name} {text}"), *said]
 
 
 def given_up(job: JobState, decision: Decision, now_s: float) -> JobState:
     """The way back from a plan is offered: others of that plan's kind wait."""
-    promise = job.promise
+    promise = job.plan.forecast
     if decision.rung is not MitigationLevel.ROLL_BACK or promise is None:
         return job
-    before = job.unkept.get(promise.rung)
+    before = job.plan.rollbacks.get(promise.rung)
     count = 1 if before is None else before.count + 1
     refusal = Refusal(
         plan=promise.plan,
@@ -117,4 +120,6 @@ def given_up(job: JobState, decision: Decision, now_s: float) -> JobState:
         count=count,
         until_s=now_s + wait_s(count),
     )
-    return replace(job, unkept={**job.unkept, promise.rung: refusal})
+    return replace(
+        job, plan=replace(job.plan, rollbacks={**job.plan.rollbacks, promise.rung: refusal})
+    )

@@ -102,8 +102,8 @@ def _notices(state: State) -> Iterator[Alert]:
     for job in state.jobs.values():
         yield from _of_incidents(job)
         yield from _of_watch(job)
-        proposal = job.open_proposal
-        if proposal is not None and job.approved is None:
+        proposal = job.plan.open_proposal
+        if proposal is not None and job.plan.approved is None:
             number = proposal.proposal_id
             yield Alert(
                 alert="PacekeeperProposalWaits",
@@ -112,7 +112,10 @@ def _notices(state: State) -> Iterator[Alert]:
                 description=f"{proposal.decision.reason}. `pacekeeper approve {number}` or "
                 f"`pacekeeper deny {number}` answers.",
             )
-        for level, saves in (("Checkpoint", job.saves), ("Snapshot", job.snapshots)):
+        for level, saves in (
+            ("Checkpoint", job.progress.saves),
+            ("Snapshot", job.progress.snapshots),
+        ):
             if saves is not None and saves.trouble:
                 yield Alert(
                     alert=f"Pacekeeper{level}sMissed",
@@ -131,7 +134,7 @@ def _notices(state: State) -> Iterator[Alert]:
 def _of_incidents(job: JobState) -> Iterator[Alert]:
     for incident in job.open_incidents:
         finding, labels = incident.finding, incident_labels(job, incident)
-        if finding.kind.is_advice or job.watch is Watch.ENDED:
+        if finding.kind.is_advice or job.coverage.watch is Watch.ENDED:
             continue
         words = "; ".join(filter(None, (finding.reason, finding.cause)))
         extent = ""
@@ -153,13 +156,13 @@ def _of_incidents(job: JobState) -> Iterator[Alert]:
 
 def _of_watch(job: JobState) -> Iterator[Alert]:
     has_finished = any(rank.life is RankLife.FINISHED for rank in job.ranks.values())
-    if job.watch is Watch.ENDED and not has_finished:
+    if job.coverage.watch is Watch.ENDED and not has_finished:
         yield Alert(
             alert="PacekeeperJobDied",
             labels={"job_name": job.name},
             summary=f"Job {job.name} ended, and no rank of it finished",
         )
-    canary = job.canaries.last
+    canary = job.detection.canaries.last
     if canary is not None and not canary.is_found:
         yield Alert(
             alert="PacekeeperCanaryMissed",
@@ -167,10 +170,10 @@ def _of_watch(job: JobState) -> Iterator[Alert]:
             summary=f"A made-up slow rank of job {job.name} was not found",
             description="A real one would not be found either.",
         )
-    elif job.blind is not None:
+    elif job.coverage.blind is not None:
         yield Alert(
             alert="PacekeeperBlind",
-            labels={"job_name": job.name, "cause": job.blind.value},
-            summary=f"A slow rank of job {job.name} would go unseen ({job.blind.value})",
-            description=job.watch_reason,
+            labels={"job_name": job.name, "cause": job.coverage.blind.value},
+            summary=f"A slow rank of job {job.name} would go unseen ({job.coverage.blind.value})",
+            description=job.coverage.reason,
         )

@@ -53,8 +53,8 @@ class RankInfoSeries:
 
     def _job(self, name: str, job: JobState) -> _Job:
         before = self._jobs.get(name)
-        if before is None or before.layout is not job.layout:
-            before = _Job(job.layout, _places(job.layout), {})
+        if before is None or before.layout is not job.layouts.current:
+            before = _Job(job.layouts.current, _places(job.layouts.current), {})
         ranks: dict[int, _Known] = {}
         for number, rank in job.ranks.items():
             if rank.life is not RankLife.ALIVE:

@@ -87,16 +87,19 @@ def write(page: MetricsPage, state: State) -> None:
 
 
 def _progress(page: MetricsPage, name: str, job: JobState, unix_offset_s: float) -> None:
-    page.add(STEP, job.step, name)
-    page.add(TOKENS, job.tokens_per_s, name)
-    page.add(GENERATION, 0 if job.layout is None else job.layout.generation, name)
+    page.add(STEP, job.progress.step, name)
+    page.add(TOKENS, job.progress.tokens_per_s, name)
+    page.add(GENERATION, 0 if job.layouts.current is None else job.layouts.current.generation, name)
     for life, count in Tally(rank.life for rank in job.ranks.values()).items():
         page.add(RANKS, count, name, life.value)
-    is_waiting = job.open_proposal is not None and job.approved is None
+    is_waiting = job.plan.open_proposal is not None and job.plan.approved is None
     page.add(PROPOSALS, is_waiting, name)
-    if job.desired is not None:
-        page.add(OFFERED, job.offered_s + unix_offset_s, name)
-    for saves, (step, took_s, trouble) in ((job.saves, _STORED), (job.snapshots, _COPIED)):
+    if job.plan.desired is not None:
+        page.add(OFFERED, job.plan.offered_s + unix_offset_s, name)
+    for saves, (step, took_s, trouble) in (
+        (job.progress.saves, _STORED),
+        (job.progress.snapshots, _COPIED),
+    ):
         if saves is not None and saves.complete[1] >= 0:
             page.add(step, saves.complete[1], name)
             page.add(took_s, saves.duration_s, name)
@@ -105,13 +108,13 @@ def _progress(page: MetricsPage, name: str, job: JobState, unix_offset_s: float)
 
 
 def _watch(page: MetricsPage, name: str, job: JobState) -> None:
-    page.add(INFO, 1, name, job.watch.value)
-    if job.blind is not None:
-        page.add(BLIND, 1, name, job.blind.value)
-    if job.sight is not None:
-        page.add(SIGHT, job.sight.slowdown, name)
-        page.add(SIGHT_STEPS, job.sight.steps, name)
-    canary = job.canaries.last
+    page.add(INFO, 1, name, job.coverage.watch.value)
+    if job.coverage.blind is not None:
+        page.add(BLIND, 1, name, job.coverage.blind.value)
+    if job.coverage.sight is not None:
+        page.add(SIGHT, job.coverage.sight.slowdown, name)
+        page.add(SIGHT_STEPS, job.coverage.sight.steps, name)
+    canary = job.detection.canaries.last
     if canary is not None:
         page.add(CANARY_FOUND, canary.is_found, name)
         page.add(CANARY_STEPS, canary.num_steps, name)
@@ -160,7 +163,7 @@ def slowest_ranks(job: JobState) -> list[tuple[int, float]]:
     """The slowest few living ranks of a job that are slow at all: (rank, slowdown)."""
     slow = [
         (number, slowdown)
-        for number, slowdown in job.measured.at_least(WORTH_SHOWING)
+        for number, slowdown in job.detection.measured.at_least(WORTH_SHOWING)
         if number in job.ranks and job.ranks[number].life is RankLife.ALIVE
     ]
     return sorted(slow, key=lambda pair: (-pair[1], pair[0]))[:SHOWN_RANKS]

@@ -66,7 +66,7 @@ class History:
             for job in state.jobs.values():
                 self._chronicle.go_on(job.open_incidents)
         for name, job in state.jobs.items():
-            decision = job.last_decision
+            decision = job.plan.last_decision
             if decision is None or not job.open_incidents:
                 continue
             if decision is not self._decisions.get(name):

@@ -21,42 +21,43 @@ def view_of(
     lemons: Collection[str] = (),
 ) -> View:
     """Of a job that runs a known layout and whose ranks have told of their model and loads."""
-    layout, shape = job.layout, job.shape
+    layout, shape = job.layouts.current, job.shape
     assert layout is not None and shape is not None, "actionable"
     evidences = [known.evidence for known in peers(job, layout.working)]
     view = View(
         layout=layout,
         shape=shape,
-        model=job.evidence.model,
+        model=job.detection.evidence.model,
         workload=Workload(
             num_rows=shape.rows_per_step,
-            tokens=job.tokens_per_step,
-            sum_len_squared=job.squares_per_step,
-            num_documents=job.documents_per_step,
-            head_tokens=job.head_tokens_per_step,
-            loads=job.loads,
+            tokens=job.workload.tokens_per_step,
+            sum_len_squared=job.workload.squares_per_step,
+            num_documents=job.workload.documents_per_step,
+            head_tokens=job.workload.head_tokens_per_step,
+            loads=job.workload.loads,
             num_microbatches=max(map(microbatches_per_step, evidences)),
         ),
-        slow=job.evidence.slow,
+        slow=job.detection.evidence.slow,
         unread=probes.unread(job),
         refuted=probes.refuted(job),
-        is_probing=job.probe is not None,
-        refusals={**job.refusals, **job.unkept},
+        is_probing=job.detection.probe is not None,
+        refusals={**job.plan.refusals, **job.plan.rollbacks},
         asked_s=now_s,
-        home=job.home,
+        home=job.layouts.baseline,
         step_s=measured_step_s(job) or 0.0,
-        steps_since_plan=job.step - job.layout_step,
-        is_makeshift=job.is_makeshift,
-        by_survivors=job.is_makeshift and layout.generation not in job.offered,
-        num_load_steps=job.num_load_steps,
-        next_generation=job.newest_generation + 1,
+        steps_since_plan=job.progress.step - job.layouts.first_step,
+        is_makeshift=job.layouts.is_provisional,
+        by_survivors=job.layouts.is_provisional
+        and layout.generation not in job.layouts.offer_reasons,
+        num_load_steps=job.workload.num_load_steps,
+        next_generation=job.layouts.newest_generation + 1,
         node_of={rank: job.ranks[rank].node for rank in layout.ranks},
         rack_of=_racks(job, layout.ranks, nodes),
         slow_steps=steps_since_onset(job),
-        slow_links=job.links.slow,
-        moves=job.moves,
-        promise=job.promise,
-        approved=None if job.approved is None else job.approved.decision,
+        slow_links=job.detection.links.slow,
+        moves=job.plan.moves,
+        promise=job.plan.forecast,
+        approved=None if job.plan.approved is None else job.plan.approved.decision,
         cordoned=job.cordoned,
         doubted=frozenset(rank for rank in layout.ranks if job.ranks[rank].node in lemons),
         losses=job.losses,
@@ -79,7 +80,7 @@ def _with_work(view: View, job: JobState) -> View:
             return view
         parts = work_parts(view.layout, model=model, workload=view.workload)
         for rank in known.ranks:
-            whole_s = job.measured.of(rank).expected_s
+            whole_s = job.detection.measured.of(rank).expected_s
             if whole_s is None:
                 return view
             fixed_s = min(parts.fixed_s, (1.0 - LEAST_DENSE) * whole_s)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pacekeeper.controller.state.state import Move, Promise, Refusal
+from pacekeeper.controller.state.job_parts import Move, Promise, Refusal
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import DomainOf

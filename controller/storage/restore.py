@@ -8,6 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pacekeeper.controller.state.device_history import Strikes
+from pacekeeper.controller.state.job_parts import (
+    DetectionState,
+    LayoutState,
+    PlanState,
+    StepProgress,
+)
 from pacekeeper.controller.state.state import JobRecord, JobState, RankRecord, State, newest
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import FindingKind, Incident
@@ -44,27 +50,31 @@ def restored(
         states[job.name] = JobState(
             name=job.name,
             life=job.life,
-            layout=job.layout,
-            layout_reason=job.layout_reason,
-            is_makeshift=job.is_makeshift,
-            home=job.home,
-            known_layouts=known,
-            newest_generation=job.newest_generation,
-            evidence=restore(
-                _open_slowdowns(own, FindingKind.DEVICE),
-                everybody=_open_slowdown(own, FindingKind.HOST),
-            ),
-            links=restore(_open_slowdowns(own, FindingKind.LINK)),
-            inputs=restored_inputs(
-                _open_slowdowns(own, FindingKind.INPUT),
-                everybody=_open_slowdown(own, FindingKind.INPUT),
-            ),
-            whole=JobPace(slowdown=_open_slowdown(own, FindingKind.HOST)),
             incidents=own,
-            proposals=_waiting(proposed.get(job.name), job.layout),
-            step=job.step,
             remembered={rank.rank: rank for rank in job.ranks},
-            offered={plan.generation: "offered before a restart" for plan in ours},
+            layouts=LayoutState(
+                current=job.layout,
+                reason=job.layout_reason,
+                is_provisional=job.is_makeshift,
+                baseline=job.home,
+                known=known,
+                newest_generation=job.newest_generation,
+                offer_reasons={plan.generation: "offered before a restart" for plan in ours},
+            ),
+            detection=DetectionState(
+                evidence=restore(
+                    _open_slowdowns(own, FindingKind.DEVICE),
+                    everybody=_open_slowdown(own, FindingKind.HOST),
+                ),
+                links=restore(_open_slowdowns(own, FindingKind.LINK)),
+                inputs=restored_inputs(
+                    _open_slowdowns(own, FindingKind.INPUT),
+                    everybody=_open_slowdown(own, FindingKind.INPUT),
+                ),
+                whole=JobPace(slowdown=_open_slowdown(own, FindingKind.HOST)),
+            ),
+            plan=PlanState(proposals=_waiting(proposed.get(job.name), job.layout)),
+            progress=StepProgress(step=job.step),
         )
     return State(
         jobs=states,
@@ -107,13 +117,13 @@ def job_record(state: State, job: str) -> JobRecord:
     return JobRecord(
         name=job,
         life=known.life,
-        is_makeshift=known.is_makeshift,
-        newest_generation=known.newest_generation,
-        step=known.step,
-        layout=known.layout,
-        layout_reason=known.layout_reason,
-        desired=known.desired,
-        home=known.home,
+        is_makeshift=known.layouts.is_provisional,
+        newest_generation=known.layouts.newest_generation,
+        step=known.progress.step,
+        layout=known.layouts.current,
+        layout_reason=known.layouts.reason,
+        desired=known.plan.desired,
+        home=known.layouts.baseline,
         ranks=tuple(
             RankRecord(rank=rank, pid=r.attachment.pid, life=r.life)
             for rank, r in sorted(known.ranks.items())

@@ -55,7 +55,7 @@ class Watched:
     def slow(self) -> dict[int, float]:
         """Open findings: device -> slowdown."""
         job = self.state.jobs.get(JOB)
-        slow = {} if job is None else job.evidence.slow
+        slow = {} if job is None else job.detection.evidence.slow
         return {d: slow[n] for d, n in self.number_of.items() if n in slow}
 
     def moved(self) -> "Watched":

@@ -93,7 +93,7 @@ class Driver:
             [job_record(self.state, JOB)],
             incidents,
             next_incident_id=newest + 1,
-            waiting=[one for one in [self.job.open_proposal] if one is not None],
+            waiting=[one for one in [self.job.plan.open_proposal] if one is not None],
             next_proposal_id=self.state.next_proposal_id,
             unix_offset_s=UNIX_OFFSET_S,
         )
@@ -284,7 +284,7 @@ def train(
     for number in range(first, end):
         driver.now_s += 0.2
         driver.report(*step(number, generation=generation, slow=slow))
-        if driver.job.desired is not None:
+        if driver.job.plan.desired is not None:
             return
 
 
@@ -297,11 +297,16 @@ def with_plan(config: ControllerConfig = QUICK) -> Driver:
     driver = started(config)
     train(driver, 0, WARM)
     train(driver, WARM, WARM + 12, slow=2)
-    assert driver.job.desired is not None
+    assert driver.job.plan.desired is not None
     return driver
 
 
 def steps_of(driver: Driver, duration_s: float) -> None:
     """The newest step took so long."""
-    job = replace(driver.job, recent_step_s=(*driver.job.recent_step_s, duration_s))
+    job = replace(
+        driver.job,
+        progress=replace(
+            driver.job.progress, recent_step_s=(*driver.job.progress.recent_step_s, duration_s)
+        ),
+    )
     driver.state = replace(driver.state, jobs={**driver.state.jobs, JOB: job})

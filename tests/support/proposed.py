@@ -22,15 +22,15 @@ def asking(config: ControllerConfig = ASKED) -> Driver:
 def train_until_proposed(driver: Driver, *, within_steps: int = 16) -> None:
     """Rank 2 is slow; a tick in each step."""
     for _ in range(within_steps):
-        if driver.job.open_proposal is not None:
+        if driver.job.plan.open_proposal is not None:
             return
         driver.tick(0.1)
-        train(driver, driver.job.step + 1, driver.job.step + 2, slow=2)
+        train(driver, driver.job.progress.step + 1, driver.job.progress.step + 2, slow=2)
     raise AssertionError("nothing is proposed")
 
 
 def opened(driver: Driver) -> Proposal:
     """The proposal that is open."""
-    proposal = driver.job.open_proposal
+    proposal = driver.job.plan.open_proposal
     assert proposal is not None, "a plan is proposed"
     return proposal

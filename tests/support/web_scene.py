@@ -14,6 +14,13 @@ from pacekeeper.controller.api.web.auth import WebAuthenticator
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state.events import Event, SaveIncident, StepSummary
+from pacekeeper.controller.state.job_parts import (
+    Coverage,
+    DetectionState,
+    LayoutState,
+    PlanState,
+    StepProgress,
+)
 from pacekeeper.controller.state.persistent_map import RankMap
 from pacekeeper.controller.state.rank_timings import Measured, RankPace
 from pacekeeper.controller.state.state import (
@@ -160,25 +167,26 @@ def _large(on: Sequence[str]) -> JobState:
     return JobState(
         name="pretrain-moe",
         ranks=ranks,
-        measured=Measured(others=paces),
-        layout=layout,
-        layout_reason="the layout the job runs",
-        newest_generation=1,
         world_size=len(on),
         incidents=(incident(1), incident(2, is_open=True)),
-        step=700,
-        recent_step_s=(0.98,),
-        tokens_per_s=4_280_000.0,
-        loss=2.417,
-        watch=Watch.DEGRADED,
-        watch_reason="a rank that becomes x1.10 slow is named within 4 steps",
-        blind=None,
-        silent=tuple(range(80, 88)) if len(on) > 100 else (),
-        judged_s=990.0,
-        last_decision=Decision(
-            rung=MitigationLevel.NOTHING, layout=None, reason="no layout is better"
-        ),
         heard_s=_heard(len(on)),
+        detection=DetectionState(measured=Measured(others=paces)),
+        layouts=LayoutState(current=layout, reason="the layout the job runs", newest_generation=1),
+        progress=StepProgress(
+            step=700, recent_step_s=(0.98,), tokens_per_s=4_280_000.0, loss=2.417
+        ),
+        coverage=Coverage(
+            watch=Watch.DEGRADED,
+            reason="a rank that becomes x1.10 slow is named within 4 steps",
+            blind=None,
+            silent=tuple(range(80, 88)) if len(on) > 100 else (),
+            judged_s=990.0,
+        ),
+        plan=PlanState(
+            last_decision=Decision(
+                rung=MitigationLevel.NOTHING, layout=None, reason="no layout is better"
+            )
+        ),
     )
 
 
@@ -212,20 +220,21 @@ def _small(on: Sequence[str]) -> JobState:
     return JobState(
         name="ablation-7",
         ranks={rank: _rank("ablation-7", rank, node, len(on)) for rank, node in enumerate(on)},
-        measured=Measured(
-            others={rank: _pace(1.35 if rank == 3 else 1.0) for rank in range(len(on))}
-        ),
-        layout=layout,
-        layout_reason="the layout the job runs",
         world_size=len(on),
-        proposals=(proposal,),
-        step=2140,
-        recent_step_s=(0.412,),
-        tokens_per_s=188_000.0,
-        watch=Watch.HEALTHY,
-        watch_reason="a rank that becomes x1.10 slow is named within 3 steps",
-        blind=None,
         heard_s=_heard(len(on)),
+        detection=DetectionState(
+            measured=Measured(
+                others={rank: _pace(1.35 if rank == 3 else 1.0) for rank in range(len(on))}
+            )
+        ),
+        layouts=LayoutState(current=layout, reason="the layout the job runs"),
+        plan=PlanState(proposals=(proposal,)),
+        progress=StepProgress(step=2140, recent_step_s=(0.412,), tokens_per_s=188_000.0),
+        coverage=Coverage(
+            watch=Watch.HEALTHY,
+            reason="a rank that becomes x1.10 slow is named within 3 steps",
+            blind=None,
+        ),
     )
 
 
@@ -280,7 +289,7 @@ def _happened(history: History, job: JobState) -> None:
         if step == FOUND:
             history.on_command(SaveIncident(incident=replace(incident(1, is_open=True))))
         if step == FOUND + 3:
-            chronicle.decided(job.name, _decision(job.layout), BEGAN_S + step)
+            chronicle.decided(job.name, _decision(job.layouts.current), BEGAN_S + step)
     for one in job.incidents:
         chronicle.on_incident(one, BEGAN_S + END)
 

@@ -298,8 +298,8 @@ class WebApp:
         text = request.query_params.get("generation", "")
         wanted = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
         found: tuple[Layout, str] | None = None
-        if job.layout is not None and wanted in (0, job.layout.generation):
-            found = job.layout, job.layout_reason
+        if job.layouts.current is not None and wanted in (0, job.layouts.current.generation):
+            found = job.layouts.current, job.layouts.reason
         elif wanted:
             found = self.past_layout(name, wanted)
         if found is None:

@@ -161,7 +161,7 @@ def layout(found: Layout, reason: str, state: State, name: str) -> dict[str, Any
         "ranks": {
             rank: {
                 "node": job.ranks[rank].node,
-                "slowdown": _number(job.measured.of(rank).slowdown),
+                "slowdown": _number(job.detection.measured.of(rank).slowdown),
             }
             for rank in found.ranks
             if rank in job.ranks

@@ -81,16 +81,16 @@ def test_status_and_reports_are_served_while_a_plan_is_made(
         number = await train_until_found(controller)
         for asked in range(3):
             await report(controller, *step(number + asked, slow=2))
-            assert controller.state.jobs[JOB].asked, "the decision is still being made"
+            assert controller.state.jobs[JOB].plan.asked, "the decision is still being made"
             (job,) = (await status.ListJobs(status_pb2.ListJobsRequest(), timeout=60.0)).jobs
             assert (job.name, job.step, job.desired_generation) == (JOB, number + asked, 1)
         may_end.set()
-        while controller.state.jobs[JOB].desired is None:
+        while controller.state.jobs[JOB].plan.desired is None:
             await asyncio.sleep(0.01)
 
     monkeypatch.setattr(effects, "decide", slow)
     controller = play(tmp_path, scene)
-    desired = controller.state.jobs[JOB].desired
+    desired = controller.state.jobs[JOB].plan.desired
     assert desired is not None and desired.generation == 2
 
 
@@ -107,7 +107,7 @@ def test_a_bug_in_a_decision_is_counted_and_the_next_facts_are_decided_on(
 
     async def scene(controller: Controller, status: Any) -> None:
         number = await train_until_found(controller)
-        while controller.state.jobs[JOB].desired is None:
+        while controller.state.jobs[JOB].plan.desired is None:
             await report(controller, *step(number, slow=2))
             await asyncio.sleep(0.01)
             number += 1

@@ -4,6 +4,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
+from pacekeeper.controller.state.job_parts import StepProgress
 from pacekeeper.controller.state.state import JobState, NodeState, State
 from pacekeeper.core.fast_replace import fast_replace
 
@@ -34,7 +35,12 @@ def test_all_other_fields_stay_the_same_objects() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [State(), JobState(name="a", step=4), NodeState(name="n", agent_life="x")]
+    "value",
+    [
+        State(),
+        JobState(name="a", progress=StepProgress(step=4)),
+        NodeState(name="n", agent_life="x"),
+    ],
 )
 def test_it_makes_what_replace_makes_of_what_the_controller_knows(value: object) -> None:
     assert fast_replace(value) == value and fast_replace(value) is not value

@@ -85,7 +85,9 @@ class Transcript:
 
     def steps(self, count: int, *, slow: int | None = None, generation: int = 1) -> None:
         """Train; stops early where a plan is offered."""
-        ranks = self.driver.job.layout.ranks if self.driver.job.layout else range(4)
+        ranks = (
+            self.driver.job.layouts.current.ranks if self.driver.job.layouts.current else range(4)
+        )
         for _ in range(count):
             self.driver.now_s += 0.2
             what = "" if slow is None else f", rank {slow} takes 1.6 times as long"
@@ -95,13 +97,13 @@ class Transcript:
                 partial(self.driver.report, *records),
             )
             self.number += 1
-            if self.driver.job.desired is not None:
+            if self.driver.job.plan.desired is not None:
                 return
 
     @property
     def desired(self) -> Layout:
-        assert self.driver.job.desired is not None, "a plan is offered"
-        return self.driver.job.desired
+        assert self.driver.job.plan.desired is not None, "a plan is offered"
+        return self.driver.job.plan.desired
 
 
 def told(command: Command) -> str:
@@ -166,11 +168,12 @@ def digest(driver: Driver) -> str:
         return "no job"
     numbers = [
         "-" if layout is None else str(layout.generation)
-        for layout in (job.layout, job.desired, job.home)
+        for layout in (job.layouts.current, job.plan.desired, job.layouts.baseline)
     ]
     return (
         f"layout {numbers[0]} desired {numbers[1]} home {numbers[2]} newest "
-        f"{job.newest_generation} step {job.step} {job.watch} living {list(job.living)} "
+        f"{job.layouts.newest_generation} step {job.progress.step} "
+        f"{job.coverage.watch} living {list(job.living)} "
         f"open {[i.incident_id for i in job.open_incidents]}"
     )
 
@@ -219,7 +222,7 @@ def a_person_denies_a_plan_and_approves_the_next_best() -> Transcript:
     story.steps(12)
     story.steps(12, slow=2)
     for is_approved in (False, True):
-        proposal = story.driver.job.open_proposal
+        proposal = story.driver.job.plan.open_proposal
         assert proposal is not None, "a plan is proposed"
         story.take(
             f"ada {'approves' if is_approved else 'denies'} proposal {proposal.proposal_id}",
@@ -267,7 +270,7 @@ def a_rank_refuses_the_plan_and_the_next_best() -> Transcript:
     story.take("a minute goes by", lambda: story.driver.tick(60.0))
     story.steps(3, slow=2)
     story.run_layout(story.desired)
-    story.steps(6, slow=2, generation=story.driver.job.newest_generation)
+    story.steps(6, slow=2, generation=story.driver.job.layouts.newest_generation)
     return story
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.controller.machine import steps
+from pacekeeper.controller.state.job_parts import LayoutState
 from pacekeeper.controller.state.persistent_map import CHUNK_RANKS, RankMap
 from pacekeeper.controller.state.state import JobState, RankLife, RankState
 from pacekeeper.core.layout.layout import Layout, even_layout
@@ -66,7 +67,7 @@ def is_complete(job: JobState, records: list[Fact]) -> bool:
     """The rule as one would say it: everybody committed the step and reported its work."""
     ended = {r.rank: r.generation for r in records if isinstance(r, StepRecord)}
     worked = {(r.rank, r.generation) for r in records if isinstance(r, MicroBatchRecord)}
-    must = set(RANKS) if job.layout is None else set(job.layout.ranks)
+    must = set(RANKS) if job.layouts.current is None else set(job.layouts.current.ranks)
     whole = {rank for rank, generation in ended.items() if (rank, generation) in worked}
     return bool(whole) and {r for r in must if job.ranks[r].life is RankLife.ALIVE} <= whole
 
@@ -82,7 +83,9 @@ def test_where_it_looks_first_never_changes_what_is_complete(
         )
         for rank in RANKS
     }
-    job = JobState(name="j", ranks=attached, layout=layout, world_size=len(RANKS))
+    job = JobState(
+        name="j", ranks=attached, world_size=len(RANKS), layouts=LayoutState(current=layout)
+    )
     seen: list[Fact] = []
     for arrival in arrivals:
         if isinstance(arrival, tuple):
@@ -95,10 +98,10 @@ def test_where_it_looks_first_never_changes_what_is_complete(
                 [table_from_records([arrival])] if isinstance(arrival, MicroBatchRecord) else [],
                 [arrival] if isinstance(arrival, StepRecord) else [],
             )
-        if 0 in job.pending:
+        if 0 in job.progress.pending:
             for hint in range(3):
                 at = steps.first_missing(
-                    job, replace(job.pending[0], first_missing=hint), is_untold=False
+                    job, replace(job.progress.pending[0], first_missing=hint), is_untold=False
                 )
                 assert (at is None) == is_complete(job, seen), f"looking at {hint} first"
 
@@ -154,5 +157,8 @@ def test_how_kinds_lie_among_each_other_in_a_report_means_nothing(
 
     one, other = after(told), after(by_kind(told))
     assert list(map(repr, one.said)) == list(map(repr, other.said))
-    assert (one.job.ranks, one.job.layout) == (other.job.ranks, other.job.layout)
-    assert (one.job.step, one.job.loads) == (other.job.step, other.job.loads)
+    assert (one.job.ranks, one.job.layouts.current) == (other.job.ranks, other.job.layouts.current)
+    assert (one.job.progress.step, one.job.workload.loads) == (
+        other.job.progress.step,
+        other.job.workload.loads,
+    )

@@ -57,8 +57,15 @@ def test_columns_and_records_lead_the_machine_to_the_same_state(seed: int) -> No
             said.append(list(map(repr, driver.said)))
         assert said[0] == said[1]
     one, other = by_records.job, by_tables.job
-    assert (one.step, one.ranks, one.loads) == (other.step, other.ranks, other.loads)
-    assert (one.tokens_per_step, one.heard_s) == (other.tokens_per_step, other.heard_s)
+    assert (one.progress.step, one.ranks, one.workload.loads) == (
+        other.progress.step,
+        other.ranks,
+        other.workload.loads,
+    )
+    assert (one.workload.tokens_per_step, one.heard_s) == (
+        other.workload.tokens_per_step,
+        other.heard_s,
+    )
     assert _drafts(by_records) == _drafts(by_tables)
 
 
@@ -88,7 +95,7 @@ def test_work_may_come_as_both_in_one_report() -> None:
             micro_batches=(table_from_records(work[1:]),),
         )
     )
-    assert driver.job.step == 0
+    assert driver.job.progress.step == 0
 
 
 def _work(records: list[Record]) -> list[MicroBatchRecord]:
@@ -102,5 +109,5 @@ def _drafts(driver: Driver) -> object:
             dict(draft.ends),
             {rank: draft.work_of(rank) for rank in range(8)},
         )
-        for step, draft in driver.job.pending.items()
+        for step, draft in driver.job.progress.pending.items()
     }

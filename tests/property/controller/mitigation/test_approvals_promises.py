@@ -109,21 +109,21 @@ class Watched:
             if self.offered.get(number) is None:
                 proposal = self.known[number]
                 assert unix_s < proposal.expires_unix_s
-                assert driver.job.layout == proposal.base
-                assert proposal.slow.keys() == driver.job.evidence.slow.keys()
+                assert driver.job.layouts.current == proposal.base
+                assert proposal.slow.keys() == driver.job.detection.evidence.slow.keys()
                 assert not set(proposal.plan.ranks) & set(driver.job.dead)
                 self.offered[number] = offer.layout
         final = [p for p in self.known.values() if p.answer is ProposalState.OFFERED]
         assert len(final) == len(self.offered)
-        assert sum(proposal.is_open for proposal in driver.job.proposals) <= 1
-        for proposal in driver.job.proposals[:-1]:
+        assert sum(proposal.is_open for proposal in driver.job.plan.proposals) <= 1
+        for proposal in driver.job.plan.proposals[:-1]:
             assert proposal.answer.is_final
 
 
 def happen(watched: Watched, what: str, number: float, flag: bool) -> None:
     driver = watched.driver
     driver.said = ()
-    layout = driver.job.layout
+    layout = driver.job.layouts.current
     assert layout is not None
     match what:
         case "steps":
@@ -131,7 +131,7 @@ def happen(watched: Watched, what: str, number: float, flag: bool) -> None:
             for _ in range(int(number)):
                 driver.now_s += 0.2
                 records = step(
-                    driver.job.step + 1,
+                    driver.job.progress.step + 1,
                     ranks=layout.ranks,
                     generation=layout.generation,
                     slow=slow,
@@ -144,12 +144,12 @@ def happen(watched: Watched, what: str, number: float, flag: bool) -> None:
         case "word":
             newest = driver.state.next_proposal_id - 1
             driver.hear(newest - int(number), is_approved=flag)
-        case "take" if driver.job.desired is not None:
-            driver.report(*applied(driver.job.desired))
-        case "refuse" if driver.job.desired is not None:
-            driver.report(refused(driver.job.desired, layout.ranks[0], "can not"))
+        case "take" if driver.job.plan.desired is not None:
+            driver.report(*applied(driver.job.plan.desired))
+        case "refuse" if driver.job.plan.desired is not None:
+            driver.report(refused(driver.job.plan.desired, layout.ranks[0], "can not"))
         case "die" if len(layout.ranks) == 4:
-            newest = max(driver.job.newest_generation, layout.generation)
+            newest = max(driver.job.layouts.newest_generation, layout.generation)
             dead = 1 if 1 in layout.ranks else layout.ranks[0]
             survivors = shrink(layout, dead=[dead], generation=newest + 1, floor=FLOOR)
             driver.report(exited(dead))
@@ -171,7 +171,7 @@ def test_a_plan_is_offered_once_in_time_approved_and_on_its_own_layout(
     story: list[tuple[str, float, bool]],
 ) -> None:
     watched = Watched(driver=replace(warm(), said=(), is_deciding=False))
-    proposal = watched.driver.job.open_proposal
+    proposal = watched.driver.job.plan.open_proposal
     if proposal is not None:
         watched.known[proposal.proposal_id] = proposal
     for what, number, flag in story:

@@ -22,12 +22,12 @@ def test_no_kind_of_plan_comes_back_before_its_wait_is_over(
     driver = with_plan()
     free_s: dict[MitigationLevel, float] = {}
     refusals: dict[MitigationLevel, int] = {}
-    said = driver.job.desired
+    said = driver.job.plan.desired
     for is_refused, after_s in story:
-        plan, decision = driver.job.desired, driver.job.last_decision
+        plan, decision = driver.job.plan.desired, driver.job.plan.last_decision
         if plan is not None and plan != said:
             assert decision is not None
-            assert driver.job.offered_s >= free_s.get(decision.rung, 0.0)
+            assert driver.job.plan.offered_s >= free_s.get(decision.rung, 0.0)
             said = plan
         if plan is not None and decision is not None and is_refused:
             driver.report(refused(plan, 1, "can not"))
@@ -35,4 +35,4 @@ def test_no_kind_of_plan_comes_back_before_its_wait_is_over(
             wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (number - 1))
             free_s[decision.rung] = driver.now_s + wait_s
         driver.tick(after_s)
-        train(driver, driver.job.step + 1, driver.job.step + 2, slow=2)
+        train(driver, driver.job.progress.step + 1, driver.job.progress.step + 2, slow=2)

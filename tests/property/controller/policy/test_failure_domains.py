@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.failure_domains import SpreadFloor, num_narrow
+from pacekeeper.controller.state.job_parts import Promise, Refusal
 from pacekeeper.controller.state.planning_snapshot import View
-from pacekeeper.controller.state.state import Promise, Refusal
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout

@@ -75,7 +75,7 @@ def test_slow_rank_is_relieved_layout_returns_home_and_survivors_go_on(seed: int
     assert len(cluster.applied) - applied <= 2
 
     # In the end both sides agree, and history is as it was.
-    assert cluster.job.layout == cluster.layout
+    assert cluster.job.layouts.current == cluster.layout
     assert cluster.job.living == cluster.layout.ranks == tuple(cluster.living)
     assert all(a.generation < b.generation for a, b in pairwise(cluster.applied))
     assert [i.finding.rank for i in of_kind(cluster, FindingKind.DEVICE)] == [victim]

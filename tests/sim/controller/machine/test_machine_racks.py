@@ -39,7 +39,7 @@ def test_a_rack_dies_and_every_expert_still_has_a_live_copy(seed: int) -> None:
     dies(cluster, f"r{seed % 2}")  # raises where an expert is lost
     cluster.run(WARM_STEPS)
     assert {RACK_OF[rank] for rank in cluster.layout.ranks} == {f"r{1 - seed % 2}"}
-    until(cluster, lambda: cluster.job.layout == cluster.layout)
+    until(cluster, lambda: cluster.job.layouts.current == cluster.layout)
 
 
 @pytest.mark.parametrize("told", [(), ("node-0", "node-1", "node-2")])
@@ -49,7 +49,7 @@ def test_where_not_all_nodes_have_told_their_rack_nothing_moves_and_a_rack_takes
     cluster = cluster_of(1, {node: RACKS[node] for node in told})
     cluster.run(2 * WARM_STEPS)
     assert len(cluster.applied) == 1
-    decision = cluster.job.last_decision
+    decision = cluster.job.plan.last_decision
     assert decision is not None
     assert ("racks are not counted: node-3 told none" in decision.text) == bool(told)
     with pytest.raises(LostStateError):

@@ -134,7 +134,7 @@ def test_a_hopeless_rank_stands_by_until_a_probe_finds_it_well(seed: int) -> Non
     assert cluster.layout.standing_by == (victim,), "its finding stands, whatever time passes"
     assert cluster.has_open_fault
     assert mean(cluster.step_s[-10:]) < 2.0 * healthy_s
-    assert cluster.job.step > cluster.step - 5, "steps are judged without its work"
+    assert cluster.job.progress.step > cluster.step - 5, "steps are judged without its work"
 
     cluster.speeds.clear()
     until(cluster, lambda: is_home(cluster) and not cluster.has_open_fault)

@@ -13,6 +13,7 @@ from pacekeeper.controller.api.messages import (
     step_view,
 )
 from pacekeeper.controller.state.events import StepSummary
+from pacekeeper.controller.state.job_parts import Coverage, LayoutState, StepProgress
 from pacekeeper.controller.state.persistent_map import NodeMap, RankMap
 from pacekeeper.controller.state.state import (
     JobState,
@@ -38,6 +39,7 @@ from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.node_report import AgentHealth
 from pacekeeper.predictor.assurance.canary import Canaries, Outcome
 from pacekeeper.predictor.assurance.sensitivity import Sight
+from support.job_parts import job_with
 
 LAYOUT = Layout(
     generation=5,
@@ -62,14 +64,13 @@ def rank(number: int, node: str, life: RankLife = RankLife.ALIVE) -> RankState:
 
 def job(**changes: object) -> JobState:
     values: dict[str, object] = {
-        "name": "train",
         "ranks": {1: rank(1, "b"), 0: rank(0, "a")},
-        "layout": LAYOUT,
+        "current": LAYOUT,
         "watch": Watch.HEALTHY,
         "heard_s": RankMap({0: 1.0, 1: 1.0}),
         "step": 11,
     }
-    return JobState(**{**values, **changes})  # type: ignore[arg-type]
+    return job_with("train", **{**values, **changes})
 
 
 def node(name: str, *, is_connected: bool = True) -> NodeState:
@@ -121,7 +122,8 @@ def test_a_rank_that_has_never_said_anything_is_silent() -> None:
 
 
 def test_the_watch_comes_with_its_reason_and_with_what_would_be_seen() -> None:
-    measuring = job_view(BOTH, job(watch=Watch.MEASURING, watch_reason="warm-up: 3 of 12 steps"))
+    warming_up = Coverage(watch=Watch.MEASURING, reason="warm-up: 3 of 12 steps")
+    measuring = job_view(BOTH, replace(job(), coverage=warming_up))
     assert (measuring.watch, measuring.watch_reason) == ("measuring", "warm-up: 3 of 12 steps")
     assert not measuring.HasField("detectable_slowdown")
     healthy = job_view(BOTH, job(sight=Sight(slowdown=1.25, steps=10), blind=None))
@@ -159,7 +161,15 @@ def test_a_job_that_only_the_store_knows_is_shown() -> None:
         0: RankRecord(rank=0, pid=1, life=RankLife.ALIVE),
         7: RankRecord(rank=7, pid=2, life=RankLife.DEAD),
     }
-    view = job_view(State(), JobState(name="old", layout=LAYOUT, step=7, remembered=remembered))
+    view = job_view(
+        State(),
+        JobState(
+            name="old",
+            remembered=remembered,
+            layouts=LayoutState(current=LAYOUT),
+            progress=StepProgress(step=7),
+        ),
+    )
     assert (view.name, view.watch, view.generation, view.step) == ("old", "blind", 5, 7)
     assert [(r.rank, r.state, r.batch_share) for r in view.ranks] == [
         (0, "silent", 0.3),
@@ -185,7 +195,7 @@ def test_who_asks_is_told_what_stands_exposed_though_it_is_no_news() -> None:
 
 
 def test_a_node_lists_the_jobs_that_live_on_it() -> None:
-    gone = job(name="gone", ranks={0: rank(0, "a", RankLife.FINISHED)})
+    gone = replace(job(ranks={0: rank(0, "a", RankLife.FINISHED)}), name="gone")
     state = State(nodes=BOTH.nodes, jobs={"train": job(), "gone": gone}, unix_offset_s=1000.0)
     (view,) = node_views(state, [state.nodes["a"]])
     assert list(view.jobs) == ["train"]

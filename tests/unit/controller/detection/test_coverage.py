@@ -17,7 +17,7 @@ QUIET = ControllerConfig(detector=DetectorConfig(warmup_steps=8, canary_period_s
 
 
 def state_of(driver: Driver) -> tuple[Watch, Blindness | None]:
-    return driver.job.watch, driver.job.blind
+    return driver.job.coverage.watch, driver.job.coverage.blind
 
 
 def healthy() -> Driver:
@@ -31,15 +31,15 @@ def test_measuring_says_how_far_the_warm_up_is() -> None:
     driver = started(QUICK)
     train(driver, 0, 5)
     assert state_of(driver) == (Watch.MEASURING, None)
-    assert driver.job.watch_reason == "warm-up: 3 of 8 steps"
+    assert driver.job.coverage.reason == "warm-up: 3 of 8 steps"
 
 
 def test_healthy_says_what_it_would_see() -> None:
     driver = healthy()
-    sight = driver.job.sight
+    sight = driver.job.coverage.sight
     assert sight is not None
     assert 1.10 < sight.slowdown < 1.25
-    assert f"able to see x{sight.slowdown:.2f} within 10 steps" in driver.job.watch_reason
+    assert f"able to see x{sight.slowdown:.2f} within 10 steps" in driver.job.coverage.reason
 
 
 def test_blind_names_the_silent_ranks_and_coming_back_is_told() -> None:
@@ -48,11 +48,11 @@ def test_blind_names_the_silent_ranks_and_coming_back_is_told() -> None:
     driver.report(*step(WARM, ranks=[0, 1]))
     driver.tick(0.1)
     assert state_of(driver) == (Watch.BLIND, Blindness.NO_RECORDS)
-    assert driver.job.watch_reason == "no record of ranks 2 and 3 for 30 s"
-    assert list(driver.job.silent) == [2, 3]
+    assert driver.job.coverage.reason == "no record of ranks 2 and 3 for 30 s"
+    assert list(driver.job.coverage.silent) == [2, 3]
     driver.report(*step(WARM, ranks=[2, 3]), node="node-1")
     assert state_of(driver) == (Watch.HEALTHY, None)
-    assert not driver.job.silent
+    assert not driver.job.coverage.silent
     assert "watch=healthy was=blind" in driver.texts
 
 
@@ -68,7 +68,7 @@ def test_records_that_make_no_step_are_blind_and_say_whose_are_missing() -> None
         driver.report(*kept)  # rank 2 ends its steps, but says nothing of its work
         driver.tick(0.0)
     assert state_of(driver) == (Watch.BLIND, Blindness.NO_STEPS)
-    assert f"of step {WARM} ranks 2 are missing" in driver.job.watch_reason
+    assert f"of step {WARM} ranks 2 are missing" in driver.job.coverage.reason
 
 
 def test_steps_longer_than_the_limit_are_waited_for() -> None:
@@ -91,7 +91,7 @@ def test_a_watch_whose_noise_hides_half_speed_is_blind_though_nothing_is_wrong()
     driver = started(ControllerConfig(detector=hopeless))
     train(driver, 0, WARM)
     assert state_of(driver) == (Watch.BLIND, Blindness.NOISE)
-    assert "one step's noise is 40.0%" in driver.job.watch_reason
+    assert "one step's noise is 40.0%" in driver.job.coverage.reason
 
 
 def test_a_degraded_job_that_would_miss_more_stays_degraded_and_says_so() -> None:
@@ -100,10 +100,10 @@ def test_a_degraded_job_that_would_miss_more_stays_degraded_and_says_so() -> Non
     assert state_of(driver) == (Watch.DEGRADED, None)
     config = replace(driver.config.detector, blind_slowdown=1.11)
     driver.config = replace(driver.config, detector=config)
-    last = driver.job.step
+    last = driver.job.progress.step
     driver.report(*step(last + 1, slow=2))
     assert state_of(driver) == (Watch.DEGRADED, Blindness.NOISE)
-    assert driver.job.watch_reason.startswith("and blind for more: ")
+    assert driver.job.coverage.reason.startswith("and blind for more: ")
 
 
 def with_canaries() -> ControllerConfig:
@@ -114,13 +114,13 @@ def test_a_canary_that_is_found_proves_the_watch_and_changes_nothing_else() -> N
     watched, alone = started(with_canaries()), started(QUIET)
     for driver in (watched, alone):
         train(driver, 0, 60)
-    last = watched.job.canaries.last
+    last = watched.job.detection.canaries.last
     assert last is not None
     assert last.is_found
-    assert alone.job.canaries.last is None
+    assert alone.job.detection.canaries.last is None
     assert not watched.job.incidents
-    assert watched.job.desired is None
-    assert watched.job.last_decision == alone.job.last_decision
+    assert watched.job.plan.desired is None
+    assert watched.job.plan.last_decision == alone.job.plan.last_decision
     assert watched.job.ranks == alone.job.ranks
     assert state_of(watched) == state_of(alone) == (Watch.HEALTHY, None)
 

@@ -72,7 +72,7 @@ def test_a_rank_that_waits_for_its_input_is_named_and_no_device_is(
     assert finding.onset_step == FAULT
     assert finding.slowdown == pytest.approx(1.0 + late_s / (0.12 + USUAL_S), rel=0.06)
     assert "its loader, storage or host, not its device" in finding.reason
-    assert driver.job.evidence.slow == {}
+    assert driver.job.detection.evidence.slow == {}
 
 
 def test_a_rank_whose_input_is_late_from_the_start_is_named() -> None:
@@ -137,10 +137,10 @@ def test_an_open_finding_outlives_the_controller_and_ends_with_its_rank() -> Non
     run(driver, loaders, 0, FAULT, {})
     run(driver, loaders, FAULT, FAULT + 8, {1: 0.1})
     driver.start_again()
-    assert set(driver.job.inputs.evidence.slow) == {1}
+    assert set(driver.job.detection.inputs.evidence.slow) == {1}
     driver.report(attached=[attachment(1)])
     driver.report(exited(1))
-    assert driver.job.inputs.evidence.slow == {}
+    assert driver.job.detection.inputs.evidence.slow == {}
     assert FindingKind.INPUT not in {i.finding.kind for i in driver.job.open_incidents}
 
 
@@ -148,5 +148,5 @@ def test_a_trainer_that_times_no_input_is_judged_by_all_else() -> None:
     driver = started(QUICK)
     for number in range(FAULT):
         driver.report(*step(number))
-    assert driver.job.inputs.evidence.num_seen == 0
-    assert driver.job.evidence.model is not None
+    assert driver.job.detection.inputs.evidence.num_seen == 0
+    assert driver.job.detection.evidence.model is not None

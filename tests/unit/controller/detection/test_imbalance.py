@@ -57,7 +57,7 @@ def test_uneven_sequences_are_advice_that_names_nobody_and_plans_nothing() -> No
     finding = only_open(driver).finding
     assert (finding.kind, finding.rank) == (FindingKind.SEQUENCE_IMBALANCE, None)
     assert 1.03 < finding.slowdown < 1.5
-    assert driver.job.evidence.slow == {}
+    assert driver.job.detection.evidence.slow == {}
     view = job_view(driver.state, driver.job)
     assert list(view.advice) == [finding.reason]
     assert view.watch == "healthy"
@@ -135,7 +135,7 @@ def test_uneven_rows_of_experts_are_advice_of_their_own_kind() -> None:
         )
     finding = only_open(driver).finding
     assert (finding.kind, finding.rank) == (FindingKind.EXPERT_IMBALANCE, None)
-    assert driver.job.evidence.slow == {}
+    assert driver.job.detection.evidence.slow == {}
 
 
 def pipeline(number: int, *, heavy: float, num_ranks: int = 4, parts: int = 4) -> list[Record]:
@@ -182,7 +182,7 @@ def test_a_stage_with_more_work_than_the_others_is_advice_and_no_fault() -> None
     assert (finding.kind, finding.rank) == (FindingKind.STAGE_IMBALANCE, None)
     # Of 7 units 3/4 of the excess over the mean stage, 0.25 x 4, are surely lost.
     assert finding.slowdown == pytest.approx(7.0 / 6.25, rel=0.02)
-    assert driver.job.evidence.slow == {}
+    assert driver.job.detection.evidence.slow == {}
 
 
 def test_even_stages_a_single_micro_batch_and_a_stage_of_one_rank_are_no_advice() -> None:

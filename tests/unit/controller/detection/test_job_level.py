@@ -40,9 +40,9 @@ def test_it_is_one_incident_of_no_rank_and_the_watch_is_degraded() -> None:
     finding = incident.finding
     assert (finding.kind, finding.rank, finding.onset_step) == (FindingKind.HOST, None, FAULT)
     assert 1.28 < finding.slowdown < 1.32
-    assert driver.job.evidence.slow == {} and driver.job.home is None
-    assert driver.job.watch is Watch.DEGRADED
-    assert "all ranks together are x1.30 slow" in driver.job.watch_reason
+    assert driver.job.detection.evidence.slow == {} and driver.job.layouts.baseline is None
+    assert driver.job.coverage.watch is Watch.DEGRADED
+    assert "all ranks together are x1.30 slow" in driver.job.coverage.reason
     assert job_view(driver.state, driver.job).watch == "degraded"
     assert not incident_view(driver.state, incident).HasField("rank")
 
@@ -60,7 +60,7 @@ def test_a_controller_that_starts_again_knows_it() -> None:
     driver = slow_job()
     driver.start_again()
     assert len(driver.job.open_incidents) == 1
-    common = driver.job.evidence.common
+    common = driver.job.detection.evidence.common
     assert common is not None and common.is_open
 
 

@@ -49,7 +49,7 @@ def test_a_slow_link_of_one_rank_is_named_as_a_link_and_no_computing(
     assert finding.slowdown == pytest.approx(slowdown, rel=0.1)
     assert finding.onset_step == FAULT
     assert "its link" in finding.reason
-    assert driver.job.evidence.slow == {}
+    assert driver.job.detection.evidence.slow == {}
 
 
 def test_both_ends_of_a_slow_link_name_each_other() -> None:
@@ -91,8 +91,8 @@ def test_a_trainer_that_times_no_transfers_is_judged_by_its_computing_only() -> 
     driver = started(QUICK)
     for number in range(FAULT):
         driver.report(*step(number))
-    assert driver.job.links.num_seen == 0
-    assert driver.job.evidence.model is not None
+    assert driver.job.detection.links.num_seen == 0
+    assert driver.job.detection.evidence.model is not None
 
 
 def test_after_a_restart_an_open_link_is_remembered_as_a_link() -> None:
@@ -102,4 +102,4 @@ def test_after_a_restart_an_open_link_is_remembered_as_a_link() -> None:
     record = job_record(driver.state, driver.job.name)
     state = restored([record], driver.job.incidents, next_incident_id=9, unix_offset_s=0.0)
     (job,) = state.jobs.values()
-    assert (set(job.links.slow), job.evidence.slow) == ({1}, {})
+    assert (set(job.detection.links.slow), job.detection.evidence.slow) == ({1}, {})

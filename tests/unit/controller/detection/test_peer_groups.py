@@ -75,8 +75,8 @@ def test_a_role_with_more_work_accuses_nobody(heavy: float) -> None:
     pipeline.steps(WARM + 40)
     job = pipeline.driver.job
     assert job.incidents == ()
-    assert (job.watch, job.blind) == (Watch.HEALTHY, None)
-    assert all(job.measured.of(rank).slowdown is not None for rank in range(8))
+    assert (job.coverage.watch, job.coverage.blind) == (Watch.HEALTHY, None)
+    assert all(job.detection.measured.of(rank).slowdown is not None for rank in range(8))
 
 
 @pytest.mark.parametrize("victim", [1, 6])
@@ -87,8 +87,8 @@ def test_a_slow_rank_is_named_beside_its_own_role(victim: int) -> None:
     (incident,) = pipeline.driver.job.incidents
     assert incident.finding.rank == victim
     assert incident.finding.slowdown == pytest.approx(1.6, rel=0.05)
-    assert pipeline.driver.job.watch is Watch.DEGRADED
-    assert set(pipeline.driver.job.evidence.slow) == {victim}
+    assert pipeline.driver.job.coverage.watch is Watch.DEGRADED
+    assert set(pipeline.driver.job.detection.evidence.slow) == {victim}
     pipeline.steps(12)
     assert not pipeline.driver.job.open_incidents, "it is seen to be over"
 
@@ -97,8 +97,10 @@ def test_ranks_that_are_alone_in_their_role_are_said_to_be_unwatched() -> None:
     pipeline = Pipeline(("s0", "s0", "s0", "head", "tail"))
     pipeline.steps(WARM + 5)
     job = pipeline.driver.job
-    assert (job.watch, job.blind) == (Watch.BLIND, Blindness.NO_PEERS)
-    assert job.watch_reason == ("ranks 3 and 4 have a role of their own: no peer to be told from")
+    assert (job.coverage.watch, job.coverage.blind) == (Watch.BLIND, Blindness.NO_PEERS)
+    assert job.coverage.reason == (
+        "ranks 3 and 4 have a role of their own: no peer to be told from"
+    )
 
 
 def test_an_open_finding_is_remembered_by_its_role_after_a_restart() -> None:
@@ -118,10 +120,10 @@ def test_each_role_has_its_part_of_the_alarms_of_a_job_day() -> None:
     one, four = Pipeline(("s0",) * 8), Pipeline(FOUR_STAGES)
     for pipeline in (one, four):
         pipeline.steps(WARM)
-    limits = one.driver.job.evidence.limits
+    limits = one.driver.job.detection.evidence.limits
     assert limits is not None
-    assert four.driver.job.by_role.keys() == {"s0", "s1", "s2", "s3"}
-    for kept in four.driver.job.by_role.values():
+    assert four.driver.job.detection.by_role.keys() == {"s0", "s1", "s2", "s3"}
+    for kept in four.driver.job.detection.by_role.values():
         assert kept.limits is not None
         # A quarter of the ranks with a quarter of the alarms: each chart is as strict as before.
         for own, whole in zip(kept.limits.rules, limits.rules, strict=True):
@@ -135,7 +137,7 @@ def test_canaries_go_through_all_roles() -> None:
     seen = set()
     for _ in range(140):
         pipeline.steps(1)
-        last = pipeline.driver.job.canaries.last
+        last = pipeline.driver.job.detection.canaries.last
         if last is not None:
             assert last.is_found
             seen.add(last.rank)
@@ -171,7 +173,7 @@ def test_a_role_that_is_slow_as_a_whole_is_remembered_after_a_restart(role: str)
     pipeline.steps(WARM + 20)
     (still,) = pipeline.driver.job.open_incidents
     assert still.incident_id == found.incident_id, "neither closed nor found again"
-    assert pipeline.driver.job.watch is Watch.DEGRADED
+    assert pipeline.driver.job.coverage.watch is Watch.DEGRADED
     pipeline.slow_role = ""
     pipeline.steps(14)
     assert pipeline.driver.job.open_incidents == ()

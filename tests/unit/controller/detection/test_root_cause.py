@@ -15,15 +15,9 @@ from pacekeeper.controller.detection.root_cause import (
     remember,
 )
 from pacekeeper.controller.state.events import SaveIncident
+from pacekeeper.controller.state.job_parts import StepDraft
 from pacekeeper.controller.state.persistent_map import NodeMap
-from pacekeeper.controller.state.state import (
-    JobState,
-    NodeState,
-    RankLife,
-    RankState,
-    State,
-    StepDraft,
-)
+from pacekeeper.controller.state.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import NodeReport
@@ -31,6 +25,7 @@ from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepReco
 from pacekeeper.core.telemetry.samples import DeviceSample
 from pacekeeper.predictor.causes.evidence import PEERS
 from pacekeeper.predictor.online.state import restore
+from support.job_parts import job_with
 from support.machine_driver import FIRST, QUICK, WARM, Driver, applied, attachment, step
 from support.symptoms import DEVICE, HOST
 
@@ -145,7 +140,7 @@ def test_the_cause_is_in_the_finding_when_it_opens(has_times: bool) -> None:
     (first, *_) = fleet.driver.all_said(SaveIncident)
     assert first.incident.finding.cause == fleet.finding.cause
     assert "incident=1 cause: confirmed thermal" in fleet.driver.texts
-    assert not fleet.driver.job.searches, "certain: nothing more is looked for"
+    assert not fleet.driver.job.detection.searches, "certain: nothing more is looked for"
 
 
 def test_what_was_over_before_the_onset_is_not_named() -> None:
@@ -191,7 +186,7 @@ def test_a_reading_that_comes_late_is_named_when_it_comes() -> None:
     fleet.train(WARM)
     fleet.train(12, slow=SLOW, until_found=True)
     assert fleet.finding.cause.startswith("nothing seen")
-    assert SLOW in fleet.driver.job.searches
+    assert SLOW in fleet.driver.job.detection.searches
     fleet.shown[SLOW] = {"temperature_celsius": 95.0}
     fleet.train(1, slow=SLOW)
     assert fleet.finding.cause.startswith("suspected thermal: 95 degrees")
@@ -214,7 +209,7 @@ def test_after_a_while_it_is_not_looked_for_any_more() -> None:
     fleet.driver.now_s += LOOK_AGAIN_S + 1.0
     fleet.shown[SLOW] = HOT
     fleet.train(1, slow=SLOW)
-    assert not fleet.driver.job.searches
+    assert not fleet.driver.job.detection.searches
     assert fleet.finding.cause == before
 
 
@@ -224,7 +219,7 @@ def test_a_finding_that_is_over_ends_the_search() -> None:
     fleet.train(12, slow=SLOW, until_found=True)
     fleet.train(20)
     assert not fleet.driver.job.open_incidents
-    assert not fleet.driver.job.searches
+    assert not fleet.driver.job.detection.searches
 
 
 def test_many_findings_at_once_are_not_each_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +245,7 @@ class TestPeers:
             )
             for rank in range(num_ranks)
         }
-        return JobState(name="j", ranks=ranks, **other)
+        return job_with("j", ranks=ranks, **other)
 
     @staticmethod
     def nodes(job: JobState, hot: Collection[int]) -> State:
@@ -275,7 +270,7 @@ class TestPeers:
 
     def searched(self, job: JobState, rank: int) -> tuple[int, ...]:
         found, _ = root_cause.explained(State(), job, self.finding(rank), StepDraft(), 0.0)
-        return found.searches[rank].peers
+        return found.detection.searches[rank].peers
 
     def test_neighbours_come_first_then_one_of_each_other_node(self) -> None:
         assert self.searched(self.fleet(6), 2) == (3, 0, 4, 1, 5)
@@ -293,13 +288,13 @@ class TestPeers:
     def test_who_became_slow_meanwhile_is_no_witness_any_more(self) -> None:
         job = self.fleet(4, evidence=restore({2: 1.5}))
         job, _ = root_cause.explained(State(), job, self.finding(2), StepDraft(), 0.0)
-        assert job.searches[2].peers == (3, 0, 1)
-        job = replace(job, incidents=(Incident(incident_id=1, job="j", finding=self.finding(2),
-                                               opened_unix_s=0.0),),
-                      evidence=restore({2: 1.5, 3: 1.5, 0: 1.5}))  # fmt: skip
+        assert job.detection.searches[2].peers == (3, 0, 1)
+        incident = Incident(incident_id=1, job="j", finding=self.finding(2), opened_unix_s=0.0)
+        detection = replace(job.detection, evidence=restore({2: 1.5, 3: 1.5, 0: 1.5}))
+        job = replace(job, incidents=(incident,), detection=detection)
         job, said = root_cause.look_again(self.nodes(job, hot=[0, 2, 3]), job, StepDraft(), 1.0)
         assert "none of 1 peers" in job.incidents[0].finding.cause
-        assert said and not job.searches
+        assert said and not job.detection.searches
 
     def test_two_ranks_on_one_device_are_no_witnesses_of_each_other(self) -> None:
         job = self.fleet(4, evidence=restore({2: 1.5}))

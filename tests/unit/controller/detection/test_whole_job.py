@@ -60,7 +60,7 @@ class Foreign:
 
     @property
     def watch(self) -> str:
-        return self.driver.job.watch.value
+        return self.driver.job.coverage.watch.value
 
     @property
     def found(self) -> list[Finding]:
@@ -81,13 +81,13 @@ def test_a_step_is_judged_once_the_last_rank_has_ended_it() -> None:
 def test_its_state_is_its_own_and_says_what_would_be_seen() -> None:
     job = Foreign()
     job.steps(LEAST_STEPS - 1)
-    assert (job.driver.job.watch, job.driver.job.blind) == (Watch.MEASURING, None)
-    assert f"{LEAST_STEPS - 1} of {LEAST_STEPS} step times" in job.driver.job.watch_reason
+    assert (job.driver.job.coverage.watch, job.driver.job.coverage.blind) == (Watch.MEASURING, None)
+    assert f"{LEAST_STEPS - 1} of {LEAST_STEPS} step times" in job.driver.job.coverage.reason
     job.steps(1 + LOOK_STEPS)
     state = job.driver.job
-    assert (state.watch, state.blind) == (Watch.JOB_LEVEL, None)
-    assert "no compute time" in state.watch_reason and "able to see x1." in state.watch_reason
-    assert state.sight is not None and state.sight.slowdown < 1.1
+    assert (state.coverage.watch, state.coverage.blind) == (Watch.JOB_LEVEL, None)
+    assert "no compute time" in state.coverage.reason and "able to see x1." in state.coverage.reason
+    assert state.coverage.sight is not None and state.coverage.sight.slowdown < 1.1
     (summary,) = job.driver.all_said(StepSummary)
     assert (summary.watch, summary.tokens, summary.ranks) == (Watch.JOB_LEVEL, 4000, ())
     metrics = ControllerMetrics()
@@ -114,26 +114,29 @@ def test_a_lasting_slowdown_is_the_jobs_and_no_ranks_and_is_closed_when_it_is_ov
     assert not incident.is_open
     assert incident.actions[-1].startswith("all ranks are back at their expected time")
     assert job.watch == "job_level"
-    assert job.driver.job.evidence.slow == {} and job.plans == 0
-    assert job.driver.job.measured.judgement is None and not job.driver.job.measured.others
+    assert job.driver.job.detection.evidence.slow == {} and job.plans == 0
+    assert (
+        job.driver.job.detection.measured.judgement is None
+        and not job.driver.job.detection.measured.others
+    )
 
 
 def test_longer_sequences_explain_longer_steps() -> None:
     job = Foreign()
     job.steps(600, tokens=lambda number: 6000 if 200 <= number < 320 else 4000 + 37 * (number % 19))
     assert job.found == []
-    assert job.driver.job.watch is Watch.JOB_LEVEL
+    assert job.driver.job.coverage.watch is Watch.JOB_LEVEL
 
 
 def test_without_lengths_it_is_blind_for_what_lasts_and_suspects_what_went_away() -> None:
     job = Foreign(tells_lengths=False)
     job.steps(FAULT)
     state = job.driver.job
-    assert (state.watch, state.blind) == (Watch.JOB_LEVEL, Blindness.NO_TIMES)
-    assert state.sight is None
+    assert (state.coverage.watch, state.coverage.blind) == (Watch.JOB_LEVEL, Blindness.NO_TIMES)
+    assert state.coverage.sight is None
     job.steps(LASTED, slowdown=1.2)
     assert job.found == [], "a schedule may have done it"
-    assert "workload unknown: the pace changed by x1.2" in job.driver.job.watch_reason
+    assert "workload unknown: the pace changed by x1.2" in job.driver.job.coverage.reason
     job.steps(LASTED)
     (incident,) = job.driver.job.incidents
     assert (incident.finding.tier, incident.finding.rank) == (Tier.SUSPECTED, None)
@@ -145,12 +148,12 @@ def test_without_lengths_it_is_blind_for_what_lasts_and_suspects_what_went_away(
 def test_work_that_is_told_some_steps_late_is_waited_for() -> None:
     job = Foreign()
     job.steps(4)
-    assert job.driver.job.step == -1
+    assert job.driver.job.progress.step == -1
     late = [r for s in range(4) for r in step(s, generation=0) if isinstance(r, MicroBatchRecord)]
     job.driver.report(*late)
-    assert job.driver.job.step == 3
-    assert job.driver.job.whole.num_steps == 0
-    assert job.driver.job.watch is Watch.MEASURING
+    assert job.driver.job.progress.step == 3
+    assert job.driver.job.detection.whole.num_steps == 0
+    assert job.driver.job.coverage.watch is Watch.MEASURING
 
 
 def test_the_first_work_told_ends_it_and_an_open_finding_is_that_of_all_ranks() -> None:
@@ -159,8 +162,8 @@ def test_the_first_work_told_ends_it_and_an_open_finding_is_that_of_all_ranks() 
     job.steps(LASTED, slowdown=1.2)
     job.driver.report(*step(job.number, generation=0))
     state = job.driver.job
-    assert state.tells_work and not state.whole.is_open
-    assert state.evidence.common is not None and state.evidence.common.is_open
+    assert state.detection.tells_work and not state.detection.whole.is_open
+    assert state.detection.evidence.common is not None and state.detection.evidence.common.is_open
     assert len(state.open_incidents) == 1
 
 
@@ -188,8 +191,8 @@ def test_times_that_come_back_take_an_open_finding_over() -> None:
     assert [finding.kind for finding in job.found] == [FindingKind.HOST]
     job.driver.report(*step(job.number + 1, generation=0))
     state = job.driver.job
-    assert not state.whole.is_open
-    assert state.evidence.common is not None and state.evidence.common.is_open
+    assert not state.detection.whole.is_open
+    assert state.detection.evidence.common is not None and state.detection.evidence.common.is_open
 
 
 def test_after_a_restart_its_pace_is_measured_anew_and_that_is_said() -> None:
@@ -216,4 +219,7 @@ def test_a_rank_that_tells_work_leaves_the_others_missing_and_not_unwatched() ->
         ]
         job.driver.report(*records)
         job.driver.tick(0.0)
-    assert (job.driver.job.watch, job.driver.job.blind) == (Watch.BLIND, Blindness.NO_STEPS)
+    assert (job.driver.job.coverage.watch, job.driver.job.coverage.blind) == (
+        Watch.BLIND,
+        Blindness.NO_STEPS,
+    )

@@ -11,7 +11,8 @@ from pacekeeper.controller.machine.checkpoints import take
 from pacekeeper.controller.machine.reports import take_in
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.events import Say
-from pacekeeper.controller.state.state import JobState, Saves, State
+from pacekeeper.controller.state.job_parts import Saves, StepProgress
+from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.records import SAVE_OUTCOMES, CheckpointRecord, SnapshotRecord
@@ -97,25 +98,27 @@ def test_records_of_ranks_become_the_state_of_their_job() -> None:
     records = (told("failed", 9, 2, reason="full"),)
     report = JobReport(job="train", life=1, attached=(own,), records=records)
     state, said = take_in(State(), "node", report, 0.0)
-    saves = state.jobs["train"].saves
+    saves = state.jobs["train"].progress.saves
     assert saves is not None and saves.trouble == "failed"
     assert Say(text="job=train checkpoints=failed step=9 rank 2: full") in said
     state, _ = take_in(state, "node", JobReport(job="train", life=2), 0.0)
-    assert state.jobs["train"].saves is None, "another life has storage of its own"
+    assert state.jobs["train"].progress.saves is None, "another life has storage of its own"
 
 
 def test_people_are_shown_what_is_missed_and_what_there_is() -> None:
     unknown = job_view(State(), JobState(name="train"))
     assert not unknown.HasField("checkpoints")
-    view = job_view(State(), JobState(name="train", saves=LATE)).checkpoints
+    view = job_view(State(), JobState(name="train", progress=StepProgress(saves=LATE))).checkpoints
     assert (view.step, view.since_step, view.missed, view.trouble) == (300, 400, 2, "late")
     line = status._saves("checkpoints", view)
     assert "checkpoints late:" in line and "2 missed since step 400: rank 1: busy" in line
     assert line.endswith("newest complete at step 300, written in 1.2 s")
     first = Saves(trouble="failed", reason="rank 0: full", since_step=10, missed=1)
-    none = job_view(State(), JobState(name="train", saves=first)).checkpoints
+    none = job_view(State(), JobState(name="train", progress=StepProgress(saves=first))).checkpoints
     assert not none.HasField("step") and "none complete yet" in status._saves("checkpoints", none)
-    well = job_view(State(), JobState(name="train", saves=Saves(complete=(1, 7)))).checkpoints
+    well = job_view(
+        State(), JobState(name="train", progress=StepProgress(saves=Saves(complete=(1, 7))))
+    ).checkpoints
     assert status._saves("checkpoints", well) == (
         "checkpoints: newest complete at step 7, written in 0.0 s"
     )
@@ -127,10 +130,18 @@ def test_programs_are_told_in_series_that_end_with_the_trouble() -> None:
     def told(name: str, **labels: str) -> float | None:
         return value(metrics, f"job_checkpoint_{name}", job_name="train", **labels)
 
-    metrics.update(State(jobs={"train": JobState(name="train", saves=LATE)}))
+    metrics.update(State(jobs={"train": JobState(name="train", progress=StepProgress(saves=LATE))}))
     assert told("step") == 300 and told("seconds") == 1.25
     assert told("trouble", cause="late") == 1
-    metrics.update(State(jobs={"train": JobState(name="train", saves=Saves(complete=(1, 600)))}))
+    metrics.update(
+        State(
+            jobs={
+                "train": JobState(
+                    name="train", progress=StepProgress(saves=Saves(complete=(1, 600)))
+                )
+            }
+        )
+    )
     assert told("step") == 600
     assert told("trouble", cause="late") is None
 
@@ -147,7 +158,7 @@ def test_snapshots_in_memory_are_told_beside_and_change_nothing_of_checkpoints()
     state, said = take_in(state, "node", replace(report, records=(late,)), 0.0)
     assert Say(text="job=train snapshots=late step=30 rank 2: on its way") in said
     job = state.jobs["train"]
-    assert job.saves == Saves(complete=(1, 9), duration_s=2.0)
+    assert job.progress.saves == Saves(complete=(1, 9), duration_s=2.0)
     view = job_view(state, job)
     assert view.snapshots.trouble == "late" and not view.checkpoints.trouble
     line = status._saves("snapshots", view.snapshots)

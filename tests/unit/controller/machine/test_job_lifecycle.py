@@ -44,21 +44,26 @@ def ended() -> Driver:
 
 
 def watch_of(driver: Driver) -> Watch:
-    return driver.job.watch
+    return driver.job.coverage.watch
 
 
 class TestEnding:
     def test_what_was_measured_is_dropped_and_what_happened_is_not(self) -> None:
         driver = ended()
         job = driver.job
-        assert (job.watch, job.watch_reason) == (Watch.ENDED, "no rank runs any more")
-        assert job.evidence.model is None and not job.evidence.history
-        assert (job.pending, dict(job.heard_s), job.loads, job.known_layouts) == ({}, {}, (), {})
-        assert job.desired is None and job.home is None and not job.asked
+        assert (job.coverage.watch, job.coverage.reason) == (Watch.ENDED, "no rank runs any more")
+        assert job.detection.evidence.model is None and not job.detection.evidence.history
+        assert (job.progress.pending, dict(job.heard_s), job.workload.loads, job.layouts.known) == (
+            {},
+            {},
+            (),
+            {},
+        )
+        assert job.plan.desired is None and job.layouts.baseline is None and not job.plan.asked
         assert [i.finding.kind for i in job.incidents] == [FindingKind.DEVICE]
-        assert job.layout == FIRST
+        assert job.layouts.current == FIRST
         view = job_view(driver.state, job)
-        assert (view.watch, view.tokens_per_s, view.step) == ("ended", 0.0, job.step)
+        assert (view.watch, view.tokens_per_s, view.step) == ("ended", 0.0, job.progress.step)
         assert [rank.state for rank in view.ranks] == ["finished"] * 4
 
     def test_a_finding_can_not_outlive_its_job_a_death_is_left_to_be_seen(self) -> None:
@@ -83,7 +88,7 @@ class TestEnding:
         driver.report(*[exited(rank, signal=0) for rank in range(3)])
         driver.tick()
         assert watch_of(driver) != Watch.ENDED
-        assert driver.job.evidence.model is not None
+        assert driver.job.detection.evidence.model is not None
 
     def test_a_stored_job_that_was_over_is_ended_not_blind(self) -> None:
         driver = ended()
@@ -226,7 +231,7 @@ class TestForgetting:
         driver.tick(KEEP_SILENT_S + 1.0)
         driver.report(attached=[attachment(rank) for rank in range(4)], layouts=[FIRST])
         driver.report(*applied(FIRST))
-        assert driver.job.layout == FIRST
+        assert driver.job.layouts.current == FIRST
 
     @pytest.mark.parametrize("num_open", [0, 2])
     def test_of_a_long_history_the_newest_incidents_and_all_open_ones_are_kept(

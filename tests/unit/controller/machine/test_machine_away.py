@@ -60,7 +60,7 @@ def test_the_job_ends_with_the_last_of_those_that_went_on() -> None:
     driver = lost_while_down()
     driver.report(exited(0, signal=0), exited(1, signal=0))
     driver.tick()
-    assert driver.job.watch is Watch.ENDED
+    assert driver.job.coverage.watch is Watch.ENDED
     assert driver.job.ended_s == driver.now_s
 
 
@@ -72,8 +72,10 @@ def test_where_no_rank_is_known_to_run_the_watch_is_blind() -> None:
     driver.report(attached=[attachment(0), attachment(1)])
     driver.report(exited(0, signal=0), exited(1, signal=0))
     driver.tick()
-    assert driver.job.watch is Watch.BLIND
-    assert driver.job.watch_reason == ("no rank is known to run; ranks 2 and 3 have not attached")
+    assert driver.job.coverage.watch is Watch.BLIND
+    assert driver.job.coverage.reason == (
+        "no rank is known to run; ranks 2 and 3 have not attached"
+    )
 
 
 def test_plans_go_to_the_node_that_an_agent_attached_a_rank_from_last() -> None:
@@ -85,7 +87,7 @@ def test_plans_go_to_the_node_that_an_agent_attached_a_rank_from_last() -> None:
     train(driver, WARM, WARM + 12, slow=2)
     (offer,) = driver.all_said(OfferPlan)
     assert offer.nodes == ("node-0", "node-b")
-    assert driver.job.step >= WARM, "it is the same life of the job"
+    assert driver.job.progress.step >= WARM, "it is the same life of the job"
 
 
 @pytest.mark.parametrize("has_layout", [True, False])
@@ -99,8 +101,8 @@ def test_ranks_that_never_attach_are_named(has_layout: bool) -> None:
         driver.now_s += 1.0
         driver.report(*step(number, ranks=(0, 1)))
         driver.tick(0.0)
-    assert driver.job.watch is Watch.BLIND
-    assert "ranks 2 and 3 have not attached" in driver.job.watch_reason
+    assert driver.job.coverage.watch is Watch.BLIND
+    assert "ranks 2 and 3 have not attached" in driver.job.coverage.reason
     assert states(driver) == {0: "alive", 1: "alive", 2: "unknown", 3: "unknown"}
 
 
@@ -109,9 +111,9 @@ def test_a_layout_for_what_is_over_is_still_one_after_a_restart() -> None:
     survivors = shrink(FIRST, dead=[1], generation=2, floor=FLOOR)
     driver.report(exited(1))
     driver.report(*applied(survivors), layouts=[survivors])
-    assert driver.job.is_makeshift
+    assert driver.job.layouts.is_provisional
     driver.start_again()
-    assert driver.job.is_makeshift
+    assert driver.job.layouts.is_provisional
 
 
 def test_what_each_loss_takes_is_remembered_and_what_a_plan_leaves_out_is_no_loss() -> None:
@@ -136,14 +138,14 @@ def test_a_job_that_begins_anew_has_no_layouts_of_before() -> None:
 
 def test_an_offer_is_given_up_when_nobody_is_slow_any_more() -> None:
     driver = with_plan()
-    plan, last = driver.job.desired, driver.job.step
+    plan, last = driver.job.plan.desired, driver.job.progress.step
     assert plan is not None
     for number in range(last + 1, last + 20):
         driver.now_s += 0.2
         driver.report(*step(number))
         driver.tick(0.0)
-    assert not driver.job.evidence.slow
-    assert driver.job.desired is None
+    assert not driver.job.detection.evidence.slow
+    assert driver.job.plan.desired is None
 
 
 def test_a_probe_that_is_not_answered_keeps_no_cheap_plan_waiting() -> None:
@@ -151,12 +153,12 @@ def test_a_probe_that_is_not_answered_keeps_no_cheap_plan_waiting() -> None:
     driver = started(QUICK, alone, can_probe=True)
     train(driver, 0, WARM)
     train(driver, WARM, WARM + 20, slow=2)
-    assert driver.job.probe is not None, "what is costly is asked about first"
-    assert driver.job.last_decision is not None
-    assert driver.job.last_decision.rung is MitigationLevel.BATCH_SHARES
-    plan = driver.job.desired
+    assert driver.job.detection.probe is not None, "what is costly is asked about first"
+    assert driver.job.plan.last_decision is not None
+    assert driver.job.plan.last_decision.rung is MitigationLevel.BATCH_SHARES
+    plan = driver.job.plan.desired
     assert plan is not None
     driver.report(*applied(plan))
     driver.tick()
-    assert driver.job.layout == plan
-    assert driver.job.probe is not None, "the same ranks may still answer"
+    assert driver.job.layouts.current == plan
+    assert driver.job.detection.probe is not None, "the same ranks may still answer"

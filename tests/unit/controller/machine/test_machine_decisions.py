@@ -40,7 +40,7 @@ def asking() -> tuple[Driver, AskDecision]:
     train(driver, 0, WARM)
     driver.is_deciding = False
     while not driver.job.open_incidents:
-        driver.report(*step(driver.job.step + 1, slow=2))
+        driver.report(*step(driver.job.progress.step + 1, slow=2))
         if not driver.job.open_incidents:
             for question in driver.all_said(AskDecision):
                 driver.answer(question)
@@ -51,7 +51,7 @@ def asking() -> tuple[Driver, AskDecision]:
 
 def assert_dropped(driver: Driver, question: AskDecision) -> None:
     driver.answer(question)
-    assert driver.job.desired is None or driver.job.desired.generation != 2
+    assert driver.job.plan.desired is None or driver.job.plan.desired.generation != 2
     assert not driver.all_said(SaveDecision)
     assert not driver.all_said(OfferPlan)
 
@@ -60,7 +60,7 @@ def test_a_decision_is_acted_on_when_it_comes_not_before() -> None:
     driver, question = asking()
     assert (question.view.layout, question.view.next_generation) == (FIRST, 2)
     assert question.view.node_of == NODE_OF
-    assert driver.job.desired is None
+    assert driver.job.plan.desired is None
     driver.answer(question)
     (offer,) = driver.all_said(OfferPlan)
     assert (offer.layout.generation, offer.base_generation) == (2, 1)
@@ -83,14 +83,14 @@ def test_a_decision_knows_the_racks_that_were_told_last() -> None:
 
 def test_while_one_is_made_steps_are_judged_and_no_other_is_asked_for() -> None:
     driver, question = asking()
-    before = driver.job.step
+    before = driver.job.progress.step
     for number in range(before + 1, before + 6):
         driver.report(*step(number, slow=2))
         assert not driver.all_said(AskDecision)
         driver.tick()
         assert not driver.all_said(AskDecision)
-    assert driver.job.step == before + 5
-    if driver.job.evidence.slow == question.view.slow:
+    assert driver.job.progress.step == before + 5
+    if driver.job.detection.evidence.slow == question.view.slow:
         driver.answer(question)
         assert driver.all_said(OfferPlan), "steps alone do not make it worthless"
 
@@ -99,22 +99,22 @@ def test_a_decision_for_a_layout_that_is_gone_is_dropped_and_asked_for_anew() ->
     driver, question = asking()
     theirs = replace(FIRST, generation=2)
     driver.report(*applied(theirs), layouts=[theirs])
-    assert driver.job.layout == theirs
+    assert driver.job.layouts.current == theirs
     driver.answer(question)
     assert not driver.all_said(OfferPlan)
     assert "decision dropped: made for what is over" in driver.texts
     driver.is_deciding = True
-    while driver.job.desired is None:
-        driver.report(*step(driver.job.step + 1, generation=2, slow=2))
-        assert driver.job.step < 60, "nobody asks again"
-    assert driver.job.desired.generation == 3
+    while driver.job.plan.desired is None:
+        driver.report(*step(driver.job.progress.step + 1, generation=2, slow=2))
+        assert driver.job.progress.step < 60, "nobody asks again"
+    assert driver.job.plan.desired.generation == 3
 
 
 def test_a_decision_whose_number_survivors_took_is_dropped() -> None:
     driver, question = asking()
     driver.report(layouts=[replace(FIRST, generation=2)])  # written, and run by nobody yet
     assert_dropped(driver, question)
-    assert driver.job.newest_generation == 2
+    assert driver.job.layouts.newest_generation == 2
 
 
 def test_a_decision_that_uses_a_dead_rank_is_dropped() -> None:
@@ -125,9 +125,9 @@ def test_a_decision_that_uses_a_dead_rank_is_dropped() -> None:
 
 def test_a_decision_on_a_rank_that_is_well_again_is_dropped() -> None:
     driver, question = asking()
-    while driver.job.evidence.slow:
-        driver.report(*step(driver.job.step + 1))
-        assert driver.job.step < 60, "it never recovers"
+    while driver.job.detection.evidence.slow:
+        driver.report(*step(driver.job.progress.step + 1))
+        assert driver.job.progress.step < 60, "it never recovers"
     assert_dropped(driver, question)
     kinds = [(i.finding.kind, i.is_open) for i in driver.job.incidents]
     assert kinds == [(FindingKind.DEVICE, False)]
@@ -137,7 +137,7 @@ def test_a_decision_for_an_earlier_life_of_the_job_is_dropped() -> None:
     driver, question = asking()
     driver.report(attached=[attachment(rank, pid=900 + rank) for rank in range(4)])
     driver.report(*applied(FIRST), layouts=[FIRST])
-    assert driver.job.layout == FIRST
+    assert driver.job.layouts.current == FIRST
     assert_dropped(driver, question)
     assert driver.said == ()
 
@@ -155,7 +155,7 @@ def test_where_none_could_be_made_the_next_facts_are_decided_on() -> None:
     assert driver.said == ()
     driver.tick()
     assert not driver.all_said(AskDecision), "the same question would fail again"
-    driver.report(*step(driver.job.step + 1, slow=2))
+    driver.report(*step(driver.job.progress.step + 1, slow=2))
     assert driver.all_said(AskDecision)
 
 
@@ -163,7 +163,7 @@ def test_an_answer_that_never_comes_is_not_waited_for() -> None:
     driver, question = asking()
     driver.tick(DECIDE_WITHIN_S + 1.0)
     assert "no decision for 120 s" in driver.texts
-    driver.report(*step(driver.job.step + 1, slow=2))
+    driver.report(*step(driver.job.progress.step + 1, slow=2))
     (again,) = driver.all_said(AskDecision)
     assert again.asked > question.asked
     driver.answer(question)
@@ -181,12 +181,12 @@ def test_survivors_are_decided_for_though_a_decision_was_under_way(dead: int) ->
     driver.is_deciding = True
     config = replace(QUICK, policy=PolicyConfig(min_steps_between_plans=1))
     driver.config = config
-    for number in range(driver.job.step + 1, driver.job.step + 12):
+    for number in range(driver.job.progress.step + 1, driver.job.progress.step + 12):
         driver.report(*step(number, ranks=survivors.ranks, generation=2, slow=2))
-        if driver.job.desired is not None:
+        if driver.job.plan.desired is not None:
             break
-    assert driver.job.desired is not None
-    assert driver.job.desired.ranks == survivors.ranks
+    assert driver.job.plan.desired is not None
+    assert driver.job.plan.desired.ranks == survivors.ranks
 
 
 ALONE = "; all ranks are on one node: experts can not stand on 2"
@@ -195,7 +195,7 @@ ALONE = "; all ranks are on one node: experts can not stand on 2"
 def answered(driver: Driver, decision: Decision) -> str:
     """What the log says when the next question is answered so."""
     while not (questions := driver.all_said(AskDecision)):
-        driver.report(*step(driver.job.step + 1, slow=2))
+        driver.report(*step(driver.job.progress.step + 1, slow=2))
     driver.event(DecisionMade(job=JOB, asked=questions[-1].asked, decision=decision))
     return driver.texts
 
@@ -210,9 +210,9 @@ def test_what_stands_exposed_is_said_with_the_first_decision_and_when_it_changes
     driver, _ = asking()
     assert answered(driver, nothing(ALONE)).endswith(f"it would not pay{ALONE}")
     assert answered(driver, nothing(ALONE)) == "", "nothing of it is news"
-    assert driver.job.last_decision is not None
-    assert driver.job.last_decision.reason == "it would not pay"
-    assert driver.job.last_decision.text.endswith(ALONE), "who asks is told what stands"
+    assert driver.job.plan.last_decision is not None
+    assert driver.job.plan.last_decision.reason == "it would not pay"
+    assert driver.job.plan.last_decision.text.endswith(ALONE), "who asks is told what stands"
     assert answered(driver, nothing(None)) == "", "nobody looked: it is as it was"
     assert answered(driver, nothing(ALONE)) == ""
     assert answered(driver, nothing("; less")).endswith("it would not pay; less")
@@ -221,7 +221,7 @@ def test_what_stands_exposed_is_said_with_the_first_decision_and_when_it_changes
 def test_a_plan_says_what_it_leaves_exposed_only_where_that_is_news() -> None:
     driver, question = asking()
     decided = decide(question.view, driver.config.policy)
-    before = replace(driver.job, last_decision=nothing(ALONE))
+    before = replace(driver.job, plan=replace(driver.job.plan, last_decision=nothing(ALONE)))
     driver.state = replace(driver.state, jobs={JOB: before})
     for told in (replace(decided, exposed=ALONE), replace(decided, exposed="; other")):
         state = driver.state
@@ -229,5 +229,5 @@ def test_a_plan_says_what_it_leaves_exposed_only_where_that_is_news() -> None:
         (saved,) = driver.all_said(SaveDecision)
         is_news = told.exposed != ALONE
         assert saved.decision.reason == decided.reason + ("; other" if is_news else "")
-        assert driver.job.offered[2] == saved.decision.reason
+        assert driver.job.layouts.offer_reasons[2] == saved.decision.reason
         driver.state = state

@@ -47,7 +47,7 @@ def steps_of_five(driver: Driver, first: int, end: int, *, slow: int | None = No
 
 def test_ranks_beyond_the_first_world_are_known_and_their_layout_is_observed() -> None:
     driver = joined()
-    assert driver.job.layout == wider(2)
+    assert driver.job.layouts.current == wider(2)
     assert driver.job.living == tuple(WIDER)
     assert "ranks 4 joined; 0-4 go on" in driver.texts
     assert not driver.job.incidents, "nobody died"
@@ -57,11 +57,11 @@ def test_a_newcomer_may_be_slow_while_it_settles() -> None:
     driver = joined()
     skipped = QUICK.detector.skip_steps
     steps_of_five(driver, WARM, WARM + skipped, slow=4)
-    assert driver.job.measured.of(4).observed_s is None, "not known yet"
-    assert driver.job.measured.of(3).observed_s is not None
+    assert driver.job.detection.measured.of(4).observed_s is None, "not known yet"
+    assert driver.job.detection.measured.of(3).observed_s is not None
     steps_of_five(driver, WARM + skipped, WARM + skipped + 20)
     assert not driver.job.incidents
-    assert driver.job.measured.of(4).observed_s is not None
+    assert driver.job.detection.measured.of(4).observed_s is not None
 
 
 def test_a_newcomer_that_stays_slow_is_named() -> None:
@@ -74,8 +74,8 @@ def test_a_plan_and_a_way_home_from_before_a_join_are_out_of_date() -> None:
     driver = started(QUICK)
     train(driver, 0, WARM)
     train(driver, WARM, WARM + 12, slow=2)
-    assert driver.job.desired is not None and driver.job.home is not None
-    join(driver, wider(driver.job.newest_generation + 1))
-    assert driver.job.home is None, "it has no part for rank 4"
+    assert driver.job.plan.desired is not None and driver.job.layouts.baseline is not None
+    join(driver, wider(driver.job.layouts.newest_generation + 1))
+    assert driver.job.layouts.baseline is None, "it has no part for rank 4"
     driver.tick()
-    assert driver.job.desired is None
+    assert driver.job.plan.desired is None

@@ -57,14 +57,18 @@ def test_other_processes_under_the_same_name_are_a_new_life() -> None:
     assert "started anew" in driver.texts
     assert not driver.job.open_incidents
     assert driver.job.incidents[0].actions == ("the job was started anew",)
-    assert (driver.job.step, driver.job.layout, driver.job.desired) == (-1, None, None)
-    assert driver.job.newest_generation == 1
+    assert (driver.job.progress.step, driver.job.layouts.current, driver.job.plan.desired) == (
+        -1,
+        None,
+        None,
+    )
+    assert driver.job.layouts.newest_generation == 1
     driver.report(attached=[attachment(2, pid=3), attachment(3, pid=4)], node="node-1")
     assert "started anew" not in driver.texts
     driver.report(*applied(FIRST))
-    assert driver.job.layout == FIRST
+    assert driver.job.layouts.current == FIRST
     driver.report(*step(0))
-    assert driver.job.step == 0
+    assert driver.job.progress.step == 0
 
 
 def test_late_words_of_the_old_life_do_not_end_the_new_one() -> None:
@@ -72,7 +76,7 @@ def test_late_words_of_the_old_life_do_not_end_the_new_one() -> None:
     driver.report(*step(0))
     driver.report(attached=[attachment(0, pid=1), attachment(1, pid=2)])
     driver.report(*step(1, ranks=[2, 3]), node="node-1")
-    assert driver.job.pending == {}
+    assert driver.job.progress.pending == {}
     driver.report(attached=[attachment(2), attachment(3)], node="node-1")  # the old processes
     driver.report(attached=[attachment(2, pid=3), attachment(3, pid=4)], node="node-1")
     assert [driver.job.ranks[rank].attachment.pid for rank in range(4)] == [1, 2, 3, 4]
@@ -84,25 +88,25 @@ def test_a_controller_started_anew_goes_on_where_the_old_one_stopped() -> None:
     before = started(QUICK)
     train(before, 0, WARM)
     train(before, WARM, WARM + 12, slow=2)
-    plan = before.job.desired
+    plan = before.job.plan.desired
     assert plan is not None
     before.report(*applied(plan))
-    number = before.job.step + 1
+    number = before.job.progress.step + 1
     after = killed_and_started(before)
-    assert after.job.layout == plan
-    assert after.job.home == FIRST
-    assert after.job.watch is Watch.BLIND
+    assert after.job.layouts.current == plan
+    assert after.job.layouts.baseline == FIRST
+    assert after.job.coverage.watch is Watch.BLIND
     assert after.state.next_incident_id == 2
     come_back(after)
     # Nobody says again which layout it runs: their steps do.
     after.report(*step(number, generation=2, slow=2))
     assert {rank.observed_generation for rank in after.job.ranks.values()} == {2}
-    assert after.job.evidence.slow.keys() == {2}
+    assert after.job.detection.evidence.slow.keys() == {2}
     for later in range(number + 1, number + 40):
         after.report(*step(later, generation=2))
-        if after.job.desired is not None:
+        if after.job.plan.desired is not None:
             break
-    home = after.job.desired
+    home = after.job.plan.desired
     assert home is not None
     assert (home.generation, home.batch_shares) == (3, FIRST.batch_shares)
     assert len(after.job.incidents) == 1
@@ -112,14 +116,14 @@ def test_an_offer_taken_while_the_controller_was_away_is_ours() -> None:
     before = started(QUICK)
     train(before, 0, WARM)
     train(before, WARM, WARM + 12, slow=2)
-    plan = before.job.desired
+    plan = before.job.plan.desired
     assert plan is not None
     after = killed_and_started(before)
     come_back(after)
     after.report(*applied(plan))
-    assert after.job.layout == plan
-    assert "offered before a restart" in after.job.layout_reason
-    assert after.job.newest_generation == 2
+    assert after.job.layouts.current == plan
+    assert "offered before a restart" in after.job.layouts.reason
+    assert after.job.layouts.newest_generation == 2
 
 
 def test_the_dead_stay_dead_over_a_restart() -> None:
@@ -132,7 +136,7 @@ def test_the_dead_stay_dead_over_a_restart() -> None:
     assert after.job.ranks[1].life is RankLife.DEAD
     assert after.job.living == (0, 2, 3)
     after.report(*step(1, ranks=[0, 2, 3], generation=2))
-    assert after.job.step == 1
+    assert after.job.progress.step == 1
 
 
 def test_a_death_in_mid_regroup_is_still_told_after_a_restart() -> None:
@@ -158,8 +162,8 @@ def test_a_job_started_anew_while_the_controller_was_away_is_a_new_life() -> Non
     assert "started anew" in after.texts
     after.report(attached=[attachment(2, pid=3), attachment(3, pid=4)], node="node-1")
     after.report(*applied(FIRST))
-    assert after.job.layout == FIRST
-    assert after.job.newest_generation == 1
+    assert after.job.layouts.current == FIRST
+    assert after.job.layouts.newest_generation == 1
 
 
 def test_what_is_stored_of_ranks_not_yet_back_is_stored_again() -> None:
@@ -199,9 +203,9 @@ class TestNumberedLives:
         launched(driver, 8)
         assert driver.job.life == 8
         assert not driver.job.open_incidents
-        assert (driver.job.step, driver.job.dead) == (-1, ())
+        assert (driver.job.progress.step, driver.job.dead) == (-1, ())
         driver.report(*step(0), life=8)
-        assert driver.job.step == 0
+        assert driver.job.progress.step == 0
 
     def test_the_last_words_of_an_earlier_life_are_told_to_nobody(self) -> None:
         driver = with_launch(8)
@@ -232,8 +236,8 @@ class TestNumberedLives:
         after = killed_and_started(before)
         after.agent("node-0")
         launched(after, 8)
-        assert (after.job.life, after.job.step) == (8, -1)
-        assert after.job.layout == FIRST
+        assert (after.job.life, after.job.progress.step) == (8, -1)
+        assert after.job.layouts.current == FIRST
 
     def test_the_same_life_is_known_again_after_a_restart_whatever_its_pids(self) -> None:
         before = with_launch(7)
@@ -243,7 +247,7 @@ class TestNumberedLives:
         after.report(
             life=7, attached=[attachment(rank, life=7, pid=900 + rank) for rank in range(4)]
         )
-        assert (after.job.life, after.job.step) == (7, 0)
+        assert (after.job.life, after.job.progress.step) == (7, 0)
         assert "started anew" not in after.texts
 
     def test_old_words_after_a_restart_are_still_old(self) -> None:

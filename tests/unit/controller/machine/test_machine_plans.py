@@ -36,7 +36,7 @@ from support.machine_driver import (
 class TestOffers:
     def test_an_offer_is_said_again_each_second_until_it_is_observed(self) -> None:
         driver = with_plan()
-        plan = driver.job.desired
+        plan = driver.job.plan.desired
         assert plan is not None
         driver.tick(0.5)
         assert not driver.all_said(OfferPlan)
@@ -65,7 +65,7 @@ class TestOffers:
         driver = with_plan()
         driver.tick(61.0)
         assert "plan=2 given up: not taken" in driver.texts
-        driver.report(*step(driver.job.step + 1, slow=2))
+        driver.report(*step(driver.job.progress.step + 1, slow=2))
         (offer,) = driver.all_said(OfferPlan)
         assert (offer.layout.generation, offer.base_generation) == (3, 1)
 
@@ -73,7 +73,7 @@ class TestOffers:
         driver = with_plan()
         steps_of(driver, 30.0)
         driver.tick(239.0)
-        assert driver.job.desired is not None
+        assert driver.job.plan.desired is not None
         driver.tick(2.0)
         assert "plan=2 given up: not taken for 240 s" in driver.texts
 
@@ -81,8 +81,8 @@ class TestOffers:
         driver = with_plan()
         survivors = shrink(FIRST, dead=[1], generation=3, floor=FLOOR)
         driver.report(exited(1), *applied(survivors), layouts=[survivors])
-        assert driver.job.layout == survivors
-        assert driver.job.desired is None
+        assert driver.job.layouts.current == survivors
+        assert driver.job.plan.desired is None
         driver.tick(2.0)
         assert not [o for o in driver.all_said(OfferPlan) if o.base_generation == 1]
 
@@ -90,22 +90,22 @@ class TestOffers:
         driver = with_plan()
         same_ranks = replace(FIRST, generation=2)  # theirs took the number of ours
         driver.report(*applied(same_ranks), layouts=[same_ranks])
-        assert driver.job.layout == same_ranks
-        assert driver.job.layout_reason.startswith("the survivors")
+        assert driver.job.layouts.current == same_ranks
+        assert driver.job.layouts.reason.startswith("the survivors")
         driver.tick(2.0)
         assert all(o.base_generation == 2 for o in driver.all_said(OfferPlan))
 
     def test_an_offer_is_given_up_when_an_older_one_is_taken_after_all(self) -> None:
         driver = with_plan()
-        older = driver.job.desired
+        older = driver.job.plan.desired
         assert older is not None
         driver.tick(61.0)
-        driver.report(*step(driver.job.step + 1, slow=2))
-        assert driver.job.desired is not None
-        assert driver.job.desired.generation == 3
+        driver.report(*step(driver.job.progress.step + 1, slow=2))
+        assert driver.job.plan.desired is not None
+        assert driver.job.plan.desired.generation == 3
         driver.report(*applied(older))
-        assert driver.job.layout == older
-        assert driver.job.layout_reason.startswith("rank 2 is x1.")
+        assert driver.job.layouts.current == older
+        assert driver.job.layouts.reason.startswith("rank 2 is x1.")
         driver.tick(0.2)
         assert "plan=3 given up: generation 2 came first" in driver.texts
 
@@ -127,38 +127,38 @@ class TestOffers:
         driver.report(exited(0))
         driver.tick(0.2)
         assert "given up: ranks died meanwhile" in driver.texts
-        assert driver.job.desired is None
+        assert driver.job.plan.desired is None
 
     def test_the_way_home_is_given_up_when_a_rank_is_slow_again(self) -> None:
         """Nobody has taken it yet; it would give that rank its full part."""
         driver = with_plan()
-        plan = driver.job.desired
+        plan = driver.job.plan.desired
         assert plan is not None
         driver.report(*applied(plan))
-        first = driver.job.step + 1
-        while driver.job.desired is None:
-            assert driver.job.step < first + 40
-            driver.report(*step(driver.job.step + 1, generation=plan.generation))
+        first = driver.job.progress.step + 1
+        while driver.job.plan.desired is None:
+            assert driver.job.progress.step < first + 40
+            driver.report(*step(driver.job.progress.step + 1, generation=plan.generation))
             driver.tick(0.2)
-        assert driver.job.last_decision is not None
-        assert driver.job.last_decision.rung is MitigationLevel.RETURN_HOME
-        while not driver.job.evidence.slow:
-            assert driver.job.step < first + 80
-            driver.report(*step(driver.job.step + 1, slow=2, generation=plan.generation))
+        assert driver.job.plan.last_decision is not None
+        assert driver.job.plan.last_decision.rung is MitigationLevel.RETURN_HOME
+        while not driver.job.detection.evidence.slow:
+            assert driver.job.progress.step < first + 80
+            driver.report(*step(driver.job.progress.step + 1, slow=2, generation=plan.generation))
         driver.tick(0.2)
         assert "given up: made for no one slow, and ranks 2 are" in driver.texts
 
     def test_plans_keep_their_distance(self) -> None:
         rare = replace(QUICK, policy=PolicyConfig(min_steps_between_plans=20))
         driver = with_plan(rare)
-        plan, first = driver.job.desired, driver.job.step
+        plan, first = driver.job.plan.desired, driver.job.progress.step
         assert plan is not None
         driver.report(*applied(plan))
-        while driver.job.desired is None:
+        while driver.job.plan.desired is None:
             # Much slower than the plan was made for.
-            driver.report(*step(driver.job.step + 1, generation=2, slow=2, slowdown=4.0))
-            assert driver.job.step <= first + 20, "nobody looks again"
-        assert driver.job.step == first + 20
+            driver.report(*step(driver.job.progress.step + 1, generation=2, slow=2, slowdown=4.0))
+            assert driver.job.progress.step <= first + 20, "nobody looks again"
+        assert driver.job.progress.step == first + 20
 
 
 class TestSuspects:
@@ -245,7 +245,7 @@ class TestDeaths:
         driver.tick()
         assert not driver.job.incidents
         assert {rank.life for rank in driver.job.ranks.values()} == {RankLife.FINISHED}
-        assert driver.job.watch == Watch.ENDED
+        assert driver.job.coverage.watch == Watch.ENDED
 
     def test_who_is_left_out_by_the_others_is_dead(self) -> None:
         driver = started()
@@ -269,14 +269,14 @@ class TestDeaths:
     def test_the_way_home_ends_with_a_death(self) -> None:
         driver = with_plan()
         driver.report(exited(0))
-        assert driver.job.home is None
+        assert driver.job.layouts.baseline is None
 
     def test_a_slow_rank_that_dies_is_no_longer_slow(self) -> None:
         driver = with_plan()
         driver.report(exited(2))
         kinds = {i.finding.kind: i.is_open for i in driver.job.incidents}
         assert kinds == {FindingKind.DEVICE: False, FindingKind.DEATH: True}
-        assert not driver.job.evidence.slow
+        assert not driver.job.detection.evidence.slow
 
     def test_survivors_of_a_death_get_a_better_layout_at_once(self) -> None:
         driver = started()
@@ -287,20 +287,20 @@ class TestDeaths:
         driver.report(exited(1), *applied(lopsided), layouts=[lopsided])
         for number in range(6, 10):
             driver.report(*step(number, ranks=[0, 2, 3], generation=2))
-            if driver.job.desired is not None:
+            if driver.job.plan.desired is not None:
                 break
-        assert driver.job.desired is not None
-        assert driver.job.desired.ranks == (0, 2, 3)
+        assert driver.job.plan.desired is not None
+        assert driver.job.plan.desired.ranks == (0, 2, 3)
 
 
 class TestSilence:
     def test_no_records_is_blind_not_healthy(self) -> None:
         driver = started(QUICK)
         train(driver, 0, WARM)
-        seen = [driver.job.watch]
+        seen = [driver.job.coverage.watch]
         for after_s in (29.0, 2.0):
             driver.tick(after_s)
-            seen.append(driver.job.watch)
+            seen.append(driver.job.coverage.watch)
         assert seen == [Watch.HEALTHY, Watch.HEALTHY, Watch.BLIND]
         assert "watch=blind was=healthy" in driver.texts
         driver.tick(1.0)
@@ -312,8 +312,8 @@ class TestSilence:
         driver.now_s += 31.0
         driver.report(*step(WARM, ranks=[0, 1]))
         driver.tick(0.1)
-        assert driver.job.watch == Watch.BLIND
-        assert "ranks 2 and 3" in driver.job.watch_reason
+        assert driver.job.coverage.watch == Watch.BLIND
+        assert "ranks 2 and 3" in driver.job.coverage.reason
 
     def test_an_agent_that_is_away_kills_nobody(self) -> None:
         driver = started()

@@ -55,7 +55,7 @@ def _re_measured(
 class TestLayouts:
     def test_first_layout_is_in_force_when_all_ranks_run_it(self) -> None:
         driver = started()
-        assert driver.job.layout == FIRST
+        assert driver.job.layouts.current == FIRST
         (saved,) = driver.all_said(SaveLayout)
         assert saved.layout == FIRST
         assert driver.all_said(SaveJob)
@@ -65,17 +65,17 @@ class TestLayouts:
         driver = Driver()
         driver.report(attached=[attachment(rank) for rank in range(4)], layouts=[FIRST])
         driver.report(*applied(FIRST, ranks=[0, 1, 2]))
-        assert driver.job.layout is None
+        assert driver.job.layouts.current is None
         driver.report(*applied(FIRST, ranks=[3]))
-        assert driver.job.layout == FIRST
+        assert driver.job.layouts.current == FIRST
 
     def test_a_layout_file_may_come_after_those_who_run_it(self) -> None:
         driver = Driver()
         driver.report(attached=[attachment(rank) for rank in range(4)])
         driver.report(*applied(FIRST))
-        assert driver.job.layout is None
+        assert driver.job.layouts.current is None
         driver.report(layouts=[FIRST])
-        assert driver.job.layout == FIRST
+        assert driver.job.layouts.current == FIRST
 
     def test_another_layout_under_the_same_number_is_not_taken_for_it(self) -> None:
         driver = Driver()
@@ -86,13 +86,13 @@ class TestLayouts:
             if isinstance(record, PlanAppliedRecord)
         ]
         driver.report(*strangers)
-        assert driver.job.layout is None
+        assert driver.job.layouts.current is None
 
     def test_steps_say_which_layout_runs_where_the_announcement_was_lost(self) -> None:
         driver = Driver()
         driver.report(attached=[attachment(rank) for rank in range(4)], layouts=[FIRST])
         driver.report(*step(0))
-        assert driver.job.layout == FIRST
+        assert driver.job.layouts.current == FIRST
 
     def test_an_unreadable_layout_is_said_and_nothing_else(self) -> None:
         driver = started()
@@ -115,8 +115,8 @@ class TestSteps:
         assert summary.ranks == (0, 1, 2, 3)
         assert summary.expected_s == ()
         assert summary.loss == 2.0
-        assert driver.job.tokens_per_s == pytest.approx(5120 / 0.12)
-        assert driver.job.watch == Watch.MEASURING
+        assert driver.job.progress.tokens_per_s == pytest.approx(5120 / 0.12)
+        assert driver.job.coverage.watch == Watch.MEASURING
 
     def test_what_is_said_twice_counts_once(self) -> None:
         once, twice = started(QUICK), started(QUICK)
@@ -125,17 +125,17 @@ class TestSteps:
             once.report(*records)
             twice.report(*records, *records)
             twice.report(*records)
-        assert twice.job.loads == once.job.loads
-        assert twice.job.step == once.job.step
+        assert twice.job.workload.loads == once.job.workload.loads
+        assert twice.job.progress.step == once.job.progress.step
         assert twice.job.incidents == once.job.incidents
         assert twice.job.ranks == once.job.ranks
-        assert once.job.tokens_per_step == twice.job.tokens_per_step
+        assert once.job.workload.tokens_per_step == twice.job.workload.tokens_per_step
 
     def test_a_later_complete_step_gives_up_an_earlier_incomplete_one(self) -> None:
         driver = started()
         driver.report(*step(0, ranks=[0, 1, 2]))
         driver.report(*step(1))
-        assert (driver.job.step, driver.job.pending) == (1, {})
+        assert (driver.job.progress.step, driver.job.progress.pending) == (1, {})
         driver.report(*step(0, ranks=[3]))
         assert not driver.all_said(StepSummary)
 
@@ -144,7 +144,7 @@ class TestSteps:
         train(driver, 0, WARM)
         newer = replace(FIRST, generation=2)
         driver.report(*applied(newer), layouts=[newer])
-        assert driver.job.layout == newer
+        assert driver.job.layouts.current == newer
         for number in range(WARM, WARM + 10):
             driver.report(*step(number, generation=1, slow=2, slowdown=3.0))
             assert not driver.all_said(StepSummary)
@@ -171,7 +171,7 @@ class TestSteps:
         driver.report(exited(3), *step(0, ranks=[0]))
         (summary,) = driver.all_said(StepSummary)
         assert summary.ranks == (0, 1, 2)
-        assert driver.job.tokens_per_s == pytest.approx(3 * 1280 / 0.12)
+        assert driver.job.progress.tokens_per_s == pytest.approx(3 * 1280 / 0.12)
 
     def test_who_tells_of_a_step_without_end_is_bounded_and_the_last_of_it_counts(self) -> None:
         driver = started()
@@ -181,7 +181,7 @@ class TestSteps:
         for number in range(20):
             more = [replace(work, generation=number * told + i) for i in range(told)]
             driver.take(JobReport(job=JOB, micro_batches=(table_from_records(more),)))
-            draft = driver.job.pending[0]
+            draft = driver.job.progress.pending[0]
             rows = sum(map(len, draft.tables))
             assert sum(draft.told[0].values()) == rows <= MOST_ROWS_PER_RANK
         assert 20 * told - 1 in draft.told[0]
@@ -193,7 +193,7 @@ class TestSteps:
         flood = [replace(work[0], micro_batch=i % 2) for i in range(4 * MOST_ROWS_PER_RANK)]
         for _ in range(2):
             driver.take(JobReport(job=JOB, micro_batches=(table_from_records(flood),)))
-        draft = driver.job.pending[0]
+        draft = driver.job.progress.pending[0]
         assert draft.told == {0: {1: len(flood)}} | {rank: {1: 1} for rank in (1, 2, 3)}
         assert sum(map(len, draft.tables)) == len(flood) + 3
         driver.report(*(record for record in step(0) if isinstance(record, StepRecord)))
@@ -205,12 +205,12 @@ class TestSteps:
         work = [record for record in step(0) if isinstance(record, MicroBatchRecord)]
         many = [replace(work[0], step=number) for number in range(1, 100)]
         driver.take(JobReport(job=JOB, micro_batches=(table_from_records(many),)))
-        assert list(driver.job.pending) == [*range(100 - MAX_PENDING_STEPS, 100)]
+        assert list(driver.job.progress.pending) == [*range(100 - MAX_PENDING_STEPS, 100)]
         strange = [replace(work[0], step=number, rank=77) for number in range(100, 300)]
         strange.append(replace(work[1], step=99))
         driver.take(JobReport(job=JOB, micro_batches=(table_from_records(strange),)))
-        assert len(driver.job.pending) == MAX_PENDING_STEPS
-        assert driver.job.pending[99].told == {0: {1: 1}, 1: {1: 1}}
+        assert len(driver.job.progress.pending) == MAX_PENDING_STEPS
+        assert driver.job.progress.pending[99].told == {0: {1: 1}, 1: {1: 1}}
 
     def test_what_a_rank_did_before_a_step_was_redone_does_not_count(self) -> None:
         driver = started()
@@ -235,16 +235,16 @@ class TestSteps:
         driver = started()
         lost = [r for r in step(0) if not (isinstance(r, ExpertLoadRecord) and r.rank == 3)]
         driver.report(*lost)
-        assert (driver.job.step, driver.job.loads) == (0, ())
+        assert (driver.job.progress.step, driver.job.workload.loads) == (0, ())
         driver.report(*step(1, hot=2.0))
-        assert driver.job.loads == ((5120.0, 2560.0, 2560.0, 2560.0),)
+        assert driver.job.workload.loads == ((5120.0, 2560.0, 2560.0, 2560.0),)
         driver.report(*step(2))
-        assert driver.job.loads[0][0] == pytest.approx(5120.0 - 0.1 * 2560.0)
+        assert driver.job.workload.loads[0][0] == pytest.approx(5120.0 - 0.1 * 2560.0)
 
     def test_records_of_an_unknown_rank_are_ignored(self) -> None:
         driver = Driver()
         driver.report(*step(0))
-        assert driver.job.pending == {}
+        assert driver.job.progress.pending == {}
 
 
 class TestFindings:
@@ -262,22 +262,22 @@ class TestFindings:
         assert shares[2] == min(shares.values()) < max(shares.values())
         (decided,) = driver.all_said(SaveDecision)
         assert "rank 2 is x1." in decided.decision.reason
-        assert driver.job.watch == Watch.DEGRADED
+        assert driver.job.coverage.watch == Watch.DEGRADED
 
     def test_a_plan_that_all_run_becomes_the_layout_and_is_noted(self) -> None:
         driver = with_plan()
-        plan = driver.job.desired
+        plan = driver.job.plan.desired
         assert plan is not None
         driver.report(*applied(plan))
-        assert (driver.job.layout, driver.job.desired) == (plan, None)
+        assert (driver.job.layouts.current, driver.job.plan.desired) == (plan, None)
         (noted,) = [c.incident for c in driver.all_said(SaveIncident)]
         assert "generation 2" in noted.actions[0]
-        assert driver.job.layout_reason in noted.actions[0]
-        assert driver.job.home == FIRST
+        assert driver.job.layouts.reason in noted.actions[0]
+        assert driver.job.layouts.baseline == FIRST
 
     def test_after_recovery_the_layout_goes_home(self) -> None:
         driver = with_plan()
-        plan, number = driver.job.desired, driver.job.step + 1
+        plan, number = driver.job.plan.desired, driver.job.progress.step + 1
         assert plan is not None
         driver.report(*applied(plan))
         while driver.job.open_incidents:
@@ -286,20 +286,20 @@ class TestFindings:
             number += 1
             assert number < 100, "it never recovers"
         train(driver, number, number + 6, generation=2)
-        home = driver.job.desired
+        home = driver.job.plan.desired
         assert home is not None
         assert (home.generation, home.ranks) == (3, FIRST.ranks)
         assert (home.experts, home.batch_shares) == (FIRST.experts, FIRST.batch_shares)
         driver.report(*applied(home))
-        assert driver.job.home is None
+        assert driver.job.layouts.baseline is None
         assert not driver.job.open_incidents
         assert driver.job.incidents[0].finding.slowdown == pytest.approx(1.6, rel=0.1)
 
     def test_home_is_the_layout_before_the_first_of_several_findings(self) -> None:
         driver = with_plan()
-        assert driver.job.desired is not None
-        driver.report(*applied(driver.job.desired))
-        number = driver.job.step
+        assert driver.job.plan.desired is not None
+        driver.report(*applied(driver.job.plan.desired))
+        number = driver.job.progress.step
         while len(driver.job.incidents) < 2:
             number += 1
             both = [
@@ -313,34 +313,34 @@ class TestFindings:
             driver.report(*both)
             assert number < 60, "the second one is never found"
         assert [i.finding.rank for i in driver.job.open_incidents] == [2, 0]
-        assert driver.job.home == FIRST
+        assert driver.job.layouts.baseline == FIRST
 
     def test_home_is_forgotten_where_nothing_was_done(self) -> None:
         driver = started(replace(QUICK, policy=PolicyConfig(mode="observe")))
         train(driver, 0, WARM)
         train(driver, WARM, WARM + 12, slow=2)
-        assert (len(driver.job.open_incidents), driver.job.home) == (1, FIRST)
+        assert (len(driver.job.open_incidents), driver.job.layouts.baseline) == (1, FIRST)
         train(driver, WARM + 12, WARM + 50)
-        assert (len(driver.job.open_incidents), driver.job.home) == (0, None)
+        assert (len(driver.job.open_incidents), driver.job.layouts.baseline) == (0, None)
 
     def test_a_plan_around_a_slow_rank_is_undone_even_where_the_way_home_is_lost(self) -> None:
         driver = with_plan()
         survivors = shrink(FIRST, dead=[0], generation=3, floor=FLOOR)
         driver.report(exited(0), *applied(survivors), layouts=[survivors])
-        number = driver.job.step
-        while driver.job.desired is None:
+        number = driver.job.progress.step
+        while driver.job.plan.desired is None:
             number += 1
             driver.report(*step(number, ranks=[1, 2, 3], generation=3, slow=2))
             assert number < 60, "no plan for the survivors"
-        around = driver.job.desired
+        around = driver.job.plan.desired
         driver.report(*applied(around))
         while driver.job.open_incidents:
             number += 1
             driver.report(*step(number, ranks=[1, 2, 3], generation=around.generation))
             assert number < 90, "it never recovers"
         # At once: not only when the layout has grown old enough for hot experts' sake.
-        assert driver.job.desired is not None
-        assert len(set(driver.job.desired.rows_of(30).values())) == 1
+        assert driver.job.plan.desired is not None
+        assert len(set(driver.job.plan.desired.rows_of(30).values())) == 1
 
     def test_history_keeps_the_slowdown_of_a_finding_that_is_ending(
         self, monkeypatch: pytest.MonkeyPatch
@@ -350,7 +350,7 @@ class TestFindings:
             monkeypatch.setattr(
                 peer_groups, "fold", lambda *x, told=told: _re_measured(fold(*x), {2: told})
             )
-            driver.report(*step(driver.job.step + 1, slow=2))
+            driver.report(*step(driver.job.progress.step + 1, slow=2))
             assert driver.job.incidents[0].finding.slowdown == kept
 
     def test_observing_decides_and_offers_nothing(self) -> None:
@@ -361,10 +361,10 @@ class TestFindings:
             driver.report(*step(number, slow=2))
             assert not driver.all_said(OfferPlan)
             said += driver.texts
-        assert driver.job.last_decision is not None
-        assert driver.job.last_decision.rung is MitigationLevel.BATCH_SHARES
+        assert driver.job.plan.last_decision is not None
+        assert driver.job.plan.last_decision.rung is MitigationLevel.BATCH_SHARES
         assert said.count("decision=batch_shares") == 1
-        assert driver.job.newest_generation == 1
+        assert driver.job.layouts.newest_generation == 1
 
     def test_a_trainer_without_model_shape_is_watched_but_never_moved(self) -> None:
         driver = Driver(config=QUICK)
@@ -372,4 +372,4 @@ class TestFindings:
         for number in range(WARM + 12):
             driver.report(*step(number, slow=2 if number >= WARM else None))
         assert [i.finding.rank for i in driver.job.open_incidents] == [2]
-        assert driver.job.desired is None
+        assert driver.job.plan.desired is None

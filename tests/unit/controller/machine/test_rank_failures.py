@@ -168,12 +168,17 @@ def test_many_changes_of_one_incident_at_once_are_written_and_told_as_one() -> N
 def test_the_last_of_a_job_that_ends_is_in_the_log() -> None:
     driver = started()
     driver.report(exited(0))
-    known = replace(driver.job, has_untold_deaths=True)
+    known = replace(driver.job, notices=replace(driver.job.notices, has_unsent_deaths=True))
     driver.state = replace(driver.state, jobs={JOB: known})
     driver.report(*(exited(rank) for rank in (1, 2, 3)))
-    driver.state = replace(driver.state, jobs={JOB: replace(driver.job, has_untold_deaths=True)})
+    driver.state = replace(
+        driver.state,
+        jobs={
+            JOB: replace(driver.job, notices=replace(driver.job.notices, has_unsent_deaths=True))
+        },
+    )
     driver.tick()
-    assert driver.job.watch is Watch.ENDED and not driver.job.has_untold_deaths
+    assert driver.job.coverage.watch is Watch.ENDED and not driver.job.notices.has_unsent_deaths
     assert "by now ranks 0-3 are dead" in driver.texts
 
 

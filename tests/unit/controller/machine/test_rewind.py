@@ -31,7 +31,7 @@ def run(
 def trained() -> Driver:
     driver = started(QUICK)
     run(driver, 0, LAST + 1)
-    assert (driver.job.watch, driver.job.step) == (Watch.HEALTHY, LAST)
+    assert (driver.job.coverage.watch, driver.job.progress.step) == (Watch.HEALTHY, LAST)
     return driver
 
 
@@ -40,7 +40,7 @@ def test_ranks_that_go_back_are_judged_from_there_on() -> None:
     run(driver, 5, 6)
     assert f"went back: its ranks have ended step {LAST} and now end step 5" in driver.texts
     run(driver, 6, 9)
-    assert (driver.job.watch, driver.job.step) == (Watch.HEALTHY, 8)
+    assert (driver.job.coverage.watch, driver.job.progress.step) == (Watch.HEALTHY, 8)
 
 
 def test_a_new_run_with_the_same_pids_and_no_number_is_watched() -> None:
@@ -63,16 +63,16 @@ def test_reports_that_come_twice_take_nobody_back() -> None:
         driver.report(*told[-1])
     for records in told[5:]:
         driver.report(*records)
-        assert driver.job.step == LAST
-        assert not driver.job.again
+        assert driver.job.progress.step == LAST
+        assert not driver.job.progress.again
         assert "went back" not in driver.texts
 
 
 def test_one_rank_that_goes_back_takes_nobody_along() -> None:
     driver = trained()
     run(driver, 5, 12, ranks=(0, 1, 2))
-    assert driver.job.step == LAST
-    assert driver.job.again.keys() == {0, 1, 2}
+    assert driver.job.progress.step == LAST
+    assert driver.job.progress.again.keys() == {0, 1, 2}
 
 
 def test_after_a_restart_the_first_step_heard_of_a_rank_proves_nothing() -> None:
@@ -80,8 +80,8 @@ def test_after_a_restart_the_first_step_heard_of_a_rank_proves_nothing() -> None
     driver.start_again()
     driver.report(attached=[attachment(0), attachment(1)])
     driver.report(attached=[attachment(2), attachment(3)], node="node-1")
-    assert driver.job.step == LAST
+    assert driver.job.progress.step == LAST
     run(driver, 5, 6)
-    assert driver.job.step == LAST, "it may be an old report that comes again"
+    assert driver.job.progress.step == LAST, "it may be an old report that comes again"
     run(driver, 6, 7)
-    assert driver.job.step == 6
+    assert driver.job.progress.step == 6

@@ -49,10 +49,10 @@ def ended(driver: Driver, proposal: Proposal) -> Proposal:
 def test_a_plan_is_proposed_and_not_offered() -> None:
     driver = asking()
     proposal = opened(driver)
-    assert driver.job.desired is None and driver.job.newest_generation == 1
+    assert driver.job.plan.desired is None and driver.job.layouts.newest_generation == 1
     assert (proposal.proposal_id, proposal.job, proposal.answer) == (1, JOB, ProposalState.WAITING)
     assert (proposal.decision.rung, proposal.base) == (MitigationLevel.BATCH_SHARES, FIRST)
-    assert proposal.slow == driver.job.evidence.slow and list(proposal.slow) == [2]
+    assert proposal.slow == driver.job.detection.evidence.slow and list(proposal.slow) == [2]
     assert proposal.expires_unix_s == proposal.made_unix_s + STANDS_S
     (incident,) = driver.job.open_incidents
     assert proposal.incident_ids == (incident.incident_id,)
@@ -62,7 +62,7 @@ def test_a_plan_is_proposed_and_not_offered() -> None:
 def test_while_a_person_is_asked_nothing_else_is_decided() -> None:
     driver = asking()
     before = opened(driver)
-    for number in range(driver.job.step + 1, driver.job.step + 10):
+    for number in range(driver.job.progress.step + 1, driver.job.progress.step + 10):
         driver.report(*step(number, slow=2))
         assert not driver.all_said(AskDecision)
         driver.tick()
@@ -82,12 +82,12 @@ def test_what_is_approved_is_priced_again_and_offered_as_it_was_proposed() -> No
     assert (offer.layout, offer.base_generation) == (proposal.plan, 1)
     (stored,) = driver.all_said(SaveDecision)
     assert stored.decision.reason.startswith("approved, and priced again: a step from ")
-    assert driver.job.desired == proposal.plan
-    assert driver.job.open_proposal is None
+    assert driver.job.plan.desired == proposal.plan
+    assert driver.job.plan.open_proposal is None
     (incident,) = driver.job.open_incidents
     assert incident.actions[-1] == "proposal 1 approved by ada@desk"
     driver.report(*applied(proposal.plan))
-    assert driver.job.layout == proposal.plan
+    assert driver.job.layouts.current == proposal.plan
 
 
 def test_the_plan_is_stored_with_the_answer_that_it_was_offered() -> None:
@@ -135,7 +135,7 @@ def test_a_denied_kind_waits_as_long_as_a_proposal_stands_then_twice_as_long() -
             "ada",
             "not today",
         )
-        refusal = driver.job.refusals[MitigationLevel.BATCH_SHARES]
+        refusal = driver.job.plan.refusals[MitigationLevel.BATCH_SHARES]
         waits_s.append(refusal.until_s - driver.now_s)
         train_until_proposed(driver)  # the next best
         other = opened(driver)
@@ -145,7 +145,7 @@ def test_a_denied_kind_waits_as_long_as_a_proposal_stands_then_twice_as_long() -
         driver.now_s = refusal.until_s
         train_until_proposed(driver)
     assert waits_s == pytest.approx([900, 1800, 3600, 3600])
-    assert driver.job.desired is None
+    assert driver.job.plan.desired is None
 
 
 def test_a_denied_plan_is_told_on_its_incident() -> None:
@@ -169,7 +169,7 @@ def test_one_that_nobody_answers_expires_and_what_still_pays_is_proposed_anew() 
     assert expired.note == "not approved within 900 s"
     train_until_proposed(driver)
     assert opened(driver).proposal_id == 2
-    assert driver.job.desired is None
+    assert driver.job.plan.desired is None
 
 
 def test_one_expires_on_a_tick_and_an_approval_that_is_priced_too_late_is_worth_nothing() -> None:
@@ -181,7 +181,7 @@ def test_one_expires_on_a_tick_and_an_approval_that_is_priced_too_late_is_worth_
     driver.now_s += STANDS_S
     driver.answer(question)
     assert ended(driver, first).answer is ProposalState.EXPIRED
-    assert driver.job.desired is None and not driver.all_said(OfferPlan)
+    assert driver.job.plan.desired is None and not driver.all_said(OfferPlan)
 
 
 def test_a_layout_of_the_survivors_makes_it_stale() -> None:
@@ -192,7 +192,7 @@ def test_a_layout_of_the_survivors_makes_it_stale() -> None:
     driver.hear(1, is_approved=True)
     stale = ended(driver, proposal)
     assert (stale.answer, stale.note) == (ProposalState.STALE, "ranks died meanwhile")
-    assert driver.job.desired is None
+    assert driver.job.plan.desired is None
 
 
 def test_a_layout_that_came_first_makes_it_stale() -> None:
@@ -203,13 +203,13 @@ def test_a_layout_that_came_first_makes_it_stale() -> None:
     driver.tick()
     assert ended(driver, proposal).note == "generation 2 came first"
     driver.report(*applied(theirs))
-    assert driver.job.layout == theirs
+    assert driver.job.layouts.current == theirs
 
 
 def test_a_rank_that_is_well_again_makes_it_stale() -> None:
     driver = asking()
     proposal = opened(driver)
-    train(driver, driver.job.step + 1, driver.job.step + 30)
+    train(driver, driver.job.progress.step + 1, driver.job.progress.step + 30)
     driver.tick()
     stale = ended(driver, proposal)
     assert stale.answer is ProposalState.STALE
@@ -220,14 +220,14 @@ def test_another_slow_rank_makes_it_stale() -> None:
     driver = asking()
     proposal = opened(driver)
     driver.is_deciding = False
-    while len(driver.job.evidence.slow) < 2:
-        number = driver.job.step + 1
+    while len(driver.job.detection.evidence.slow) < 2:
+        number = driver.job.progress.step + 1
         both = [
             record if record.rank != 0 else worse
             for record, worse in zip(step(number, slow=2), step(number, slow=0), strict=True)
         ]
         driver.report(*both)
-        assert driver.job.step < 80, "it is never found"
+        assert driver.job.progress.step < 80, "it is never found"
     driver.hear(1, is_approved=True)
     stale = ended(driver, proposal)
     assert (stale.answer, stale.note) == (ProposalState.STALE, "ranks 0 are slow by now, too")
@@ -240,7 +240,7 @@ def test_a_job_that_is_started_anew_makes_it_stale_though_the_generation_is_the_
     assert ended(driver, proposal).note == "the job was started anew"
     driver.report(*applied(FIRST), layouts=[FIRST])
     driver.hear(1, is_approved=True)
-    assert driver.job.desired is None
+    assert driver.job.plan.desired is None
 
 
 def test_a_job_that_ends_makes_it_stale() -> None:
@@ -265,7 +265,7 @@ def test_what_pays_no_more_is_not_offered_and_says_why() -> None:
         "it gains 0.1 s",
         "ada",
     )
-    assert driver.job.desired is None
+    assert driver.job.plan.desired is None
 
 
 def test_where_it_could_not_be_priced_it_is_stale_and_not_asked_for_ever() -> None:
@@ -282,7 +282,7 @@ def test_an_answer_to_what_was_asked_before_is_not_taken_for_the_approved_plan()
     driver = asking()
     driver.is_deciding = False
     state = driver.state
-    job = replace(driver.job, asked=5, asked_on=None)
+    job = replace(driver.job, plan=replace(driver.job.plan, asked=5, asked_on=None))
     driver.state = replace(state, jobs={JOB: job}, num_asked=5)
     driver.hear(1, is_approved=True)
     (question,) = driver.all_said(AskDecision)
@@ -302,15 +302,15 @@ def test_it_outlives_the_controller(is_approved: bool) -> None:
         driver.hear(1, is_approved=True)
     driver.start_again()
     driver.tick()
-    assert driver.job.open_proposal is not None, "nobody is there yet, and nothing is over"
+    assert driver.job.plan.open_proposal is not None, "nobody is there yet, and nothing is over"
     driver.is_deciding = True
     driver.attach_again(FIRST)
     if not is_approved:
-        driver.report(*step(driver.job.step + 1, slow=2))
+        driver.report(*step(driver.job.progress.step + 1, slow=2))
         driver.hear(1, is_approved=True)
-    for number in range(driver.job.step + 1, driver.job.step + 4):
+    for number in range(driver.job.progress.step + 1, driver.job.progress.step + 4):
         driver.report(*step(number, slow=2))
-    assert driver.job.desired == proposal.plan
+    assert driver.job.plan.desired == proposal.plan
     assert ended(driver, proposal).answer is ProposalState.OFFERED
 
 
@@ -330,18 +330,18 @@ def test_shares_are_taken_at_once_and_what_moves_state_is_proposed_on_top() -> N
     driver = started(config, alone)
     train(driver, 0, WARM)
     train(driver, WARM, WARM + 12, slow=2)
-    plan, decision = driver.job.desired, driver.job.last_decision
+    plan, decision = driver.job.plan.desired, driver.job.plan.last_decision
     assert plan is not None and decision is not None, "shares need nobody's word"
     assert (decision.rung, decision.moved_bytes) == (MitigationLevel.BATCH_SHARES, 0)
-    assert driver.job.proposals == ()
+    assert driver.job.plan.proposals == ()
     driver.report(*applied(plan))
-    for number in range(driver.job.step + 1, driver.job.step + 20):
+    for number in range(driver.job.progress.step + 1, driver.job.progress.step + 20):
         driver.report(*step(number, generation=2, slow=2))
-        assert driver.job.desired is None, "nothing is moved without a word"
+        assert driver.job.plan.desired is None, "nothing is moved without a word"
     proposal = opened(driver)
     assert proposal.decision.rung is MitigationLevel.MOVE_REPLICAS and proposal.base == plan
     driver.hear(proposal.proposal_id, is_approved=True)
-    assert driver.job.desired == proposal.plan
+    assert driver.job.plan.desired == proposal.plan
 
 
 def test_one_that_waits_is_a_gauge() -> None:

@@ -26,26 +26,26 @@ WHY = "no room for 9 rows"
 
 
 def desired(driver: Driver) -> Layout:
-    assert driver.job.desired is not None, "a plan is offered"
-    return driver.job.desired
+    assert driver.job.plan.desired is not None, "a plan is offered"
+    return driver.job.plan.desired
 
 
 def next_offer(driver: Driver, within_steps: int = 4) -> Layout | None:
     """The plan that is offered in the next steps, a tick in each."""
     for _ in range(within_steps):
-        if driver.job.desired is not None:
+        if driver.job.plan.desired is not None:
             break
         driver.tick(0.1)
-        train(driver, driver.job.step + 1, driver.job.step + 2, slow=2)
-    return driver.job.desired
+        train(driver, driver.job.progress.step + 1, driver.job.progress.step + 2, slow=2)
+    return driver.job.plan.desired
 
 
 def bring_to_nothing(driver: Driver) -> list[MitigationLevel]:
     """Refuse whatever is offered until nothing is; the kinds of plan, in order."""
     rungs = []
     while (plan := next_offer(driver)) is not None:
-        assert driver.job.last_decision is not None
-        rungs.append(driver.job.last_decision.rung)
+        assert driver.job.plan.last_decision is not None
+        rungs.append(driver.job.plan.last_decision.rung)
         driver.report(refused(plan, 3, WHY))
     return rungs
 
@@ -53,7 +53,7 @@ def bring_to_nothing(driver: Driver) -> list[MitigationLevel]:
 def test_a_refused_plan_is_given_up_at_once_with_the_reason_of_the_rank() -> None:
     driver = with_plan()
     driver.report(refused(desired(driver), 3, WHY))
-    assert driver.job.desired is None
+    assert driver.job.plan.desired is None
     said = f"rank 3 refused plan 2: {WHY}; no batch_shares plan for 60 s"
     assert f"plan=2 given up: {said}" in driver.texts
     (stored,) = driver.all_said(SaveDecision)
@@ -61,7 +61,7 @@ def test_a_refused_plan_is_given_up_at_once_with_the_reason_of_the_rank() -> Non
     assert stored.decision.reason == f"plan 2 given up: {said}"
     (incident,) = [command.incident for command in driver.all_said(SaveIncident)]
     assert incident.actions[-1] == stored.decision.reason
-    assert driver.job.last_decision == stored.decision
+    assert driver.job.plan.last_decision == stored.decision
     driver.now_s += 1.1
     assert not [o for o in driver.all_said(OfferPlan) if o.layout.generation == 2]
 
@@ -71,11 +71,11 @@ def test_the_next_best_plan_is_offered_instead_and_says_so() -> None:
     driver.report(refused(desired(driver), 3, WHY))
     plan = next_offer(driver)
     assert plan is not None and plan.generation == 3
-    assert driver.job.last_decision is not None
-    assert driver.job.last_decision.rung is MitigationLevel.TOKEN_SHARES
+    assert driver.job.plan.last_decision is not None
+    assert driver.job.plan.last_decision.rung is MitigationLevel.TOKEN_SHARES
     assert (
         f"no batch_shares plan for 60 s more: rank 3 refused plan 2: {WHY}"
-        in (driver.job.offered[3])
+        in (driver.job.layouts.offer_reasons[3])
     )
 
 
@@ -86,7 +86,7 @@ def test_what_was_refused_waits_twice_as_long_each_time_up_to_an_hour_and_says_s
     for count in range(1, 9):
         assert plan is not None
         driver.report(refused(plan, 3, WHY))
-        refusal = driver.job.refusals[MitigationLevel.BATCH_SHARES]
+        refusal = driver.job.plan.refusals[MitigationLevel.BATCH_SHARES]
         assert refusal.count == count
         waits_s.append(refusal.until_s - driver.now_s)
         driver.now_s = max(driver.now_s, refusal.until_s - 2.0)
@@ -95,7 +95,10 @@ def test_what_was_refused_waits_twice_as_long_each_time_up_to_an_hour_and_says_s
         was = plan.generation
         plan = next_offer(driver)
         assert plan is not None
-        assert f"tried again: rank 3 refused plan {was}" in driver.job.offered[plan.generation]
+        assert (
+            f"tried again: rank 3 refused plan {was}"
+            in driver.job.layouts.offer_reasons[plan.generation]
+        )
     assert waits_s == pytest.approx([60, 120, 240, 480, 960, 1920, 3600, 3600])
 
 
@@ -105,13 +108,16 @@ def test_a_plan_that_is_taken_ends_the_waits_of_its_kind_only() -> None:
     plan = next_offer(driver)
     assert plan is not None
     driver.report(refused(plan, 3, WHY))
-    assert set(driver.job.refusals) == {MitigationLevel.BATCH_SHARES, MitigationLevel.TOKEN_SHARES}
-    driver.now_s = driver.job.refusals[MitigationLevel.BATCH_SHARES].until_s
+    assert set(driver.job.plan.refusals) == {
+        MitigationLevel.BATCH_SHARES,
+        MitigationLevel.TOKEN_SHARES,
+    }
+    driver.now_s = driver.job.plan.refusals[MitigationLevel.BATCH_SHARES].until_s
     again = next_offer(driver)
     assert again is not None
     driver.report(*applied(again))
-    assert driver.job.layout == again
-    assert set(driver.job.refusals) == {MitigationLevel.TOKEN_SHARES}
+    assert driver.job.layouts.current == again
+    assert set(driver.job.plan.refusals) == {MitigationLevel.TOKEN_SHARES}
 
 
 def test_survivors_may_be_asked_for_what_was_refused_before() -> None:
@@ -119,7 +125,7 @@ def test_survivors_may_be_asked_for_what_was_refused_before() -> None:
     driver.report(refused(desired(driver), 3, WHY))
     survivors = shrink(FIRST, dead=[1], generation=3, floor=FLOOR)
     driver.report(exited(1), *applied(survivors), layouts=[survivors])
-    assert not driver.job.refusals
+    assert not driver.job.plan.refusals
 
 
 @pytest.mark.parametrize(
@@ -129,12 +135,12 @@ def test_survivors_may_be_asked_for_what_was_refused_before() -> None:
 )
 def test_a_refusal_of_something_else_changes_nothing(change: dict[str, int]) -> None:
     driver = with_plan()
-    plan = driver.job.desired
+    plan = driver.job.plan.desired
     record = refused(desired(driver), 3, WHY)
     assert isinstance(record, PlanRefusedRecord)
     driver.report(replace(record, **change))  # type: ignore[arg-type]
-    assert driver.job.desired == plan
-    assert not driver.job.refusals
+    assert driver.job.plan.desired == plan
+    assert not driver.job.plan.refusals
 
 
 def test_all_ranks_that_refuse_one_plan_are_one_refusal() -> None:
@@ -142,11 +148,11 @@ def test_all_ranks_that_refuse_one_plan_are_one_refusal() -> None:
     plan = desired(driver)
     driver.report(*(refused(plan, rank, WHY) for rank in range(4)))
     driver.report(refused(plan, 0, WHY))
-    assert driver.job.refusals[MitigationLevel.BATCH_SHARES].count == 1
+    assert driver.job.plan.refusals[MitigationLevel.BATCH_SHARES].count == 1
 
 
 def test_the_rank_that_refuses_says_which_generation_it_runs() -> None:
     driver = with_plan(QUICK)
     before = driver.job.ranks[3].observed_generation
-    driver.report(refused(desired(driver), 3, WHY), *step(driver.job.step + 1))
+    driver.report(refused(desired(driver), 3, WHY), *step(driver.job.progress.step + 1))
     assert driver.job.ranks[3].observed_generation == before == 1

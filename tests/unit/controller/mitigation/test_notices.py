@@ -35,11 +35,11 @@ def test_a_large_job_that_is_killed_is_told_of_now_and_then_and_whole() -> None:
         said += more
     assert len(notices(said)) == 1, "of the first report"
     early, said = say_again(state.jobs[JOB], NOW_S + PAUSE_S)
-    assert not notices(said) and early.has_untold_deaths
+    assert not notices(said) and early.notices.has_unsent_deaths
     after, said = say_again(early, NOW_S + 2 * PAUSE_S)
     (notice,) = notices(said)
     assert notice.ranks == after.dead and len(notice.ranks) == (num_nodes - 1) * PER_NODE
-    assert not after.has_untold_deaths
+    assert not after.notices.has_unsent_deaths
 
 
 def test_the_pause_grows_with_the_job() -> None:
@@ -53,4 +53,4 @@ def test_the_pause_grows_with_the_job() -> None:
 
 def test_where_nobody_is_left_nobody_is_told() -> None:
     after, said = tell(job(3, dead=3), NOW_S)
-    assert not said and not after.has_untold_deaths
+    assert not said and not after.notices.has_unsent_deaths

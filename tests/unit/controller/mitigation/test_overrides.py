@@ -28,7 +28,7 @@ def say(driver: Driver, kind: OrderKind, subject: str, *, is_on: bool = True) ->
 
 
 def slow_job(driver: Driver, *, until: int = WARM + 12) -> None:
-    train(driver, driver.job.step + 1, until, slow=2)
+    train(driver, driver.job.progress.step + 1, until, slow=2)
 
 
 def running() -> Driver:
@@ -42,20 +42,20 @@ def test_a_paused_job_has_findings_and_no_plans() -> None:
     say(driver, OrderKind.PAUSE, JOB)
     slow_job(driver)
     assert [i.finding.rank for i in driver.job.open_incidents] == [2]
-    assert driver.job.desired is None
-    decision = driver.job.last_decision
+    assert driver.job.plan.desired is None
+    decision = driver.job.plan.last_decision
     assert decision is None or decision.rung is MitigationLevel.NOTHING
     say(driver, OrderKind.PAUSE, JOB, is_on=False)
     driver.tick()
-    assert driver.job.desired is not None, "resumed, it is decided at once"
+    assert driver.job.plan.desired is not None, "resumed, it is decided at once"
 
 
 def test_an_offer_and_a_question_under_way_end_with_the_pause() -> None:
     driver = running()
     slow_job(driver)
-    assert driver.job.desired is not None
+    assert driver.job.plan.desired is not None
     say(driver, OrderKind.PAUSE, JOB)
-    assert driver.job.desired is None
+    assert driver.job.plan.desired is None
     assert "given up: paused by ada: new" in driver.texts
     driver.tick(2.0)
     assert not driver.all_said(OfferPlan)
@@ -66,12 +66,12 @@ def test_a_decision_that_comes_after_the_pause_is_dropped() -> None:
     driver.is_deciding = False
     train(driver, WARM, WARM + 12, slow=2)
     question = AskDecision(
-        job=JOB, asked=driver.job.asked, view=view_of(driver.job, driver.now_s, {})
+        job=JOB, asked=driver.job.plan.asked, view=view_of(driver.job, driver.now_s, {})
     )
-    assert driver.job.asked, "one is being made"
+    assert driver.job.plan.asked, "one is being made"
     say(driver, OrderKind.PAUSE, JOB)
     driver.answer(question)
-    assert driver.job.desired is None
+    assert driver.job.plan.desired is None
 
 
 def test_a_proposal_that_waits_is_stale_once_its_job_is_paused() -> None:
@@ -88,20 +88,20 @@ def test_in_a_dry_run_plans_are_made_and_told_and_none_is_offered() -> None:
     driver = running()
     say(driver, OrderKind.DRY_RUN, "")
     slow_job(driver)
-    decision = driver.job.last_decision
+    decision = driver.job.plan.last_decision
     assert decision is not None and decision.layout is not None
-    assert driver.job.desired is None
+    assert driver.job.plan.desired is None
     say(driver, OrderKind.DRY_RUN, "", is_on=False)
     driver.tick()
-    assert driver.job.desired is not None
+    assert driver.job.plan.desired is not None
 
 
 def test_a_dry_run_takes_back_what_is_on_its_way() -> None:
     driver = running()
     slow_job(driver)
-    assert driver.job.desired is not None
+    assert driver.job.plan.desired is not None
     say(driver, OrderKind.DRY_RUN, "")
-    assert driver.job.desired is None and "given up: dry run by ada: new" in driver.texts
+    assert driver.job.plan.desired is None and "given up: dry run by ada: new" in driver.texts
 
 
 def test_an_order_is_stored_once_and_dropped_once() -> None:
@@ -137,8 +137,8 @@ def test_orders_outlive_a_restart() -> None:
     )
     assert state.orders == driver.state.orders
     driver.state = state
-    assert driver.job.layout is not None
-    driver.attach_again(driver.job.layout)
+    assert driver.job.layouts.current is not None
+    driver.attach_again(driver.job.layouts.current)
     assert overrides.seen(driver.state, driver.job).cordoned == {0, 1, 3}
     assert overrides.why_no_plans(driver.state, JOB) == "paused by ada: new"
 
@@ -204,19 +204,26 @@ def test_a_cordoned_rank_is_left_out_and_comes_back() -> None:
     driver = running()
     say(driver, OrderKind.CORDON_RANK, f"{JOB}/3")
     driver.tick()
-    plan = driver.job.desired
+    plan = driver.job.plan.desired
     assert plan is not None and plan.standing_by == (3,) and plan.ranks == (0, 1, 2, 3)
-    assert driver.job.last_decision is not None
-    assert driver.job.last_decision.reason.startswith("ranks 3 are cordoned: without them a step")
-    first = driver.job.layout
+    assert driver.job.plan.last_decision is not None
+    assert driver.job.plan.last_decision.reason.startswith(
+        "ranks 3 are cordoned: without them a step"
+    )
+    first = driver.job.layouts.current
     driver.report(*applied(plan))
-    assert driver.job.layout == plan
-    train(driver, driver.job.step + 1, driver.job.step + 12, generation=plan.generation)
+    assert driver.job.layouts.current == plan
+    train(
+        driver,
+        driver.job.progress.step + 1,
+        driver.job.progress.step + 12,
+        generation=plan.generation,
+    )
     driver.tick()
-    assert driver.job.layout == plan and driver.job.desired is None, "it stays so"
+    assert driver.job.layouts.current == plan and driver.job.plan.desired is None, "it stays so"
     say(driver, OrderKind.CORDON_RANK, f"{JOB}/3", is_on=False)
     driver.tick()
-    home = driver.job.desired
+    home = driver.job.plan.desired
     assert home is not None and first is not None and home.standing_by == ()
     assert (home.stages, home.experts, home.batch_shares) == (
         first.stages,

@@ -8,7 +8,7 @@ from pacekeeper.controller.mitigation import migration_costs, verification
 from pacekeeper.controller.mitigation.migration_costs import MoveCosts, costs_of
 from pacekeeper.controller.policy.inputs import view_of
 from pacekeeper.controller.state.events import SaveDecision, SaveIncident
-from pacekeeper.controller.state.state import Move, Promise, Refusal
+from pacekeeper.controller.state.job_parts import Move, Promise, Refusal
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
@@ -27,40 +27,42 @@ def lasting(duration_s: float, records: list[Record]) -> list[Record]:
 def under_plan() -> Driver:
     """Rank 2 is slow; a plan for it came into force after some slow steps."""
     driver = with_plan()
-    plan = driver.job.desired
+    plan = driver.job.plan.desired
     assert plan is not None
     for _ in range(3):
-        driver.report(*step(driver.job.step + 1, slow=2))
-    assert driver.job.desired == plan, "nobody has taken it yet"
+        driver.report(*step(driver.job.progress.step + 1, slow=2))
+    assert driver.job.plan.desired == plan, "nobody has taken it yet"
     driver.report(*applied(plan))
-    assert driver.job.layout == plan
+    assert driver.job.layouts.current == plan
     return driver
 
 
 def run(driver: Driver, steps: int, duration_s: float) -> None:
     """Under the layout in force; rank 2 stays as slow as it was."""
     for _ in range(steps):
-        assert driver.job.layout is not None
+        assert driver.job.layouts.current is not None
         driver.now_s += 0.2
-        records = step(driver.job.step + 1, generation=driver.job.layout.generation, slow=2)
+        records = step(
+            driver.job.progress.step + 1, generation=driver.job.layouts.current.generation, slow=2
+        )
         driver.report(*lasting(duration_s, records))
-        if driver.job.desired is not None:
+        if driver.job.plan.desired is not None:
             return
 
 
 def test_a_plan_that_brings_what_was_forecast_is_told_on_the_incident() -> None:
     driver = under_plan()
-    promise = driver.job.promise
+    promise = driver.job.plan.forecast
     assert promise is not None and promise.base == FIRST
     assert promise.before_s >= 0.18 > promise.planned_s  # as measured since the onset
     undone = Refusal(plan=FIRST, rank=None, reason="", count=1, until_s=0.0)
-    known = replace(driver.job, unkept={promise.rung: undone})
+    known = replace(driver.job, plan=replace(driver.job.plan, rollbacks={promise.rung: undone}))
     driver.state = replace(driver.state, jobs={**driver.state.jobs, known.name: known})
     run(driver, verification.JUDGED_STEPS - 1, promise.planned_s)
     assert not driver.all_said(SaveIncident)
     run(driver, 1, promise.planned_s)
-    assert driver.job.promise is None
-    assert driver.job.unkept == {}, "what a kind brings at last counts"
+    assert driver.job.plan.forecast is None
+    assert driver.job.plan.rollbacks == {}, "what a kind brings at last counts"
     (saved,) = driver.all_said(SaveIncident)
     assert saved.incident.actions[-1].startswith("generation 2 brings as forecast: a step takes")
     assert f"without it {promise.before_s * 1e3:.0f}" in driver.texts
@@ -68,7 +70,7 @@ def test_a_plan_that_brings_what_was_forecast_is_told_on_the_incident() -> None:
 
 def test_a_plan_that_brings_less_stays() -> None:
     driver = under_plan()
-    promise = driver.job.promise
+    promise = driver.job.plan.forecast
     assert promise is not None
     run(
         driver,
@@ -76,12 +78,12 @@ def test_a_plan_that_brings_less_stays() -> None:
         promise.before_s - 0.2 * (promise.before_s - promise.planned_s),
     )
     assert "generation 2 brings less than forecast" in driver.texts
-    assert driver.job.promise is None and driver.job.desired is None
+    assert driver.job.plan.forecast is None and driver.job.plan.desired is None
 
 
 def test_a_plan_that_brings_nothing_is_undone_and_plans_of_its_kind_wait() -> None:
     driver = under_plan()
-    rung = driver.job.promise.rung if driver.job.promise else None
+    rung = driver.job.plan.forecast.rung if driver.job.plan.forecast else None
     assert rung is not None
     run(driver, verification.JUDGED_STEPS + 3, 0.3)
     assert "generation 2 brings nothing: a step takes 300 ms" in "\n".join(
@@ -89,16 +91,16 @@ def test_a_plan_that_brings_nothing_is_undone_and_plans_of_its_kind_wait() -> No
     )
     (stored,) = driver.all_said(SaveDecision)
     assert stored.decision.rung is MitigationLevel.ROLL_BACK
-    back = driver.job.desired
+    back = driver.job.plan.desired
     assert back == replace(FIRST, generation=3)
     driver.report(*applied(back))
-    assert driver.job.layout == back and driver.job.promise is None
-    assert driver.job.home is not None, "the next plan will want a way home"
+    assert driver.job.layouts.current == back and driver.job.plan.forecast is None
+    assert driver.job.layouts.baseline is not None, "the next plan will want a way home"
     run(driver, 8, 0.18)
-    assert driver.job.last_decision is not None
-    assert driver.job.last_decision.rung is not rung
-    assert f"no {rung} plan for" in driver.job.last_decision.reason
-    assert "plan 2 was undone: it took a step to 300 ms" in driver.job.last_decision.reason
+    assert driver.job.plan.last_decision is not None
+    assert driver.job.plan.last_decision.rung is not rung
+    assert f"no {rung} plan for" in driver.job.plan.last_decision.reason
+    assert "plan 2 was undone: it took a step to 300 ms" in driver.job.plan.last_decision.reason
 
 
 def test_a_kind_that_is_undone_again_waits_twice_as_long() -> None:
@@ -108,40 +110,61 @@ def test_a_kind_that_is_undone_again_waits_twice_as_long() -> None:
         slow={}, measured_s=2.0,
     )  # fmt: skip
     back = Decision(rung=MitigationLevel.ROLL_BACK, layout=FIRST, reason="")
-    job = verification.given_up(replace(driver.job, promise=promise), back, 100.0)
-    assert job.unkept[MitigationLevel.MOVE_LAYERS].until_s == 160.0
-    again = verification.given_up(replace(job, promise=promise), back, 200.0)
-    assert again.unkept[MitigationLevel.MOVE_LAYERS].until_s == 320.0
-    assert "time 2 in a row" in again.unkept[MitigationLevel.MOVE_LAYERS].text
+    job = verification.given_up(
+        replace(driver.job, plan=replace(driver.job.plan, forecast=promise)), back, 100.0
+    )
+    assert job.plan.rollbacks[MitigationLevel.MOVE_LAYERS].until_s == 160.0
+    again = verification.given_up(
+        replace(job, plan=replace(job.plan, forecast=promise)), back, 200.0
+    )
+    assert again.plan.rollbacks[MitigationLevel.MOVE_LAYERS].until_s == 320.0
+    assert "time 2 in a row" in again.plan.rollbacks[MitigationLevel.MOVE_LAYERS].text
     other = Decision(rung=MitigationLevel.BATCH_SHARES, layout=FIRST, reason="")
-    assert verification.given_up(replace(driver.job, promise=promise), other, 100.0).unkept == {}
+    assert (
+        verification.given_up(
+            replace(driver.job, plan=replace(driver.job.plan, forecast=promise)), other, 100.0
+        ).plan.rollbacks
+        == {}
+    )
 
 
 def test_where_a_rank_is_slower_by_now_nothing_is_judged() -> None:
     driver = under_plan()
-    promise = driver.job.promise
+    promise = driver.job.plan.forecast
     assert promise is not None
     before = replace(promise, slow={2: promise.slow[2] / 1.2})
-    judged, said = verification.judge(replace(driver.job, promise=before))
-    assert judged.promise is None and not said
-    judged, said = verification.judge(replace(driver.job, promise=replace(promise, slow={})))
-    assert judged.promise is None and not said
+    judged, said = verification.judge(
+        replace(driver.job, plan=replace(driver.job.plan, forecast=before))
+    )
+    assert judged.plan.forecast is None and not said
+    judged, said = verification.judge(
+        replace(driver.job, plan=replace(driver.job.plan, forecast=replace(promise, slow={})))
+    )
+    assert judged.plan.forecast is None and not said
 
 
 def test_steps_of_before_the_fault_say_nothing_of_the_job_without_the_plan() -> None:
     job = with_plan().job
-    plan, decision = job.desired, job.last_decision
+    plan, decision = job.plan.desired, job.plan.last_decision
     assert plan is not None and decision is not None
     incidents = tuple(
-        replace(i, finding=replace(i.finding, onset_step=job.step - 1)) for i in job.incidents
+        replace(i, finding=replace(i.finding, onset_step=job.progress.step - 1))
+        for i in job.incidents
     )
-    job = replace(job, incidents=incidents, recent_step_s=(9.0, 9.0, 9.0, 0.2, 0.25))
+    job = replace(
+        job,
+        incidents=incidents,
+        progress=replace(job.progress, recent_step_s=(9.0, 9.0, 9.0, 0.2, 0.25)),
+    )
     promise = verification.made(job, plan)
     assert promise is not None and promise.before_s == 0.25
     gain_s = decision.current_step_s - decision.planned_step_s
     assert promise.planned_s == pytest.approx(0.25 - gain_s)
     assert view_of(job, 0.0, {}).step_s == 0.25
-    assert verification.made(replace(job, recent_step_s=()), plan) is None, "not measured"
+    assert (
+        verification.made(replace(job, progress=replace(job.progress, recent_step_s=())), plan)
+        is None
+    ), "not measured"
     assert verification.made(job, replace(plan, generation=9)) is None, "not ours"
 
 
@@ -160,17 +183,17 @@ def test_a_move_takes_as_long_as_its_slowest_rank_and_is_counted_once() -> None:
         told(3, plan, duration_s=0.5, moved_bytes=10),
     ]
     taken = migration_costs.take(migration_costs.take(job, records), records[:1])
-    assert taken.moves == {
+    assert taken.plan.moves == {
         2: Move(ranks=frozenset({0, 3}), duration_s=0.5, total_bytes=40, busiest_bytes=30)
     }
-    assert migration_costs.take(job, [*records, records[0]]).moves == taken.moves, (
+    assert migration_costs.take(job, [*records, records[0]]).plan.moves == taken.plan.moves, (
         "in one report, too"
     )
     regroup = replace(records[0], generation=3, is_regroup=True)
     first = replace(records[0], generation=4, previous_generation=0)
     assert migration_costs.take(taken, [regroup, first]) is taken
     many = [replace(records[0], generation=5 + i) for i in range(40)]
-    assert sorted(migration_costs.take(taken, many).moves) == list(range(29, 45))
+    assert sorted(migration_costs.take(taken, many).plan.moves) == list(range(29, 45))
 
 
 def test_costs_are_as_measured_and_as_set_until_then() -> None:

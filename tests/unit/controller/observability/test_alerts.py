@@ -10,14 +10,8 @@ from pacekeeper.controller.observability.alerts import (
     PendingAlert,
     update_alerts,
 )
-from pacekeeper.controller.state.state import (
-    JobState,
-    NodeState,
-    RankLife,
-    RankState,
-    Saves,
-    State,
-)
+from pacekeeper.controller.state.job_parts import Saves
+from pacekeeper.controller.state.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.core.incidents.findings import (
     Blindness,
     Finding,
@@ -29,6 +23,7 @@ from pacekeeper.core.incidents.findings import (
 from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.predictor.assurance.canary import Canaries, Outcome
+from support.job_parts import job_with
 
 RANK = RankState(
     attachment=Attachment(job="j", rank=3, world_size=4, pid=1, device_uuid="GPU-3"), node="n7"
@@ -50,8 +45,8 @@ def incident(kind: FindingKind = FindingKind.DEVICE, rank: int | None = 3) -> In
 
 
 def job(**values: object) -> JobState:
-    known = {"name": "j", "ranks": {3: RANK}, "blind": None, "watch": Watch.HEALTHY, **values}
-    return JobState(**known)  # type: ignore[arg-type]
+    known = {"ranks": {3: RANK}, "blind": None, "watch": Watch.HEALTHY, **values}
+    return job_with("j", **known)
 
 
 class Look:

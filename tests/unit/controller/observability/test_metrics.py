@@ -11,6 +11,13 @@ from pacekeeper.controller.observability.state_metrics import (
     SHOWN_RANKS,
     slowest_ranks,
 )
+from pacekeeper.controller.state.job_parts import (
+    Coverage,
+    DetectionState,
+    LayoutState,
+    PlanState,
+    StepProgress,
+)
 from pacekeeper.controller.state.persistent_map import NodeMap
 from pacekeeper.controller.state.rank_timings import Measured, RankPace
 from pacekeeper.controller.state.state import (
@@ -56,7 +63,7 @@ def job_of(slowdowns: list[float | None]) -> JobState:
             )
             for number in paces
         },
-        measured=Measured(others=paces),
+        detection=DetectionState(measured=Measured(others=paces)),
     )
 
 
@@ -67,11 +74,10 @@ def test_a_state_becomes_gauges() -> None:
     }
     job = JobState(
         name="train",
-        step=9,
-        tokens_per_s=5000.0,
-        layout=first_layout(),
-        watch=Watch.DEGRADED,
         incidents=(incident(1), replace(incident(2), closed_unix_s=1.0)),
+        progress=StepProgress(step=9, tokens_per_s=5000.0),
+        layouts=LayoutState(current=first_layout()),
+        coverage=Coverage(watch=Watch.DEGRADED),
     )
     metrics = ControllerMetrics()
     metrics.update(State(jobs={"train": job}, nodes=NodeMap(nodes)))
@@ -83,19 +89,25 @@ def test_a_state_becomes_gauges() -> None:
     assert value(metrics, "job_tokens_per_second", job_name="train") == 5000.0
     assert value(metrics, "job_generation", job_name="train") == 1
     assert value(metrics, "job_info", job_name="train", watch="degraded") == 1
-    metrics.update(State(jobs={"train": replace(job, watch=Watch.HEALTHY)}))
+    metrics.update(
+        State(jobs={"train": replace(job, coverage=replace(job.coverage, watch=Watch.HEALTHY))})
+    )
     assert value(metrics, "job_info", job_name="train", watch="degraded") is None
     assert value(metrics, "job_info", job_name="train", watch="healthy") == 1
 
 
 def test_a_watch_tells_what_it_could_see_and_why_it_could_not() -> None:
     metrics = ControllerMetrics()
-    job = JobState(name="train", blind=Blindness.NOISE, sight=Sight(slowdown=2.5, steps=10))
+    job = JobState(
+        name="train", coverage=Coverage(blind=Blindness.NOISE, sight=Sight(slowdown=2.5, steps=10))
+    )
     metrics.update(State(jobs={"train": job}))
     assert value(metrics, "job_blind", job_name="train", cause="noise") == 1
     assert value(metrics, "job_detectable_slowdown_ratio", job_name="train") == 2.5
     assert value(metrics, "job_detectable_steps", job_name="train") == 10
-    metrics.update(State(jobs={"train": replace(job, blind=None, sight=None)}))
+    metrics.update(
+        State(jobs={"train": replace(job, coverage=replace(job.coverage, blind=None, sight=None))})
+    )
     assert value(metrics, "job_blind", job_name="train", cause="noise") is None
     assert value(metrics, "job_detectable_slowdown_ratio", job_name="train") is None
 
@@ -235,12 +247,12 @@ def test_a_node_is_away_where_living_ranks_have_no_agent() -> None:
 
 
 def test_a_plan_that_is_offered_says_since_when_in_unix_time() -> None:
-    job = JobState(name="train", desired=first_layout(), offered_s=5.0)
+    job = JobState(name="train", plan=PlanState(desired=first_layout(), offered_s=5.0))
     metrics = ControllerMetrics()
     metrics.update(State(jobs={"train": job}, unix_offset_s=1000.0))
     since = "job_plan_offered_timestamp_seconds"
     assert value(metrics, since, job_name="train") == 1005.0
-    metrics.update(State(jobs={"train": replace(job, desired=None)}))
+    metrics.update(State(jobs={"train": replace(job, plan=replace(job.plan, desired=None))}))
     assert value(metrics, since, job_name="train") is None
 
 

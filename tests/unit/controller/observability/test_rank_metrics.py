@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from pacekeeper.controller.observability.metrics import ControllerMetrics
+from pacekeeper.controller.state.job_parts import LayoutState
 from pacekeeper.controller.state.state import JobState, RankLife, RankState, State
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry.attachment import Attachment
@@ -31,7 +32,10 @@ def test_each_living_rank_is_told_with_its_place() -> None:
     ranks = {number: rank(number) for number in range(4)}
     ranks[3] = replace(ranks[3], life=RankLife.DEAD)
     places = {number: LAYOUT.place_of(number) for number in range(3)}
-    assert told(ControllerMetrics(), JobState(name="train", ranks=ranks, layout=LAYOUT)) == {
+    assert told(
+        ControllerMetrics(),
+        JobState(name="train", ranks=ranks, layouts=LayoutState(current=LAYOUT)),
+    ) == {
         str(n): ("a", f"GPU-{n}", str(stage), str(pipeline))
         for n, (stage, pipeline) in places.items()
     }
@@ -44,7 +48,7 @@ def test_what_changes_is_told_anew() -> None:
     moved = replace(job.ranks[0], node="b")
     job = replace(job, ranks={0: moved, 1: rank(1, uuid="GPU-9")})
     assert told(metrics, job) == {"0": ("b", "GPU-0", "", ""), "1": ("a", "GPU-9", "", "")}
-    job = replace(job, layout=LAYOUT)
+    job = replace(job, layouts=replace(job.layouts, current=LAYOUT))
     assert told(metrics, job)["0"][2:] == tuple(map(str, LAYOUT.place_of(0)))
     job = replace(job, ranks={0: job.ranks[0]})
     assert list(told(metrics, job)) == ["0"]

@@ -14,6 +14,7 @@ import pytest
 
 from pacekeeper.controller.observability import webhook
 from pacekeeper.controller.observability.webhook import Webhook
+from pacekeeper.controller.state.job_parts import Coverage
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.metrics import WebhookConfig
@@ -23,7 +24,9 @@ from support.alerting import Receiver, wait_for
 
 
 def blind(*jobs: str) -> State:
-    return State(jobs={job: JobState(name=job, blind=Blindness.NOISE) for job in jobs})
+    return State(
+        jobs={job: JobState(name=job, coverage=Coverage(blind=Blindness.NOISE)) for job in jobs}
+    )
 
 
 class Ends:
@@ -98,7 +101,11 @@ def test_for_slack_it_is_a_message_without_markup_of_others() -> None:
     ends = Ends()
     with Receiver() as receiver, telling(ends, url=receiver.url, format="slack") as one:
         state = State(
-            jobs={"a": JobState(name="a", blind=Blindness.NOISE, watch_reason="x<1 & <@all>")}
+            jobs={
+                "a": JobState(
+                    name="a", coverage=Coverage(blind=Blindness.NOISE, reason="x<1 & <@all>")
+                )
+            }
         )
         one.on_tick(state, 0.0)
         one.on_tick(State(), 1.0)

@@ -6,7 +6,7 @@ import pytest
 
 from pacekeeper.controller.policy.cordons import adds_work, leaving, left_out
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state.state import Refusal
+from pacekeeper.controller.state.job_parts import Refusal
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import Layout, even_layout

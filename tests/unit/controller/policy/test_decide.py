@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.state.job_parts import Refusal
 from pacekeeper.controller.state.planning_snapshot import View
-from pacekeeper.controller.state.state import Refusal
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout

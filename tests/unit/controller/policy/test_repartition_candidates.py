@@ -8,8 +8,8 @@ import pytest
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.partition_inputs import as_partition
 from pacekeeper.controller.policy.pricing import Pricing
+from pacekeeper.controller.state.job_parts import Move, Promise, Refusal
 from pacekeeper.controller.state.planning_snapshot import View
-from pacekeeper.controller.state.state import Move, Promise, Refusal
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import STATE_MOVING_LEVELS, Decision, MitigationLevel
 from pacekeeper.core.layout.diff import diff_layouts

@@ -322,7 +322,7 @@ class Months(Driver):
         for number in range(WARM + 12):
             self.now_s += 0.2
             self.report(*step(number, slow=2 if number >= WARM else None))
-            if self.job.desired is not None:
+            if self.job.plan.desired is not None:
                 break
         assert any(i.finding.kind is FindingKind.DEVICE for i in self.job.incidents), "it is found"
         self.report(*[exited(rank, signal=0) for rank in range(4)])

@@ -1,0 +1,418 @@
+"""The parts of a job's state: layouts, plan, detection, progress, workload, coverage, notices.
+
+Each part is frozen and is replaced as a whole by the packages above. Nothing here decides anything;
+the constructors `ended` give a part as it is once the job has ended.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from pacekeeper.controller.state.expert_load_drafts import LoadDrafts
+from pacekeeper.controller.state.persistent_map import RankMap
+from pacekeeper.controller.state.rank_timings import Measured
+from pacekeeper.core.incidents.findings import Blindness, Decision, MitigationLevel, Tier, Watch
+from pacekeeper.core.incidents.proposals import Proposal, ProposalState
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
+from pacekeeper.core.telemetry.records import MicroBatchRecord, ProbeRecord, StepRecord
+from pacekeeper.predictor.assurance.canary import Canaries
+from pacekeeper.predictor.assurance.sensitivity import Sight
+from pacekeeper.predictor.imbalance.advice import SpreadWindow
+from pacekeeper.predictor.job_level.online import JobPace
+from pacekeeper.predictor.online.input_stall import Inputs
+from pacekeeper.predictor.online.state import Evidence, begin
+
+SavedStep = tuple[int, int]
+"""Generation and step of a checkpoint: checkpoints are ordered by this."""
+
+
+NO_SAVE: SavedStep = (0, -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saves:
+    """Of one life of a job, at one level. `complete`: the newest that counts (step -1: none was
+    told of), which took the rank that ended it `duration_s`. Of a snapshot each rank tells its own
+    part: it counts with the first, and where another has not its part the next one is late.
+
+    `trouble`, in the words of a rank, holds since `since_step`; `missed` checkpoints in a row, the
+    last one at `last`, did not come about. Empty: none.
+    """
+
+    complete: SavedStep = NO_SAVE
+    duration_s: float = 0.0
+    trouble: str = ""
+    reason: str = ""
+    since_step: int = 0
+    last: SavedStep = NO_SAVE
+    missed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDraft:
+    """A step that is not complete yet: its work, in the order it came, and the end of each rank,
+    the newest, since a step may be done again.
+
+    `told`: of a rank, how many rows of the tables it told, by generation. `first_missing`: where to
+    look first for a rank that is still missing, a position in the ranks that must report; a hint,
+    never believed.
+    """
+
+    tables: tuple[MicroBatchTable, ...] = ()
+    told: RankMap[Mapping[int, int]] = field(default_factory=RankMap)
+    ends: RankMap[StepRecord] = field(default_factory=RankMap)
+    first_missing: int = 0
+
+    def is_whole(self, rank: int) -> bool:
+        """Did it commit the step, and report work under the same generation?"""
+        end = self.ends.get(rank)
+        return end is not None and end.generation in self.told.get(rank, {})
+
+    def work_of(self, rank: int) -> tuple[MicroBatchRecord, ...]:
+        """What one rank told of it. O(tables): for few ranks."""
+        return tuple(record for table in self.tables for record in table.of_rank(rank))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One node as a finding sees it: the onset on its clock, and its processes of the job."""
+
+    onset_s: float
+    pids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """The cause of an open finding is still looked for, up to `until_unix_s`.
+
+    `peers` are ranks to compare with, `places` their nodes and its own; `sure`: how sure the cause
+    is that was told, None where nothing was seen.
+    """
+
+    peers: tuple[int, ...]
+    places: Mapping[str, Place]
+    until_unix_s: float
+    sure: Tier | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeQuestion:
+    """A probe that `ranks`, all of a layout, were asked for; `records`: who has answered."""
+
+    number: int
+    ranks: tuple[int, ...]
+    asked_s: float
+    said_s: float
+    records: Mapping[int, ProbeRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """`rank` could not follow `plan`; no plan of its rung is offered before `until_s`.
+
+    `rank` None: the person `denied_by` did not want it, or, where that is empty, it was taken and
+    did not bring what was forecast. `count`: how often in a row.
+    """
+
+    plan: Layout
+    rank: int | None
+    reason: str
+    count: int
+    until_s: float
+    denied_by: str = ""
+
+    @property
+    def text(self) -> str:
+        """For people: who refused what, and why."""
+        if self.denied_by:
+            times = f" (denial {self.count} in a row)" if self.count > 1 else ""
+            why = f": {self.reason}" if self.reason else ""
+            return f"denied by {self.denied_by}{times}{why}"
+        if self.rank is None:
+            times = f" (time {self.count} in a row)" if self.count > 1 else ""
+            return f"plan {self.plan.generation} was undone{times}: it {self.reason}"
+        times = f" (refusal {self.count} in a row)" if self.count > 1 else ""
+        return f"rank {self.rank} refused plan {self.plan.generation}{times}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """How a plan was put in force, as far as its ranks have said: the slowest one's time, bytes of
+    all and of the one with most.
+    """
+
+    ranks: frozenset[int] = frozenset()
+    duration_s: float = 0.0
+    total_bytes: int = 0
+    busiest_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What was forecast of the `plan` in force: steps of `planned_s` instead of `before_s` on
+    `base`, with these ranks `slow`. `measured_s`: what a step takes instead, if no less.
+    """
+
+    plan: Layout
+    rung: MitigationLevel
+    base: Layout
+    before_s: float
+    planned_s: float
+    slow: Mapping[int, float]
+    measured_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutState:
+    """The layouts of a job.
+
+    Attributes:
+        current: The observed layout: all its ranks run it. None until one is known.
+        reason: Why `current` was chosen, for operators.
+        is_provisional: `current` was made for a situation that is over: by survivors of a failure,
+            or around a finding that has closed.
+        baseline: The layout to restore once the open incidents are over; None: none.
+        known: Layouts that ranks may report to run, by generation: offered ones and those that
+            survivors wrote.
+        offer_reasons: The reason of each layout that the controller offered, by generation.
+        first_behind: Position of a rank that did not run a known layout yet, where the next search
+            begins. A hint only.
+        newest_generation: The highest generation seen or offered.
+        first_step: First step under `current`.
+    """
+
+    current: Layout | None = None
+    reason: str = ""
+    is_provisional: bool = False
+    baseline: Layout | None = None
+    known: Mapping[int, Layout] = field(default_factory=dict)
+    offer_reasons: Mapping[int, str] = field(default_factory=dict)
+    first_behind: int = 0
+    newest_generation: int = 0
+    first_step: int = 0
+
+    def ended(self) -> "LayoutState":
+        """Return the layouts of the job once it has ended: the last one, nothing on offer."""
+        return LayoutState(
+            current=self.current,
+            reason=self.reason,
+            is_provisional=self.is_provisional,
+            first_behind=self.first_behind,
+            newest_generation=self.newest_generation,
+            first_step=self.first_step,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanState:
+    """The plan that is decided on, offered or in force, and how earlier plans went.
+
+    Attributes:
+        desired: The layout on offer to ranks that run generation `desired_base`; None: no offer.
+        desired_for: Ranks that were slow when the offer was decided on.
+        offered_s: When the offer was first made.
+        refusals: The last refusal of each kind of plan.
+        rollbacks: The last rollback of each kind of plan.
+        forecast: What was forecast of the layout in force, until it is judged.
+        proposals: Newest last; only the last one may be open.
+        moves: How the newest plans were put in force, by generation.
+        last_decision: The newest decision.
+        decided_on: The inputs of the last decision; equal inputs are not decided on again.
+        asked: Number of the pending question to the planner; 0: none.
+        asked_s: When that question was asked.
+        asked_on: The preconditions of that question; its answer is dropped where they changed.
+    """
+
+    desired: Layout | None = None
+    desired_base: int = 0
+    desired_for: frozenset[int] = frozenset()
+    offered_s: float = 0.0
+    refusals: Mapping[MitigationLevel, Refusal] = field(default_factory=dict)
+    rollbacks: Mapping[MitigationLevel, Refusal] = field(default_factory=dict)
+    forecast: Promise | None = None
+    proposals: tuple[Proposal, ...] = ()
+    moves: Mapping[int, Move] = field(default_factory=dict)
+    last_decision: Decision | None = None
+    decided_on: Hashable = None
+    asked: int = 0
+    asked_s: float = 0.0
+    asked_on: Hashable = None
+
+    def ended(self) -> "PlanState":
+        """Return the plans of the job once it has ended: history, nothing on offer or asked."""
+        return PlanState(
+            desired_base=self.desired_base,
+            desired_for=self.desired_for,
+            offered_s=self.offered_s,
+            refusals=self.refusals,
+            rollbacks=self.rollbacks,
+            forecast=self.forecast,
+            proposals=self.proposals,
+            moves=self.moves,
+            last_decision=self.last_decision,
+            asked_s=self.asked_s,
+        )
+
+    @property
+    def open_proposal(self) -> Proposal | None:
+        """The proposal that waits for an operator, or was approved and is not offered yet."""
+        newest = self.proposals[-1] if self.proposals else None
+        return newest if newest is not None and newest.is_open else None
+
+    @property
+    def approved(self) -> Proposal | None:
+        """The proposal that an operator approved and that is not offered yet."""
+        proposal = self.open_proposal
+        is_approved = proposal is not None and proposal.answer is ProposalState.APPROVED
+        return proposal if is_approved else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectionState:
+    """What the detectors know of a job's ranks.
+
+    Attributes:
+        evidence: Detector state of compute times. Of a job of several roles it says who is slow;
+            the roles' own states are in `by_role` (see controller/detection/peer_groups.py).
+        by_role: Detector state of each role, where there are several.
+        links: Detector state of transfers.
+        inputs: Detector state of waits for input.
+        measured: The newest timings of each rank.
+        tells_work: Some rank has reported a micro-batch.
+        whole: Detector state of whole steps, used where no rank reports compute times.
+        spread: How unevenly the work was spread while all ranks were well.
+        searches: Open searches for the cause of a finding, by slow rank.
+        canaries: Injected slowdowns that test the detector on copies.
+        probe: The open probe; None: none.
+        newest_probe: Number of the last probe.
+        stood_by_asked_s: When a probe was last asked for because of ranks that stand by.
+    """
+
+    evidence: Evidence = field(default_factory=begin)
+    by_role: Mapping[str, Evidence] = field(default_factory=dict)
+    links: Evidence = field(default_factory=begin)
+    inputs: Inputs = field(default_factory=Inputs)
+    measured: Measured = field(default_factory=Measured)
+    tells_work: bool = False
+    whole: JobPace = field(default_factory=JobPace)
+    spread: SpreadWindow = field(default_factory=SpreadWindow)
+    searches: Mapping[int, Search] = field(default_factory=dict)
+    canaries: Canaries = field(default_factory=Canaries)
+    probe: ProbeQuestion | None = None
+    newest_probe: int = 0
+    stood_by_asked_s: float = -inf
+
+    def ended(self) -> "DetectionState":
+        """Return the detection state of the job once it has ended: last timings, no evidence."""
+        return DetectionState(
+            inputs=self.inputs,
+            measured=self.measured,
+            tells_work=self.tells_work,
+            whole=self.whole,
+            searches=self.searches,
+            newest_probe=self.newest_probe,
+            stood_by_asked_s=self.stood_by_asked_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProgress:
+    """The steps of a job: complete, pending and saved.
+
+    Attributes:
+        step: The newest complete step; -1: none.
+        recent_step_s: Step times under the present layout, newest last.
+        tokens_per_s: Rate of the newest step.
+        loss: Training loss of the newest step that reported one.
+        pending: Steps that are not complete yet, by number.
+        again: Steps below `step` that ranks ended anew, lowest by rank.
+        ended_mono_s: End of each rank's newest step, on its node's clock.
+        saves: Checkpoints in storage; None: none was reported.
+        snapshots: Checkpoints in memory; None: none was reported.
+    """
+
+    step: int = -1
+    recent_step_s: tuple[float, ...] = ()
+    tokens_per_s: float = 0.0
+    loss: float | None = None
+    pending: Mapping[int, StepDraft] = field(default_factory=dict)
+    again: Mapping[int, int] = field(default_factory=dict)
+    ended_mono_s: RankMap[float] = field(default_factory=RankMap)
+    saves: Saves | None = None
+    snapshots: Saves | None = None
+
+    def ended(self) -> "StepProgress":
+        """Return the progress of the job once it has ended: its newest step and its saves."""
+        return StepProgress(
+            step=self.step, loss=self.loss, saves=self.saves, snapshots=self.snapshots
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadState:
+    """The mean work of a job's steps, as forecasts of other layouts need it.
+
+    `loads[layer][expert]` is the running mean of token rows per step over `num_load_steps` steps,
+    made from `load_drafts` (see controller/machine/expert_loads.py).
+    """
+
+    load_drafts: LoadDrafts = field(default_factory=LoadDrafts)
+    loads: tuple[tuple[float, ...], ...] = ()
+    num_load_steps: int = 0
+    tokens_per_step: float = 0.0
+    squares_per_step: float = 0.0
+    documents_per_step: float = 0.0
+    head_tokens_per_step: float = 0.0
+
+    def without_loads(self) -> "WorkloadState":
+        """Return the same without expert loads, as for a job that has ended."""
+        return WorkloadState(
+            tokens_per_step=self.tokens_per_step,
+            squares_per_step=self.squares_per_step,
+            documents_per_step=self.documents_per_step,
+            head_tokens_per_step=self.head_tokens_per_step,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Whether a slowdown of the job's ranks would be detected now.
+
+    Attributes:
+        watch: The state of the watch.
+        reason: Why the watch is in that state, for operators.
+        blind: Why some slowdown would be missed; None: none would be.
+        sight: The smallest slowdown that would be attributed to a rank; None: not measured.
+        silent: Ranks that run and have sent no record for too long.
+        judged_s: When a step was judged last.
+    """
+
+    watch: Watch = Watch.BLIND
+    reason: str = ""
+    blind: Blindness | None = Blindness.NO_RECORDS
+    sight: Sight | None = None
+    silent: tuple[int, ...] = ()
+    judged_s: float | None = None
+
+
+ENDED = Coverage(watch=Watch.ENDED, reason="no rank runs any more", blind=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeState:
+    """Which notices the job's agents were sent: deaths, suspects, repeated offers.
+
+    Attributes:
+        repeated_s: When offers and deaths were last sent again.
+        deaths_sent_s: When the list of dead ranks was last sent.
+        has_unsent_deaths: Ranks died since.
+        suspects: Suspect ranks, as last sent to all nodes.
+        suspects_sent_s: When; minus infinity: there never were any.
+    """
+
+    repeated_s: float = 0.0
+    deaths_sent_s: float = -inf
+    has_unsent_deaths: bool = False
+    suspects: tuple[int, ...] = ()
+    suspects_sent_s: float = -inf
