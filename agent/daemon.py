@@ -279,11 +279,11 @@ class Agent:
             case "notify_deaths":
                 notice = message.notify_deaths
                 self.collector.notify_deaths(notice.job, frozenset(notice.ranks), notice.life)
-            case "tell_suspects":
-                told = message.tell_suspects
+            case "set_suspects":
+                told = message.set_suspects
                 self.collector.set_suspects(told.job, frozenset(told.ranks), told.life)
-            case "ask_probe":
-                asked = message.ask_probe
+            case "request_probe":
+                asked = message.request_probe
                 self.collector.request_probe(asked.job, asked.number, asked.life)
             case other:
                 _log.warning("unknown command %s: is the controller newer?", other)

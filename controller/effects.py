@@ -104,11 +104,11 @@ class CommandExecutor:
                 notice = control_pb2.NotifyDeaths(job=job, ranks=list(ranks), life=life)
                 self.agents.send(nodes, "deaths", job, AttachResponse(notify_deaths=notice))
             case TellSuspects(job=job, nodes=nodes, ranks=ranks, life=life):
-                told = control_pb2.TellSuspects(job=job, ranks=list(ranks), life=life)
-                self.agents.send(nodes, "suspects", job, AttachResponse(tell_suspects=told))
+                told = control_pb2.SetSuspects(job=job, ranks=list(ranks), life=life)
+                self.agents.send(nodes, "suspects", job, AttachResponse(set_suspects=told))
             case AskProbe(job=job, nodes=nodes, number=number, life=life):
-                asked = control_pb2.AskProbe(job=job, number=number, life=life)
-                self.agents.send(nodes, "probe", job, AttachResponse(ask_probe=asked))
+                asked = control_pb2.RequestProbe(job=job, number=number, life=life)
+                self.agents.send(nodes, "probe", job, AttachResponse(request_probe=asked))
             case SaveIncident(incident=incident):
                 self.metrics.count_incident(incident)
                 self.status.publish_incident(incident)

@@ -8,20 +8,20 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "product_version", "node", "agent_life", "rack", "seen_term")
+    __slots__ = ("protocol_version", "product_version", "node", "agent_life", "rack", "highest_term")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     AGENT_LIFE_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
-    SEEN_TERM_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_TERM_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     product_version: str
     node: str
     agent_life: str
     rack: str
-    seen_term: int
-    def __init__(self, protocol_version: _Optional[int] = ..., product_version: _Optional[str] = ..., node: _Optional[str] = ..., agent_life: _Optional[str] = ..., rack: _Optional[str] = ..., seen_term: _Optional[int] = ...) -> None: ...
+    highest_term: int
+    def __init__(self, protocol_version: _Optional[int] = ..., product_version: _Optional[str] = ..., node: _Optional[str] = ..., agent_life: _Optional[str] = ..., rack: _Optional[str] = ..., highest_term: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("hello", "report")
@@ -79,7 +79,7 @@ class NotifyDeaths(_message.Message):
     life: int
     def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., life: _Optional[int] = ...) -> None: ...
 
-class AskProbe(_message.Message):
+class RequestProbe(_message.Message):
     __slots__ = ("job", "number", "life")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -89,7 +89,7 @@ class AskProbe(_message.Message):
     life: int
     def __init__(self, job: _Optional[str] = ..., number: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
 
-class TellSuspects(_message.Message):
+class SetSuspects(_message.Message):
     __slots__ = ("job", "ranks", "life")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
@@ -100,19 +100,19 @@ class TellSuspects(_message.Message):
     def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., life: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("welcome", "acknowledge", "offer_plan", "notify_deaths", "ask_probe", "tell_suspects", "term")
+    __slots__ = ("welcome", "acknowledge", "offer_plan", "notify_deaths", "request_probe", "set_suspects", "term")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     OFFER_PLAN_FIELD_NUMBER: _ClassVar[int]
     NOTIFY_DEATHS_FIELD_NUMBER: _ClassVar[int]
-    ASK_PROBE_FIELD_NUMBER: _ClassVar[int]
-    TELL_SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_PROBE_FIELD_NUMBER: _ClassVar[int]
+    SET_SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     acknowledge: Acknowledge
     offer_plan: OfferPlan
     notify_deaths: NotifyDeaths
-    ask_probe: AskProbe
-    tell_suspects: TellSuspects
+    request_probe: RequestProbe
+    set_suspects: SetSuspects
     term: int
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., offer_plan: _Optional[_Union[OfferPlan, _Mapping]] = ..., notify_deaths: _Optional[_Union[NotifyDeaths, _Mapping]] = ..., ask_probe: _Optional[_Union[AskProbe, _Mapping]] = ..., tell_suspects: _Optional[_Union[TellSuspects, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., offer_plan: _Optional[_Union[OfferPlan, _Mapping]] = ..., notify_deaths: _Optional[_Union[NotifyDeaths, _Mapping]] = ..., request_probe: _Optional[_Union[RequestProbe, _Mapping]] = ..., set_suspects: _Optional[_Union[SetSuspects, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...

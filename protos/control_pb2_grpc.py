@@ -47,8 +47,8 @@ class AgentControlServiceServicer(object):
 
     def Attach(self, request_iterator, context):
         """The first message is Hello. Errors: FAILED_PRECONDITION (protocol versions differ),
-        INVALID_ARGUMENT (no Hello, impossible report), UNAVAILABLE (going down, or a standby: the
-        words name who leads).
+        INVALID_ARGUMENT (no Hello, invalid report), UNAVAILABLE (shutting down, or a standby: the
+        details name the leader).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

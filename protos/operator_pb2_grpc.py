@@ -56,24 +56,24 @@ class OperatorServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def ApproveProposal(self, request, context):
-        """The plan is then priced again, and offered if it still does what it was made for: see `answer`
-        of the proposal. NOT_FOUND for a number that nobody knows (any more); FAILED_PRECONDITION where
-        it is answered already, expired or stale.
+        """Approves a plan. The controller prices it again and offers it if it still pays: see
+        Proposal.answer. Errors: NOT_FOUND (no such proposal), FAILED_PRECONDITION (already answered,
+        expired or stale).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DenyProposal(self, request, context):
-        """The plan is not offered, and others of its kind wait. Errors as above.
+        """Rejects a plan and delays further plans of its kind. Errors as for ApproveProposal.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GiveOrder(self, request, context):
-        """Give an order, or take it back; it outlives the controller. NOT_FOUND for a node, rank or job
-        that is not known, or an order to take back that was not given.
+        """Sets or withdraws an order; orders survive restarts of the controller. Errors: NOT_FOUND (unknown
+        node, rank or job, or no such order to withdraw).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,9 +46,9 @@ class ReplicationServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Follow(self, request_iterator, context):
-        """The first message is a FollowHello; then each transaction is answered when it is stored. Nothing
-        is told to agents before all copies that count have stored it. Errors: FAILED_PRECONDITION
-        (another schema), UNAVAILABLE (does not lead).
+        """The first message is a FollowHello; the standby then acknowledges each transaction once stored.
+        The leader sends nothing to agents before all in-sync replicas have stored it. Errors:
+        FAILED_PRECONDITION (another schema version), UNAVAILABLE (not the leader).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

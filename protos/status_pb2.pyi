@@ -301,10 +301,10 @@ class GetJobResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
 class ListNodesRequest(_message.Message):
-    __slots__ = ("with_gone",)
-    WITH_GONE_FIELD_NUMBER: _ClassVar[int]
-    with_gone: bool
-    def __init__(self, with_gone: bool = ...) -> None: ...
+    __slots__ = ("include_removed",)
+    INCLUDE_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    include_removed: bool
+    def __init__(self, include_removed: bool = ...) -> None: ...
 
 class ListNodesResponse(_message.Message):
     __slots__ = ("nodes",)
@@ -422,15 +422,15 @@ class Explanation(_message.Message):
     NOTES_FIELD_NUMBER: _ClassVar[int]
     COURSE_FIELD_NUMBER: _ClassVar[int]
     incident: Incident
-    measured: Measured
+    measured: SlowdownEstimate
     phases: _containers.RepeatedCompositeFieldContainer[Phase]
     gain_ratio: float
     plans: _containers.RepeatedCompositeFieldContainer[PlanNote]
     notes: _containers.RepeatedCompositeFieldContainer[Note]
-    course: Course
-    def __init__(self, incident: _Optional[_Union[Incident, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., gain_ratio: _Optional[float] = ..., plans: _Optional[_Iterable[_Union[PlanNote, _Mapping]]] = ..., notes: _Optional[_Iterable[_Union[Note, _Mapping]]] = ..., course: _Optional[_Union[Course, _Mapping]] = ...) -> None: ...
+    course: IncidentTimeline
+    def __init__(self, incident: _Optional[_Union[Incident, _Mapping]] = ..., measured: _Optional[_Union[SlowdownEstimate, _Mapping]] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., gain_ratio: _Optional[float] = ..., plans: _Optional[_Iterable[_Union[PlanNote, _Mapping]]] = ..., notes: _Optional[_Iterable[_Union[Note, _Mapping]]] = ..., course: _Optional[_Union[IncidentTimeline, _Mapping]] = ...) -> None: ...
 
-class Measured(_message.Message):
+class SlowdownEstimate(_message.Message):
     __slots__ = ("slowdown", "low", "high", "num_values")
     SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
     LOW_FIELD_NUMBER: _ClassVar[int]
@@ -508,7 +508,7 @@ class Note(_message.Message):
     text: str
     def __init__(self, step: _Optional[int] = ..., unix_s: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
-class Course(_message.Message):
+class IncidentTimeline(_message.Message):
     __slots__ = ("step", "unix_s", "num_steps", "generation", "step_s", "observed_s", "expected_s", "peers_slowdown")
     STEP_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
@@ -547,10 +547,10 @@ class GetPaceRequest(_message.Message):
 class GetPaceResponse(_message.Message):
     __slots__ = ("pace",)
     PACE_FIELD_NUMBER: _ClassVar[int]
-    pace: Pace
-    def __init__(self, pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
+    pace: JobTimeline
+    def __init__(self, pace: _Optional[_Union[JobTimeline, _Mapping]] = ...) -> None: ...
 
-class Pace(_message.Message):
+class JobTimeline(_message.Message):
     __slots__ = ("step", "unix_s", "num_steps", "generation", "step_s", "tokens_per_s", "slowest")
     STEP_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]

@@ -102,7 +102,7 @@ class StatusServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetJob(self, request, context):
-        """NOT_FOUND names the jobs there are.
+        """NOT_FOUND for an unknown job; the details list the known ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,57 +115,56 @@ class StatusServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListIncidents(self, request, context):
-        """NOT_FOUND for a job that is not known.
+        """NOT_FOUND for an unknown job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListProposals(self, request, context):
-        """The newest of each job, by number. NOT_FOUND for a job that is not known.
+        """The newest proposals of each job, by number. NOT_FOUND for an unknown job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchIncidents(self, request, context):
-        """All incidents known at the time of the call first, then each change.
+        """First all incidents known at the time of the call, then each change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchSteps(self, request, context):
-        """Each step from now on, when all ranks' records of it are in.
+        """Each step from now on, once the records of all ranks have arrived.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLayout(self, request, context):
-        """NOT_FOUND for a job or a generation that is not known.
+        """NOT_FOUND for an unknown job or generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetExplanation(self, request, context):
-        """All that is kept of an incident, also of one of a job that is over. NOT_FOUND for a number that
-        nobody knows.
+        """Everything stored about an incident, also of an ended job. NOT_FOUND for an unknown number.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListOrders(self, request, context):
-        """What people have ordered and not taken back.
+        """Orders in effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetPace(self, request, context):
-        """How fast a job went. NOT_FOUND for a job that is not known.
+        """Step times and throughput of a job over time. NOT_FOUND for an unknown job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

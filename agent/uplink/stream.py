@@ -176,7 +176,7 @@ class Uplink:
                         node=self.node,
                         agent_life=self.life,
                         rack=self.rack,
-                        seen_term=self.fencing.highest,
+                        highest_term=self.fencing.highest,
                     )
                 )
             )

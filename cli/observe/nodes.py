@@ -28,7 +28,7 @@ def command(client: ClientConfig, node: str, with_well: bool, as_json: bool) -> 
     from pacekeeper.protos.convert.json import message_to_dict
 
     with status_stub(client) as stub:
-        nodes = list(ask(stub.ListNodes, status_pb2.ListNodesRequest(with_gone=True)).nodes)
+        nodes = list(ask(stub.ListNodes, status_pb2.ListNodesRequest(include_removed=True)).nodes)
     if node:
         nodes = [one for one in nodes if one.name == node]
         if not nodes:

@@ -316,7 +316,7 @@ def explanation_view(state: State, explanation: Explanation) -> status_pb2.Expla
             status_pb2.Note(step=note.step, unix_s=note.unix_s, text=note.text)
             for note in explanation.notes
         ],
-        course=status_pb2.Course(
+        course=status_pb2.IncidentTimeline(
             step=[row.step for row in rows],
             unix_s=[row.unix_s for row in rows],
             num_steps=[row.num_steps for row in rows],
@@ -329,9 +329,9 @@ def explanation_view(state: State, explanation: Explanation) -> status_pb2.Expla
     )
 
 
-def pace_view(rows: list[JobRow]) -> status_pb2.Pace:
+def pace_view(rows: list[JobRow]) -> status_pb2.JobTimeline:
     """How fast a job went, as columns."""
-    return status_pb2.Pace(
+    return status_pb2.JobTimeline(
         step=[row.step for row in rows],
         unix_s=[row.unix_s for row in rows],
         num_steps=[row.num_steps for row in rows],
@@ -342,10 +342,10 @@ def pace_view(rows: list[JobRow]) -> status_pb2.Pace:
     )
 
 
-def _measured_view(measured: SlowdownInterval | None) -> status_pb2.Measured | None:
+def _measured_view(measured: SlowdownInterval | None) -> status_pb2.SlowdownEstimate | None:
     if measured is None:
         return None
-    return status_pb2.Measured(
+    return status_pb2.SlowdownEstimate(
         slowdown=measured.slowdown,
         low=measured.low,
         high=measured.high,

@@ -82,7 +82,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         """All nodes, by name."""
         state = self.state()
         nodes = [state.nodes[name] for name in sorted(state.nodes)]
-        if request.with_gone:
+        if request.include_removed:
             nodes += gone_nodes(state)
         return status_pb2.ListNodesResponse(nodes=node_views(state, nodes))
 

@@ -275,8 +275,8 @@ class AgentControl:
         if why := self.attach_policy.may_attach(who, theirs.node, caller.peer()):
             raise self._refused(caller, grpc.StatusCode.PERMISSION_DENIED, why)
         # Last: what is said of terms ends a leader's term, so who says it must be known.
-        if theirs.seen_term > (self.leadership.term() or 0):
-            why = f"{theirs.node}: {self.leadership.describe_newer_term(theirs.seen_term)}"
+        if theirs.highest_term > (self.leadership.term() or 0):
+            why = f"{theirs.node}: {self.leadership.describe_newer_term(theirs.highest_term)}"
             raise self._refused(caller, grpc.StatusCode.UNAVAILABLE, why)
         return theirs
 

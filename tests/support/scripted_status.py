@@ -217,7 +217,9 @@ def explanation(incident: status_pb2.Incident) -> status_pb2.Explanation:
     found = status_pb2.Explanation(incident=incident)
     if incident.incident_id != 1:
         return found
-    found.measured.CopyFrom(status_pb2.Measured(slowdown=1.61, low=1.58, high=1.64, num_values=158))
+    found.measured.CopyFrom(
+        status_pb2.SlowdownEstimate(slowdown=1.61, low=1.58, high=1.64, num_values=158)
+    )
     for when, generation, first, count, step_s, slowdown in (
         ("before", 1, 380, 20, 0.98, 1.0),
         ("during", 1, 400, 12, 1.31, 1.62),
@@ -318,7 +320,7 @@ class Answers(status_pb2_grpc.StatusServiceServicer, operator_pb2_grpc.OperatorS
     def GetPace(self, request: Any, context: Any) -> Any:
         rates = [4.2e6 if step % 40 else 3.1e6 for step in range(200)]
         steps = range(200)
-        pace = status_pb2.Pace(step=steps, tokens_per_s=rates)
+        pace = status_pb2.JobTimeline(step=steps, tokens_per_s=rates)
         return status_pb2.GetPaceResponse(pace=pace)
 
     def ApproveProposal(self, request: Any, context: Any) -> Any:

@@ -56,8 +56,8 @@ def failed(answer: nvhcd_pb2.HealthCheckResponse) -> list[str]:
 
 
 def tell_suspects(controller: PaperController, *ranks: int) -> None:
-    told = control_pb2.TellSuspects(job="job", ranks=ranks)
-    controller.say(control_pb2.AttachResponse(tell_suspects=told))
+    told = control_pb2.SetSuspects(job="job", ranks=ranks)
+    controller.say(control_pb2.AttachResponse(set_suspects=told))
 
 
 def test_a_node_with_a_finding_is_left_out_by_nvrx_and_known_to_nvsentinel(tmp_path: Path) -> None:

@@ -34,13 +34,13 @@ JOB = "train"
 LAYOUT = first_layout()
 
 
-def hello(life: str, seen_term: int = 0) -> control_pb2.Hello:
+def hello(life: str, highest_term: int = 0) -> control_pb2.Hello:
     return control_pb2.Hello(
         protocol_version=reports.PROTOCOL_VERSION,
         product_version="0",
         node="node-0",
         agent_life=life,
-        seen_term=seen_term,
+        highest_term=highest_term,
     )
 
 
@@ -78,7 +78,7 @@ def test_what_a_killed_leader_has_told_the_next_one_knows(tmp_path: Path, lease_
 
         other = pair.leader(1 - leader)
         assert incidents(pair.processes[other]) == known
-        agent = ScriptedAgent(pair.addresses[other], hello("b", seen_term=1))
+        agent = ScriptedAgent(pair.addresses[other], hello("b", highest_term=1))
         agent.report_and_wait(attached(JOB, LAYOUT))
         agent.report_and_wait(JobReport(job=JOB, records=(killed(3),)))
         assert terms(agent) == {2}, "each command has the token of the new leader"
@@ -194,14 +194,14 @@ def test_terms_pass_what_an_agent_has_seen(tmp_path: Path, lease_url: str) -> No
     """The record was deleted, or etcd made anew: terms would begin below what agents obey."""
     with running(tmp_path, lease_url) as (pair, leader):
         pair.kill(1 - leader)  # it would believe once, too, if it followed
-        agent = ScriptedAgent(pair.addresses[leader], hello("a", seen_term=41))
+        agent = ScriptedAgent(pair.addresses[leader], hello("a", highest_term=41))
         assert agent.wait_for_end()[0] is grpc.StatusCode.UNAVAILABLE
         until("a later term", lambda: "leads in term 42" in pair.log(leader))
-        agent = until("it is welcome", lambda: welcome(pair, leader, hello("b", seen_term=41)))
+        agent = until("it is welcome", lambda: welcome(pair, leader, hello("b", highest_term=41)))
         assert min(terms(agent)) > 41
         # Who says so again, or what nobody can have seen, ends nobody's term.
         for seen in (min(terms(agent)) + 1, 1 << 60):
-            liar = ScriptedAgent(pair.addresses[pair.leader(leader)], hello("c", seen_term=seen))
+            liar = ScriptedAgent(pair.addresses[pair.leader(leader)], hello("c", highest_term=seen))
             code, words = liar.wait_for_end()
             assert code is grpc.StatusCode.UNAVAILABLE
             assert "not believed" in words

@@ -175,5 +175,5 @@ async def _finds_who_leads() -> None:
         await asyncio.gather(running, return_exceptions=True)
         await past.stop()
         await present.stop()
-    assert {hello.seen_term for hello in past.hellos} == {8, 9}
+    assert {hello.highest_term for hello in past.hellos} == {8, 9}
     assert len(spool) == 1 and not uplink.is_connected

@@ -268,7 +268,7 @@ def test_a_mistake_of_ours_in_reading_one_costs_that_stream_and_no_report(
         (opened(1, protocol_version=99), grpc.StatusCode.FAILED_PRECONDITION),
         (opened(1, node=""), grpc.StatusCode.INVALID_ARGUMENT),
         (opened(1, rack="\n"), grpc.StatusCode.INVALID_ARGUMENT),
-        (opened(1, seen_term=5), grpc.StatusCode.UNAVAILABLE),
+        (opened(1, highest_term=5), grpc.StatusCode.UNAVAILABLE),
         (opening(b"\xff"), grpc.StatusCode.INVALID_ARGUMENT),
         # It said nothing in time: one that was stopped meanwhile may come again. By what is
         # invalid agents end.
