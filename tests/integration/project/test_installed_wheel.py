@@ -1,6 +1,8 @@
 """The wheel as users install it: each extra brings what its part needs, and no more."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -140,6 +142,18 @@ def test_a_trainer_is_watched_with_the_base_installation(
     assert done.returncode == 0, done.stderr
     records = records_in(tmp_path / "example" / "rank-00000.ring")
     assert [record.step for record in records if isinstance(record, StepRecord)] == [*range(7)]
+
+
+def test_the_deployment_files_are_where_the_documentation_looks(installed: Environments) -> None:
+    code = re.findall(r'python -c "([^"]+)"', (ROOT / "docs" / "operations.md").read_text())
+    done = installed[""].run("-c", code[0])
+    assert done.returncode == 0, done.stderr
+    found = Path(done.stdout.strip())
+    assert found == installed[""].packages / "pacekeeper" / "deploy"
+    unit = found / "pacekeeper-agent.service"
+    assert unit.read_text() == (ROOT / "deploy" / unit.name).read_text()
+    assert (found / "kubernetes" / "kustomization.yaml").is_file()
+    assert os.access(found / "slurm-healthcheck.sh", os.X_OK)
 
 
 def test_the_adapters_need_nothing_beside_torch(folder: Path, installed: Environments) -> None:

@@ -4,6 +4,7 @@ import re
 import tarfile
 import tomllib
 import zipfile
+from email import message_from_bytes
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -36,18 +37,25 @@ def packaged() -> dict[str, str]:
     return {
         path.removeprefix("src/pacekeeper/"): path
         for path in project_files()
-        if path in OWN or path.split("/")[0] in FOLDERS
+        if path in OWN or path.split("/")[0] in FOLDERS or is_deployed(path)
     }
+
+
+def is_deployed(path: str) -> bool:
+    """Is it a file of `deploy/` that is of use without a checkout?"""
+    if path.split("/")[0] != "deploy":
+        return False
+    return path != "deploy/Containerfile" and not path.endswith(".py")
 
 
 def test_the_folders_are_the_same_everywhere() -> None:
     build = PROJECT["tool"]["hatch"]["build"]
-    assert set(build["only-include"]) == {*OWN, *FOLDERS}
+    assert set(build["only-include"]) == {*OWN, *FOLDERS, "deploy"}
     assert build["targets"]["wheel"]["sources"] == {
         "src/pacekeeper": "pacekeeper",
-        **{folder: f"pacekeeper/{folder}" for folder in FOLDERS},
+        **{folder: f"pacekeeper/{folder}" for folder in (*FOLDERS, "deploy")},
     }
-    assert set(build["targets"]["sdist"]["only-include"]) == {*OWN, *FOLDERS, "tests"}
+    assert set(build["targets"]["sdist"]["only-include"]) == {*OWN, *FOLDERS, "deploy", "tests"}
     banned = PROJECT["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
     assert set(banned) == set(FOLDERS)
 
@@ -87,8 +95,22 @@ def test_a_wheel_made_from_the_source_archive_is_the_same(wheel: Path, tmp_path:
     assert again.read_bytes() == wheel.read_bytes()
 
 
-def test_the_wheel_has_the_version_of_the_package(wheel: Path) -> None:
-    assert f"pacekeeper-{pacekeeper.__version__}.dist-info/METADATA" in names_in(wheel)
+def test_the_metadata_names_version_licences_and_extras(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        info = f"pacekeeper-{pacekeeper.__version__}.dist-info"
+        metadata = message_from_bytes(archive.read(f"{info}/METADATA"))
+    assert metadata["Version"] == pacekeeper.__version__
+    assert metadata["License-Expression"] == "Apache-2.0 AND 0BSD AND MIT"
+    licences = {path for path in project_files() if path.endswith("LICENSE")}
+    assert set(metadata.get_all("License-File", ())) == licences and len(licences) == 3
+    assert {f"{info}/licenses/{path}" for path in licences} <= names_in(wheel)
+    assert metadata["Author"] == "The pacekeeper maintainers"
+    assert set(metadata.get_all("Classifier", ())) == set(PROJECT["project"]["classifiers"])
+    assert "Typing :: Typed" in PROJECT["project"]["classifiers"]
+    extras = set(PROJECT["project"]["optional-dependencies"])
+    assert set(metadata.get_all("Provides-Extra", ())) == extras
+    required = [Requirement(line) for line in metadata.get_all("Requires-Dist", ())]
+    assert required and all(needed.marker is not None for needed in required)
 
 
 def requirements() -> dict[str, Requirement]:
