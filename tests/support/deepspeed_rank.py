@@ -40,7 +40,7 @@ def main() -> None:
     watch.close()
     assert not set(vars(engine)) & {"step", "train_batch", "_backward_epilogue"}
     torch.distributed.destroy_process_group()
-    assert watch.teller.pace.ring.num_errors == 0, watch.teller.pace.ring.reason
+    assert watch.reporter.pace.ring.num_errors == 0, watch.reporter.pace.ring.reason
 
 
 class Model(nn.Module):

@@ -64,7 +64,7 @@ def host_teller(directory: Path, **place: Any) -> StepReporter:
     )
 
 
-def told_by(teller: StepReporter) -> list[Record]:
-    assert teller.pace.ring.num_errors == 0
-    assert teller.pace.ring.path is not None
-    return records_in(teller.pace.ring.path)
+def told_by(reporter: StepReporter) -> list[Record]:
+    assert reporter.pace.ring.num_errors == 0
+    assert reporter.pace.ring.path is not None
+    return records_in(reporter.pace.ring.path)

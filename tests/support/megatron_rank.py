@@ -97,7 +97,7 @@ def main() -> None:
         assert model.config.timers is mine
         assert "step" not in vars(optimizer)
     torch.distributed.destroy_process_group()
-    assert watch.teller.pace.ring.num_errors == 0, watch.teller.pace.ring.reason
+    assert watch.reporter.pace.ring.num_errors == 0, watch.reporter.pace.ring.reason
 
 
 def _model(size: int, stages: int) -> Any:

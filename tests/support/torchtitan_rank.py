@@ -38,7 +38,7 @@ def main() -> None:
     assert trainer.forward_backward_step.__func__ is type(trainer).forward_backward_step
     assert set(vars(trainer)) == set(before)
     torch.distributed.destroy_process_group()
-    assert watch.teller.pace.ring.num_errors == 0, watch.teller.pace.ring.reason
+    assert watch.reporter.pace.ring.num_errors == 0, watch.reporter.pace.ring.reason
 
 
 class Model(nn.Module):

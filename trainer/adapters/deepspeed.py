@@ -1,11 +1,11 @@
-"""DeepSpeed, watched: an engine's steps, passes, experts' rows and loads, by wrapping that engine.
+"""Adapter for DeepSpeed: wraps an engine and reports its steps, passes, expert rows and loads.
 
-    watch = adapter_deepspeed.watch(engine, job="my-run")   # after deepspeed.initialize
-    ...                                                     # train as before
+    watch = deepspeed.watch(engine, job="my-run")  # after deepspeed.initialize
+    ...                                            # train as before
     watch.close()
 
-Only this engine's own attributes and hooks are used; nothing of DeepSpeed is imported.
-docs/trainer-deepspeed.md says what was tested and what can not be seen.
+Uses only the engine's own attributes and hooks and imports nothing of DeepSpeed.
+docs/trainer-deepspeed.md lists what was tested and what cannot be observed.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from pacekeeper.trainer.adapters import reporter
-from pacekeeper.trainer.adapters.instrumentation.expert_hooks import hooked
+from pacekeeper.trainer.adapters.instrumentation.expert_hooks import register_expert_hooks
 from pacekeeper.trainer.adapters.instrumentation.module_passes import COMPILED, is_in_backward
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
 from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter, features_of_call
+from pacekeeper.trainer.adapters.reporter import NO_FEATURES, attach
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], MicrobatchFeatures]
@@ -31,15 +31,22 @@ def watch(
     work_of: WorkOf = features_of_call,
     ring_dir: str | None = None,
 ) -> "EngineWatch":
-    """Tell pacekeeper of every training step of `engine`, a DeepSpeedEngine or a PipelineEngine.
+    """Report every training step of `engine`, a DeepSpeedEngine or a PipelineEngine.
 
-    `work_of` says what the model is called with (default: the shape of its first tensor); it must
-    not read tensors of a device. Raises ValueError for a wrong job name only.
+    Args:
+        engine: The engine.
+        job: Name of the job.
+        work_of: Returns the features of a model call (default: from the shape of its first
+            tensor). It must not read tensors of a device.
+        ring_dir: The agent's ring directory.
+
+    Raises:
+        ValueError: If the job name is invalid.
     """
     num_stages, num_shards = 1, getattr(engine, "mp_world_size", None) or 1
-    if _is_pipeline(engine):  # to whose engine stages are model parallel, too
+    if _is_pipeline(engine):  # whose engine counts stages as model parallel
         num_stages, num_shards = engine.num_stages, engine.grid.model_parallel_size
-    pace = reporter.attach(
+    pace = attach(
         job=job,
         device=torch.device(engine.device),
         ring_dir=ring_dir,
@@ -54,20 +61,20 @@ def _is_pipeline(engine: Any) -> bool:
 
 
 class EngineWatch:
-    """What was put around one engine."""
+    """Hooks and wrapped attributes of one engine."""
 
-    def __init__(self, teller: MicrobatchReporter, engine: Any, work_of: WorkOf) -> None:
-        self.teller = teller
+    def __init__(self, reporter: MicrobatchReporter, engine: Any, work_of: WorkOf) -> None:
+        self.reporter = reporter
         self.engine = engine
         self._work_of = work_of
-        self._hides_rows = False  # those of its experts, within a compiled graph
+        self._hides_rows = False  # a compiled graph hides the rows of its experts
         self._wrapping = Wrapping()
-        teller.run_guarded(self._attach)
+        reporter.run_guarded(self._attach)
 
     def close(self) -> None:
-        """The engine is as it was; the rank is done."""
+        """Restore the engine and end the attachment."""
         self._wrapping.undo()
-        self.teller.detach()
+        self.reporter.detach()
 
     def _attach(self) -> None:
         engine = self.engine
@@ -84,7 +91,7 @@ class EngineWatch:
                         self._forward_begins, prepend=True, with_kwargs=True
                     )
                 )
-            # Also run by backward passes that the engine is not asked for; there since 0.18.
+            # Since 0.18; also called by backward passes outside of the engine.
             epilogue = "_backward_epilogue"
             self._wrapping.wrap(
                 engine, epilogue if hasattr(engine, epilogue) else "backward", self._backward
@@ -92,9 +99,11 @@ class EngineWatch:
             self._wrapping.wrap(engine, "step", self._step)
         for layer, (gate, experts) in enumerate(_moe_layers(engine.module)):
             self._wrapping.hold(
-                *hooked(self.teller, layer, gate, experts, lambda output: output[-1])
+                *register_expert_hooks(
+                    self.reporter, layer, gate, experts, lambda output: output[-1]
+                )
             )
-        self.teller.collective_waits.attach()
+        self.reporter.collective_waits.attach()
 
     # -- an engine without pipeline
 
@@ -103,10 +112,10 @@ class EngineWatch:
             return
         if not module.training or not torch.is_grad_enabled() or is_in_backward():
             return
-        self.teller.begin_step(self.engine.global_steps)
-        if self._hides_rows:  # a hot expert would look like a slow rank
+        self.reporter.begin_step(self.engine.global_steps)
+        if self._hides_rows:  # else a hot expert would look like a slow rank
             return
-        self.teller.enter_pass(_ONLY)
+        self.reporter.enter_pass(_ONLY)
         self._tell_work(args, kwargs)
 
     def _compiled(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -114,54 +123,54 @@ class EngineWatch:
         return original(*args, **kwargs)
 
     def _tell_work(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.teller.add_features(
-            self.teller.run_guarded(self._work_of, args, kwargs) or reporter.NO_FEATURES
+        self.reporter.add_features(
+            self.reporter.run_guarded(self._work_of, args, kwargs) or NO_FEATURES
         )
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        self.teller.complete_pass()
+        self.reporter.complete_pass()
         return result
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = self.engine.global_steps
         result = original(*args, **kwargs)
         if self.engine.global_steps != before:  # not within an accumulation of gradients
-            self.teller.end_step()
+            self.reporter.end_step()
         return result
 
     # -- pipelines
 
     def _train_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.teller.begin_step(self.engine.global_steps)
+        self.reporter.begin_step(self.engine.global_steps)
         try:
             result = original(*args, **kwargs)
         except BaseException:
-            self.teller.abandon_step()
+            self.reporter.abandon_step()
             raise
-        self.teller.end_step(loss=self.teller.run_guarded(_on_host, result))
+        self.reporter.end_step(loss=self.reporter.run_guarded(_on_host, result))
         return result
 
     def _attach_instructions(self) -> None:
-        teller = self.teller
+        reporter = self.reporter
         plain: dict[Any, Callable[..., Any]] = dict(self.engine._INSTRUCTION_MAP)
         kinds = {kind.__name__: kind for kind in plain}
 
         def load(engine: Any, buffer_id: int, **more: Any) -> None:
-            teller.begin_loading()
+            reporter.begin_loading()
             plain[kinds["LoadMicroBatch"]](engine, buffer_id=buffer_id, **more)
-            teller.end_loading()
+            reporter.end_loading()
 
         def forward(engine: Any, buffer_id: int, **more: Any) -> None:
-            teller.enter_pass(buffer_id)
-            self._tell_work(teller.run_guarded(_inputs, engine, buffer_id) or (), {})
+            reporter.enter_pass(buffer_id)
+            self._tell_work(reporter.run_guarded(_inputs, engine, buffer_id) or (), {})
             plain[kinds["ForwardPass"]](engine, buffer_id=buffer_id, **more)
-            teller.suspend_pass()
+            reporter.suspend_pass()
 
         def backward(engine: Any, buffer_id: int, **more: Any) -> None:
-            teller.enter_pass(buffer_id)
+            reporter.enter_pass(buffer_id)
             plain[kinds["BackwardPass"]](engine, buffer_id=buffer_id, **more)
-            teller.complete_pass()
+            reporter.complete_pass()
 
         ours = {
             **plain,
@@ -173,7 +182,7 @@ class EngineWatch:
 
 
 def _moe_layers(module: Any) -> list[tuple[Any, Any]]:
-    """(gate, experts) of each MoE layer: those of `deepspeed.moe` and those AutoEP replaced."""
+    """Return (gate, experts) of each MoE layer, of `deepspeed.moe` or replaced by AutoEP."""
     found = []
     for part in module.modules():
         match type(part).__name__:
@@ -190,5 +199,5 @@ def _inputs(engine: Any, buffer_id: int) -> tuple[Any, ...]:
 
 
 def _on_host(loss: Any) -> float | None:
-    """Its value where reading it waits for no device."""
+    """Return the value of a loss on the host, None if reading it would wait for a device."""
     return float(loss) if isinstance(loss, torch.Tensor) and loss.device.type == "cpu" else None

@@ -1,11 +1,11 @@
-"""Megatron, watched: its schedules call the timers of their configuration, and are heard there.
+"""Adapter for Megatron-LM and Megatron-Core: reports passes from the schedules' timers.
 
-    watch = adapter_megatron.watch(chunks, job="my-run", optimizer=optimizer)   # Megatron-Core
-    pretrain(..., adapter_megatron.watched(forward_step, job="my-run"))         # Megatron-LM
+    watch = megatron.watch(chunks, job="my-run", optimizer=optimizer)  # Megatron-Core
+    pretrain(..., megatron.watched(forward_step, job="my-run"))        # Megatron-LM
 
-`config.timers` is a place that Megatron-Core keeps for its user: whatever is there is called with a
-name when a pass begins and ends. What was there before is called as ever. Nothing is imported but
-what Megatron has loaded. docs/trainer-megatron.md says what was tested and what can not be seen.
+Megatron-Core calls `config.timers` with a name when a pass begins and ends; the adapter wraps the
+object there and still calls it. Imports only modules that Megatron has loaded.
+docs/trainer-megatron.md lists what was tested and what cannot be observed.
 """
 
 import sys
@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from pacekeeper.trainer.adapters import reporter
-from pacekeeper.trainer.adapters.instrumentation.expert_hooks import hooked
+from pacekeeper.trainer.adapters.instrumentation.expert_hooks import register_expert_hooks
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
 from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter, features_of_call
+from pacekeeper.trainer.adapters.reporter import NO_FEATURES, attach
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], MicrobatchFeatures]
 _LM = "megatron.training.global_vars"
 _PARALLEL = "megatron.core.parallel_state"
-_ALL = "all"  # the key of a step's passes where virtual stages take turns: one record of them
+_ALL = "all"  # key of all passes of a step with virtual stages: one record
 
 
 def watch(
@@ -36,33 +36,41 @@ def watch(
     work_of: WorkOf | None = None,
     ring_dir: str | None = None,
 ) -> "ScheduleWatch":
-    """Tell pacekeeper of every training step that a schedule runs on `chunks`, this rank's model.
+    """Report every training step that a schedule runs on this rank's model.
 
-    A step ends when `optimizer` has stepped; without one, and without Megatron-LM's timers, when
-    its passes have. Steps are numbered by Megatron-LM's iteration, else from `first_step` on.
-    `work_of` says what a chunk is called with (default: the shape of its first tensor); it must not
-    read tensors of a device. Raises ValueError for a wrong job name only.
+    Args:
+        chunks: The model, or its chunks of virtual stages.
+        job: Name of the job.
+        optimizer: A step ends when it has stepped; without it, and without Megatron-LM's timers,
+            when its passes have ended.
+        first_step: Number of the first step, if Megatron-LM's iteration is unknown.
+        work_of: Returns the features of a chunk's call (default: from the shape of its first
+            tensor). It must not read tensors of a device.
+        ring_dir: The agent's ring directory.
+
+    Raises:
+        ValueError: If the job name is invalid.
     """
     chunks = list(chunks) if isinstance(chunks, list | tuple) else [chunks]
     parameter = next(chunks[0].parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
-    stage, num_stages = _of_parallel("pipeline_model_parallel")
-    _, num_shards = _of_parallel("tensor_model_parallel")
-    pace = reporter.attach(
+    stage, num_stages = _parallel_rank("pipeline_model_parallel")
+    _, num_shards = _parallel_rank("tensor_model_parallel")
+    pace = attach(
         job=job,
         device=device,
         ring_dir=ring_dir,
         role=f"stage{stage}" if num_stages > 1 else "train",
     )
-    teller = MicrobatchReporter(pace, tensor_share=1.0 / (num_stages * num_shards))
-    return ScheduleWatch(teller, chunks, optimizer, first_step, work_of or _work_of_chunk)
+    reporter = MicrobatchReporter(pace, tensor_share=1.0 / (num_stages * num_shards))
+    return ScheduleWatch(reporter, chunks, optimizer, first_step, work_of or _work_of_chunk)
 
 
 def watched(forward_step: Callable[..., Any], *, job: str, **more: Any) -> Callable[..., Any]:
-    """Megatron-LM's `forward_step(data_iterator, model)`, which attaches when it is called first.
+    """Wrap Megatron-LM's `forward_step(data_iterator, model)`; attach at its first call.
 
-    The step of that call is not told: it has begun already. The wait for the iterator is told as
-    the wait for input.
+    The step of the first call is not reported, since it has begun already. Waits for the iterator
+    are reported as waits for input.
     """
     watching: list[ScheduleWatch] = []
 
@@ -77,32 +85,32 @@ def watched(forward_step: Callable[..., Any], *, job: str, **more: Any) -> Calla
 
 
 class ScheduleWatch:
-    """What was put around one rank's model."""
+    """Hooks and wrapped timers of one rank's model."""
 
     def __init__(
         self,
-        teller: MicrobatchReporter,
+        reporter: MicrobatchReporter,
         chunks: list[Any],
         optimizer: Any,
         first_step: int,
         work_of: WorkOf,
     ) -> None:
-        self.teller = teller
+        self.reporter = reporter
         self._chunks = chunks
         self._optimizer = optimizer
         self._next_step = first_step
         self._work_of = work_of
         self._wrapping = Wrapping()
-        self._timers: HeardTimers | None = None
+        self._timers: ReportingTimers | None = None
         self._ends_at = "optimizer"
         self._takes_turns = False  # virtual stages
-        self._forwards: deque[int] = deque()  # of the step, those without a backward yet
+        self._forwards: deque[int] = deque()  # of the step, without a backward yet
         self._num_forwards = 0
-        teller.run_guarded(self._attach)
+        reporter.run_guarded(self._attach)
 
     def close(self) -> None:
-        """The model and its configuration are as they were; the rank is done."""
-        timers: HeardTimers | None = self._timers
+        """Restore the model and its configuration and end the attachment."""
+        timers: ReportingTimers | None = self._timers
         if timers is not None:
             original = timers.original
             if self._config.timers is timers:
@@ -111,17 +119,17 @@ class ScheduleWatch:
             if known is not None and getattr(known, "_GLOBAL_TIMERS", None) is timers:
                 vars(known)["_GLOBAL_TIMERS"] = original
         self._wrapping.undo()
-        self.teller.detach()
+        self.reporter.detach()
 
     def _attach(self) -> None:
-        teller = self.teller
+        reporter = self.reporter
         self._config = _config_of(self._chunks[0])
         known = sys.modules.get(_LM)
         of_lm = getattr(known, "_GLOBAL_TIMERS", None)
-        self._timers = HeardTimers(
+        self._timers = ReportingTimers(
             self._config.timers if of_lm is None else of_lm,
-            lambda name: teller.run_guarded(self._began, name),
-            lambda name: teller.run_guarded(self._ended, name),
+            lambda name: reporter.run_guarded(self._began, name),
+            lambda name: reporter.run_guarded(self._ended, name),
         )
         if of_lm is None or self._config.timers is not None:  # in an evaluation it has none
             self._config.timers = self._timers
@@ -133,69 +141,72 @@ class ScheduleWatch:
             self._wrapping.wrap(self._optimizer, "step", self._optimizer_step)
         else:
             self._ends_at = "forward-backward"
-        # Of the first chunk only: a micro-batch passes all of them.
+        # The first chunk only: a micro-batch passes through all of them.
         self._wrapping.hold(
             self._chunks[0].register_forward_pre_hook(self._chunk_begins, with_kwargs=True)
         )
         for chunk in self._chunks:
             self._hook_experts(chunk)
-        teller.collective_waits.attach()
+        reporter.collective_waits.attach()
 
     def sees(self, chunk: Any) -> None:
-        """A forward of `chunk`: perhaps another virtual stage, perhaps after an evaluation, for
-        which Megatron-LM takes the timers off and puts its own back.
+        """Register `chunk`, if new, and put our timers back.
+
+        Megatron-LM removes the timers for an evaluation and restores its own after it.
         """
         if not any(chunk is known for known in self._chunks):
             self._chunks.append(chunk)
-            self.teller.run_guarded(self._hook_experts, chunk)
+            self.reporter.run_guarded(self._hook_experts, chunk)
         timers = self._timers
         if timers is not None and self._config.timers is timers.original is not None:
             self._config.timers = timers
 
     def _hook_experts(self, chunk: Any) -> None:
         for layer, router, experts in _moe_layers(chunk):
-            self._wrapping.hold(*hooked(self.teller, layer, router, experts, _counts))
+            self._wrapping.hold(
+                *register_expert_hooks(self.reporter, layer, router, experts, _counts)
+            )
 
     def fed(self, iterator: Any) -> Any:
-        """`iterator`, whose waits are told as waits for input and are not computing."""
+        """Wrap `iterator`: its waits are reported as waits for input, not as compute."""
         if isinstance(iterator, list):
             return [self.fed(one) for one in iterator]
-        return iterator if iterator is None else _Fed(iterator, self.teller)
+        return iterator if iterator is None else _TimedIterator(iterator, self.reporter)
 
     def _optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        self.teller.run_guarded(self._ended, "optimizer")
+        self.reporter.run_guarded(self._ended, "optimizer")
         return result
 
     def _began(self, name: str) -> None:
-        teller = self.teller
+        reporter = self.reporter
         match name:
             case "forward-backward" if self._chunks[0].training and torch.is_grad_enabled():
-                teller.abandon_step()  # a step that is done again is told again, under its number
+                reporter.abandon_step()  # a repeated step is reported again under its number
                 self._forwards.clear()
                 self._num_forwards = 0
-                teller.begin_step(self._step_number())
+                reporter.begin_step(self._step_number())
             case "forward-compute":
-                teller.enter_pass(_ALL if self._takes_turns else self._num_forwards)
+                reporter.enter_pass(_ALL if self._takes_turns else self._num_forwards)
             case "backward-compute" if self._forwards:
-                teller.enter_pass(_ALL if self._takes_turns else self._forwards[0])
+                reporter.enter_pass(_ALL if self._takes_turns else self._forwards[0])
 
     def _ended(self, name: str) -> None:
-        teller = self.teller
+        reporter = self.reporter
         match name:
-            case "forward-compute" if teller.in_pass is not None:
+            case "forward-compute" if reporter.in_pass is not None:
                 self._forwards.append(self._num_forwards)
                 self._num_forwards += 1
-                teller.suspend_pass()
-            case "backward-compute" if teller.in_pass is not None:
-                self._forwards.popleft()  # in the order of the forwards, where no stages take turns
-                teller.suspend_pass() if self._takes_turns else teller.complete_pass()
+                reporter.suspend_pass()
+            case "backward-compute" if reporter.in_pass is not None:
+                self._forwards.popleft()  # in the order of the forwards, without virtual stages
+                reporter.suspend_pass() if self._takes_turns else reporter.complete_pass()
             case "forward-backward" if self._takes_turns and self._num_forwards:
-                teller.enter_pass(_ALL)
-                teller.complete_pass()
-        if name == self._ends_at and teller.step is not None:
-            self._next_step = teller.step + 1
-            teller.end_step()
+                reporter.enter_pass(_ALL)
+                reporter.complete_pass()
+        if name == self._ends_at and reporter.step is not None:
+            self._next_step = reporter.step + 1
+            reporter.end_step()
 
     def _step_number(self) -> int:
         known = sys.modules.get(_LM)
@@ -204,13 +215,13 @@ class ScheduleWatch:
         return self._next_step if iteration is None else int(iteration)
 
     def _chunk_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling() and self.teller.in_pass is not None:
-            work = self.teller.run_guarded(self._work_of, args, kwargs)
-            self.teller.add_features(work or reporter.NO_FEATURES)
+        if not torch.compiler.is_compiling() and self.reporter.in_pass is not None:
+            work = self.reporter.run_guarded(self._work_of, args, kwargs)
+            self.reporter.add_features(work or NO_FEATURES)
 
 
-class HeardTimers:
-    """In the place of Megatron's `Timers`, which it still calls; four of them are heard."""
+class ReportingTimers:
+    """Replaces Megatron's `Timers` and calls them; reports four of the timers."""
 
     _HEARD = frozenset({"forward-backward", "forward-compute", "backward-compute", "optimizer"})
 
@@ -224,15 +235,17 @@ class HeardTimers:
     def __call__(self, name: str, log_level: int | None = None) -> Any:
         timer = None if self.original is None else self.original(name, log_level)
         if name not in self._HEARD:
-            return _Silent() if timer is None else timer
-        return _Heard(name, _Silent() if timer is None else timer, self._began, self._ended)
+            return _NoTimer() if timer is None else timer
+        return _ReportingTimer(
+            name, _NoTimer() if timer is None else timer, self._began, self._ended
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.original, name)
 
 
-class _Silent:
-    """A timer where there was none."""
+class _NoTimer:
+    """A timer without effect."""
 
     def start(self, barrier: bool = False) -> None:
         """Nothing."""
@@ -241,8 +254,8 @@ class _Silent:
         """Nothing."""
 
 
-class _Heard:
-    """One call's timer. What it does itself, a barrier for instance, lies outside of the pass."""
+class _ReportingTimer:
+    """Wraps one timer; its own work, such as a barrier, is not counted in the pass."""
 
     def __init__(
         self,
@@ -265,30 +278,30 @@ class _Heard:
         return getattr(self._original, name)
 
 
-class _Fed:
-    """A data iterator; all else than its next item is the original's."""
+class _TimedIterator:
+    """Wraps a data iterator and times its next item."""
 
-    def __init__(self, iterator: Any, teller: MicrobatchReporter) -> None:
-        self._iterator, self._teller = iterator, teller
+    def __init__(self, iterator: Any, reporter: MicrobatchReporter) -> None:
+        self._iterator, self._reporter = iterator, reporter
 
-    def __iter__(self) -> "_Fed":
+    def __iter__(self) -> "_TimedIterator":
         return self
 
     def __next__(self) -> Any:
-        if self._teller.step is None:  # an evaluation's
+        if self._reporter.step is None:  # in an evaluation
             return next(self._iterator)
-        with self._teller.collective_waits.around():
-            self._teller.begin_loading()
+        with self._reporter.collective_waits.wait_block():
+            self._reporter.begin_loading()
             item = next(self._iterator)
-            self._teller.end_loading()
+            self._reporter.end_loading()
         return item
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
 
 
-def _of_parallel(kind: str) -> tuple[int, int]:
-    """(own place, size) in Megatron-Core's group of this kind; alone where there is none."""
+def _parallel_rank(kind: str) -> tuple[int, int]:
+    """Return (rank, size) in Megatron-Core's group of this kind, (0, 1) if there is none."""
     state = sys.modules.get(_PARALLEL)
     if state is None or not state.model_parallel_is_initialized():
         return 0, 1
@@ -306,12 +319,12 @@ def _config_of(chunk: Any) -> Any:
 
 
 def _counts(output: Any) -> Any:
-    """Of (probabilities, map [tokens, experts] of what was chosen)."""
+    """Return tokens by expert from a router's (probabilities, chosen [tokens, experts])."""
     return output[1].sum(dim=0)
 
 
 def _moe_layers(chunk: Any) -> list[tuple[int, Any, Any]]:
-    """(number in the whole model, router, experts) of each MoE layer."""
+    """Return (index in the whole model, router, experts) of each MoE layer."""
     return [
         (max(0, (part.router.layer_number or 1) - 1), part.router, part.experts)
         for part in chunk.modules()
@@ -320,7 +333,7 @@ def _moe_layers(chunk: Any) -> list[tuple[int, Any, Any]]:
 
 
 def _work_of_chunk(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MicrobatchFeatures:
-    """By the shape of its tokens; of packed sequences the squares are untold."""
+    """Return the features of a chunk's call; squared lengths of packed sequences are unknown."""
     work = features_of_call(args, kwargs)
     if kwargs.get("packed_seq_params") is None:
         return work

@@ -60,12 +60,12 @@ class MicrobatchReporter(StepReporter):
         else:
             self._clock.resume_suspended(known.aside)
         self.in_pass = key
-        self.collective_waits.opened()
+        self.collective_waits.open_pass()
 
     @never_raises
     def suspend_pass(self) -> None:
         """End the pass; its micro-batch has further passes."""
-        self.collective_waits.closed()
+        self.collective_waits.close_pass()
         key, self.in_pass = self.in_pass, None
         if key is not None:
             self._open[key].aside = self._clock.suspend()
@@ -73,7 +73,7 @@ class MicrobatchReporter(StepReporter):
     @never_raises
     def complete_pass(self) -> None:
         """End the last pass of a micro-batch and report it."""
-        self.collective_waits.closed()
+        self.collective_waits.close_pass()
         key, self.in_pass = self.in_pass, None
         if key is None:
             return
@@ -171,7 +171,7 @@ class MicrobatchReporter(StepReporter):
 
     def _drop_passes(self) -> None:
         """Drop passes without an end, whose forward was discarded."""
-        self.collective_waits.closed()
+        self.collective_waits.close_pass()
         self.expert_counts.forget()
         self.in_pass = None
         self._open.clear()

@@ -99,7 +99,7 @@ class WaitAwareClock:
     def begin(self) -> None:
         self._depth = 0
         self._clock.begin()
-        self.waits.opened()
+        self.waits.open_pass()
 
     def pause(self) -> None:
         self._depth += 1
@@ -113,7 +113,7 @@ class WaitAwareClock:
                 self._clock.resume()
 
     def end(self) -> ComputeTime | None:
-        self.waits.closed()
+        self.waits.close_pass()
         return self._clock.end()
 
     def known(self) -> list[ComputeTime]:

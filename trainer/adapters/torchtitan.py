@@ -1,9 +1,9 @@
-"""torchtitan, watched: a trainer's steps, passes, rows and loads of experts, by wrapping it.
+"""Adapter for torchtitan: wraps a trainer and reports steps, passes, expert rows and loads.
 
-    watch = adapter_torchtitan.watch(trainer, job="my-run")  # before trainer.train()
+    watch = torchtitan.watch(trainer, job="my-run")  # before trainer.train()
 
-Only this trainer's own attributes and hooks are used; nothing of torchtitan is imported.
-docs/trainer-torchtitan.md says what was tested and what can not be seen.
+Uses only the trainer's own attributes and hooks and imports nothing of torchtitan.
+docs/trainer-torchtitan.md lists what was tested and what cannot be observed.
 """
 
 import logging
@@ -16,40 +16,45 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
-from pacekeeper.trainer.adapters import reporter
 from pacekeeper.trainer.adapters.instrumentation.batch_features import features_of_batch
 from pacekeeper.trainer.adapters.instrumentation.collectives import waits_of_fsdp
-from pacekeeper.trainer.adapters.instrumentation.expert_hooks import ExpertsBegin, Routed, hooked
+from pacekeeper.trainer.adapters.instrumentation.expert_hooks import (
+    ExpertRowsHook,
+    RouterHook,
+    register_expert_hooks,
+)
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
 from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter
+from pacekeeper.trainer.adapters.reporter import attach, can_time
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_BY_DOCUMENT = ("Flex", "Varlen")  # attention that keeps to documents, by the name of its settings
+_BY_DOCUMENT = ("Flex", "Varlen")  # attention limited to documents, by its settings' class name
 _log = logging.getLogger(__name__)
 
 
 def watch(trainer: Any, *, job: str, ring_dir: str | None = None) -> "TrainerWatch":
-    """Tell pacekeeper of every training step of `trainer`, a torchtitan Trainer.
+    """Report every training step of `trainer`, a torchtitan Trainer.
 
-    Raises ValueError for a wrong job name only.
+    Raises:
+        ValueError: If the job name is invalid.
     """
     dims = trainer.parallel_dims
     stage = dims.get_mesh("pp").get_local_rank() if dims.pp > 1 else 0
-    pace = reporter.attach(
+    pace = attach(
         job=job,
         device=torch.device(trainer.device),
         ring_dir=ring_dir,
         role=f"stage{stage}" if dims.pp > 1 else "train",
     )
-    teller = MicrobatchReporter(pace, tensor_share=1.0 / (dims.pp * dims.tp))
-    return TrainerWatch(teller, trainer)
+    reporter = MicrobatchReporter(pace, tensor_share=1.0 / (dims.pp * dims.tp))
+    return TrainerWatch(reporter, trainer)
 
 
 def why_untimed(trainer: Any) -> str:
-    """What keeps a rank's own computing from being told apart from waiting; empty: nothing."""
+    """Return why compute cannot be timed without waits; empty if it can."""
     config = trainer.config
-    if not reporter.can_time(torch.device(trainer.device)):
+    if not can_time(torch.device(trainer.device)):
         return f"no clock for {trainer.device}"
     if not getattr(config.training, "disable_cuda_graphs", True):
         return "CUDA graphs hide the waits in them"
@@ -59,12 +64,12 @@ def why_untimed(trainer: Any) -> str:
 
 
 class TrainerWatch:
-    """What was put around one trainer."""
+    """Hooks and wrapped attributes of one trainer."""
 
-    def __init__(self, teller: MicrobatchReporter, trainer: Any) -> None:
-        self.teller = teller
+    def __init__(self, reporter: MicrobatchReporter, trainer: Any) -> None:
+        self.reporter = reporter
         self.trainer = trainer
-        self.untimed = ""  # why passes are not told, where they are not
+        self.untimed = ""  # why passes are not reported; empty: they are
         self._wrapping = Wrapping()
         self._work: deque[MicrobatchFeatures] = (
             deque()
@@ -72,12 +77,12 @@ class TrainerWatch:
         self._num_passes = 0
         self._tokens = 0  # of the step
         self._loss: float | None = None
-        teller.run_guarded(self._attach)
+        reporter.run_guarded(self._attach)
 
     def close(self) -> None:
-        """The trainer is as it was; the rank is done."""
+        """Restore the trainer and end the attachment."""
         self._wrapping.undo()
-        self.teller.detach()
+        self.reporter.detach()
 
     def _attach(self) -> None:
         trainer = self.trainer
@@ -85,30 +90,30 @@ class TrainerWatch:
         self._wrapping.wrap(trainer, "train_step", self._train_step)
         self._wrapping.wrap(trainer.metrics_processor, "log", self._logged)
         if self.untimed:
-            _log.info("steps are told, passes are not: %s", self.untimed)
+            _log.info("reports steps only: %s", self.untimed)
             return
         self._wrapping.wrap(trainer, "forward_backward_step", self._pass)
-        if not _is_compiled(trainer.config):  # a hook would have to be compiled, too
+        if not _is_compiled(trainer.config):  # else the hook would be compiled, too
             for part in trainer.model_parts:
                 self._hook_experts(part)
-        self.teller.collective_waits.attach(*waits_of_fsdp())
+        self.reporter.collective_waits.attach(*waits_of_fsdp())
 
     def _hook_experts(self, model: Any) -> None:
         for number, (name, part) in enumerate(_moe_layers(model)):
             found = _LAYER.search(name)
             layer = int(found[1]) if found else number
             if hasattr(part, "routed_experts"):  # since 0.3
-                routed = _Counted(Routed(self.teller, layer, _counts))
+                routed = _RoutedInput(RouterHook(self.reporter, layer, _counts))
                 self._wrapping.hold(
                     part.routed_experts.register_forward_pre_hook(routed, with_kwargs=True),
                     part.routed_experts.inner_experts.register_forward_pre_hook(
-                        ExpertsBegin(self.teller)
+                        ExpertRowsHook(self.reporter)
                     ),
                 )
             else:
                 self._wrapping.hold(
-                    *hooked(
-                        self.teller,
+                    *register_expert_hooks(
+                        self.reporter,
                         layer,
                         part.router,
                         part.experts,
@@ -119,27 +124,27 @@ class TrainerWatch:
     def _train_step(self, original: Callable[..., Any], data_iterator: Iterator[Any]) -> Any:
         self._work.clear()
         self._num_passes, self._tokens, self._loss = 0, 0, None
-        self.teller.begin_step(self.trainer.step)
+        self.reporter.begin_step(self.trainer.step)
         try:
-            result = original(_Fed(data_iterator, self))
+            result = original(_TimedBatches(data_iterator, self))
         except BaseException:
-            self.teller.abandon_step()
+            self.reporter.abandon_step()
             raise
-        tokens = self._tokens if self.untimed else 0  # of all ranks: their batches are of one shape
-        self.teller.end_step(tokens=tokens * _num_batches(self.trainer), loss=self._loss)
+        tokens = self._tokens if self.untimed else 0  # all ranks have batches of one shape
+        self.reporter.end_step(tokens=tokens * _num_batches(self.trainer), loss=self._loss)
         return result
 
     def _pass(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.teller.enter_pass(self._num_passes)
+        self.reporter.enter_pass(self._num_passes)
         self._num_passes += 1
-        self.teller.run_guarded(self._tell_work, kwargs.get("labels"))
+        self.reporter.run_guarded(self._tell_work, kwargs.get("labels"))
         result = original(*args, **kwargs)
-        self.teller.complete_pass()
+        self.reporter.complete_pass()
         return result
 
     def _tell_work(self, labels: Any) -> None:
-        for _ in range(len(labels) if isinstance(labels, list) else 1):  # a pipeline's are several
-            self.teller.add_features(self._work.popleft())
+        for _ in range(len(labels) if isinstance(labels, list) else 1):  # several in a pipeline
+            self.reporter.add_features(self._work.popleft())
 
     def _logged(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loss = args[1] if len(args) > 1 else kwargs.get("global_avg_loss")
@@ -147,7 +152,7 @@ class TrainerWatch:
         return original(*args, **kwargs)
 
     def fetched(self, batch: Any) -> None:
-        """The next batch of the open step is here."""
+        """Add the features of a fetched batch."""
         inputs = batch[0]["input"]
         self._tokens += inputs.numel()
         self._work.append(
@@ -158,28 +163,28 @@ class TrainerWatch:
         return int(getattr(self.trainer.parallel_dims, "cp", 1))
 
 
-class _Fed:
-    """The trainer's batches; the wait for each is told as the wait for input."""
+class _TimedBatches:
+    """The trainer's batches; each wait is reported as a wait for input."""
 
     def __init__(self, batches: Iterator[Any], watch: TrainerWatch) -> None:
         self._batches, self._watch = batches, watch
 
-    def __iter__(self) -> "_Fed":
+    def __iter__(self) -> "_TimedBatches":
         return self
 
     def __next__(self) -> Any:
-        teller = self._watch.teller
-        teller.begin_loading()
+        reporter = self._watch.reporter
+        reporter.begin_loading()
         batch = next(self._batches)
-        teller.end_loading()
-        teller.run_guarded(self._watch.fetched, batch)
+        reporter.end_loading()
+        reporter.run_guarded(self._watch.fetched, batch)
         return batch
 
 
-class _Counted:
-    """A hook before a layer's routed experts, whose last argument is what a router would say."""
+class _RoutedInput:
+    """Pre-hook of a layer's routed experts, whose last argument holds the router's counts."""
 
-    def __init__(self, routed: Routed) -> None:
+    def __init__(self, routed: RouterHook) -> None:
         self._routed = routed
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -191,13 +196,13 @@ def _counts(arguments: tuple[Any, ...]) -> Tensor:
 
 
 def _local(counts: Any) -> Tensor:
-    """This rank's own part of what may be spread over a tensor group."""
+    """Return this rank's part of counts that may be sharded over a tensor group."""
     own: Tensor = counts.to_local() if hasattr(counts, "to_local") else counts
     return own
 
 
 def _work_of(batch: Mapping[str, Any], *, by_document: bool, parts: int) -> MicrobatchFeatures:
-    """Of one batch in host memory; of its sequences this rank computes one of `parts`."""
+    """Return the features of a batch in host memory, of which this rank computes 1 / `parts`."""
     tokens = batch["input"]
     work = features_of_batch({"input_ids": tokens})
     squared, documents = work[1], work[5]
@@ -207,7 +212,7 @@ def _work_of(batch: Mapping[str, Any], *, by_document: bool, parts: int) -> Micr
             squared = documents = 0
         else:
             starts = positions.reshape(tokens.shape) == 0
-            starts[:, 0] = True  # no document reaches over the end of a row
+            starts[:, 0] = True  # documents end with their row
             begins = starts.flatten().nonzero().flatten()
             lengths = torch.cat([begins, begins.new_tensor([tokens.numel()])]).diff()
             squared, documents = int((lengths * lengths).sum()), len(lengths)
@@ -221,7 +226,7 @@ def _keeps_to_documents(trainer: Any) -> bool:
 
 
 def _num_batches(trainer: Any) -> int:
-    """Ranks, or groups of them, that train on different batches."""
+    """Return the number of data-parallel replicas."""
     dims = trainer.parallel_dims
     return int(getattr(dims, "dp_replicate", 1) * getattr(dims, "dp_shard", 1))
 

@@ -1,7 +1,7 @@
-"""The work of a batch of token sequences, from what its tensors' shapes tell without a device.
+"""Features of a batch of token sequences, from shapes and host tensors only.
 
-Padding is computed like other tokens and so is counted. What only the device knows - where
-documents begin in a packed batch that lies there - is untold: to read it would wait for the device.
+Padding is computed like other tokens and is counted. Document boundaries on a device are not read,
+since that would wait for the device; the squared lengths are then unknown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,12 @@ BEGINS = ("cu_seq_lens_q", "cu_seqlens", "position_ids")  # where documents begi
 def features_of_batch(
     batch: Mapping[str, Any], *, skips_padding: bool = False
 ) -> MicrobatchFeatures:
-    """Tokens, sum of squared lengths and documents of `batch`, as far as they are told.
+    """Return tokens, sum of squared lengths and documents of `batch`, as far as they are known.
 
-    `skips_padding`: attention is computed over real tokens only (flash attention with a mask), the
-    lengths of which are read where the mask lies in host memory.
+    Args:
+        batch: Tensors by name, such as `input_ids` [sequences, tokens].
+        skips_padding: Whether attention covers real tokens only (flash attention with a mask);
+            lengths are then read from a mask in host memory.
     """
     shapes = [
         tuple(batch[name].shape[:2])
@@ -46,7 +48,9 @@ def features_of_batch(
 
 
 def _document_lengths(batch: Mapping[str, Any], skips_padding: bool) -> Sequence[int] | None:
-    """Of a packed or unpadded batch; empty where each row is one document; None: not known."""
+    """Return document lengths of a packed or unpadded batch; empty if each row is one document,
+    None if unknown.
+    """
     names = [name for name in BEGINS if isinstance(batch.get(name), Tensor)]
     if names:
         told: Tensor = batch[names[0]]

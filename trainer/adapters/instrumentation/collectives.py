@@ -1,10 +1,10 @@
-"""Waiting in torch.distributed is not compute, whoever calls it: its waits are overheard.
+"""Pauses a rank's clock while torch.distributed waits for other ranks.
 
-A foreign trainer's collectives are called in its own code and in torch's. All of them pass one of
-four places: a method of a process group (where NCCL runs what is not asynchronous), `Work.wait`,
-the operator that waits for a functional collective, in backward passes called from C++, and the
-end of a backward pass, where DistributedDataParallel waits in C++ for the gradients of all. While
-a `CollectiveWaits` is attached these pause its clock. Nothing else about them is changed.
+Collectives of a foreign trainer are called in its own code and in torch's. All of them pass one of
+four places: a method of a process group (where NCCL runs synchronous ones), `Work.wait`, the
+operator that waits for a functional collective (called from C++ in backward passes), and the end of
+a backward pass, where DistributedDataParallel waits in C++ for all gradients. While a
+`CollectiveWaits` is attached, these pause its clock; they are not changed otherwise.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from pacekeeper.trainer.adapters.instrumentation.module_passes import (
 )
 from pacekeeper.trainer.hooks.compute_timers import SegmentClock
 
-# Of torch 2.6 to 2.13; those that a version does not have are passed over.
+# Of torch 2.6 to 2.13; a version may lack some.
 _METHODS = (
     *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base"),
     *("all_gather_single", "all_gather_single_coalesced", "allreduce", "allreduce_coalesced"),
@@ -32,19 +32,19 @@ _METHODS = (
     *("reduce_scatter_tensor_coalesced", "send"),
 )
 _FUNCTIONAL = "_c10d_functional"
-_RUNS = "_engine_run_backward"  # of torch.autograd: what its `backward` and `grad` call
+_RUNS = "_engine_run_backward"  # of torch.autograd, called by `backward` and `grad`
 Call = Callable[..., Any]
-_listening: "list[CollectiveWaits]" = []  # of this process: mostly one
+_listening: "list[CollectiveWaits]" = []  # of this process; usually one
 _INHERITED = object()
-# Owner, name, what stood there: not what `getattr` makes of it, which of a C++ class is unbound.
+# Owner, name, previous value of its `__dict__`: `getattr` of a C++ class would give another one.
 _replaced: list[tuple[Any, str, Any]] = []
 
 
 class CollectiveWaits:
-    """Pauses `timer` in waits for other ranks, while a pass of a micro-batch is open.
+    """Pauses `timer` in waits for other ranks while a pass of a micro-batch is open.
 
-    Waits of other threads, and on other streams of a device than the one the pass began on, are
-    nobody's waiting: they run beside the computing. What autograd's threads do is the pass's own.
+    Waits in other threads, or on other streams than the one of the pass, overlap with compute and
+    do not pause it. Threads of autograd belong to the pass.
     """
 
     def __init__(self, timer: SegmentClock, count_error: Callable[[Exception], None]) -> None:
@@ -55,7 +55,7 @@ class CollectiveWaits:
         self._is_paused = False
 
     def attach(self, *more: tuple[Any, str]) -> None:
-        """Begin to listen. `more`: (class, method) pairs that wait for other ranks, too."""
+        """Patch torch.distributed, and `more`: (class, method) pairs that wait for other ranks."""
         try:
             if not _listening:
                 _replace_all()
@@ -67,7 +67,7 @@ class CollectiveWaits:
             self._count_error(error)
 
     def detach(self) -> None:
-        """Stop listening; who was the last puts everything back."""
+        """Stop; the last one to detach restores torch.distributed."""
         with contextlib.suppress(ValueError):
             _listening.remove(self)
         if not _listening:
@@ -80,38 +80,36 @@ class CollectiveWaits:
 
     @property
     def is_open(self) -> bool:
-        """Is a pass open, of whatever thread?"""
+        """Whether a pass is open, in any thread."""
         return self._thread != 0
 
-    def opened(self) -> None:
-        """A pass began in this thread, on its present stream."""
+    def open_pass(self) -> None:
+        """Start a pass in this thread, on its current stream."""
         self._thread, self._is_paused = threading.get_ident(), False
         self._stream = _current_stream()
 
-    def closed(self) -> None:
-        """It is over, or another has its turn; perhaps in the middle of a wait, at the end of a
-        backward pass.
-        """
-        self.ends()
+    def close_pass(self) -> None:
+        """End or suspend the pass, possibly within a wait at the end of a backward pass."""
+        self.end_wait()
         self._thread = 0
 
     @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
-        """A wait, if it is the pass's: one inside another counts once."""
-        is_ours = self.begins()
+    def wait_block(self) -> Iterator[None]:
+        """Context manager of a wait; nested waits count once."""
+        is_ours = self.begin_wait()
         try:
             yield
         finally:
             if is_ours:
-                self.ends()
+                self.end_wait()
 
-    def computed_all(self) -> None:
-        """All gradients of a backward pass are there; what was queued for its end runs next."""
-        if self.begins():
-            at_end_of_backward(self.ends)  # after that: DistributedDataParallel's wait
+    def begin_final_wait(self) -> None:
+        """Start the wait at the end of a backward pass, once all its gradients are computed."""
+        if self.begin_wait():
+            at_end_of_backward(self.end_wait)  # after that: DistributedDataParallel's wait
 
-    def begins(self) -> bool:
-        """A wait begins; False where it is no wait of the pass, or lies within another."""
+    def begin_wait(self) -> bool:
+        """Start a wait; return False if it is not one of the pass or lies within another."""
         is_ours = False
         try:
             if self._thread and not self._is_paused and self._is_of_pass():
@@ -121,8 +119,8 @@ class CollectiveWaits:
             self._count_error(error)
         return is_ours
 
-    def ends(self) -> None:
-        """The wait is over; without one: nothing."""
+    def end_wait(self) -> None:
+        """End the wait, if there is one."""
         if not self._is_paused:
             return
         self._is_paused = False
@@ -138,7 +136,7 @@ class CollectiveWaits:
 
 
 def waits_of_fsdp() -> list[tuple[Any, str]]:
-    """Where torch's sharded data parallelism waits by streams: for parameters, and at the end."""
+    """Return the methods where FSDP2 waits by streams: for parameters, and at the end."""
     try:
         from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
     except ImportError:
@@ -156,34 +154,34 @@ def _replace_all() -> None:
             _replace(c10d.ProcessGroup, name)
     _replace(c10d.Work, "wait")
     if hasattr(torch.autograd, _RUNS):
-        _replace(torch.autograd, _RUNS, _ended_by_waits)
+        _replace(torch.autograd, _RUNS, _pausing_at_end)
     _functional_kernels()
 
 
 def _replace(owner: Any, name: str, by: "Callable[[Call], Call] | None" = None) -> None:
     before = vars(owner).get(name, _INHERITED)
-    setattr(owner, name, (by or _overheard)(getattr(owner, name)))
+    setattr(owner, name, (by or _pausing)(getattr(owner, name)))
     _replaced.append((owner, name, before))
 
 
-def _overheard(original: Call) -> Call:
+def _pausing(original: Call) -> Call:
     @functools.wraps(original)
     def waiting(*args: Any, **kwargs: Any) -> Any:
         if not _listening or (args and getattr(args[-1], "asyncOp", False) is True):
-            return original(*args, **kwargs)  # begun beside the computing: waited for later
-        begun = [one for one in _listening if one.begins()]
+            return original(*args, **kwargs)  # asynchronous: waited for later
+        begun = [one for one in _listening if one.begin_wait()]
         try:
             return original(*args, **kwargs)
         finally:
             for one in begun:
-                one.ends()
+                one.end_wait()
 
     return waiting
 
 
-def _ended_by_waits(run: Call) -> Call:
-    """The engine's run of a backward pass, `run(outputs, ...)`; not one inside another, which does
-    a part of the forward again.
+def _pausing_at_end(run: Call) -> Call:
+    """Wrap the engine's run of a backward pass, `run(outputs, ...)`, unless nested in another one
+    (recomputation).
     """
 
     @functools.wraps(run)
@@ -193,7 +191,7 @@ def _ended_by_waits(run: Call) -> Call:
         first = [True]
 
         def begun(gradient: Any) -> None:
-            if first:  # queued before anybody else's callback, and so run before
+            if first:  # queued, and so run, before any other callback
                 first.clear()
                 at_end_of_backward(_computed_all)
 
@@ -208,17 +206,17 @@ def _ended_by_waits(run: Call) -> Call:
 
 def _computed_all() -> None:
     for one in _listening:
-        one.computed_all()
+        one.begin_final_wait()
 
 
 @functools.cache
 def _functional_kernels() -> tuple[Any, ...]:
-    """Once a process: operators can not be given back. Without a listener they only pass on."""
+    """Replace the operators once per process: they cannot be restored, only passed through."""
     if not hasattr(torch.library, "get_kernel"):
         return ()  # before torch 2.10: waits of functional collectives count as compute
     library = torch.library.Library(_FUNCTIONAL, "IMPL")
     for device in ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",):
         kernel = torch.library.get_kernel(f"{_FUNCTIONAL}::wait_tensor", device)
-        call = _overheard(kernel.call_boxed)
+        call = _pausing(kernel.call_boxed)
         library.impl("wait_tensor", call, device, with_keyset=True)
     return (library,)

@@ -1,13 +1,13 @@
-"""When a torch module computes: from its forward pass to the end of its backward, waits left out.
+"""Times a torch module from its forward pass to the end of its backward, without waits.
 
 Data-parallel wrappers end a backward pass by waiting for all ranks' gradients, in a callback that
-they queue in the engine during the pass. Ours is queued before, as soon as the first gradient of
-an output is known, and so runs first: when all gradients are computed and nobody was waited for.
-What lies between the passes - a loss outside the module - is not counted. A forward pass that is
-no training (evaluation, no gradients) or that a backward pass does again is passed over.
+they queue in the autograd engine during the pass. Our callback is queued earlier, at the first
+gradient of an output, and so runs first: after all gradients are computed, before the wait. Time
+between the passes, such as a loss outside the module, is not counted. Forward passes without
+training (evaluation, no gradients) and recomputation are ignored.
 
-Hooks within a compiled graph would break it, or fail where it must be whole: while one is traced
-they are empty. A module that was compiled as such is watched around its graph.
+Hooks would break a compiled graph, so they do nothing while one is traced. A module compiled as a
+whole is wrapped around its graph.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,21 +27,21 @@ WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], MicrobatchFeatures]
 
 
 def is_in_backward() -> bool:
-    """Is this thread in a backward pass: recomputing what a checkpoint left out, for instance?"""
+    """Whether this thread runs a backward pass, for instance to recompute a forward."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
-    """`call` when the running backward pass has computed all; after those that were queued."""
+    """Call `call` at the end of the running backward pass, after callbacks queued before."""
     engine: Any = Variable._execution_engine
     engine.queue_callback(call)
 
 
 class PassWatch:
-    """Tells a teller of every training pass of a module, until it is closed."""
+    """Reports every training pass of a module until it is closed."""
 
-    def __init__(self, teller: StepReporter, module: torch.nn.Module, work_of: WorkOf) -> None:
-        self._teller = teller
+    def __init__(self, reporter: StepReporter, module: torch.nn.Module, work_of: WorkOf) -> None:
+        self._reporter = reporter
         self._work_of = work_of
         self._module = module
         self._wrapping = Wrapping()
@@ -54,7 +54,7 @@ class PassWatch:
             )
 
     def close(self) -> None:
-        """The module is as it was."""
+        """Remove the hooks from the module."""
         self._wrapping.undo()
 
     def _compiled(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -73,32 +73,34 @@ class PassWatch:
         try:
             work = self._work_of(args, kwargs)
         except Exception as error:
-            self._teller.pace.ring.count_error(error)
+            self._reporter.pace.ring.count_error(error)
             work = NO_FEATURES
-        self._teller.begin_microbatch(work)
+        self._reporter.begin_microbatch(work)
 
     def _forward_ended(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self._teller.is_computing or is_in_backward():
+        if torch.compiler.is_compiling() or not self._reporter.is_computing or is_in_backward():
             return
         try:
-            self._teller.pause()
+            self._reporter.pause()
             tensors = [t for t in tensors_in(output) if t.requires_grad]
             if tensors:
                 register_multi_grad_hook(tensors, self._backward_begins, mode="any")
         except Exception as error:
-            self._teller.pace.ring.count_error(error)
+            self._reporter.pace.ring.count_error(error)
 
     def _backward_begins(self, gradient: Tensor) -> None:
         try:
-            self._teller.resume()
-            at_end_of_backward(self._teller.end_microbatch)
+            self._reporter.resume()
+            at_end_of_backward(self._reporter.end_microbatch)
         except Exception as error:
-            self._teller.pace.ring.count_error(error)
+            self._reporter.pace.ring.count_error(error)
 
 
 def computes_alone(model: torch.nn.Module) -> bool:
-    """Does a rank compute a pass without the others? Where parameters are sharded (FSDP, tensor
-    parallelism) every layer waits for all, and all ranks would look as slow as the slowest.
+    """Whether a rank computes a pass without waiting for others.
+
+    With sharded parameters (FSDP, tensor parallelism) every layer waits for all ranks, and all
+    would look as slow as the slowest.
     """
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         return False
@@ -106,7 +108,7 @@ def computes_alone(model: torch.nn.Module) -> bool:
 
 
 def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
-    """Of an output: a tensor, or what sequences and mappings hold, not far below."""
+    """Yield the tensors of a module's output, in nested sequences and mappings to `depth`."""
     match value:
         case Tensor():
             yield value

@@ -1,4 +1,4 @@
-"""Calls of foreign objects go through ours, and hooks, until they are given back as they were."""
+"""Wraps attributes and registers hooks of foreign objects, and undoes all of it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,32 +7,32 @@ _MISSING = object()
 
 
 class Wrapping:
-    """Attributes of objects, not of their classes, and what stood there before."""
+    """Replaced attributes of objects (not of their classes) with their previous values."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
         self._hooks: list[Any] = []
 
-    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """`owner.name(...)` becomes `around(original, ...)`."""
+    def wrap(self, owner: Any, name: str, wait_block: Callable[..., Any]) -> None:
+        """Replace `owner.name(...)` by `around(original, ...)`."""
         original = getattr(owner, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
+            return wait_block(original, *args, **kwargs)
 
         self.put(owner, name, wrapped)
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """`owner.name` is `value` from now on."""
+        """Set `owner.name` to `value`."""
         self._before.append((owner, name, vars(owner).get(name, _MISSING)))
         setattr(owner, name, value)
 
     def hold(self, *handles: Any) -> None:
-        """Hooks of torch's modules, to be removed with the rest."""
+        """Keep handles of module hooks, to be removed by `undo`."""
         self._hooks += handles
 
     def undo(self) -> None:
-        """No hook of ours is left, and all attributes are as they were, the last one first."""
+        """Remove all hooks and restore all attributes, the last one first."""
         while self._hooks:
             self._hooks.pop(0).remove()
         while self._before:

@@ -130,7 +130,7 @@ class PipelineEngine(Engine):
 
 
 def told(watch: EngineWatch, kind: type[Any]) -> list[Any]:
-    ring = watch.teller.pace.ring
+    ring = watch.reporter.pace.ring
     assert ring.num_errors == 0, ring.reason
     assert ring.path is not None
     return [record for record in records_in(ring.path) if isinstance(record, kind)]
@@ -238,9 +238,9 @@ def test_what_goes_wrong_in_here_is_no_matter_of_the_training(
     def broken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MicrobatchFeatures:
         raise RuntimeError("what is this?")
 
-    watch = deepspeed.EngineWatch(watched(engine).teller, engine, broken)
+    watch = deepspeed.EngineWatch(watched(engine).reporter, engine, broken)
     train(engine, 4)
-    assert watch.teller.pace.ring.num_errors > 0
+    assert watch.reporter.pace.ring.num_errors > 0
     assert engine.global_steps == 1
 
 
@@ -271,10 +271,10 @@ def test_a_compiled_engine_stays_one_graph_and_hidden_experts_accuse_nobody(
         engine.backward(engine(torch.ones(2, 3)))
         engine.step()
     watch.close()
-    assert watch.teller.pace.ring.path is not None
-    records = records_in(watch.teller.pace.ring.path)
+    assert watch.reporter.pace.ring.path is not None
+    records = records_in(watch.reporter.pace.ring.path)
     assert [r.step for r in records if isinstance(r, StepRecord)] == [0, 1]
     told = [r.tokens for r in records if isinstance(r, MicroBatchRecord)]
     assert told == ([] if has_experts else [6, 6])
     assert graphs.frame_count == 1
-    assert watch.teller.pace.ring.num_errors == 0
+    assert watch.reporter.pace.ring.num_errors == 0

@@ -105,8 +105,8 @@ def test_in_any_order_nothing_raises_and_nothing_is_told_twice(
                     expected.append((begun, has_passed))
                     begun = -1
                 run.say(moment)
-    teller = run.watch.teller
-    assert teller is not None and teller.pace.ring.num_errors == 0
+    reporter = run.watch.reporter
+    assert reporter is not None and reporter.pace.ring.num_errors == 0
     run.say("on_train_end")
     run.train_pass()
     records = records_in(directory / "j" / "rank-00000.ring")
@@ -124,26 +124,26 @@ def test_each_run_of_a_process_is_a_life_of_its_own(tmp_path: Path) -> None:
     lives = []
     for _ in range(2):
         run.say("on_train_begin")
-        assert run.watch.teller is not None
-        lives.append(run.watch.teller.pace.ring.life)
+        assert run.watch.reporter is not None
+        lives.append(run.watch.reporter.pace.ring.life)
     assert lives[1] > lives[0]
     run.say("on_train_end")
-    assert run.watch.teller is None
+    assert run.watch.reporter is None
 
 
 def test_input_is_timed_but_for_the_first_and_where_one_rank_reads_for_all(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.say("on_train_begin")
     batches = iter(run.loader)
-    assert run.watch.teller is not None
-    pace = run.watch.teller.pace
+    assert run.watch.reporter is not None
+    pace = run.watch.reporter.pace
     waits = list[Any]()
     for _ in range(3):
         next(batches)
         waits.append(pace.input_s)
     assert waits[0] is None and waits[1] is not None and waits[2] >= waits[1]
-    assert huggingface._time_loading(run.watch.teller, DataLoaderDispatcher(1)) is None
-    assert huggingface._time_loading(run.watch.teller, Plain(1)) is None
+    assert huggingface._time_loading(run.watch.reporter, DataLoaderDispatcher(1)) is None
+    assert huggingface._time_loading(run.watch.reporter, Plain(1)) is None
 
 
 @pytest.mark.parametrize(
@@ -176,4 +176,4 @@ def test_a_wrong_job_is_said_when_it_is_made_and_trouble_later_stops_nobody(
     for moment in MOMENTS:
         run.say(moment)
     run.say("on_train_begin")
-    assert run.watch.teller is None
+    assert run.watch.reporter is None

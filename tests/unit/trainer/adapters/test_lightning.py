@@ -88,8 +88,8 @@ def test_in_any_order_each_step_and_micro_batch_is_told_once(
     directory = tmp_path_factory.mktemp("ring")
     run = Run(directory, is_automatic=is_automatic, is_wrapped=is_wrapped)
     run.say("on_train_start")
-    teller = run.watch.teller
-    assert teller is not None
+    reporter = run.watch.reporter
+    assert reporter is not None
     expected: dict[int, int] = {}
     open_batches, is_over = 0, False
     for act in acts:
@@ -115,7 +115,7 @@ def test_in_any_order_each_step_and_micro_batch_is_told_once(
             case "exception":
                 run.say("on_exception", KeyError())
                 is_over = True
-    assert teller.pace.ring.num_errors == 0
+    assert reporter.pace.ring.num_errors == 0
     run.say("on_train_end")
     assert set(vars(run.trainer.profiler)) == set(), "the profiler is as it was"
     assert not run.module._forward_pre_hooks, "and so is the model"
@@ -162,8 +162,8 @@ def test_it_is_a_callback_and_can_be_handed_to_processes_that_are_spawned() -> N
 def test_input_of_an_epochs_first_batch_is_not_timed(tmp_path: Path) -> None:
     run = Run(tmp_path, is_automatic=True, is_wrapped=False)
     run.say("on_train_start")
-    assert run.watch.teller is not None
-    pace = run.watch.teller.pace
+    assert run.watch.reporter is not None
+    pace = run.watch.reporter.pace
     run.load()
     assert pace.input_s is None
     run.load()
@@ -216,5 +216,5 @@ def test_a_wrong_job_is_said_when_it_is_made_and_trouble_later_stops_nobody(
     monkeypatch.setattr(lightning, "RoutingWatch", None)
     run = Run(tmp_path, is_automatic=True, is_wrapped=False)
     run.say("on_train_start")
-    assert run.watch.teller is None
+    assert run.watch.reporter is None
     run.batch(has_backward=True, steps=True)

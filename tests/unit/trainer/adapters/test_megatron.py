@@ -150,7 +150,7 @@ class Job:
 
     def told(self, kind: type[Any]) -> list[Any]:
         assert self.watch is not None
-        ring = self.watch.teller.pace.ring
+        ring = self.watch.reporter.pace.ring
         assert ring.num_errors == 0, ring.reason
         assert ring.path is not None
         return [record for record in records_in(ring.path) if isinstance(record, kind)]
@@ -199,7 +199,7 @@ def test_evaluations_are_not_told(tmp_path: Path) -> None:
     assert job.watch is not None
     with torch.no_grad():
         run(job.chunks, "F0F0", job.watch.fed(job.batches(99, 99)), forward_only=True)
-    assert job.watch.teller.pace.input_s is None  # nor what it waited for
+    assert job.watch.reporter.pace.input_s is None  # nor what it waited for
     job.chunks[0].train()
     run(job.chunks, "F0B0", job.watch.fed(job.batches(6)))
     job.optimizer.step()

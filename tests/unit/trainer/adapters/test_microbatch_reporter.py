@@ -23,46 +23,48 @@ def pace(tmp_path: Path) -> Pace:
 
 
 @pytest.fixture
-def teller(pace: Pace) -> MicrobatchReporter:
+def reporter(pace: Pace) -> MicrobatchReporter:
     return MicrobatchReporter(pace.hooks, tensor_share=0.5)
 
 
-def run(pace: Pace, teller: MicrobatchReporter, key: int, took_s: float, *, is_last: bool) -> None:
-    teller.enter_pass(key)
+def run(
+    pace: Pace, reporter: MicrobatchReporter, key: int, took_s: float, *, is_last: bool
+) -> None:
+    reporter.enter_pass(key)
     pace.clock.now_s += took_s
-    teller.complete_pass() if is_last else teller.suspend_pass()
+    reporter.complete_pass() if is_last else reporter.suspend_pass()
     pace.clock.now_s += 100.0  # somebody else's
 
 
 def test_micro_batches_that_take_turns_keep_their_own_time(
-    pace: Pace, teller: MicrobatchReporter
+    pace: Pace, reporter: MicrobatchReporter
 ) -> None:
-    teller.begin_step(7)
-    run(pace, teller, 0, 1.0, is_last=False)
-    run(pace, teller, 1, 10.0, is_last=False)
-    run(pace, teller, 0, 2.0, is_last=True)
-    run(pace, teller, 1, 20.0, is_last=True)
-    teller.end_step()
+    reporter.begin_step(7)
+    run(pace, reporter, 0, 1.0, is_last=False)
+    run(pace, reporter, 1, 10.0, is_last=False)
+    run(pace, reporter, 0, 2.0, is_last=True)
+    run(pace, reporter, 1, 20.0, is_last=True)
+    reporter.end_step()
     told = [(r.step, r.micro_batch, r.compute_s) for r in pace.micro_batches]
     assert told == [(7, 0, 3.0), (7, 1, 30.0)]
     assert [r.step for r in pace.steps] == [7]
 
 
 def test_work_and_rows_are_of_the_micro_batch_that_computes(
-    pace: Pace, teller: MicrobatchReporter
+    pace: Pace, reporter: MicrobatchReporter
 ) -> None:
-    teller.begin_step(0)
-    teller.enter_pass("a")
-    teller.add_features((100, 5000, 0, 0, OVER, 2, 0, 1.0))
-    teller.add_expert_rows([20, 0, 300])
-    teller.add_expert_rows([1, 1, 1])
-    teller.add_expert_total(7)
-    teller.suspend_pass()
-    teller.add_expert_rows([9])  # nobody's
-    teller.enter_pass("b")
-    teller.complete_pass()
-    teller.enter_pass("a")
-    teller.complete_pass()
+    reporter.begin_step(0)
+    reporter.enter_pass("a")
+    reporter.add_features((100, 5000, 0, 0, OVER, 2, 0, 1.0))
+    reporter.add_expert_rows([20, 0, 300])
+    reporter.add_expert_rows([1, 1, 1])
+    reporter.add_expert_total(7)
+    reporter.suspend_pass()
+    reporter.add_expert_rows([9])  # nobody's
+    reporter.enter_pass("b")
+    reporter.complete_pass()
+    reporter.enter_pass("a")
+    reporter.complete_pass()
     b, a = pace.micro_batches
     assert (a.tokens, a.sum_len_squared, a.num_documents, a.tensor_share) == (100, 5000, 2, 0.5)
     assert (a.expert_rows, a.num_active_experts) == (330, 5)
@@ -71,15 +73,15 @@ def test_work_and_rows_are_of_the_micro_batch_that_computes(
 
 
 def test_a_second_forward_of_a_micro_batch_is_more_of_it(
-    pace: Pace, teller: MicrobatchReporter
+    pace: Pace, reporter: MicrobatchReporter
 ) -> None:
-    teller.begin_step(0)
+    reporter.begin_step(0)
     for tokens in (10, 20):
-        teller.enter_pass("a")
-        teller.add_features((tokens, tokens * tokens, 0, 0, OVER, 1, 0, 1.0))
+        reporter.enter_pass("a")
+        reporter.add_features((tokens, tokens * tokens, 0, 0, OVER, 1, 0, 1.0))
         pace.clock.now_s += 1.0
-    teller.complete_pass()
-    teller.complete_pass()
+    reporter.complete_pass()
+    reporter.complete_pass()
     (told,) = pace.micro_batches
     assert (told.tokens, told.sum_len_squared, told.compute_s) == (30, 500, 2.0)
 
@@ -89,62 +91,64 @@ def test_half_of_a_sum_is_untold() -> None:
     assert add_features(whole, (5, 0, 0, 0, OVER, 0, 0, 1.0)) == (15, 0, 0, 0, OVER, 0, 0, 1.0)
 
 
-def test_outside_of_steps_nothing_is_told(pace: Pace, teller: MicrobatchReporter) -> None:
-    run(pace, teller, 0, 1.0, is_last=True)
-    teller.add_expert_loads(0, torch.ones(4))
-    teller.end_step()
-    teller.begin_step(1)
-    teller.exit_training()
-    run(pace, teller, 0, 1.0, is_last=True)  # an evaluation's
-    teller.enter_training()
-    teller.end_step()
+def test_outside_of_steps_nothing_is_told(pace: Pace, reporter: MicrobatchReporter) -> None:
+    run(pace, reporter, 0, 1.0, is_last=True)
+    reporter.add_expert_loads(0, torch.ones(4))
+    reporter.end_step()
+    reporter.begin_step(1)
+    reporter.exit_training()
+    run(pace, reporter, 0, 1.0, is_last=True)  # an evaluation's
+    reporter.enter_training()
+    reporter.end_step()
     assert pace.micro_batches == []
     assert [r.step for r in pace.steps] == [1]
 
 
-def test_what_a_step_left_open_is_forgotten_with_it(pace: Pace, teller: MicrobatchReporter) -> None:
-    teller.begin_step(1)
-    run(pace, teller, 0, 1.0, is_last=False)
-    teller.enter_pass(1)
-    teller.add_expert_loads(0, torch.ones(4))
-    teller.abandon_step()
-    teller.begin_step(1)
-    run(pace, teller, 0, 5.0, is_last=False)
-    run(pace, teller, 0, 5.0, is_last=True)
-    teller.end_step()
+def test_what_a_step_left_open_is_forgotten_with_it(
+    pace: Pace, reporter: MicrobatchReporter
+) -> None:
+    reporter.begin_step(1)
+    run(pace, reporter, 0, 1.0, is_last=False)
+    reporter.enter_pass(1)
+    reporter.add_expert_loads(0, torch.ones(4))
+    reporter.abandon_step()
+    reporter.begin_step(1)
+    run(pace, reporter, 0, 5.0, is_last=False)
+    run(pace, reporter, 0, 5.0, is_last=True)
+    reporter.end_step()
     assert [r.compute_s for r in pace.micro_batches] == [10.0]
     assert pace.loads == []
 
 
 def test_what_a_backward_pass_computes_again_is_counted_once(
-    pace: Pace, teller: MicrobatchReporter
+    pace: Pace, reporter: MicrobatchReporter
 ) -> None:
     def layer(x: torch.Tensor) -> torch.Tensor:
-        teller.add_expert_rows([3])
-        teller.add_expert_total(2)
-        teller.add_expert_loads(0, torch.tensor([2, 1]))
+        reporter.add_expert_rows([3])
+        reporter.add_expert_total(2)
+        reporter.add_expert_loads(0, torch.tensor([2, 1]))
         return (x * x).sum()
 
-    teller.begin_step(0)
-    teller.enter_pass(0)
+    reporter.begin_step(0)
+    reporter.enter_pass(0)
     out = checkpoint(layer, torch.ones(2, requires_grad=True), use_reentrant=False)
     out.backward()
-    teller.complete_pass()
-    teller.end_step()
+    reporter.complete_pass()
+    reporter.end_step()
     assert [r.expert_rows for r in pace.micro_batches] == [5]
     assert [r.counts for r in pace.loads] == [(2, 1)]
 
 
 def test_loads_are_summed_over_the_micro_batches_of_a_step(
-    pace: Pace, teller: MicrobatchReporter
+    pace: Pace, reporter: MicrobatchReporter
 ) -> None:
     for step in (4, 5):
-        teller.begin_step(step)
+        reporter.begin_step(step)
         for key in range(2):
-            teller.enter_pass(key)
-            teller.add_expert_loads(3, torch.tensor([1, 2, step]))
-            teller.complete_pass()
-        teller.end_step()
+            reporter.enter_pass(key)
+            reporter.add_expert_loads(3, torch.tensor([1, 2, step]))
+            reporter.complete_pass()
+        reporter.end_step()
     assert [(r.step, r.layer, r.counts) for r in pace.loads] == [
         (4, 3, (2, 4, 8)),
         (5, 3, (2, 4, 10)),
@@ -152,17 +156,17 @@ def test_loads_are_summed_over_the_micro_batches_of_a_step(
 
 
 def test_a_failing_call_is_counted_and_gives_nothing(
-    pace: Pace, teller: MicrobatchReporter
+    pace: Pace, reporter: MicrobatchReporter
 ) -> None:
-    assert teller.run_guarded(len, (1, 2)) == 2
-    assert teller.run_guarded(len, 5) is None
-    assert teller.pace.ring.num_errors == 1
+    assert reporter.run_guarded(len, (1, 2)) == 2
+    assert reporter.run_guarded(len, 5) is None
+    assert reporter.pace.ring.num_errors == 1
 
 
-def test_waits_for_input_are_told(pace: Pace, teller: MicrobatchReporter) -> None:
-    teller.begin_step(0)
-    assert list(teller.loading(iter("ab"))) == ["a", "b"]
-    teller.end_step()
+def test_waits_for_input_are_told(pace: Pace, reporter: MicrobatchReporter) -> None:
+    reporter.begin_step(0)
+    assert list(reporter.loading(iter("ab"))) == ["a", "b"]
+    reporter.end_step()
     (step,) = pace.steps
     assert step.input_wait_s is not None and step.input_wait_s > 0.0
 

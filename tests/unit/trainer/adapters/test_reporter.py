@@ -1,4 +1,4 @@
-"""The forgiving teller of adapters: hooks in any order, nothing doubled, nothing guessed."""
+"""The forgiving reporter of adapters: hooks in any order, nothing doubled, nothing guessed."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class Strict:
         return ComputeTime(compute_s=0.25)
 
 
-def teller(directory: Path, clock: Strict | None = None) -> StepReporter:
+def new_reporter(directory: Path, clock: Strict | None = None) -> StepReporter:
     pace = hooks.attach(
         job="j", rank=0, world_size=1, ring_dir=str(directory), timer=clock or Strict()
     )
@@ -62,7 +62,7 @@ def told(one: StepReporter) -> list[Record]:
 
 
 def test_a_step_of_two_micro_batches_is_told_once(tmp_path: Path) -> None:
-    one = teller(tmp_path)
+    one = new_reporter(tmp_path)
     for tokens in (5, 7):
         one.begin_step(3)
         one.begin_microbatch((tokens, 0, 0, 0, (0,) * 4, 0, 0, 1.0))
@@ -81,7 +81,7 @@ def test_passes_of_one_micro_batch_add_up_and_what_one_of_them_hides_is_hidden(
     tmp_path: Path,
 ) -> None:
     clock = Strict()
-    one = teller(tmp_path, clock)
+    one = new_reporter(tmp_path, clock)
     one.begin_step(0)
     one.begin_microbatch((5, 25, 1, 1, (1, 0, 0, 0), 1, 0, 1.0))
     one.pause()
@@ -99,7 +99,7 @@ def test_an_evaluation_in_the_middle_is_neither_computed_nor_a_part_of_the_step(
 ) -> None:
     now_s = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now_s[0])
-    one = teller(tmp_path)
+    one = new_reporter(tmp_path)
     one.begin_step(0)
     one.begin_microbatch()
     now_s[0] += 2.0
@@ -124,7 +124,7 @@ def test_input_waited_for_before_a_step_is_a_part_of_it(
 ) -> None:
     now_s = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now_s[0])
-    one = teller(tmp_path)
+    one = new_reporter(tmp_path)
     one.begin_loading()
     now_s[0] += 4.0
     one.end_loading()
@@ -138,7 +138,7 @@ def test_input_waited_for_before_a_step_is_a_part_of_it(
 
 
 def test_where_nobody_tells_of_loading_nothing_is_told_of_it(tmp_path: Path) -> None:
-    one = teller(tmp_path)
+    one = new_reporter(tmp_path)
     one.end_loading()
     one.begin_step(0)
     one.end_step()
@@ -151,7 +151,7 @@ def test_where_nobody_tells_of_loading_nothing_is_told_of_it(tmp_path: Path) -> 
 def test_in_any_order_only_what_began_and_ended_is_told(
     tmp_path_factory: pytest.TempPathFactory, calls: list[str]
 ) -> None:
-    one = teller(tmp_path_factory.mktemp("ring"))
+    one = new_reporter(tmp_path_factory.mktemp("ring"))
     steps, open_step, is_away, is_open, batches = 0, False, False, False, 0
     expected: list[tuple[int, int]] = []  # step, micro-batches told in it
     for call in calls:
@@ -198,7 +198,7 @@ def test_what_goes_wrong_inside_is_counted_and_stops_nobody(tmp_path: Path) -> N
         def begin(self) -> None:
             raise RuntimeError("a device's own trouble")
 
-    one = teller(tmp_path, Broken())
+    one = new_reporter(tmp_path, Broken())
     one.begin_step(0)
     one.begin_microbatch()
     assert one.pace.ring.num_errors == 1

@@ -150,7 +150,7 @@ def watched(tmp_path: Path) -> Callable[[Any], TrainerWatch]:
 
 
 def told(watch: TrainerWatch, kind: type[Any]) -> list[Any]:
-    ring = watch.teller.pace.ring
+    ring = watch.reporter.pace.ring
     assert ring.num_errors == 0, ring.reason
     assert ring.path is not None
     return [record for record in records_in(ring.path) if isinstance(record, kind)]

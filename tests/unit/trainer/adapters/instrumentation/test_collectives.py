@@ -75,15 +75,15 @@ def waits(alone: None, clock: Told, errors: list[Exception]) -> Iterator[Collect
 
 
 def test_a_collective_of_an_open_pass_is_a_wait(waits: CollectiveWaits, clock: Told) -> None:
-    waits.opened()
+    waits.open_pass()
     dist.all_reduce(torch.ones(3))
     assert clock.num_waits > 0
 
 
 def test_outside_of_a_pass_nothing_pauses(waits: CollectiveWaits, clock: Told) -> None:
     dist.all_reduce(torch.ones(3))
-    waits.opened()
-    waits.closed()
+    waits.open_pass()
+    waits.close_pass()
     dist.barrier()
     assert clock.heard == []
 
@@ -91,7 +91,7 @@ def test_outside_of_a_pass_nothing_pauses(waits: CollectiveWaits, clock: Told) -
 def test_an_asynchronous_one_is_waited_for_when_it_is_waited_for(
     waits: CollectiveWaits, clock: Told
 ) -> None:
-    waits.opened()
+    waits.open_pass()
     work = dist.all_reduce(torch.ones(3), async_op=True)
     assert clock.heard == []
     work.wait()
@@ -101,7 +101,7 @@ def test_an_asynchronous_one_is_waited_for_when_it_is_waited_for(
 def test_functional_collectives_are_waits_where_they_are_used(
     waits: CollectiveWaits, clock: Told
 ) -> None:
-    waits.opened()
+    waits.open_pass()
     given = torch.ones(4, requires_grad=True)
     got = functional.all_to_all_single_autograd(given, [4], [4], [0])
     total = (got * 2).sum()
@@ -118,9 +118,9 @@ def test_what_is_queued_for_the_end_of_a_backward_pass_is_a_wait(
     leaf, heard = torch.ones(2, requires_grad=True), []
     leaf.register_hook(lambda _: at_end_of_backward(lambda: heard.append(clock.heard[-1])))
     for _ in range(2):
-        waits.opened()
+        waits.open_pass()
         (leaf * 2).sum().backward()
-        waits.closed()
+        waits.close_pass()
     assert heard == ["pause", "pause"]
     assert clock.num_waits == 2
     (leaf * 2).sum().backward()  # in no pass
@@ -134,11 +134,11 @@ def test_a_pass_that_ends_in_a_callback_of_a_backward_pass_ends_in_no_wait(
     leaf, heard = torch.ones(2, requires_grad=True), []
 
     def over() -> None:
-        waits.closed()
+        waits.close_pass()
         heard.extend(clock.heard)
 
     leaf.register_hook(lambda _: at_end_of_backward(over))
-    waits.opened()
+    waits.open_pass()
     (leaf * 2).sum().backward()
     assert heard == clock.heard == ["pause", "resume"]
 
@@ -147,7 +147,7 @@ def test_a_backward_pass_within_another_has_no_end_of_its_own(
     waits: CollectiveWaits, clock: Told
 ) -> None:
     leaf = torch.ones(2, requires_grad=True)
-    waits.opened()
+    waits.open_pass()
     again: torch.Tensor = checkpoint(torch.sin, leaf * 2, use_reentrant=True)
     (again.sum() + leaf.sum()).backward()
     assert clock.num_waits == 1
@@ -158,7 +158,7 @@ def test_no_backward_pass_is_changed_by_being_heard(
     waits: CollectiveWaits, errors: list[Exception]
 ) -> None:
     leaf = torch.ones(2, requires_grad=True)
-    waits.opened()
+    waits.open_pass()
     (slope,) = torch.autograd.grad((leaf**3).sum(), leaf, create_graph=True)
     slope.sum().backward()
     assert leaf.grad is not None and leaf.grad.tolist() == [6.0, 6.0]
@@ -170,14 +170,14 @@ def test_no_backward_pass_is_changed_by_being_heard(
 
 
 def test_a_wait_within_a_wait_counts_once(waits: CollectiveWaits, clock: Told) -> None:
-    waits.opened()
-    with waits.around():
+    waits.open_pass()
+    with waits.wait_block():
         dist.barrier()
     assert clock.num_waits == 1
 
 
 def test_another_thread_waits_for_itself(waits: CollectiveWaits, clock: Told) -> None:
-    waits.opened()
+    waits.open_pass()
     other = threading.Thread(target=dist.all_reduce, args=(torch.ones(3),))
     other.start()
     other.join()
@@ -195,7 +195,7 @@ def test_what_autograds_threads_wait_for_is_the_passes(waits: CollectiveWaits, c
             dist.all_reduce(gradients[0])
             return gradients[0]
 
-    waits.opened()
+    waits.open_pass()
     leaf = torch.ones(2, requires_grad=True)
     reduced: torch.Tensor = Reduced.apply(leaf)  # type: ignore[no-untyped-call]
     backward = reduced.sum().backward
@@ -207,7 +207,7 @@ def test_what_autograds_threads_wait_for_is_the_passes(waits: CollectiveWaits, c
 
 def test_a_clock_that_fails_stops_no_collective(alone: None, errors: list[Exception]) -> None:
     made = listening(Broken(), errors)
-    next(made).opened()
+    next(made).open_pass()
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [1.0] * 3
@@ -225,7 +225,7 @@ def test_a_method_named_by_its_user_is_a_wait_too(
     plain = Sharded.gather
     waits = CollectiveWaits(clock, errors.append)
     waits.attach((Sharded, "gather"))
-    waits.opened()
+    waits.open_pass()
     assert Sharded().gather() == 7
     assert clock.num_waits == 1
     waits.detach()

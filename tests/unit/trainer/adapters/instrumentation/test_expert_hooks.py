@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord
-from pacekeeper.trainer.adapters.instrumentation.expert_hooks import hooked
+from pacekeeper.trainer.adapters.instrumentation.expert_hooks import register_expert_hooks
 from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter
 from pacekeeper.trainer.adapters.reporter import attach
 from support.foreign_models import TinyRouter
@@ -51,16 +51,16 @@ def test_a_compiled_layer_stays_one_graph(tmp_path: Path, is_compiled: bool) -> 
     torch._dynamo.reset()
     graphs: Any = CompileCounter()
     pace = attach(job="j", device=torch.device("cpu"), ring_dir=str(tmp_path))
-    teller, layer = MicrobatchReporter(pace), Layer()
-    handles = hooked(teller, 0, layer.router, layer.experts, counts_of)
+    reporter, layer = MicrobatchReporter(pace), Layer()
+    handles = register_expert_hooks(reporter, 0, layer.router, layer.experts, counts_of)
     if is_compiled:
         layer.compile(backend=graphs, fullgraph=True)
-    teller.begin_step(0)
-    teller.enter_pass(0)
+    reporter.begin_step(0)
+    reporter.enter_pass(0)
     layer(torch.randn(TOKENS, 8))
-    teller.complete_pass()
-    teller.end_step()
-    teller.detach()
+    reporter.complete_pass()
+    reporter.end_step()
+    reporter.detach()
     for handle in handles:
         handle.remove()
     assert pace.ring.num_errors == 0

@@ -30,13 +30,13 @@ def pace(tmp_path: Path) -> Pace:
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Copy]]:
     """The copies of counts that lie on a device, in order."""
-    plain, begun = expert_load._copied, list[Copy]()
+    plain, begun = expert_load._copy_to_host, list[Copy]()
 
     def copied(step: int, layers: tuple[int, ...], rows: list[Any]) -> Any:
         begun.append(Copy())
         return plain(step, layers, rows)._replace(is_there=begun[-1])
 
-    monkeypatch.setattr(expert_load, "_copied", copied)
+    monkeypatch.setattr(expert_load, "_copy_to_host", copied)
     yield begun
 
 

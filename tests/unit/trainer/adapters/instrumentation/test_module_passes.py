@@ -37,16 +37,16 @@ def kinds(records: list[Any]) -> list[str]:
 
 
 def test_each_backward_pass_ends_a_micro_batch_with_its_work(tmp_path: Path) -> None:
-    teller, model = host_teller(tmp_path), TinyModel()
-    watch = PassWatch(teller, model, work_of)
+    reporter, model = host_teller(tmp_path), TinyModel()
+    watch = PassWatch(reporter, model, work_of)
     for step in range(2):
-        teller.begin_step(step)
+        reporter.begin_step(step)
         for _ in range(2):
             model(input_ids=IDS)["logits"].sum().backward()
-        teller.end_step()
+        reporter.end_step()
     watch.close()
     model(input_ids=IDS)["logits"].sum().backward()
-    records = told_by(teller)
+    records = told_by(reporter)
     assert kinds(records) == ["MicroBatch", "MicroBatch", "Step"] * 2
     batches = [r for r in records if isinstance(r, MicroBatchRecord)]
     assert {(r.tokens, r.sum_len_squared, r.num_documents) for r in batches} == {(12, 48, 3)}
@@ -54,27 +54,27 @@ def test_each_backward_pass_ends_a_micro_batch_with_its_work(tmp_path: Path) -> 
 
 
 def test_what_is_no_training_is_no_micro_batch(tmp_path: Path) -> None:
-    teller, model = host_teller(tmp_path), TinyModel()
-    PassWatch(teller, model, work_of)
+    reporter, model = host_teller(tmp_path), TinyModel()
+    PassWatch(reporter, model, work_of)
     model(input_ids=IDS)["logits"].sum().backward()  # before any step
-    teller.begin_step(0)
+    reporter.begin_step(0)
     with torch.no_grad():
         model(input_ids=IDS)
     model.eval()
     model(input_ids=IDS)["logits"].sum().backward()
     model.train()
     model(input_ids=IDS)  # no backward pass
-    teller.end_step()
-    assert kinds(told_by(teller)) == ["Step"]
+    reporter.end_step()
+    assert kinds(told_by(reporter)) == ["Step"]
 
 
 def test_a_model_that_learns_nothing_has_its_steps_told(tmp_path: Path) -> None:
-    teller, model = host_teller(tmp_path), TinyModel(is_frozen=True)
-    PassWatch(teller, model, work_of)
-    teller.begin_step(0)
+    reporter, model = host_teller(tmp_path), TinyModel(is_frozen=True)
+    PassWatch(reporter, model, work_of)
+    reporter.begin_step(0)
     model(input_ids=IDS)
-    teller.end_step()
-    assert kinds(told_by(teller)) == ["Step"]
+    reporter.end_step()
+    assert kinds(told_by(reporter)) == ["Step"]
 
 
 @pytest.mark.parametrize("how", ["module", "wrapped", "forward", "layer", "later"])
@@ -83,7 +83,7 @@ def test_a_compiled_graph_stays_whole_and_its_passes_are_told(tmp_path: Path, ho
     torch._dynamo.reset()
     graphs: Any = CompileCounter()
     whole = {"backend": graphs, "fullgraph": True}
-    teller, model = host_teller(tmp_path), TinyModel()
+    reporter, model = host_teller(tmp_path), TinyModel()
     called: Any = model
     match how:
         case "module":
@@ -94,43 +94,43 @@ def test_a_compiled_graph_stays_whole_and_its_passes_are_told(tmp_path: Path, ho
             setattr(model, "forward", torch.compile(model.forward, **whole))  # noqa: B010
         case "layer":
             model.router.compile(**whole)
-    watch, routing = PassWatch(teller, called, work_of), RoutingWatch(teller, model)
+    watch, routing = PassWatch(reporter, called, work_of), RoutingWatch(reporter, model)
     if how == "later":
         model.router.compile(**whole)
     for step in range(2):
-        teller.begin_step(step)
+        reporter.begin_step(step)
         called(input_ids=IDS)["logits"].sum().backward()
-        teller.end_step()
+        reporter.end_step()
     watch.close()
     routing.close()
     called(input_ids=IDS)["logits"].sum().backward()
-    records = told_by(teller)
+    records = told_by(reporter)
     assert kinds(records) == ["MicroBatch", "Step"] * 2
     assert {r.tokens for r in records if isinstance(r, MicroBatchRecord)} == {12}
     assert graphs.frame_count <= 2, "traced again where its hooks are gone"
-    assert teller.pace.ring.num_errors == 0
+    assert reporter.pace.ring.num_errors == 0
 
 
 def test_passes_that_share_a_backward_are_one_micro_batch(tmp_path: Path) -> None:
-    teller, model = host_teller(tmp_path), TinyModel()
-    PassWatch(teller, model, work_of)
-    teller.begin_step(0)
+    reporter, model = host_teller(tmp_path), TinyModel()
+    PassWatch(reporter, model, work_of)
+    reporter.begin_step(0)
     both = model(input_ids=IDS)["logits"].sum() + model(input_ids=IDS)["logits"].sum()
     both.backward(retain_graph=True)
     both.backward()  # again: computed, and told already
-    teller.end_step()
-    batch, ended = told_by(teller)
+    reporter.end_step()
+    batch, ended = told_by(reporter)
     assert isinstance(batch, MicroBatchRecord) and isinstance(ended, StepRecord)
     assert (batch.tokens, batch.num_documents) == (24, 6)
 
 
 def test_a_pass_that_its_own_backward_does_again_is_not_counted_twice(tmp_path: Path) -> None:
-    teller, model = host_teller(tmp_path), TinyModel()
-    PassWatch(teller, model, work_of)
-    teller.begin_step(0)
+    reporter, model = host_teller(tmp_path), TinyModel()
+    PassWatch(reporter, model, work_of)
+    reporter.begin_step(0)
     again = torch.utils.checkpoint.checkpoint(model, input_ids=IDS, use_reentrant=False)
     again["logits"].sum().backward()
-    (batch,) = told_by(teller)
+    (batch,) = told_by(reporter)
     assert isinstance(batch, MicroBatchRecord) and batch.tokens == 12
 
 
@@ -141,17 +141,17 @@ def test_where_ranks_wait_for_each_other_inside_a_pass_it_can_not_be_timed(group
 
 
 def test_work_that_can_not_be_read_is_untold_and_counted(tmp_path: Path) -> None:
-    teller, model = host_teller(tmp_path), TinyModel()
+    reporter, model = host_teller(tmp_path), TinyModel()
 
     def unreadable(args: Any, kwargs: Any) -> Any:
         raise KeyError("input_ids")
 
-    PassWatch(teller, model, unreadable)
-    teller.begin_step(0)
+    PassWatch(reporter, model, unreadable)
+    reporter.begin_step(0)
     model(input_ids=IDS)["logits"].sum().backward()
-    assert teller.pace.ring.num_errors == 1
-    teller.pace.ring.num_errors = 0
-    (batch,) = told_by(teller)
+    assert reporter.pace.ring.num_errors == 1
+    reporter.pace.ring.num_errors = 0
+    (batch,) = told_by(reporter)
     assert isinstance(batch, MicroBatchRecord) and batch.tokens == 0
 
 
@@ -173,11 +173,11 @@ def test_the_wait_for_the_gradients_of_others_is_no_computing(
     tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sum over ranks is held back until the micro-batch was told."""
-    teller, model = host_teller(tmp_path / "ring"), TinyModel()
-    PassWatch(teller, model, work_of)
+    reporter, model = host_teller(tmp_path / "ring"), TinyModel()
+    PassWatch(reporter, model, work_of)
     wrapped = DistributedDataParallel(model)
     held: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
-    original, in_time = teller.pace.on_microbatch_end, []
+    original, in_time = reporter.pace.on_microbatch_end, []
 
     def hold(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -197,11 +197,11 @@ def test_the_wait_for_the_gradients_of_others_is_no_computing(
         in_time.append(bool(held))
         release()
 
-    monkeypatch.setattr(teller.pace, "on_microbatch_end", told)
+    monkeypatch.setattr(reporter.pace, "on_microbatch_end", told)
     wrapped.register_comm_hook(None, hold)
     for step in range(3):
-        teller.begin_step(step)
+        reporter.begin_step(step)
         wrapped(input_ids=IDS)["logits"].sum().backward()
-        teller.end_step()
+        reporter.end_step()
     assert in_time == [True] * 3
-    assert kinds(told_by(teller)) == ["MicroBatch", "Step"] * 3
+    assert kinds(told_by(reporter)) == ["MicroBatch", "Step"] * 3

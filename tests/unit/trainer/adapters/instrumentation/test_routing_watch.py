@@ -15,86 +15,86 @@ from support.foreign_models import TinyModel, host_teller, told_by
 IDS = torch.arange(12).reshape(3, 4)
 
 
-def train(teller: StepReporter, model: TinyModel, routing: RoutingWatch, steps: int = 1) -> None:
+def train(reporter: StepReporter, model: TinyModel, routing: RoutingWatch, steps: int = 1) -> None:
     for step in range(steps):
-        teller.begin_step(step)
+        reporter.begin_step(step)
         for _ in range(2):
             model(input_ids=IDS)["logits"].sum().backward()
         routing.end_step()
-        teller.end_step()
+        reporter.end_step()
 
 
-def loads(teller: StepReporter) -> list[ExpertLoadRecord]:
-    return [record for record in told_by(teller) if isinstance(record, ExpertLoadRecord)]
+def loads(reporter: StepReporter) -> list[ExpertLoadRecord]:
+    return [record for record in told_by(reporter) if isinstance(record, ExpertLoadRecord)]
 
 
 def watched(directory: Path) -> tuple[StepReporter, TinyModel, RoutingWatch]:
-    teller, model = host_teller(directory), TinyModel()
-    PassWatch(teller, model, lambda args, kwargs: NO_FEATURES)
-    return teller, model, RoutingWatch(teller, model)
+    reporter, model = host_teller(directory), TinyModel()
+    PassWatch(reporter, model, lambda args, kwargs: NO_FEATURES)
+    return reporter, model, RoutingWatch(reporter, model)
 
 
 def test_the_choices_of_all_micro_batches_of_a_step_are_counted_once(tmp_path: Path) -> None:
-    teller, model, routing = watched(tmp_path)
+    reporter, model, routing = watched(tmp_path)
     with torch.no_grad():
         model(input_ids=IDS)  # no training: not counted
     hidden = model.embedding(IDS).reshape(-1, 8)
     chosen = model.router(hidden)[1]
     expected = 2 * torch.bincount(chosen.flatten(), minlength=4)
-    train(teller, model, routing, steps=2)
-    first, second = loads(teller)
+    train(reporter, model, routing, steps=2)
+    first, second = loads(reporter)
     assert (first.layer, first.step, list(first.counts)) == (0, 0, expected.tolist())
     assert (second.step, second.counts) == (1, first.counts)
     routing.close()
-    train(teller, model, routing)
-    assert len(loads(teller)) == 2
+    train(reporter, model, routing)
+    assert len(loads(reporter)) == 2
 
 
 def test_a_pass_that_is_recomputed_is_not_counted_again(tmp_path: Path) -> None:
-    teller, model, routing = watched(tmp_path)
+    reporter, model, routing = watched(tmp_path)
     model.recomputes = True
-    train(teller, model, routing)
-    (load,) = loads(teller)
+    train(reporter, model, routing)
+    (load,) = loads(reporter)
     assert sum(load.counts) == 2 * 12 * 2
 
 
 def test_an_abandoned_step_leaves_its_counts_to_nobody(tmp_path: Path) -> None:
-    teller, model, routing = watched(tmp_path)
-    teller.begin_step(0)
+    reporter, model, routing = watched(tmp_path)
+    reporter.begin_step(0)
     model(input_ids=IDS)["logits"].sum().backward()
-    teller.abandon_step()
+    reporter.abandon_step()
     routing.abandon_step()
-    train(teller, model, routing)
-    (load,) = loads(teller)
+    train(reporter, model, routing)
+    (load,) = loads(reporter)
     assert sum(load.counts) == 2 * 12 * 2
 
 
 def test_a_router_that_hides_its_choice_is_untold(tmp_path: Path) -> None:
-    teller, model, routing = watched(tmp_path)
+    reporter, model, routing = watched(tmp_path)
     model.router.register_forward_hook(lambda module, args, output: output)
-    teller.begin_step(0)
-    teller.begin_microbatch()
+    reporter.begin_step(0)
+    reporter.begin_microbatch()
     for output in (torch.zeros(3, 4), (torch.zeros(3, 4), torch.zeros(3, 2)), None):
         routing.saw(0, 4, output)
     routing.saw(0, 4, (torch.zeros(3, 2, dtype=torch.int64),) * 2)  # which of the two?
     routing.end_step()
-    assert loads(teller) == []
+    assert loads(reporter) == []
 
 
 def test_layers_of_a_model_that_is_too_large_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expert_load, "MAX_RECORDS_PER_STEP", 1)
-    teller, _, routing = watched(tmp_path)
+    reporter, _, routing = watched(tmp_path)
     for step in range(4):
-        teller.begin_step(step)
-        teller.begin_microbatch()
+        reporter.begin_step(step)
+        reporter.begin_microbatch()
         for layer, experts in enumerate((3, 5)):
             routing.saw(layer, experts, torch.zeros(2, 2, dtype=torch.int64))
         routing.end_step()
-        teller.end_microbatch()
-        teller.end_step()
-    assert [(one.step, one.layer, len(one.counts)) for one in loads(teller)] == [
+        reporter.end_microbatch()
+        reporter.end_step()
+    assert [(one.step, one.layer, len(one.counts)) for one in loads(reporter)] == [
         (0, 0, 3), (1, 1, 5), (2, 0, 3), (3, 1, 5)
     ]  # fmt: skip
 
