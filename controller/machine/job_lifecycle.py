@@ -11,10 +11,11 @@ from dataclasses import replace
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.detection.coverage import running
 from pacekeeper.controller.machine import expert_loads
-from pacekeeper.controller.mitigation import approvals, notices
+from pacekeeper.controller.mitigation import approvals, notices, rollout
 from pacekeeper.controller.state.events import Command, ForgetJob, SaveJob, Say
 from pacekeeper.controller.state.job_parts import ENDED, Coverage
 from pacekeeper.controller.state.persistent_map import RankMap, node_map
+from pacekeeper.controller.state.plan_phase import WithdrawCause
 from pacekeeper.controller.state.state import JobState, NodeState, RankLife, State
 from pacekeeper.core.config.controller import RetentionConfig
 from pacekeeper.core.fast_replace import fast_replace
@@ -53,6 +54,8 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
     commands: list[Command] = [Say(text=f"job={job.name} watch=ended was={job.coverage.watch}")]
     job, said = approvals.withdraw(job, "the job ended")
     commands += said
+    if job.plan.offer is not None:
+        job = rollout.withdraw_offer(job, WithdrawCause.STOPPED)
     but = (FindingKind.DEATH,)  # these stay to be seen
     job, said = incidents.close_all(job, unix_s, "the job ended", but=but)
     commands += [*said, *notices.untold(job)]

@@ -31,6 +31,13 @@ from pacekeeper.controller.state.events import (
     Tick,
 )
 from pacekeeper.controller.state.persistent_map import node_map
+from pacekeeper.controller.state.plan_phase import (
+    PlanEvent,
+    Proposed,
+    WithdrawCause,
+    Withdrawn,
+    transition,
+)
 from pacekeeper.controller.state.state import JobState, NodeState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import Blindness, MitigationLevel, Watch
@@ -284,16 +291,21 @@ def _take_decision(
         or rollout.is_exposed_anew(decision, before)
     )
     is_told_only = config.policy.mode == "observe" or bool(overrides.why_dry(state))
+    proposed = transition(None, PlanEvent.DECIDED, Proposed(decision=decision))
     if decision.rung is MitigationLevel.NOTHING or is_told_only:
         job, said = approvals.withdraw(job, decision.reason)
         said += [rollout.told(name, decision)] if is_news else []
+        if decision.rung is not MitigationLevel.NOTHING:
+            outcome = Withdrawn(cause=WithdrawCause.REPORT_ONLY)
+            outcome = transition(proposed, PlanEvent.WITHDRAWN, outcome)
+            job = replace(job, plan=replace(job.plan, last_outcome=outcome))
     elif decision.unconfirmed:
-        job, said = probes.ask(job, decision, now_s, unix_s)
+        job, said = probes.ask(job, proposed, now_s, unix_s)
     elif approvals.is_asked(config.policy, decision):
-        state, job, said = approvals.propose(state, job, decision, config.policy, unix_s)
+        state, job, said = approvals.propose(state, job, proposed, config.policy, unix_s)
     else:
         job, said = approvals.withdraw(job, "a plan that needs nobody's word came first")
-        job, offered = rollout.offer(job, decision, now_s)
+        job, offered = rollout.offer(job, proposed, decision, now_s)
         said += offered
     return _with_job(state, job), (*commands, *said)
 

@@ -22,6 +22,7 @@ from pacekeeper.controller.mitigation import (
     backoff,
     migration_costs,
     probes,
+    rollout,
     verification,
 )
 from pacekeeper.controller.mitigation.rollout import is_of_others, is_same_work
@@ -34,6 +35,15 @@ from pacekeeper.controller.state.events import (
     Say,
 )
 from pacekeeper.controller.state.job_parts import PlanState
+from pacekeeper.controller.state.plan_phase import (
+    Applying,
+    InForce,
+    Offered,
+    PlanEvent,
+    WithdrawCause,
+    Withdrawn,
+    transition,
+)
 from pacekeeper.controller.state.state import JobState, RankLife, RankState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ExitCode
@@ -161,7 +171,7 @@ def _begin_anew(job: JobState, unix_s: float) -> tuple[JobState, list[Command]]:
         name=job.name,
         incidents=job.incidents,
         reported_s=job.reported_s,
-        plan=PlanState(proposals=job.plan.proposals),
+        plan=PlanState(closed_proposals=job.plan.closed_proposals),
     )
     return fresh, commands
 
@@ -217,9 +227,17 @@ def _take_applied(job: JobState, told: Told) -> JobState:
             fresh[rank] = replace(known, observed_generation=generation, observed_crc=crc)
     if not fresh:
         return job
-    return replace(
+    job = replace(
         job, ranks={**job.ranks, **fresh}, layouts=replace(job.layouts, newest_generation=newest)
     )
+    match job.plan.pending:
+        case Offered(plan=plan) as offer if any(
+            known.observed_generation == plan.generation for known in fresh.values()
+        ):
+            applying = transition(offer, PlanEvent.RANKS_APPLIED, Applying(offer=offer))
+            return replace(job, plan=replace(job.plan, pending=applying))
+        case _:
+            return job
 
 
 def _take_saves(job: JobState, told: Told) -> tuple[JobState, list[Command]]:
@@ -305,6 +323,20 @@ def _is_meant(job: JobState, layout: Layout) -> bool:
     )
 
 
+def _with_plan_in_force(job: JobState, in_force: InForce | None, layout: Layout) -> JobState:
+    """End the plan in force and an offer that `layout` overtakes; `in_force` takes their place."""
+    plan = job.plan
+    if plan.current is not None:
+        replaced = Withdrawn(cause=WithdrawCause.REPLACED)
+        replaced = transition(plan.current, PlanEvent.WITHDRAWN, replaced)
+        plan = replace(plan, last_outcome=replaced)
+    plan = replace(plan, current=in_force, pending=plan.pending if in_force is None else None)
+    job = replace(job, plan=plan)
+    if plan.desired is not None and plan.desired.generation <= layout.generation:
+        job = rollout.withdraw_offer(job, WithdrawCause.REPLACED)
+    return job
+
+
 def _enter_layout(
     state: State, job: JobState, layout: Layout, now_s: float
 ) -> tuple[State, JobState, list[Command]]:
@@ -338,10 +370,9 @@ def _enter_layout(
         unix_s = now_s + state.unix_offset_s
         job, said = rank_failures.go_on(job, left, unix_s, action)
     commands += said
-    forecast = verification.made(job, layout)
+    in_force = verification.in_force(job, layout)
     job = backoff.after(job, layout)
-    job = replace(job, plan=replace(job.plan, forecast=forecast))
-    is_overtaken = job.plan.desired is not None and job.plan.desired.generation <= layout.generation
+    job = _with_plan_in_force(job, in_force, layout)
     # Back there while a rank is still slow: the next plan will want a way home again.
     is_home = (
         job.layouts.baseline is not None
@@ -364,7 +395,6 @@ def _enter_layout(
             offer_reasons={g: why for g, why in job.layouts.offer_reasons.items() if g in kept},
             first_step=job.progress.step,
         ),
-        plan=replace(job.plan, desired=None if is_overtaken else job.plan.desired),
         progress=replace(job.progress, recent_step_s=()),
     )
     commands += [

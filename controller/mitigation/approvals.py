@@ -10,6 +10,15 @@ from dataclasses import replace
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation import backoff, rollout
 from pacekeeper.controller.state.events import Command, ProposalAnswered, SaveProposal, Say
+from pacekeeper.controller.state.plan_phase import (
+    AwaitingApproval,
+    PlanEvent,
+    Proposed,
+    Refused,
+    WithdrawCause,
+    Withdrawn,
+    transition,
+)
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import STATE_MOVING_LEVELS, Decision
@@ -43,10 +52,10 @@ def found(state: State, proposal_id: int) -> Proposal | None:
 
 
 def propose(
-    state: State, job: JobState, decision: Decision, config: PolicyConfig, unix_s: float
+    state: State, job: JobState, proposed: Proposed, config: PolicyConfig, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
-    """Ask people for their word. Where just this plan waits already, its prices are made new."""
-    base = job.layouts.current
+    """Ask operators to approve a plan; where it waits already, only its prices are updated."""
+    base, decision = job.layouts.current, proposed.decision
     assert base is not None and decision.layout is not None, "a plan is for a layout"
     known = job.plan.open_proposal
     if known is not None and known.plan == decision.layout:
@@ -65,8 +74,14 @@ def propose(
         expires_unix_s=unix_s + config.approve_within_s,
     )
     state = replace(state, next_proposal_id=state.next_proposal_id + 1)
+    waiting = AwaitingApproval(proposal=proposal)
     job = replace(
-        job, plan=replace(job.plan, proposals=(*job.plan.proposals, proposal)[-KEPT_PROPOSALS:])
+        job,
+        plan=replace(
+            job.plan,
+            pending=transition(proposed, PlanEvent.APPROVAL_ASKED, waiting),
+            closed_proposals=job.plan.closed_proposals[-(KEPT_PROPOSALS - 1) :],
+        ),
     )
     job, said = incidents.note_action(
         job,
@@ -94,8 +109,16 @@ def answer(
         job, more = _changed(job, approved)
         job, noted = _noted(job, proposal, f"approved by {said.said_by}")
         return job, [*commands, *more, *noted]
-    job = backoff.denied(job, proposal, said.said_by, said.reason, now_s)
-    job, more = _ended(job, proposal, ProposalState.DENIED, said.reason, said_by=said.said_by)
+    denial = backoff.denial(job, proposal, said.said_by, said.reason, now_s)
+    level = proposal.decision.rung
+    job = replace(job, plan=replace(job.plan, refusals={**job.plan.refusals, level: denial}))
+    denied = replace(proposal, answer=ProposalState.DENIED, note=said.reason, said_by=said.said_by)
+    outcome = Refused(level=level, refusal=denial)
+    outcome = transition(job.plan.pending, PlanEvent.DENIED, outcome)
+    job, more = _closed(job, denied, outcome)
+    text = f"{denied.answer} by {said.said_by}" + (f": {said.reason}" if said.reason else "")
+    job, noted = _noted(job, proposal, text)
+    more = [*more, *noted]
     return job, [*commands, *more]
 
 
@@ -137,9 +160,13 @@ def take(
         job, said = _ended(job, proposal, ProposalState.STALE, why)
         return job, [*commands, *said]
     assert decision.layout == proposal.plan, "no other plan was approved"
-    job, said = _changed(job, replace(proposal, answer=ProposalState.OFFERED, decision=decision))
-    job, offered = rollout.offer(job, decision, now_s)
-    return job, [*commands, *said, *offered]
+    waiting = job.plan.pending
+    assert isinstance(waiting, AwaitingApproval), "it has an approved proposal"
+    accepted = replace(proposal, answer=ProposalState.OFFERED, decision=decision)
+    kept = (*job.plan.closed_proposals, accepted)
+    job = replace(job, plan=replace(job.plan, pending=None, closed_proposals=kept))
+    job, offered = rollout.offer(job, waiting, decision, now_s)
+    return job, [*commands, SaveProposal(proposal=accepted), *offered]
 
 
 def withdraw(job: JobState, why: str) -> tuple[JobState, list[Command]]:
@@ -163,19 +190,35 @@ def _why_stale(job: JobState, proposal: Proposal) -> str:
 
 
 def _ended(
-    job: JobState, proposal: Proposal, how: ProposalState, note: str, *, said_by: str = ""
+    job: JobState, proposal: Proposal, how: ProposalState, note: str
 ) -> tuple[JobState, list[Command]]:
-    """It is closed; what it stood for is decided anew."""
-    by = said_by or proposal.said_by
-    job, commands = _changed(job, replace(proposal, answer=how, note=note, said_by=by))
-    job = replace(job, plan=replace(job.plan, asked=0, decided_on=None))
-    who = f"{how} by {said_by}" if said_by else how.value
-    job, noted = _noted(job, proposal, f"{who}: {note}" if note else who)
+    """Close the open proposal without an answer; its situation is decided on again."""
+    cause = WithdrawCause.EXPIRED if how is ProposalState.EXPIRED else WithdrawCause.STALE
+    outcome = transition(job.plan.pending, PlanEvent.WITHDRAWN, Withdrawn(cause=cause))
+    job, commands = _closed(job, replace(proposal, answer=how, note=note), outcome)
+    job, noted = _noted(job, proposal, f"{how}: {note}" if note else how.value)
     return job, [*commands, *noted]
 
 
+def _closed(
+    job: JobState, proposal: Proposal, outcome: Refused | Withdrawn
+) -> tuple[JobState, list[Command]]:
+    """Move the proposal, as it ended, to the closed ones."""
+    plan = replace(
+        job.plan,
+        pending=None,
+        last_outcome=outcome,
+        closed_proposals=(*job.plan.closed_proposals, proposal),
+        asked=0,
+        decided_on=None,
+    )
+    return replace(job, plan=plan), [SaveProposal(proposal=proposal)]
+
+
 def _changed(job: JobState, proposal: Proposal) -> tuple[JobState, list[Command]]:
-    job = replace(job, plan=replace(job.plan, proposals=(*job.plan.proposals[:-1], proposal)))
+    waiting = AwaitingApproval(proposal=proposal)
+    pending = transition(job.plan.pending, PlanEvent.PROPOSAL_UPDATED, waiting)
+    job = replace(job, plan=replace(job.plan, pending=pending))
     return job, [SaveProposal(proposal=proposal)]
 
 

@@ -9,7 +9,13 @@ from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.state.events import Command, SaveDecision, SaveJob, Say
-from pacekeeper.controller.state.job_parts import Refusal
+from pacekeeper.controller.state.plan_phase import (
+    OperatorDenial,
+    PlanEvent,
+    RankRejection,
+    Refused,
+    transition,
+)
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.incidents.proposals import Proposal
@@ -25,19 +31,20 @@ def take(job: JobState, record: PlanRefusedRecord, now_s: float) -> tuple[JobSta
     """One rank that can not follow is enough: nobody moves without it. What speaks of another plan
     than the one that is offered, if only of the same number, changes nothing.
     """
-    plan = job.plan.desired
-    if plan is None or plan.generation != record.plan_generation or record.rank not in job.ranks:
+    offer = job.plan.offer
+    if offer is None or offer.plan.generation != record.plan_generation:
         return job, []
-    if layout_crc(plan) != record.layout_crc:
+    plan = offer.plan
+    if record.rank not in job.ranks or layout_crc(plan) != record.layout_crc:
         return job, []
-    assert job.plan.last_decision is not None, "a plan is offered by a decision"
-    rung = job.plan.last_decision.rung
+    rung = offer.decision.rung
     before = job.plan.refusals.get(rung)
     count = 1 if before is None else before.count + 1
     waits_s = wait_s(count)
-    refusal = Refusal(
+    refusal = RankRejection(
         plan=plan, rank=record.rank, reason=record.reason, count=count, until_s=now_s + waits_s
     )
+    refused = Refused(level=rung, refusal=refusal)
     text = f"given up: {refusal.text}; no {rung} plan for {waits_s:.0f} s"
     decision = Decision(
         rung=MitigationLevel.NOTHING, layout=None, reason=f"plan {plan.generation} {text}"
@@ -46,7 +53,8 @@ def take(job: JobState, record: PlanRefusedRecord, now_s: float) -> tuple[JobSta
         job,
         plan=replace(
             job.plan,
-            desired=None,
+            pending=None,
+            last_outcome=transition(job.plan.pending, PlanEvent.REJECTED, refused),
             last_decision=decision,
             refusals={**job.plan.refusals, rung: refusal},
         ),
@@ -60,23 +68,24 @@ def take(job: JobState, record: PlanRefusedRecord, now_s: float) -> tuple[JobSta
     ]
 
 
-def denied(job: JobState, proposal: Proposal, said_by: str, reason: str, now_s: float) -> JobState:
-    """A person does not want this plan: its kind waits, at first as long as a proposal that nobody
-    answers stands, and no sooner than one that a rank refused.
+def denial(
+    job: JobState, proposal: Proposal, said_by: str, reason: str, now_s: float
+) -> OperatorDenial:
+    """Return the denial of a proposal, with the time until which plans of its level wait.
+
+    They wait at first as long as an unanswered proposal stands, and no shorter than plans that a
+    rank refused.
     """
-    rung = proposal.decision.rung
-    before = job.plan.refusals.get(rung)
+    before = job.plan.refusals.get(proposal.decision.rung)
     count = 1 if before is None else before.count + 1
     stands_s = proposal.expires_unix_s - proposal.made_unix_s
-    refusal = Refusal(
+    return OperatorDenial(
         plan=proposal.plan,
-        rank=None,
+        operator=said_by,
         reason=reason,
         count=count,
         until_s=now_s + wait_s(count, first_s=max(FIRST_WAIT_S, stands_s)),
-        denied_by=said_by,
     )
-    return replace(job, plan=replace(job.plan, refusals={**job.plan.refusals, rung: refusal}))
 
 
 def wait_s(count: int, *, first_s: float = FIRST_WAIT_S) -> float:
@@ -90,9 +99,10 @@ def after(job: JobState, layout: Layout) -> JobState:
     """
     if layout.generation not in job.layouts.offer_reasons:
         return replace(job, plan=replace(job.plan, refusals={}, rollbacks={}))
-    if job.plan.desired != layout or job.plan.last_decision is None:
+    offer = job.plan.offer
+    if offer is None or offer.plan != layout:
         return job
-    rung = job.plan.last_decision.rung
+    rung = offer.decision.rung
     return replace(
         job,
         plan=replace(

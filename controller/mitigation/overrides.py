@@ -6,7 +6,7 @@ proposal. A cordon is honoured by the policy (`controller/policy/cordons.py`).
 
 from dataclasses import replace
 
-from pacekeeper.controller.mitigation import approvals
+from pacekeeper.controller.mitigation import approvals, rollout
 from pacekeeper.controller.state.events import (
     Command,
     DropOrder,
@@ -15,6 +15,7 @@ from pacekeeper.controller.state.events import (
     SaveOrder,
     Say,
 )
+from pacekeeper.controller.state.plan_phase import WithdrawCause
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.incidents.operator_orders import (
     OperatorOrder,
@@ -147,7 +148,7 @@ def _stopped(job: JobState, why: str) -> tuple[JobState, list[Command]]:
     if job.plan.desired is None:
         return job, commands
     text = f"job={job.name} plan={job.plan.desired.generation} given up: {why}"
-    return replace(job, plan=replace(job.plan, desired=None)), [
+    return rollout.withdraw_offer(job, WithdrawCause.STOPPED), [
         *commands,
         SaveJob(job=job.name),
         Say(text=text),

@@ -13,8 +13,16 @@ from pacekeeper.controller.mitigation.rollout import all_is_over
 from pacekeeper.controller.mitigation.verification import patience_s
 from pacekeeper.controller.state.events import AskProbe, Command, SaveJob, Say
 from pacekeeper.controller.state.job_parts import ProbeQuestion
+from pacekeeper.controller.state.plan_phase import (
+    PlanEvent,
+    Probing,
+    Proposed,
+    WithdrawCause,
+    Withdrawn,
+    transition,
+)
 from pacekeeper.controller.state.state import JobState
-from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Tier
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.telemetry.records import ProbeRecord
 from pacekeeper.predictor.assurance.probe_verdict import Reading, read, tier_of
@@ -74,10 +82,10 @@ def refuted(job: JobState) -> frozenset[int]:
 
 
 def ask(
-    job: JobState, decision: Decision, now_s: float, unix_s: float
+    job: JobState, proposed: Proposed, now_s: float, unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """Put the question that `decision` waits for; where no answer can come, say so instead."""
-    layout = job.layouts.current
+    """Ask for the probe that a plan waits for; note on the findings where none can be run."""
+    layout, decision = job.layouts.current, proposed.decision
     assert layout is not None, "a decision is made on a layout"
     ranks = layout.ranks
     job = replace(
@@ -86,6 +94,9 @@ def ask(
     if not _can_all(job, ranks):
         return _settled(job, UNSUPPORTED)
     job, question = _put(job, ranks, now_s, unix_s)
+    probing = Probing(decision=decision, probe=question.number)
+    probing = transition(proposed, PlanEvent.PROBE_ASKED, probing)
+    job = replace(job, plan=replace(job.plan, probing=probing))
     who = format_ranks(decision.unconfirmed)
     text = (
         f"job={job.name} probe={question.number} asked: are ranks {who} slow? ({decision.reason})"
@@ -126,11 +137,7 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
         # Who of them ran it and who did not can not be told: a later decision may ask anew.
         why = "the ranks it was put to are no longer the same"
         text = f"job={job.name} probe={question.number} given up: {why}"
-        return replace(
-            job,
-            detection=replace(job.detection, probe=None),
-            plan=replace(job.plan, decided_on=None),
-        ), [Say(text=text)]
+        return _ended(job), [Say(text=text)]
     within_s = patience_s(job, ANSWER_WITHIN_S, ANSWER_WITHIN_STEPS)
     if now_s - question.asked_s > within_s:
         if question.records:
@@ -182,9 +189,17 @@ def _judged(
             text = f"{reading}: {'borne out' if tier is Tier.CONFIRMED else 'not borne out'}"
         job, said = incidents.note_probe(job, rank, tier, text)
         commands += said
-    return replace(
-        job, detection=replace(job.detection, probe=None), plan=replace(job.plan, decided_on=None)
-    ), commands
+    return _ended(job), commands
+
+
+def _ended(job: JobState) -> JobState:
+    """Return the job without an open probe; what waited for it is decided on again."""
+    plan = replace(job.plan, probing=None, decided_on=None)
+    if job.plan.probing is not None:
+        outcome = Withdrawn(cause=WithdrawCause.DECIDED_AGAIN)
+        outcome = transition(job.plan.probing, PlanEvent.PROBE_ENDED, outcome)
+        plan = replace(plan, last_outcome=outcome)
+    return replace(job, detection=replace(job.detection, probe=None), plan=plan)
 
 
 def _settled(job: JobState, text: str) -> tuple[JobState, list[Command]]:
@@ -194,9 +209,7 @@ def _settled(job: JobState, text: str) -> tuple[JobState, list[Command]]:
         if not finding.probe:
             job, said = incidents.note_probe(job, rank, finding.tier, text)
             commands += said
-    return replace(
-        job, detection=replace(job.detection, probe=None), plan=replace(job.plan, decided_on=None)
-    ), commands
+    return _ended(job), commands
 
 
 def _slow(job: JobState) -> dict[int, Finding]:

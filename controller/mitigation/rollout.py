@@ -16,6 +16,15 @@ from pacekeeper.controller.state.events import (
     Say,
     TellSuspects,
 )
+from pacekeeper.controller.state.plan_phase import (
+    AwaitingApproval,
+    Offered,
+    PlanEvent,
+    Proposed,
+    WithdrawCause,
+    Withdrawn,
+    transition,
+)
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.incidents.rank_ranges import format_ranks
@@ -28,21 +37,34 @@ NODES_PER_S = 200.0  # of one job that are told again who is suspect; of news al
 OFFER_LIFE_S, OFFER_LIFE_STEPS = 60.0, 8  # an offer that nobody takes is given up
 
 
-def offer(job: JobState, decision: Decision, now_s: float) -> tuple[JobState, list[Command]]:
-    """Offer the plan of a decision to the ranks, which run the layout it was made on."""
+def offer(
+    job: JobState, before: Proposed | AwaitingApproval, decision: Decision, now_s: float
+) -> tuple[JobState, list[Command]]:
+    """Offer the plan of a decision to the ranks, which run the layout it was made on.
+
+    Args:
+        job: The job, with no plan pending but `before`.
+        before: The phase the plan is in.
+        decision: The plan, as priced last.
+        now_s: The machine's clock.
+    """
     assert decision.layout is not None, "a rung other than nothing has a layout"
     base = job.layouts.current
     assert base is not None, "an actionable job has a layout"
     plan = decision.layout
-    job = verification.given_up(job, decision, now_s)
+    offered = Offered(
+        decision=decision,
+        plan=plan,
+        base_generation=base.generation,
+        slow_ranks=frozenset(job.detection.evidence.slow),
+        offered_s=now_s,
+    )
+    job = verification.note_rollback(job, decision, now_s)
     job = replace(
         job,
         plan=replace(
             job.plan,
-            desired=plan,
-            desired_base=base.generation,
-            desired_for=frozenset(job.detection.evidence.slow),
-            offered_s=now_s,
+            pending=transition(before, PlanEvent.OFFERED, offered),
         ),
         layouts=replace(
             job.layouts,
@@ -56,7 +78,7 @@ def offer(job: JobState, decision: Decision, now_s: float) -> tuple[JobState, li
         SaveDecision(job=job.name, step=job.progress.step, decision=decision),
         SaveJob(job=job.name),
         told(job.name, decision),
-        _offered(job, plan),
+        _offered(job, offered),
     ]
 
 
@@ -88,17 +110,17 @@ def say_again(
     """On a tick: offers and deaths until they are observed, suspects as long as the job lives; an
     offer that is over is given up.
     """
-    over = _why_over(job, now_s)
-    if job.plan.desired is not None and over:
-        given_up = Say(text=f"job={job.name} plan={job.plan.desired.generation} given up: {over}")
-        return replace(job, plan=replace(job.plan, desired=None)), [SaveJob(job=job.name), given_up]
+    offer = job.plan.offer
+    if offer is not None and (over := _why_over(job, offer, now_s)):
+        given_up = Say(text=f"job={job.name} plan={offer.plan.generation} given up: {over}")
+        return withdraw_offer(job, WithdrawCause.STALE), [SaveJob(job=job.name), given_up]
     commands: list[Command] = []
     if job.notices.has_unsent_deaths:
         job, commands = notices.tell(job, now_s)
     if now_s - job.notices.repeated_s < REPEAT_S:
         return job, commands
-    if job.plan.desired is not None and _is_due(job, job.plan.desired, now_s):
-        commands.append(_offered(job, job.plan.desired))
+    if offer is not None and _is_due(job, offer, now_s):
+        commands.append(_offered(job, offer))
     runs = set(job.ranks) if job.layouts.current is None else set(job.layouts.current.ranks)
     if now_s - job.notices.deaths_sent_s >= REPEAT_S and runs.intersection(job.dead):
         job, said = notices.say(job, now_s)
@@ -131,35 +153,39 @@ def why_worthless(job: JobState, plan: Layout, base: int, slow: Collection[int])
     return ""
 
 
-def _why_over(job: JobState, now_s: float) -> str:
-    """Why the plan on offer can not be taken any more; empty where it can, or there is none."""
-    if job.plan.desired is None:
-        return ""
-    why = why_worthless(job, job.plan.desired, job.plan.desired_base, job.plan.desired_for)
+def withdraw_offer(job: JobState, cause: WithdrawCause) -> JobState:
+    """Return the job without the plan on offer. Raises PlanPhaseError where nothing is offered."""
+    ended = transition(job.plan.pending, PlanEvent.WITHDRAWN, Withdrawn(cause=cause))
+    return replace(job, plan=replace(job.plan, pending=None, last_outcome=ended))
+
+
+def _why_over(job: JobState, offer: Offered, now_s: float) -> str:
+    """Return why the plan on offer cannot be applied any more; empty where it can."""
+    why = why_worthless(job, offer.plan, offer.base_generation, offer.slow_ranks)
     life_s = verification.patience_s(job, OFFER_LIFE_S, OFFER_LIFE_STEPS)
-    if not why and now_s - job.plan.offered_s > life_s:
+    if not why and now_s - offer.offered_s > life_s:
         return f"not taken for {life_s:.0f} s"
     return why
 
 
-def _is_due(job: JobState, plan: Layout, now_s: float) -> bool:
-    """Is it time to say the offer again? Streams lose nothing: this is for agents that came anew.
+def _is_due(job: JobState, offer: Offered, now_s: float) -> bool:
+    """Is it time to repeat the offer?
 
-    As often as notices, or, where it is megabytes for each of a thousand nodes, less.
+    Streams lose nothing: repetition serves agents that reconnected. Offers are repeated as often as
+    notices, or less often where they are megabytes for each of a thousand nodes.
     """
-    num_hosts = sum(len(hosts) for layer in plan.experts for hosts in layer)
+    num_hosts = sum(len(hosts) for layer in offer.plan.experts for hosts in layer)
     period_s = max(REPEAT_S, num_hosts * HOST_BYTES * len(job.nodes) / OFFERED_BYTES_PER_S)
-    return (now_s - job.plan.offered_s) // period_s > (
-        job.notices.repeated_s - job.plan.offered_s
-    ) // period_s
+    repeated_s = job.notices.repeated_s
+    return (now_s - offer.offered_s) // period_s > (repeated_s - offer.offered_s) // period_s
 
 
-def _offered(job: JobState, plan: Layout) -> OfferPlan:
+def _offered(job: JobState, offer: Offered) -> OfferPlan:
     return OfferPlan(
         job=job.name,
         nodes=job.nodes,
-        layout=plan,
-        base_generation=job.plan.desired_base,
+        layout=offer.plan,
+        base_generation=offer.base_generation,
         life=job.life,
     )
 

@@ -11,7 +11,16 @@ from statistics import median, median_high
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation.backoff import wait_s
 from pacekeeper.controller.state.events import Command, Say
-from pacekeeper.controller.state.job_parts import Promise, Refusal
+from pacekeeper.controller.state.plan_phase import (
+    Forecast,
+    InForce,
+    Judged,
+    PlanEvent,
+    Rollback,
+    RolledBack,
+    Verdict,
+    transition,
+)
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import Decision, FindingKind, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
@@ -21,20 +30,32 @@ JUDGED_STEPS = 10  # under the plan before it is judged: the first ones warm cac
 SLOWER = 1.1  # a slow rank that is slower by this factor since is another case
 
 
-def made(job: JobState, layout: Layout) -> Promise | None:
-    """What was promised of `layout`, which comes into force; None where nothing was, in time."""
-    decision, base = job.plan.last_decision, job.layouts.current
-    if decision is None or base is None or job.plan.desired != layout:
+def in_force(job: JobState, layout: Layout) -> InForce | None:
+    """Return the phase of the plan on offer as `layout` comes into force.
+
+    Returns:
+        None where `layout` is not the plan on offer. The phase has a forecast where the plan was
+        expected to gain time and the steps before it were measured.
+    """
+    offer = job.plan.offer
+    if offer is None or offer.plan != layout:
         return None
-    if decision.rung in (MitigationLevel.RETURN_HOME, MitigationLevel.ROLL_BACK):
+    forecast = _forecast_of(job, offer.decision, layout)
+    after = InForce(plan=layout, forecast=forecast)
+    return transition(job.plan.pending, PlanEvent.ALL_APPLIED, after)
+
+
+def _forecast_of(job: JobState, decision: Decision, layout: Layout) -> Forecast | None:
+    base = job.layouts.current
+    if base is None or decision.rung in (MitigationLevel.RETURN_HOME, MitigationLevel.ROLL_BACK):
         return None
     gain_s = decision.current_step_s - decision.planned_step_s
     measured_s = measured_step_s(job)
     if gain_s <= 0.0 or measured_s is None:
         return None
-    # In doubt for the plan: a fault may begin in the middle of a step.
+    # A fault may begin in the middle of a step: the larger time is the fairer comparison.
     before_s = max(measured_s, decision.current_step_s)
-    return Promise(
+    return Forecast(
         plan=layout,
         rung=decision.rung,
         base=base,
@@ -70,56 +91,68 @@ def steps_since_onset(job: JobState) -> int | None:
 
 
 def judge(job: JobState) -> tuple[JobState, list[Command]]:
-    """After a step: say how the plan in force did, once there are enough steps under it."""
-    promise, layout = job.plan.forecast, job.layouts.current
-    if promise is None or layout != promise.plan or promise.measured_s is not None:
+    """Compare the plan in force with its forecast, once enough steps ran under it."""
+    current = job.plan.current
+    forecast = current.forecast if isinstance(current, InForce) else None
+    if forecast is None or job.layouts.current != forecast.plan:
         return job, []
     slow = job.detection.evidence.slow
-    if slow.keys() - promise.slow.keys() or any(
-        slow[rank] > SLOWER * promise.slow[rank] for rank in slow
+    if slow.keys() - forecast.slow.keys() or any(
+        slow[rank] > SLOWER * forecast.slow[rank] for rank in slow
     ):
-        return replace(job, plan=replace(job.plan, forecast=None)), []
+        judged = Judged(forecast=forecast, verdict=Verdict.INCOMPARABLE, measured_s=None)
+        after = transition(current, PlanEvent.STEPS_MEASURED, judged)
+        return replace(job, plan=replace(job.plan, current=after)), []
     if len(job.progress.recent_step_s) < JUDGED_STEPS:
         return job, []
     took_s = median(job.progress.recent_step_s[-MEASURED_STEPS:])
-    promised_s, brought_s = promise.before_s - promise.planned_s, promise.before_s - took_s
-    if brought_s >= 0.5 * promised_s:
-        verdict = "as forecast"
-    elif brought_s > 0.0:
-        verdict = "less than forecast"
-    else:
-        verdict = "nothing"
+    verdict = verdict_of(forecast, took_s)
     text = (
-        f"generation {promise.plan.generation} brings {verdict}: a step takes"
-        f" {took_s * 1e3:.0f} ms, forecast were {promise.planned_s * 1e3:.0f},"
-        f" without it {promise.before_s * 1e3:.0f}"
+        f"generation {forecast.plan.generation} brings {verdict}: a step takes"
+        f" {took_s * 1e3:.0f} ms, forecast were {forecast.planned_s * 1e3:.0f},"
+        f" without it {forecast.before_s * 1e3:.0f}"
     )
-    if brought_s <= 0.0:
-        job = replace(job, plan=replace(job.plan, forecast=replace(promise, measured_s=took_s)))
-    else:
-        kept = {
-            rung: undone for rung, undone in job.plan.rollbacks.items() if rung is not promise.rung
-        }
-        job = replace(job, plan=replace(job.plan, forecast=None, rollbacks=kept))
+    judged = Judged(forecast=forecast, verdict=verdict, measured_s=took_s)
+    after = transition(current, PlanEvent.STEPS_MEASURED, judged)
+    kept = {
+        level: rollback
+        for level, rollback in job.plan.rollbacks.items()
+        if level is not forecast.rung or verdict is Verdict.NOTHING
+    }
+    job = replace(job, plan=replace(job.plan, current=after, rollbacks=kept))
     job, said = incidents.note_action(job, text)
     return job, [Say(text=f"job={job.name} {text}"), *said]
 
 
-def given_up(job: JobState, decision: Decision, now_s: float) -> JobState:
-    """The way back from a plan is offered: others of that plan's kind wait."""
-    promise = job.plan.forecast
-    if decision.rung is not MitigationLevel.ROLL_BACK or promise is None:
+def verdict_of(forecast: Forecast, took_s: float) -> Verdict:
+    """Return how a step of `took_s` does beside the forecast."""
+    promised_s, brought_s = forecast.before_s - forecast.planned_s, forecast.before_s - took_s
+    if brought_s >= 0.5 * promised_s:
+        return Verdict.AS_FORECAST
+    return Verdict.LESS if brought_s > 0.0 else Verdict.NOTHING
+
+
+def note_rollback(job: JobState, decision: Decision, now_s: float) -> JobState:
+    """Record the rollback that `decision` offers, if it is one: plans of the same level wait."""
+    judged = job.plan.failed
+    if decision.rung is not MitigationLevel.ROLL_BACK or judged is None:
         return job
-    before = job.plan.rollbacks.get(promise.rung)
+    forecast = judged.forecast
+    before = job.plan.rollbacks.get(forecast.rung)
     count = 1 if before is None else before.count + 1
-    refusal = Refusal(
-        plan=promise.plan,
-        rank=None,
-        reason=f"took a step to {(promise.measured_s or 0.0) * 1e3:.0f} ms instead of"
-        f" {promise.planned_s * 1e3:.0f}",
+    rollback = Rollback(
+        plan=forecast.plan,
+        measured_s=judged.measured_s or 0.0,
+        planned_s=forecast.planned_s,
         count=count,
         until_s=now_s + wait_s(count),
     )
+    rolled_back = RolledBack(judged=judged, rollback=rollback)
     return replace(
-        job, plan=replace(job.plan, rollbacks={**job.plan.rollbacks, promise.rung: refusal})
+        job,
+        plan=replace(
+            job.plan,
+            current=transition(job.plan.current, PlanEvent.ROLLBACK_OFFERED, rolled_back),
+            rollbacks={**job.plan.rollbacks, forecast.rung: rollback},
+        ),
     )

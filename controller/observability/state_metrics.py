@@ -94,8 +94,8 @@ def _progress(page: MetricsPage, name: str, job: JobState, unix_offset_s: float)
         page.add(RANKS, count, name, life.value)
     is_waiting = job.plan.open_proposal is not None and job.plan.approved is None
     page.add(PROPOSALS, is_waiting, name)
-    if job.plan.desired is not None:
-        page.add(OFFERED, job.plan.offered_s + unix_offset_s, name)
+    if job.plan.offer is not None:
+        page.add(OFFERED, job.plan.offer.offered_s + unix_offset_s, name)
     for saves, (step, took_s, trouble) in (
         (job.progress.saves, _STORED),
         (job.progress.snapshots, _COPIED),

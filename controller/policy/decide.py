@@ -303,27 +303,27 @@ def _gone_home(view: View, now: _Now) -> Decision | None:
 
 def _rolled_back(view: View, now: _Now) -> Decision | None:
     """Back from a plan that made nothing faster, if that pays as any plan must."""
-    promise, config = view.promise, now.config
-    if promise is None or promise.measured_s is None or promise.plan != view.layout:
+    if view.failed is None or view.failed.forecast.plan != view.layout:
         return None
-    if promise.slow.keys() != view.slow.keys() or promise.base.ranks != view.layout.ranks:
+    forecast, config = view.failed.forecast, now.config
+    if forecast.slow.keys() != view.slow.keys() or forecast.base.ranks != view.layout.ranks:
         return None
-    layout = replace(promise.base, generation=view.next_generation)
+    layout = replace(forecast.base, generation=view.next_generation)
     if _is_held(view, MitigationLevel.ROLL_BACK, layout) or view.cordoned & set(layout.working):
         return None
     if num_narrow(layout, now.floor) > now.num_narrow:
         return None
-    gain_s = view.step_s - promise.before_s
+    gain_s = view.step_s - forecast.before_s
     cost_s = now.pricing.cost_s(layout)
     if gain_s < config.min_gain * view.step_s or gain_s * config.horizon_steps <= cost_s:
         return None
     reason = (
-        f"plan {promise.plan.generation} ({promise.rung}) was to take a step from"
-        f" {promise.before_s * 1e3:.0f} to {promise.planned_s * 1e3:.0f} ms and took it to"
+        f"plan {forecast.plan.generation} ({forecast.rung}) was to take a step from"
+        f" {forecast.before_s * 1e3:.0f} to {forecast.planned_s * 1e3:.0f} ms and took it to"
         f" {view.step_s * 1e3:.0f} ms: back to the layout before it"
     )
     fluid_s = now.pricing.price(layout).fluid_step_s
-    price = Price(step_s=promise.before_s, fluid_step_s=fluid_s)
+    price = Price(step_s=forecast.before_s, fluid_step_s=fluid_s)
     return replace(
         now.plan(MitigationLevel.ROLL_BACK, layout, reason, price), current_step_s=view.step_s
     )

@@ -56,7 +56,7 @@ def view_of(
         slow_steps=steps_since_onset(job),
         slow_links=job.detection.links.slow,
         moves=job.plan.moves,
-        promise=job.plan.forecast,
+        failed=job.plan.failed,
         approved=None if job.plan.approved is None else job.plan.approved.decision,
         cordoned=job.cordoned,
         doubted=frozenset(rank for rank in layout.ranks if job.ranks[rank].node in lemons),

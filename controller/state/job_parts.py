@@ -10,6 +10,20 @@ from math import inf
 
 from pacekeeper.controller.state.expert_load_drafts import LoadDrafts
 from pacekeeper.controller.state.persistent_map import RankMap
+from pacekeeper.controller.state.plan_phase import (
+    Applying,
+    AwaitingApproval,
+    InForce,
+    Judged,
+    Offered,
+    Probing,
+    Refusal,
+    Refused,
+    Rollback,
+    RolledBack,
+    Verdict,
+    Withdrawn,
+)
 from pacekeeper.controller.state.rank_timings import Measured
 from pacekeeper.core.incidents.findings import Blindness, Decision, MitigationLevel, Tier, Watch
 from pacekeeper.core.incidents.proposals import Proposal, ProposalState
@@ -108,35 +122,6 @@ class ProbeQuestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """`rank` could not follow `plan`; no plan of its rung is offered before `until_s`.
-
-    `rank` None: the person `denied_by` did not want it, or, where that is empty, it was taken and
-    did not bring what was forecast. `count`: how often in a row.
-    """
-
-    plan: Layout
-    rank: int | None
-    reason: str
-    count: int
-    until_s: float
-    denied_by: str = ""
-
-    @property
-    def text(self) -> str:
-        """For people: who refused what, and why."""
-        if self.denied_by:
-            times = f" (denial {self.count} in a row)" if self.count > 1 else ""
-            why = f": {self.reason}" if self.reason else ""
-            return f"denied by {self.denied_by}{times}{why}"
-        if self.rank is None:
-            times = f" (time {self.count} in a row)" if self.count > 1 else ""
-            return f"plan {self.plan.generation} was undone{times}: it {self.reason}"
-        times = f" (refusal {self.count} in a row)" if self.count > 1 else ""
-        return f"rank {self.rank} refused plan {self.plan.generation}{times}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """How a plan was put in force, as far as its ranks have said: the slowest one's time, bytes of
     all and of the one with most.
@@ -146,21 +131,6 @@ class Move:
     duration_s: float = 0.0
     total_bytes: int = 0
     busiest_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
-    """What was forecast of the `plan` in force: steps of `planned_s` instead of `before_s` on
-    `base`, with these ranks `slow`. `measured_s`: what a step takes instead, if no less.
-    """
-
-    plan: Layout
-    rung: MitigationLevel
-    base: Layout
-    before_s: float
-    planned_s: float
-    slow: Mapping[int, float]
-    measured_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,16 +176,16 @@ class LayoutState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanState:
-    """The plan that is decided on, offered or in force, and how earlier plans went.
+    """The plans of a job by phase (see plan_phase.py), and how earlier plans went.
 
     Attributes:
-        desired: The layout on offer to ranks that run generation `desired_base`; None: no offer.
-        desired_for: Ranks that were slow when the offer was decided on.
-        offered_s: When the offer was first made.
-        refusals: The last refusal of each kind of plan.
-        rollbacks: The last rollback of each kind of plan.
-        forecast: What was forecast of the layout in force, until it is judged.
-        proposals: Newest last; only the last one may be open.
+        probing: The plan that waits for a probe; None: none.
+        pending: The plan that waits for an operator or is on offer; None: none.
+        current: The offered plan in force; None: the layout in force was not offered.
+        last_outcome: How the last plan ended that was refused or withdrawn.
+        closed_proposals: Proposals that ended, oldest first.
+        refusals: The last refusal of each level of plans.
+        rollbacks: The last rollback of each level of plans.
         moves: How the newest plans were put in force, by generation.
         last_decision: The newest decision.
         decided_on: The inputs of the last decision; equal inputs are not decided on again.
@@ -224,14 +194,13 @@ class PlanState:
         asked_on: The preconditions of that question; its answer is dropped where they changed.
     """
 
-    desired: Layout | None = None
-    desired_base: int = 0
-    desired_for: frozenset[int] = frozenset()
-    offered_s: float = 0.0
+    probing: Probing | None = None
+    pending: AwaitingApproval | Offered | Applying | None = None
+    current: InForce | Judged | RolledBack | None = None
+    last_outcome: Refused | Withdrawn | None = None
+    closed_proposals: tuple[Proposal, ...] = ()
     refusals: Mapping[MitigationLevel, Refusal] = field(default_factory=dict)
-    rollbacks: Mapping[MitigationLevel, Refusal] = field(default_factory=dict)
-    forecast: Promise | None = None
-    proposals: tuple[Proposal, ...] = ()
+    rollbacks: Mapping[MitigationLevel, Rollback] = field(default_factory=dict)
     moves: Mapping[int, Move] = field(default_factory=dict)
     last_decision: Decision | None = None
     decided_on: Hashable = None
@@ -240,25 +209,38 @@ class PlanState:
     asked_on: Hashable = None
 
     def ended(self) -> "PlanState":
-        """Return the plans of the job once it has ended: history, nothing on offer or asked."""
+        """Return the plans of the job once it has ended: history, nothing pending or asked."""
         return PlanState(
-            desired_base=self.desired_base,
-            desired_for=self.desired_for,
-            offered_s=self.offered_s,
+            current=self.current,
+            last_outcome=self.last_outcome,
+            closed_proposals=self.closed_proposals,
             refusals=self.refusals,
             rollbacks=self.rollbacks,
-            forecast=self.forecast,
-            proposals=self.proposals,
             moves=self.moves,
             last_decision=self.last_decision,
             asked_s=self.asked_s,
         )
 
     @property
+    def offer(self) -> Offered | None:
+        """The plan on offer, also where some ranks run it already."""
+        match self.pending:
+            case Offered() as offer:
+                return offer
+            case Applying(offer=offer):
+                return offer
+            case _:
+                return None
+
+    @property
+    def desired(self) -> Layout | None:
+        """The layout on offer; None: no offer."""
+        return None if self.offer is None else self.offer.plan
+
+    @property
     def open_proposal(self) -> Proposal | None:
         """The proposal that waits for an operator, or was approved and is not offered yet."""
-        newest = self.proposals[-1] if self.proposals else None
-        return newest if newest is not None and newest.is_open else None
+        return self.pending.proposal if isinstance(self.pending, AwaitingApproval) else None
 
     @property
     def approved(self) -> Proposal | None:
@@ -266,6 +248,23 @@ class PlanState:
         proposal = self.open_proposal
         is_approved = proposal is not None and proposal.answer is ProposalState.APPROVED
         return proposal if is_approved else None
+
+    @property
+    def proposals(self) -> tuple[Proposal, ...]:
+        """All remembered proposals, newest last; only the last one may be open."""
+        newest = self.open_proposal
+        return self.closed_proposals if newest is None else (*self.closed_proposals, newest)
+
+    @property
+    def failed(self) -> Judged | None:
+        """The plan in force, where its steps are no faster than those before it."""
+        match self.current:
+            case Judged(verdict=Verdict.NOTHING) as judged:
+                return judged
+            case RolledBack(judged=judged):
+                return judged
+            case _:
+                return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

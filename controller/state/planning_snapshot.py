@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pacekeeper.controller.state.job_parts import Move, Promise, Refusal
+from pacekeeper.controller.state.job_parts import Move
+from pacekeeper.controller.state.plan_phase import BackoffReason, Judged
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
@@ -38,7 +39,8 @@ class View:
     `by_survivors`: it stands where survivors of a death could put it in a hurry.
     `slow_steps`: since the newest finding's onset; None: nobody is slow, or it is not known.
     `work`: by rank, needed of stages and tensor groups only; empty: not measured yet.
-    `moves`: how earlier plans went; `promise`: of the present one, where it is open or broken.
+    `moves`: how earlier plans went; `failed`: the present plan, where its steps are
+    no faster than those before it.
     `approved`: what a person has approved: no other plan is looked for.
     `cordoned`: ranks that are to have no work, by a person's order.
     `doubted`: ranks on nodes that were slow again and again, in whatever job: no expert is left to
@@ -62,14 +64,14 @@ class View:
     unread: frozenset[int] = frozenset()
     refuted: frozenset[int] = frozenset()
     is_probing: bool = False
-    refusals: Mapping[MitigationLevel, Refusal] = field(default_factory=dict)
+    refusals: Mapping[MitigationLevel, BackoffReason] = field(default_factory=dict)
     asked_s: float = 0.0
     by_survivors: bool = False
     slow_steps: int | None = None
     slow_links: Mapping[int, float] = field(default_factory=dict)
     work: Mapping[int, RankTime] = field(default_factory=dict)
     moves: Mapping[int, Move] = field(default_factory=dict)
-    promise: Promise | None = None
+    failed: Judged | None = None
     approved: Decision | None = None
     cordoned: frozenset[int] = frozenset()
     doubted: frozenset[int] = frozenset()

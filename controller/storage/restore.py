@@ -14,6 +14,7 @@ from pacekeeper.controller.state.job_parts import (
     PlanState,
     StepProgress,
 )
+from pacekeeper.controller.state.plan_phase import AwaitingApproval
 from pacekeeper.controller.state.state import JobRecord, JobState, RankRecord, State, newest
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import FindingKind, Incident
@@ -73,7 +74,7 @@ def restored(
                 ),
                 whole=JobPace(slowdown=_open_slowdown(own, FindingKind.HOST)),
             ),
-            plan=PlanState(proposals=_waiting(proposed.get(job.name), job.layout)),
+            plan=PlanState(pending=_waiting(proposed.get(job.name), job.layout)),
             progress=StepProgress(step=job.step),
         )
     return State(
@@ -86,11 +87,16 @@ def restored(
     )
 
 
-def _waiting(proposal: Proposal | None, layout: Layout | None) -> tuple[Proposal, ...]:
-    """One value for what it is for and what is in force, if equal: they are compared on ticks."""
-    if proposal is None or layout is None or proposal.base != layout:
-        return () if proposal is None else (proposal,)
-    return (replace(proposal, base=layout),)
+def _waiting(proposal: Proposal | None, layout: Layout | None) -> AwaitingApproval | None:
+    """Return the phase of an open proposal; its base is `layout` itself where they are equal.
+
+    The two are compared on every tick.
+    """
+    if proposal is None:
+        return None
+    if layout is not None and proposal.base == layout:
+        proposal = replace(proposal, base=layout)
+    return AwaitingApproval(proposal=proposal)
 
 
 def _open_slowdowns(incidents: Sequence[Incident], kind: FindingKind) -> dict[int, float]:

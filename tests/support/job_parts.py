@@ -4,7 +4,10 @@ from collections import defaultdict
 from dataclasses import fields, replace
 from typing import Any
 
+from pacekeeper.controller.state.plan_phase import Forecast, InForce, Offered
 from pacekeeper.controller.state.state import JobState
+from pacekeeper.core.incidents.findings import Decision, MitigationLevel
+from pacekeeper.core.layout.layout import Layout
 
 PARTS = ("layouts", "plan", "detection", "progress", "workload", "coverage", "notices")
 
@@ -21,3 +24,21 @@ def job_with(name: str, **values: Any) -> JobState:
     for part, changed in of_parts.items():
         changes[part] = replace(getattr(job, part), **changed)
     return replace(job, **changes)
+
+
+def offered(plan: Layout, *, offered_s: float = 0.0) -> Offered:
+    """Return the phase of a plan that is on offer."""
+    decision = Decision(rung=MitigationLevel.BATCH_SHARES, layout=plan, reason="")
+    return Offered(
+        decision=decision,
+        plan=plan,
+        base_generation=plan.generation - 1,
+        slow_ranks=frozenset(),
+        offered_s=offered_s,
+    )
+
+
+def forecast_of(job: JobState) -> Forecast | None:
+    """Return the forecast that the plan in force is still to be compared with."""
+    current = job.plan.current
+    return current.forecast if isinstance(current, InForce) else None

@@ -22,6 +22,7 @@ from pacekeeper.controller.state.job_parts import (
     StepProgress,
 )
 from pacekeeper.controller.state.persistent_map import RankMap
+from pacekeeper.controller.state.plan_phase import AwaitingApproval
 from pacekeeper.controller.state.rank_timings import Measured, RankPace
 from pacekeeper.controller.state.state import (
     JobState,
@@ -228,7 +229,7 @@ def _small(on: Sequence[str]) -> JobState:
             )
         ),
         layouts=LayoutState(current=layout, reason="the layout the job runs"),
-        plan=PlanState(proposals=(proposal,)),
+        plan=PlanState(pending=AwaitingApproval(proposal=proposal)),
         progress=StepProgress(step=2140, recent_step_s=(0.412,), tokens_per_s=188_000.0),
         coverage=Coverage(
             watch=Watch.HEALTHY,

@@ -27,7 +27,8 @@ def test_no_kind_of_plan_comes_back_before_its_wait_is_over(
         plan, decision = driver.job.plan.desired, driver.job.plan.last_decision
         if plan is not None and plan != said:
             assert decision is not None
-            assert driver.job.plan.offered_s >= free_s.get(decision.rung, 0.0)
+            assert driver.job.plan.offer is not None
+            assert driver.job.plan.offer.offered_s >= free_s.get(decision.rung, 0.0)
             said = plan
         if plan is not None and decision is not None and is_refused:
             driver.report(refused(plan, 1, "can not"))

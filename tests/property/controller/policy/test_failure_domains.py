@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.failure_domains import SpreadFloor, num_narrow
-from pacekeeper.controller.state.job_parts import Promise, Refusal
+from pacekeeper.controller.state.plan_phase import Forecast, Judged, RankRejection, Verdict
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
@@ -134,7 +134,7 @@ def test_a_narrow_layout_is_mended_though_nothing_is_gained_and_no_slot_is_free(
 
 
 def test_replicas_that_a_rank_refused_are_not_moved_for_safety_either() -> None:
-    refusal = Refusal(plan=SPREAD, rank=3, reason="no room", count=1, until_s=60.0)
+    refusal = RankRejection(plan=SPREAD, rank=3, reason="no room", count=1, until_s=60.0)
     held = view_of(narrowed(SPREAD), PAIRS, 4, refusals={MitigationLevel.MOVE_REPLICAS: refusal})
     assert decide(held, CONFIG).layout is None
     assert decide(replace(held, asked_s=60.0), CONFIG).rung is MitigationLevel.MOVE_REPLICAS
@@ -205,10 +205,11 @@ def test_a_rack_that_may_fail_is_a_reason_by_itself_after_a_death() -> None:
 
 def test_a_plan_that_made_nothing_faster_is_not_undone_where_that_is_less_safe() -> None:
     base = replace(narrowed(SPREAD), generation=4)
-    promise = Promise(
+    forecast = Forecast(
         plan=SPREAD, rung=MitigationLevel.MOVE_REPLICAS, base=base, before_s=0.1, planned_s=0.09,
-        slow={}, measured_s=0.2,
+        slow={},
     )  # fmt: skip
-    view = view_of(SPREAD, PAIRS, 4, promise=promise, step_s=0.2, is_makeshift=True)
+    failed = Judged(forecast=forecast, verdict=Verdict.NOTHING, measured_s=0.2)
+    view = view_of(SPREAD, PAIRS, 4, failed=failed, step_s=0.2, is_makeshift=True)
     assert decide(replace(view, node_of={}), CONFIG).rung is MitigationLevel.ROLL_BACK
     assert decide(view, CONFIG).rung is not MitigationLevel.ROLL_BACK

@@ -39,7 +39,7 @@ from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.node_report import AgentHealth
 from pacekeeper.predictor.assurance.canary import Canaries, Outcome
 from pacekeeper.predictor.assurance.sensitivity import Sight
-from support.job_parts import job_with
+from support.job_parts import job_with, offered
 
 LAYOUT = Layout(
     generation=5,
@@ -152,7 +152,7 @@ def test_generations_tell_whether_a_plan_is_under_way() -> None:
         experts=LAYOUT.experts,
         batch_shares=((0, 0.5), (1, 0.5)),
     )
-    moving = job_view(BOTH, job(desired=desired))
+    moving = job_view(BOTH, job(pending=offered(desired)))
     assert (moving.generation, moving.desired_generation) == (5, 6)
 
 

@@ -8,11 +8,13 @@ from pacekeeper.controller.mitigation import migration_costs, verification
 from pacekeeper.controller.mitigation.migration_costs import MoveCosts, costs_of
 from pacekeeper.controller.policy.inputs import view_of
 from pacekeeper.controller.state.events import SaveDecision, SaveIncident
-from pacekeeper.controller.state.job_parts import Move, Promise, Refusal
+from pacekeeper.controller.state.job_parts import Move
+from pacekeeper.controller.state.plan_phase import Forecast, InForce, Judged, Rollback, Verdict
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.records import PlanAppliedRecord, Record, StepRecord
+from support.job_parts import forecast_of
 from support.machine_driver import FIRST, Driver, applied, step, with_plan
 
 
@@ -52,16 +54,17 @@ def run(driver: Driver, steps: int, duration_s: float) -> None:
 
 def test_a_plan_that_brings_what_was_forecast_is_told_on_the_incident() -> None:
     driver = under_plan()
-    promise = driver.job.plan.forecast
+    promise = forecast_of(driver.job)
     assert promise is not None and promise.base == FIRST
     assert promise.before_s >= 0.18 > promise.planned_s  # as measured since the onset
-    undone = Refusal(plan=FIRST, rank=None, reason="", count=1, until_s=0.0)
+    undone = Rollback(plan=FIRST, measured_s=0.0, planned_s=0.0, count=1, until_s=0.0)
     known = replace(driver.job, plan=replace(driver.job.plan, rollbacks={promise.rung: undone}))
     driver.state = replace(driver.state, jobs={**driver.state.jobs, known.name: known})
     run(driver, verification.JUDGED_STEPS - 1, promise.planned_s)
     assert not driver.all_said(SaveIncident)
     run(driver, 1, promise.planned_s)
-    assert driver.job.plan.forecast is None
+    current = driver.job.plan.current
+    assert isinstance(current, Judged) and current.verdict is Verdict.AS_FORECAST
     assert driver.job.plan.rollbacks == {}, "what a kind brings at last counts"
     (saved,) = driver.all_said(SaveIncident)
     assert saved.incident.actions[-1].startswith("generation 2 brings as forecast: a step takes")
@@ -70,7 +73,7 @@ def test_a_plan_that_brings_what_was_forecast_is_told_on_the_incident() -> None:
 
 def test_a_plan_that_brings_less_stays() -> None:
     driver = under_plan()
-    promise = driver.job.plan.forecast
+    promise = forecast_of(driver.job)
     assert promise is not None
     run(
         driver,
@@ -78,13 +81,16 @@ def test_a_plan_that_brings_less_stays() -> None:
         promise.before_s - 0.2 * (promise.before_s - promise.planned_s),
     )
     assert "generation 2 brings less than forecast" in driver.texts
-    assert driver.job.plan.forecast is None and driver.job.plan.desired is None
+    current = driver.job.plan.current
+    assert isinstance(current, Judged) and current.verdict is Verdict.LESS
+    assert driver.job.plan.desired is None
 
 
 def test_a_plan_that_brings_nothing_is_undone_and_plans_of_its_kind_wait() -> None:
     driver = under_plan()
-    rung = driver.job.plan.forecast.rung if driver.job.plan.forecast else None
-    assert rung is not None
+    promise = forecast_of(driver.job)
+    assert promise is not None
+    rung = promise.rung
     run(driver, verification.JUDGED_STEPS + 3, 0.3)
     assert "generation 2 brings nothing: a step takes 300 ms" in "\n".join(
         action for incident in driver.job.incidents for action in incident.actions
@@ -94,7 +100,7 @@ def test_a_plan_that_brings_nothing_is_undone_and_plans_of_its_kind_wait() -> No
     back = driver.job.plan.desired
     assert back == replace(FIRST, generation=3)
     driver.report(*applied(back))
-    assert driver.job.layouts.current == back and driver.job.plan.forecast is None
+    assert driver.job.layouts.current == back and forecast_of(driver.job) is None
     assert driver.job.layouts.baseline is not None, "the next plan will want a way home"
     run(driver, 8, 0.18)
     assert driver.job.plan.last_decision is not None
@@ -105,42 +111,33 @@ def test_a_plan_that_brings_nothing_is_undone_and_plans_of_its_kind_wait() -> No
 
 def test_a_kind_that_is_undone_again_waits_twice_as_long() -> None:
     driver = with_plan()
-    promise = Promise(
+    forecast = Forecast(
         plan=FIRST, rung=MitigationLevel.MOVE_LAYERS, base=FIRST, before_s=1.0, planned_s=0.5,
-        slow={}, measured_s=2.0,
+        slow={},
     )  # fmt: skip
+    failed = Judged(forecast=forecast, verdict=Verdict.NOTHING, measured_s=2.0)
+    job = replace(driver.job, plan=replace(driver.job.plan, current=failed))
     back = Decision(rung=MitigationLevel.ROLL_BACK, layout=FIRST, reason="")
-    job = verification.given_up(
-        replace(driver.job, plan=replace(driver.job.plan, forecast=promise)), back, 100.0
-    )
-    assert job.plan.rollbacks[MitigationLevel.MOVE_LAYERS].until_s == 160.0
-    again = verification.given_up(
-        replace(job, plan=replace(job.plan, forecast=promise)), back, 200.0
-    )
-    assert again.plan.rollbacks[MitigationLevel.MOVE_LAYERS].until_s == 320.0
-    assert "time 2 in a row" in again.plan.rollbacks[MitigationLevel.MOVE_LAYERS].text
+    once = verification.note_rollback(job, back, 100.0)
+    assert once.plan.rollbacks[MitigationLevel.MOVE_LAYERS].until_s == 160.0
+    again = verification.note_rollback(once, back, 200.0)
+    second = again.plan.rollbacks[MitigationLevel.MOVE_LAYERS]
+    assert second.until_s == 320.0 and second.count == 2
     other = Decision(rung=MitigationLevel.BATCH_SHARES, layout=FIRST, reason="")
-    assert (
-        verification.given_up(
-            replace(driver.job, plan=replace(driver.job.plan, forecast=promise)), other, 100.0
-        ).plan.rollbacks
-        == {}
-    )
+    assert verification.note_rollback(job, other, 100.0).plan.rollbacks == {}
 
 
 def test_where_a_rank_is_slower_by_now_nothing_is_judged() -> None:
     driver = under_plan()
-    promise = driver.job.plan.forecast
+    promise = forecast_of(driver.job)
     assert promise is not None
-    before = replace(promise, slow={2: promise.slow[2] / 1.2})
-    judged, said = verification.judge(
-        replace(driver.job, plan=replace(driver.job.plan, forecast=before))
-    )
-    assert judged.plan.forecast is None and not said
-    judged, said = verification.judge(
-        replace(driver.job, plan=replace(driver.job.plan, forecast=replace(promise, slow={})))
-    )
-    assert judged.plan.forecast is None and not said
+    for slow in ({2: promise.slow[2] / 1.2}, {}):
+        current = InForce(plan=promise.plan, forecast=replace(promise, slow=slow))
+        job = replace(driver.job, plan=replace(driver.job.plan, current=current))
+        judged, said = verification.judge(job)
+        assert isinstance(judged.plan.current, Judged) and not said
+        assert judged.plan.current.verdict is Verdict.INCOMPARABLE
+        assert judged.plan.failed is None
 
 
 def test_steps_of_before_the_fault_say_nothing_of_the_job_without_the_plan() -> None:
@@ -156,16 +153,16 @@ def test_steps_of_before_the_fault_say_nothing_of_the_job_without_the_plan() -> 
         incidents=incidents,
         progress=replace(job.progress, recent_step_s=(9.0, 9.0, 9.0, 0.2, 0.25)),
     )
-    promise = verification.made(job, plan)
+    in_force = verification.in_force(job, plan)
+    assert in_force is not None
+    promise = in_force.forecast
     assert promise is not None and promise.before_s == 0.25
     gain_s = decision.current_step_s - decision.planned_step_s
     assert promise.planned_s == pytest.approx(0.25 - gain_s)
     assert view_of(job, 0.0, {}).step_s == 0.25
-    assert (
-        verification.made(replace(job, progress=replace(job.progress, recent_step_s=())), plan)
-        is None
-    ), "not measured"
-    assert verification.made(job, replace(plan, generation=9)) is None, "not ours"
+    unmeasured = replace(job, progress=replace(job.progress, recent_step_s=()))
+    assert verification.in_force(unmeasured, plan) == InForce(plan=plan, forecast=None)
+    assert verification.in_force(job, replace(plan, generation=9)) is None, "not ours"
 
 
 def told(rank: int, layout: Layout, *, duration_s: float, moved_bytes: int) -> PlanAppliedRecord:

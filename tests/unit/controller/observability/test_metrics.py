@@ -42,6 +42,7 @@ from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.predictor.assurance.sensitivity import Sight
 from support.controllers import first_layout
+from support.job_parts import offered
 from support.scrapes import samples, value
 
 
@@ -247,12 +248,12 @@ def test_a_node_is_away_where_living_ranks_have_no_agent() -> None:
 
 
 def test_a_plan_that_is_offered_says_since_when_in_unix_time() -> None:
-    job = JobState(name="train", plan=PlanState(desired=first_layout(), offered_s=5.0))
+    job = JobState(name="train", plan=PlanState(pending=offered(first_layout(), offered_s=5.0)))
     metrics = ControllerMetrics()
     metrics.update(State(jobs={"train": job}, unix_offset_s=1000.0))
     since = "job_plan_offered_timestamp_seconds"
     assert value(metrics, since, job_name="train") == 1005.0
-    metrics.update(State(jobs={"train": replace(job, plan=replace(job.plan, desired=None))}))
+    metrics.update(State(jobs={"train": replace(job, plan=replace(job.plan, pending=None))}))
     assert value(metrics, since, job_name="train") is None
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pacekeeper.controller.policy.cordons import adds_work, leaving, left_out
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state.job_parts import Refusal
+from pacekeeper.controller.state.plan_phase import RankRejection
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import Layout, even_layout
@@ -59,7 +59,7 @@ def test_a_rank_that_alone_holds_layers_keeps_its_work() -> None:
 
 
 def test_a_refused_plan_of_this_kind_waits() -> None:
-    refusal = Refusal(plan=EVEN, rank=0, reason="no room", count=1, until_s=60.0)
+    refusal = RankRejection(plan=EVEN, rank=0, reason="no room", count=1, until_s=60.0)
     view = replace(CORDONED, refusals={MitigationLevel.LEAVE_OUT: refusal})
     decision = decide(view, CONFIG)
     assert decision.rung is not MitigationLevel.LEAVE_OUT and "such plans wait" in decision.reason

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state.job_parts import Refusal
+from pacekeeper.controller.state.plan_phase import RankRejection
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
@@ -293,7 +293,7 @@ def test_hot_experts_alone_need_a_large_and_settled_gain() -> None:
 
 
 def refused(view: View, rung: MitigationLevel, layout: Layout, *, wait_s: float = 30.0) -> View:
-    refusal = Refusal(plan=layout, rank=3, reason="no room", count=1, until_s=100.0 + wait_s)
+    refusal = RankRejection(plan=layout, rank=3, reason="no room", count=1, until_s=100.0 + wait_s)
     return replace(view, refusals={rung: refusal}, asked_s=100.0)
 
 

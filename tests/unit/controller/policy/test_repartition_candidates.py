@@ -8,7 +8,8 @@ import pytest
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.partition_inputs import as_partition
 from pacekeeper.controller.policy.pricing import Pricing
-from pacekeeper.controller.state.job_parts import Move, Promise, Refusal
+from pacekeeper.controller.state.job_parts import Move
+from pacekeeper.controller.state.plan_phase import Forecast, Judged, RankRejection, Verdict
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import STATE_MOVING_LEVELS, Decision, MitigationLevel
@@ -51,7 +52,8 @@ def cuts(layout: Layout) -> list[int]:
 def without(config: PolicyConfig, *rungs: MitigationLevel) -> Decision:
     """What is decided of the slow job while plans of these kinds wait."""
     refusals = {
-        rung: Refusal(plan=PAIRS, rank=0, reason="no", count=1, until_s=60.0) for rung in rungs
+        rung: RankRejection(plan=PAIRS, rank=0, reason="no", count=1, until_s=60.0)
+        for rung in rungs
     }
     return decide(replace(SLOW, refusals=refusals), config)
 
@@ -316,19 +318,18 @@ def test_the_price_of_a_healthy_job_is_the_longest_path_of_its_work() -> None:
 
 def test_a_plan_that_brought_nothing_is_undone_and_its_kind_waits() -> None:
     away = planned(without(CONFIG, MitigationLevel.MOVE_LAYERS))
-    promise = Promise(
+    forecast = Forecast(
         plan=away,
         rung=MitigationLevel.TENSOR_SHARDS,
         base=EVEN,
         before_s=4.0,
         planned_s=3.0,
         slow={1: 2.0},
-        measured_s=5.0,
     )
     view = replace(
         view_of(away, slow={1: 2.0}, home=EVEN, work=work_of(away)),
         step_s=5.0,
-        promise=promise,
+        failed=Judged(forecast=forecast, verdict=Verdict.NOTHING, measured_s=5.0),
         next_generation=10,
     )
     decision = decide(view, CONFIG)
