@@ -232,7 +232,7 @@ def _take_applied(job: JobState, told: Told) -> JobState:
     )
     match job.plan.pending:
         case Offered(plan=plan) as offer if any(
-            known.observed_generation == plan.generation for known in fresh.values()
+            known.observed_generation >= plan.generation for known in fresh.values()
         ):
             applying = transition(offer, PlanEvent.RANKS_APPLIED, Applying(offer=offer))
             return replace(job, plan=replace(job.plan, pending=applying))

@@ -12,6 +12,7 @@ from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation.backoff import wait_s
 from pacekeeper.controller.state.events import Command, Say
 from pacekeeper.controller.state.plan_phase import (
+    Applying,
     Forecast,
     InForce,
     Judged,
@@ -41,8 +42,10 @@ def in_force(job: JobState, layout: Layout) -> InForce | None:
     if offer is None or offer.plan != layout:
         return None
     forecast = _forecast_of(job, offer.decision, layout)
-    after = InForce(plan=layout, forecast=forecast)
-    return transition(job.plan.pending, PlanEvent.ALL_APPLIED, after)
+    applying = job.plan.pending
+    if not isinstance(applying, Applying):
+        applying = transition(applying, PlanEvent.RANKS_APPLIED, Applying(offer=offer))
+    return transition(applying, PlanEvent.ALL_APPLIED, InForce(plan=layout, forecast=forecast))
 
 
 def _forecast_of(job: JobState, decision: Decision, layout: Layout) -> Forecast | None:

@@ -13,13 +13,13 @@ PARTS = ("layouts", "plan", "detection", "progress", "workload", "coverage", "no
 
 
 def job_with(name: str, **values: Any) -> JobState:
-    """Return a job with these fields; each is of the job itself or of the one part that has it."""
+    """Return a job with these fields; each is of the job itself or of the first part that has it."""
     job = JobState(name=name)
     own = {field.name for field in fields(JobState)}
     changes: dict[str, Any] = {key: value for key, value in values.items() if key in own}
     of_parts: dict[str, dict[str, Any]] = defaultdict(dict)
     for key in values.keys() - own:
-        (part,) = [p for p in PARTS if key in {field.name for field in fields(getattr(job, p))}]
+        part = next(p for p in PARTS if key in {one.name for one in fields(getattr(job, p))})
         of_parts[part][key] = values[key]
     for part, changed in of_parts.items():
         changes[part] = replace(getattr(job, part), **changed)
