@@ -13,7 +13,7 @@ PARTS = ("layouts", "plan", "detection", "progress", "workload", "coverage", "no
 
 
 def job_with(name: str, **values: Any) -> JobState:
-    """Return a job with these fields; each is of the job itself or of the first part that has it."""
+    """Return a job with these fields, each of the job or of the first part that has it."""
     job = JobState(name=name)
     own = {field.name for field in fields(JobState)}
     changes: dict[str, Any] = {key: value for key, value in values.items() if key in own}

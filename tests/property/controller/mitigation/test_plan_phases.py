@@ -18,7 +18,7 @@ from pacekeeper.core.telemetry.records import Record, StepRecord
 from support.machine_driver import JOB, QUICK, WARM, Driver, applied, refused, started, step, train
 
 Line = tuple[PhaseName | None, PlanEvent]
-STORIES, MOVES = 60, 30
+STORIES, MOVES = 60, 40
 LEAST_DRAWN = 2
 EAGER = PolicyConfig(mode="act", min_steps_between_plans=1)
 SILENT = replace(EAGER, mode="observe")
@@ -72,7 +72,7 @@ def move(driver: Driver, random: Random) -> None:
         kinds += ["some", "some", "some", "all", "all", "refuse"]
     match random.choice(kinds):
         case "steps":
-            duration_s = random.choice([0.1, 2.0])
+            duration_s = random.choice([0.1, 2.0, 2.0])
             is_judged = isinstance(driver.job.plan.current, InForce)
             for _ in range(JUDGED_STEPS + 1 if is_judged else 1):
                 driver.now_s += 0.2
