@@ -1,1 +1,1 @@
-"""Controller: ha."""
+"""Several controllers under one lease: election, replication of the store, standbys."""

@@ -1,1 +1,5 @@
-"""Predictor: cost."""
+"""Predicts times from workload, layout and speeds.
+
+`features` turns micro-batches into feature tables, `model` fits compute times to healthy steps,
+`forecast` and `pipeline_time` price a step of a layout.
+"""

@@ -1,1 +1,1 @@
-"""Predictor: imbalance."""
+"""Finds and prices uneven work: by stage, micro-batch and expert. Gives advice, never a fault."""

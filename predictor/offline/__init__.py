@@ -1,1 +1,1 @@
-"""Predictor: offline."""
+"""Analyses a recorded run: residuals, slow ranks, stragglers of collectives, heat map."""

@@ -1,1 +1,1 @@
-"""Predictor: stats."""
+"""Statistics of the detectors: robust estimates, change points, CUSUM thresholds, peers."""

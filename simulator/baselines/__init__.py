@@ -1,1 +1,1 @@
-"""Simulator: baselines."""
+"""Planners of published systems, as baselines: EPLB, Lazarus, Malleus, Greyhound, ResiHP. Pure."""

@@ -1,1 +1,1 @@
-"""Simulator: engine."""
+"""Plays one job under one policy through one failure history, and sums up where time went."""

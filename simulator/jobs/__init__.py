@@ -1,1 +1,1 @@
-"""Simulator: jobs."""
+"""Simulated jobs: sizes, step times, recorded expert loads and document lengths."""

@@ -1,1 +1,1 @@
-"""Simulator: scenario."""
+"""Loads and checks a simulation's TOML file: cluster, failures, job and policies."""

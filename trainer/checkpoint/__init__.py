@@ -1,1 +1,1 @@
-"""Trainer: checkpoint."""
+"""Saves and restores blocks: asynchronous writing, snapshots in memory, restore onto any layout."""

@@ -1,1 +1,1 @@
-"""Trainer: distributed."""
+"""Process groups, collectives and key-value stores that survive the death of a peer."""

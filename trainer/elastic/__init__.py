@@ -1,1 +1,1 @@
-"""Trainer: elastic."""
+"""Survives dead ranks and admits new ones: launcher, rendezvous, consensus, two-phase commit."""

@@ -1,1 +1,1 @@
-"""Trainer: emulation."""
+"""Emulated accelerator and network: arithmetic is real, time is modelled. Used on request only."""

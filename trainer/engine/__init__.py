@@ -1,1 +1,1 @@
-"""Trainer: engine."""
+"""The training loop of pacekeeper's own trainer: settings, worker, steps, plans."""

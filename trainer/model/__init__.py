@@ -1,1 +1,1 @@
-"""Trainer: model."""
+"""The mixture-of-experts transformer of pacekeeper's own trainer, its blocks and its data."""

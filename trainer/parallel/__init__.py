@@ -1,1 +1,1 @@
-"""Trainer: parallel."""
+"""Spreads the model over ranks: experts, tensor shards, pipeline stages, gradient sums, moves."""

@@ -1,1 +1,1 @@
-"""Simulator: policies: pipeline."""
+"""Policies of pipelined jobs: pacekeeper, ResiHP, Greyhound, Adaptra, ReCycle, Oobleck, none."""

@@ -1,1 +1,1 @@
-"""Trainer: adapters: instrumentation."""
+"""Hooks and wrappers that adapters share: passes, collectives, batches, expert loads."""
