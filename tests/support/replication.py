@@ -20,7 +20,7 @@ class PaperKeeper:
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def want(self, copies: tuple[str, ...]) -> None:
+    async def set_wanted_replicas(self, copies: tuple[str, ...]) -> None:
         await self.answers.wait()
         self.named.append(copies)
 
