@@ -23,10 +23,11 @@ from random import Random
 from statistics import median
 
 from benchmarks.fleet_reports import DEVICES, Job, body_of
+from pacekeeper.controller.api.auth.peer_identity import PeerIdentity
 from pacekeeper.controller.app import preload_numerics
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl
-from pacekeeper.controller.ingest.ipc import Frame, PeerIdentity
+from pacekeeper.controller.ingest.ipc import Frame
 from pacekeeper.controller.machine import machine
 from pacekeeper.controller.machine.report_parsing import together
 from pacekeeper.controller.state.events import Event

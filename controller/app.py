@@ -114,7 +114,7 @@ class Controller:
             on_rejected=self.metrics.rejected.inc,
             on_failure=self._count_failure,
             say=lambda frame: None if self.front is None else self.front.say(frame),
-            attach_policy=self.listener_setup.gate,
+            attach_policy=self.listener_setup.interceptor,
             leadership=self.leadership,
         )
         self.history = History(store=self.store, config=config.retention)
@@ -281,8 +281,6 @@ class Controller:
             self.history.on_tick(self.state)
             await self.leadership.ship(self.store.journal.taken())
             self.listener_setup.audit_handshake_failures()
-            if self.web is not None:
-                self.web.reload_certificate()
 
     async def _consume(self) -> None:
         """The only caller of the machine: no lock needed."""

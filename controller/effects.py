@@ -124,7 +124,7 @@ class CommandExecutor:
                 self.metrics.count_decision(decision)
                 if decision.layout is not None:
                     about = f"generation={decision.layout.generation} rung={decision.rung}"
-                    self.listener_setup.note_plan(job, about, decision.reason)
+                    self.listener_setup.audit_plan(job, about, decision.reason)
             case SaveLayout() | SaveProposal() | SaveJob() | SaveStrike():
                 pass  # stored already
             case ForgetJob() | ForgetLayouts() | SaveOrder() | DropOrder():

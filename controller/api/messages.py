@@ -1,4 +1,4 @@
-"""The state as the messages of the status service: functions of immutable values."""
+"""Converts the state to messages of the status service; used by gRPC and the web page."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -20,12 +20,12 @@ from pacekeeper.core.layout.layout import Layout
 from pacekeeper.predictor.assurance.canary import Outcome
 from pacekeeper.protos import status_pb2
 
-SHOWN_NODES = 16  # of an incident by name
-UNKNOWN = "unknown"  # a rank that should run, and that no agent has told of
+SHOWN_NODES = 16  # named nodes of one incident
+UNKNOWN = "unknown"  # a rank of the layout that no agent has reported
 
 
 def job_view(state: State, job: JobState) -> status_pb2.Job:
-    """A job with its ranks, also those that only the store still knows, or that have never come."""
+    """A job with its ranks, also those known from the store only and those never reported."""
     layout = job.layouts.current
     away = {name for name, node in state.nodes.items() if not node.is_connected}
     generation = 0 if layout is None else layout.generation
@@ -83,7 +83,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
 
 
 def canary_view(canary: Outcome | None) -> status_pb2.Canary | None:
-    """How the newest canary ended; None where none has."""
+    """The result of the newest canary; None: none has ended."""
     if canary is None:
         return None
     return status_pb2.Canary(
@@ -96,7 +96,7 @@ def canary_view(canary: Outcome | None) -> status_pb2.Canary | None:
 
 
 def _saves_view(saves: Saves | None) -> status_pb2.Checkpoints | None:
-    """What is known of checkpoints, or snapshots; None where nothing is."""
+    """The state of checkpoints or snapshots; None: none was reported."""
     if saves is None:
         return None
     step = saves.complete[1]
@@ -111,12 +111,12 @@ def _saves_view(saves: Saves | None) -> status_pb2.Checkpoints | None:
 
 
 def rank_state(life: RankLife, *, is_silent: bool) -> str:
-    """ "alive", "dead", "finished", or "silent": nobody can say, since nothing is heard."""
+    """ "alive", "dead", "finished", or "silent": alive when last reported, and not reported now."""
     return "silent" if life is RankLife.ALIVE and is_silent else life.value
 
 
 def replicas_by_rank(layout: Layout) -> dict[int, int]:
-    """How many expert replicas each rank holds, all layers together."""
+    """The number of expert replicas of each rank, summed over layers."""
     replicas: dict[int, int] = {}
     for experts in layout.experts:
         for hosts in experts:
@@ -126,7 +126,7 @@ def replicas_by_rank(layout: Layout) -> dict[int, int]:
 
 
 def node_views(state: State, nodes: Iterable[NodeState]) -> list[status_pb2.Node]:
-    """Nodes, each with its agent's own account. O(nodes + ranks)."""
+    """Nodes with the health that their agents report. O(nodes + ranks)."""
     jobs: dict[str, set[str]] = {}
     for job in state.jobs.values():
         for rank in job.ranks.values():
@@ -170,13 +170,13 @@ def _node_view(state: State, node: NodeState, jobs: Collection[str]) -> status_p
 
 
 def gone_nodes(state: State) -> list[NodeState]:
-    """Nodes that are known for their past only, by name."""
+    """Nodes that are known by their history only, by name."""
     names = sorted(state.strikes.keys() - state.nodes.keys())
     return [NodeState(name=name, agent_life="", is_connected=False) for name in names]
 
 
 def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
-    """An incident with the node its rank sits on, where that is known."""
+    """An incident with the node of its rank, if known."""
     finding = incident.finding
     job = state.jobs.get(incident.job)
     rank = None
@@ -195,7 +195,7 @@ def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
         reason=finding.reason,
         opened_unix_s=incident.opened_unix_s,
         closed_unix_s=incident.closed_unix_s,
-        # A job that ended before its first complete step is at step -1, which no message holds.
+        # A job that ended before its first complete step is at step -1; the field is unsigned.
         closed_step=None if incident.closed_step is None else max(0, incident.closed_step),
         actions=list(incident.actions),
         cause=finding.cause,
@@ -218,7 +218,7 @@ def _deaths_view(deaths: RankFailures) -> status_pb2.Deaths:
 
 
 def proposal_view(proposal: Proposal) -> status_pb2.Proposal:
-    """A proposal with its prices, and what became of it."""
+    """A proposal with its prices and its state."""
     decision = proposal.decision
     return status_pb2.Proposal(
         proposal_id=proposal.proposal_id,
@@ -241,7 +241,7 @@ def proposal_view(proposal: Proposal) -> status_pb2.Proposal:
 
 
 def order_view(order: OperatorOrder) -> status_pb2.Order:
-    """An order that stands."""
+    """An operator order in effect."""
     return status_pb2.Order(
         kind=order.kind,
         subject=order.subject,
@@ -294,7 +294,7 @@ def _rank_view(
 
 
 def explanation_view(state: State, explanation: Explanation) -> status_pb2.Explanation:
-    """An incident with all that was kept of it."""
+    """The explanation of an incident."""
     rows = explanation.rows
     return status_pb2.Explanation(
         incident=incident_view(state, explanation.incident),
@@ -330,7 +330,7 @@ def explanation_view(state: State, explanation: Explanation) -> status_pb2.Expla
 
 
 def pace_view(rows: list[JobRow]) -> status_pb2.JobTimeline:
-    """How fast a job went, as columns."""
+    """The timeline of a job, as columns."""
     return status_pb2.JobTimeline(
         step=[row.step for row in rows],
         unix_s=[row.unix_s for row in rows],

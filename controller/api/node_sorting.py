@@ -1,11 +1,16 @@
-"""Messages of nodes in the order in which people want them, for terminal and page alike. Pure."""
+"""Order and summary of node messages, for the command line and the web page."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 
 def worst_first(nodes: Iterable[Any], *, with_well: bool) -> list[Any]:
-    """Lemons, then who has most strikes, then who had the newest one; the others by name."""
+    """Sort nodes: lemons, then most strikes, then newest strike, then by name.
+
+    Args:
+        nodes: Node messages.
+        with_well: Whether to include nodes without strikes and cordons.
+    """
     found = [one for one in nodes if with_well or one.strikes or one.HasField("cordon")]
     return sorted(
         found,
@@ -19,7 +24,7 @@ def worst_first(nodes: Iterable[Any], *, with_well: bool) -> list[Any]:
 
 
 def fleet_summary(nodes: Sequence[Any]) -> str:
-    """The fleet in a line."""
+    """One line with the numbers of nodes: disconnected, with strikes, cordoned."""
     away = sum(not one.is_connected for one in nodes)
     struck = sum(bool(one.strikes) for one in nodes)
     lemons = sum(one.is_lemon for one in nodes)

@@ -1,7 +1,6 @@
-"""What people may do, whichever way they come: their word becomes an event, and what came of it an
-answer.
+"""What operators can do, over gRPC and on the web page: each action becomes one event.
 
-It decides nothing: the machine does, and a refusal says what the machine found.
+The state machine decides; the result or the rejection is read from the state afterwards.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,24 +17,29 @@ from pacekeeper.core.text import one_line
 
 
 class RejectReason(StrEnum):
-    """Why something was not done."""
+    """Why an action was rejected."""
 
-    UNKNOWN = "unknown"  # nobody knows what it names
-    OVER = "over"  # answered already, expired or stale
-    FAILED = "failed"  # our mistake: the log says which
+    UNKNOWN = "unknown"  # its object does not exist
+    OVER = "over"  # the proposal is answered, expired or stale
+    FAILED = "failed"  # an internal error, which is in the log
 
 
 class ActionRejectedError(Exception):
-    """Nothing was done; the text says why."""
+    """An action was rejected, with a code and a text for people."""
 
-    def __init__(self, why: RejectReason, text: str) -> None:
+    def __init__(self, reason: RejectReason, text: str) -> None:
         super().__init__(text)
-        self.why = why
+        self.reason = reason
 
 
 @dataclass(kw_only=True)
 class OperatorActions:
-    """`state` gives the newest state; `put` returns when an event is stored."""
+    """Executes actions of operators.
+
+    Attributes:
+        state: Returns the newest state.
+        put: Stores an event and returns when it is stored.
+    """
 
     state: Callable[[], State]
     put: Callable[[Event], Awaitable[None]]
@@ -43,16 +47,30 @@ class OperatorActions:
     async def answer(
         self, number: int, *, is_approved: bool, said_by: str, caller: str, reason: str = ""
     ) -> Proposal:
-        """Approve or deny a proposal that waits; it as it is then. Raises RefusedError."""
+        """Approve or deny a waiting proposal.
+
+        Args:
+            number: The proposal.
+            is_approved: Whether it is approved.
+            said_by: The operator's name, as given.
+            caller: The authenticated principal.
+            reason: Why it is denied.
+
+        Returns:
+            The proposal afterwards.
+
+        Raises:
+            ActionRejectedError: It is unknown, or was answered otherwise before.
+        """
         before = found(self.state(), number)
         if before is None:
             open_now = (job.plan.open_proposal for job in self.state().jobs.values())
             waiting = sorted(proposal.proposal_id for proposal in open_now if proposal is not None)
             known = ", ".join(map(str, waiting)) or "none"
             raise ActionRejectedError(
-                RejectReason.UNKNOWN, f"no proposal {number}; open are: {known}"
+                RejectReason.UNKNOWN, f"unknown proposal {number}; open proposals: {known}"
             )
-        who = f"{one_line(said_by).strip() or 'somebody'} ({caller})"
+        who = f"{one_line(said_by).strip() or 'unnamed'} ({caller})"
         if before.answer is ProposalState.WAITING:
             await self.put(
                 ProposalAnswered(
@@ -63,16 +81,16 @@ class OperatorActions:
                 )
             )
         after = found(self.state(), number) or before
-        # It may have been priced again by now.
+        # The approval may already have led to an offer.
         meant = (
             (ProposalState.APPROVED, ProposalState.OFFERED)
             if is_approved
             else (ProposalState.DENIED,)
         )
         if after.answer is ProposalState.WAITING:
-            raise ActionRejectedError(RejectReason.FAILED, _UNHEARD)
+            raise ActionRejectedError(RejectReason.FAILED, _NOT_APPLIED)
         if after.said_by != who or after.answer not in meant:
-            raise ActionRejectedError(RejectReason.OVER, _why_not(after))
+            raise ActionRejectedError(RejectReason.OVER, _outcome(after))
         return after
 
     async def order(
@@ -85,15 +103,30 @@ class OperatorActions:
         caller: str,
         reason: str = "",
     ) -> OperatorOrder:
-        """Give an order or take it back; it as it stands, or stood. Raises RefusedError."""
+        """Give or withdraw an operator order.
+
+        Args:
+            kind: The kind of order.
+            subject: Node, rank or job; empty for an order about everything.
+            is_on: Whether it is given, and not withdrawn.
+            said_by: The operator's name, as given.
+            caller: The authenticated principal.
+            reason: Why it is given.
+
+        Returns:
+            The order as it is in effect, or was.
+
+        Raises:
+            ActionRejectedError: Its subject is unknown, or no such order is in effect.
+        """
         before = overrides.found(self.state(), kind, subject)
         if is_on and before is None and (why := overrides.why_unknown(self.state(), kind, subject)):
             raise ActionRejectedError(RejectReason.UNKNOWN, why)
         if not is_on and before is None:
             raise ActionRejectedError(
-                RejectReason.UNKNOWN, f"no order {kind} of {subject or 'everything'} stands"
+                RejectReason.UNKNOWN, f"no order {kind} for {subject or 'everything'} is in effect"
             )
-        who = f"{one_line(said_by).strip() or 'somebody'} ({caller})"
+        who = f"{one_line(said_by).strip() or 'unnamed'} ({caller})"
         await self.put(
             OrderGiven(
                 kind=kind,
@@ -105,16 +138,16 @@ class OperatorActions:
         )
         after = overrides.found(self.state(), kind, subject)
         if (after is not None) != is_on:
-            raise ActionRejectedError(RejectReason.FAILED, _UNHEARD)
+            raise ActionRejectedError(RejectReason.FAILED, _NOT_APPLIED)
         order = after or before
-        assert order is not None, "one of both stands"
+        assert order is not None, "an order was given or withdrawn"
         return order
 
 
-def _why_not(proposal: Proposal) -> str:
+def _outcome(proposal: Proposal) -> str:
     by = f" by {proposal.said_by}" if proposal.said_by else ""
     note = f": {proposal.note}" if proposal.note else ""
     return f"proposal {proposal.proposal_id} is {proposal.answer}{by}{note}"
 
 
-_UNHEARD = "it was not taken in: the controller's log says why"
+_NOT_APPLIED = "the controller did not apply it; its log has the error"

@@ -1,4 +1,4 @@
-"""The operator service: the desk (`operator_actions.py`) over gRPC."""
+"""The operator service: `OperatorActions` over gRPC."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -35,27 +35,34 @@ Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 
 @dataclass(kw_only=True)
 class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
-    """The servicer. `state` gives the newest state; `put` returns when an event is stored."""
+    """The gRPC servicer.
+
+    Attributes:
+        state: Returns the newest state.
+        put: Stores an event and returns when it is stored.
+    """
 
     state: Callable[[], State]
     put: Callable[[Event], Awaitable[None]]
 
     async def ApproveProposal(self, request: Any, context: Context) -> Any:
-        """Approve a proposal that waits."""
+        """Approve a waiting proposal."""
         proposal = await self._answered(request, context, is_approved=True)
         return operator_pb2.ApproveProposalResponse(proposal=proposal_view(proposal))
 
     async def DenyProposal(self, request: Any, context: Context) -> Any:
-        """Deny a proposal that waits."""
+        """Deny a waiting proposal."""
         proposal = await self._answered(request, context, is_approved=False)
         return operator_pb2.DenyProposalResponse(proposal=proposal_view(proposal))
 
     async def GiveOrder(self, request: Any, context: Context) -> Any:
-        """Give an order, or take it back."""
+        """Give or withdraw an order."""
         if request.kind not in _KINDS:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no order {request.kind}")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"unknown kind of order {request.kind}"
+            )
         try:
-            order = await self._desk.order(
+            order = await self._actions.order(
                 _KINDS[request.kind],
                 request.subject,
                 is_on=request.is_on,
@@ -64,17 +71,17 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 reason=request.reason,
             )
         except ActionRejectedError as error:
-            await context.abort(_CODES[error.why], str(error))
+            await context.abort(_CODES[error.reason], str(error))
             raise
         return operator_pb2.GiveOrderResponse(order=order_view(order))
 
     @property
-    def _desk(self) -> OperatorActions:
+    def _actions(self) -> OperatorActions:
         return OperatorActions(state=self.state, put=self.put)
 
     async def _answered(self, request: Any, context: Context, *, is_approved: bool) -> Any:
         try:
-            return await self._desk.answer(
+            return await self._actions.answer(
                 request.proposal_id,
                 is_approved=is_approved,
                 said_by=request.said_by,
@@ -82,5 +89,5 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 reason="" if is_approved else request.reason,
             )
         except ActionRejectedError as error:
-            await context.abort(_CODES[error.why], str(error))
+            await context.abort(_CODES[error.reason], str(error))
             raise

@@ -1,6 +1,6 @@
-"""The status service: answers from the immutable state, and streams what changes.
+"""The status service: answers from the immutable state, and streams changes to watchers.
 
-Nobody who asks can slow the controller down: a watcher that does not keep up loses the oldest.
+Readers cannot slow the controller down: a watcher that does not keep up loses the oldest changes.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.protos import status_pb2, status_pb2_grpc
 
-WATCH_QUEUE = 1024  # per watcher; a slow one loses the oldest, it never stalls the controller
+WATCH_QUEUE = 1024  # changes per watcher; a slow one loses the oldest
 
 T = TypeVar("T")
 Watchers = dict[asyncio.Queue[T | None], str]
@@ -42,8 +42,12 @@ Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 
 @dataclass(kw_only=True)
 class StatusService(status_pb2_grpc.StatusServiceServicer):
-    """The servicer. `state` gives the newest state, `past_layout` a stored layout, `history` what
-    was kept of incidents and jobs.
+    """The gRPC servicer.
+
+    Attributes:
+        state: Returns the newest state.
+        past_layout: Returns a stored layout of a job and generation with its reason.
+        history: Explanations of incidents and timelines of jobs.
     """
 
     state: Callable[[], State]
@@ -53,15 +57,15 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
     _incident_watchers: Watchers[Incident] = field(default_factory=dict)
 
     def publish_step(self, summary: StepSummary) -> None:
-        """Tell those who watch steps."""
+        """Send a step to its watchers."""
         _publish(self._step_watchers, summary.job, summary)
 
     def publish_incident(self, incident: Incident) -> None:
-        """Tell those who watch incidents."""
+        """Send an incident to its watchers."""
         _publish(self._incident_watchers, incident.job, incident)
 
     def end_all(self) -> None:
-        """The service is going down: end all watches."""
+        """End all watches, because the service is shutting down."""
         for steps in self._step_watchers:
             _put(steps, None)
         for incidents in self._incident_watchers:
@@ -89,7 +93,9 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
     async def ListIncidents(self, request: Any, context: Context) -> Any:
         """Incidents by number, of one job or of all."""
         if request.job:
-            await self._job(request.job, context)  # "none" must not mean "misspelt"
+            await self._job(
+                request.job, context
+            )  # a misspelt name must not look like a job without incidents
         state = self.state()
         incidents = [
             incident_view(state, incident)
@@ -114,7 +120,9 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
     async def WatchIncidents(self, request: Any, context: Context) -> AsyncIterator[Any]:
         """All known incidents, then every change."""
         queue: asyncio.Queue[Incident | None] = asyncio.Queue(WATCH_QUEUE)
-        self._incident_watchers[queue] = request.job  # first this, or changes would be missed
+        self._incident_watchers[queue] = (
+            request.job
+        )  # before the known ones are sent, so that no change is missed
         try:
             for incident in _incidents(self.state(), request.job):
                 view = incident_view(self.state(), incident)
@@ -122,7 +130,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
             while (change := await queue.get()) is not None:
                 view = incident_view(self.state(), change)
                 yield status_pb2.WatchIncidentsResponse(incident=view)
-            await _say_goodbye(context)
+            await _abort_watch(context)
         finally:
             del self._incident_watchers[queue]
 
@@ -133,7 +141,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         try:
             while (summary := await queue.get()) is not None:
                 yield step_view(summary)
-            await _say_goodbye(context)
+            await _abort_watch(context)
         finally:
             del self._step_watchers[queue]
 
@@ -148,7 +156,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
             found = await _read(context, self.past_layout, request.job, request.generation)
         if found is None:
             which = f"layout of generation {request.generation}" if request.generation else "layout"
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"job {job.name} has no {which} yet")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"job {job.name} has no {which}")
         assert found is not None, "abort raises"
         layout, reason = found
         return status_pb2.GetLayoutResponse(
@@ -156,24 +164,24 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         )
 
     async def GetExplanation(self, request: Any, context: Context) -> Any:
-        """All that is kept of an incident."""
-        assert self.history is not None, "a controller that serves keeps one"
+        """The explanation of an incident."""
+        assert self.history is not None, "a serving controller has one"
         found = await _read(context, self.history.explain, self.state(), request.incident_id)
         if found is None:
-            what = f"no incident {request.incident_id}"
+            what = f"unknown incident {request.incident_id}"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{what}; see `pacekeeper incidents`")
         assert found is not None, "abort raises"
         view = explanation_view(self.state(), found)
         return status_pb2.GetExplanationResponse(explanation=view)
 
     async def GetPace(self, request: Any, context: Context) -> Any:
-        """How fast a job went."""
-        assert self.history is not None, "a controller that serves keeps one"
+        """The timeline of a job."""
+        assert self.history is not None, "a serving controller has one"
         job = await self._job(request.job, context)
         return status_pb2.GetPaceResponse(pace=pace_view(self.history.pace(job.name)))
 
     async def ListOrders(self, request: Any, context: Context) -> Any:
-        """What people have ordered and not taken back."""
+        """The operator orders in effect."""
         orders = [order_view(order) for order in self.state().orders]
         return status_pb2.ListOrdersResponse(orders=orders)
 
@@ -181,12 +189,14 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         jobs = self.state().jobs
         if name not in jobs:
             known = ", ".join(sorted(jobs)) or "none yet"
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no job {name!r}; there are: {known}")
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"unknown job {name!r}; known jobs: {known}"
+            )
         return jobs[name]
 
 
 async def _read(context: Context, ask: Callable[..., T], *values: Any) -> T:
-    """What the store says: who asks is told that it is damaged, and all else goes on."""
+    """Read from the store; damage ends this call with DATA_LOSS, and nothing else."""
     try:
         return ask(*values)
     except HostError as error:
@@ -199,9 +209,9 @@ def _incidents(state: State, job: str) -> list[Incident]:
     return sorted(found, key=lambda incident: incident.incident_id)
 
 
-async def _say_goodbye(context: Context) -> None:
-    """A watch never just ends: who watches must know that nothing more is seen."""
-    await context.abort(grpc.StatusCode.UNAVAILABLE, "the controller is going down")
+async def _abort_watch(context: Context) -> None:
+    """End a watch with UNAVAILABLE, so that the watcher knows that changes are no longer sent."""
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "the controller is shutting down")
 
 
 def _publish(watchers: Watchers[T], job: str, value: T) -> None:

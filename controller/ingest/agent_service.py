@@ -11,18 +11,22 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 import pacekeeper
-from pacekeeper.controller.api.auth.audit_log import host_of
+from pacekeeper.controller.api.auth.attach_policy import AttachPolicy, RejectedError
+from pacekeeper.controller.api.auth.peer_identity import (
+    PeerIdentity,
+    decode_peer_identity,
+    host_of,
+)
 from pacekeeper.controller.api.auth.rate_limit import LogRateLimiter
+from pacekeeper.controller.api.auth.rbac import Principal
 from pacekeeper.controller.ha.leadership import Leadership, Standalone
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.deduplication import Sequences
-from pacekeeper.controller.ingest.http2.proxy import Relayed
 from pacekeeper.controller.ingest.ipc import Frame
 from pacekeeper.controller.state.events import (
     Event,
@@ -55,32 +59,8 @@ _PARTS = control_pb2.ReportRequestParts
 _log = logging.getLogger(__name__)
 
 
-class RejectedError(Exception):
-    """A stream is not taken, or ended: a status code and the reason."""
-
-    def __init__(self, code: grpc.StatusCode, why: str) -> None:
-        super().__init__(why)
-        self.code, self.why = code, why
-
-
 class _ForeignReportError(ValueError):
     """A report speaks of ranks of another node."""
-
-
-class AttachPolicy:
-    """Lets everybody in, and takes what they say."""
-
-    async def let_in(self, shown: Relayed) -> Any:
-        """Who calls. Raises Refused."""
-        return None
-
-    def may_attach(self, caller: Any, node: str, peer: str) -> str:
-        """Why `caller` may not report of that node; empty: it may."""
-        return ""
-
-    def foreign(self, caller: Any, node: str, report: NodeReport) -> str:
-        """What a report says of another node; empty: nothing."""
-        return ""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -90,7 +70,7 @@ class _Stream:
     number: int
     node: str
     life: str
-    who: Any
+    principal: Principal
     newest: int = -1
     handled: int = 0  # sequence of the newest report that went through the machine
     unacknowledged: int = 0
@@ -225,14 +205,14 @@ class AgentControl:
     async def _open(self, number: int, data: bytes, events: list[Event], outcome: _Outcome) -> None:
         """A stream begins: whoever calls is let in, and a node attaches; or it ends."""
         shown, first = ipc.split_header(data)
-        caller = Relayed(ipc.decode_peer_identity(shown))
+        identity = decode_peer_identity(shown)
         try:
-            who = await self.attach_policy.let_in(caller)
-            hello = self._greeted(caller, who, first)
+            principal = await self.attach_policy.authenticate(identity)
+            hello = self._greeted(identity, principal, first)
         except RejectedError as refusal:
-            self.say(ipc.frame(ipc.END, number, refusal.code.value[0], refusal.why.encode()))
+            self.say(ipc.frame(ipc.END, number, refusal.code.value[0], refusal.reason.encode()))
             return
-        stream = _Stream(number=number, node=hello.node, life=hello.agent_life, who=who)
+        stream = _Stream(number=number, node=hello.node, life=hello.agent_life, principal=principal)
         self._streams[number] = stream
         self._replace(stream)
         events.append(
@@ -245,8 +225,10 @@ class AgentControl:
         )
         outcome.welcomes.append(stream)
 
-    def _greeted(self, caller: Relayed, who: Any, first: bytes) -> control_pb2.Hello:
-        """The Hello of an agent that may attach. Raises Refused."""
+    def _greeted(
+        self, identity: PeerIdentity, principal: Principal, first: bytes
+    ) -> control_pb2.Hello:
+        """The Hello of an agent that may attach. Raises RejectedError."""
         invalid = grpc.StatusCode.INVALID_ARGUMENT
         try:
             request = control_pb2.AttachRequest.FromString(first)
@@ -255,34 +237,35 @@ class AgentControl:
         if request.WhichOneof("message") != "hello":
             # An agent that was stopped on the way to its Hello may come again, and say it.
             code = invalid if first else grpc.StatusCode.UNAVAILABLE
-            raise self._refused(caller, code, "the first message must be Hello")
+            raise self._refused(identity, code, "the first message must be Hello")
         theirs = request.hello
         theirs.product_version = one_line(theirs.product_version, MOST_OF_A_WORD)
         theirs.agent_life = one_line(theirs.agent_life, MOST_OF_A_WORD)
         # First the version: with another one nothing else can be trusted.
         if theirs.protocol_version != reports.PROTOCOL_VERSION:
             raise self._refused(
-                caller,
+                identity,
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"agent {theirs.product_version or '?'} speaks protocol {theirs.protocol_version}, "
                 f"controller {OUR_VERSION} speaks {reports.PROTOCOL_VERSION}; install the "
                 "same pacekeeper on both",
             )
         if not is_node_name(theirs.node):
-            raise self._refused(caller, invalid, f"node name: expected {NODE_NAME_RULE}")
+            raise self._refused(identity, invalid, f"node name: expected {NODE_NAME_RULE}")
         if theirs.rack and not is_node_name(theirs.rack):
-            raise self._refused(caller, invalid, f"rack name: expected {NODE_NAME_RULE}")
-        if why := self.attach_policy.may_attach(who, theirs.node, caller.peer()):
-            raise self._refused(caller, grpc.StatusCode.PERMISSION_DENIED, why)
+            raise self._refused(identity, invalid, f"rack name: expected {NODE_NAME_RULE}")
+        decision = self.attach_policy.check_attach(principal, theirs.node, identity.peer)
+        if not decision.is_allowed:
+            raise self._refused(identity, grpc.StatusCode.PERMISSION_DENIED, decision.reason)
         # Last: what is said of terms ends a leader's term, so who says it must be known.
         if theirs.highest_term > (self.leadership.term() or 0):
             why = f"{theirs.node}: {self.leadership.describe_newer_term(theirs.highest_term)}"
-            raise self._refused(caller, grpc.StatusCode.UNAVAILABLE, why)
+            raise self._refused(identity, grpc.StatusCode.UNAVAILABLE, why)
         return theirs
 
-    def _refused(self, caller: Relayed, code: grpc.StatusCode, why: str) -> RejectedError:
+    def _refused(self, identity: PeerIdentity, code: grpc.StatusCode, why: str) -> RejectedError:
         self.on_rejected()
-        self._say_of(host_of(caller.peer()), "refused an agent from %s: %s", caller.peer(), why)
+        self._say_of(host_of(identity.peer), "refused an agent from %s: %s", identity.peer, why)
         return RejectedError(code, why)
 
     def _say_of(self, caller: str, words: str, *about: object) -> None:
@@ -322,8 +305,9 @@ class AgentControl:
             return
         try:
             report = report_in(data)
-            if why := self.attach_policy.foreign(stream.who, stream.node, report):
-                raise _ForeignReportError(why)
+            decision = self.attach_policy.check_report(stream.principal, stream.node, report)
+            if not decision.is_allowed:
+                raise _ForeignReportError(decision.reason)
         except ValueError as error:
             # Acknowledged all the same: sent again, it would block the good ones for ever.
             outcome.taken.append((stream, number, is_greeting))

@@ -7,7 +7,6 @@ together: what does not fit is a mistake, and the line is given up with a ValueE
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from struct import Struct, error, iter_unpack
 from typing import Any
 
@@ -77,37 +76,6 @@ class Frames:
         self._parts, self._num_bytes = [data[at:]], len(data) - at
         self._wanted_bytes = wanted
         return frames
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerIdentity:
-    """Who calls, as a gRPC context says it: all that a gate looks at."""
-
-    peer: str
-    authorization: tuple[str, ...] = ()
-    has_certificate: bool = False
-    uris: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-
-    def to_bytes(self) -> bytes:
-        """For the line, or for a header."""
-        fields = (self.peer, self.authorization, self.has_certificate, self.uris, self.names)
-        return json.dumps(fields).encode()
-
-
-def decode_peer_identity(data: bytes) -> PeerIdentity:
-    """What `Shown.to_bytes` made. Raises ValueError for anything else."""
-    try:
-        peer, authorization, has_certificate, uris, names = json.loads(data)
-        return PeerIdentity(
-            peer=peer,
-            authorization=tuple(authorization),
-            has_certificate=has_certificate,
-            uris=tuple(uris),
-            names=tuple(names),
-        )
-    except (TypeError, ValueError) as trouble:
-        raise ValueError("not what a front says of a caller") from trouble
 
 
 def join_header(head: bytes, data: bytes) -> bytes:

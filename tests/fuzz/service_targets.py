@@ -180,7 +180,7 @@ def _identity(data: bytes) -> object:
     caller = rbac.principal_of_certificate(
         uris.splitlines(), names.splitlines(), "pacekeeper", True
     )
-    if caller.role is rbac.Role.NOBODY:
+    if caller.role is rbac.Role.ANONYMOUS:
         raise ValueError(caller.why)
     return caller
 
@@ -189,7 +189,7 @@ def _token_shown(data: bytes) -> object:
     """A file of tokens, an empty line, and what somebody shows."""
     file, _, shown = data.rpartition(b"\n\n")
     caller = authenticate_token(shown.decode("utf-8", "replace"), decode_tokens(file), 0.5)
-    if caller.role is rbac.Role.NOBODY:
+    if caller.role is rbac.Role.ANONYMOUS:
         raise ValueError(caller.why)
     return caller
 

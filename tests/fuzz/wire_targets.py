@@ -10,11 +10,12 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from pacekeeper.agent.rings.reader import RecordCounts, open_ring
+from pacekeeper.controller.api.auth import peer_identity
+from pacekeeper.controller.api.auth.attach_policy import AttachPolicy
 from pacekeeper.controller.api.auth.rbac import Principal, Role
 from pacekeeper.controller.ingest import ipc
-from pacekeeper.controller.ingest.agent_service import AgentControl, AttachPolicy, report_in
+from pacekeeper.controller.ingest.agent_service import AgentControl, report_in
 from pacekeeper.controller.ingest.http2.agent_stream import MOST_OF_A_HELLO
-from pacekeeper.controller.ingest.http2.proxy import Relayed
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.state.events import (
     Event,
@@ -51,7 +52,7 @@ def wire_files() -> dict[str, tuple[Callable[[Path], object], Stated]]:
 
 
 class _Welcoming(AttachPolicy):
-    async def let_in(self, shown: Relayed) -> Principal:
+    async def authenticate(self, identity: peer_identity.PeerIdentity) -> Principal:
         return Principal(name="agent", role=Role.AGENT, node="n")
 
 
@@ -73,7 +74,7 @@ def _first_message(data: bytes) -> object:
         say=told.append,
         attach_policy=_Welcoming(),
     )
-    shown = ipc.PeerIdentity(peer="ipv4:127.0.0.1:1").to_bytes()
+    shown = peer_identity.PeerIdentity(peer="ipv4:127.0.0.1:1").to_bytes()
     frame = (ipc.OPENED, 1, 0, ipc.join_header(shown, data[:MOST_OF_A_HELLO]))
     loop = _loop()
     loop.run_until_complete(control.take([frame]))
@@ -93,7 +94,7 @@ def _frames(data: bytes) -> object:
     for kind, _, _, held in found:
         if kind == ipc.OPENED:
             shown, _ = ipc.split_header(held)
-            Relayed(ipc.decode_peer_identity(shown)).auth_context()
+            peer_identity.decode_peer_identity(shown)
         elif kind == ipc.ACKNOWLEDGE:
             tuple(ipc.decode_acknowledge(held)[2])
         elif kind == ipc.SEND:
@@ -186,7 +187,7 @@ def wire_seeds(
     )  # fmt: skip
     plain = [data for data in reports if _is_report(data)]
     joined = b"".join(len(data).to_bytes(4, "little") + data for data in plain * 2)
-    shown = ipc.PeerIdentity(
+    shown = peer_identity.PeerIdentity(
         peer="ipv4:10.0.0.1:7", authorization=("Bearer x",), has_certificate=True,
         uris=("spiffe://pacekeeper/node/n",), names=("n.example",),
     )  # fmt: skip

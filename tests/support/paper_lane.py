@@ -8,6 +8,7 @@ from typing import Any
 
 from hpack import Encoder
 
+from pacekeeper.controller.api.auth.peer_identity import PeerIdentity
 from pacekeeper.controller.ingest.http2.agent_stream import AgentConnection, ConnectionConfig
 from pacekeeper.controller.ingest.http2.frames import (
     DATA,
@@ -19,7 +20,6 @@ from pacekeeper.controller.ingest.http2.frames import (
     frame,
 )
 from pacekeeper.controller.ingest.http2.proxy import ATTACH
-from pacekeeper.controller.ingest.ipc import PeerIdentity
 from support.http2_calls import ACKNOWLEDGED, frames_in, told_by
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pacekeeper.controller.api.auth.audit_log import AuditLog
+from pacekeeper.controller.api.auth.authenticator import Authenticator
 from pacekeeper.controller.api.auth.tokens import TokenFile
 from pacekeeper.controller.api.operator_actions import OperatorActions
 from pacekeeper.controller.api.web.app import WebApp
@@ -34,7 +35,7 @@ from pacekeeper.controller.state.state import (
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.config.security import LimitsConfig
+from pacekeeper.core.config.security import AccessConfig, LimitsConfig
 from pacekeeper.core.incidents.findings import (
     ConsideredLayout,
     Decision,
@@ -80,18 +81,19 @@ class Scene:
 
     def web(self, *, tokens: TokenFile | None = None, is_secure: bool = False) -> WebApp:
         """The page."""
-        door = WebAuthenticator(
-            asks=tokens is not None,
+        authenticator = WebAuthenticator(
+            authenticator=Authenticator(
+                is_required=tokens is not None, config=AccessConfig(), tokens=tokens
+            ),
             is_secure=is_secure,
-            tokens=tokens,
             limits=LimitsConfig(),
             audit=self.audit,
         )
         return WebApp(
             state=lambda: self.state,
             history=self.history,
-            desk=OperatorActions(state=lambda: self.state, put=self.put),
-            door=door,
+            actions=OperatorActions(state=lambda: self.state, put=self.put),
+            authenticator=authenticator,
             past_layout=lambda job, generation: None,
             is_secure=is_secure,
         )

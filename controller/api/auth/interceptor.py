@@ -1,126 +1,146 @@
-"""Who calls is found out, judged by the table and written down before any method runs.
+"""gRPC interceptor: identifies each caller, checks its role and limits, and audits the decision.
 
-Every method passes here, also those of health and reflection; one that `rbac.METHODS` does not
-name is refused. The handler finds its caller in `CALLER`.
+Every method passes it, also those of health and reflection; a method that `rbac.METHODS` does not
+name is rejected. It is also the `AttachPolicy` of agent streams. Handlers find their caller in
+`PRINCIPAL`.
 """
 
 import asyncio
 import contextlib
 import inspect
-import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from pacekeeper.controller.api.auth import rbac, report_ownership
-from pacekeeper.controller.api.auth.audit_log import AuditEvent, AuditLog, host_of
+from pacekeeper.controller.api.auth import rbac
+from pacekeeper.controller.api.auth.attach_policy import (
+    AttachPolicy,
+    RejectedError,
+    find_foreign_rank,
+)
+from pacekeeper.controller.api.auth.audit_log import AuditEvent, AuditLog
+from pacekeeper.controller.api.auth.authenticator import Authenticator
+from pacekeeper.controller.api.auth.peer_identity import PeerIdentity, host_of, peer_identity
 from pacekeeper.controller.api.auth.rate_limit import Limit, RateLimiter
-from pacekeeper.controller.api.auth.rbac import METHODS, Action, Principal, Role
-from pacekeeper.controller.api.auth.tokens import TokenFile, authenticate_token
-from pacekeeper.controller.ingest.agent_service import AttachPolicy, RejectedError
-from pacekeeper.controller.ingest.http2.proxy import Relayed, relayed
+from pacekeeper.controller.api.auth.rbac import METHODS, AccessDecision, Action, Principal, Role
 from pacekeeper.controller.state.state import State
-from pacekeeper.core.config.security import AccessConfig, LimitsConfig
+from pacekeeper.core.config.security import LimitsConfig
 from pacekeeper.core.telemetry.node_report import NodeReport
 
 ATTACHES = Limit(per_s=1.0, at_once=20)  # of one node: an agent has one stream at a time
 ATTACH = "/pacekeeper.v1.AgentControlService/Attach"
-STRANGERS = 4  # nobodies whose request is read at once: each may be as large as a report
+ANONYMOUS_READS = 4  # unauthenticated requests read at once: each may be as large as a report
 READ_WITHIN_S = 20.0
-_BEARER = "bearer "
-_log = logging.getLogger(__name__)
+NOT_AUDITED = "the audit log cannot be written, and no action is executed without an entry"
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 _OPEN = Principal(name="open", role=Role.OPEN)
-PRINCIPAL: ContextVar[Principal] = ContextVar("caller", default=_OPEN)
+PRINCIPAL: ContextVar[Principal] = ContextVar("principal", default=_OPEN)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rejection:
+    code: grpc.StatusCode
+    reason: str
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor, AttachPolicy):
-    """The interceptor. `asks`: whether callers must show who they are."""
+    """Access control of all gRPC calls and agent streams of one controller."""
 
     def __init__(
         self,
         *,
-        asks: bool,
-        config: AccessConfig,
+        authenticator: Authenticator,
         limits: LimitsConfig,
-        tokens: TokenFile | None,
         audit: AuditLog,
         state: Callable[[], State],
     ) -> None:
-        self._asks, self._config, self._limits = asks, config, limits
-        self._tokens, self._audit, self._state = tokens, audit, state
+        """Create the interceptor.
+
+        Args:
+            authenticator: Identifies callers.
+            limits: Rates and sizes of calls.
+            audit: Receives rejections, attachments and actions.
+            state: Returns the newest state: which node has attached which rank.
+        """
+        self._authenticator, self._limits = authenticator, limits
+        self._audit, self._state = audit, state
         self._calls = RateLimiter(
             limit=Limit(per_s=limits.calls_per_s, at_once=limits.calls_at_once)
         )
         self._attaches = RateLimiter(limit=ATTACHES)
         self._watches: Counter[str] = Counter()
-        self._strangers = asyncio.Semaphore(STRANGERS)
+        self._anonymous_reads = asyncio.Semaphore(ANONYMOUS_READS)
 
     async def intercept_service(
         self,
         continuation: Callable[[Any], Awaitable[Any]],
         handler_call_details: Any,
     ) -> Any:
-        """The method's own handler behind the gate; None for a method nobody serves."""
+        """Wrap the handler of a method; None for a method without a handler."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         return self._guarded(handler, handler_call_details.method)
 
-    async def let_in(self, shown: Relayed) -> Principal:
-        """Who opens an agent's stream. Raises Refused."""
-        context = _Opening(shown)
-        with await self._let_in(ATTACH, (True, True), None, context):
-            return PRINCIPAL.get()
+    async def authenticate(self, identity: PeerIdentity) -> Principal:
+        """Identify the opener of an agent's stream. Raises RejectedError."""
+        principal, _, rejection = self._check(ATTACH, (True, True), None, identity)
+        if rejection is not None:
+            raise RejectedError(rejection.code, rejection.reason)
+        PRINCIPAL.set(principal)
+        return principal
 
-    def may_attach(self, caller: Principal, node: str, peer: str) -> str:
-        """Why this caller may not report of that node; empty: it may. Both are audited."""
-        verdict = rbac.authorise_attach(caller, node)
+    def check_attach(self, principal: Principal, node: str, peer: str) -> AccessDecision:
+        """Whether `principal` may report for `node`; audited either way."""
+        decision = rbac.authorise_attach(principal, node)
         self._audit.note(
             AuditEvent(
                 action=Action.ATTACH,
-                caller=caller.name,
-                is_allowed=verdict.is_allowed,
+                principal=principal,
+                is_allowed=decision.is_allowed,
                 peer=peer,
                 about=f"node={node}",
-                reason=verdict.reason,
+                reason=decision.reason,
             )
         )
-        return verdict.reason
+        return decision
 
-    def foreign(self, caller: Principal, node: str, report: NodeReport) -> str:
-        """What a known caller's report says of another node; empty: nothing. Audited."""
-        if caller.role is Role.OPEN:
-            return ""
-        why = report_ownership.find_foreign_rank(self._state(), node, report)
-        if why:
-            self._audit.note(
-                AuditEvent(
-                    action="report",
-                    caller=caller.name,
-                    is_allowed=False,
-                    about=f"node={node}",
-                    reason=why,
-                )
+    def check_report(self, principal: Principal, node: str, report: NodeReport) -> AccessDecision:
+        """Whether a report mentions ranks of its own node only; rejections are audited."""
+        if principal.role is Role.OPEN:
+            return rbac.ALLOWED
+        reason = find_foreign_rank(self._state(), node, report)
+        if not reason:
+            return rbac.ALLOWED
+        self._audit.note(
+            AuditEvent(
+                action="report",
+                principal=principal,
+                is_allowed=False,
+                about=f"node={node}",
+                reason=reason,
             )
-        return why
+        )
+        return AccessDecision(is_allowed=False, reason=reason)
 
     def _guarded(self, handler: Any, method: str) -> Any:
         streams = (handler.request_streaming, handler.response_streaming)
         inner = getattr(handler, _KINDS[streams])
-        # To gRPC all requests are streams: it would read a single one whole before it asks us.
+        # Registered with a request stream in any case: gRPC would otherwise read a single request
+        # whole before the caller is checked.
         make = _MAKERS[streams[1]]
         guarded: Callable[..., Any]
         if inspect.isasyncgenfunction(inner):
 
             async def answers(requests: Any, context: Context) -> AsyncIterator[Any]:
-                request = requests if streams[0] else await self._one(method, requests, context)
-                with await self._let_in(method, streams, request, context):
+                request = requests if streams[0] else await self._read(method, requests, context)
+                with await self._admit(method, streams, request, context):
                     async with contextlib.aclosing(inner(request, context)) as messages:
                         async for message in messages:
                             yield message
@@ -130,8 +150,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor, AttachPolicy):
             assert inspect.iscoroutinefunction(inner), f"{method}: a handler of another kind"
 
             async def answer(requests: Any, context: Context) -> Any:
-                request = requests if streams[0] else await self._one(method, requests, context)
-                with await self._let_in(method, streams, request, context):
+                request = requests if streams[0] else await self._read(method, requests, context)
+                with await self._admit(method, streams, request, context):
                     return await inner(request, context)
 
             guarded = answer
@@ -141,98 +161,86 @@ class AuthInterceptor(grpc.aio.ServerInterceptor, AttachPolicy):
             response_serializer=handler.response_serializer,
         )
 
-    async def _one(self, method: str, requests: Any, context: Context) -> Any:
-        """The one request of a call; who is nobody is refused before it is read."""
-        caller = self.caller(relayed(context))
-        if caller.role is not Role.NOBODY:
+    async def _read(self, method: str, requests: Any, context: Context) -> Any:
+        """Read the request of a call; an anonymous caller is rejected before it is read."""
+        principal = self._authenticator.identify(peer_identity(context))
+        if principal.role is not Role.ANONYMOUS:
             return await _first(requests, context)
-        if not rbac.authorise(caller, METHODS.get(method)).is_allowed:
-            await self._let_in(method, (False, False), None, context)
-        async with self._strangers:
+        if not rbac.authorise(principal, METHODS.get(method)).is_allowed:
+            await self._admit(method, (False, False), None, context)
+        async with self._anonymous_reads:
             return await _first(requests, context)
 
-    async def _let_in(
+    async def _admit(
         self, method: str, streams: tuple[bool, bool], request: Any, context: Context
     ) -> contextlib.AbstractContextManager[None]:
-        """Judge a call; ends it where it is refused. What is returned lasts as long as the call."""
-        shown = relayed(context)
-        action, peer = METHODS.get(method), shown.peer()
-        caller = self.caller(shown)
-        key = host_of(peer) if caller.role in (Role.OPEN, Role.NOBODY) else caller.name
-        is_watch = streams == (False, True)
-        code, why = self._judge(caller, action, key, None if streams[0] else request)
-        if not why and is_watch and self._watches[key] >= self._limits.watches:
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            why = f"{caller.name} has {self._watches[key]} watches open"
-        deed = AuditEvent(
-            action=action or method,
-            caller=caller.name,
-            is_allowed=not why,
-            peer=peer,
-            about=method.rpartition("/")[2] + _in_words(request, action),
-            reason=why,
-        )
-        is_noted = True
-        if why or action is Action.ACT:
-            is_noted = self._audit.note(deed)
-        if why:
-            await context.abort(code, why)
-        if not is_noted:
-            why = "the audit log can not be written, and nothing is done unseen"
-            await context.abort(grpc.StatusCode.UNAVAILABLE, why)
-        PRINCIPAL.set(caller)
-        return self._counted(key) if is_watch else contextlib.nullcontext()
+        """Check a call and end it if it is rejected.
 
-    def caller(self, context: Context) -> Principal:
-        """Who calls: by the token that is shown, else by the certificate."""
-        if not self._asks:
-            return Principal(name=f"{rbac.OPEN_AT}{host_of(context.peer())}", role=Role.OPEN)
-        by_certificate = self._by_certificate(context.auth_context())
-        for name, value in context.invocation_metadata() or ():
-            if name.lower() == "authorization":
-                return rbac.combine(self._by_token(value), by_certificate)
-        return by_certificate or rbac.anonymous("neither a certificate nor a token was shown")
+        Returns:
+            A context manager that lasts as long as the call.
+        """
+        principal, key, rejection = self._check(method, streams, request, peer_identity(context))
+        if rejection is not None:
+            await context.abort(rejection.code, rejection.reason)
+        PRINCIPAL.set(principal)
+        return self._counted(key) if _is_watch(streams) else contextlib.nullcontext()
 
-    def _by_certificate(self, shown: Mapping[str, Any]) -> Principal | None:
-        if not shown.get("x509_pem_cert"):
-            return None
-        uris, names = (
-            [bytes(value).decode(errors="replace") for value in shown.get(kind, ())]
-            for kind in ("peer_uri", "peer_dns")
-        )
-        config = self._config
-        return rbac.principal_of_certificate(uris, names, config.trust_domain, config.nodes_by_dns)
+    def _check(
+        self, method: str, streams: tuple[bool, bool], request: Any, identity: PeerIdentity
+    ) -> tuple[Principal, str, _Rejection | None]:
+        """Identify, check and audit a call: its principal, its key for limits, its rejection."""
+        action = METHODS.get(method)
+        principal = self._authenticator.identify(identity)
+        is_unidentified = principal.role in (Role.OPEN, Role.ANONYMOUS)
+        key = host_of(identity.peer) if is_unidentified else principal.name
+        rejection = self._reject(principal, action, key, None if streams[0] else request)
+        if rejection is None and _is_watch(streams) and self._watches[key] >= self._limits.watches:
+            rejection = _Rejection(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{principal.name} has {self._watches[key]} watches open",
+            )
+        if rejection is not None or action is Action.ACT:
+            is_noted = self._audit.note(
+                AuditEvent(
+                    action=action or method,
+                    principal=principal,
+                    is_allowed=rejection is None,
+                    peer=identity.peer,
+                    about=method.rpartition("/")[2] + _request_text(request, action),
+                    reason="" if rejection is None else rejection.reason,
+                )
+            )
+            if rejection is None and not is_noted:
+                rejection = _Rejection(grpc.StatusCode.UNAVAILABLE, NOT_AUDITED)
+        return principal, key, rejection
 
-    def _by_token(self, value: str | bytes) -> Principal:
-        text = value if isinstance(value, str) else ""
-        if self._tokens is None:
-            return rbac.anonymous("no tokens are taken here")
-        if text[: len(_BEARER)].lower() != _BEARER:
-            return rbac.anonymous("what was shown is no bearer token")
-        return authenticate_token(text[len(_BEARER) :].strip(), self._tokens.records(), time.time())
-
-    def _judge(
-        self, caller: Principal, action: Action | None, key: str, question: Any
-    ) -> tuple[grpc.StatusCode, str]:
-        """The code and the reason for which a call is refused; no reason: it is not."""
-        verdict = rbac.authorise(caller, action)
-        if not verdict.is_allowed:
-            if caller.role is Role.NOBODY:
-                return grpc.StatusCode.UNAUTHENTICATED, verdict.reason
-            return grpc.StatusCode.PERMISSION_DENIED, verdict.reason
+    def _reject(
+        self, principal: Principal, action: Action | None, key: str, request: Any
+    ) -> _Rejection | None:
+        """Why a call is rejected by its role, its rate or its size; None: it is not."""
+        decision = rbac.authorise(principal, action)
+        if not decision.is_allowed:
+            is_anonymous = principal.role is Role.ANONYMOUS
+            code = (
+                grpc.StatusCode.UNAUTHENTICATED
+                if is_anonymous
+                else grpc.StatusCode.PERMISSION_DENIED
+            )
+            return _Rejection(code, decision.reason)
         code, now_s = grpc.StatusCode.RESOURCE_EXHAUSTED, time.monotonic()
         if action is Action.ATTACH:
-            # Behind one address there may be a whole fleet of which nobody is known.
-            if caller.role is not Role.OPEN and not self._attaches.is_granted(key, now_s):
-                return code, f"{caller.name} attaches more often than an agent does"
+            # A whole fleet of unidentified agents may share one address.
+            if principal.role is not Role.OPEN and not self._attaches.is_granted(key, now_s):
+                return _Rejection(code, f"{principal.name} attaches more often than an agent does")
         elif not self._calls.is_granted(key, now_s):
-            return code, f"{caller.name} makes more than {self._limits.calls_per_s:g} calls/s"
-        if question is not None and question.ByteSize() > self._limits.max_question_bytes:
-            return code, f"a question of {question.ByteSize()} bytes"
-        return grpc.StatusCode.OK, ""
+            limit = f"{self._limits.calls_per_s:g} calls/s"
+            return _Rejection(code, f"{principal.name} makes more than {limit}")
+        if request is not None and request.ByteSize() > self._limits.max_question_bytes:
+            return _Rejection(code, f"the request has {request.ByteSize()} bytes")
+        return None
 
     @contextlib.contextmanager
-    def _counted(self, key: str) -> Any:
+    def _counted(self, key: str) -> Iterator[None]:
         self._watches[key] += 1
         try:
             yield
@@ -242,19 +250,12 @@ class AuthInterceptor(grpc.aio.ServerInterceptor, AttachPolicy):
                 del self._watches[key]
 
 
-class _Opening(Relayed):
-    """The opening of an agent's stream, as a call that can be refused."""
-
-    def __init__(self, caller: Relayed) -> None:
-        super().__init__(caller.shown)
-
-    async def abort(self, code: grpc.StatusCode, why: str) -> None:
-        """As a gRPC context does it: by raising."""
-        raise RejectedError(code, why)
+def _is_watch(streams: tuple[bool, bool]) -> bool:
+    return streams == (False, True)
 
 
-def _in_words(request: Any, action: Action | None) -> str:
-    """What an action is asked for, in one line, with what is false: an order taken back says so."""
+def _request_text(request: Any, action: Action | None) -> str:
+    """The request of an action on one line, false flags included: protobuf's text omits them."""
     if action is not Action.ACT:
         return ""
     fields = request.DESCRIPTOR.fields
@@ -263,11 +264,11 @@ def _in_words(request: Any, action: Action | None) -> str:
 
 
 async def _first(requests: Any, context: Context) -> Any:
-    """Ends the call where none comes."""
+    """Read the only request of a call; ends the call if none arrives."""
     with contextlib.suppress(StopAsyncIteration, TimeoutError):
         async with asyncio.timeout(READ_WITHIN_S):
             return await anext(requests)
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no request came")
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
 
 
 _KINDS: Mapping[tuple[bool, bool], str] = {

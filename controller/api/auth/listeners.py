@@ -1,4 +1,8 @@
-"""How a controller is entered: who may listen where, with which certificate, behind which gate."""
+"""Builds what stands in front of the controller's services: audit log, authenticator, gRPC server.
+
+Also checks that no listener beyond loopback is unprotected unless `insecure` is set. Used by
+`controller/app.py` and, for the checks, by standbys.
+"""
 
 import logging
 import socket
@@ -9,9 +13,11 @@ from typing import Any
 
 import grpc.aio
 
+from pacekeeper.controller.api.auth import rbac
 from pacekeeper.controller.api.auth.audit_log import AuditEvent, AuditLog
+from pacekeeper.controller.api.auth.authenticator import Authenticator
 from pacekeeper.controller.api.auth.interceptor import AuthInterceptor
-from pacekeeper.controller.api.auth.rbac import Role
+from pacekeeper.controller.api.auth.rbac import Principal, Role
 from pacekeeper.controller.api.auth.tokens import TokenFile
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.state import State
@@ -23,51 +29,64 @@ from pacekeeper.protos import tls as secure
 from pacekeeper.protos.convert import reports
 
 _log = logging.getLogger(__name__)
+_CONTROLLER = Principal(name="controller", role=Role.CONTROLLER)
 OPEN_REMEDY = (
-    "give it a certificate ([tls], `pacekeeper certs`) and callers to tell apart, listen on "
-    "127.0.0.1, or say --insecure"
+    "configure a certificate ([tls], `pacekeeper certs`) and authentication, listen on 127.0.0.1, "
+    "or pass --insecure"
 )
 
 
 def reject_unprotected_listeners(config: ControllerConfig) -> None:
-    """Raises ConfigError where it would listen beyond loopback unprotected, and was not told to."""
-    for why in unprotected_listeners(config):
+    """Raises ConfigError for an unprotected listener beyond loopback, unless `insecure` is set."""
+    for reason in unprotected_listeners(config):
         if not config.insecure:
-            raise ConfigError(why, remedy=OPEN_REMEDY)
-        _log.warning("insecure: %s", why)
+            raise ConfigError(reason, remedy=OPEN_REMEDY)
+        _log.warning("insecure: %s", reason)
 
 
 def unprotected_listeners(config: ControllerConfig) -> list[str]:
-    """Where it would listen beyond loopback unprotected. Raises ConfigError for half a [tls]."""
+    """Describe each unprotected listener beyond loopback. Raises ConfigError for half a [tls]."""
     if config.tls.ca and not config.tls.cert:
-        raise ConfigError("[tls] ca: a controller that asks for certificates needs one of its own")
-    whys = [unauthenticated_listener("--listen", config.listen, config.tls, config.access.tokens)]
+        raise ConfigError(
+            "[tls] ca: a controller that requires certificates needs its own: set [tls] cert"
+        )
+    found = [unauthenticated_listener("--listen", config.listen, config.tls, config.access.tokens)]
     if config.metrics_listen:
-        whys.append(unauthenticated_metrics(config.metrics_listen, config.metrics))
-    if config.web:  # browsers are asked for no certificate
+        found.append(unauthenticated_metrics(config.metrics_listen, config.metrics))
+    if config.web:  # browsers are not asked for a certificate
         tls = replace(config.tls, ca="")
-        whys.append(unauthenticated_listener("--web", config.web, tls, config.access.tokens))
-    return [why for why in whys if why]
+        found.append(unauthenticated_listener("--web", config.web, tls, config.access.tokens))
+    return [reason for reason in found if reason]
 
 
 def bind_error(host: str, port: int) -> OSError:
-    """The system's word for why nobody can listen there: gRPC keeps it for itself."""
+    """Why binding to an address fails, which gRPC does not report."""
     try:
         family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.bind(address)
     except OSError as error:
         return error
-    return OSError("gRPC refuses the address")
+    return OSError("gRPC rejects the address")
 
 
 class ListenerSetup:
-    """The gate of one controller and what is behind it: audit log, tokens, certificate."""
+    """Audit log, authenticator and interceptor of one controller."""
 
     def __init__(
         self, config: ControllerConfig, *, state: Callable[[], State], metrics: ControllerMetrics
     ) -> None:
-        """Raises ConfigError (tokens, certificates) and HostError (audit log)."""
+        """Open the audit log and the token file.
+
+        Args:
+            config: The controller's configuration.
+            state: Returns the newest state.
+            metrics: Counts rejections and audit failures.
+
+        Raises:
+            ConfigError: Tokens or certificates are not usable.
+            HostError: The audit log cannot be opened.
+        """
         self._config = config
         self._failed_handshakes = 0
         self.audit = AuditLog(
@@ -75,34 +94,41 @@ class ListenerSetup:
             max_bytes=config.access.audit_max_bytes,
             kept=config.access.audit_kept,
             on_failure=metrics.audit_failures.inc,
-            on_refused=metrics.refusals.inc,
+            on_rejected=metrics.refusals.inc,
         )
         tokens = TokenFile(Path(config.access.tokens)) if config.access.tokens else None
-        self.tokens = tokens
-        self.gate = AuthInterceptor(
-            asks=bool(config.tls.ca) or tokens is not None,
+        self.authenticator = Authenticator(
+            is_required=bool(config.tls.ca) or tokens is not None,
             config=config.access,
-            limits=config.limits,
             tokens=tokens,
+        )
+        self.interceptor = AuthInterceptor(
+            authenticator=self.authenticator,
+            limits=config.limits,
             audit=self.audit,
             state=state,
         )
 
     def server(self) -> grpc.aio.Server:
-        """A server of which every method is behind the gate; callers come to it by the front."""
+        """A gRPC server behind the interceptor; the ingest process forwards calls to it."""
         return grpc.aio.server(
-            interceptors=(self.gate,),
+            interceptors=(self.interceptor,),
             options=reports.server_options(self._config.limits.max_report_bytes, None),
         )
 
     def settings(self, listen: str, inner: str) -> dict[str, Any]:
-        """How the front shall serve, and where it hands on what is no agent's stream.
+        """The settings of the ingest process.
 
-        Raises ConfigError (certificates).
+        Args:
+            listen: Address that agents and commands connect to.
+            inner: Address of the controller's own server, for calls that are no agent's stream.
+
+        Raises:
+            ConfigError: The certificates are not usable.
         """
         limits, tls = self._config.limits, self._config.tls
         if tls.cert:
-            secure.ServerContexts(tls)  # to see that they are good
+            secure.ServerContexts(tls)  # only to check the files
         return {
             "listen": listen,
             "inner": inner,
@@ -113,17 +139,8 @@ class ListenerSetup:
         }
 
     def count_handshake_failure(self) -> None:
-        """Count a TLS handshake that failed in the front."""
+        """Count a TLS handshake that failed in the ingest process."""
         self._failed_handshakes += 1
-
-    def note_plan(self, job: str, about: str, reason: str) -> None:
-        """The controller itself decided on something."""
-        about = f"job={job} {about}"
-        self.audit.note(
-            AuditEvent(
-                action="plan", caller="controller", is_allowed=True, about=about, reason=reason
-            )
-        )
 
     def audit_handshake_failures(self) -> None:
         """Audit the handshakes that failed since the last call as one entry with a count."""
@@ -132,7 +149,7 @@ class ListenerSetup:
             self.audit.note(
                 AuditEvent(
                     action="connect",
-                    caller=Role.NOBODY,
+                    principal=rbac.anonymous("the TLS handshake failed"),
                     is_allowed=False,
                     reason="the TLS handshake failed: no certificate, an expired one, one of "
                     "another authority, or a port probe",
@@ -140,6 +157,18 @@ class ListenerSetup:
                 )
             )
 
+    def audit_plan(self, job: str, about: str, reason: str) -> None:
+        """Audit a plan that the controller decided on."""
+        self.audit.note(
+            AuditEvent(
+                action="plan",
+                principal=_CONTROLLER,
+                is_allowed=True,
+                about=f"job={job} {about}",
+                reason=reason,
+            )
+        )
+
     def close(self) -> None:
-        """Nothing more is written down."""
+        """Close the audit log."""
         self.audit.close()

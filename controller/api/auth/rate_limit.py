@@ -1,4 +1,4 @@
-"""Token buckets: how much one caller may ask, in the long run and at once. Pure; time is told."""
+"""Token buckets: rate limits of calls, reports and log lines. Pure; the caller passes the time."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ REPORT_BYTES = 8 << 10  # a larger report counts as several
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """`per_s` in the long run, `at_once` after a rest."""
+    """A sustained rate `per_s` with bursts of `at_once`."""
 
     per_s: float
     at_once: int
@@ -15,21 +15,22 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What is left of one caller's allowance at a moment; below 0 it is owed."""
+    """The tokens left at `at_s`; negative after `charge`d costs above the allowance."""
 
     left: float
     at_s: float
 
 
 def full_bucket(limit: Limit, now_s: float) -> Bucket:
-    """The bucket of who was never heard of."""
+    """The bucket of a new caller."""
     return Bucket(float(limit.at_once), now_s)
 
 
 def try_take(bucket: Bucket, limit: Limit, now_s: float) -> tuple[Bucket, bool]:
-    """One more, where there is one left: what remains, and whether it was granted.
+    """Take one token if there is one. A rejected attempt costs nothing.
 
-    What is refused takes nothing, so that who keeps asking is let in at the limit's pace.
+    Returns:
+        The bucket afterwards, and whether a token was taken.
     """
     left = _refilled(bucket, limit, now_s)
     if left < 1.0:
@@ -38,32 +39,36 @@ def try_take(bucket: Bucket, limit: Limit, now_s: float) -> tuple[Bucket, bool]:
 
 
 def charge(bucket: Bucket, limit: Limit, now_s: float, cost: float = 1.0) -> tuple[Bucket, float]:
-    """So much more in any case: what remains, and the seconds to wait before it may be used."""
+    """Take `cost` tokens, also more than there are.
+
+    Returns:
+        The bucket afterwards, and the seconds until it is positive again.
+    """
     left = _refilled(bucket, limit, now_s) - cost
     return Bucket(left, now_s), max(0.0, -left / limit.per_s)
 
 
 def report_cost(size_bytes: int) -> float:
-    """How many reports one of this size counts as: a few large ones are as much to read as many."""
+    """The number of reports that one of `size_bytes` counts as, for its cost to read."""
     return max(1.0, size_bytes / REPORT_BYTES)
 
 
 def _refilled(bucket: Bucket, limit: Limit, now_s: float) -> float:
-    # A clock that goes back gives nothing and takes nothing.
+    # A clock that goes back changes nothing.
     earned = max(0.0, now_s - bucket.at_s) * limit.per_s
     return min(float(limit.at_once), bucket.left + earned)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RateLimiter:
-    """The buckets of those who called last; who was forgotten begins anew with a full one."""
+    """One bucket per caller; the least recent callers beyond `capacity` are forgotten."""
 
     limit: Limit
     capacity: int = 65536
     _of: dict[str, Bucket] = field(default_factory=dict)
 
     def is_granted(self, caller: str, now_s: float) -> bool:
-        """Is one more call of this caller within its limit?"""
+        """Take a token of this caller; whether it had one."""
         bucket = self._of.pop(caller, None) or full_bucket(self.limit, now_s)
         bucket, granted = try_take(bucket, self.limit, now_s)
         self._of[caller] = bucket  # the newest last
@@ -74,22 +79,22 @@ class RateLimiter:
 
 @dataclass(slots=True, eq=False)
 class LogRateLimiter:
-    """Lines that callers can bring about: few of each, few of all, and the rest is counted."""
+    """Rate limiter for log lines, per caller and in total; counts the suppressed ones."""
 
     of_each: Limit = Limit(per_s=0.1, at_once=20)
     of_all: Limit = Limit(per_s=1.0, at_once=1000)
     _each: RateLimiter = field(init=False)
     _all: RateLimiter = field(init=False)
-    _left_out: int = 0
+    _suppressed: int = 0
 
     def __post_init__(self) -> None:
         self._each, self._all = RateLimiter(limit=self.of_each), RateLimiter(limit=self.of_all)
 
     def suffix(self, caller: str, now_s: float) -> str | None:
-        """What to write behind this line; None: it is not written."""
-        # A caller beyond its own limit takes nothing of what all have.
+        """What to append to a log line about `caller`; None: the line is suppressed."""
+        # A caller beyond its own limit does not use up the total.
         if not (self._each.is_granted(caller, now_s) and self._all.is_granted("", now_s)):
-            self._left_out += 1
+            self._suppressed += 1
             return None
-        left_out, self._left_out = self._left_out, 0
-        return f" ({left_out} lines like this were left out before)" if left_out else ""
+        suppressed, self._suppressed = self._suppressed, 0
+        return f" ({suppressed} similar lines were suppressed before)" if suppressed else ""

@@ -1,7 +1,7 @@
-"""Who may do what: callers, actions, and one table. Pure; what stands in no table is refused.
+"""Who may do what: principals, actions, and one table of grants. A method in no table is rejected.
 
-A caller is known by its certificate or by a token, or it is nobody. Where a controller asks for
-neither (on loopback, or told so by `insecure`), everybody is the operator of this host.
+A caller is identified by certificate or token. A controller that requires neither (on loopback, or
+with `insecure`) treats every caller as the operator of its host.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,18 +14,18 @@ _SCHEME = "spiffe://"
 
 
 class Role(StrEnum):
-    """What a caller is to the fleet."""
+    """The role of a caller."""
 
-    VIEWER = "viewer"  # sees all
-    OPERATOR = "operator"  # sees all and acts
-    AGENT = "agent"  # reports of its own node, and sees nothing
-    CONTROLLER = "controller"  # stands by, with a copy of the leader's store
-    OPEN = "open"  # nobody is asked who he is
-    NOBODY = "nobody"  # was asked, and has shown nothing that counts
+    VIEWER = "viewer"  # reads everything
+    OPERATOR = "operator"  # reads everything and acts
+    AGENT = "agent"  # reports for its own node, and reads nothing
+    CONTROLLER = "controller"  # a standby, with a replica of the leader's store
+    OPEN = "open"  # any caller, where none has to authenticate
+    ANONYMOUS = "anonymous"  # has to authenticate, and did not
 
 
 class Action(StrEnum):
-    """What the methods of the services come to."""
+    """The kinds of calls that roles are granted."""
 
     ATTACH = "attach"
     READ = "read"
@@ -40,7 +40,7 @@ _GRANTS: Mapping[Role, frozenset[Action]] = {
     Role.AGENT: frozenset({Action.ATTACH, Action.HEALTH}),
     Role.CONTROLLER: frozenset({Action.FOLLOW, Action.HEALTH}),
     Role.OPEN: frozenset(Action),
-    Role.NOBODY: frozenset({Action.HEALTH}),
+    Role.ANONYMOUS: frozenset({Action.HEALTH}),
 }
 _STATUS = "/pacekeeper.v1.StatusService/"
 _OPERATOR = "/pacekeeper.v1.OperatorService/"
@@ -66,7 +66,7 @@ METHODS: Mapping[str, Action] = {
     "/grpc.health.v1.Health/List": Action.HEALTH,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Action.READ,
 }
-"""Each method of each service that is served; tests hold this against the services."""
+"""Each method of each service; a test compares this with the services."""
 
 _ROLE_OF_PATH = {
     "node": Role.AGENT,
@@ -78,9 +78,13 @@ _ROLE_OF_PATH = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who calls. `node`: of an agent, the only one it may speak for; of others empty.
+    """An identified caller.
 
-    `name` is for people and the audit log; `why`: of nobody, what was wrong with what it showed.
+    Attributes:
+        name: For people and the audit log.
+        role: What it may do.
+        node: Of an agent, the only node it may report for; otherwise empty.
+        why: Of an anonymous caller, why its credentials were not accepted.
     """
 
     name: str
@@ -91,49 +95,55 @@ class Principal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessDecision:
-    """Whether an action may be done, and why not."""
+    """Whether an action is allowed; `reason`: why it is not."""
 
     is_allowed: bool
     reason: str = ""
 
 
 ALLOWED = AccessDecision(is_allowed=True)
-OPEN_AT = "open at "  # and the address: all that is known of callers where nobody is asked
 
 
 def anonymous(why: str, name: str = "") -> Principal:
-    """A caller who has shown nothing that counts."""
-    return Principal(name=name or Role.NOBODY, role=Role.NOBODY, why=why)
+    """A caller without accepted credentials. `why`: the reason; `name`: who it claims to be."""
+    return Principal(name=name or Role.ANONYMOUS, role=Role.ANONYMOUS, why=why)
 
 
-def authorise(caller: Principal, action: Action | None) -> AccessDecision:
-    """May this caller do that? None is an action that nobody has put into the table."""
+def authorise(principal: Principal, action: Action | None) -> AccessDecision:
+    """Whether a principal may do an action; None: a method that is in no table."""
     if action is None:
-        return _refused("no role may call this method")
-    if action in _GRANTS[caller.role]:
+        return _rejected("no role may call this method")
+    if action in _GRANTS[principal.role]:
         return ALLOWED
-    if caller.role is Role.NOBODY:
-        return _refused(caller.why)
+    if principal.role is Role.ANONYMOUS:
+        return _rejected(principal.why)
     able = [role for role, granted in _GRANTS.items() if action in granted]
-    wanted = " or ".join(role for role in able if role not in (Role.OPEN, Role.NOBODY))
-    return _refused(f"to {action} takes the role {wanted}; {caller.name} is {caller.role}")
+    wanted = " or ".join(role for role in able if role not in (Role.OPEN, Role.ANONYMOUS))
+    return _rejected(
+        f"{action} requires the role {wanted}; {principal.name} has the role {principal.role}"
+    )
 
 
-def authorise_attach(caller: Principal, node: str) -> AccessDecision:
-    """May this caller report of that node? An agent of its own only."""
-    if caller.role is Role.OPEN or (caller.role is Role.AGENT and caller.node == node):
+def authorise_attach(principal: Principal, node: str) -> AccessDecision:
+    """Whether a principal may report for a node: an agent may for its own only."""
+    if principal.role is Role.OPEN or (principal.role is Role.AGENT and principal.node == node):
         return ALLOWED
-    return _refused(f"{caller.name} may not report of node {node!r}")
+    return _rejected(f"{principal.name} may not report for node {node!r}")
 
 
 def principal_of_certificate(
     uris: Sequence[str], names: Sequence[str], domain: str, by_dns: bool
 ) -> Principal:
-    """The caller whose certificate has these URIs and DNS names among its alternative names.
+    """The principal that a client certificate names.
 
-    spiffe://DOMAIN/KIND/NAME, where KIND is node, operator, viewer or controller. More than one
-    identity is none. `by_dns`: whether the one DNS name of a certificate without any URI
-    is a node.
+    The identity is spiffe://DOMAIN/KIND/NAME, KIND being node, operator, viewer or controller. A
+    certificate with more than one such identity is not accepted.
+
+    Args:
+        uris: URIs among the subject alternative names.
+        names: DNS names among them.
+        domain: The fleet's trust domain.
+        by_dns: Whether the only DNS name of a certificate without URIs names a node.
     """
     ours = [uri for uri in uris if uri.startswith(f"{_SCHEME}{domain}/")]
     shown = ", ".join([*uris, *names]) or "no names"
@@ -144,20 +154,22 @@ def principal_of_certificate(
             return _known(role, name, "certificate")
     elif by_dns and not uris and len(names) == 1 and is_node_name(names[0]):
         return _known(Role.AGENT, names[0], "certificate")
-    return anonymous(f"the certificate ({shown:.200}) tells no one identity of {domain!r}")
+    return anonymous(f"the certificate ({shown:.200}) has not exactly one identity of {domain!r}")
 
 
 def principal_of_token(role: Role, name: str, node: str) -> Principal:
-    """The caller that a valid token stands for."""
-    assert role in (Role.VIEWER, Role.OPERATOR, Role.AGENT), "tokens are for these"
+    """The principal of a valid token; `node`: that of an agent, otherwise empty."""
+    assert role in (Role.VIEWER, Role.OPERATOR, Role.AGENT), "no other role has tokens"
     return Principal(name=f"{role}/{name} by token", role=role, node=node)
 
 
 def combine(by_token: Principal, by_certificate: Principal | None) -> Principal:
-    """Who shows both: the token speaks, unless the two are of different nodes."""
-    told = "" if by_certificate is None else by_certificate.node
-    if by_token.node and told and by_token.node != told:
-        return anonymous(f"the token is of node {by_token.node!r}, the certificate of {told!r}")
+    """The principal of a call with token and certificate: the token's, if their nodes agree."""
+    certified = "" if by_certificate is None else by_certificate.node
+    if by_token.node and certified and by_token.node != certified:
+        return anonymous(
+            f"the token is of node {by_token.node!r}, the certificate of {certified!r}"
+        )
     return by_token
 
 
@@ -166,5 +178,5 @@ def _known(role: Role, name: str, how: str) -> Principal:
     return Principal(name=f"{role}/{name} by {how}", role=role, node=node)
 
 
-def _refused(reason: str) -> AccessDecision:
+def _rejected(reason: str) -> AccessDecision:
     return AccessDecision(is_allowed=False, reason=reason)

@@ -1,7 +1,8 @@
-"""Bearer tokens: what is kept of one, and whether one that is shown counts. Pure.
+"""Bearer tokens and the file that stores them.
 
-A token is `pk1.ID.SECRET`; its secret has 256 random bits, so that one SHA-256 of it, which is all
-that is kept, tells nobody what it was: there is nothing to guess. It ends at a moment of its own.
+A token is `pk1.ID.SECRET`. Its secret has 256 random bits, so its SHA-256, which is all that is
+stored, cannot be reversed by guessing. Every token expires. `pacekeeper tokens` writes the file,
+and the controller reads it again when it changes.
 """
 
 import fcntl
@@ -33,10 +34,7 @@ _ROLES = (Role.VIEWER, Role.OPERATOR, Role.AGENT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """What is kept of a token. Of an agent `name` is its node; it ends at `expires_unix_s`.
-
-    Raises ValueError for values that no token has.
-    """
+    """The stored part of a token. An agent's `name` is its node. Raises ValueError if invalid."""
 
     token_id: str
     secret_sha256: str
@@ -51,32 +49,32 @@ class TokenRecord:
         if _DIGEST.fullmatch(self.secret_sha256) is None:
             raise ValueError(f"token {self.token_id}: expected a SHA-256")
         if self.role not in _ROLES:
-            raise ValueError(f"token {self.token_id}: no token has the role {self.role}")
+            raise ValueError(f"token {self.token_id}: tokens cannot have the role {self.role}")
         if not is_node_name(self.name):
             raise ValueError(f"token {self.token_id}: name: expected 1 to 253 printable characters")
         if not 0.0 <= self.created_unix_s <= self.expires_unix_s < float("inf"):
-            raise ValueError(f"token {self.token_id}: ends before it begins, or never")
+            raise ValueError(f"token {self.token_id}: expires before it was created, or never")
 
 
 def format_token(token_id: str, secret: str) -> str:
-    """The token as its holder gets it, once."""
+    """The token as its holder gets it."""
     return f"{PREFIX}.{token_id}.{secret}"
 
 
 def secret_digest(secret: str) -> str:
-    """What is kept of a secret."""
+    """The SHA-256 of a secret."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def encode_tokens(records: Iterable[TokenRecord]) -> bytes:
-    """The file's bytes, tokens in the order of their making."""
+    """Encode the file, tokens in order of creation."""
     ordered = sorted(records, key=lambda record: (record.created_unix_s, record.token_id))
     document = {"format": FORMAT, "tokens": [asdict(record) for record in ordered]}
     return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def decode_tokens(data: bytes) -> tuple[TokenRecord, ...]:
-    """The tokens in a file's bytes. Raises ValueError, saying what is wrong, for anything else."""
+    """Decode a token file. Raises ValueError for anything else."""
     try:
         document: Any = json.loads(data)
         if document["format"] != FORMAT:
@@ -85,7 +83,7 @@ def decode_tokens(data: bytes) -> tuple[TokenRecord, ...]:
     except (TypeError, KeyError, OverflowError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"not a token file: {error!r:.200}") from None
     if len(found) > MAX_TOKENS or len({record.token_id for record in found}) != len(found):
-        raise ValueError(f"token file: more than {MAX_TOKENS} tokens, or an id stands twice")
+        raise ValueError(f"token file: more than {MAX_TOKENS} tokens, or a duplicate id")
     return found
 
 
@@ -101,10 +99,10 @@ def _record(plain: Any) -> TokenRecord:
 
 
 def authenticate_token(shown: str, records: Sequence[TokenRecord], now_unix_s: float) -> Principal:
-    """Who shows this token: its holder, or nobody and why. Never says how near a guess was."""
+    """The holder of a token, or an anonymous principal with the reason."""
     found = _TOKEN.fullmatch(shown)
     if found is None:
-        return anonymous("what was shown is no token")
+        return anonymous("the credential is not a token")
     for record in records:
         if record.token_id != found[1]:
             continue
@@ -116,53 +114,51 @@ def authenticate_token(shown: str, records: Sequence[TokenRecord], now_unix_s: f
         return principal_of_token(
             record.role, record.name, record.name if record.role is Role.AGENT else ""
         )
-    return anonymous("no such token, or it was revoked")
+    return anonymous("the token does not exist or was revoked")
 
 
 MAX_BYTES = 16 << 20
-
-
 _log = logging.getLogger(__name__)
-
-
 Records = tuple[TokenRecord, ...]
 
 
 class TokenFile:
-    """A controller's view of the file."""
+    """A controller's view of the token file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError where it can not be read now."""
+        """Read the file. Raises ConfigError if it cannot be read."""
         self.path = path
         self._stamp = _stamp(path)
         self._records = read_tokens(path)
 
     def records(self) -> Records:
-        """The tokens as they are now."""
+        """The tokens in the file now; none while it cannot be read."""
         stamp = _stamp(self.path)
         if stamp != self._stamp:
             self._stamp = stamp
             try:
                 self._records = read_tokens(self.path)
-                _log.info("tokens=%s read again: %d tokens", self.path, len(self._records))
+                _log.info(
+                    "Read the changed token file %s: %d tokens", self.path, len(self._records)
+                )
             except ConfigError as error:
                 self._records = ()
-                _log.error("no token counts: %s", error)
+                _log.error("No token is accepted: %s", error)
         return self._records
 
 
 def read_tokens(path: Path) -> Records:
-    """The tokens in a file. Raises ConfigError, saying what is wrong with it."""
+    """The tokens in a file. Raises ConfigError if it is unreadable, unsafe or no token file."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-                raise ConfigError(f"{path}: no file of tokens")
+                raise ConfigError(f"{path}: not a token file")
             if status.st_mode & 0o077:
                 raise ConfigError(
-                    f"{path}: others than its owner may use it", remedy=f"chmod 600 {path}"
+                    f"{path}: users other than its owner can access it", remedy=f"chmod 600 {path}"
                 )
             return decode_tokens(file.read(MAX_BYTES))
     except OSError as error:
@@ -172,12 +168,14 @@ def read_tokens(path: Path) -> Records:
 
 
 def change_tokens(path: Path, change: Callable[[Records], Records]) -> None:
-    """Put the changed tokens in the place of those that are there; a file that is not is empty.
+    """Replace the tokens in a file atomically; a missing file counts as empty.
 
-    Raises ConfigError for a file that is none of ours, HostError where it can not be written.
+    Raises:
+        ConfigError: It is not a token file.
+        HostError: It cannot be written.
     """
     try:
-        with _alone(path.parent):
+        with _locked(path.parent):
             before = read_tokens(path) if path.exists() else ()
             _replace(path, encode_tokens(change(before)))
     except OSError as error:
@@ -185,8 +183,8 @@ def change_tokens(path: Path, change: Callable[[Records], Records]) -> None:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Nobody else changes a file of tokens in this directory meanwhile."""
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the lock on token files of a directory."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What people do on the web page: acts by the desk, and who comes and goes by the door."""
+"""Endpoints of the web page that change something: actions of operators, login and logout."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,20 +19,26 @@ from pacekeeper.core.incidents.operator_orders import OrderKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionEndpoints:
-    """Endpoints. `page` makes a page of a template."""
+    """The POST endpoints and the login page.
 
-    desk: OperatorActions
-    door: WebAuthenticator
-    page: Callable[..., Response]
+    Attributes:
+        actions: Executes what operators ask for.
+        authenticator: Admits requests, opens and ends sessions.
+        render: Renders a template (`PageRenderer.render`).
+    """
+
+    actions: OperatorActions
+    authenticator: WebAuthenticator
+    render: Callable[..., Response]
 
     async def answer(self, request: Request) -> Response:
-        """A person's word on a plan that waits."""
+        """Approve or deny a proposal."""
         form = await read_form(request)
-        visitor = self.door.enter(request, Action.ACT, form_text(form))
+        visitor = self.authenticator.admit(request, Action.ACT, form_text(form))
         number = form.get("proposal", "")
         if not (number.isascii() and number.isdigit() and len(number) < 19):
-            raise ActionRejectedError(RejectReason.UNKNOWN, f"no proposal {number!r:.40}")
-        proposal = await self.desk.answer(
+            raise ActionRejectedError(RejectReason.UNKNOWN, f"unknown proposal {number!r:.40}")
+        proposal = await self.actions.answer(
             int(number),
             is_approved=form.get("is_approved") == "1",
             said_by=form.get("said_by") or "web",
@@ -42,15 +48,15 @@ class ActionEndpoints:
         return done_response(f"proposal {proposal.proposal_id} is {proposal.answer}")
 
     async def order(self, request: Request) -> Response:
-        """An order of a person, or that it is taken back."""
+        """Give or withdraw an operator order."""
         form = await read_form(request)
-        visitor = self.door.enter(request, Action.ACT, form_text(form))
+        visitor = self.authenticator.admit(request, Action.ACT, form_text(form))
         kinds = {kind.value: kind for kind in OrderKind}
         kind = kinds.get(form.get("kind", ""))
         if kind is None:
-            raise ActionRejectedError(RejectReason.UNKNOWN, "no such order")
+            raise ActionRejectedError(RejectReason.UNKNOWN, "unknown kind of order")
         is_on = form.get("is_on") == "1"
-        order = await self.desk.order(
+        order = await self.actions.order(
             kind,
             form.get("subject", ""),
             is_on=is_on,
@@ -59,23 +65,23 @@ class ActionEndpoints:
             reason=form.get("reason", ""),
         )
         what = f"{order.kind} {order.subject}".strip()
-        return done_response(f"{what} stands" if is_on else f"{what} is taken back")
+        return done_response(f"{what} is in effect" if is_on else f"{what} is withdrawn")
 
     async def login(self, request: Request) -> Response:
-        """The form, and what it sends."""
+        """Show the login form, or log in."""
         if request.method == "GET":
-            return self.page("login.html", request, None, text="")
-        self.door.refuse_other_origin(request, "login")
+            return self.render("login.html", request, None, text="")
+        self.authenticator.check_origin(request, "login")
         form = await read_form(request)
         try:
-            visitor = self.door.log_in(request, form.get("token", "").strip())
+            visitor = self.authenticator.log_in(request, form.get("token", "").strip())
         except DeniedError as error:
             text = str(error)
-            return self.page("login.html", request, None, status=error.status, text=text)
-        return self.door.keep(visitor, RedirectResponse("/", status_code=303))
+            return self.render("login.html", request, None, status=error.status, text=text)
+        return self.authenticator.set_cookie(visitor, RedirectResponse("/", status_code=303))
 
     async def logout(self, request: Request) -> Response:
-        """The session is over."""
-        self.door.refuse_other_origin(request, "logout")
-        self.door.log_out(request)
-        return self.door.forget(RedirectResponse("/login", status_code=303))
+        """Log out."""
+        self.authenticator.check_origin(request, "logout")
+        self.authenticator.log_out(request)
+        return self.authenticator.delete_cookie(RedirectResponse("/login", status_code=303))

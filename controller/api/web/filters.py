@@ -1,4 +1,4 @@
-"""How values are written on the web page: numbers, times, durations. Functions of values."""
+"""Jinja2 filters of the web page: numbers, times, durations, ranks."""
 
 import math
 import time
@@ -19,12 +19,12 @@ _KIND_WORDS = {
     "cordon_node": "node {} is cordoned",
     "cordon_rank": "rank {} is cordoned",
     "pause": "{} is paused",
-    "dry_run": "dry run: plans are made and told, none is offered",
+    "dry_run": "dry run: plans are made and shown, none is offered",
 }
 
 
 def slow(value: float | None) -> str:
-    """A slowdown."""
+    """A slowdown factor."""
     return "" if value is None or not math.isfinite(value) else f"\u00d7{value:.2f}"
 
 
@@ -39,12 +39,12 @@ def percent(ratio: float | None) -> str:
 
 
 def clock(unix_s: float | None) -> Markup | str:
-    """A moment, which the browser writes in its reader's time zone."""
+    """A time, which the browser converts to the reader's time zone."""
     return "" if unix_s is None else _moment(unix_s, "%Y-%m-%d %H:%M:%S", "moment")
 
 
 def time_of_day(unix_s: float) -> Markup | str:
-    """A moment of a day that is known."""
+    """A time without its date."""
     return _moment(unix_s, "%H:%M:%S", "moment of-day")
 
 
@@ -60,7 +60,7 @@ def _moment(unix_s: float, form: str, kind: str) -> Markup | str:
 
 
 def lasting(spent_s: float) -> str:
-    """In the unit that suits it."""
+    """A duration in seconds, minutes, hours or days."""
     if spent_s < 120.0:
         return f"{spent_s:.0f} s"
     if spent_s < 7200.0:
@@ -69,37 +69,37 @@ def lasting(spent_s: float) -> str:
 
 
 def size(count_bytes: float) -> str:
-    """Bytes."""
+    """A number of bytes in MB or GB."""
     return f"{count_bytes / 1e9:,.1f} GB" if count_bytes >= 1e9 else f"{count_bytes / 1e6:,.1f} MB"
 
 
 def count(value: float) -> str:
-    """A number with its thousands apart."""
+    """A number with thousands separators."""
     return f"{value:,.0f}"
 
 
 def words(name: str) -> str:
-    """A name of ours as people write it."""
+    """An identifier with spaces instead of underscores."""
     return name.replace("_", " ")
 
 
 def parts(text: str) -> list[str]:
-    """What stands between semicolons."""
+    """The parts of a text between semicolons."""
     return [part.strip() for part in text.split(";") if part.strip()]
 
 
 def brief(cause: str) -> str:
-    """A cause for a table: without all that was not unusual, or not told."""
+    """A cause for a table, without the parts that exclude a cause."""
     return "; ".join(one for one in parts(cause) if not one.startswith(("not unusual", "not told")))
 
 
 def order(given: Mapping[str, Any]) -> str:
-    """An order that stands."""
+    """An operator order."""
     return _KIND_WORDS.get(given["kind"], "{}").format(given["subject"])
 
 
 def ranks(incident: Mapping[str, Any], most_runs: int | None = None) -> str:
-    """Whom it is about; empty: nobody in particular."""
+    """The ranks of an incident; empty: it is about no single rank."""
     runs = merge_ranges(run for one in incident["deaths"] for run in _runs(one))
     if most_runs is not None and len(runs) > most_runs:
         return f"{count_ranks(runs):,} ranks"
@@ -109,7 +109,7 @@ def ranks(incident: Mapping[str, Any], most_runs: int | None = None) -> str:
 
 
 def dead(deaths: Mapping[str, Any]) -> str:
-    """Those of one moment, and why."""
+    """The ranks that died together, and the reason."""
     return describe_failure(_runs(deaths), deaths["reason"])
 
 

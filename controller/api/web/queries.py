@@ -1,6 +1,7 @@
-"""What the web page's scripts draw: the messages of the status service as columns. No second truth.
+"""Values for the web page: tables with search and pages, and data for scripts as columns.
 
-Columns, since a fleet has thousands of ranks: names are said once, and values in their order.
+All of them are made from messages of the status service. Columns keep the data of thousands of
+ranks small: each name occurs once.
 """
 
 import json
@@ -20,15 +21,20 @@ from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.protos.convert.json import message_to_dict
 
-MOST_ROWS = 100
-
-
-MOST_FIND = 200  # characters
+PAGE_ROWS = 100
+MAX_SEARCH_CHARS = 200
+STATES = ("alive", "silent", "dead", "finished", "unknown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableQuery:
-    """What a reader asked for. `find`: words that each row must have, in lower case."""
+    """The query of a table.
+
+    Attributes:
+        find: Words that each row must contain.
+        first: Index of the first row.
+        open_only: Whether to show open incidents only.
+    """
 
     find: str = ""
     first: int = 0
@@ -36,29 +42,29 @@ class TableQuery:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> "TableQuery":
-        """From an address; what is no number of a row is the first one."""
+        """Parse the query of a URL; an invalid `first` becomes 0."""
         text = query.get("first", "")
         is_number = text.isascii() and text.isdigit() and len(text) < 9
         return cls(
-            find=query.get("find", "")[:MOST_FIND].strip(),
+            find=query.get("find", "")[:MAX_SEARCH_CHARS].strip(),
             first=int(text) if is_number else 0,
             open_only=query.get("open", "") == "1",
         )
 
     def query(self, first: int | None = None) -> str:
-        """The same as part of an address, with its question mark; `first`: another page."""
+        """The query string, with its question mark; `first`: of another page."""
         values = {
             "find": self.find,
             "open": "1" if self.open_only else "",
             "first": str(self.first if first is None else first),
         }
-        said = {name: value for name, value in values.items() if value not in ("", "0")}
-        return f"?{urlencode(said)}" if said else ""
+        given = {name: value for name, value in values.items() if value not in ("", "0")}
+        return f"?{urlencode(given)}" if given else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePage:
-    """A page of a list. `total`: how many there are of what was asked for."""
+    """One page of a table; `total`: number of rows that match the query."""
 
     rows: Sequence[Any]
     first: int
@@ -67,36 +73,39 @@ class TablePage:
 
     @property
     def last(self) -> int:
-        """Number of the last row, counted from 1."""
+        """Number of the last row, from 1."""
         return self.first + len(self.rows)
 
     @property
     def before(self) -> str | None:
-        """Where the rows before these are; None: these are the first."""
-        return self.asked.query(max(0, self.first - MOST_ROWS)) if self.first else None
+        """Query of the previous page; None: this is the first."""
+        return self.asked.query(max(0, self.first - PAGE_ROWS)) if self.first else None
 
     @property
     def after(self) -> str | None:
-        """Where the rows after these are; None: these are the last."""
+        """Query of the next page; None: this is the last."""
         return self.asked.query(self.last) if self.last < self.total else None
 
 
 def select_page(
     rows: Iterable[Any], asked: TableQuery, words_of: Callable[[Any], str]
 ) -> TablePage:
-    """Of `rows` those that have all words, from the one asked for on."""
+    """The page of a query.
+
+    Args:
+        rows: All rows in order.
+        asked: The query.
+        words_of: The text of a row that is searched.
+    """
     words = asked.find.lower().split()
     found = list(rows)
     if words:
-        told = ((row, words_of(row).lower()) for row in found)
-        found = [row for row, text in told if all(word in text for word in words)]
+        texts = ((row, words_of(row).lower()) for row in found)
+        found = [row for row, text in texts if all(word in text for word in words)]
     first = asked.first if asked.first < len(found) else 0
     return TablePage(
-        rows=found[first : first + MOST_ROWS], first=first, total=len(found), asked=asked
+        rows=found[first : first + PAGE_ROWS], first=first, total=len(found), asked=asked
     )
-
-
-STATES = ("alive", "silent", "dead", "finished", "unknown")
 
 
 def fleet(state: State) -> dict[str, Any]:
@@ -126,7 +135,7 @@ def fleet(state: State) -> dict[str, Any]:
 
 
 def job(state: State, history: History, name: str) -> dict[str, Any]:
-    """A job's pace, and its incidents as spans of time."""
+    """The timeline of a job, and its incidents as spans of time."""
     incidents = [incident_view(state, incident) for incident in state.jobs[name].incidents]
     pace = history.pace(name)
     return {
@@ -153,7 +162,7 @@ def job(state: State, history: History, name: str) -> dict[str, Any]:
 
 
 def layout(found: Layout, reason: str, state: State, name: str) -> dict[str, Any]:
-    """A layout as it is sent to ranks, with who its ranks are."""
+    """A layout in the format of plan files, with node and slowdown of each rank."""
     job = state.jobs[name]
     return {
         "reason": reason,
@@ -170,14 +179,14 @@ def layout(found: Layout, reason: str, state: State, name: str) -> dict[str, Any
 
 
 def jobs_of(state: State) -> list[dict[str, Any]]:
-    """Jobs for a table: all but their ranks."""
+    """Jobs for a table, without their ranks."""
     return [_without_ranks(job_view(state, state.jobs[name])) for name in sorted(state.jobs)]
 
 
 def job_and_ranks(
     state: State, name: str, most: int
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """One job for a page, and its ranks, the slowest first; None: it is not known any more."""
+    """One job and its `most` slowest ranks; None: the job is unknown."""
     if name not in state.jobs:
         return None, []
     view = job_view(state, state.jobs[name])
@@ -199,7 +208,7 @@ def _without_ranks(view: Any) -> dict[str, Any]:
 
 
 def incidents_of(state: State, asked: TableQuery, *, job: str = "") -> TablePage:
-    """Incidents for a table, the newest first."""
+    """Incidents for a table, newest first."""
     found = [
         incident
         for known in state.jobs.values()
@@ -221,24 +230,24 @@ def _incident_words(state: State, incident: Incident) -> str:
 
 
 def nodes_of(state: State) -> list[Any]:
-    """All nodes' messages by name, then those that are known for their past only."""
+    """All nodes by name, then those known by their history only."""
     names = sorted(state.nodes)
     return node_views(state, [*(state.nodes[name] for name in names), *gone_nodes(state)])
 
 
 def nodes_shown(nodes: Iterable[Any], asked: TableQuery) -> TablePage:
-    """Nodes for a table, in their order."""
+    """Nodes for a table, in the given order."""
     part = select_page(nodes, asked, _node_words)
     return replace(part, rows=[message_to_dict(one) for one in part.rows])
 
 
 def disconnected_first(nodes: Iterable[Any]) -> list[Any]:
-    """Nodes by name, those with something to say first."""
+    """Sort nodes: disconnected ones, then cordoned ones, then by name."""
     return sorted(nodes, key=lambda one: (one.is_connected, not one.HasField("cordon")))
 
 
 def node_and_devices(node: Any) -> dict[str, Any]:
-    """One node for a page, with the past of each of its devices."""
+    """One node with the strikes of each of its devices."""
     devices = [
         {"uuid": uuid, "strikes": [message_to_dict(one) for one in strikes]}
         for uuid, strikes in strikes_by_device(node)
@@ -247,7 +256,7 @@ def node_and_devices(node: Any) -> dict[str, Any]:
 
 
 def _node_words(node: Any) -> str:
-    """What a reader may look for."""
+    """The searchable text of a node."""
     words = [node.name, node.rack, node.product_version, *node.jobs, node.nvml, *node.unreadable]
     words += [] if node.is_connected else ["away"]
     words += ["lemon"] if node.is_lemon else []

@@ -1,4 +1,4 @@
-"""What answers and questions of the web page have in common: headers, forms, JSON, files."""
+"""HTTP helpers of the web page: response headers, forms, JSON."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, unquote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pacekeeper.controller.api.web.auth import MOST_BODY_BYTES, DeniedError
+from pacekeeper.controller.api.web.auth import MAX_BODY_BYTES, DeniedError
 
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
@@ -17,50 +17,51 @@ HEADERS: Mapping[str, str] = {
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # "no-referrer" would make browsers say of our own login's form that it comes from nowhere.
+    # With "no-referrer" browsers would send the login form with the origin "null".
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-FOR_A_YEAR = {"strict-transport-security": "max-age=31536000"}
-ASKED_FOR = {"cache-control": "no-cache"}  # a browser asks whether its copy still is the newest
+HSTS_HEADERS = {"strict-transport-security": "max-age=31536000"}
+STATIC_HEADERS = {"cache-control": "no-cache"}  # the browser revalidates its copy
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form, with what a person answered when htmx asked for a reason.
+    """The fields of a form; the answer to an htmx prompt becomes `reason`.
 
-    Raises DeniedError for one that is too large.
+    Raises:
+        DeniedError: The form is too large or malformed.
     """
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MOST_BODY_BYTES:
-            raise DeniedError(413, f"more than {MOST_BODY_BYTES} bytes")
+        if len(body) > MAX_BODY_BYTES:
+            raise DeniedError(413, f"the form has more than {MAX_BODY_BYTES} bytes")
     try:
         fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=16)
     except ValueError:
-        raise DeniedError(400, "no form of ours") from None
-    said = request.headers.get("hx-prompt", "")
+        raise DeniedError(400, "the form has too many fields") from None
+    prompt = request.headers.get("hx-prompt", "")
     if request.headers.get("hx-prompt-uri-autoencoded") == "true":  # beyond Latin-1
-        said = unquote(said)
-    asked = {"reason": said} if said else {}
+        prompt = unquote(prompt)
+    asked = {"reason": prompt} if prompt else {}
     return asked | {name: values[-1] for name, values in fields.items()}
 
 
 def form_text(form: Mapping[str, str]) -> str:
-    """For the audit log."""
+    """The form on one line, for the audit log."""
     return " ".join(f"{name}={value}" for name, value in form.items())
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """A value for a program."""
+    """A JSON response."""
     data = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     return Response(data, status_code=status, media_type="application/json")
 
 
 def done_response(text: str) -> Response:
-    """An act was done: the parts of the page load anew."""
+    """The response to an action: htmx then loads the parts of the page again."""
     return Response(
         json.dumps({"done": text}),
         media_type="application/json",
@@ -69,21 +70,23 @@ def done_response(text: str) -> Response:
 
 
 def with_headers(inner: Any, more: Mapping[str, str]) -> Any:
-    """The ASGI application `inner` with these in each answer that says nothing else of them.
+    """Add default headers to every response of an ASGI application, errors included.
 
-    Also in those that no page of ours makes: an address that is none, a mistake of ours.
+    Args:
+        inner: The application.
+        more: Headers; those that a response sets itself are kept.
     """
-    told = [(name.encode(), value.encode()) for name, value in more.items()]
+    defaults = [(name.encode(), value.encode()) for name, value in more.items()]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        async def tell(message: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 own = message["headers"]
                 names = {name.lower() for name, _ in own}
-                added = [one for one in told if one[0] not in names]
+                added = [one for one in defaults if one[0] not in names]
                 message = {**message, "headers": [*own, *added]}
             await send(message)
 
-        await inner(scope, receive, tell)
+        await inner(scope, receive, send_with_headers)
 
     return app

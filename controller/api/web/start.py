@@ -1,7 +1,12 @@
-"""Puts the web page together where the settings ask for it; only then its packages are imported."""
+"""Builds the web server for `controller/app.py`: checks its settings before anything is imported.
+
+uvicorn, starlette and jinja2 are imported only if a page is configured: they are an extra of the
+package.
+"""
 
 import ssl
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pacekeeper.controller.api.auth.listeners import ListenerSetup
@@ -14,9 +19,22 @@ from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.protos import tls as secure
 
 if TYPE_CHECKING:
     from pacekeeper.controller.api.web.server import WebServer
+
+
+def web_tls_context(tls: TlsConfig) -> ssl.SSLContext:
+    """A context whose certificate is read again when its files change. Raises ConfigError."""
+    contexts = secure.ServerContexts(replace(tls, ca=""))  # browsers are not asked for one
+
+    def use_current_files(connection: ssl.SSLObject, *_: object) -> None:
+        connection.context = contexts.now()
+
+    context = contexts.now()
+    context.sni_callback = use_current_files
+    return context
 
 
 def build_web_server(
@@ -28,10 +46,20 @@ def build_web_server(
     listener_setup: ListenerSetup,
     past_layout: Callable[[str, int], tuple[Layout, str] | None],
 ) -> "WebServer | None":
-    """The server of the page, bound to its port; None where none is wanted.
+    """Build the web server and bind its port; None if no page is configured.
 
-    Raises HostError (the port is taken), ConfigError, and ModuleNotFoundError without
-    pacekeeper[web].
+    Args:
+        config: The controller's configuration.
+        state: Returns the newest state.
+        put: Stores an event and returns when it is stored.
+        history: Explanations of incidents and timelines of jobs.
+        listener_setup: Authenticator and audit log, shared with gRPC.
+        past_layout: Returns a stored layout of a job with its reason.
+
+    Raises:
+        HostError: The port is taken.
+        ConfigError: The certificate is not usable, or no browser could log in.
+        ModuleNotFoundError: pacekeeper[web] is not installed.
     """
     if not config.web:
         return None
@@ -41,18 +69,17 @@ def build_web_server(
     from pacekeeper.controller.api.web.server import WebServer
 
     is_secure = bool(config.tls.cert)
-    door = WebAuthenticator(
-        asks=listener_setup.tokens is not None,
+    authenticator = WebAuthenticator(
+        authenticator=listener_setup.authenticator,
         is_secure=is_secure,
-        tokens=listener_setup.tokens,
         limits=config.limits,
         audit=listener_setup.audit,
     )
     web = WebApp(
         state=state,
         history=history,
-        desk=OperatorActions(state=state, put=put),
-        door=door,
+        actions=OperatorActions(state=state, put=put),
+        authenticator=authenticator,
         past_layout=past_layout,
         is_secure=is_secure,
     )
@@ -60,22 +87,9 @@ def build_web_server(
 
 
 def check_web_access(config: ControllerConfig) -> None:
-    """Raises ConfigError where nobody could come in to the page."""
+    """Raises ConfigError if no browser could log in."""
     if config.tls.ca and not config.access.tokens:
         raise ConfigError(
-            "[access] tokens: the web page knows people by tokens, browsers are asked for no "
-            "certificate",
-            remedy="make some with `pacekeeper tokens add`, or leave --web out",
+            "[access] tokens: the web page requires tokens, because browsers send no certificate",
+            remedy="create tokens with `pacekeeper tokens add`, or omit --web",
         )
-
-
-def web_tls_context(tls: TlsConfig) -> ssl.SSLContext:
-    """Raises ConfigError for files that are no pair, or not there."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(tls.cert, tls.key, password="")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "reason", None) or str(error)
-        raise ConfigError(f"{tls.cert}, {tls.key}: no certificate with its key: {why}") from None
-    return context

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import grpc
 
+from pacekeeper.controller.api.auth.peer_identity import PeerIdentity
 from pacekeeper.controller.ingest.http2.connection import Connection
 from pacekeeper.controller.ingest.http2.frames import Called, Cancelled, Finished, Happened, Wrong
 from pacekeeper.controller.ingest.http2.proxy import ATTACH, SocketProxy
 from pacekeeper.controller.ingest.http2.send_queue import Outbox
-from pacekeeper.controller.ingest.ipc import PeerIdentity
 from pacekeeper.protos.convert import reports
 
 HELLO_WITHIN_S = 10.0

@@ -17,7 +17,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pacekeeper.controller.ingest.ipc import PeerIdentity, decode_peer_identity
+from pacekeeper.controller.api.auth.peer_identity import (
+    CALLER_HEADER,
+    PeerIdentity,
+)
 from pacekeeper.protos.convert import reports
 
 
@@ -127,7 +130,6 @@ class SocketProxy:
 
 ATTACH = "/pacekeeper.v1.AgentControlService/Attach"
 DRAIN_S = 2.0
-CALLER_HEADER = "x-pacekeeper-caller-bin"
 LOOKS, LOOK_S = 200, 0.01
 _OURS = "x-pacekeeper-"
 _CUT_OFF = "Internal error from Core"  # what grpc.aio says of a message that could not be sent
@@ -136,8 +138,8 @@ End = tuple[grpc.StatusCode, str | None, Any]
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 
 
-def shown_by(context: Context, connection: PeerIdentity) -> PeerIdentity:
-    """What a call shows of its caller, by its connection and its headers."""
+def with_authorization(context: Context, connection: PeerIdentity) -> PeerIdentity:
+    """The identity of a connection with the authorization headers of one call."""
     return replace(
         connection,
         authorization=tuple(
@@ -146,39 +148,6 @@ def shown_by(context: Context, connection: PeerIdentity) -> PeerIdentity:
             if name.lower() == "authorization" and isinstance(value, str)
         ),
     )
-
-
-class Relayed:
-    """A caller as a gate sees it, at whichever end of the line: peer, headers, certificate."""
-
-    def __init__(self, shown: PeerIdentity) -> None:
-        self.shown = shown
-
-    def peer(self) -> str:
-        """Where it calls from."""
-        return self.shown.peer
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Its token, where it shows one."""
-        return tuple(("authorization", value) for value in self.shown.authorization)
-
-    def auth_context(self) -> Mapping[str, list[bytes]]:
-        """What stands in its certificate."""
-        if not self.shown.has_certificate:
-            return {}
-        return {
-            "x509_pem_cert": [b"shown to the front"],
-            "peer_uri": [uri.encode() for uri in self.shown.uris],
-            "peer_dns": [name.encode() for name in self.shown.names],
-        }
-
-
-def relayed(context: Context) -> Any:
-    """Who called the front, where the call came by it; else the context as it is."""
-    for name, value in context.invocation_metadata() or ():
-        if name == CALLER_HEADER:
-            return Relayed(decode_peer_identity(value))
-    return context
 
 
 class GrpcProxy(grpc.GenericRpcHandler):
@@ -204,7 +173,7 @@ class GrpcProxy(grpc.GenericRpcHandler):
                 why = "an agent's stream begins with the first call of its connection"
                 await context.abort(grpc.StatusCode.UNAVAILABLE, why)
             stub: Any = self._channel.stream_stream(method)
-            headers = _headers(context, shown_by(context, connection))
+            headers = _headers(context, with_authorization(context, connection))
             call = stub(requests, metadata=headers, timeout=left_s)
             ends = CallOutcome(call)
             try:

@@ -211,6 +211,6 @@ def test_over_tls_a_token_opens_it_and_the_certificate_may_be_renewed(tmp_path: 
         shutil.copy(newer.with_suffix(".key"), key)
         shutil.copy(newer, cert)
         until(
-            "the new certificate is read", lambda: "read again for the web page" in controller.log
+            "the new certificate is read", lambda: asked(token) and "read again" in controller.log
         )
         assert asked(token) == 200

@@ -75,7 +75,7 @@ def test_who_approves_and_from_where_is_kept_and_the_plan_is_priced_again() -> N
 def test_who_denies_says_why_in_one_line() -> None:
     desk = Desk()
     proposal = desk.deny(reason="not\nnow \x1b[2J" + "x" * 1000, said_by="")
-    assert (proposal.answer, proposal.said_by) == ("denied", "somebody (open)")
+    assert (proposal.answer, proposal.said_by) == ("denied", "unnamed (open)")
     assert proposal.note.startswith("not now  [2Jxxx")
     assert len(proposal.note) <= MAX_CHARACTERS
 
@@ -83,7 +83,8 @@ def test_who_denies_says_why_in_one_line() -> None:
 def test_a_number_that_nobody_knows_is_answered_with_those_that_wait() -> None:
     with pytest.raises(Refused) as caught:
         Desk().approve(9)
-    assert caught.value.args == (grpc.StatusCode.NOT_FOUND, "no proposal 9; open are: 1")
+    code, details = caught.value.args
+    assert code is grpc.StatusCode.NOT_FOUND and details.endswith("1")
 
 
 @pytest.mark.parametrize("second", ["approve", "deny"])

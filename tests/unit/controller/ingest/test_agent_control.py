@@ -8,11 +8,13 @@ from typing import Any
 import grpc
 import pytest
 
+from pacekeeper.controller.api.auth.attach_policy import AttachPolicy, RejectedError
+from pacekeeper.controller.api.auth.peer_identity import PeerIdentity
+from pacekeeper.controller.api.auth.rbac import AccessDecision, Principal
 from pacekeeper.controller.ha.leadership import Leadership, Standalone
 from pacekeeper.controller.ingest import agent_service, ipc
-from pacekeeper.controller.ingest.agent_service import AgentControl, AttachPolicy, RejectedError
-from pacekeeper.controller.ingest.http2.proxy import Relayed
-from pacekeeper.controller.ingest.ipc import Frame, Frames, PeerIdentity, join_header
+from pacekeeper.controller.ingest.agent_service import AgentControl
+from pacekeeper.controller.ingest.ipc import Frame, Frames, join_header
 from pacekeeper.controller.state.events import (
     Event,
     NodeAttached,
@@ -233,8 +235,10 @@ def test_what_is_no_report_at_all_ends_its_stream() -> None:
 
 def test_a_report_of_another_node_is_refused() -> None:
     class Strict(AttachPolicy):
-        def foreign(self, caller: Any, node: str, report: NodeReport) -> str:
-            return "rank 7 is of node b" if report.sequence == 1 else ""
+        def check_report(
+            self, principal: Principal, node: str, report: NodeReport
+        ) -> AccessDecision:
+            return AccessDecision(is_allowed=report.sequence != 1, reason="rank 7 is of node b")
 
     desk = Desk(attach_policy=Strict())
     desk.take(opened(1), reported(1, 0))
@@ -284,8 +288,8 @@ def test_who_may_not_attach_is_told_why(frame: Frame, code: grpc.StatusCode) -> 
 
 def test_who_is_not_let_in_never_attaches() -> None:
     class Closed(AttachPolicy):
-        async def let_in(self, shown: Relayed) -> Any:
-            raise RejectedError(grpc.StatusCode.UNAUTHENTICATED, shown.peer())
+        async def authenticate(self, identity: PeerIdentity) -> Principal:
+            raise RejectedError(grpc.StatusCode.UNAUTHENTICATED, identity.peer)
 
     desk = Desk(attach_policy=Closed())
     ((kind, stream, _, why),) = desk.take(opened(1))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from pacekeeper.controller.api.auth import peer_identity
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.state.events import Event
@@ -30,7 +31,7 @@ def _control(rejected: list[int]) -> AgentControl:
 
 def _opened(number: int, peer: str, hello: control_pb2.Hello | None) -> ipc.Frame:
     first = control_pb2.AttachRequest(hello=hello).SerializeToString() if hello else b"?"
-    shown = ipc.PeerIdentity(peer=peer).to_bytes()
+    shown = peer_identity.PeerIdentity(peer=peer).to_bytes()
     return ipc.OPENED, number, 0, ipc.join_header(shown, first)
 
 

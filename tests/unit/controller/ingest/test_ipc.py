@@ -2,15 +2,9 @@
 
 import pytest
 
+from pacekeeper.controller.api.auth.peer_identity import PeerIdentity, decode_peer_identity
 from pacekeeper.controller.ingest import ipc
-from pacekeeper.controller.ingest.ipc import (
-    Frames,
-    PeerIdentity,
-    decode_peer_identity,
-    frame,
-    join_header,
-    split_header,
-)
+from pacekeeper.controller.ingest.ipc import Frames, frame, join_header, split_header
 
 TOLD = [
     (ipc.OPENED, 1, 0, b"who"),

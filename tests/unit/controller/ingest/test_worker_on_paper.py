@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from pacekeeper.controller.api.auth.peer_identity import PeerIdentity
 from pacekeeper.controller.api.auth.rate_limit import Limit
 from pacekeeper.controller.ingest import ipc, worker
 from pacekeeper.controller.ingest.http2.proxy import SocketProxy
-from pacekeeper.controller.ingest.ipc import Frame, Frames, PeerIdentity
+from pacekeeper.controller.ingest.ipc import Frame, Frames
 from pacekeeper.controller.ingest.worker import (
     UNSENT_BYTES,
     ControllerLink,

@@ -61,7 +61,7 @@ def test_a_token_counts_until_it_ends(
             assert found.role is record.role
             assert found.node == (record.name if record.role is Role.AGENT else "")
         else:
-            assert found.role is Role.NOBODY and "expired" in found.why
+            assert found.role is Role.ANONYMOUS and "expired" in found.why
 
 
 @given(many.filter(bool), st.data())
@@ -72,14 +72,15 @@ def test_another_secret_is_nobodys(
     record, secret = data.draw(st.sampled_from(kept))
     other = data.draw(secrets.filter(lambda one: one != secret))
     assert (
-        authenticate_token(format_token(record.token_id, other), records, 0.0).role is Role.NOBODY
+        authenticate_token(format_token(record.token_id, other), records, 0.0).role
+        is Role.ANONYMOUS
     )
-    assert authenticate_token(format_token(record.token_id, secret), [], 0.0).role is Role.NOBODY
+    assert authenticate_token(format_token(record.token_id, secret), [], 0.0).role is Role.ANONYMOUS
 
 
 @given(st.text(max_size=80))
 def test_what_is_no_token_is_nobodys(shown: str) -> None:
-    assert authenticate_token(shown, (), 0.0).role is Role.NOBODY
+    assert authenticate_token(shown, (), 0.0).role is Role.ANONYMOUS
 
 
 @given(many.filter(bool), st.data())

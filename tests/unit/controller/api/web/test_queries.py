@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacekeeper.controller.api.web.queries import MOST_ROWS, TableQuery, select_page
+from pacekeeper.controller.api.web.queries import PAGE_ROWS, TableQuery, select_page
 
 
 def rows(query: dict[str, str], count: int = 250) -> tuple[list[int], str | None, str | None]:
@@ -11,10 +11,10 @@ def rows(query: dict[str, str], count: int = 250) -> tuple[list[int], str | None
 
 
 def test_a_hundred_are_shown_with_the_way_to_those_before_and_after() -> None:
-    assert rows({}) == (list(range(MOST_ROWS)), None, "?first=100")
+    assert rows({}) == (list(range(PAGE_ROWS)), None, "?first=100")
     assert rows({"first": "100"}) == (list(range(100, 200)), "", "?first=200")
     assert rows({"first": "200"}) == (list(range(200, 250)), "?first=100", None)
-    assert rows({}, count=MOST_ROWS)[1:] == (None, None)
+    assert rows({}, count=PAGE_ROWS)[1:] == (None, None)
 
 
 def test_every_word_must_be_in_a_row_in_whatever_case_and_the_search_goes_on_to_the_next_page() -> (

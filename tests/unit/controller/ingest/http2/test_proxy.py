@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pacekeeper.controller.api.auth.peer_identity import PeerIdentity
 from pacekeeper.controller.ingest.http2.proxy import SocketProxy, _End
-from pacekeeper.controller.ingest.ipc import PeerIdentity
 from pacekeeper.controller.ingest.runtime_dir import own_folder
 
 SHOWN = PeerIdentity(peer="ipv4:127.0.0.1:7")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.api.auth.report_ownership import find_foreign_rank
+from pacekeeper.controller.api.auth.attach_policy import find_foreign_rank
 from pacekeeper.controller.state.persistent_map import NodeMap
 from pacekeeper.controller.state.state import (
     JobState,
@@ -62,7 +62,7 @@ def killed(rank: int) -> RankExitRecord:
     ],
 )
 def test_what_is_told_of_another_nodes_rank_is_foreign(told: NodeReport) -> None:
-    assert find_foreign_rank(state(), "a", told) == "rank 1 of job moe is of node b"
+    assert find_foreign_rank(state(), "a", told) == "rank 1 of job moe belongs to node b"
     assert find_foreign_rank(state(), "b", report(step(1), killed(1))) == ""
 
 
@@ -70,7 +70,7 @@ def test_work_in_tables_is_of_its_ranks() -> None:
     work = MicroBatchRecord(rank=1, step=1, micro_batch=0, generation=1, compute_s=0.1, tokens=1)
     job = JobReport(job="moe", life=LIFE, micro_batches=(table_from_records([work]),))
     told = NodeReport(sequence=1, sent_mono_s=0.0, jobs=(job,))
-    assert find_foreign_rank(state(), "a", told) == "rank 1 of job moe is of node b"
+    assert find_foreign_rank(state(), "a", told) == "rank 1 of job moe belongs to node b"
     assert find_foreign_rank(state(), "b", told) == ""
 
 
