@@ -1,4 +1,7 @@
-"""Wires the agent: one loop looks into the rings, one stream reports, one thread asks NVML."""
+"""Wires the agent: one loop polls the rings, one stream sends reports, one thread queries NVML.
+
+Called by `pacekeeper agent`. All shared state is changed in the event loop only.
+"""
 
 import asyncio
 import logging
@@ -36,12 +39,12 @@ from pacekeeper.core.telemetry.samples import DeviceSample
 from pacekeeper.protos import control_pb2, telemetry_pb2, tls
 from pacekeeper.protos.convert import reports
 
-REPORT_INTERVAL_S = 1.0  # a quiet node still reports, so that silence means something
-FLUSH_TIMEOUT_S = 3.0  # at the end, for a controller that is busy
-METRICS_INTERVAL_S = 1.0  # between two updates of what Prometheus may ask for
-IDLE_POLL_S = 0.5  # where no job runs there is nothing to read but a new job's name
-MAX_LISTED_FILES = 16  # unreadable files named in one report
-TLS_REMEDY = "give it certificates ([tls]), or say --insecure"
+REPORT_INTERVAL_S = 1.0  # an idle node reports as well, so that silence is a fault
+FLUSH_TIMEOUT_S = 3.0  # for the last reports at shutdown
+METRICS_INTERVAL_S = 1.0  # between two updates of the metrics
+IDLE_POLL_S = 0.5  # without rings, only new job directories are looked for
+MAX_LISTED_FILES = 16  # unreadable files listed in one report
+TLS_REMEDY = "configure certificates ([tls]), or allow it with --insecure"
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +52,12 @@ class Agent:
     """The daemon of one node."""
 
     def __init__(self, config: AgentConfig) -> None:
-        """Raises ConfigError where it would speak in the clear, or has no certificate to show."""
+        """Check the configuration and create all parts; nothing is opened yet.
+
+        Raises:
+            ConfigError: A connection would be unencrypted, or a certificate or token is not usable.
+            HostError: A certificate or token file is missing.
+        """
         check_encryption(config)
         tls.check_client(config.tls, config.token_file)
         self.config = config
@@ -88,10 +96,15 @@ class Agent:
         self._num_unencodable = 0
         self._last_reports: dict[
             str, tuple[int, int]
-        ] = {}  # by job: newest report of it, drops until then
+        ] = {}  # by job: sequence of its newest report, drops until then
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT. Raises HostError (directory, port), VersionError."""
+        """Run until SIGTERM or SIGINT.
+
+        Raises:
+            HostError: The ring directory, a port or a socket is not available.
+            VersionError: The controller has another protocol version.
+        """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -109,7 +122,9 @@ class Agent:
             _log.info("metrics=%s:%d", listen.rpartition(":")[0], server.server_port)
         launchers = self.config.health_socket
         health = (
-            await nvrx_socket.serve(Path(launchers), self.node_health.answer) if launchers else None
+            await nvrx_socket.serve(Path(launchers), self.node_health.launcher_response)
+            if launchers
+            else None
         )
         self.sampler.start()
         _log.info(
@@ -129,7 +144,7 @@ class Agent:
                 socket=self.config.sentinel_socket,
                 node=self.uplink.node,
                 remediates=self.config.sentinel_remediates,
-                look=self.node_health.events,
+                events=self.node_health.sentinel_events,
             )
             tasks.append(asyncio.create_task(sentinel.run()))
         try:
@@ -159,17 +174,17 @@ class Agent:
 
     def _poll(self) -> None:
         began_s = time.monotonic()
-        readings = self.collector.poll(began_s)
+        batches = self.collector.poll(began_s)
         if self.recorder is not None:
             devices = self._recorded_samples.select(self.sampler.latest(began_s)[0])
-            self.recorder.take(readings, devices, self.host.latest(began_s))
-        for (job, life), dead in find_deaths(readings, self.collector.pids()).items():
+            self.recorder.write(batches, devices, self.host.latest(began_s))
+        for (job, life), dead in find_deaths(batches, self.collector.pids()).items():
             self.collector.notify_deaths(job, dead, life)
-        # While the controller is away, a report without news would only push others out.
+        # While disconnected, an empty report would only displace others in the spool.
         is_due = self.uplink.is_connected and began_s - self._reported_s >= REPORT_INTERVAL_S
-        if is_due or any(not reading.is_empty for reading in readings):
+        if is_due or any(not batch.is_empty for batch in batches):
             devices = self._sent_samples.select(self.sampler.latest(began_s)[0])
-            for portion in split_batches(sum_expert_loads(readings)):
+            for portion in split_batches(sum_expert_loads(batches)):
                 self._queue_report(portion, began_s, devices)
                 devices = ()
             self.uplink.wake()
@@ -177,38 +192,40 @@ class Agent:
         if began_s - self._metrics_updated_s >= METRICS_INTERVAL_S:
             self._metrics_updated_s = began_s
             self._update_metrics(began_s)
-            self.node_health.look(*self.sampler.latest(began_s), self.collector.suspects(), began_s)
+            self.node_health.update(
+                *self.sampler.latest(began_s), self.collector.suspects(), began_s
+            )
         self.metrics.poll.observe(time.monotonic() - began_s)
 
     def _queue_report(
         self,
-        readings: tuple[RingBatch, ...],
+        batches: tuple[RingBatch, ...],
         now_s: float,
         devices: tuple[DeviceSample, ...] = (),
     ) -> None:
-        """Put one report into the spool, encoded: an outage must not cost much memory."""
+        """Put one report into the spool, encoded, to bound its memory during an outage."""
         self._sequence += 1
         sequence = self._sequence
         self._reported_s = now_s
         try:
-            message = self._encode(readings, sequence, now_s, devices)
+            message = self._encode(batches, sequence, now_s, devices)
         except ValueError as error:
             self._num_unencodable += 1
-            _log.error("a report can not be sent: %s", error)
+            _log.error("report %d cannot be encoded and is dropped: %s", sequence, error)
             return
         self.spool.put(message, message.ByteSize())
-        for reading in readings:
-            if not reading.is_empty:
-                self._last_reports[reading.job] = (sequence, self.spool.num_dropped)
+        for batch in batches:
+            if not batch.is_empty:
+                self._last_reports[batch.job] = (sequence, self.spool.num_dropped)
 
     def _release_ended_jobs(self, now_s: float) -> None:
-        """Rings of jobs that ended, once the controller has all they said."""
+        """Close the rings of ended jobs once the controller has acknowledged all their records."""
         for gone in set(self._last_reports) - set(self.collector.pids()):
             del self._last_reports[gone]
         for job in self.collector.ended_jobs(now_s):
             sequence, num_dropped = self._last_reports.get(job, (0, 0))
             if self.spool.num_dropped != num_dropped:
-                # Perhaps just its last words were given up: once more, in short.
+                # Its last records may be among the dropped ones: send its state again.
                 self._queue_report((self.collector.resync_job(job),), now_s)
                 self.uplink.wake()
             elif self.spool.settled_sequence >= sequence:
@@ -217,7 +234,7 @@ class Agent:
 
     def _encode(
         self,
-        readings: tuple[RingBatch, ...],
+        batches: tuple[RingBatch, ...],
         sequence: int,
         now_s: float,
         devices: tuple[DeviceSample, ...],
@@ -225,11 +242,11 @@ class Agent:
         health = self._health(now_s)
         host = self.host.latest(now_s)
         return reports.report_to_message(
-            build_report(readings, devices, health, sequence=sequence, now_s=now_s, host=host)
+            build_report(batches, devices, health, sequence=sequence, now_s=now_s, host=host)
         )
 
     def _resync_report(self, sequence: int) -> telemetry_pb2.NodeReport:
-        """Attachments, layouts and devices: a controller that was away may have forgotten."""
+        """The report that opens a connection: attachments, layouts, exits and devices."""
         now_s = time.monotonic()
         devices, _ = self.sampler.latest(now_s)
         return self._encode(self.collector.resync(), sequence, now_s, devices)
@@ -238,9 +255,9 @@ class Agent:
         counts = self.collector.counts
         devices, nvml = self.sampler.latest(now_s)
         files = sorted((self.collector.unreadable | self.collector.unwritable).items())
-        told = [f"{name}: {reason}" for name, reason in files[:MAX_LISTED_FILES]]
+        listed = [f"{name}: {reason}" for name, reason in files[:MAX_LISTED_FILES]]
         if len(files) > MAX_LISTED_FILES:
-            told.append(f"and {len(files) - MAX_LISTED_FILES} more")
+            listed.append(f"and {len(files) - MAX_LISTED_FILES} more")
         return AgentHealth(
             nvml=nvml,
             num_devices=sum(not device.is_lost for device in devices),
@@ -248,7 +265,7 @@ class Agent:
             records_lost=counts.lost,
             records_corrupt=counts.corrupt,
             batches_dropped=self.spool.num_dropped + self._num_unencodable,
-            unreadable=tuple(told),
+            unreadable=tuple(listed),
         )
 
     def _update_metrics(self, now_s: float) -> None:
@@ -273,32 +290,41 @@ class Agent:
                 try:
                     offer = reports.offer_from_message(message.offer_plan)
                 except ValueError as error:
-                    _log.error("offer ignored: %s", error)
+                    _log.error("offer of a plan ignored: %s", error)
                     return
                 self.collector.offer_plan(offer)
             case "notify_deaths":
                 notice = message.notify_deaths
                 self.collector.notify_deaths(notice.job, frozenset(notice.ranks), notice.life)
             case "set_suspects":
-                told = message.set_suspects
-                self.collector.set_suspects(told.job, frozenset(told.ranks), told.life)
+                suspects = message.set_suspects
+                self.collector.set_suspects(suspects.job, frozenset(suspects.ranks), suspects.life)
             case "request_probe":
-                asked = message.request_probe
-                self.collector.request_probe(asked.job, asked.number, asked.life)
+                probe = message.request_probe
+                self.collector.request_probe(probe.job, probe.number, probe.life)
             case other:
-                _log.warning("unknown command %s: is the controller newer?", other)
+                _log.warning(
+                    "command %s ignored: this agent does not know it; the controller may be newer",
+                    other,
+                )
 
     async def _flush(self, uplink: "asyncio.Task[None]") -> None:
-        """Read the rings a last time and give the last reports a moment to leave."""
+        """Poll the rings once more and send the waiting reports, for at most FLUSH_TIMEOUT_S."""
         self._poll()
         self.uplink.finish()
         _, late = await asyncio.wait({uplink}, timeout=FLUSH_TIMEOUT_S)
         if late:
-            _log.warning("the controller did not take all reports within %g s", FLUSH_TIMEOUT_S)
+            _log.warning(
+                "the controller did not acknowledge all reports within %g s", FLUSH_TIMEOUT_S
+            )
 
 
 def check_encryption(config: AgentConfig) -> None:
-    """Raises ConfigError for what goes beyond loopback in the clear without having been told to."""
+    """Warn about unencrypted connections beyond loopback.
+
+    Raises:
+        ConfigError: There is one, and `insecure` is not set.
+    """
     for why in unencrypted_connections(config):
         if not config.insecure:
             raise ConfigError(why, remedy=TLS_REMEDY)
@@ -306,7 +332,11 @@ def check_encryption(config: AgentConfig) -> None:
 
 
 def unencrypted_connections(config: AgentConfig) -> list[str]:
-    """What would go beyond loopback in the clear. Raises ConfigError where a token would."""
+    """Descriptions of the unencrypted connections beyond loopback.
+
+    Raises:
+        ConfigError: A token would be sent on one of them.
+    """
     callers = [
         unencrypted_controller(one, config.tls) for one in split_addresses(config.controller)
     ]
@@ -315,5 +345,5 @@ def unencrypted_connections(config: AgentConfig) -> list[str]:
         whys.append(unauthenticated_metrics(config.metrics_listen, config.metrics))
     for why in filter(None, whys):
         if why in callers and config.token_file:
-            raise ConfigError(f"{why}: its token would be everybody's", remedy="set [tls] ca")
+            raise ConfigError(f"{why}: its token would be sent unencrypted", remedy="set [tls] ca")
     return [why for why in whys if why]

@@ -1,4 +1,8 @@
-"""What the agent tells Prometheus: itself, and this node's GPUs. Base units, its own registry."""
+"""Prometheus metrics of the agent and of this node's GPUs, in base units.
+
+The agent's own counters lie in a `prometheus_client` registry; series of devices are made of the
+newest samples at each scrape, so a lost or silent device leaves none behind.
+"""
 
 from collections.abc import Mapping
 
@@ -12,7 +16,7 @@ from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 from pacekeeper.protos import metrics_server
 from pacekeeper.protos.metrics_server import MetricsServer
 
-_LABELS = ("UUID", "device_index")  # spelled as DCGM's exporter does, to be joined with its series
+_LABELS = ("UUID", "device_index")  # spelled as in DCGM's exporter, for joins with its series
 
 
 # Series -> (its help, the field of the sample or of its health, its unit in base units).
@@ -23,29 +27,37 @@ _DEVICE_GAUGES: Mapping[str, tuple[str, str, float]] = {
         "memory_temperature_celsius",
         1.0,
     ),
-    "margin_celsius": ("Degrees until the GPU slows down.", "margin_celsius", 1.0),
+    "margin_celsius": (
+        "Margin to the temperature at which the GPU throttles.",
+        "margin_celsius",
+        1.0,
+    ),
     "power_watts": ("Power drawn by the GPU's board.", "power_watts", 1.0),
     "sm_clock_hertz": ("Clock of the GPU's multiprocessors.", "sm_clock_mhz", 1e6),
-    "utilisation_ratio": ("Share of time a kernel was running.", "utilisation_ratio", 1.0),
-    "sm_active_ratio": ("Share of multiprocessors and time that worked.", "sm_active_ratio", 1.0),
-    "answer_seconds": ("How long the driver took for one reading.", "answer_s", 1.0),
+    "utilisation_ratio": ("Ratio of time in which a kernel was running.", "utilisation_ratio", 1.0),
+    "sm_active_ratio": ("Ratio of multiprocessor time with work, GPM.", "sm_active_ratio", 1.0),
+    "answer_seconds": ("Duration of the last query of the driver.", "answer_s", 1.0),
     "nvlinks": ("NVLinks of the GPU.", "nvlinks", 1.0),
     "nvlinks_up": ("NVLinks that are up.", "nvlinks_up", 1.0),
-    "remap_pending": ("1 while damaged rows wait for a reset.", "is_remap_pending", 1.0),
-    "recovery_action": ("What NVML asks for: 0 is nothing.", "recovery_action", 1.0),
+    "remap_pending": ("1 while row remapping waits for a reset.", "is_remap_pending", 1.0),
+    "recovery_action": (
+        "Recovery action that the driver requests; 0: none.",
+        "recovery_action",
+        1.0,
+    ),
 }
 
 
 _DEVICE_COUNTERS: Mapping[str, tuple[str, str, float]] = {
-    "energy_joules": ("Energy since the driver was loaded.", "energy_joules", 1.0),
-    "pcie_replays": ("PCIe packets sent again.", "pcie_replays", 1.0),
+    "energy_joules": ("Energy consumed since the driver was loaded.", "energy_joules", 1.0),
+    "pcie_replays": ("PCIe replays.", "pcie_replays", 1.0),
     "pcie_errors": ("PCIe errors that the link corrected.", "pcie_errors", 1.0),
-    "nvlink_errors": ("Damaged or lost NVLink packets.", "nvlink_errors", 1.0),
-    "nvlink_recoveries": ("NVLinks that had to be trained anew.", "nvlink_recoveries", 1.0),
-    "ecc_uncorrected": ("Uncorrected memory errors.", "ecc_uncorrected", 1.0),
-    "ecc_corrected": ("Corrected memory errors.", "ecc_corrected", 1.0),
-    "rows_remapped": ("Memory rows replaced over the GPU's life.", "rows_remapped", 1.0),
-    "xids": ("Xids that the driver reported while it was listened to.", "num_xids", 1.0),
+    "nvlink_errors": ("NVLink packets damaged or lost.", "nvlink_errors", 1.0),
+    "nvlink_recoveries": ("NVLink recoveries (link retrained).", "nvlink_recoveries", 1.0),
+    "ecc_uncorrected": ("Uncorrected ECC errors.", "ecc_uncorrected", 1.0),
+    "ecc_corrected": ("Corrected ECC errors.", "ecc_corrected", 1.0),
+    "rows_remapped": ("Memory rows remapped over the GPU's lifetime.", "rows_remapped", 1.0),
+    "xids": ("Xids reported since the start of the agent.", "num_xids", 1.0),
 }
 
 
@@ -56,8 +68,11 @@ _THROTTLE_REASONS = (
 
 
 _CLOCK_GAUGES: Mapping[str, tuple[str, str]] = {
-    "clock_offset_seconds": ("What the kernel still has to correct.", "clock_offset_s"),
-    "clock_error_seconds": ("The kernel's bound of the wall clock's error.", "clock_error_s"),
+    "clock_offset_seconds": (
+        "Remaining correction of the wall clock, from adjtimex.",
+        "clock_offset_s",
+    ),
+    "clock_error_seconds": ("Error bound of the wall clock, from adjtimex.", "clock_error_s"),
     "clock_synchronised": ("1 while the wall clock is synchronised.", "is_clock_synchronised"),
 }
 
@@ -66,10 +81,12 @@ def _family(name: str, text: str, *labels: str, kind: str = "gauge") -> MetricFa
     return MetricFamily(f"pacekeeper_{name}", text, *labels, kind=kind)
 
 
-_DEVICE_INFO = _family("device_info", "1 for what a device is.", *_LABELS, "name", "parent_UUID")
+_DEVICE_INFO = _family(
+    "device_info", "Name and parent of a device; always 1.", *_LABELS, "name", "parent_UUID"
+)
 
 
-_DEVICE_LOST = _family("device_lost", "1: it answers no more.", *_LABELS)
+_DEVICE_LOST = _family("device_lost", "1 if the device no longer answers.", *_LABELS)
 
 
 _DEVICE_SERIES = tuple(
@@ -83,7 +100,7 @@ _DEVICE_SERIES = tuple(
 
 _CLOCKS_THROTTLED = _family(
     "device_clocks_held_seconds_total",
-    "Time in which clocks were held down, by reason.",
+    "Time in which clocks were throttled, by reason.",
     *_LABELS,
     "reason",
     kind="counter",
@@ -98,7 +115,7 @@ _CLOCK_SERIES = tuple(
 def write_samples(
     page: MetricsPage, devices: tuple[DeviceSample, ...], host: HostSample | None
 ) -> None:
-    """The newest samples, as series."""
+    """Add the series of the newest samples to a page."""
     for sample in devices:
         named = sample.device_uuid, str(sample.device_index)
         page.add(_DEVICE_INFO, 1, *named, sample.name, sample.parent_uuid)
@@ -125,31 +142,31 @@ def _value(sample: DeviceSample, field: str) -> float | None:
 
 _COUNTERS = {
     "records_read": "Records read from rings.",
-    "records_lost": "Records overwritten before they were read.",
-    "records_corrupt": "Records that did not fit their checksum.",
-    "batches_dropped": "Reports given up: the controller was away too long or refused them.",
+    "records_lost": "Records overwritten before the agent read them.",
+    "records_corrupt": "Records with a wrong checksum.",
+    "batches_dropped": "Reports dropped: spool full, rejected by the controller, or not encodable.",
 }
 _GAUGES = {
-    "rings": "Ring files read.",
-    "unreadable": "Ring and layout files that can not be read.",
-    "spool_batches": "Reports waiting to be acknowledged.",
-    "spool_bytes": "Size of the reports waiting to be acknowledged.",
-    "connected": "1 while the controller is attached.",
-    "devices": "GPUs that answer NVML, MIG instances among them.",
-    "nvml_waiting_seconds": "How long NVML's present answer has been waited for.",
+    "rings": "Open ring files.",
+    "unreadable": "Ring and layout files that cannot be read or written.",
+    "spool_batches": "Reports not yet acknowledged.",
+    "spool_bytes": "Size of the reports not yet acknowledged.",
+    "connected": "1 while connected to a controller.",
+    "devices": "GPUs that answer NVML, MIG instances included.",
+    "nvml_waiting_seconds": "Age of the NVML query under way; 0: none.",
 }
-# Of a number that somebody else counts up.
+# Totals counted by the sampler.
 _TOTALS = {
-    "nvml_readings": "Readings of all devices.",
-    "nvml_seconds": "Time spent in these readings.",
+    "nvml_readings": "Samples of all devices.",
+    "nvml_seconds": "Time spent querying NVML.",
 }
 
 
 class AgentMetrics:
-    """All series of one agent."""
+    """All metrics of one agent."""
 
     def __init__(self, node: str = "", certificates: Mapping[str, str] | None = None) -> None:
-        """`certificates`: files by what they are used for."""
+        """`certificates`: certificate files by use, for their expiry dates."""
         self._certificates = certificates or {}
         self.devices: tuple[DeviceSample, ...] = ()
         self.host: HostSample | None = None
@@ -169,30 +186,35 @@ class AgentMetrics:
         }
         self.poll = Summary(
             "pacekeeper_agent_poll_seconds",
-            "Duration of one look into all rings.",
+            "Duration of one poll of all rings.",
             registry=self.registry,
         )
-        info = Gauge("pacekeeper_agent_info", "1: its node.", ["node"], registry=self.registry)
+        info = Gauge(
+            "pacekeeper_agent_info", "Name of the node; always 1.", ["node"], registry=self.registry
+        )
         info.labels(node).set(1)
 
     def page(self) -> bytes:
-        """What a scrape is answered now; called by any thread."""
+        """The text of a scrape; called in any thread."""
         page = MetricsPage()
         write_samples(page, self.devices, self.host)
         metrics_server.write_expiry(page, self._certificates)
         return generate_latest(self.registry) + page.text().encode()
 
     def serve(self, listen: str, config: MetricsConfig | None = None) -> MetricsServer:
-        """Answer /metrics on host:port (port 0: any free one).
+        """Serve /metrics on `listen`, HOST:PORT (port 0: any free one).
 
-        Raises HostError where that address can not be had, ValueError where it is none.
+        Raises:
+            HostError: The address is not available, or a certificate file is missing.
+            ConfigError: A certificate or token file is not usable.
+            ValueError: `listen` is not an address.
         """
         host, port = split_address(listen, first_port=0)
         config = config or MetricsConfig()
         return MetricsServer(host, port, render=self.page, config=config, rival="another agent")
 
     def update(self, health: AgentHealth, **gauges: float) -> None:
-        """Take over the agent's own counters, and gauges by their names."""
+        """Set the counters from `health`, and gauges by their names."""
         for name in _COUNTERS:
             self._count_to(name, getattr(health, name))
         self._gauges["unreadable"].set(len(health.unreadable))
@@ -201,7 +223,13 @@ class AgentMetrics:
             self._gauges[name].set(value)
 
     def update_nvml(self, *, readings: int, spent_s: float, waiting_s: float) -> None:
-        """What asking the devices costs, since the agent's start: slow answers are a sign, too."""
+        """Set the cost of NVML queries.
+
+        Args:
+            readings: Number of samples since the start of the agent.
+            spent_s: Time spent in them.
+            waiting_s: Age of the query under way.
+        """
         self._count_to("nvml_readings", readings)
         self._count_to("nvml_seconds", spent_s)
         self._gauges["nvml_waiting_seconds"].set(waiting_s)

@@ -1,8 +1,7 @@
-"""Keeps what the agent read as trace files for `pacekeeper replay`, one per life of a job. A shell.
+"""Writes records and samples to trace files for `pacekeeper replay`. A shell.
 
-Samples of the node's devices and of its kernel go into the file of each job that has one.
-
-Recording never disturbs: a full disk ends it with one warning, a limit ends a file and says so.
+One file per incarnation of a job; each contains the samples of the node's devices and kernel too.
+Errors never reach the agent: a full disk or the size limit ends a file with one warning.
 """
 
 import contextlib
@@ -38,14 +37,16 @@ class TraceRecorder:
         self._max_bytes = max_bytes
         self._files: dict[tuple[str, int], TextIO] = {}
         self._sizes: dict[tuple[str, int], int] = {}
-        self._sampled_s: dict[str | None, float] = {}  # by device; None: the host
+        self._sampled_s: dict[str | None, float] = {}  # newest, by device; None: the host
 
     @classmethod
     def begin(cls, directory: Path, *, node: str, max_bytes: int) -> "TraceRecorder":
-        """Raises HostError where nothing can be written there."""
+        """Create the directory. Raises HostError if it is not writable."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=directory):  # agents of several nodes may share it
+            with tempfile.TemporaryFile(
+                dir=directory
+            ):  # agents of several nodes may share the directory
                 pass
         except OSError as error:
             raise HostError(
@@ -54,16 +55,22 @@ class TraceRecorder:
             ) from None
         return cls(directory, node=node, max_bytes=max_bytes)
 
-    def take(
+    def write(
         self,
         readings: Sequence[RingBatch],
         devices: Sequence[DeviceSample] = (),
         host: HostSample | None = None,
     ) -> None:
-        """Write down what is new of all jobs that are looked at; samples written before are not."""
+        """Append new records and samples to the files of the jobs.
+
+        Args:
+            readings: The batches of one poll. Files of jobs without one are closed.
+            devices: Newest samples; those written before are skipped.
+            host: Likewise.
+        """
         sampled = self._new_samples([*devices, *([] if host is None else [host])])
         for over in self._files.keys() - {(reading.job, reading.life) for reading in readings}:
-            self._close(over)  # the job is let go of; should more come, the file goes on
+            self._close(over)  # reopened for appending if more records arrive
         for reading in readings:
             key = (reading.job, reading.life)
             lines = [attached_line(attachment) for attachment in reading.attached]
@@ -81,34 +88,43 @@ class TraceRecorder:
     def _new_samples(self, samples: Sequence[DeviceSample | HostSample]) -> list[str]:
         lines = []
         for sample in samples:
-            whose = sample.device_uuid if isinstance(sample, DeviceSample) else None
-            if sample.sampled_s > self._sampled_s.get(whose, -math.inf):
-                self._sampled_s[whose] = sample.sampled_s
+            uuid = sample.device_uuid if isinstance(sample, DeviceSample) else None
+            if sample.sampled_s > self._sampled_s.get(uuid, -math.inf):
+                self._sampled_s[uuid] = sample.sampled_s
                 lines.append(record_line(sample))
         return lines
 
     def _write(self, key: tuple[str, int], lines: list[str]) -> None:
         text = "".join(f"{line}\n" for line in lines)
         if self._sizes.get(key, 0) > self._max_bytes:
-            return  # it was said when the limit was met
+            return  # logged when the limit was reached
         try:
             file = self._files.get(key) or self._open(key)
-            if self._sizes[key] <= self._max_bytes:  # an earlier life of the agent may have met it
+            if (
+                self._sizes[key] <= self._max_bytes
+            ):  # an earlier run of the agent may have reached it
                 file.write(text)
                 file.flush()
         except OSError as error:
-            _log.warning("record=%s job=%s given up: %s", self._directory, key[0], error.strerror)
+            _log.warning(
+                "recording to %s stopped, job=%s: %s", self._directory, key[0], error.strerror
+            )
             self._sizes[key] = self._max_bytes + 1
             self._close(key)
             return
         self._sizes[key] += len(text)
         if self._sizes[key] > self._max_bytes:
             size = self._sizes[key]
-            _log.warning("record=%s job=%s is full: %d bytes", self._directory, key[0], size)
+            _log.warning(
+                "recording to %s stopped, job=%s is full: %d bytes reach record_max_bytes",
+                self._directory,
+                key[0],
+                size,
+            )
             self._close(key)
 
     def _open(self, key: tuple[str, int]) -> TextIO:
-        """A new file; one of an earlier life of the agent is continued."""
+        """Open the file; one of an earlier run of the agent is continued."""
         job, life = key
         name = f"{job}-{life}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self._node)}{SUFFIX}"
         path = self._directory / name
@@ -121,5 +137,5 @@ class TraceRecorder:
 
     def _close(self, key: tuple[str, int]) -> None:
         if key in self._files:
-            with contextlib.suppress(OSError):  # it still holds what could not be written
+            with contextlib.suppress(OSError):  # closing writes the buffered rest again
                 self._files.pop(key).close()

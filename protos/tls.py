@@ -1,6 +1,6 @@
-"""Channels and credentials out of files: read when a connection is made, so that they may rotate.
+"""gRPC channels, TLS contexts and tokens from files, which are read again when they change.
 
-The only place that hands certificates and tokens to gRPC.
+The only module that passes certificates and tokens to gRPC. Called by agent, controller and CLI.
 """
 
 import logging
@@ -36,7 +36,7 @@ def client_channel(address: str, tls: TlsConfig) -> grpc.Channel:
 
 
 def aio_channel(address: str, tls: TlsConfig) -> grpc.aio.Channel:
-    """The same on asyncio."""
+    """A channel of grpc.aio to a controller. Raises as `check_client`."""
     if not tls.is_on:
         return grpc.aio.insecure_channel(address, options=reports.GRPC_OPTIONS_CLIENT)
     credentials = _client_credentials(tls)
@@ -44,18 +44,23 @@ def aio_channel(address: str, tls: TlsConfig) -> grpc.aio.Channel:
 
 
 def check_client(tls: TlsConfig, token_file: str) -> None:
-    """Raises ConfigError or HostError: certificates or a token of no use, or not there."""
+    """Check the files of a client.
+
+    Raises:
+        ConfigError: A certificate, key or token is not usable.
+        HostError: A file cannot be read.
+    """
     _client_credentials(tls)
     read_token(token_file)
 
 
 def bearer_metadata(token: str) -> Metadata:
-    """What shows a token to the controller; nothing where there is none."""
+    """Call metadata with the token; empty without one."""
     return (("authorization", f"Bearer {token}"),) if token else ()
 
 
 def read_token(path: str) -> str:
-    """The token in a file that only its owner may read; "" for no path. Raises likewise."""
+    """Read a token from a file with mode 0600; empty for no path. Raises as `check_client`."""
     if not path:
         return ""
     text = _read(path, MAX_TOKEN_BYTES, forbidden=0o077).decode("ascii", errors="replace").strip()
@@ -65,10 +70,10 @@ def read_token(path: str) -> str:
 
 
 def server_credentials(tls: TlsConfig) -> grpc.ServerCredentials:
-    """What a standby shows and asks for, of the files as they are at each new connection.
+    """Credentials of a gRPC server; changed files are used from the next connection on.
 
-    With a `ca` every caller must have a certificate from it. Raises as `check_client`; later files
-    that are no good are said, and those before them stay.
+    With a `ca` every client needs a certificate from it. Changed files that are not usable are
+    logged, and the previous ones stay in use. Raises as `check_client`.
     """
     files = _ServerFiles(tls)
     return grpc.dynamic_ssl_server_credentials(
@@ -86,7 +91,7 @@ class _ServerFiles:
         self.first = self._configuration()
 
     def news(self) -> Any:
-        """The configuration of files that changed; None where none did, or where they are bad."""
+        """The new configuration after the files changed; None if unchanged or not usable."""
         with self._lock:
             stamp = _stamps(self._tls)
             if stamp == self._stamp:
@@ -95,7 +100,9 @@ class _ServerFiles:
             try:
                 found = self._configuration()
             except PacekeeperError as error:
-                _log.error("certificates stay as they were: %s", error)
+                _log.error(
+                    "changed certificates are not usable, the previous ones stay in use: %s", error
+                )
                 return None
             _log.info("certificate=%s read again", self._tls.cert)
             return found
@@ -129,7 +136,9 @@ class ServerContexts:
                 self._context = self._made()
                 _log.info("certificate=%s read again", self._tls.cert)
             except PacekeeperError as error:
-                _log.error("certificates stay as they were: %s", error)
+                _log.error(
+                    "changed certificates are not usable, the previous ones stay in use: %s", error
+                )
         return self._context
 
     def _made(self) -> ssl.SSLContext:
@@ -153,7 +162,7 @@ def _client_credentials(tls: TlsConfig) -> grpc.ChannelCredentials:
 
 
 def server_context(tls: TlsConfig) -> ssl.SSLContext:
-    """A server's side of TLS: with a `ca` all callers need a certificate of it.
+    """A server's TLS context; with a `ca` every client needs a certificate from it.
 
     Raises as `check_client`.
     """
@@ -166,12 +175,12 @@ def server_context(tls: TlsConfig) -> ssl.SSLContext:
             context.load_verify_locations(cadata=_read(tls.ca, MAX_PEM_BYTES).decode("ascii"))
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{tls.ca or tls.cert}: {error}", remedy="it must be PEM") from None
+        raise ConfigError(f"{tls.ca or tls.cert}: {error}", remedy="the file must be PEM") from None
     return context
 
 
 def _pair(tls: TlsConfig) -> tuple[bytes, bytes]:
-    """Certificate and key. Raises ConfigError where they do not fit: gRPC would not say so."""
+    """Certificate and key. Raises ConfigError if they do not match, which gRPC does not report."""
     cert = _read(tls.cert, MAX_PEM_BYTES)
     key = _read(tls.key, MAX_PEM_BYTES, forbidden=0o027)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -180,23 +189,25 @@ def _pair(tls: TlsConfig) -> tuple[bytes, bytes]:
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or str(error)
         raise ConfigError(
-            f"{tls.cert}, {tls.key}: no certificate with its key: {why}",
-            remedy="both must be PEM, without a password, and of one another",
+            f"{tls.cert}, {tls.key}: not a certificate with its key: {why}",
+            remedy="both must be PEM without a password, and match",
         ) from None
     return cert, key
 
 
 def _read(path: str, max_bytes: int, forbidden: int = 0) -> bytes:
-    """A file's bytes. Raises HostError, and ConfigError where its mode has a forbidden bit."""
+    """Read a file. Raises HostError; ConfigError if its size or a `forbidden` mode bit is wrong."""
     try:
         with Path(path).open("rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= max_bytes:
                 raise ConfigError(f"{path}: expected a file of 1 to {max_bytes} bytes")
             if status.st_mode & forbidden:
-                raise ConfigError(f"{path}: others may use it", remedy=f"chmod 600 {path}")
+                raise ConfigError(
+                    f"{path}: its mode lets other users read it", remedy=f"chmod 600 {path}"
+                )
             return file.read(max_bytes)
-    except OSError as error:  # it may come: whoever waits for it is started again
+    except OSError as error:  # HostError, as the file may appear later: a service is restarted
         raise HostError(f"{path}: {error.strerror}") from None
 
 
@@ -217,7 +228,7 @@ def certificate_end_unix_s(path: str) -> float:
 
 
 def file_stamp(path: str) -> tuple[int, int, int] | None:
-    """What changes when a file does; None where it is not there."""
+    """Value that changes with the file; None if it is missing."""
     if not path:
         return None
     try:
@@ -228,7 +239,7 @@ def file_stamp(path: str) -> tuple[int, int, int] | None:
 
 
 def with_token(channel: grpc.Channel, token: str) -> grpc.Channel:
-    """A channel whose every call shows the token; the channel itself where there is none."""
+    """A channel that sends the token with each call; the channel itself without a token."""
     return (
         grpc.intercept_channel(channel, _TokenInterceptor(bearer_metadata(token)))
         if token
@@ -237,24 +248,24 @@ def with_token(channel: grpc.Channel, token: str) -> grpc.Channel:
 
 
 class _TokenInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Puts the token into the metadata of calls with one request."""
+    """Adds the token to the metadata of calls with one request."""
 
-    def __init__(self, shown: Metadata) -> None:
-        self._shown = shown
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
 
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        """One answer."""
+        """A call with one response."""
         return continuation(self._with(details), request)
 
     def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
-        """Many answers."""
+        """A call with a stream of responses."""
         return continuation(self._with(details), request)
 
     def _with(self, details: Any) -> Any:
         return _Details(
             method=details.method,
             timeout=details.timeout,
-            metadata=(*(details.metadata or ()), *self._shown),
+            metadata=(*(details.metadata or ()), *self._metadata),
             credentials=details.credentials,
             wait_for_ready=details.wait_for_ready,
             compression=details.compression,
@@ -263,7 +274,7 @@ class _TokenInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClient
 
 @dataclass(frozen=True, kw_only=True)
 class _Details(grpc.ClientCallDetails):
-    """What gRPC asks of a call's details."""
+    """A call's details as gRPC expects them."""
 
     method: str
     timeout: float | None

@@ -1,7 +1,7 @@
-"""What other tools are told of this node: NVRx's launcher asks, NVSentinel is told. Pure.
+"""Messages about this node's health to NVRx's launcher and to NVSentinel. Pure.
 
-Both get the verdict of the node's devices, and beside it what only the controller knows: that a
-finding names ranks of this node. Where nobody knows, nobody is excluded and nothing is told.
+Both contain the health of the devices and the ranks of this node that a finding of the controller
+names. Unknown health excludes no node and produces no event.
 """
 
 import json
@@ -12,7 +12,7 @@ from enum import StrEnum
 from pacekeeper.core.incidents.node_health import Fitness, NodeHealth
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 
-FINDING_LIFETIME_S = 3600.0  # so long a finding speaks for the next start of a job that has ended
+FINDING_LIFETIME_S = 3600.0  # of a finding after the end of its job
 SLOW = "SlowRank"
 
 SlowRanks = Mapping[str, frozenset[int]]  # by job: ranks of this node that a finding names
@@ -20,12 +20,17 @@ SlowRanks = Mapping[str, frozenset[int]]  # by job: ranks of this node that a fi
 
 @dataclass(slots=True, kw_only=True)
 class RecentFindings:
-    """Which ranks of this node are named, also after their job has ended."""
+    """Ranks of this node named by findings, kept for FINDING_LIFETIME_S after their job ends."""
 
     _named: dict[str, tuple[frozenset[int], float]] = field(default_factory=dict)
 
-    def take(self, present: SlowRanks, now_s: float) -> SlowRanks:
-        """`present`: of each job that runs here, the ranks named; empty where none is."""
+    def update(self, present: SlowRanks, now_s: float) -> SlowRanks:
+        """Update the findings and return all that are kept.
+
+        Args:
+            present: For each job that runs here, the ranks named now; empty for none.
+            now_s: Monotonic clock.
+        """
         for job, ranks in present.items():
             if ranks:
                 self._named[job] = ranks, now_s
@@ -39,38 +44,38 @@ class RecentFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheckAnswer:
-    """To `nvhcd.HealthCheckService`: a node joins where it succeeds and nothing has failed."""
+    """Response of `nvhcd.HealthCheckService`. The launcher admits the node if `is_success`."""
 
     is_success: bool
     exit_code: int
-    output: str  # JSON: fail_count, failed_checks, words
+    output: str  # JSON: fail_count, failed_checks, messages
     error: str
 
 
 def health_check_answer(verdict: NodeHealth, slow: SlowRanks) -> HealthCheckAnswer:
-    """Unfit devices and named ranks exclude the node; not knowing does not, and is said."""
+    """The response to a launcher; unfit devices and slow ranks exclude a node, UNKNOWN does not."""
     failed = [verdict.reason] if verdict.fitness is Fitness.UNFIT else []
-    words = [verdict.line]
+    messages = [verdict.line]
     if slow:
         failed.append(SLOW)
-        words.append(describe_slow_ranks(slow))
-    output = {"fail_count": len(failed), "failed_checks": failed, "words": words}
+        messages.append(describe_slow_ranks(slow))
+    output = {"fail_count": len(failed), "failed_checks": failed, "messages": messages}
     return HealthCheckAnswer(
         is_success=not failed,
         exit_code=1 if failed else 0,
         output=json.dumps(output),
-        error="; ".join(words) if failed else "",
+        error="; ".join(messages) if failed else "",
     )
 
 
 def describe_slow_ranks(slow: SlowRanks) -> str:
-    """For people."""
+    """One line of text that names the ranks by job."""
     named = [f"{format_ranks(ranks)} of {job}" for job, ranks in slow.items()]
     return f"a finding names ranks {'; '.join(named)}"
 
 
 class Action(StrEnum):
-    """What should be done with the node, in NVSentinel's words."""
+    """Recommended action, by the names of NVSentinel."""
 
     NONE = "NONE"
     RESET = "COMPONENT_RESET"
@@ -79,13 +84,13 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthEvent:
-    """One check's state, for NVSentinel. `entities` are (type, value)."""
+    """State of one check, for NVSentinel. `entities` are pairs (type, value)."""
 
     check: str
     is_healthy: bool
     is_fatal: bool
     code: str
-    words: str
+    message: str
     action: Action
     entities: tuple[tuple[str, str], ...] = ()
 
@@ -100,46 +105,46 @@ _ACTIONS = {
 
 
 def health_events(verdict: NodeHealth, slow: SlowRanks) -> tuple[HealthEvent, ...]:
-    """The state of both checks; what nobody knows is no event."""
-    told = []
+    """The state of both checks; unknown device health gives no event."""
+    found = []
     if verdict.fitness is not Fitness.UNKNOWN:
         is_unfit = verdict.fitness is Fitness.UNFIT
-        told.append(
+        found.append(
             HealthEvent(
                 check=FITNESS_CHECK,
                 is_healthy=not is_unfit,
                 is_fatal=is_unfit,
                 code=verdict.reason if is_unfit else "",
-                words=verdict.words,
+                message=verdict.words,
                 action=_ACTIONS.get(verdict.reason, Action.NONE),
             )
         )
-    told.append(
+    found.append(
         HealthEvent(
             check=PACE_CHECK,
             is_healthy=not slow,
             is_fatal=False,
             code=SLOW if slow else "",
-            words=describe_slow_ranks(slow) if slow else "no finding names a rank of this node",
+            message=describe_slow_ranks(slow) if slow else "no finding names a rank of this node",
             action=Action.NONE,
             entities=tuple(
                 ("RANK", f"{job}/{rank}") for job, ranks in slow.items() for rank in sorted(ranks)
             ),
         )
     )
-    return tuple(told)
+    return tuple(found)
 
 
 @dataclass(slots=True, kw_only=True)
 class UnsentEvents:
-    """Which events are still to be told: of each check the newest state, until it is taken."""
+    """Events not yet sent: a check is unsent while its state differs from the one sent last."""
 
-    _taken: dict[str, HealthEvent] = field(default_factory=dict)
+    _sent: dict[str, HealthEvent] = field(default_factory=dict)
 
-    def waiting(self, present: tuple[HealthEvent, ...]) -> tuple[HealthEvent, ...]:
-        """Those that differ from what was taken last."""
-        return tuple(event for event in present if self._taken.get(event.check) != event)
+    def pending(self, present: tuple[HealthEvent, ...]) -> tuple[HealthEvent, ...]:
+        """The events that differ from the ones sent last."""
+        return tuple(event for event in present if self._sent.get(event.check) != event)
 
-    def taken(self, told: tuple[HealthEvent, ...]) -> None:
-        """These have arrived."""
-        self._taken |= {event.check: event for event in told}
+    def mark_sent(self, sent: tuple[HealthEvent, ...]) -> None:
+        """Record that the receiver has stored these events."""
+        self._sent |= {event.check: event for event in sent}

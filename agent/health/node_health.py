@@ -1,7 +1,7 @@
-"""What this node is good for, kept current: in a file beside the rings, and for who asks.
+"""Keeps the node's health current, in a file beside the rings and for the two external tools.
 
-The file is for `pacekeeper healthcheck`. A shell around `core/incidents/node_health.py` and
-`peer_messages.py`.
+`pacekeeper healthcheck` reads the file. A shell around `core/incidents/node_health.py` and
+`external_health.py`.
 """
 
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class NodeHealthMonitor:
-    """Of one node. `look` comes first; never raises."""
+    """Health of one node. Never raises."""
 
     ring_dir: Path
     node: str
@@ -33,43 +33,54 @@ class NodeHealthMonitor:
     _written: NodeHealth | None = None
     _unwritable: str = ""
 
-    def look(
+    def update(
         self,
         devices: tuple[DeviceSample, ...],
         nvml: str,
         suspects: Mapping[str, frozenset[int]],
         now_s: float,
     ) -> None:
-        """Judge anew. `suspects`: by job, the ranks here that a finding of the controller names."""
-        self.slow = self._findings.take(suspects, now_s)
+        """Evaluate the node and write the file if the result has changed.
+
+        Args:
+            devices: The newest samples.
+            nvml: "ok", or why samples are missing.
+            suspects: By job, the ranks here that a finding of the controller names.
+            now_s: Monotonic clock.
+        """
+        self.slow = self._findings.update(suspects, now_s)
         self.present = node_health.assess_node(
             self.present, devices, nvml=nvml, node=self.node, now_unix_s=time.time()
         )
         if node_health.must_write(self._written, self.present):
             self._write(self.present)
 
-    def answer(self) -> external_health.HealthCheckAnswer:
-        """For NVRx's launcher."""
+    def launcher_response(self) -> external_health.HealthCheckAnswer:
+        """The response to NVRx's launcher."""
         return external_health.health_check_answer(self._known(), self.slow)
 
-    def events(self) -> tuple[external_health.HealthEvent, ...]:
-        """For NVSentinel."""
+    def sentinel_events(self) -> tuple[external_health.HealthEvent, ...]:
+        """The events for NVSentinel."""
         return external_health.health_events(self._known(), self.slow)
 
     def _known(self) -> NodeHealth:
         if self.present is not None:
             return self.present
-        why = "the agent has just begun"
+        why = "the agent has just started"
         return node_health.unknown_health(why, node=self.node, now_unix_s=time.time())
 
     def _write(self, verdict: NodeHealth) -> None:
         target = self.ring_dir / node_health.FILE_NAME
-        said = ""
+        problem = ""
         try:
             write_atomically(target, node_health.encode_node_health(verdict))
             self._written = verdict
         except OSError as error:
-            said = error.strerror or str(error)
-        if said and said != self._unwritable:
-            _log.warning("verdict=%s: %s; `pacekeeper healthcheck` knows nothing", target, said)
-        self._unwritable = said
+            problem = error.strerror or str(error)
+        if problem and problem != self._unwritable:
+            _log.warning(
+                "health=%s cannot be written: %s; `pacekeeper healthcheck` reports unknown",
+                target,
+                problem,
+            )
+        self._unwritable = problem

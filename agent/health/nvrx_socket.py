@@ -1,4 +1,4 @@
-"""The Unix socket on which NVRx's ft_launcher asks whether this node may join. A shell."""
+"""The Unix socket on which NVRx's ft_launcher checks whether this node may join. A shell."""
 
 import os
 import stat
@@ -14,8 +14,8 @@ from pacekeeper.core.errors import HostError
 from pacekeeper.protos import nvhcd_pb2, nvhcd_pb2_grpc
 
 GRACE_S = 0.5
-MAX_CONCURRENT_CALLS = 16  # whoever is on the node may ask
-MAX_REQUEST_BYTES = 64 << 10  # of a question: arguments of a script
+MAX_CONCURRENT_CALLS = 16  # any user of the node may call
+MAX_REQUEST_BYTES = 64 << 10  # a request holds arguments of a script
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_concurrent_streams", MAX_CONCURRENT_CALLS),
@@ -30,24 +30,32 @@ class _Service(nvhcd_pb2_grpc.HealthCheckServiceServicer):
     async def RunHealthCheck(
         self, request: nvhcd_pb2.HealthCheckRequest, context: object
     ) -> nvhcd_pb2.HealthCheckResponse:
-        """The arguments are of a script that we do not run: there is one answer."""
-        said = self.ask()
+        """Respond with the node's health; the arguments, for a script, are ignored."""
+        answer = self.ask()
         return nvhcd_pb2.HealthCheckResponse(
-            success=said.is_success, exit_code=said.exit_code, output=said.output, error=said.error
+            success=answer.is_success,
+            exit_code=answer.exit_code,
+            output=answer.output,
+            error=answer.error,
         )
 
 
 async def serve(path: Path, ask: Callable[[], HealthCheckAnswer]) -> grpc.aio.Server:
-    """Answer on this socket; whoever may write its directory's socket may ask.
+    """Start the service on a Unix socket that every user of the node may call.
 
-    Raises HostError where it can not be had.
+    Args:
+        path: The socket; one left by a killed agent is replaced.
+        ask: Returns the current response.
+
+    Raises:
+        HostError: The socket cannot be created, or another file has its name.
     """
     remedy = "name another with health_socket in [agent]"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
-            raise HostError(f"health socket {path}: there is another file", remedy=remedy)
-        path.unlink(missing_ok=True)  # of an agent that was killed
+            raise HostError(f"health socket {path}: another file exists there", remedy=remedy)
+        path.unlink(missing_ok=True)  # left by a killed agent
     except OSError as error:
         raise HostError(f"health socket {path}: {error.strerror}", remedy=remedy) from None
     server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
@@ -55,7 +63,7 @@ async def serve(path: Path, ask: Callable[[], HealthCheckAnswer]) -> grpc.aio.Se
     try:
         server.add_insecure_port(f"unix://{path.absolute()}")
     except RuntimeError:
-        raise HostError(f"health socket {path}: can not be made", remedy=remedy) from None
+        raise HostError(f"health socket {path}: cannot be created", remedy=remedy) from None
     await server.start()
-    os.chmod(path, 0o666)  # launchers run as users; it tells what the node's condition tells
+    os.chmod(path, 0o666)  # launchers run as other users; the response is not confidential
     return server

@@ -1,6 +1,6 @@
-"""Tells NVSentinel's platform connector, on this node's Unix socket, what changed. A shell.
+"""Sends changed health events to NVSentinel's platform connector, on its Unix socket. A shell.
 
-The state is told, not its history: what could not be told is told as it is then.
+Level-triggered: after a failed call the then current state is sent, not the missed changes.
 """
 
 import asyncio
@@ -24,46 +24,55 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class NvsentinelClient:
-    """`remediates`: it may act on the node; otherwise it stores what it is told."""
+    """Client of the connector.
+
+    `remediates`: NVSentinel may act on the node; otherwise it only stores the events.
+    `events` returns the current state of all checks.
+    """
 
     socket: str
     node: str
     remediates: bool
-    look: Callable[[], tuple[HealthEvent, ...]]
-    news: UnsentEvents = field(default_factory=UnsentEvents)
-    _reason: str = ""
+    events: Callable[[], tuple[HealthEvent, ...]]
+    unsent: UnsentEvents = field(default_factory=UnsentEvents)
+    _failure: str = ""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Check for changed events each second until cancelled."""
         async with grpc.aio.insecure_channel(f"unix://{self.socket}") as channel:
             stub = nvsentinel_pb2_grpc.PlatformConnectorStub(channel)
             while True:
-                waiting = self.news.waiting(self.look())
+                pending = self.unsent.pending(self.events())
                 rest_s = PERIOD_S
-                if waiting:
-                    said = await self._tell(stub, waiting)
-                    rest_s = RETRY_S if said else PERIOD_S
-                    if said and said != self._reason:
-                        _log.warning("nvsentinel=%s: %s; told again later", self.socket, said)
-                    self._reason = said
+                if pending:
+                    failure = await self._send(stub, pending)
+                    rest_s = RETRY_S if failure else PERIOD_S
+                    if failure and failure != self._failure:
+                        _log.warning(
+                            "nvsentinel=%s did not accept events: %s; retried every %g s",
+                            self.socket,
+                            failure,
+                            RETRY_S,
+                        )
+                    self._failure = failure
                 await asyncio.sleep(rest_s)
 
-    async def _tell(
-        self, stub: nvsentinel_pb2_grpc.PlatformConnectorStub, waiting: tuple[HealthEvent, ...]
+    async def _send(
+        self, stub: nvsentinel_pb2_grpc.PlatformConnectorStub, pending: tuple[HealthEvent, ...]
     ) -> str:
-        """Why it was not taken; empty where it was."""
+        """Send events; returns why the call failed, or an empty string."""
         message = nvsentinel_pb2.HealthEvents(
-            version=VERSION, events=[self._message(event) for event in waiting]
+            version=VERSION, events=[self._message(event) for event in pending]
         )
         try:
             await stub.HealthEventOccurredV1(message, timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
-        for event in waiting:
+        for event in pending:
             _log.info(
-                "nvsentinel check=%s healthy=%s: %s", event.check, event.is_healthy, event.words
+                "nvsentinel check=%s healthy=%s: %s", event.check, event.is_healthy, event.message
             )
-        self.news.taken(waiting)
+        self.unsent.mark_sent(pending)
         return ""
 
     def _message(self, event: HealthEvent) -> nvsentinel_pb2.HealthEvent:
@@ -75,7 +84,7 @@ class NvsentinelClient:
             checkName=event.check,
             isFatal=event.is_fatal,
             isHealthy=event.is_healthy,
-            message=event.words,
+            message=event.message,
             recommendedAction=event.action.value,
             errorCode=[event.code] if event.code else [],
             entitiesImpacted=[

@@ -1,7 +1,7 @@
-"""Reads what the node's kernel tells: load, pressure, memory, swap, network, clock. A shell.
+"""Samples the node's kernel: load, pressure, memory, swap, network, clock. A shell.
 
-A few small files below /proc and /sys, in the rhythm of the device samples; what is not there, or
-not to be understood, is None.
+Reads small files below /proc and /sys at the interval of the device samples. A file that is missing
+or has another format gives None.
 """
 
 import os
@@ -20,7 +20,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(slots=True, kw_only=True)
 class HostSampler:
-    """The kernel of this node; reads anew after `interval_s`. Never waits, never raises."""
+    """The kernel of this node, sampled once per `interval_s` at most. Never blocks or raises."""
 
     interval_s: float
     proc: Path = Path("/proc")
@@ -34,7 +34,7 @@ class HostSampler:
         self._network = NetworkCounters(proc=self.proc, sys=self.sys)
 
     def latest(self, now_s: float) -> HostSample:
-        """The newest sample; `now_s` is of the monotonic clock."""
+        """The newest sample. `now_s`: monotonic clock."""
         if self._latest is None or now_s - self._latest.sampled_s >= self.interval_s:
             self._latest = self._read(now_s)
         return self._latest
@@ -62,8 +62,8 @@ class HostSampler:
         )
 
     def _swap_rates(self, now_s: float) -> dict[str, Any]:
-        """Bytes per second since the last reading; empty at the first one."""
-        lines = self._text("vmstat").splitlines()  # some two hundred
+        """Bytes per second since the previous reading; empty at the first one."""
+        lines = self._text("vmstat").splitlines()  # about 200
         known = _by_name("\n".join(line for line in lines if line.startswith("pswp")))
         pages: dict[str, int] = {
             name: known[name] for name in ("pswpin", "pswpout") if name in known

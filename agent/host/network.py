@@ -1,7 +1,7 @@
-"""Reads what the kernel counts of the node's network: Ethernet, TCP, InfiniBand. A shell.
+"""Reads the kernel's network counters: Ethernet, TCP, InfiniBand. A shell.
 
-Interfaces that are hardware only (`/sys/class/net/NAME/device`): what a bridge forwards would count
-twice. In a container without the host's network these are its own and say nothing of the node.
+Only hardware interfaces (`/sys/class/net/NAME/device`) are summed: traffic through a bridge would
+count twice. In a container without the host's network the counters are those of the container.
 """
 
 from dataclasses import dataclass, field
@@ -17,15 +17,15 @@ _ERRORS = (
     "excessive_buffer_overrun_errors",
 )
 _FABRIC_WORD_BYTES = 4  # unit of port_xmit_data and port_rcv_data
-MAX_INTERFACE_NAME = 15  # characters, of an interface
-MAX_DIGITS = 20  # of a counter of 64 bits
-MAX_COUNT = 1 << 63  # and what a report can hold
+MAX_INTERFACE_NAME = 15  # characters
+MAX_DIGITS = 20  # of a 64-bit counter
+MAX_COUNT = 1 << 63  # a report holds less
 _UP = "4"  # "4: ACTIVE"
 
 
 @dataclass(slots=True, kw_only=True)
 class NetworkCounters:
-    """The counters of all interfaces and ports together. Never waits, never raises."""
+    """Counters summed over all interfaces and ports. Never blocks, never raises."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -33,9 +33,9 @@ class NetworkCounters:
     _before_s: float = 0.0
 
     def read(self, now_s: float) -> dict[str, Any]:
-        """Fields of a HostSample; rates are since the last reading, and missing at the first."""
+        """Fields of a HostSample; rates are since the previous reading, absent at the first."""
         counted = self._interfaces() | self._tcp() | self._ports()
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             name: counted[name]
             for name in (
                 *("network_errors", "network_drops"),
@@ -48,14 +48,14 @@ class NetworkCounters:
         for kind in ("network_sent", "network_received", "fabric_sent", "fabric_received"):
             grown = _growth(before, counted, kind)
             if grown is not None and passed_s > 0.0:
-                told[f"{kind}_bytes_per_s"] = grown / passed_s
+                fields[f"{kind}_bytes_per_s"] = grown / passed_s
         sent, resent = (_growth(before, counted, name) for name in ("tcp_sent", "tcp_resent"))
         if sent and resent is not None:
-            told["tcp_resent_ratio"] = min(1.0, resent / sent)
-        return told
+            fields["tcp_resent_ratio"] = min(1.0, resent / sent)
+        return fields
 
     def _interfaces(self) -> dict[str, int]:
-        """Sums over the lines of /proc/net/dev: NAME: bytes packets errs drop ... of both ways."""
+        """Sums over /proc/net/dev; a line is NAME: bytes packets errs drop ..., both directions."""
         sums: dict[str, int] = {}
         for line in _text(self.proc / "net/dev").splitlines():
             name, separator, rest = line.partition(":")
@@ -78,7 +78,7 @@ class NetworkCounters:
         return sums
 
     def _tcp(self) -> dict[str, int]:
-        """Two lines of /proc/net/snmp: names, then numbers."""
+        """TCP segments sent and retransmitted, from a line of names and one of values."""
         rows = [
             line.split()[1:]
             for line in _text(self.proc / "net/snmp").splitlines()
@@ -93,7 +93,7 @@ class NetworkCounters:
         }
 
     def _ports(self) -> dict[str, int]:
-        """All InfiniBand and RoCE ports; empty where there is none."""
+        """Sums over all InfiniBand and RoCE ports; empty without any."""
         sums: dict[str, int] = {}
         try:
             ports = sorted((self.sys / "class/infiniband").glob("*/ports/*"))
@@ -114,7 +114,7 @@ class NetworkCounters:
 
 
 def _growth(before: dict[str, int], now: dict[str, int], name: str) -> int | None:
-    """None: not told twice. A counter that began anew has not grown."""
+    """Increase of a counter; None unless read twice, 0 after the counter was reset."""
     if name not in before or name not in now:
         return None
     return max(0, now[name] - before[name])
@@ -126,7 +126,7 @@ def _count(path: Path) -> int:
 
 
 def is_count(text: str) -> bool:
-    """A whole number, no longer than any counter of a kernel."""
+    """Whether the text is a decimal number of at most 64 bits' length."""
     return text.isdecimal() and len(text) <= MAX_DIGITS
 
 

@@ -1,19 +1,19 @@
-"""How far the node's wall clock is off, as its kernel knows it (adjtimex, reading only). A shell.
+"""Offset and error bound of the node's wall clock, read by adjtimex. A shell.
 
-Nothing of ours compares wall clocks between nodes; people and their logs do.
+For operators who compare logs of several nodes; pacekeeper never compares wall clocks.
 """
 
 import ctypes
 from typing import Any
 
-_NANOSECONDS = 0x2000  # STA_NANO: of the offset, else microseconds
+_NANOSECONDS = 0x2000  # STA_NANO: the offset is in nanoseconds, else in microseconds
 _UNSYNCHRONISED = 0x40  # STA_UNSYNC
 _FAILED = -1
-_adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)  # the C library of another kernel has none
+_adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)  # absent in C libraries of other kernels
 
 
 class _Timex(ctypes.Structure):
-    """struct timex, as far as it is read; the rest is room for what the kernel writes."""
+    """The first fields of struct timex; `rest` is space that the kernel writes."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -27,15 +27,21 @@ class _Timex(ctypes.Structure):
 
 
 def read() -> dict[str, Any]:
-    """Fields of a HostSample; none where the kernel does not tell."""
-    told = _Timex()
-    if _adjtimex is None or _adjtimex(ctypes.byref(told)) == _FAILED:
+    """Fields of a HostSample; empty if adjtimex is missing or fails."""
+    state = _Timex()
+    if _adjtimex is None or _adjtimex(ctypes.byref(state)) == _FAILED:
         return {}
-    return parse(offset=told.offset, max_error_us=told.maxerror, status=told.status)
+    return parse(offset=state.offset, max_error_us=state.maxerror, status=state.status)
 
 
 def parse(*, offset: int, max_error_us: int, status: int) -> dict[str, Any]:
-    """`offset`: what is still to be corrected, in the unit that `status` names."""
+    """Convert values of struct timex to fields of a HostSample.
+
+    Args:
+        offset: Remaining correction, in the unit given by `status`.
+        max_error_us: Error bound in microseconds.
+        status: STA_* flags.
+    """
     return {
         "clock_offset_s": offset * (1e-9 if status & _NANOSECONDS else 1e-6),
         "clock_error_s": max_error_us * 1e-6,

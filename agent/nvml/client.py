@@ -1,9 +1,9 @@
-"""The only file that imports NVML. What a device does not tell is None, never a guess.
+"""Queries NVML; the only module that imports it. A value that a device lacks is None.
 
-`read` asks the driver (calls that may fail one by one), `parse` makes the sample. What a device
-refuses for good is not asked again until the driver is opened anew. A sick driver may hang: who
-calls does so in a thread that nobody waits for (`sampler.py`). A lost GPU is reported and not asked
-again, for a stale handle can crash the driver's library (XuehaiPan/nvitop issue 139).
+`read` queries the driver (each query may fail by itself), `parse` makes the sample. A query that
+the device does not support is not repeated until NVML is opened again. Queries may hang, so only
+the thread of `sampler.py` calls this module. A lost GPU is reported and not queried again: a stale
+handle can crash the driver's library (XuehaiPan/nvitop issue 139).
 """
 
 import ctypes
@@ -26,7 +26,7 @@ MAX_LINKS = 36  # of a device, by NVML's header
 
 
 def list_instances(pynvml: Any, device: Device, mode: Any) -> tuple[Instance, ...]:
-    """The MIG instances of a device whose MIG `mode` is (current, pending); without MIG none."""
+    """The MIG instances of a device; empty without MIG. `mode`: (current, pending) or None."""
     if mode is None or not mode[0]:
         return ()
     most = query(pynvml, device, "instances", lambda n, h: n.nvmlDeviceGetMaxMigDeviceCount(h))
@@ -34,7 +34,7 @@ def list_instances(pynvml: Any, device: Device, mode: Any) -> tuple[Instance, ..
     for slot in range(most or 0):
         handle = query(pynvml, device, "instance", partial(_instance, slot=slot))
         if handle is None:
-            continue  # no instance has this number
+            continue  # no instance in this slot
         part = Device(index=device.index, handle=handle)
         uuid = query(pynvml, part, "uuid", lambda n, h: n.nvmlDeviceGetUUID(h))
         name = query(pynvml, part, "name", lambda n, h: n.nvmlDeviceGetName(h))
@@ -46,8 +46,8 @@ def list_instances(pynvml: Any, device: Device, mode: Any) -> tuple[Instance, ..
 def instance_samples(pynvml: Any, device: Device, whole: DeviceSample) -> tuple[DeviceSample, ...]:
     """The device itself or, in MIG mode, each of its instances.
 
-    An instance has memory of its own; the rest is read of the device it is a part of. NVML tells
-    neither utilisation nor processes of instances, and those of the whole are not its.
+    Memory is that of the instance, all other values are those of its GPU. NVML reports neither
+    utilisation nor processes of an instance, so both are None.
     """
     if not device.instances:
         return (whole,)
@@ -69,7 +69,7 @@ def instance_samples(pynvml: Any, device: Device, whole: DeviceSample) -> tuple[
 
 
 def count_links(pynvml: Any, device: Device) -> int:
-    """How many NVLinks the device has: asked one by one, for no device has the header's maximum."""
+    """Number of NVLinks: the links are queried in turn until one is refused."""
     for link in range(MAX_LINKS):
         if query(pynvml, device, f"link {link}", partial(_link_state, link=link)) is None:
             return link
@@ -84,17 +84,15 @@ def _link_state(pynvml: Any, handle: Any, link: int) -> Any:
     return pynvml.nvmlDeviceGetNvLinkState(handle, link)
 
 
-FIELDS_INTERVAL_S = 5.0  # between two readings of a device's counters, all in one call
-SLOW_INTERVAL_S = (
-    30.0  # between two readings of what is costly to ask (process lists take milliseconds)
-)
+FIELDS_INTERVAL_S = 5.0  # between two reads of a device's field values, all in one call
+SLOW_INTERVAL_S = 30.0  # between two rounds of expensive queries (process lists take milliseconds)
 NO_XIDS: Mapping[int, XidHistory] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlUnavailable:
-    """There is no NVML here, and why: reported as such."""
+    """NVML cannot be used; `reason` is reported to the controller."""
 
     reason: str
 
@@ -109,7 +107,7 @@ _FAST: dict[str, Query] = {
     "utilisation": lambda n, h: n.nvmlDeviceGetUtilizationRates(h),
     "memory": lambda n, h: n.nvmlDeviceGetMemoryInfo(h),
     "reasons": lambda n, h: n.nvmlDeviceGetCurrentClocksEventReasons(h),
-    # The name before driver 535; asked only where the new one is not known.
+    # The name before driver 535; queried only if the new one is unknown.
     "old_reasons": lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h),
     "pcie_generation": lambda n, h: n.nvmlDeviceGetCurrPcieLinkGeneration(h),
     "pcie_width": lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h),
@@ -140,7 +138,7 @@ _HEALTH_OF_SLOW = {
 
 @dataclass(slots=True, kw_only=True)
 class Nvml:
-    """An open NVML. `lost` says which devices do not answer any more."""
+    """An open NVML. `lost` describes the devices that no longer answer."""
 
     pynvml: Any
     devices: tuple[Device, ...]
@@ -148,9 +146,10 @@ class Nvml:
     watch: XidListener | None = None
 
     def sample(self, now_s: float) -> tuple[DeviceSample, ...]:
-        """One reading of every device and MIG instance. Raises GoneError where the driver is gone.
+        """Sample every device and MIG instance; a lost device gives a sample with `is_lost`.
 
-        A lost device that answered before is told of as lost.
+        Raises:
+            DriverGoneError: The driver was unloaded or replaced.
         """
         samples: list[DeviceSample] = []
         lost = []
@@ -168,13 +167,14 @@ class Nvml:
         return tuple(samples)
 
     def close(self) -> None:
-        """Shut NVML down; harmless where it is gone.
+        """Shut NVML down; safe if the driver is gone.
 
-        Where the thread that waits for Xids hangs in the driver, the driver is left open: it would
-        be shut down under that thread's feet.
+        NVML stays open if the thread that waits for Xids hangs in a call of it.
         """
         if self.watch is not None and not self.watch.close():
-            _log.warning("nvml: a call hangs; the driver is left open")
+            _log.warning(
+                "nvml is not shut down: the thread that waits for Xids hangs in the driver"
+            )
             return
         try:
             self.pynvml.nvmlShutdown()
@@ -192,12 +192,16 @@ class Nvml:
         return None if self.watch is None else self.watch.of(device.index)
 
 
-def open_nvml(heard: Mapping[int, XidHistory] = NO_XIDS) -> Nvml | NvmlUnavailable:
-    """NVML with all its devices, or the reason why there is none. A sick one hides no other.
+def open_nvml(known: Mapping[int, XidHistory] = NO_XIDS) -> Nvml | NvmlUnavailable:
+    """Open NVML with all its devices; a device that fails does not hide the others.
 
-    `heard`: Xids from before it was opened anew.
+    Args:
+        known: Xids by device index from before NVML was reopened.
+
+    Returns:
+        The open NVML, or the reason why it cannot be used.
     """
-    # A package of that name, which others bring along, says so of itself; ours is beside it.
+    # nvidia-ml-py provides `pynvml`; the deprecated package of that name warns when installed too.
     warnings.filterwarnings("ignore", "The pynvml package is deprecated", FutureWarning)
     try:
         import pynvml
@@ -217,21 +221,25 @@ def open_nvml(heard: Mapping[int, XidHistory] = NO_XIDS) -> Nvml | NvmlUnavailab
             _log.warning("nvml device=%d: %s", index, error)
             devices.append(Device(index=index, handle=None, is_lost=True))
     handles = {device.index: device.handle for device in devices if not device.is_lost}
-    watch = XidListener.begin(pynvml, handles, known=heard)
+    watch = XidListener.begin(pynvml, handles, known=known)
     return Nvml(pynvml=pynvml, devices=tuple(devices), watch=watch)
 
 
 def read(pynvml: Any, device: Device, now_s: float, num_devices: int = 1) -> dict[str, Any]:
-    """Raw answers by name; None where the device does not tell. Raises LostError, GoneError.
+    """Raw answers of a device by query name; None for what it does not provide.
 
-    What is read seldom is read of one device after the other: such calls hold the driver's lock,
-    and eight in a row would be felt by who launches kernels.
+    The first round of expensive queries is spread over the period by device index: such calls hold
+    the driver's lock, which kernel launches need as well.
+
+    Raises:
+        DeviceLostError: The device fell off the bus or must be reset.
+        DriverGoneError: The driver was unloaded or replaced.
     """
     raw = {
         name: query(pynvml, device, name, _FAST[name]) for name in _FAST if name != "old_reasons"
     }
     if raw["uuid"] is None:
-        raise DeviceLostError("a device without a name")
+        raise DeviceLostError("the device reports no UUID")
     device.uuid = text(raw["uuid"])
     if raw["reasons"] is None:
         raw["reasons"] = query(pynvml, device, "old_reasons", _FAST["old_reasons"])
@@ -252,7 +260,7 @@ def read(pynvml: Any, device: Device, now_s: float, num_devices: int = 1) -> dic
 def parse(
     index: int, raw: Mapping[str, Any], now_s: float, *, xids: XidHistory | None = None
 ) -> DeviceSample:
-    """The sample in NVML's answers: MHz, degrees Celsius, milliwatts to watts, percent to ratio.
+    """The sample of raw NVML answers, with milliwatts as watts and percent as ratio.
 
     Power is an average over one second on Ampere and later, except GA100 (NVML reference).
     """
@@ -283,7 +291,7 @@ def parse(
 
 
 def _read_fields(pynvml: Any, device: Device) -> None:
-    """All counters of a device in one call, and its activity since the last one."""
+    """Read all field values of a device in one call, and its activity since the last call."""
     keys = fields.keys(device.num_links)
     wanted = [key for key in keys if key not in device.refused_fields]
     entries = query(pynvml, device, "fields", lambda n, h: n.nvmlDeviceGetFieldValues(h, wanted))
@@ -300,21 +308,21 @@ def _read_fields(pynvml: Any, device: Device) -> None:
         device.activity = query(pynvml, device, "activity", Activity.begin)
     if device.activity is not None:
         since_last = device.activity.since_last
-        told = query(pynvml, device, "activity since", lambda n, _: since_last(n))
-        device.counters |= told or {}
+        shares = query(pynvml, device, "activity since", lambda n, _: since_last(n))
+        device.counters |= shares or {}
 
 
 def _health_fields(device: Device) -> dict[str, Any]:
-    """The fields of a device's health, from its last answers."""
-    told = {
+    """Fields of a DeviceHealth from the device's last answers."""
+    found = {
         name: device.slow[question]
         for question, name in _HEALTH_OF_SLOW.items()
         if device.slow.get(question) is not None
     }
     spare_rows = device.slow.get("spare_rows")
     if spare_rows is not None:
-        told["remap_banks_full"] = int(spare_rows.none)
-    return told | device.health
+        found["remap_banks_full"] = int(spare_rows.none)
+    return found | device.health
 
 
 def _lost_sample(device: Device, now_s: float, xids: XidHistory | None) -> DeviceSample:

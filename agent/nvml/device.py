@@ -1,4 +1,4 @@
-"""One GPU as NVML knows it, and how it is asked: each question may fail by itself."""
+"""One GPU in NVML, and the function that queries it; each query may fail by itself."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,15 +7,15 @@ from typing import Any
 from pacekeeper.agent.nvml.fields import Key
 from pacekeeper.agent.nvml.gpm import Activity
 
-Query = Callable[[Any, Any], Any]  # of the binding and a handle
+Query = Callable[[Any, Any], Any]  # called with the binding and a handle
 
 
 class DeviceLostError(Exception):
-    """The device fell off its bus, or must be reset."""
+    """The device fell off the bus or must be reset."""
 
 
 class DriverGoneError(Exception):
-    """The driver is gone or was exchanged: no handle is good any more."""
+    """The driver was unloaded or replaced: all handles are invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Instance:
 
 @dataclass(slots=True, kw_only=True)
 class Device:
-    """One GPU: its handle, questions it refused for good, and its last answers that keep."""
+    """One GPU: its handle, the queries it does not support, and its last slow answers."""
 
     index: int
     handle: Any
@@ -48,15 +48,26 @@ class Device:
 
 
 def query(pynvml: Any, device: Device, name: str, question: Query) -> Any:
-    """The answer, or None. What this device, driver or binding does not know is not asked again.
+    """Run one query of a device.
 
-    Raises LostError, GoneError.
+    Args:
+        pynvml: The binding.
+        device: Its `refused` collects the queries that device, driver or binding do not support.
+        name: Identifies the query.
+        question: Runs it.
+
+    Returns:
+        The answer; None if the query fails or is not supported.
+
+    Raises:
+        DeviceLostError: The device fell off the bus or must be reset.
+        DriverGoneError: The driver was unloaded or replaced.
     """
     if name in device.refused:
         return None
     try:
         return question(pynvml, device.handle)
-    except AttributeError:  # a binding from before this question
+    except AttributeError:  # an older binding
         device.refused.add(name)
         return None
     except pynvml.NVMLError as error:
@@ -75,5 +86,5 @@ def query(pynvml: Any, device: Device, name: str, question: Query) -> Any:
 
 
 def text(value: str | bytes | None) -> str:
-    """A name as text; empty where there is none."""
+    """A name as text; empty for None."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value or ""

@@ -1,9 +1,9 @@
-"""Which NVML field values are asked for, and what they say in base units. Pure.
+"""NVML field values: the ids to query, and their decoding to base units. Pure.
 
-Field ids are numbers here: older bindings lack names of newer fields. Most are stable, three are
-not: the times of hardware slowdown have other ids in newer drivers, and their old ids became
-settings of power smoothing. Times are 64 bits wide and settings are not; where both sets of ids
-answer with 64 bits their meaning is unknown, and none is reported.
+Ids are numbers because older bindings lack the names of newer fields. Three ids are not stable:
+the times of hardware slowdown have other ids in newer drivers, and their old ids became settings of
+power smoothing. Times are 64 bits wide, settings are not. If both sets of ids answer with 64 bits,
+the meaning is unknown and none is reported.
 """
 
 import struct
@@ -28,7 +28,7 @@ _TYPES = {
     6: struct.Struct("@H6x"),
 }
 _WIDE = (2, 3)  # 64 bits, not negative
-_MAX_VALUE = 1 << 63  # a count or a size that is not below it is a driver's mistake
+_MAX_VALUE = 1 << 63  # larger counts and sizes are errors of the driver
 _SUCCESS, _NOT_SUPPORTED, _INVALID_ARGUMENT = 0, 3, 2
 
 # Times in nanoseconds.
@@ -66,7 +66,7 @@ _HEALTH: Mapping[str, tuple[int, ...]] = {
     "pcie_fatal_errors": (179, 180),
     "recovery_action": (230,),
 }
-_SMALL = ("recovery_action", "nvlinks", "nvlinks_up")  # 32 bits in a report
+_SMALL = ("recovery_action", "nvlinks", "nvlinks_up")  # 32-bit fields of a report
 _MAX_SMALL = 1 << 32
 _FLAGS = ("is_remap_pending", "has_remap_failed")
 _POWER_LIMITS = {"power_limit_default_watts": 189, "power_limit_max_watts": 188}
@@ -82,7 +82,7 @@ _LINK_BYTES = {"nvlink_sent_bytes": 202, "nvlink_received_bytes": 204}
 
 
 def keys(num_links: int) -> tuple[Key, ...]:
-    """All that is asked of a device with that many NVLinks."""
+    """All keys to query of a device with this number of NVLinks."""
     whole = [*_THROTTLED.values(), _SW_THERMAL, *(i for ids in _SLOWDOWN_IDS for i in ids)]
     whole += [i for ids in _HEALTH.values() for i in ids]
     whole += _POWER_LIMITS.values()
@@ -100,7 +100,11 @@ def keys(num_links: int) -> tuple[Key, ...]:
 
 
 def decode(data: bytes | memoryview) -> tuple[dict[Key, tuple[int, Number]], frozenset[Key]]:
-    """What was answered, as (type, value), and what this device will never answer."""
+    """Decode an array of nvmlFieldValue_t.
+
+    Returns:
+        (type, value) by key for the answered fields, and the keys that the device does not support.
+    """
     answers: dict[Key, tuple[int, Number]] = {}
     refused = []
     for field, scope, _, _, kind, code, raw in ENTRY.iter_unpack(data):
@@ -112,73 +116,73 @@ def decode(data: bytes | memoryview) -> tuple[dict[Key, tuple[int, Number]], fro
 
 
 def sample_fields(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number]:
-    """Fields of a DeviceSample by name; those that were not answered are left out."""
+    """Fields of a DeviceSample by name; unanswered ones are left out."""
     answers = _valid_answers(answers)
-    told: dict[str, Number] = {}
+    found: dict[str, Number] = {}
     for name, field in _THROTTLED.items():
         if (value := _wide(answers, field)) is not None:
-            told[name] = value * 1e-9
-    told |= _slowdowns(answers)
+            found[name] = value * 1e-9
+    found |= _slowdowns(answers)
     for name, (field, scope, factor) in _SAMPLE.items():
         if (field, scope) in answers:
-            told[name] = answers[field, scope][1] * factor
+            found[name] = answers[field, scope][1] * factor
     for name, field in _LINK_BYTES.items():
         if per_link := _link_values(answers, (field,)):
-            told[name] = int(sum(per_link))
+            found[name] = int(sum(per_link))
     for name, (field, scope, unit) in _SAMPLE_COUNTS.items():
         if (field, scope) in answers:
-            told[name] = int(answers[field, scope][1]) * unit
-    return _storable(told)
+            found[name] = int(answers[field, scope][1]) * unit
+    return _storable(found)
 
 
 def health_fields(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number | bool]:
-    """Fields of a DeviceHealth by name; those that were not answered are left out."""
+    """Fields of a DeviceHealth by name; unanswered ones are left out."""
     answers = _valid_answers(answers)
-    told: dict[str, Number | bool] = {}
+    found: dict[str, Number | bool] = {}
     for name, ids in _HEALTH.items():
         values = [answers[field, 0][1] for field in ids if (field, 0) in answers]
         if values:
-            told[name] = bool(values[0]) if name in _FLAGS else int(sum(values))
+            found[name] = bool(values[0]) if name in _FLAGS else int(sum(values))
     for name, field in _POWER_LIMITS.items():
         if (field, 0) in answers:
-            told[name] = answers[field, 0][1] * 1e-3
+            found[name] = answers[field, 0][1] * 1e-3
     states = {scope: value for (field, scope), (_, value) in answers.items() if field == _STATE}
     if states:
         up = [link for link, state in states.items() if state]
-        told["nvlinks"], told["nvlinks_up"] = len(states), len(up)
+        found["nvlinks"], found["nvlinks_up"] = len(states), len(up)
         speeds = [answers[_SPEED, link][1] for link in up if (_SPEED, link) in answers]
         if len(speeds) == len(up):
-            told["nvlink_bytes_per_s"] = sum(speeds) * 1e6
+            found["nvlink_bytes_per_s"] = sum(speeds) * 1e6
     for name, ids in _LINK_COUNTS.items():
         if counts := _link_values(answers, ids):
-            told[name] = int(sum(counts))
-    return _storable(told)
+            found[name] = int(sum(counts))
+    return _storable(found)
 
 
 def _valid_answers(answers: Mapping[Key, tuple[int, Number]]) -> dict[Key, tuple[int, Number]]:
-    """Nothing that is asked for can be below zero, or endless: such an answer is none."""
-    return {key: one for key, one in answers.items() if 0 <= one[1] < _MAX_VALUE}  # nor no number
+    """The answers without negative, infinite, NaN and oversized values."""
+    return {key: one for key, one in answers.items() if 0 <= one[1] < _MAX_VALUE}
 
 
-def _storable(told: Mapping[str, T]) -> dict[str, T]:
-    """Without sums and products that no field of a report can hold."""
+def _storable(found: Mapping[str, T]) -> dict[str, T]:
+    """The fields without values that exceed their type in a report."""
     return {
-        name: v for name, v in told.items() if v < (_MAX_SMALL if name in _SMALL else _MAX_VALUE)
+        name: v for name, v in found.items() if v < (_MAX_SMALL if name in _SMALL else _MAX_VALUE)
     }
 
 
 def _slowdowns(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number]:
-    """Seconds held down by hardware, by the only set of ids that can be these times."""
+    """Seconds of hardware slowdown, from the one set of ids that has 64-bit values."""
     sets = [ids for ids in _SLOWDOWN_IDS if any(_wide(answers, i) is not None for i in ids)]
-    told: dict[str, Number] = {}
+    found: dict[str, Number] = {}
     if len(sets) == 1:
         for name, field in zip(_SLOWDOWNS, sets[0], strict=True):
             if (value := _wide(answers, field)) is not None:
-                told[name] = value * 1e-9
+                found[name] = value * 1e-9
     older = _wide(answers, _SW_THERMAL)
     if older is not None:
-        told.setdefault("sw_thermal_held_s", older * 1e-9)
-    return told
+        found.setdefault("sw_thermal_held_s", older * 1e-9)
+    return found
 
 
 def _wide(answers: Mapping[Key, tuple[int, Number]], field: int) -> Number | None:

@@ -1,6 +1,6 @@
-"""Asks NVML on a period, in a thread that nobody waits for: no hung driver stops the agent.
+"""Samples NVML periodically in its own thread, so that a hung driver does not stop the agent.
 
-Slow answers are a sign of a sick driver, and asking makes them worse: who takes long is asked less.
+Queries load the driver: a slow driver is sampled less often (REST_FACTOR).
 """
 
 import logging
@@ -13,58 +13,58 @@ from pacekeeper.agent.nvml.device import DriverGoneError
 from pacekeeper.agent.nvml.xid_events import XidHistory
 from pacekeeper.core.telemetry.samples import DeviceSample
 
-HUNG_S = 10.0  # an answer that takes longer counts as none
-REOPEN_S = 60.0  # between two attempts where there is no driver, or a device is lost
-RETRY_S = 5.0  # after a driver that was there is gone: it may be restarting
-REST_FACTOR = 20.0  # times as long as asking took it is left alone: 5 % of the time at the most
+HUNG_S = 10.0  # longer queries are reported as hanging
+REOPEN_S = 60.0  # between two attempts without a driver or with a lost device
+RETRY_S = 5.0  # after the driver disappeared: it may be restarting
+REST_FACTOR = 20.0  # pause / query time at least: queries take at most 5 % of the time
 _log = logging.getLogger(__name__)
 
 Opener = Callable[[Mapping[int, XidHistory]], Nvml | NvmlUnavailable]
 
 
 class Sampler:
-    """Reads all devices. `latest(now_s)` and `waiting_s(now_s)` never wait."""
+    """Samples all devices. `latest` and `waiting_s` never block."""
 
     def __init__(self, interval_s: float, opener: Opener = open_nvml) -> None:
         self._interval_s = interval_s
         self._open = opener
         self._stop = threading.Event()
-        self._asked_s: float | None = None  # when the question under way was asked
-        self._latest: tuple[tuple[DeviceSample, ...], str] = ((), "not asked yet")
+        self._asked_s: float | None = None  # start of the query under way
+        self._latest: tuple[tuple[DeviceSample, ...], str] = ((), "not queried yet")
         self.rounds = 0
         self.spent_s = 0.0
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start the thread."""
         threading.Thread(target=self._run, name="nvml", daemon=True).start()
 
     def stop(self) -> None:
-        """Ask the thread to end; it is not waited for."""
+        """Signal the thread to end, without waiting for it."""
         self._stop.set()
 
     def latest(self, now_s: float) -> tuple[tuple[DeviceSample, ...], str]:
-        """The newest samples, and "ok" or why there are none (or not of all devices)."""
+        """The newest samples, and "ok" or why samples of some or all devices are missing."""
         if self.waiting_s(now_s) > HUNG_S:
             return (), f"NVML hangs: no answer for more than {HUNG_S:g} s"
         return self._latest
 
     def waiting_s(self, now_s: float) -> float:
-        """How long the answer under way has been waited for; 0 between two."""
+        """Age of the query under way in seconds; 0 between queries."""
         asked_s = self._asked_s
         return 0.0 if asked_s is None else max(0.0, now_s - asked_s)
 
     def _run(self) -> None:
         nvml: Nvml | None = None
-        heard: Mapping[int, XidHistory] = {}
+        known: Mapping[int, XidHistory] = {}
         was_there = False
         opened_s = 0.0
         while not self._stop.is_set():
             now_s = self._asked_s = time.monotonic()
             if nvml is not None and nvml.lost and now_s - opened_s > REOPEN_S:
-                heard = _close(nvml)
+                known = _close(nvml)
                 nvml = None
             if nvml is None:
-                found = self._opened(heard)
+                found = self._opened(known)
                 opened_s = now_s
                 if isinstance(found, NvmlUnavailable):
                     self._publish((), found.reason)
@@ -73,8 +73,8 @@ class Sampler:
                 nvml, was_there = found, True
             try:
                 samples = nvml.sample(now_s)
-            except Exception as error:  # the driver's, or its binding's: to be said, not to end us
-                heard = _close(nvml)
+            except Exception as error:  # of driver or binding: reported; the agent continues
+                known = _close(nvml)
                 nvml = None
                 self._publish((), _describe(error))
                 self._stop.wait(RETRY_S)
@@ -82,15 +82,15 @@ class Sampler:
             took_s = time.monotonic() - now_s
             self.rounds, self.spent_s = self.rounds + 1, self.spent_s + took_s
             self._publish(samples, "; ".join(nvml.lost) or "ok")
-            # The first reading asks what each device can tell: that is no measure.
+            # The first round finds the supported queries and takes longer than others.
             rest_s = min(REOPEN_S, took_s * REST_FACTOR) if self.rounds > 1 else 0.0
             self._stop.wait(max(self._interval_s - took_s, rest_s))
         if nvml is not None:
             nvml.close()
 
-    def _opened(self, heard: Mapping[int, XidHistory]) -> Nvml | NvmlUnavailable:
+    def _opened(self, known: Mapping[int, XidHistory]) -> Nvml | NvmlUnavailable:
         try:
-            return self._open(heard)
+            return self._open(known)
         except Exception as error:
             return NvmlUnavailable(reason=_describe(error))
 
@@ -108,6 +108,6 @@ def _describe(error: Exception) -> str:
 
 
 def _close(nvml: Nvml) -> Mapping[int, XidHistory]:
-    """What was heard of its devices, for the next one."""
+    """Close NVML and return the Xids of its devices, for the next one."""
     nvml.close()
-    return {} if nvml.watch is None else nvml.watch.heard
+    return {} if nvml.watch is None else nvml.watch.histories

@@ -1,7 +1,7 @@
-"""Listens for Xids, the driver's reports of errors, in a thread of its own: each is told once.
+"""Listens for Xids, the driver's error reports, in a thread of its own.
 
-Polling would see the last of several. A device that can not be listened to tells nothing, which is
-not the same as none.
+NVML delivers each Xid once; polling would see only the last of several. For a device without event
+support the Xids are unknown, which is not the same as none.
 """
 
 import ctypes
@@ -13,15 +13,15 @@ from typing import Any
 
 from pacekeeper.core.telemetry.samples import KEPT_XIDS
 
-WAIT_MS = 1000  # of one call of the driver
-JOIN_TIMEOUT_S = 3.0  # more than one wait: who is not back by then hangs
+WAIT_MS = 1000  # of one call
+JOIN_TIMEOUT_S = 3.0  # longer than one wait; a thread that takes longer hangs
 XID_EVENT = 0x8  # nvmlEventTypeXidCriticalError
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidHistory:
-    """How many a device has had since it is listened to, and the newest of them, in order."""
+    """Number of Xids of a device since the start of the agent, and the newest ones in order."""
 
     count: int = 0
     newest: tuple[int, ...] = ()
@@ -29,13 +29,13 @@ class XidHistory:
 
 @dataclass(slots=True, kw_only=True)
 class XidListener:
-    """The thread that waits, and what it heard of each device it can hear."""
+    """The thread that waits for events, and the Xids by device index."""
 
     pynvml: Any
     events: Any
-    index_of: Mapping[int, int]  # of the device with a handle at this address
-    heard: Mapping[int, XidHistory]
-    is_deaf: bool = False  # the driver is gone
+    index_of: Mapping[int, int]  # device index by the address of its handle
+    histories: Mapping[int, XidHistory]
+    is_driver_gone: bool = False
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -43,9 +43,15 @@ class XidListener:
     def begin(
         cls, pynvml: Any, handles: Mapping[int, Any], *, known: Mapping[int, XidHistory]
     ) -> "XidListener | None":
-        """Listen to these devices by index; None where the driver lets nobody listen.
+        """Register for events and start the thread.
 
-        `known`: what was heard of them before the driver was opened anew.
+        Args:
+            pynvml: The binding.
+            handles: Devices by index.
+            known: Xids from before NVML was reopened, by device index.
+
+        Returns:
+            The listener; None if the driver supports no events.
         """
         try:
             events = pynvml.nvmlEventSetCreate()
@@ -60,18 +66,18 @@ class XidListener:
                 _log.info("nvml device=%d xids: %s", index, error)
                 continue
             index_of[_address(handle)] = index
-        heard = {index: known.get(index, XidHistory()) for index in index_of.values()}
-        watch = cls(pynvml=pynvml, events=events, index_of=index_of, heard=heard)
+        histories = {index: known.get(index, XidHistory()) for index in index_of.values()}
+        watch = cls(pynvml=pynvml, events=events, index_of=index_of, histories=histories)
         watch._thread = threading.Thread(target=watch._run, name="nvml-xids", daemon=True)
         watch._thread.start()
         return watch
 
     def of(self, index: int) -> XidHistory | None:
-        """What was heard of a device; None where it can not be heard. Never waits."""
-        return None if self.is_deaf else self.heard.get(index)
+        """The Xids of a device; None if it supports no events. Never blocks."""
+        return None if self.is_driver_gone else self.histories.get(index)
 
     def close(self) -> bool:
-        """End the thread; False where it hangs in the driver, which must not be shut down then."""
+        """End the thread. False if it hangs in a call: NVML must not be shut down then."""
         self._stop.set()
         assert self._thread is not None
         self._thread.join(JOIN_TIMEOUT_S)
@@ -85,24 +91,29 @@ class XidListener:
                 if error.value == self.pynvml.NVML_ERROR_TIMEOUT:
                     continue
                 if error.value == self.pynvml.NVML_ERROR_UNINITIALIZED:
-                    self.is_deaf = True
+                    self.is_driver_gone = True
                     break
-                self._stop.wait(WAIT_MS / 1000)  # of a lost device: the others are still heard
+                self._stop.wait(
+                    WAIT_MS / 1000
+                )  # an error of one device; the others still deliver events
                 continue
             if event.eventType == XID_EVENT:
-                self._hear(self.index_of.get(_address(event.device)), int(event.eventData))
+                self._record(self.index_of.get(_address(event.device)), int(event.eventData))
         try:
             self.pynvml.nvmlEventSetFree(self.events)
         except self.pynvml.NVMLError as error:
             _log.info("nvml xids: %s", error)
 
-    def _hear(self, index: int | None, xid: int) -> None:
+    def _record(self, index: int | None, xid: int) -> None:
         _log.warning("nvml device=%s xid=%d", index, xid)
         if index is None:
             return
-        before = self.heard[index]  # only this thread writes
+        before = self.histories[index]  # only this thread writes
         newest = (*before.newest, xid)[-KEPT_XIDS:]
-        self.heard = {**self.heard, index: XidHistory(count=before.count + 1, newest=newest)}
+        self.histories = {
+            **self.histories,
+            index: XidHistory(count=before.count + 1, newest=newest),
+        }
 
 
 def _address(handle: Any) -> int:

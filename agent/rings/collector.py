@@ -1,10 +1,9 @@
-"""Reads the rings of this node and writes back what the controller says: files only, no network.
+"""Polls all rings of this node and writes the controller's commands into them. No network.
 
-A ring that is not ours, of another version or damaged is reported and left alone; a damaged record
-is counted and skipped. Nothing a trainer does can stop the agent, and nothing here stops a trainer.
-Nothing of a trainer's is deleted here: what an earlier life of a job left behind is told as its
-own, to the end, and the present life is told nothing of it. Rings of a job that ended are let go
-of once they are told; our plans go when a later generation is in force.
+A ring of another version, another job or with damage is reported and left alone; a damaged record
+is counted and skipped. Files of a trainer are never deleted: records left by an earlier incarnation
+of a job are reported under that incarnation. Rings of an ended job are closed once their records
+are acknowledged. Plan files, which the agent wrote, are deleted when a later generation is active.
 """
 
 import logging
@@ -26,7 +25,7 @@ from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import PlanFile
 from pacekeeper.core.telemetry.records import Record
 
-RELEASE_DELAY_S = 60.0  # without news of a job that has ended: its late words are read first
+RELEASE_DELAY_S = 60.0  # after the last record of an ended job, for records that arrive late
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +33,7 @@ _log = logging.getLogger(__name__)
 class RingCollector:
     """All rings below one ring directory.
 
-    `unreadable` and `unwritable` name files and say why; they hold what is wrong now.
+    `unreadable` and `unwritable` map files to the reason; they contain the present problems only.
     """
 
     directory: Path
@@ -47,12 +46,12 @@ class RingCollector:
     _has_polled: bool = False
 
     def prepare(self) -> None:
-        """Make the directory and claim it. Raises HostError where that can not be."""
+        """Create and claim the directory. Raises HostError if that fails."""
         self._lock = ring_directory.claim(self.directory)
         self.fencing.load()
 
     def close(self) -> None:
-        """Close all rings and give the directory back."""
+        """Close all rings and release the directory."""
         for job in self._jobs.values():
             for reader in job.rings.values():
                 reader.close()
@@ -66,20 +65,26 @@ class RingCollector:
         return sum(len(job.rings) for job in self._jobs.values())
 
     def pids(self) -> Mapping[str, Mapping[int, int]]:
-        """The process of each rank here, by job."""
+        """Process ids by job and rank."""
         return {
             name: {r.attachment.rank: r.attachment.pid for r in job.current_ranks}
             for name, job in self._jobs.items()
         }
 
     def suspects(self) -> Mapping[str, frozenset[int]]:
-        """Of each job with ranks here, those of them on which the controller has a finding."""
+        """By job with ranks here: those of them that a finding of the controller names."""
         return {name: job.suspects for name, job in self._jobs.items() if job.current_ranks}
 
     def poll(self, now_s: float) -> tuple[RingBatch, ...]:
-        """Everything new in all rings; heartbeats written.
+        """Read new records of all rings and write heartbeats.
 
-        What can not be listed just now is said, and nothing of it is let go.
+        A directory that cannot be listed is reported; its rings stay open.
+
+        Args:
+            now_s: Monotonic clock.
+
+        Returns:
+            One batch per job and incarnation, empty ones included.
         """
         try:
             stamps_ns, links = ring_directory.list_jobs(self.directory)
@@ -89,7 +94,7 @@ class RingCollector:
         for name in [n for n in self.unreadable if "/" not in n and n not in (*stamps_ns, *links)]:
             del self.unreadable[name]
         for name in links:
-            self._record_problem(self.unreadable, name, "a link: it is not followed")
+            self._record_problem(self.unreadable, name, "a symbolic link: not followed")
         last = [
             r for gone in sorted(set(self._jobs) - set(stamps_ns)) for r in self._close_job(gone)
         ]
@@ -103,14 +108,11 @@ class RingCollector:
         return (*(reading for reading in last if not reading.is_empty), *readings)
 
     def resync(self) -> tuple[RingBatch, ...]:
-        """Attachments and layouts of all jobs once more, for a controller that has forgotten."""
+        """State of all jobs, for a controller that may have lost it: see `resync_job`."""
         return tuple(self.resync_job(name) for name, job in sorted(self._jobs.items()) if job.rings)
 
     def resync_job(self, name: str) -> RingBatch:
-        """What must be known of a job's present life, once more: who is here, what ran, who ended.
-
-        Measurements are not said again.
-        """
+        """Attachments, layouts and exits of a job's current incarnation, without measurements."""
         job = self._jobs[name]
         job.layouts.clear()
         return RingBatch(
@@ -122,7 +124,7 @@ class RingCollector:
         )
 
     def ended_jobs(self, now_s: float) -> tuple[str, ...]:
-        """Jobs whose ranks here have all ended and of which nothing more has come for a while."""
+        """Jobs whose ranks here have all exited, RELEASE_DELAY_S after the last record."""
         return tuple(
             name
             for name, job in sorted(self._jobs.items())
@@ -130,11 +132,11 @@ class RingCollector:
         )
 
     def release_job(self, name: str) -> None:
-        """Let the rings of a job that ended go. Their files stay: they are the trainer's."""
+        """Close the rings of an ended job. Their files stay, except plan files."""
         job = self._jobs[name]
         files = self._list(name)
         if files is None:
-            return  # they would be taken for new ones: the next time, then
+            return  # retried later: without the listing they would be opened again as new rings
         for file_name, reader in job.rings.items():
             reader.close()
             if file_name in files and files[file_name].st_ino == reader.inode:
@@ -145,17 +147,21 @@ class RingCollector:
                 )
         job.rings.clear()
         self._remove_plans(name, files, before=1 << 62)
-        _log.info("job=%s ended: its rings are let go", name)
+        _log.info("job=%s ended, its rings are closed", name)
 
     def offer_plan(self, plan: PlanFile) -> bool:
-        """Write the plan's file, whole, then tell the job's ranks. False: not possible here."""
+        """Write the plan file, then its number into the rings of the job's ranks.
+
+        Returns:
+            False if this node has no ring of that incarnation, or the file cannot be written.
+        """
         known = self._jobs.get(plan.job)
         if known is None or plan.life != known.life or not known.rings:
             return False
         target = self.directory / plan.job / shm_ring.plan_file_name(plan.generation)
-        said = (known.command.plan_generation, known.command.plan_sha256)
-        if said == (plan.generation, plan.sha256) and target.exists():
-            return True  # offers are repeated until they are observed
+        offered = (known.command.plan_generation, known.command.plan_sha256)
+        if offered == (plan.generation, plan.sha256) and target.exists():
+            return True  # the controller repeats offers until it observes their effect
         key = f"{plan.job}/{target.name}"
         try:
             write_atomically(target, plan.data)
@@ -175,21 +181,21 @@ class RingCollector:
         return True
 
     def notify_deaths(self, job: str, ranks: frozenset[int], life: int = 0) -> None:
-        """Tell the ranks of this life here who of it is dead, in addition to what they know."""
+        """Add dead ranks to the commands of this incarnation's ranks."""
         known = self._jobs.get(job)
         sane = frozenset(rank for rank in ranks if 0 <= rank < shm_ring.MAX_RANKS)
         if known is not None and known.life == life and sane:
             self._update_commands(known, lambda old: replace(old, dead_ranks=old.dead_ranks | sane))
 
     def set_suspects(self, job: str, ranks: frozenset[int], life: int = 0) -> None:
-        """Tell the ranks of this life here who stands on nodes with a finding: these only."""
+        """Replace the suspect ranks in the commands of this incarnation's ranks."""
         known = self._jobs.get(job)
         sane = frozenset(rank for rank in ranks if 0 <= rank < shm_ring.MAX_RANKS)
         if known is not None and known.life == life:
             self._update_commands(known, lambda old: replace(old, suspect_ranks=sane))
 
     def request_probe(self, job: str, number: int, life: int = 0) -> None:
-        """Tell the ranks of this life here that all of them shall run a probe."""
+        """Request probe `number` from this incarnation's ranks; lower numbers are ignored."""
         known = self._jobs.get(job)
         if known is not None and known.life == life and number > known.command.probe:
             self._update_commands(known, lambda old: replace(old, probe=max(number, old.probe)))
@@ -197,16 +203,16 @@ class RingCollector:
     def _update_commands(
         self, job: JobState, change: Callable[[shm_ring.CommandSlot], shm_ring.CommandSlot]
     ) -> None:
-        """Change what every ring of this life says; what an earlier agent said there is kept."""
+        """Change the command of every ring of this incarnation; other fields there are kept."""
         term = self.fencing.highest
         job.command = replace(change(job.command), term=term)
         for reader in job.rings.values():
             if reader.attachment.life == job.life:
-                said = change(own_command(reader.command, job.life))
-                reader.write_command(replace(said, term=term))
+                command = change(own_command(reader.command, job.life))
+                reader.write_command(replace(command, term=term))
 
     def _poll_job(self, name: str, now_s: float) -> tuple[RingBatch, ...]:
-        """What is new, by life, the earliest first: nearly always there is one."""
+        """New records of a job, by incarnation in ascending order; usually there is one."""
         job = self._jobs.setdefault(name, JobState(last_record_s=now_s))
         files = self._list(name)
         if files is None:
@@ -219,7 +225,7 @@ class RingCollector:
         for gone in set(job.rings) - set(files):
             reader = job.rings.pop(gone)
             records[reader.attachment.life] += self._drain(reader)
-        # The supervisor's ring first: it is the first one of a new life of the job.
+        # The supervisor's ring first: it is the first ring of a new incarnation.
         rings = sorted((f for f in files if f.endswith(".ring")), key=lambda f: (f[0] != "s", f))
         for file_name in rings:
             before = job.rings.get(file_name)
@@ -230,7 +236,7 @@ class RingCollector:
                 job.last_record_s = now_s
                 if opened.is_rank:
                     attached.append(opened.attachment)
-        orphans = job.orphans()  # before reading: what they had to say is all there
+        orphans = job.orphans()  # determined before reading, when all their records are written
         for reader in job.rings.values():
             records[reader.attachment.life] += reader.records(self.counts)
             reader.write_heartbeat(now_s)
@@ -257,15 +263,17 @@ class RingCollector:
     def _open_if_new(
         self, name: str, job: JobState, file_name: str, status: os.stat_result, now_s: float
     ) -> tuple[RingReader | None, list[Record]]:
-        """A reader where the file is new (another inode: another life of that rank), else None.
+        """Open a ring file that is new: an unknown name, or another inode under a known one.
 
-        And what was left unread in the ring that it replaces.
+        Returns:
+            The reader, None if the file is known or unreadable; and the unread records of the ring
+            that the file replaces.
         """
         known = job.rings.get(file_name)
         if known is not None and known.inode == status.st_ino:
             if status.st_size == shm_ring.FILE_BYTES:
                 return None, []
-            known.close()  # somebody cut the file: what is left of it is no ring
+            known.close()  # the file was truncated: it is no longer a ring
             del job.rings[file_name]
         was = job.drained.get(file_name)
         if was is not None and (was.inode, was.ctime_ns) == (status.st_ino, status.st_ctime_ns):
@@ -280,10 +288,12 @@ class RingCollector:
             self._record_problem(self.unreadable, key, str(error))
             return None, []
         self.unreadable.pop(key, None)
-        self.fencing.accept(reader.command.term)  # of an agent before us, whose file is gone
+        self.fencing.accept(
+            reader.command.term
+        )  # written by an earlier agent whose term file is lost
         rest: list[Record] = []
         if was is not None and (was.inode, was.attachment) == (reader.inode, reader.attachment):
-            # Touched, but the same ring: it was read to its end.
+            # The same ring with a new time stamp; it has been read to its end.
             job.drained[file_name] = replace(was, ctime_ns=status.st_ctime_ns)
             reader.close()
             return None, []
@@ -297,19 +307,17 @@ class RingCollector:
         if reader.attachment.life > job.life:
             job.start_life(reader.attachment.life)
         if self._has_polled:
-            self.counts.lost += reader.index  # it was born under our eyes, yet lapped already
+            self.counts.lost += reader.index  # created since the last poll, yet overwritten already
         job.drained.pop(file_name, None)
-        job.drained.pop(
-            shm_ring.SUPERVISOR_RING, None
-        )  # the job goes on: its next words are waited for
+        job.drained.pop(shm_ring.SUPERVISOR_RING, None)  # the job continues: expect further records
         job.rings[file_name] = reader
         if reader.attachment.life == job.life:
-            said = merge_commands(reader.command, job.command)
-            reader.write_command(replace(said, term=self.fencing.highest))
+            command = merge_commands(reader.command, job.command)
+            reader.write_command(replace(command, term=self.fencing.highest))
         return reader, rest
 
     def _drain(self, reader: RingReader) -> list[Record]:
-        """The last records of a ring whose file is gone, and the end of its reader."""
+        """Read the remaining records of a ring whose file is gone, and close it."""
         records = reader.read_remaining(self.counts)
         reader.close()
         return records
@@ -354,9 +362,9 @@ class RingCollector:
         return found
 
     def _is_unchanged(self, name: str, stamp_ns: int | None) -> bool:
-        """Was the job let go, and has no file come or gone since? Then it costs no look.
+        """Whether the job's rings are closed and its directory has not changed since.
 
-        The directory's time has to be the same three times: two looks may lie in one tick of it.
+        The directory's time must be equal in three polls, because two polls may fall into one tick.
         """
         job = self._jobs.get(name)
         if job is None:
@@ -366,7 +374,7 @@ class RingCollector:
         return is_same and bool(job.drained) and not job.rings
 
     def _remove_plans(self, name: str, files: Iterable[str], before: int) -> None:
-        """Plans of generations nobody will ask for again: those before the one in force."""
+        """Delete plan files of generations below the active one."""
         key = f"{name}/plans"
         try:
             remove_plans(self.directory / name, files, before)
@@ -376,7 +384,7 @@ class RingCollector:
             self.unwritable.pop(key, None)
 
     def _list(self, name: str) -> dict[str, os.stat_result] | None:
-        """Ring, layout and plan files of a job, by name; None where it can not be read just now."""
+        """Ring, layout and plan files of a job by name; None if the directory cannot be read."""
         try:
             found = list_files(self.directory / name)
         except OSError as error:
@@ -386,14 +394,17 @@ class RingCollector:
         return found
 
     def _record_problem(self, notes: dict[str, str], key: str, reason: str) -> None:
-        """Say it in the log when it is new, and in every report while it lasts."""
+        """Log a new problem; it is part of every report while it lasts."""
         if notes.get(key) != reason:
             _log.warning("file=%s/%s: %s", self.directory, key, reason)
         notes[key] = reason
 
 
 def _is_later(one: Attachment, replaced: Attachment) -> bool:
-    """Is `one`, which took the other's file over, of another life? A number is never outdone."""
+    """Whether `one`, which replaced the other's file, is of a later incarnation.
+
+    A numbered incarnation is replaced by a higher number only.
+    """
     if one.life and replaced.life:
         return one.life > replaced.life
     return (one.life, one.pid) != (replaced.life, replaced.pid)

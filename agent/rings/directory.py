@@ -1,6 +1,7 @@
-"""The node's ring directory, which everybody may write: one agent claims it and lists its jobs.
+"""The node's ring directory: claiming it, listing jobs and files, reading and writing files.
 
-No link in it is followed: the agent often runs as root, and where a link leads is another's choice.
+All users may write to the directory and the agent often runs as root, so no symbolic link is
+followed.
 """
 
 import contextlib
@@ -23,17 +24,23 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def claim(directory: Path) -> int:
-    """Make the directory where it is missing and claim it; the open directory holds the claim.
+    """Create the directory if missing and lock it against other agents.
 
-    Raises HostError where that can not be.
+    Returns:
+        Descriptor of the directory; closing it releases the lock.
+
+    Raises:
+        HostError: It cannot be created or written, or another agent holds it.
     """
     remedy = "make it writable for this user, or name another with --ring-dir"
     try:
         if not directory.is_dir():
             directory.mkdir(parents=True)
-            directory.chmod(_WORLD_WRITABLE)  # ranks of other users make their job's directory
+            directory.chmod(_WORLD_WRITABLE)  # ranks of other users create their job's directory
         elif directory.is_symlink() and directory.lstat().st_uid not in (0, os.geteuid()):
-            raise HostError(f"ring directory {directory}: a link of another user", remedy=remedy)
+            raise HostError(
+                f"ring directory {directory}: a symbolic link of another user", remedy=remedy
+            )
         _take_ownership(directory)
         with tempfile.TemporaryFile(dir=directory):
             pass
@@ -53,7 +60,7 @@ def claim(directory: Path) -> int:
 
 
 def _take_ownership(directory: Path) -> None:
-    """Ranks that came first made it as their user, who could take away what we write there."""
+    """Make root the owner of a directory that a rank has created: its owner may delete files."""
     if os.geteuid() != 0:
         return
     descriptor = os.open(directory, _DIRECTORY)
@@ -62,20 +69,28 @@ def _take_ownership(directory: Path) -> None:
         if owner != 0:
             os.fchown(descriptor, 0, -1)
             os.fchmod(descriptor, _WORLD_WRITABLE)
-            _log.warning("rings=%s was made by user %d: it is root's now", directory, owner)
-    except PermissionError:  # root of a container, or without the right to
+            _log.warning(
+                "rings=%s was created by user %d and is now owned by root", directory, owner
+            )
+    except PermissionError:  # root without CAP_CHOWN, as in a container
         _log.warning(
-            "rings=%s stays user %d's, who can take away what is kept there", directory, owner
+            "rings=%s stays owned by user %d, who can delete the agent's files there",
+            directory,
+            owner,
         )
     finally:
         os.close(descriptor)
 
 
 def list_jobs(directory: Path) -> tuple[dict[str, int | None], list[str]]:
-    """(directories that may be a job's, with their mtime_ns; links that bear such a name).
+    """List the jobs of a ring directory.
 
-    One entry can not hide the others: a time that can not be read is None, and the job is looked
-    at all the same. Raises OSError where the directory itself can not be read.
+    Returns:
+        mtime_ns by job directory, None if it cannot be read (the job is polled all the same); and
+        the symbolic links with the name of a job.
+
+    Raises:
+        OSError: The ring directory cannot be read.
     """
     found: dict[str, int | None] = {}
     links: list[str] = []
@@ -89,7 +104,7 @@ def list_jobs(directory: Path) -> tuple[dict[str, int | None], list[str]]:
                 elif entry.is_dir(follow_symlinks=False):
                     found[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
             except FileNotFoundError:
-                continue  # gone meanwhile
+                continue  # removed meanwhile
             except OSError:
                 found[entry.name] = None
     return found, links
@@ -97,7 +112,7 @@ def list_jobs(directory: Path) -> tuple[dict[str, int | None], list[str]]:
 
 @contextlib.contextmanager
 def open_directory(directory: Path) -> Iterator[int]:
-    """A job's directory itself, never what a link in its place leads to. Raises OSError."""
+    """Open a job's directory; a symbolic link in its place is an OSError."""
     descriptor = os.open(directory, _DIRECTORY | os.O_NOFOLLOW)
     try:
         yield descriptor
@@ -109,7 +124,7 @@ MAX_LAYOUT_BYTES = 16 * 1024 * 1024
 
 
 def list_files(directory: Path) -> dict[str, os.stat_result]:
-    """Rings, layouts and plans by name. Raises OSError where the directory can not be read."""
+    """Rings, layouts and plans by name. Raises OSError if the directory cannot be read."""
     found = {}
     with open_directory(directory) as at, os.scandir(at) as entries:
         for entry in entries:
@@ -120,8 +135,8 @@ def list_files(directory: Path) -> dict[str, os.stat_result]:
 
 
 def read_layout(path: Path) -> bytes:
-    """A layout's bytes. Raises OSError, or ValueError for what can not be a layout's file."""
-    # As with rings: neither a link nor a pipe of another's making is followed or waited for.
+    """The bytes of a layout file. Raises OSError; ValueError if it is not a file of that size."""
+    # As with rings: do not follow symbolic links, do not block on pipes.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open_directory(path.parent) as at:
 
@@ -133,12 +148,12 @@ def read_layout(path: Path) -> bytes:
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("not a regular file")
             if status.st_size > MAX_LAYOUT_BYTES:
-                raise ValueError(f"{status.st_size} bytes are no layout")
+                raise ValueError(f"{status.st_size} bytes, a layout has at most {MAX_LAYOUT_BYTES}")
             return file.read(MAX_LAYOUT_BYTES)
 
 
 def remove_plans(directory: Path, names: Iterable[str], before: int) -> None:
-    """Delete plan files of generations below `before`. Raises OSError for the first that stays."""
+    """Delete plan files of generations below `before`. Raises OSError at the first failure."""
     past = [name for name in names if _is_plan_before(name, before)]
     if not past:
         return
@@ -154,7 +169,7 @@ def _is_plan_before(name: str, before: int) -> bool:
 
 
 def write_atomically(target: Path, data: bytes) -> None:
-    """A file that appears whole or not at all, readable for ranks of any user. Raises OSError."""
+    """Write a file by rename, readable for all users. Raises OSError."""
     fresh = f".{target.name}.{secrets.token_hex(4)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open_directory(target.parent) as at:

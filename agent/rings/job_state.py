@@ -1,4 +1,4 @@
-"""What the agent knows of one job here: its rings, its present life, who of it has ended."""
+"""State of one job on this node: rings, current incarnation, exits; and merging of commands."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from pacekeeper.core.telemetry.shm_ring import CommandSlot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainedRing:
-    """A ring read to its end and let go: which file it was, and whose."""
+    """Identity of a ring that was read to its end and closed."""
 
     inode: int
     ctime_ns: int
@@ -21,25 +21,33 @@ class DrainedRing:
 
 @dataclass(slots=True, kw_only=True)
 class JobState:
-    """One job: its rings, what its ranks should know, layout files already told.
+    """One job.
 
-    `life` is the newest one seen, `told` what this agent was told to say to it. Where lives have no
-    number, `earlier_pids` and `earlier_layouts` belong to one before the present. `exits` are the
-    ranks of the present life whose process has ended, `in_force` the newest generation they ran,
-    `news_s` when they last had anything to say. `read` are rings let go of.
+    Attributes:
+        life: Number of the newest incarnation; 0: incarnations are not numbered.
+        rings: Open rings by file name.
+        command: The command for ranks of this incarnation.
+        layouts: mtime_ns of reported layout files by name.
+        previous_pids: Processes of the previous incarnation, if not numbered.
+        previous_layouts: Layout files of the previous incarnation, if not numbered.
+        exits: Exit records of this incarnation by rank and pid.
+        active_generation: Newest generation that a rank has run.
+        last_record_s: Time of the last record or new ring, monotonic.
+        drained: Closed rings by file name.
+        stamps_ns: mtime_ns of the directory in the last two polls.
     """
 
     life: int = 0
     rings: dict[str, RingReader] = field(default_factory=dict)
     command: shm_ring.CommandSlot = field(default_factory=shm_ring.CommandSlot)
-    layouts: dict[str, int] = field(default_factory=dict)  # file name -> mtime_ns
+    layouts: dict[str, int] = field(default_factory=dict)
     previous_pids: frozenset[int] = frozenset()
     previous_layouts: dict[str, int] = field(default_factory=dict)
-    exits: dict[tuple[int, int], RankExitRecord] = field(default_factory=dict)  # by rank and pid
+    exits: dict[tuple[int, int], RankExitRecord] = field(default_factory=dict)
     active_generation: int = 0
     last_record_s: float = 0.0
     drained: dict[str, DrainedRing] = field(default_factory=dict)
-    stamps_ns: tuple[int | None, int | None] = (None, None)  # of the directory, at two looks
+    stamps_ns: tuple[int | None, int | None] = (None, None)
 
     @property
     def current_ranks(self) -> list[RingReader]:
@@ -51,23 +59,23 @@ class JobState:
 
     @property
     def suspects(self) -> frozenset[int]:
-        """Ranks of the present life here on which the controller has a finding."""
+        """Ranks of this incarnation on this node that a finding of the controller names."""
         return self.command.suspect_ranks & {r.attachment.rank for r in self.current_ranks}
 
     @property
     def has_ended(self) -> bool:
-        """Has every rank that is here ended, by the supervisor's word or after it?
+        """Whether there is an exit record of every rank on this node.
 
-        Nothing else tells: a pid may be of another name space, and silence is no end.
+        Nothing else proves an exit: pids may be of another namespace, and a silent rank may live.
         """
         ranks = [r.attachment for r in self.rings.values() if r.is_rank]
         return bool(self.rings and self.exits) and all((r.rank, r.pid) in self.exits for r in ranks)
 
     def orphans(self) -> list[RingReader]:
-        """Ranks of the present life whose process has ended, and the one that watched them too.
+        """Ranks whose process and supervisor have both exited without an exit record.
 
-        While a supervisor lives, its word is waited for: it knows how they ended. Where there is
-        none, nobody could tell a death from a clean end.
+        A living supervisor reports the exit codes itself. Without a supervisor a failure cannot be
+        distinguished from a clean exit, so there are none.
         """
         supervisor = self.rings.get(shm_ring.SUPERVISOR_RING)
         if supervisor is None or supervisor.attachment.life != self.life:
@@ -82,7 +90,7 @@ class JobState:
         return [reader for reader in waiting if reader.has_writer_exited()]
 
     def inferred_exits(self, orphans: Iterable[RingReader], now_s: float) -> list[RankExitRecord]:
-        """The ends of `orphans` that the supervisor's last words, read meanwhile, do not tell."""
+        """Exit records, code unknown, of the orphans without one in the supervisor's records."""
         ranks = [reader.attachment for reader in orphans]
         return [
             RankExitRecord(
@@ -93,11 +101,11 @@ class JobState:
         ]
 
     def is_current(self, attachment: Attachment) -> bool:
-        """Is this one of the job's present life?"""
+        """Whether the attachment is of the job's current incarnation."""
         return attachment.life == self.life and attachment.pid not in self.previous_pids
 
     def start_life(self, life: int) -> None:
-        """The job was started again, under the same name: the dead of before are no one's dead."""
+        """Start the next incarnation: exits, commands and the active generation are reset."""
         attachments = [r.attachment for r in self.rings.values()]
         attachments += [r.attachment for r in self.drained.values()]
         self.previous_pids = frozenset(() if life else (a.pid for a in attachments))
@@ -107,7 +115,7 @@ class JobState:
         self.exits, self.active_generation = {}, 0
 
     def apply_records(self, records: Iterable[object], now_s: float) -> None:
-        """What the records of the present life say of its end and of the layout in force."""
+        """Update exits and the active generation from records of this incarnation."""
         for record in records:
             self.last_record_s = now_s
             if isinstance(record, RankExitRecord):
@@ -119,19 +127,24 @@ class JobState:
 
 
 def own_command(command: CommandSlot, life: int) -> CommandSlot:
-    """What a ring of this life says already; words that were meant for another one are dropped."""
-    is_meant = command.life in (0, life)
-    return replace(command, life=life) if is_meant else CommandSlot(life=life)
+    """The command that a ring holds for this incarnation; empty if it is for another one."""
+    is_same = command.life in (0, life)
+    return replace(command, life=life) if is_same else CommandSlot(life=life)
 
 
-def merge_commands(own: CommandSlot, command: CommandSlot) -> CommandSlot:
-    """What a ring just opened must say: its own words, and what was told since."""
-    own = own_command(own, command.life)
-    newest = command if command.plan_generation else own
+def merge_commands(own: CommandSlot, newest: CommandSlot) -> CommandSlot:
+    """The command for a ring just opened.
+
+    Args:
+        own: What the ring holds, written by an earlier agent.
+        newest: The job's command since this agent started; its plan wins.
+    """
+    own = own_command(own, newest.life)
+    base = newest if newest.plan_generation else own
     return replace(
-        newest,
-        dead_ranks=own.dead_ranks | command.dead_ranks,
-        suspect_ranks=command.suspect_ranks or own.suspect_ranks,
-        probe=max(own.probe, command.probe),
-        term=max(own.term, command.term),
+        base,
+        dead_ranks=own.dead_ranks | newest.dead_ranks,
+        suspect_ranks=newest.suspect_ranks or own.suspect_ranks,
+        probe=max(own.probe, newest.probe),
+        term=max(own.term, newest.term),
     )

@@ -1,8 +1,9 @@
-"""The reader's side of one ring file: every record once, in order, and what is lost is counted.
+"""Reads one ring file: each record once, in order; lost and corrupt records are counted.
 
-A slot is read again later while it is being written, skipped and counted where its bytes do not fit
-on a second look either, and passed over where the writer was faster. Nothing waits, nothing raises.
-Nothing is mapped: who may write a file may cut it, and a mapping of it would end the agent then.
+A slot that is being written is read again in the next poll. A slot with a wrong checksum in two
+polls is counted as corrupt and skipped; overwritten slots are counted as lost. Reading neither
+blocks nor raises. The file is not memory-mapped: its writer may truncate it, and the agent would
+get SIGBUS.
 """
 
 import fcntl
@@ -18,9 +19,9 @@ from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import Record
 from pacekeeper.protos.convert import reports
 
-LOOKAHEAD_SLOTS = 4  # before a record that does not come is given up
-MAX_RECORDS_PER_POLL = 4096  # per ring and look: one busy rank must not starve the others
-_SCANNED_SLOTS = LOOKAHEAD_SLOTS + 2  # slots, the last one that was read among them
+LOOKAHEAD_SLOTS = 4  # whole records after a missing one that prove it abandoned
+MAX_RECORDS_PER_POLL = 4096  # per ring, so that one busy rank does not starve the others
+_SCANNED_SLOTS = LOOKAHEAD_SLOTS + 2  # slots, including the last one that was read
 _SEQUENCES = struct.Struct(
     "<" + f"Q{shm_ring.SLOT_BYTES - shm_ring.SEQUENCE.size}x" * _SCANNED_SLOTS
 )
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RecordCounts:
-    """Since the agent's start."""
+    """Number of records since the agent's start."""
 
     read: int = 0
     lost: int = 0
@@ -38,10 +39,12 @@ class RecordCounts:
 
 @dataclass(slots=True, kw_only=True)
 class RingReader:
-    """One open ring. `said` is what its command slot holds now.
+    """One open ring.
 
-    `was_held`: its writer held the file's lock when we opened it, so the lock tells of its end.
-    `trouble`: why it can not be read to its end, or written; it was said.
+    Attributes:
+        command: Content of its command slot.
+        was_locked: The writer held the file's lock at opening, so a free lock proves its exit.
+        problem: Why the file cannot be read to its end, or written; logged once.
     """
 
     path: Path
@@ -61,7 +64,7 @@ class RingReader:
         return self.path.name != shm_ring.SUPERVISOR_RING
 
     def records(self, counts: RecordCounts) -> list[Record]:
-        """What is new; never more than MAX_RECORDS_PER_LOOK."""
+        """New records, at most MAX_RECORDS_PER_POLL; `counts` is updated."""
         found: list[Record] = []
         if self._is_unchanged():
             self._stuck_at = -1
@@ -74,13 +77,13 @@ class RingReader:
             except shm_ring.CorruptError:
                 if self._sequence_at(self.index) == self.index + 1:
                     if not self._is_corrupt_again():
-                        break  # a weakly ordered processor may show its bytes later
+                        break  # on a weakly ordered processor its bytes may appear later
                     counts.corrupt += 1
                     self.index += 1
                     continue
-                record = None  # what is damaged there is not, or not surely, the one we wait for
+                record = None  # the damaged slot may not be the next record
             except LookupError:
-                # The slot holds a record of a later round: the oldest one left is the next slot's.
+                # The slot holds a record of a later lap: the oldest one left is in the next slot.
                 oldest = max(self.index + 1, self._sequence_at(self.index) - shm_ring.SLOT_COUNT)
                 counts.lost += oldest - self.index
                 self.index = oldest
@@ -89,7 +92,7 @@ class RingReader:
                 counts.read += 1
                 found.append(record)
             elif self._sequence_at(self.index - 1) == self.index + shm_ring.SLOT_COUNT:
-                counts.lost += 1  # the writer came round and is about to overwrite it
+                counts.lost += 1  # the writer has lapped the reader and is overwriting the slot
             elif self._is_abandoned():
                 counts.corrupt += 1
             else:
@@ -98,7 +101,7 @@ class RingReader:
         return found
 
     def read_remaining(self, counts: RecordCounts) -> list[Record]:
-        """All that is left, where nobody will look again: bad records get their second look too."""
+        """All remaining records of a ring that is not polled again; bad ones are read twice."""
         found: list[Record] = []
         until, num_idle = self.index + shm_ring.SLOT_COUNT, 0
         while num_idle < 2 and self.index < until:
@@ -108,27 +111,27 @@ class RingReader:
         return found
 
     def _is_unchanged(self) -> bool:
-        """Has nothing been written since the last look? Most looks end here, for little."""
+        """Whether nothing was written since the last poll: the cheap path of most polls."""
         first = (self.index - 1) % shm_ring.SLOT_COUNT
         if first + _SCANNED_SLOTS <= shm_ring.SLOT_COUNT:
             area = self._read(shm_ring.slot_offset(first), _SEQUENCES.size)
             before, *later = _SEQUENCES.unpack(area)
-        else:  # they go on at the ring's beginning
+        else:  # they wrap around to the first slot
             before, *later = (self._sequence_at(self.index - 1 + i) for i in range(_SCANNED_SLOTS))
         if before == self.index + shm_ring.SLOT_COUNT:
-            return False  # the writer came round
+            return False  # the writer has lapped the reader
         return all(sequence <= index for index, sequence in enumerate(later, start=self.index))
 
     def _is_corrupt_again(self) -> bool:
-        """Did the look before this one find the same record not to fit?"""
+        """Whether the previous poll found the same record corrupt."""
         was_seen = self._corrupt_at == self.index
         self._corrupt_at = self.index
         return was_seen
 
     def _is_abandoned(self) -> bool:
-        """Was the next record left half-written, or its sequence damaged, for good?
+        """Whether the next record is permanently incomplete.
 
-        True on the second look at it with a whole later record beside it: a writer writes in order.
+        True if two polls in a row found a complete later record: a writer writes in order.
         """
         is_passed = any(
             self._is_complete(self.index + ahead) for ahead in range(1, LOOKAHEAD_SLOTS + 1)
@@ -141,7 +144,7 @@ class RingReader:
         try:
             return self._decode(index) is not None
         except LookupError:
-            return True  # a record of a still later round
+            return True  # a record of a later lap
         except ValueError:
             return False
 
@@ -156,30 +159,30 @@ class RingReader:
         return sequence
 
     def _read(self, offset: int, size: int) -> bytes:
-        """These bytes of the file; zeros where it was cut: nothing is written there."""
+        """Read bytes of the file; zeros beyond the end of a truncated one."""
         try:
             data = os.pread(self.descriptor, size, offset)
         except OSError as error:
             data = b""
-            self._report_problem(f"can not be read: {error.strerror}")
+            self._report_problem(f"cannot be read: {error.strerror}")
         if len(data) < size:
             self._report_problem(
-                f"was cut short: {offset + len(data)} bytes, a ring has {shm_ring.FILE_BYTES}"
+                f"was truncated: {offset + len(data)} bytes, a ring has {shm_ring.FILE_BYTES}"
             )
             return data.ljust(size, b"\0")
         return data
 
     def _write(self, data: bytes, offset: int) -> None:
-        """Put bytes there; nothing where the file was cut: that would make it longer again."""
+        """Write bytes, unless the file was truncated: the write would extend it."""
         try:
             if (size := os.fstat(self.descriptor).st_size) != shm_ring.FILE_BYTES:
                 self._report_problem(
-                    f"was cut short: {size} bytes, a ring has {shm_ring.FILE_BYTES}"
+                    f"was truncated: {size} bytes, a ring has {shm_ring.FILE_BYTES}"
                 )
                 return
             os.pwrite(self.descriptor, data, offset)
         except OSError as error:
-            self._report_problem(f"can not be written: {error.strerror}")
+            self._report_problem(f"cannot be written: {error.strerror}")
 
     def _report_problem(self, problem: str) -> None:
         if not self.problem:
@@ -187,7 +190,7 @@ class RingReader:
             self.problem = problem
 
     def write_command(self, command: shm_ring.CommandSlot) -> None:
-        """Put the command into the slot: sequence last, so that a rank sees it whole or not."""
+        """Write the command slot, the sequence last: a rank sees the old or the new command."""
         if command == self.command:
             return
         self.command = command
@@ -198,15 +201,15 @@ class RingReader:
         self._write(data[:8], shm_ring.COMMAND_OFFSET)
 
     def write_heartbeat(self, now_s: float) -> None:
-        """Tell the rank that somebody reads."""
+        """Write the time of this poll: ranks read it to see that an agent is running."""
         self._write(shm_ring.HEARTBEAT.pack(now_s), shm_ring.HEARTBEAT_OFFSET)
 
     def has_writer_exited(self) -> bool:
-        """Has the process that wrote this ring ended, for sure? Its lock, seen held, is free."""
+        """Whether the writer has exited for certain: its lock was held once and is free now."""
         return self.was_locked and self._is_locked() is False
 
     def _is_locked(self) -> bool | None:
-        """Is the file locked just now? None where nobody can say: it is another file already."""
+        """Whether the file is locked; None if unknown, as another file has its name."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             descriptor = os.open(self.path, flags)
@@ -225,18 +228,26 @@ class RingReader:
         return False
 
     def close(self) -> None:
-        """Let go of it; the file is not touched."""
+        """Close the file."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 def open_ring(path: Path, job: str, now_s: float) -> RingReader:
-    """A reader that stands at the oldest record still in the ring.
+    """Open a ring at its oldest record.
 
-    Raises OSError, ValueError or VersionError for what can not be read as a ring of `job`.
+    Args:
+        path: The ring file.
+        job: Name of the job whose directory contains it.
+        now_s: Monotonic clock.
+
+    Raises:
+        OSError: The file cannot be opened.
+        ValueError: It is not a ring of `job`.
+        VersionError: It is a ring of another version.
     """
-    # Links and pipes are not followed: the directory is written by others than the agent's user.
+    # Other users may write to the directory: do not follow links, do not block on pipes.
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     try:
@@ -247,7 +258,7 @@ def open_ring(path: Path, job: str, now_s: float) -> RingReader:
             raise ValueError(f"{status.st_size} bytes, a ring has {shm_ring.FILE_BYTES}")
         data = os.pread(descriptor, shm_ring.FILE_BYTES, 0)
         if len(data) < shm_ring.FILE_BYTES:
-            raise ValueError(f"was cut short: {len(data)} bytes, a ring has {shm_ring.FILE_BYTES}")
+            raise ValueError(f"was truncated: {len(data)} bytes, a ring has {shm_ring.FILE_BYTES}")
         attachment = shm_ring.decode_header(data[: shm_ring.COMMAND_OFFSET])
         _check_header(attachment, path.name, job)
     except BaseException:
@@ -262,28 +273,28 @@ def open_ring(path: Path, job: str, now_s: float) -> RingReader:
     )
     reader.command_sequence, reader.command = _existing_command(data, now_s)
     if status.st_uid not in (0, os.geteuid()):
-        # A fence that another user could move would lock this node's agent out of every controller.
+        # A term forged by another user would lock every controller out of this node.
         reader.command = replace(reader.command, term=0)
     reader.was_locked = reader._is_locked() is True
     return reader
 
 
 def _check_header(attachment: Attachment, file_name: str, job: str) -> None:
-    """Raises ValueError where the header names another ring or does not fit the wire."""
+    """Check a header. Raises ValueError if it is of another ring or exceeds the wire format."""
     if attachment.job != job:
-        raise ValueError(f"is of job {attachment.job!r}, but lies in the directory of {job!r}")
+        raise ValueError(f"belongs to job {attachment.job!r}, but is in the directory of {job!r}")
     if attachment.rank >= shm_ring.MAX_RANKS:
         raise ValueError(
-            f"rank {attachment.rank} is beyond the {shm_ring.MAX_RANKS} ranks of a job"
+            f"rank {attachment.rank} exceeds the maximum of {shm_ring.MAX_RANKS} ranks"
         )
     expected = shm_ring.ring_file_name(attachment.rank)
     if file_name not in (expected, shm_ring.SUPERVISOR_RING):
-        raise ValueError(f"is of rank {attachment.rank}, whose ring is {expected}")
+        raise ValueError(f"belongs to rank {attachment.rank}, whose ring is {expected}")
     reports.attachment_to_message(attachment)
 
 
 def _oldest_index(data: bytes) -> int:
-    """Number of the oldest record in the ring; 0 for an empty one."""
+    """Index of the oldest record in the ring; 0 if it is empty."""
     present = []
     for slot in range(shm_ring.SLOT_COUNT):
         (sequence,) = shm_ring.SEQUENCE.unpack_from(data, shm_ring.slot_offset(slot))
@@ -293,14 +304,14 @@ def _oldest_index(data: bytes) -> int:
 
 
 def _existing_command(data: bytes, now_s: float) -> tuple[int, shm_ring.CommandSlot]:
-    """What an earlier life of the agent left in the command slot."""
+    """Sequence and command that an earlier run of the agent left in the slot."""
     start = shm_ring.COMMAND_OFFSET
     try:
         sequence, command = shm_ring.decode_command(data[start : start + shm_ring.COMMAND_BYTES])
     except shm_ring.TornError:
         sequence, command = 0, shm_ring.CommandSlot()
     if sequence == 0:
-        # Empty, or an agent was killed in mid-write. The rank compares with the last number it
-        # saw: one taken from the clock can not be that one again.
+        # Empty, or an agent was killed while writing. The rank compares with the last sequence it
+        # saw; one taken from the clock differs from it.
         sequence = int(now_s * 1e6)
     return sequence, command

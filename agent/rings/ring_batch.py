@@ -12,7 +12,7 @@ _NO_PIDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingBatch:
-    """What one look into the rings of one life of a job gave."""
+    """New data of one incarnation (`life`) of a job, from one poll of its rings."""
 
     job: str
     life: int = 0
@@ -28,11 +28,15 @@ class RingBatch:
 def find_deaths(
     readings: Sequence[RingBatch], pids: Mapping[str, Mapping[int, int]] = _NO_PIDS
 ) -> Mapping[tuple[str, int], frozenset[int]]:
-    """Ranks whose process ended badly, by job and life: their neighbours here are told at once.
+    """Ranks that failed, by job and incarnation; the agent notifies the other ranks of the node.
 
-    A clean exit (code 0) is no death, nor is the end of a process that another one has replaced
-    (`pids[job][rank]`, where lives have no number). Ranks of other nodes hear of it from the
-    controller.
+    A clean exit (code 0) is no failure. The controller notifies ranks of other nodes.
+
+    Args:
+        readings: The batches of one poll.
+        pids: Current process by job and rank. If incarnations are not numbered, the exit of a
+        process
+            that was replaced is ignored.
     """
     dead: dict[tuple[str, int], frozenset[int]] = {}
     for reading in readings:

@@ -1,4 +1,4 @@
-"""From what was read to what is sent: joins records and device samples; says who died. Pure."""
+"""Makes reports of ring batches and samples: splits, sums expert loads, omits old samples. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,18 +13,17 @@ from pacekeeper.core.telemetry.node_report import (
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, Record
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 
-MAX_SAMPLE_AGE_S = 5.0  # between two readings of the same device that are told
-CLOCK_CHANGE_RATIO = (
-    1.05  # a clock this factor apart is another reading: half of what would be a finding
-)
+MAX_SAMPLE_AGE_S = 5.0  # a device is reported at least that often
+CLOCK_CHANGE_RATIO = 1.05  # reported at once; half the change that would be a finding
 
 
 def split_batches(
     readings: Sequence[RingBatch], max_records: int = MAX_RECORDS_PER_REPORT
 ) -> Iterator[tuple[RingBatch, ...]]:
-    """The readings in portions of at most `max_records` records, nothing lost, order kept.
+    """Split batches into portions of at most `max_records` records, in order.
 
-    At least one portion, empty or not. Attachments and layouts go before the records they explain.
+    Yields:
+        At least one portion. Attachments and layouts are in the portion of a batch's first records.
     """
     portion: list[RingBatch] = []
     room = max_records
@@ -49,7 +48,16 @@ def build_report(
     now_s: float,
     host: HostSample | None = None,
 ) -> NodeReport:
-    """One report: everything new, with the newest sample of each device and of the host."""
+    """Build one report.
+
+    Args:
+        readings: Batches of the report; empty ones are left out.
+        samples: Device samples; the newest of each device is used.
+        health: State of the agent.
+        sequence: Number of the report.
+        now_s: Monotonic clock.
+        host: Sample of the kernel.
+    """
     newest: dict[str, DeviceSample] = {}
     for sample in samples:
         seen = newest.get(sample.device_uuid)
@@ -73,17 +81,16 @@ def build_report(
 
 @dataclass(slots=True, kw_only=True)
 class SampleFilter:
-    """Which readings of the devices are worth telling: most of them repeat what is known.
+    """Selects the device samples to report, because most of them repeat known values.
 
-    All devices are told every SPACING_S, which is what a controller keeps of them; at once where
-    one of them says something else than it did: lost or back, another reason for its clocks, an
-    Xid, a clock that is CLOCK_MOVED apart.
+    All devices are reported every MAX_SAMPLE_AGE_S; and at once if one is lost or back, or its
+    clock event reasons, number of Xids or clock (by CLOCK_CHANGE_RATIO) change.
     """
 
     sent: Mapping[str, DeviceSample] = field(default_factory=dict)
 
     def select(self, samples: Sequence[DeviceSample]) -> tuple[DeviceSample, ...]:
-        """All of these samples, which count as told from now on, or none where nothing is new."""
+        """All samples, recorded as sent, if one of them has changed; else an empty tuple."""
         if not any(self._is_new(sample) for sample in samples):
             return ()
         self.sent = {sample.device_uuid: sample for sample in samples}
@@ -109,19 +116,19 @@ def _has_changed(before: float | None, now: float | None) -> bool:
     return max(before, now) > CLOCK_CHANGE_RATIO * min(before, now)
 
 
-MAX_COUNT = (1 << 32) - 1  # of an expert: as the wire holds them
+MAX_COUNT = (1 << 32) - 1  # of rows of an expert, 32 bits on the wire
 
 
 _LoadKey = tuple[int, int, int, int, int]
 
 
 def sum_expert_loads(readings: Iterable[RingBatch]) -> tuple[RingBatch, ...]:
-    """The same readings, with one record of loads for all ranks that told of the same experts."""
+    """Sum expert loads over the node's ranks: one record per step, layer and expert range."""
     return tuple(replace(one, records=_sum_loads(one.records)) for one in readings)
 
 
 def _sum_loads(records: tuple[Record, ...]) -> tuple[Record, ...]:
-    """The sums come last, in order; a lone rank's records stay as they are."""
+    """Records with sums at the end, in order; unchanged if only one rank reported loads."""
     loads: dict[_LoadKey, list[ExpertLoadRecord]] = {}
     others: list[Record] = []
     ranks = set()
@@ -142,6 +149,6 @@ def _sum_alike(records: list[ExpertLoadRecord]) -> list[ExpertLoadRecord]:
         return records
     counts = tuple(map(sum, zip(*(one.counts for one in records), strict=True)))
     if max(counts) > MAX_COUNT:
-        return records  # nobody has so many tokens: what that says is not our matter
+        return records  # implausible: passed on unchanged
     num_ranks = sum(one.num_ranks for one in records)
     return [replace(records[0], counts=counts, num_ranks=num_ranks)]

@@ -1,4 +1,4 @@
-"""Reports that are not acknowledged yet: bounded, oldest dropped first, every drop counted."""
+"""Bounded queue of unacknowledged reports; drops the oldest first and counts drops."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class HasSequence(Protocol):
-    """A report, plain or encoded: all the spool looks at is its number."""
+    """A report, decoded or encoded; the spool uses its sequence number only."""
 
     @property
     def sequence(self) -> int: ...
@@ -17,9 +17,9 @@ T = TypeVar("T", bound=HasSequence)
 
 @dataclass(slots=True, kw_only=True)
 class Spool(Generic[T]):
-    """Kept until acknowledged; sent in order, again from the first one after a reconnect.
+    """Reports in order, kept until acknowledged and sent again after a reconnect.
 
-    At most `capacity` reports and `capacity_bytes` (of the sizes named by `put`) wait, but always
+    Holds at most `capacity` reports and `capacity_bytes` (of the sizes passed to `put`), but always
     one. `last_sequence` is the number of the newest report ever put.
     """
 
@@ -29,7 +29,7 @@ class Spool(Generic[T]):
     num_bytes: int = 0
     last_sequence: int = 0
     _reports: deque[tuple[T, int]] = field(default_factory=deque)
-    _num_sent: int = 0  # of those that wait, from the front, on this connection
+    _num_sent: int = 0  # number of reports sent on this connection, from the front
     _newest_sent: int = 0  # on any connection
 
     def __len__(self) -> int:
@@ -37,11 +37,11 @@ class Spool(Generic[T]):
 
     @property
     def settled_sequence(self) -> int:
-        """Up to this number nothing waits any more: it was acknowledged or dropped."""
+        """All reports up to this number are acknowledged or dropped."""
         return self._reports[0][0].sequence - 1 if self._reports else self.last_sequence
 
     def put(self, report: T, size_bytes: int = 0) -> None:
-        """Keep a report; over capacity the oldest ones go."""
+        """Append a report; drops the oldest ones over capacity."""
         assert report.sequence > self.last_sequence, "ascending"
         self.last_sequence = report.sequence
         self._reports.append((report, size_bytes))
@@ -52,26 +52,26 @@ class Spool(Generic[T]):
             self.drop_oldest()
 
     def drop_oldest(self) -> None:
-        """Give the oldest waiting report up, where there is one: counted."""
+        """Drop the oldest report, if any, and count it."""
         if self._reports:
             self._remove_oldest()
             self.num_dropped += 1
 
     def count_rejected(self) -> None:
-        """The other side gave a report up that it has acknowledged: it is nowhere any more."""
+        """Count a report that the controller acknowledged and then rejected."""
         self.num_dropped += 1
 
     def acknowledge(self, sequence: int) -> None:
-        """Everything up to `sequence` is stored on the other side; what was never sent is not."""
+        """Remove reports up to `sequence`, but only those that were sent."""
         while self._reports and self._reports[0][0].sequence <= min(sequence, self._newest_sent):
             self._remove_oldest()
 
     def rewind(self) -> None:
-        """A new connection: what is not acknowledged is sent again."""
+        """Start again at the first report, for a new connection."""
         self._num_sent = 0
 
     def next_unsent(self) -> T | None:
-        """The next report to send on this connection, or None."""
+        """The next report to send on this connection; None if there is none."""
         if self._num_sent == len(self._reports):
             return None
         report = self._reports[self._num_sent][0]

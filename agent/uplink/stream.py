@@ -1,10 +1,10 @@
-"""The one stream to the controller: reports up, acknowledgements and commands down.
+"""The stream to the controller: sends reports, receives acknowledgements and commands.
 
-Lost connections are normal: reports stay in the spool, the stream is opened anew with full jitter.
-Only a controller of another protocol version, or one that takes no such name, is final.
-Of several addresses the next one is tried when one is away, silent or does not lead; what a
-controller says in an earlier term than was seen is not taken, acknowledgements among it.
-Certificates and tokens are read anew for each connection: what is refused may be mended.
+A lost connection is reopened after a back-off with full jitter; reports stay in the spool. Only
+another protocol version, or a rejected node name, ends the agent. With several addresses the next
+one is tried if a controller is unreachable, silent or not the leader. Messages of an earlier term
+than the highest accepted one are rejected, acknowledgements included. Certificates and tokens are
+read at each connection, so they may be replaced while the agent runs.
 """
 
 import asyncio
@@ -27,21 +27,23 @@ from pacekeeper.protos import tls as secure
 from pacekeeper.protos.convert import reports
 
 FIRST_BACKOFF_S = 0.2
-STABLE_S = 5.0  # a connection that lasted as long starts the back-off anew
-# Of one address of several: a frozen one takes calls and says nothing. Who is busy, with a whole
-# fleet that comes at once, needs longer: after so many times it is waited for twice as long. Not
-# for ever longer: one that is frozen would hold agents back from the next leader.
+STABLE_S = 5.0  # a connection that lasted this long resets the back-off
+# With several addresses: time to wait for the Welcome, as a frozen controller accepts calls and
+# never answers. A busy one, with a fleet that reconnects at once, needs longer: after SILENT_TRIES
+# the time doubles, MAX_DOUBLINGS times at most, so that a frozen one does not delay the change to
+# the leader.
 WELCOME_TIMEOUT_S, SILENT_TRIES, MAX_DOUBLINGS = 1.0, 3, 3
-MAX_SEARCH_BACKOFF_S = 1.0  # back-off between several addresses: one of them will lead soon
+MAX_SEARCH_BACKOFF_S = 1.0  # back-off between several addresses, one of which will lead soon
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class Uplink:
-    """Keeps one stream open. `wake()` after putting a report into the spool.
+    """Keeps one stream open. Call `wake()` after putting a report into the spool.
 
-    `greeting(sequence)` makes the report that opens each connection, before those that wait: what
-    a controller must know to understand them. It carries the number of the last settled report.
+    `resync_report(sequence)` builds the first report of each connection, with the attachments and
+    layouts that the controller needs to interpret the waiting ones. Its number is that of the last
+    settled report. `life` identifies this run of the agent.
     """
 
     addresses: tuple[str, ...]
@@ -61,29 +63,30 @@ class Uplink:
     _welcomed: asyncio.Event = field(default_factory=asyncio.Event)
     _finishing: asyncio.Event = field(default_factory=asyncio.Event)
     _last_answer_s: float = 0.0
-    _address_index: int = 0  # which address
-    _promised_answer_s: float = 0.0  # as the controller promised; 0: it did not
-    _num_silent: int = 0  # connections one after the other that brought no word at all
+    _address_index: int = 0  # index into `addresses`
+    _promised_answer_s: float = 0.0  # from the Welcome; 0: not set
+    _num_silent: int = 0  # consecutive connections without any message
 
     @property
     def address(self) -> str:
-        """Where it is attached, or tries to be."""
+        """The address of the present connection, or of the next try."""
         return self.addresses[self._address_index]
 
     def wake(self) -> None:
-        """There is something to send."""
+        """Signal that the spool has a report to send."""
         self._wake.set()
 
     def finish(self) -> None:
-        """Send what waits, then end: `run` returns when the controller has it, or is away."""
+        """Send the waiting reports, then end: `run` returns once acknowledged or disconnected."""
         self._finishing.set()
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled or finished.
+        """Connect and reconnect until cancelled or finished.
 
-        Raises VersionError where the controller is of another, ConfigError where it refuses our
-        name.
+        Raises:
+            VersionError: The controller has another protocol version.
+            ConfigError: The controller rejects the node name.
         """
         loop = asyncio.get_running_loop()
         longest_s, reason = self.reconnect_max_s, ""
@@ -92,16 +95,18 @@ class Uplink:
         backoff_s = min(FIRST_BACKOFF_S, longest_s)
         while True:
             began_s = loop.time()
-            said = await self._connect()
+            failure = await self._connect()
             if self._finishing.is_set():
                 return
             if self._welcomed.is_set():
                 reason = ""
                 if loop.time() - began_s > STABLE_S:
                     backoff_s = FIRST_BACKOFF_S
-            if said != reason:
-                _log.warning("controller=%s away: %s; reports are kept", self.address, said)
-                reason = said
+            if failure != reason:
+                _log.warning(
+                    "controller=%s disconnected: %s; reports are kept", self.address, failure
+                )
+                reason = failure
             self._address_index = (self._address_index + 1) % len(self.addresses)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(random.uniform(0.0, backoff_s)):
@@ -110,17 +115,17 @@ class Uplink:
             backoff_s = min(longest_s, backoff_s * 2.0)
 
     async def _connect(self) -> str:
-        """One connection, from its opening to its end; says why it ended."""
+        """One connection, from its opening to its end; returns why it ended."""
         self._welcomed.clear()
         self._promised_answer_s = 0.0
         self._last_answer_s = asyncio.get_running_loop().time()
         try:
-            shown = secure.bearer_metadata(secure.read_token(self.token_file))
+            metadata = secure.bearer_metadata(secure.read_token(self.token_file))
             channel = secure.aio_channel(self.address, self.tls)
         except (ConfigError, HostError) as error:
             return str(error)
-        call = control_pb2_grpc.AgentControlServiceStub(channel).Attach(metadata=shown)
-        # Tasks of this connection only: a sender that outlived it would take reports of the next.
+        call = control_pb2_grpc.AgentControlServiceStub(channel).Attach(metadata=metadata)
+        # Tasks of this connection only: a surviving sender would consume reports of the next.
         tasks = (
             asyncio.create_task(self._send(call)),
             asyncio.create_task(self._cancel_when_silent(call)),
@@ -129,17 +134,17 @@ class Uplink:
             while (message := await call.read()) is not grpc.aio.EOF:
                 self._last_answer_s = asyncio.get_running_loop().time()
                 if not self.fencing.accept(message.term):
-                    return f"it speaks in term {message.term}, after term {self.fencing.highest}"
+                    return f"its term {message.term} is before term {self.fencing.highest}"
                 self._handle(message)
             return "the controller closed the stream"
         except asyncio.CancelledError:
-            # The watchdog's cancelling of the call looks the same as one of this task.
+            # Raised by the watchdog's call.cancel() as well as by a cancellation of this task.
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
-            said = f"no answer for {self._answer_timeout_s:g} s"
+            failure = f"no answer for {self._answer_timeout_s:g} s"
             self._num_silent += not self._welcomed.is_set()
-            return said
+            return failure
         except grpc.aio.AioRpcError as error:
             return self._classify_error(error)
         finally:
@@ -150,23 +155,23 @@ class Uplink:
             await channel.close()
             for result in ended:
                 if isinstance(result, Exception):
-                    raise result  # our own mistake: never to be hidden behind a reconnect
+                    raise result  # a bug: do not hide it behind a reconnect
 
     def _classify_error(self, error: grpc.aio.AioRpcError) -> str:
-        """Why the stream broke. Raises VersionError, ConfigError: no new try would help."""
+        """Why the stream broke. Raises VersionError or ConfigError if a reconnect cannot help."""
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-            raise VersionError(f"controller {self.address} refuses this agent: {error.details()}")
+            raise VersionError(f"controller {self.address} rejects this agent: {error.details()}")
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
             if not self._welcomed.is_set():
                 raise ConfigError(
-                    f"controller {self.address} refuses this agent: {error.details()}"
+                    f"controller {self.address} rejects this agent: {error.details()}"
                 )
-            # The report that it refused it has acknowledged before: it is not sent again.
+            # The controller acknowledged the rejected report, so it is not sent again.
             self.spool.count_rejected()
         return f"{error.code().name}: {error.details()}"
 
     async def _send(self, call: "grpc.aio.StreamStreamCall[object, object]") -> None:
-        """Hello; once welcome, the greeting; then the spool from its first report on."""
+        """Send Hello; after the Welcome the resync report, then the spool from its first report."""
         try:
             await call.write(
                 control_pb2.AttachRequest(
@@ -181,8 +186,8 @@ class Uplink:
                 )
             )
             await self._welcomed.wait()
-            greeting = self.resync_report(self.spool.settled_sequence)
-            await call.write(control_pb2.AttachRequest(report=greeting))
+            resync = self.resync_report(self.spool.settled_sequence)
+            await call.write(control_pb2.AttachRequest(report=resync))
             self.spool.rewind()
             while True:
                 self._wake.clear()
@@ -193,7 +198,7 @@ class Uplink:
                     return
                 await self._wake.wait()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # the stream is over; the reading side says why
+            pass  # the stream has ended; the reading side has the reason
 
     def _handle(self, message: control_pb2.AttachResponse) -> None:
         match message.WhichOneof("message"):
@@ -201,9 +206,9 @@ class Uplink:
                 theirs = message.welcome.protocol_version
                 if theirs != reports.PROTOCOL_VERSION:
                     raise VersionError(
-                        f"controller {self.address} speaks protocol {theirs}, this agent "
+                        f"controller {self.address} has protocol version {theirs}, this agent "
                         f"{reports.PROTOCOL_VERSION}",
-                        remedy="install the same pacekeeper on both",
+                        remedy="install the same version of pacekeeper on both",
                     )
                 self._promised_answer_s = message.welcome.answer_within_s
                 self.is_connected = True
@@ -216,7 +221,7 @@ class Uplink:
                 self.on_command(message)
 
     async def _cancel_when_silent(self, call: "grpc.aio.StreamStreamCall[object, object]") -> None:
-        """A half-open connection says nothing: no answer for too long while reports wait."""
+        """Cancel a half-open connection: no answer within the timeout while reports wait."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._answer_timeout_s / 4)
@@ -228,7 +233,7 @@ class Uplink:
 
     @property
     def _answer_timeout_s(self) -> float:
-        """How long an answer is waited for on this connection."""
+        """Timeout for an answer on this connection."""
         if not self._welcomed.is_set() and len(self.addresses) > 1:
             doublings = min(MAX_DOUBLINGS, max(0, self._num_silent + 1 - SILENT_TRIES))
             return min(self.ack_timeout_s, WELCOME_TIMEOUT_S * 2.0**doublings)

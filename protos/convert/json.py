@@ -1,11 +1,14 @@
-"""Messages as plain values for JSON: names as in the protos, every field always there."""
+"""Converts messages to plain values for JSON, with the field names of the .proto files."""
 
 import math
 from typing import Any
 
 
 def message_to_dict(message: Any) -> dict[str, Any]:
-    """What is unset or not a finite number is null; whole numbers stay so, also 64-bit ones."""
+    """All fields of a message; unset fields and non-finite numbers are None.
+
+    Unlike protobuf's own JSON mapping, 64-bit integers stay integers.
+    """
     return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
 
 
@@ -19,7 +22,7 @@ def _plain(message: Any, field: Any) -> Any:
 
 
 def _is_repeated(field: Any) -> bool:
-    """protobuf 7 took `label` away; 5.29 has no `is_repeated` yet."""
+    """protobuf 7 has no `label`, 5.29 has no `is_repeated`."""
     if hasattr(field, "is_repeated"):
         return bool(field.is_repeated)
     return bool(field.label == field.LABEL_REPEATED)

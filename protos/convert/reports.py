@@ -1,6 +1,7 @@
-"""Between plain values and messages: the only place that knows both.
+"""Converts reports, attachments and plans between messages and the plain values of `core`.
 
-Records as columns: `records.py`, loads of experts `load_columns.py`, samples `samples.py`.
+Called by the agent's uplink and the controller's ingest. `records.py` converts records to columns,
+`samples.py` the samples of devices and hosts.
 """
 
 import hashlib
@@ -57,7 +58,7 @@ _NUMBER_OF_SCHEDULE: dict[Schedule | None, telemetry_pb2.PipelineSchedule] = {
     Schedule.INTERLEAVED: telemetry_pb2.PIPELINE_SCHEDULE_INTERLEAVED,
     Schedule.ZERO_BUBBLE: telemetry_pb2.PIPELINE_SCHEDULE_ZERO_BUBBLE,
 }
-# A number that is not here is that of a schedule which this version does not know.
+# Other numbers are schedules that this version does not know.
 _SCHEDULE_OF_NUMBER = {
     telemetry_pb2.PIPELINE_SCHEDULE_UNSPECIFIED: Schedule.ONE_F_ONE_B,
     **{number: schedule for schedule, number in _NUMBER_OF_SCHEDULE.items()},

@@ -1,7 +1,7 @@
-"""Samples of devices and hosts between plain values and messages; those of a report may wait.
+"""Converts samples of devices and hosts to messages and back; decoding may be deferred.
 
-Ten thousand agents tell some millions of readings a minute, and nobody looks at them before a rank
-is slow: `UnreadSamples` keeps their bytes until then. Only `reports.py` and its likes import this.
+10,000 agents send millions of values a minute, and most are never read: `UnreadSamples` keeps the
+encoded bytes until a cause is searched for. Imported by `reports.py`.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from pacekeeper.protos import telemetry_pb2
 
 MAX_REMARKS = 64
 _Device, _Host = telemetry_pb2.DeviceSample, telemetry_pb2.HostSample
-_LISTS = {"processes": "pids", "xids": "codes"}  # unset and empty are two answers
-# The fields that a message has under the same names: to ask for them at each sample would cost.
+_LISTS = {"processes": "pids", "xids": "codes"}  # unset and empty differ
+# Fields with the same name in the message, computed once.
 _SAME_NAMES = {
     kind: tuple(field.name for field in fields(kind) if field.name not in ("sampled_s", "health"))
     for kind in (DeviceSample, DeviceHealth, HostSample)
@@ -24,7 +24,7 @@ _SAME_NAMES = {
 
 
 def device_to_message(sample: DeviceSample) -> telemetry_pb2.DeviceSample:
-    """What was told of one reading."""
+    """The message of one sample."""
     message = telemetry_pb2.DeviceSample(sampled_mono_s=sample.sampled_s)
     _fill(message, sample)
     if sample.health is not None:
@@ -34,29 +34,29 @@ def device_to_message(sample: DeviceSample) -> telemetry_pb2.DeviceSample:
 
 
 def device_from_message(message: telemetry_pb2.DeviceSample) -> DeviceSample:
-    """The reading in a message."""
+    """The sample in a message."""
     values = _set_fields(message)
     if message.HasField("health"):
         values["health"] = DeviceHealth(**_set_fields(message.health))
-    values["device_index"] = message.device_index  # proto3 leaves it out where it is zero
+    values["device_index"] = message.device_index  # proto3 omits a zero
     values["device_uuid"] = one_line(message.device_uuid)
     return DeviceSample(sampled_s=message.sampled_mono_s, **values)
 
 
 def host_to_message(sample: HostSample) -> telemetry_pb2.HostSample:
-    """What was told of one reading."""
+    """The message of one sample."""
     message = telemetry_pb2.HostSample(sampled_mono_s=sample.sampled_s)
     _fill(message, sample)
     return message
 
 
 def host_from_message(message: telemetry_pb2.HostSample) -> HostSample:
-    """The reading in a message."""
+    """The sample in a message."""
     return HostSample(sampled_s=message.sampled_mono_s, **_set_fields(message))
 
 
 def _fill(message: Any, sample: DeviceSample | DeviceHealth | HostSample) -> None:
-    """What was told of a sample; what was not stays unset."""
+    """Set the fields of a sample that are not None."""
     for name in _SAME_NAMES[type(sample)]:
         value = getattr(sample, name)
         if value is None:
@@ -70,7 +70,7 @@ def _fill(message: Any, sample: DeviceSample | DeviceHealth | HostSample) -> Non
 
 
 def _set_fields(message: Any) -> dict[str, Any]:
-    """The fields that are set, by name. Its cost is that of what was told, not of what could be."""
+    """The set fields by name; the cost depends on the set fields only."""
     values: dict[str, Any] = {}
     for field, value in message.ListFields():
         name = field.name
@@ -82,7 +82,7 @@ def _set_fields(message: Any) -> dict[str, Any]:
 
 
 def health_from_message(message: telemetry_pb2.AgentHealth) -> AgentHealth:
-    """What an agent says of itself."""
+    """The state of an agent in a message."""
     return AgentHealth(
         nvml=one_line(message.nvml),
         num_devices=message.num_devices,
@@ -95,7 +95,7 @@ def health_from_message(message: telemetry_pb2.AgentHealth) -> AgentHealth:
 
 
 class _LazyDevices:
-    """All devices of one report. The bytes were a whole report once: they can be read."""
+    """Encoded devices of one report, which was parsed once, so that they decode."""
 
     __slots__ = ("_data", "_read", "sampled_s")
 
@@ -104,7 +104,7 @@ class _LazyDevices:
         self._read: tuple[DeviceSample, ...] | None = None
 
     def read(self) -> tuple[DeviceSample, ...]:
-        """Once: they are looked at again at each step while a cause is searched for."""
+        """Decode at the first call; the search for a cause reads them at each step."""
         if self._read is None:
             self._read = tuple(device_from_message(_Device.FromString(one)) for one in self._data)
         return self._read
@@ -121,26 +121,26 @@ class _LazyHost:
 
 
 class UnreadSamples:
-    """What one report tells of its node, read when it is asked for: a `core.reports.Unread`."""
+    """Samples and health of one report, decoded on access: implements `node_report.Unread`."""
 
     __slots__ = ("_devices", "_health", "_host", "sampled_s")
 
     def __init__(self, parts: telemetry_pb2.NodeReportParts) -> None:
         self._devices, self._host = tuple(parts.devices), parts.host
         self._health = parts.health
-        # Of all it holds: one device whose driver hangs must not date the others.
+        # One time for all: a device with a hanging driver must not make the others look old.
         self.sampled_s = parts.sent_mono_s
 
     @property
     def devices(self) -> _LazyDevices | None:
-        """None: it tells of none."""
+        """None if the report has no devices."""
         return _LazyDevices(self._devices, self.sampled_s) if self._devices else None
 
     @property
     def host(self) -> _LazyHost | None:
-        """None: it does not tell of it."""
+        """None if the report has no host sample."""
         return _LazyHost(self._host, self.sampled_s) if self._host else None
 
     def health(self) -> AgentHealth:
-        """What the agent said of itself."""
+        """The state of the agent."""
         return health_from_message(telemetry_pb2.AgentHealth.FromString(self._health))

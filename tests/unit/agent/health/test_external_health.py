@@ -50,22 +50,22 @@ def test_a_launcher_leaves_out_what_is_unfit_or_named(
 
 
 def test_the_answer_says_what_nobody_knows() -> None:
-    assert "unknown: so it is" in json.loads(health_check_answer(UNKNOWN, {}).output)["words"]
+    assert "unknown: so it is" in json.loads(health_check_answer(UNKNOWN, {}).output)["messages"]
 
 
 def test_a_finding_outlives_its_job_until_the_next_start() -> None:
     findings = RecentFindings()
-    assert findings.take({"moe": frozenset({8, 9})}, 0.0) == NAMED
-    assert findings.take({}, 60.0) == NAMED, "the job has ended; its launcher asks now"
-    assert findings.take({"moe": frozenset()}, 70.0) == {}, "it runs again, nobody is named"
-    findings.take(NAMED, 80.0)
-    assert findings.take({}, 80.0 + FINDING_LIFETIME_S + 1.0) == {}, "nobody started it again"
+    assert findings.update({"moe": frozenset({8, 9})}, 0.0) == NAMED
+    assert findings.update({}, 60.0) == NAMED, "the job has ended; its launcher asks now"
+    assert findings.update({"moe": frozenset()}, 70.0) == {}, "it runs again, nobody is named"
+    findings.update(NAMED, 80.0)
+    assert findings.update({}, 80.0 + FINDING_LIFETIME_S + 1.0) == {}, "nobody started it again"
 
 
 def test_a_finding_of_a_running_job_does_not_age() -> None:
     findings = RecentFindings()
     for hour in range(5):
-        assert findings.take(NAMED, hour * FINDING_LIFETIME_S) == NAMED
+        assert findings.update(NAMED, hour * FINDING_LIFETIME_S) == NAMED
 
 
 def test_both_checks_have_a_state_and_what_nobody_knows_has_none() -> None:
@@ -80,10 +80,10 @@ def test_both_checks_have_a_state_and_what_nobody_knows_has_none() -> None:
 
 def test_an_event_is_told_until_it_is_taken_and_then_when_it_changes() -> None:
     news = UnsentEvents()
-    waiting = news.waiting(health_events(FIT, {}))
+    waiting = news.pending(health_events(FIT, {}))
     assert len(waiting) == 2, "both, so that what was told before a restart is cleared"
-    assert news.waiting(health_events(FIT, {})) == waiting, "not taken yet"
-    news.taken(waiting)
-    assert news.waiting(health_events(FIT, {})) == ()
-    assert [event.check for event in news.waiting(health_events(UNFIT, {}))] == [FITNESS_CHECK]
-    assert news.waiting(health_events(UNKNOWN, {})) == (), "who knows nothing clears nothing"
+    assert news.pending(health_events(FIT, {})) == waiting, "not taken yet"
+    news.mark_sent(waiting)
+    assert news.pending(health_events(FIT, {})) == ()
+    assert [event.check for event in news.pending(health_events(UNFIT, {}))] == [FITNESS_CHECK]
+    assert news.pending(health_events(UNKNOWN, {})) == (), "who knows nothing clears nothing"

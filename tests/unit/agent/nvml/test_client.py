@@ -306,7 +306,7 @@ def wait_for_state(sampler: Sampler, state: str, now_s: float = 0.0) -> None:
 
 def test_samples_come_from_a_thread_of_their_own(driver: Driver) -> None:
     sampler = Sampler(0.01)
-    assert sampler.latest(0.0) == ((), "not asked yet")
+    assert sampler.latest(0.0)[0] == ()
     sampler.start()
     wait_for_state(sampler, "ok")
     assert [sample.device_uuid for sample in sampler.latest(0.0)[0]] == ["GPU-1"]

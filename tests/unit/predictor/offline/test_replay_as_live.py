@@ -42,7 +42,7 @@ def test_the_rank_and_its_cause_are_the_same(tmp_path: Path, name: str) -> None:
         known = tuple(attachment(rank, device_uuid=f"gpu-{rank}") for rank in ranks)
         driver.agent(node)
         driver.report(attached=known, node=node, layouts=[FIRST])
-        recordings[node].take([RingBatch(job=JOB, attached=known)])
+        recordings[node].write([RingBatch(job=JOB, attached=known)])
     driver.report(*applied(FIRST))
     for number in range(WARM + 20):
         driver.now_s += 1.0
@@ -86,7 +86,7 @@ def _see(
     sampled = replace(HOST, sampled_s=now_s, **(host if SLOW in ranks else {}))
     own = tuple(_timed(r, now_s, stall_ratio) for r in records if r.rank in ranks)
     driver.report(*own, node=node, devices=devices, host=sampled)
-    recording.take([RingBatch(job=JOB, records=own)], devices, sampled)
+    recording.write([RingBatch(job=JOB, records=own)], devices, sampled)
 
 
 def _timed(record: Record, now_s: float, stall_ratio: float | None) -> Record:
@@ -106,14 +106,14 @@ def test_a_slow_link_is_the_same(tmp_path: Path) -> None:
         node: TraceRecorder.begin(tmp_path, node=node, max_bytes=1 << 24) for node in NODES
     }
     for node, ranks in NODES.items():
-        recordings[node].take([RingBatch(job=JOB, attached=tuple(map(attachment, ranks)))])
+        recordings[node].write([RingBatch(job=JOB, attached=tuple(map(attachment, ranks)))])
     for number in range(80):
         driver.now_s += 1.0
         records = fabric.records(number, {1: 2.5} if 40 <= number < 60 else {})
         driver.report(*records)
         for node, ranks in NODES.items():
             own = tuple(record for record in records if record.rank in ranks)
-            recordings[node].take([RingBatch(job=JOB, records=own)])
+            recordings[node].write([RingBatch(job=JOB, records=own)])
     for recording in recordings.values():
         recording.close()
     (incident,) = driver.job.incidents
