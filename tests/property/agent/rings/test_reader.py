@@ -205,12 +205,12 @@ SHAPE = ModelShape(
 @pytest.mark.parametrize(
     ("attachment", "file_name", "complaint"),
     [
-        (Attachment(job="other", rank=0, world_size=1, pid=1), "rank-00000.ring", "of job 'other'"),
-        (Attachment(job="job", rank=2, world_size=4, pid=1), "rank-00000.ring", "of rank 2"),
+        (Attachment(job="other", rank=0, world_size=1, pid=1), "rank-00000.ring", "job 'other'"),
+        (Attachment(job="job", rank=2, world_size=4, pid=1), "rank-00000.ring", "rank 2"),
         (Attachment(job="job", rank=0, world_size=1, pid=1, role="\ud800"), "rank-00000.ring", "."),
         (Attachment(job="job", rank=0, world_size=1, pid=1, model=SHAPE), "rank-00000.ring", "."),
         (Attachment(job="job", rank=0, world_size=2**33, pid=1), "rank-00000.ring", "."),
-        (Attachment(job="job", rank=16384, world_size=16385, pid=1), "rank-16384.ring", "beyond"),
+        (Attachment(job="job", rank=16384, world_size=16385, pid=1), "rank-16384.ring", "exceeds"),
     ],
 )
 def test_a_header_that_can_not_be_told_is_refused(
