@@ -24,15 +24,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.step_events import event_step_s
-from pacekeeper.controller.planning.partition.model import Partition
-from pacekeeper.controller.planning.partition.planner import plan_partition
-from pacekeeper.controller.planning.partition.problem import (
+from pacekeeper.controller.planning.model.partition import Partition
+from pacekeeper.controller.planning.model.problem import (
     Device,
     LayerCost,
     Links,
     ModelCost,
-    Problem,
+    PartitionProblem,
 )
+from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.planning_snapshot import View
@@ -55,7 +55,7 @@ Array = npt.NDArray[np.float64]
 Deviations = dict[str, list[float]]
 
 
-def random_problem(seed: int) -> Problem:
+def random_problem(seed: int) -> PartitionProblem:
     """A job of up to 64 ranks, about one in eight of them slow, one in forty dead."""
     draw = np.random.default_rng(seed)
     while True:
@@ -99,7 +99,9 @@ def random_problem(seed: int) -> Problem:
         except ValueError:  # it does not fit into memory
             continue
         schedule = (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE)[int(draw.integers(2))]
-        return Problem(model=model, devices=devices, links=LINKS, home=home, schedule=schedule)
+        return PartitionProblem(
+            model=model, devices=devices, links=LINKS, home=home, schedule=schedule
+        )
 
 
 def _layer(draw: np.random.Generator, has_experts: bool) -> LayerCost:

@@ -8,13 +8,13 @@ packer can put into a micro-batch or leave out), two micro-batches for each stag
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pacekeeper.controller.planning.partition.problem import (
+from pacekeeper.controller.planning.model.problem import (
     Device,
     LayerCost,
     Links,
     ModelCost,
     MovePrices,
-    Problem,
+    PartitionProblem,
 )
 from pacekeeper.simulator.baselines.initial_partition import home_partition
 
@@ -110,7 +110,7 @@ def problem_of(
     flops: float = FLOPS,
     data: int = 0,
     prices: MovePrices | None = None,
-) -> Problem:
+) -> PartitionProblem:
     """`speeds` of all ranks; `data` pipelines, if not as many as published; `flops` of each."""
     model = model_of(case, rows_per_batch=rows_per_batch, flops=flops)
     devices = tuple(
@@ -127,6 +127,6 @@ def problem_of(
         rows_per_batch=rows_per_batch,
         num_microbatches=2 * case.stages,
     )
-    return Problem(
+    return PartitionProblem(
         model=model, devices=devices, links=LINKS, home=home, prices=prices or MovePrices()
     )

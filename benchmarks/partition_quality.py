@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.partition_cases import CASES, Case, problem_of
+from pacekeeper.controller.planning.model.problem import PartitionProblem, healthy
 from pacekeeper.controller.planning.partition.planner import plan_partition
-from pacekeeper.controller.planning.partition.problem import Problem, healthy
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.simulator.baselines.greyhound import greyhound
 from pacekeeper.simulator.baselines.malleus import malleus
@@ -28,7 +28,7 @@ from pacekeeper.simulator.baselines.resihp import resihp
 SEVERITIES = {"weak": 0.65, "medium": 0.45, "severe": 0.3}
 MOST_SLOW = 8  # one device of so many, at most
 
-PLANNERS: dict[str, Callable[[Problem], float]] = {
+PLANNERS: dict[str, Callable[[PartitionProblem], float]] = {
     "none": lambda problem: price(problem.home, problem).step_s,
     "greyhound": lambda problem: price(greyhound(problem), problem).step_s,
     "malleus": lambda problem: price(malleus(problem), problem).step_s,

@@ -19,8 +19,8 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from benchmarks.partition_cases import LLAMA_70B, problem_of
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition.planner import plan_partition
-from pacekeeper.controller.planning.partition.problem import Problem
 from pacekeeper.controller.planning.partition_cost.step_time import price
 
 # pipelines and the seconds allowed for them
@@ -31,7 +31,7 @@ FAULTS = ((0.01, 0.0), (0.05, 0.0), (0.05, 0.01))
 Row = dict[str, Any]
 
 
-def problem(data: int, slow: float, dead: float) -> Problem:
+def problem(data: int, slow: float, dead: float) -> PartitionProblem:
     random = np.random.default_rng([data, int(100 * slow)])
     num_ranks = LLAMA_70B.tensor * LLAMA_70B.stages * data
     speeds = np.ones(num_ranks)

@@ -21,7 +21,7 @@ from rich.table import Table
 from pacekeeper.controller.planning.experts.incremental import nearest_ranks
 from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
 from pacekeeper.controller.planning.experts.problem import Floors, Prices, alike
-from pacekeeper.controller.planning.token_split.min_max import even_shares
+from pacekeeper.controller.planning.token_split.min_max import min_max_split
 from pacekeeper.simulator.baselines import eplb
 
 CASES = ((64, 8, 9), (64, 16, 5), (128, 64, 3), (256, 32, 9), (256, 64, 5))
@@ -70,7 +70,7 @@ def one_layer(num_experts: int, num_ranks: int, slots: int, slow: float, kind: s
         ]
     )
     hosts = [eplb.hosts_of(layer.tolist(), num_ranks, num_experts) for layer in placed]
-    split = even_shares(loads, flags_of(hosts, num_ranks), speeds).value
+    split = min_max_split(loads, flags_of(hosts, num_ranks), speeds).value
     cluster = alike(num_ranks, slots, speeds=tuple(speeds.tolist()))
     balance = Prices(restart_s=0.0)  # nothing else is compared here
     plans = [plan_experts(rows[None], cluster, prices=balance).proof.layers[0] for rows in loads]
@@ -107,7 +107,7 @@ def next_snapshots(counts: Loads, slots: int, floor: int, slow: float, stride: i
             )
             following = counts[at + stride]
             flags = flags_of(hosts_of(plan), NUM_RANKS)
-            value = even_shares(following, flags, speeds).value
+            value = min_max_split(following, flags, speeds).value
             ratios += (value / (following.sum(axis=1) / speeds.sum())).tolist()
             if known is not None:
                 present = flags_of(known, NUM_RANKS)

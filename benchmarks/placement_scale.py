@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from pacekeeper.controller.planning.experts.certificate import least_value
+from pacekeeper.controller.planning.experts.certificate import lower_bound
 from pacekeeper.controller.planning.token_split.linear_program import batch_rows
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
@@ -92,7 +92,7 @@ def measure(
     ]
     floor = [MIN_HOSTS] * num_experts
     least = [
-        least_value(row, speeds, num_slots=slots * num_ranks, min_hosts=floor) for row in by_layer
+        lower_bound(row, speeds, num_slots=slots * num_ranks, min_hosts=floor) for row in by_layer
     ]
     return {
         "case": name,

@@ -26,8 +26,8 @@ from rich.table import Table
 from pacekeeper.controller.planning.experts.certificate import survival_by
 from pacekeeper.controller.planning.experts.planner import plan_experts
 from pacekeeper.controller.planning.experts.problem import Floors, Prices, alike
-from pacekeeper.controller.planning.reliability import kill_sets, survival, survival_bound
-from pacekeeper.controller.planning.token_split.min_max import even_shares
+from pacekeeper.controller.planning.reliability import minimal_cut_sets, survival, survival_bound
+from pacekeeper.controller.planning.token_split.min_max import min_max_split
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.simulator.baselines import eplb, lazarus
 
@@ -87,7 +87,7 @@ def published(case: str, name: str, loads: Loads) -> Row:
     """Survival of all layers, and the worst layer's max / mean."""
     placements = [PUBLISHED[name](rows) for rows in loads.tolist()]
     hosts = [lazarus.hosts_of(placement, loads.shape[1]) for placement in placements]
-    parts = survival(kill_sets(on for layer in hosts for on in layer), NUM_NODES)
+    parts = survival(minimal_cut_sets(on for layer in hosts for on in layer), NUM_NODES)
     equal = []
     for rows, placement in zip(loads, placements, strict=True):
         number = np.bincount([e for node in placement for e in node], minlength=len(rows))
@@ -96,7 +96,7 @@ def published(case: str, name: str, loads: Loads) -> Row:
     for layer, experts in enumerate(hosts):
         for expert, on in enumerate(experts):
             flags[layer, expert, on] = True
-    split = even_shares(loads, flags, np.ones(NUM_NODES)).value
+    split = min_max_split(loads, flags, np.ones(NUM_NODES)).value
     mean = loads.sum(axis=1) / NUM_NODES
     return {
         "case": case,

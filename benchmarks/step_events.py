@@ -12,9 +12,9 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from pacekeeper.controller.planning.partition.model import Cell, Partition
-from pacekeeper.controller.planning.partition.problem import Problem
-from pacekeeper.controller.planning.partition_cost.collectives import cell_sync_s
+from pacekeeper.controller.planning.model.partition import Partition, StageShard
+from pacekeeper.controller.planning.model.problem import PartitionProblem
+from pacekeeper.controller.planning.partition_cost.collectives import gradient_sync_s
 from pacekeeper.controller.planning.partition_cost.compute import message_s
 from pacekeeper.controller.planning.partition_cost.memory import shares_of
 from pacekeeper.core.layout.pipeline_schedule import (
@@ -53,7 +53,7 @@ Actor = Generator[Action, None, None]
 
 
 def event_step_s(
-    partition: Partition, problem: Problem, *, jitter: float = 0.0, seed: int = 0
+    partition: Partition, problem: PartitionProblem, *, jitter: float = 0.0, seed: int = 0
 ) -> float:
     """Seconds of one step. jitter: spread of the log of each rank's time for each layer."""
     step = _Step(partition, problem, jitter, np.random.default_rng(seed))
@@ -67,7 +67,7 @@ def event_step_s(
 @dataclass(slots=True)
 class _Step:
     partition: Partition
-    problem: Problem
+    problem: PartitionProblem
     jitter: float
     draw: np.random.Generator
 
@@ -146,7 +146,7 @@ class _Step:
             yield Meet((*key, "back"), len(sharers))
         yield one_way_s
 
-    def _halves(self, cell: Cell, layer: int, rows: float) -> Iterator[float]:
+    def _halves(self, cell: StageShard, layer: int, rows: float) -> Iterator[float]:
         """Attention, then the MLP, each with half of what all ranks do, until the slowest rank."""
         model, cost = self.problem.model, self.problem.model.layers[layer]
         ends_s = model.embedding_s if layer == 0 else 0.0
@@ -162,7 +162,7 @@ class _Step:
                 taken = list(taken * np.exp(self.draw.normal(0.0, self.jitter, len(taken))))
             yield rows * float(max(taken))
 
-    def _sum_s(self, cell: Cell, rows: int) -> float:
+    def _sum_s(self, cell: StageShard, rows: int) -> float:
         """One sum over a tensor group: a ring's reduce-scatter and all-gather."""
         links, size = self.problem.links, len(cell.ranks)
         devices = [self.problem.device_of[rank] for rank in cell.ranks]
@@ -188,7 +188,7 @@ class _Step:
         nodes = {self.problem.device_of[rank].node for rank in self.partition.ranks}
         cells = {place: pipelines[place[0]].cells[place[1]] for place in ends}
         sync_s = {
-            place: cell_sync_s(cell, len(pipelines), self.problem, is_inside=len(nodes) == 1)
+            place: gradient_sync_s(cell, len(pipelines), self.problem, is_inside=len(nodes) == 1)
             for place, cell in cells.items()
         }
         last_s = 0.0

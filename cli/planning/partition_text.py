@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pacekeeper.controller.planning.partition.model import Plan
+from pacekeeper.controller.planning.model.partition import PartitionPlan
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.pipeline_schedule import Schedule, format_program, pipeline_program
 
 SHOWN_PIPELINES = 16
 
 
-def as_document(plan: Plan, present_step_s: float | None) -> dict[str, Any]:
+def as_document(plan: PartitionPlan, present_step_s: float | None) -> dict[str, Any]:
     """Plain values of all that is planned; `present_step_s`: without it, None where that can not
     run.
     """
@@ -39,7 +39,7 @@ def as_document(plan: Plan, present_step_s: float | None) -> dict[str, Any]:
     }
 
 
-def programs(plan: Plan, schedule: Schedule) -> list[dict[str, Any]]:
+def programs(plan: PartitionPlan, schedule: Schedule) -> list[dict[str, Any]]:
     """The step program of each kind of pipeline, and which pipelines run it."""
     kinds: dict[tuple[int, int], list[int]] = {}
     for at, pipeline in enumerate(plan.partition.pipelines):
@@ -68,7 +68,7 @@ def show_programs(found: Sequence[dict[str, Any]]) -> None:
             console.print(f"  stage {stage}: {escape(line)}")
 
 
-def show(plan: Plan, present_s: float | None) -> None:
+def show(plan: PartitionPlan, present_s: float | None) -> None:
     """For people, on standard output."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"[bold]{escape(plan.reason)}[/]")

@@ -48,7 +48,7 @@ def as_document(plan: ExpertPlan, cluster: Cluster) -> dict[str, Any]:
                 "slots_bound": layer.slots_bound,
                 "fluid": layer.fluid,
                 "gap": layer.gap,
-                "witness": list(layer.witness),
+                "witness": list(layer.bottleneck),
             }
             for layer in proof.layers
         ],
@@ -77,7 +77,9 @@ def show(plan: ExpertPlan, cluster: Cluster) -> None:
         f" at most {proof.gap:.2%} above what any placement in these slots can reach"
     )
     if over > 1.01:
-        shown = ", ".join(map(str, worst.witness[:16])) + (" .." if len(worst.witness) > 16 else "")
+        shown = ", ".join(map(str, worst.bottleneck[:16])) + (
+            " .." if len(worst.bottleneck) > 16 else ""
+        )
         console.print(f"why not less: only devices {shown} hold what they compute")
     console.print(f"replicas: {proof.num_replicas}, of them to copy: {proof.num_copied}")
     console.print(f"an expert loses all its nodes: probability {proof.loss_probability:.3g}")

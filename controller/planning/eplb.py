@@ -1,7 +1,7 @@
-"""The joint planner in the form of EPLB's function, so that one can take the place of the other.
+"""EPLB's `rebalance_experts` on top of the joint planner, as a drop-in replacement.
 
-The tables are the same; what goes into them is planned with speeds, floors and the present tables.
-Pure.
+Same tables as DeepSeek's EPLB; speeds, minimum spread and the present table may be given as well.
+Public API for serving and training systems; nothing in the controller calls it.
 """
 
 from collections.abc import Sequence
@@ -29,18 +29,28 @@ def rebalance_experts(
     min_hosts: int = 1,
     current: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """Physical-to-logical [layers, num_replicas], logical-to-physical [layers, experts, most
-    replicas] (padded with -1), and the number of replicas [layers, experts]: EPLB's three tables.
+    """Place expert replicas and return EPLB's three tables.
 
-    weight [layers, experts] is the load of each expert: a tensor, for which tensors come back, or
-    anything numpy takes. Slot i lies on device i // (num_replicas / num_gpus), devices count node
-    by node. `speeds` [num_gpus], 1.0 if not given; every expert is on `min_hosts` nodes (on so many
-    devices, where there are fewer nodes); `current`, the first table as it is now: what may stay
-    stays in its slot. `num_groups` is checked and not needed: replicas go anywhere. No device gets
-    an expert twice while it lacks another. The balance that is planned needs unequal shares
-    (`planner.plan_experts` gives them, `even_shares` finds them for fixed tables).
+    Slot i lies on device i // (num_replicas / num_gpus); devices are numbered node by node. No
+    device gets an expert twice while it lacks another. The planned balance needs unequal token
+    shares: `planner.plan_experts` returns them, `min_max_split` finds them for given tables.
 
-    Raises ValueError where numbers do not divide, slots do not suffice, or shapes differ.
+    Args:
+        weight: load of each expert, [layers, experts]; a tensor or anything numpy accepts.
+        num_replicas: physical slots of one layer; a multiple of `num_gpus`.
+        num_groups: must divide the experts; otherwise unused, replicas may go anywhere.
+        num_nodes: must divide `num_gpus`.
+        num_gpus: devices.
+        speeds: relative speed of each device, [num_gpus]; default 1.0.
+        min_hosts: distinct nodes of every expert (devices, if there are fewer nodes).
+        current: the present first table; replicas that stay keep their slot.
+
+    Returns:
+        Physical-to-logical [layers, num_replicas]; logical-to-physical [layers, experts, most
+        replicas] padded with -1; number of replicas [layers, experts]. Tensors if `weight` is one.
+
+    Raises:
+        ValueError: numbers do not divide, slots do not suffice, or shapes differ.
     """
     loads = _as_array(weight).astype(np.float64)
     if loads.ndim != 2 or 0 in loads.shape:
@@ -135,7 +145,7 @@ def _inverted(tables: Counts, num_experts: int) -> tuple[Counts, Counts]:
 
 
 def _as_array(values: Any) -> npt.NDArray[Any]:
-    """Of a tensor (by its methods: this package does not import torch) or anything numpy takes."""
+    """Convert a tensor (through its methods, torch is not imported) or array-like to numpy."""
     if hasattr(values, "detach"):
         return np.array(values.detach().cpu().tolist())
     return np.array(values)

@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from pacekeeper.controller.mitigation.migration_costs import MoveCosts
-from pacekeeper.controller.planning.partition.layout_codec import partition_of
-from pacekeeper.controller.planning.partition.model import Partition
-from pacekeeper.controller.planning.partition.problem import (
+from pacekeeper.controller.planning.model.partition import Partition
+from pacekeeper.controller.planning.model.problem import (
     SPEEDS,
     Device,
     LayerCost,
     Links,
     ModelCost,
     MovePrices,
-    Problem,
+    PartitionProblem,
 )
+from pacekeeper.controller.planning.partition.layout_codec import partition_of
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout
@@ -28,7 +28,9 @@ from pacekeeper.core.layout.replica_spread import number_domains
 BACKWARD_RATIO = 2.0  # of a forward pass; a rank's time is told for both together
 
 
-def problem_of(view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness: float) -> Problem:
+def problem_of(
+    view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness: float
+) -> PartitionProblem:
     """The present layout, home and the devices, under the schedule that the job reported.
 
     Raises ValueError, saying why, where it cannot be put so: times are not measured yet, a pipeline
@@ -46,7 +48,7 @@ def problem_of(view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness
     speeds = view.speeds
     node = number_domains(view.node_of, view.layout.ranks)
     bandwidth = 1.0 / costs.busiest_s_per_byte if costs.busiest_s_per_byte > 0.0 else inf
-    return Problem(
+    return PartitionProblem(
         model=_model_cost(view),
         devices=tuple(
             Device(

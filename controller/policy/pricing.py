@@ -15,7 +15,7 @@ from pacekeeper.controller.mitigation.migration_costs import (
     costs_of,
     moved,
 )
-from pacekeeper.controller.planning.partition.problem import Problem, healthy
+from pacekeeper.controller.planning.model.problem import PartitionProblem, healthy
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.controller.planning.token_split.linear_program import Split
 from pacekeeper.controller.planning.token_split.proportional import split_layers
@@ -44,7 +44,7 @@ class Pricing:
         self.speeds: Mapping[int, float] = view.speeds
         self.costs: MoveCosts = costs_of(tuple(view.moves.values()), config)
         self._moved: tuple[Layout, Moved] | None = None  # of the layout asked for last
-        self.problem: Problem | None = None
+        self.problem: PartitionProblem | None = None
         if view.is_partitioned:
             uneven = unevenness_of(view.layout, view.workload.loads, self.speeds)
             self.problem = problem_of(view, config, self.costs, unevenness=uneven)

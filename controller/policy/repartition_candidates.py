@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pacekeeper.controller.planning.experts.problem import Floors, Prices
+from pacekeeper.controller.planning.model.partition import Partition
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition.constraints import check_partition
 from pacekeeper.controller.planning.partition.incremental import with_other_shards
 from pacekeeper.controller.planning.partition.joint import (
-    ExpertWishes,
     JointPlan,
-    plan_with_experts,
+    PlacementRequest,
+    plan_jointly,
 )
 from pacekeeper.controller.planning.partition.layout_codec import layout_of
-from pacekeeper.controller.planning.partition.model import Partition
-from pacekeeper.controller.planning.partition.problem import Problem
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.controller.policy.failure_rates import likelihood
 from pacekeeper.controller.state.planning_snapshot import View
@@ -44,7 +44,7 @@ class Candidate:
 
 def repartitions(
     view: View,
-    problem: Problem,
+    problem: PartitionProblem,
     config: PolicyConfig,
     hosts: Sequence[Experts],
     speeds: Speeds,
@@ -129,20 +129,22 @@ def _layout(view: View, partition: Partition, experts: Experts, speeds: Speeds) 
     )
 
 
-def _joint(problem: Problem, wishes: ExpertWishes) -> JointPlan | None:
+def _joint(problem: PartitionProblem, wishes: PlacementRequest) -> JointPlan | None:
     try:
-        return plan_with_experts(problem, wishes)
+        return plan_jointly(problem, wishes)
     except ValueError:
         return None  # no partition that is allowed, or no room for its experts
 
 
-def _wishes(view: View, config: PolicyConfig, problem: Problem, floor: SpreadFloor) -> ExpertWishes:
+def _wishes(
+    view: View, config: PolicyConfig, problem: PartitionProblem, floor: SpreadFloor
+) -> PlacementRequest:
     """As for replicas on fixed stages (`replica_candidates.py`)."""
     expert_s = sum(time.expert_s for time in view.work.values())
     whole = sum(device.speed for device in problem.devices)
     rack = number_domains(floor.rack_of, view.layout.ranks) if floor.rack_of else {}
     racks = min(floor.least_racks, max(1, len(set(rack.values()))))
-    return ExpertWishes(
+    return PlacementRequest(
         loads=tuple(
             tuple(loads) if experts else ()
             for loads, experts in zip(view.workload.loads, view.layout.experts, strict=True)
@@ -167,7 +169,7 @@ def _wishes(view: View, config: PolicyConfig, problem: Problem, floor: SpreadFlo
     )
 
 
-def _is_other(shards: Partition, problem: Problem) -> bool:
+def _is_other(shards: Partition, problem: PartitionProblem) -> bool:
     """Is it allowed, and does it change a shard?"""
     try:
         check_partition(shards, problem)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pacekeeper.controller.planning.experts.certificate import loss_of
 from pacekeeper.controller.planning.experts.planner import ExpertPlan, NoPlacement, plan_experts
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices
-from pacekeeper.controller.planning.reliability import kill_sets, survival
+from pacekeeper.controller.planning.reliability import minimal_cut_sets, survival
 from pacekeeper.controller.planning.token_split.linear_program import Split
 from pacekeeper.controller.policy.failure_domains import SpreadFloor, fatal
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
@@ -237,8 +237,8 @@ def _in_words(
     proofs = [plan.proof for _, plan in parts]
     lived = proofs[0].survival
     if len(proofs) > 1:  # stages fail together
-        killers = kill_sets(killer for proof in proofs for killer in proof.kill_sets)
-        lived = survival(killers, num_nodes, max_losses=MAX_LOSSES)
+        cut_sets = minimal_cut_sets(cut_set for proof in proofs for cut_set in proof.cut_sets)
+        lived = survival(cut_sets, num_nodes, max_losses=MAX_LOSSES)
     bounds = [min(each) for each in zip(*(proof.survival_bound for proof in proofs), strict=False)]
     survived = ", ".join(
         f"{part:.1%} of losses of {lost} (at most {bounds[lost]:.1%})"

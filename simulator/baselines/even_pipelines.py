@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pacekeeper.controller.planning.partition.layer_split import Cuts, best_cuts
-from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
+from pacekeeper.controller.planning.model.problem import PartitionProblem
+from pacekeeper.controller.planning.partition.layer_split import (
+    StageBoundaries,
+    best_stage_boundaries,
+)
 from pacekeeper.controller.planning.partition.shard_split import runs
 from pacekeeper.controller.planning.partition_cost.compute import (
     GroupCost,
@@ -23,10 +26,12 @@ from pacekeeper.core.layout.apportion import apportion
 Ranks = tuple[int, ...]
 
 
-def even_cell(ranks: Sequence[int], first_layer: int, end_layer: int, problem: Problem) -> Cell:
+def even_cell(
+    ranks: Sequence[int], first_layer: int, end_layer: int, problem: PartitionProblem
+) -> StageShard:
     """Every rank as many shards, give or take one."""
     shares = [1.0] * len(ranks)
-    return Cell(
+    return StageShard(
         first_layer=first_layer,
         end_layer=end_layer,
         attention=runs(ranks, apportion(problem.model.num_attention_shards, shares)),
@@ -34,30 +39,30 @@ def even_cell(ranks: Sequence[int], first_layer: int, end_layer: int, problem: P
     )
 
 
-def even_cost(ranks: Sequence[int], problem: Problem) -> GroupCost:
+def even_cost(ranks: Sequence[int], problem: PartitionProblem) -> GroupCost:
     """Of a group with even shards: its slowest rank's."""
     cell = even_cell(ranks, 0, 1, problem)
     return group_cost(cell.attention, cell.mlp, problem.model, problem.links, problem.device_of)
 
 
-def home_groups(problem: Problem) -> list[list[Ranks]]:
+def home_groups(problem: PartitionProblem) -> list[list[Ranks]]:
     """Per pipeline and stage the ranks of home, dead ones too."""
     return [[cell.ranks for cell in pipeline.cells] for pipeline in problem.home.pipelines]
 
 
-def batch_rows(problem: Problem) -> int:
+def batch_rows(problem: PartitionProblem) -> int:
     """Rows of one micro-batch at home."""
     return max(max(pipeline.micro_batches) for pipeline in problem.home.pipelines)
 
 
-def num_batches(problem: Problem) -> int:
+def num_batches(problem: PartitionProblem) -> int:
     """Micro-batches of all pipelines together."""
     return sum(len(pipeline.micro_batches) for pipeline in problem.home.pipelines)
 
 
 def cuts_for(
     groups: Sequence[GroupCost], sums: LayerSums, rows: int, num_microbatches: int
-) -> Cuts | None:
+) -> StageBoundaries | None:
     """The best cuts of one pipeline for micro-batches of `rows`; None where it does not fit."""
     costs = [
         spans(rows * row_s(sums, group) + constant_s(sums, group))
@@ -69,7 +74,7 @@ def cuts_for(
         )
         for stage, group in enumerate(groups)
     ]
-    return best_cuts(costs, num_microbatches)
+    return best_stage_boundaries(costs, num_microbatches)
 
 
 def stage_s(
@@ -86,7 +91,7 @@ def assembled(
     groups: Sequence[Sequence[Ranks]],
     ends: Sequence[Sequence[int]],
     counts: Sequence[int],
-    problem: Problem,
+    problem: PartitionProblem,
 ) -> Partition:
     """Pipelines of even cells with whole micro-batches, so many each."""
     sizes = [size for p in problem.home.pipelines for size in p.micro_batches]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pacekeeper.controller.planning.partition.model import Partition
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.partition import Partition
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.compute import layer_sums
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.simulator.baselines.even_pipelines import (
@@ -25,7 +25,7 @@ from pacekeeper.simulator.baselines.even_pipelines import (
 SLOW = 1.1  # times the median: what counts as a slow pipeline
 
 
-def greyhound(problem: Problem) -> Partition:
+def greyhound(problem: PartitionProblem) -> Partition:
     """The better of S2 alone, S3 with S2, and nothing. Raises ValueError where a rank is dead."""
     dead = [rank for rank in problem.home.ranks if problem.device_of[rank].speed <= 0.0]
     if dead:
@@ -34,7 +34,7 @@ def greyhound(problem: Problem) -> Partition:
     return min(choices, key=lambda partition: price(partition, problem).step_s)
 
 
-def s2(problem: Problem, groups: Sequence[Sequence[tuple[int, ...]]]) -> Partition:
+def s2(problem: PartitionProblem, groups: Sequence[Sequence[tuple[int, ...]]]) -> Partition:
     """Whole micro-batches by the pace of each pipeline's slowest stage."""
     ends = [pipeline.cuts for pipeline in problem.home.pipelines]
     sums, rows = layer_sums(problem.model, problem.links), batch_rows(problem)
@@ -52,7 +52,7 @@ def s2(problem: Problem, groups: Sequence[Sequence[tuple[int, ...]]]) -> Partiti
     return assembled(groups, ends, counts, problem)
 
 
-def s3(problem: Problem) -> list[list[tuple[int, ...]]]:
+def s3(problem: PartitionProblem) -> list[list[tuple[int, ...]]]:
     """In each stage the groups by their slowest rank: slow ones in the same pipelines."""
     groups = home_groups(problem)
     for stage in range(len(groups[0])):

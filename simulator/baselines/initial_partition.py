@@ -7,9 +7,9 @@ one stage, as far as they fit.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
-from pacekeeper.controller.planning.partition.problem import Device, Links, ModelCost
-from pacekeeper.controller.planning.partition.row_split import micro_batches, plan_unit
+from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
+from pacekeeper.controller.planning.model.problem import Device, Links, ModelCost
+from pacekeeper.controller.planning.partition.row_split import micro_batches, plan_lockstep_group
 from pacekeeper.controller.planning.partition.shard_split import runs
 from pacekeeper.controller.planning.partition_cost.compute import group_cost, layer_sums
 from pacekeeper.core.layout.apportion import apportion
@@ -53,7 +53,7 @@ def home_partition(
         for dp in range(together)
     )
     rows = rows_per_batch * num_microbatches
-    plan = plan_unit(
+    plan = plan_lockstep_group(
         costs,
         sums,
         rows=rows * together,
@@ -65,7 +65,7 @@ def home_partition(
     pipelines = []
     for dp in range(data):
         cells = tuple(
-            Cell(
+            StageShard(
                 first_layer=first,
                 end_layer=end,
                 attention=runs(group, heads),

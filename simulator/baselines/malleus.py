@@ -8,8 +8,8 @@ memory, then whole micro-batches go by min max o_i * m_i with m_i at least the s
 
 from collections.abc import Sequence
 
-from pacekeeper.controller.planning.partition.model import Partition
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.partition import Partition
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.compute import layer_sums
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.simulator.baselines.even_pipelines import (
@@ -26,7 +26,7 @@ from pacekeeper.simulator.baselines.even_pipelines import (
 STRAGGLER = 1.2  # times as slow as specified
 
 
-def malleus(problem: Problem) -> Partition:
+def malleus(problem: PartitionProblem) -> Partition:
     """The fastest of three: all stragglers in stages of their own, only large parts, none cut.
 
     Raises ValueError where no pipeline is left that holds the model.
@@ -41,7 +41,7 @@ def malleus(problem: Problem) -> Partition:
     return min(found, key=lambda partition: price(partition, problem).step_s)
 
 
-def _planned(problem: Problem, least_part: int | None) -> Partition | None:
+def _planned(problem: PartitionProblem, least_part: int | None) -> Partition | None:
     """`least_part`: the smallest part that is used; None: groups are not cut."""
     sums, rows = layer_sums(problem.model, problem.links), batch_rows(problem)
     total = num_batches(problem)
@@ -66,7 +66,9 @@ def _planned(problem: Problem, least_part: int | None) -> Partition | None:
     return assembled(groups, ends, even_counts(total, paces, least), problem)
 
 
-def parts_of(ranks: Sequence[int], problem: Problem, least_part: int | None) -> list[Ranks]:
+def parts_of(
+    ranks: Sequence[int], problem: PartitionProblem, least_part: int | None
+) -> list[Ranks]:
     """Powers of two by speed, largest first; parts that are too small stand by."""
     living = [rank for rank in ranks if problem.device_of[rank].speed > 0.0]
     by_speed = sorted(living, key=lambda rank: (-problem.device_of[rank].speed, rank))

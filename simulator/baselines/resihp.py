@@ -11,9 +11,9 @@ of a stage or by the mean; delta from 0 up.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.compute import GroupCost, layer_sums, row_s
-from pacekeeper.controller.planning.partition_cost.memory import cell_bytes
+from pacekeeper.controller.planning.partition_cost.memory import shard_bytes
 from pacekeeper.simulator.baselines.even_pipelines import (
     Ranks,
     batch_rows,
@@ -43,7 +43,7 @@ class ResihpPlan:
     standby: tuple[int, ...]
 
 
-def resihp(problem: Problem) -> ResihpPlan:
+def resihp(problem: PartitionProblem) -> ResihpPlan:
     """Raises ValueError where a stage has no living device left in any pipeline."""
     groups = [
         [
@@ -76,7 +76,7 @@ def resihp(problem: Problem) -> ResihpPlan:
     return best
 
 
-def _use_standbys(groups: list[list[Ranks]], problem: Problem) -> None:
+def _use_standbys(groups: list[list[Ranks]], problem: PartitionProblem) -> None:
     """What one group leaves over stands by for others of its node that lack devices (3.2)."""
     device_of = problem.device_of
     used = {rank for of_pipeline in groups for ranks in of_pipeline for rank in ranks}
@@ -98,14 +98,14 @@ def _use_standbys(groups: list[list[Ranks]], problem: Problem) -> None:
             spare[node] = [rank for rank in pool if rank not in better]
 
 
-def _worth(ranks: Ranks, problem: Problem) -> float:
+def _worth(ranks: Ranks, problem: PartitionProblem) -> float:
     """k * min speed."""
     return len(ranks) * min((problem.device_of[rank].speed for rank in ranks), default=0.0)
 
 
 def exclude(
     ranks: Sequence[int],
-    problem: Problem,
+    problem: PartitionProblem,
     first_layer: int,
     end_layer: int,
     *,
@@ -129,14 +129,14 @@ def exclude(
     return best
 
 
-def _fits(ranks: Ranks, problem: Problem, first_layer: int, end_layer: int) -> bool:
+def _fits(ranks: Ranks, problem: PartitionProblem, first_layer: int, end_layer: int) -> bool:
     cell = even_cell(ranks, first_layer, end_layer, problem)
-    used = cell_bytes(cell, problem.model, rows=batch_rows(problem), sharers=1)
+    used = shard_bytes(cell, problem.model, rows=batch_rows(problem), sharers=1)
     return all(used[rank] <= problem.device_of[rank].memory_bytes for rank in ranks)
 
 
 def _choices(
-    costs: Sequence[Sequence[GroupCost | None]], problem: Problem
+    costs: Sequence[Sequence[GroupCost | None]], problem: PartitionProblem
 ) -> list[tuple[int, ...]]:
     """Cuts to try: those of home; layers by what a stage is worth, its slowest or its mean."""
     home = problem.home.pipelines[0].cuts

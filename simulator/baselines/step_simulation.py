@@ -7,8 +7,8 @@ shards in each group, and stages that may be dead in some pipelines (`resihp_mig
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pacekeeper.controller.planning.partition.problem import Problem
-from pacekeeper.controller.planning.partition_cost.collectives import cell_sync_s
+from pacekeeper.controller.planning.model.problem import PartitionProblem
+from pacekeeper.controller.planning.partition_cost.collectives import gradient_sync_s
 from pacekeeper.controller.planning.partition_cost.compute import (
     GroupCost,
     constant_s,
@@ -33,7 +33,7 @@ class Walk:
 def walked(
     groups: Sequence[Sequence[Ranks]],
     ends: Sequence[int],
-    problem: Problem,
+    problem: PartitionProblem,
     *,
     delta: int,
     counts: Sequence[int] | None = None,
@@ -61,7 +61,7 @@ def walked(
 def walks(
     groups: Sequence[Sequence[Ranks]],
     ends: Sequence[int],
-    problem: Problem,
+    problem: PartitionProblem,
     *,
     deltas: Sequence[int],
     counts: Sequence[int] | None = None,
@@ -79,7 +79,7 @@ def walks(
 def _work(
     costs: Sequence[Sequence[GroupCost | None]],
     ends: Sequence[int],
-    problem: Problem,
+    problem: PartitionProblem,
     counts: Sequence[int] | None,
     is_eager: bool,
     is_split: bool,
@@ -125,11 +125,13 @@ def _work(
     )
 
 
-def _sync_s(groups: Sequence[Sequence[Ranks]], ends: Sequence[int], problem: Problem) -> float:
+def _sync_s(
+    groups: Sequence[Sequence[Ranks]], ends: Sequence[int], problem: PartitionProblem
+) -> float:
     """Of the slowest cell of the first stage, which ends last."""
     nodes = {problem.device_of[rank].node for of in groups for ranks in of for rank in ranks}
     return max(
-        cell_sync_s(
+        gradient_sync_s(
             even_cell(of_pipeline[0], 0, ends[0], problem),
             len(groups),
             problem,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.controller.machine.machine import advance
-from pacekeeper.controller.planning.partition.model import Cell, Partition
+from pacekeeper.controller.planning.model.partition import Partition, StageShard
 from pacekeeper.controller.planning.partition_cost.compute import LayerSums, layer_sums
 from pacekeeper.controller.planning.partition_cost.memory import shares_of
 from pacekeeper.controller.state.events import NodeAttached, NodeReported
@@ -234,7 +234,7 @@ class Watcher:
             num_documents=packed.num_documents,
         )
 
-    def _work(self, cell: Cell, device: int, batches: _Batches, speed: float) -> list[_Done]:
+    def _work(self, cell: StageShard, device: int, batches: _Batches, speed: float) -> list[_Done]:
         """Tokens count what a rank does of them: as many as would take as long in one whole layer;
         squares likewise, which whose heads it computes costs.
         """
@@ -287,6 +287,6 @@ class Watcher:
         return state
 
 
-def _between(cell: Cell, sums: LayerSums, name: str) -> float:
+def _between(cell: StageShard, sums: LayerSums, name: str) -> float:
     of_layers = getattr(sums, name)
     return float(of_layers[cell.end_layer] - of_layers[cell.first_layer])

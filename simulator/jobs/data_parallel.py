@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.token_split.min_max import even_shares
+from pacekeeper.controller.planning.token_split.min_max import min_max_split
 from pacekeeper.core.layout.diff import added_replicas
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
 
@@ -135,7 +135,7 @@ class JobModel:
                     shares[layer, expert, at[host.rank]] = host.share
         if dispatch is Dispatch.EVENED:
             believed = np.array([layout.speed_by_rank[rank] for rank in layout.ranks])
-            return even_shares(parts, ~np.isnan(shares), believed, is_exact=False).shares
+            return min_max_split(parts, ~np.isnan(shares), believed, is_exact=False).shares
         return np.nan_to_num(shares)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pacekeeper.controller.planning.partition.model import Partition
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.partition import Partition
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.state_transfer import (
     lacking_bytes,
     lost_bytes,
@@ -30,7 +30,7 @@ class PipelineJob:
     Experts, if it has any, are spread evenly. Raises ValueError for counts not above 0.
     """
 
-    problem: Problem
+    problem: PartitionProblem
     samples_per_row: float
     tokens_per_row: int
 
@@ -126,7 +126,7 @@ class PipelineJob:
         *,
         living: Collection[int] | None = None,
         present: Partition | None = None,
-    ) -> Problem:
+    ) -> PartitionProblem:
         """The planner's problem: ranks at these speeds, 1.0 if not named; who does not live at 0.
 
         `living`: all, if not given. `present`: what runs now.

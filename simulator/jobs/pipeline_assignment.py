@@ -6,8 +6,8 @@ A policy for such jobs answers with one of these; `pipeline.py` says how long it
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pacekeeper.controller.planning.partition.model import Cell, Partition
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.partition import Partition, StageShard
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.baselines.even_pipelines import Ranks, even_cell
 
@@ -49,7 +49,7 @@ class Handed:
 Work = Planned | Handed
 
 
-def cells_of(work: Work, problem: Problem) -> Mapping[int, Cell]:
+def cells_of(work: Work, problem: PartitionProblem) -> Mapping[int, StageShard]:
     """By rank: the cell whose state it holds."""
     match work:
         case Planned():

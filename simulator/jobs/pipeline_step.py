@@ -15,9 +15,9 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.partition.model import Partition
-from pacekeeper.controller.planning.partition.problem import Problem
-from pacekeeper.controller.planning.partition_cost.stage_times import Clock, PipelineTimes
+from pacekeeper.controller.planning.model.partition import Partition
+from pacekeeper.controller.planning.model.problem import PartitionProblem
+from pacekeeper.controller.planning.partition_cost.stage_times import PipelineTimes, StageTimeModel
 from pacekeeper.core.layout.pipeline_schedule import (
     ChunkKind,
     ChunkOp,
@@ -31,7 +31,7 @@ Output = tuple[int, ChunkOp]  # the stage and the chunk that made it
 
 
 def partition_step_s(
-    partition: Partition, problem: Problem, *, jitter: float = 0.0, seed: int = 0
+    partition: Partition, problem: PartitionProblem, *, jitter: float = 0.0, seed: int = 0
 ) -> float:
     """Seconds of one step at the devices' speeds in `problem`.
 
@@ -41,7 +41,7 @@ def partition_step_s(
     draw = np.random.default_rng(seed)
     stretched: dict[object, Array] = {}
     known: dict[tuple[object, ...], Array] = {}
-    times = Clock(problem).times(partition)
+    times = StageTimeModel(problem).times(partition)
     ends = []
     for at, (pipeline, each) in enumerate(zip(partition.pipelines, times, strict=True)):
         key = each.key()

@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
-from pacekeeper.controller.planning.partition.problem import (
+from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
+from pacekeeper.controller.planning.model.problem import (
     Device,
     LayerCost,
     Links,
     ModelCost,
     MovePrices,
-    Problem,
+    PartitionProblem,
 )
 from pacekeeper.core.config.loader import read_table
 from pacekeeper.core.errors import ConfigError, DataError
@@ -89,7 +89,9 @@ class HomeTable:
                 raise ValueError(f"{name}: expected 1 to {MAX_PARTS}, got {getattr(self, name)}")
 
 
-def read_problem(path: Path, speeds: Mapping[int, float], present: Partition | None) -> Problem:
+def read_problem(
+    path: Path, speeds: Mapping[int, float], present: Partition | None
+) -> PartitionProblem:
     """The job that `path` describes; `speeds` come before those in the file.
 
     Raises DataError where the file can not be read, ConfigError for what it says.
@@ -123,7 +125,7 @@ def read_problem(path: Path, speeds: Mapping[int, float], present: Partition | N
         )
         division = asdict(home)
         schedule = Schedule(division.pop("schedule"))
-        return Problem(
+        return PartitionProblem(
             model=model,
             devices=devices,
             links=links,
@@ -200,7 +202,7 @@ def _speeds(path: Path, table: Mapping[str, Any]) -> dict[int, float]:
 def _pipeline(document: Any) -> Pipeline:
     return Pipeline(
         cells=tuple(
-            Cell(
+            StageShard(
                 first_layer=cell["first_layer"],
                 end_layer=cell["end_layer"],
                 attention=tuple(_run(run) for run in cell["attention"]),

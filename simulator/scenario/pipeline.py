@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.controller.planning.partition.problem import LayerCost
+from pacekeeper.controller.planning.model.problem import LayerCost
 from pacekeeper.core.config.loader import read_table
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.simulator.jobs.document_lengths import Lengths, read_lengths

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
-from pacekeeper.controller.planning.partition.problem import (
+from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
+from pacekeeper.controller.planning.model.problem import (
     Device,
     LayerCost,
     Links,
     ModelCost,
     MovePrices,
-    Problem,
+    PartitionProblem,
 )
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.layout import ShardRun
@@ -77,7 +77,7 @@ def even_partition(
         for stage, end in enumerate(ends):
             ranks = [tensor * (dp + data * stage) + i for i in range(tensor)]
             cells.append(
-                Cell(
+                StageShard(
                     first_layer=end - layers[stage],
                     end_layer=end,
                     attention=runs_of(ranks, apportion(model.num_attention_shards, [1.0] * tensor)),
@@ -104,9 +104,9 @@ def problem_of(
     links: Links = FAST,
     prices: MovePrices = FREE,
     schedule: Schedule = Schedule.ONE_F_ONE_B,
-) -> Problem:
+) -> PartitionProblem:
     """All ranks of `home`; `slow` names the speeds that are not 1."""
-    return Problem(
+    return PartitionProblem(
         model=model,
         devices=tuple(
             Device(
@@ -124,10 +124,12 @@ def problem_of(
     )
 
 
-def with_cuts(model: ModelCost, ranks: Sequence[int], ends: Sequence[int]) -> tuple[Cell, ...]:
+def with_cuts(
+    model: ModelCost, ranks: Sequence[int], ends: Sequence[int]
+) -> tuple[StageShard, ...]:
     """A pipeline of one rank for each stage."""
     return tuple(
-        Cell(
+        StageShard(
             first_layer=first,
             end_layer=end,
             attention=runs_of([rank], [model.num_attention_shards]),

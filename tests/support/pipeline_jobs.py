@@ -1,6 +1,6 @@
 """Small simulated jobs of stages and tensor groups."""
 
-from pacekeeper.controller.planning.partition.problem import MovePrices
+from pacekeeper.controller.planning.model.problem import MovePrices
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
 from support.partitions import even_partition, model_of, problem_of
 

@@ -1,6 +1,6 @@
 """Hosts for scarce slots: in each group of ranks the smallest experts and a large one. Pure.
 
-All layers use the same groups of ranks, so their kill sets are these few. The groups are filled one
+All layers use the same groups of ranks, so their cut sets are these few. The groups are filled one
 after the other up to one target: experts that fit whole, the smallest first, and in the last slot a
 piece of the largest that is left (research 4.9b, here over groups and for all layers). Equal groups
 of two slots all become even where experts are at most groups + 1: those that are left are never too
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.controller.planning.experts.ring_arcs import MARGIN, drift_deviation
-from pacekeeper.controller.planning.token_split.min_max import EvenShares
+from pacekeeper.controller.planning.token_split.min_max import MinMaxSplit
 
 AIMS = (1.0, 1.002, 1.005, 1.01, 1.02, 1.05)  # over the fluid: the first that all experts fit
 NOTHING = 1e-9  # of a group: less is no load
@@ -24,10 +24,16 @@ Counts = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
 
 
-def filled(loads: Array, speeds: Array, slots: Counts) -> tuple[Flags, EvenShares] | None:
-    """Hosts [layers, experts, groups] and shares of rows; None where not all experts fit.
+def greedy_fill(loads: Array, speeds: Array, slots: Counts) -> tuple[Flags, MinMaxSplit] | None:
+    """Fill groups of ranks with the smallest experts and a piece of the largest.
 
-    loads [layers, experts] rows; speeds, slots [groups].
+    Args:
+        loads: [layers, experts] rows.
+        speeds: [groups].
+        slots: [groups].
+
+    Returns:
+        Replica groups [layers, experts, groups] and their shares; None where not all experts fit.
     """
     pieces = np.zeros((*loads.shape, len(speeds)))
     fluid = loads.sum(axis=1) / speeds.sum()
@@ -44,7 +50,7 @@ def filled(loads: Array, speeds: Array, slots: Counts) -> tuple[Flags, EvenShare
     hosts = pieces > 0.0
     shares = pieces / pieces.sum(axis=2, keepdims=True)
     value = (np.einsum("le,ler->lr", loads, shares) / speeds).max(axis=1)
-    return hosts, EvenShares(
+    return hosts, MinMaxSplit(
         shares=shares,
         value=value,
         bound=fluid,

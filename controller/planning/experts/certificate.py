@@ -1,4 +1,7 @@
-"""What is proven of a placement of experts: balance, survival, moves. Pure."""
+"""Certificate of an expert placement: bounds on balance, survival of node losses, replicas to copy.
+
+Built by `planner.plan_experts`; the decision's reason and `pacekeeper plan` print it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,26 +11,32 @@ import numpy.typing as npt
 
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
 from pacekeeper.controller.planning.reliability import (
-    KillSet,
-    kill_sets,
+    CutSet,
     loss_probability,
     loss_with_racks,
+    minimal_cut_sets,
     survival,
     survival_bound,
     union_bound,
 )
-from pacekeeper.controller.planning.token_split.min_max import EvenShares, numbered_rows
+from pacekeeper.controller.planning.token_split.min_max import MinMaxSplit, unique_rows
 from pacekeeper.core.layout.layout import ReplicaSet
 
 
-def least_value(
+def lower_bound(
     loads: Sequence[float], speeds: Mapping[int, float], *, num_slots: int, min_hosts: Sequence[int]
 ) -> float:
-    """No hosts in so many slots have a lower value (largest load_j / speed_j); it may be out of
-    reach.
+    """Lower bound on the largest load_j / speed_j for any placement in `num_slots` slots.
 
-    The fluid; more where the slots do not suffice: at value v an expert needs so many of the
-    fastest ranks that their speeds add up to load / v, and `min_hosts[expert]` at least.
+    At value v an expert with load L needs the fastest ranks until their speeds add up to L / v, and
+    at least `min_hosts` of them. The bound is the smallest v for which all experts fit the slots
+    (found by bisection), at least the fluid limit. It may be unattainable.
+
+    Args:
+        loads: [experts] rows.
+        speeds: relative speed by rank.
+        num_slots: replicas of one layer.
+        min_hosts: [experts] least number of replica ranks.
     """
     fastest = np.cumsum(sorted(speeds.values(), reverse=True))
     rows, floor = np.array(loads, dtype=np.float64), np.array(min_hosts)
@@ -46,7 +55,7 @@ def least_value(
     return low
 
 
-MAX_OVERLAPS = 32  # kill sets of which the probability of loss is exact
+MAX_OVERLAPS = 32  # cut sets of which the probability of loss is exact
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -54,38 +63,48 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProof:
-    """One layer's largest load_j / speed_j in rows per unit of speed, and what bounds it.
+    """Balance of one layer: largest load_j / speed_j in rows per unit of speed, and its bounds.
 
-    `value` is reached by the shares given. `hosts_bound`: no shares over these hosts are lower;
-    `witness` are the ranks that prove it (rows that only they can take / their speed).
-    `slots_bound`: no hosts in so many slots, with these floors, are lower; `fluid`: all rows / all
-    speeds, the least of all.
+    Attributes:
+        value: reached by the planned shares.
+        hosts_bound: no shares over these replica ranks are lower.
+        slots_bound: no replica ranks in so many slots, with these floors, are lower.
+        fluid: all rows / all speeds; the lowest of all.
+        bottleneck: ranks that attain `hosts_bound` (rows that only they can compute / their speed).
     """
 
     value: float
     hosts_bound: float
     slots_bound: float
     fluid: float
-    witness: tuple[int, ...]
+    bottleneck: tuple[int, ...]
 
     @property
     def gap(self) -> float:
-        """How far the value may be above the best hosts and shares, relative to them."""
+        """Largest relative distance of the value from the best placement and shares."""
         return self.value / self.slots_bound - 1.0 if self.slots_bound > 0.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """`survival` of all layers by number of lost nodes; `survival_bound`: no hosts in so many
-    slots survive a larger part. `loss_probability`: that an expert loses all its nodes before the
-    next plan, where nodes fail independently.
+    """Certificate of a placement.
+
+    Attributes:
+        layers: balance of each layer.
+        survival: part of the losses of 0, 1, .. nodes that leaves every expert a replica.
+        survival_bound: no placement in so many slots survives a larger part.
+        loss_probability: that some expert loses all its nodes before the next plan.
+        cut_sets: minimal sets of nodes whose loss takes all replicas of some expert.
+        num_replicas: of all layers.
+        num_copied: replicas that are not on their rank yet.
+        reason: the chosen candidate and its price.
     """
 
     layers: tuple[LayerProof, ...]
     survival: tuple[float, ...]
     survival_bound: tuple[float, ...]
     loss_probability: float
-    kill_sets: tuple[KillSet, ...]
+    cut_sets: tuple[CutSet, ...]
     num_replicas: int
     num_copied: int
     reason: str
@@ -96,31 +115,31 @@ class Proof:
         return max(layer.gap for layer in self.layers)
 
 
-def node_kill_sets(hosts: Flags, cluster: Cluster) -> tuple[KillSet, ...]:
+def node_cut_sets(hosts: Flags, cluster: Cluster) -> tuple[CutSet, ...]:
     """The least sets of nodes that hold all replicas of some expert; hosts [.., ranks]."""
     flat = hosts.reshape(-1, hosts.shape[-1])
-    on_ranks = flat[numbered_rows(flat)[0]]
+    on_ranks = flat[unique_rows(flat)[0]]
     nodes = np.array(cluster.nodes)
-    return kill_sets(nodes[row.nonzero()[0]].tolist() for row in on_ranks)
+    return minimal_cut_sets(nodes[row.nonzero()[0]].tolist() for row in on_ranks)
 
 
 def loss_of(hosts: Flags, cluster: Cluster) -> float:
     """The probability that an expert loses all its nodes; hosts [.., ranks].
 
-    Where many kill sets overlap, a bound from above: their sum.
+    Where many cut sets overlap, a bound from above: their sum.
     """
-    killers, risk = node_kill_sets(hosts, cluster), cluster.node_failure
+    cut_sets, risk = node_cut_sets(hosts, cluster), cluster.node_failure
     if cluster.rack_failure:
-        return loss_with_racks(killers, risk, cluster.rack_of, cluster.rack_failure)
-    num_nodes = len(frozenset[int]().union(*killers))
-    if len(killers) > MAX_OVERLAPS and sum(map(len, killers)) > num_nodes:
-        return min(1.0, union_bound(killers, risk))
-    return loss_probability(killers, risk)
+        return loss_with_racks(cut_sets, risk, cluster.rack_of, cluster.rack_failure)
+    num_nodes = len(frozenset[int]().union(*cut_sets))
+    if len(cut_sets) > MAX_OVERLAPS and sum(map(len, cut_sets)) > num_nodes:
+        return min(1.0, union_bound(cut_sets, risk))
+    return loss_probability(cut_sets, risk)
 
 
 def layer_proofs(
     loads: Array,
-    even: EvenShares,
+    even: MinMaxSplit,
     groups: Sequence[Sequence[int]],
     hosts: Flags,
     cluster: Cluster,
@@ -139,14 +158,14 @@ def layer_proofs(
         LayerProof(
             value=float(even.value[layer]),
             hosts_bound=float(even.bound[layer]),
-            slots_bound=least_value(
+            slots_bound=lower_bound(
                 rows.tolist(),
                 speeds,
                 num_slots=max(num_slots, int(number[layer].sum())),
                 min_hosts=floor[layer].tolist(),
             ),
             fluid=float(fluid[layer]),
-            witness=tuple(sorted(r for g in even.inside[layer].nonzero()[0] for r in groups[g])),
+            bottleneck=tuple(sorted(r for g in even.inside[layer].nonzero()[0] for r in groups[g])),
         )
         for layer, rows in enumerate(loads)
     )
@@ -162,11 +181,21 @@ def prove(
     reason: str,
     present: Flags | None = None,
 ) -> Proof:
-    """hosts, present [layers, experts, ranks]; without `present` every replica is a copy."""
+    """Build the certificate.
+
+    Args:
+        layers: balance of each layer.
+        hosts: [layers, experts, ranks] replica ranks.
+        cluster: nodes and slots.
+        max_losses: the largest number of lost nodes that survival is counted for.
+        loss: probability that an expert loses all its nodes.
+        reason: the chosen candidate, for people.
+        present: [layers, experts, ranks] replicas already there; None: every replica is a copy.
+    """
     names = sorted(set(cluster.nodes))
     place = {node: i for i, node in enumerate(names)}
-    killers = node_kill_sets(hosts, cluster)
-    renamed = [frozenset(place[node] for node in killer) for killer in killers]
+    cut_sets = node_cut_sets(hosts, cluster)
+    renamed = [frozenset(place[node] for node in cut_set) for cut_set in cut_sets]
     num_nodes, num_experts = len(names), hosts.shape[1]
     at_node = dict.fromkeys(names, 0)
     # Where floors are no promise, a rank may hold more than its slots: then as many count.
@@ -188,7 +217,7 @@ def prove(
             for k in range(len(survived))
         ),
         loss_probability=loss,
-        kill_sets=killers,
+        cut_sets=cut_sets,
         num_replicas=int(hosts.sum()),
         num_copied=num_copied,
         reason=reason,
@@ -204,5 +233,7 @@ def survival_by(
     """
     place = {label: i for i, label in enumerate(sorted(set(labels)))}
     at = [place[label] for label in labels]
-    killers = kill_sets(frozenset(at[host.rank] for host in on) for layer in hosts for on in layer)
-    return survival(killers, len(place), max_losses=max_losses)
+    cut_sets = minimal_cut_sets(
+        frozenset(at[host.rank] for host in on) for layer in hosts for on in layer
+    )
+    return survival(cut_sets, len(place), max_losses=max_losses)

@@ -1,7 +1,7 @@
-"""Candidates that stay near the present hosts of experts, with the price of their copies. Pure.
+"""Candidates near the present placement, priced with the replicas they copy.
 
-The present hosts with few changes; layers that stay uneven are planned anew where that pays. And
-any plan from scratch, its ranks in the places that need fewest copies.
+The present replica ranks after few changes; layers that stay uneven are planned anew where that
+pays. Also permutes the ranks of a plan from scratch so that it copies least. Called by `planner`.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,17 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.experts.local_search import NEAR, evened
-from pacekeeper.controller.planning.experts.objective import Draft, Task, distinct_hosts, priced
+from pacekeeper.controller.planning.experts.local_search import NEAR, local_search
+from pacekeeper.controller.planning.experts.objective import (
+    CandidatePlacement,
+    PlacementProblem,
+    distinct_replica_sets,
+    price_candidate,
+)
 from pacekeeper.controller.planning.experts.problem import Cluster
-from pacekeeper.controller.planning.experts.repair import Needs, mended
-from pacekeeper.controller.planning.experts.search import cheapest
-from pacekeeper.controller.planning.token_split.min_max import EvenShares, shares_on_ranks
+from pacekeeper.controller.planning.experts.repair import SpreadRequirements, repair
+from pacekeeper.controller.planning.experts.search import cheapest_placement
+from pacekeeper.controller.planning.token_split.min_max import MinMaxSplit, shares_on_ranks
 
 Flags = npt.NDArray[np.bool_]
 
@@ -89,41 +94,61 @@ COPIED_PART = 0.5  # of all replicas, by a plan from scratch
 CHANGED = "present hosts, changed"
 
 
-def moved_near(draft: Draft, present: Flags, task: Task) -> Draft:
-    """The draft with ranks in other places, and the copies in its price."""
+def permute_ranks(
+    draft: CandidatePlacement, present: Flags, task: PlacementProblem
+) -> CandidatePlacement:
+    """Permute equal ranks so that the candidate copies least; price the copies."""
     place = nearest_ranks(draft.on_ranks(), present, task.cluster)
     groups = tuple(tuple(sorted(place[list(ranks)].tolist())) for ranks in draft.groups)
     return _with_copies(replace(draft, groups=groups), present, task)
 
 
-def _with_copies(draft: Draft, present: Flags, task: Task) -> Draft:
+def _with_copies(
+    draft: CandidatePlacement, present: Flags, task: PlacementProblem
+) -> CandidatePlacement:
     num_copies = int((draft.on_ranks() & ~present).sum())
     price_s = draft.price_s + num_copies * task.prices.move_s
     return replace(draft, num_copies=num_copies, price_s=price_s)
 
 
-def scratch_s(task: Task, num_layers: int) -> float:
-    """What the copies of a plan from scratch cost, roughly: one is made where it may save that."""
+def replan_copies_s(task: PlacementProblem, num_layers: int) -> float:
+    """Estimated cost of the copies of a plan from scratch, in seconds.
+
+    A plan from scratch is searched only where it can save at least that.
+    """
     return task.prices.move_s * COPIED_PART * sum(task.cluster.slots) * num_layers
 
 
-def updated(task: Task, present: Flags, max_copies: int) -> Draft | None:
-    """The present hosts after few changes; None where they can not be mended in so many copies."""
-    needs = Needs.of(present, task.cluster, task.floors)
-    hosts = mended(present, needs, task.cluster, is_strict=task.floors.is_strict)
+def update_placement(
+    task: PlacementProblem, present: Flags, max_copies: int
+) -> CandidatePlacement | None:
+    """The present placement after few changes: repair, local search, uneven layers planned anew.
+
+    Args:
+        task: loads, cluster, floors and prices.
+        present: [layers, experts, ranks].
+        max_copies: the most replicas to copy.
+
+    Returns:
+        The cheapest of these; None where the floors cannot be met within `max_copies`.
+    """
+    needs = SpreadRequirements.of(present, task.cluster, task.floors)
+    hosts = repair(present, needs, task.cluster, is_strict=task.floors.is_strict)
     if hosts is None:
         return None
     left = max_copies - int((hosts & ~present).sum())
     if left < 0:
         return None
     even = shares_on_ranks(task.loads, hosts, task.speeds, is_exact=False)
-    hosts, even = evened(hosts, task, needs.kept_by(hosts, task.cluster), even, left)
+    hosts, even = local_search(hosts, task, needs.kept_by(hosts, task.cluster), even, left)
     best = _draft(CHANGED, task, hosts, even, present)
     bad = (best.value > (1.0 + NEAR) * task.fluid).nonzero()[0]
     wait_s = task.wait_s(np.where(np.isin(np.arange(len(hosts)), bad), best.value, 0.0))
-    if len(bad) == 0 or wait_s <= scratch_s(task, len(bad)):
+    if len(bad) == 0 or wait_s <= replan_copies_s(task, len(bad)):
         return best
-    part = cheapest(replace(task, loads=task.loads[bad]), None, saved_s=0.0, adapt=lambda d: d)
+    part = cheapest_placement(
+        replace(task, loads=task.loads[bad]), None, saved_s=0.0, adapt=lambda d: d
+    )
     if part is None:
         return best
     hosts[bad] = part.on_ranks()
@@ -134,23 +159,25 @@ def updated(task: Task, present: Flags, max_copies: int) -> Draft | None:
     return best
 
 
-def polished(task: Task, draft: Draft) -> Draft:
-    """A draft from scratch after the changes that an update would find worth their copies."""
+def refine(task: PlacementProblem, draft: CandidatePlacement) -> CandidatePlacement:
+    """Apply local search to a plan from scratch, with copies free of charge."""
     hosts = draft.on_ranks()
     before = shares_on_ranks(task.loads, hosts, task.speeds)
     if (before.value <= (1.0 + NEAR) * task.fluid).all():
         return draft
     free = replace(task, prices=replace(task.prices, move_s=0.0))
-    needs = Needs.of(hosts, task.cluster, task.floors)
-    after, even = evened(hosts, free, needs, before, hosts.size)
+    needs = SpreadRequirements.of(hosts, task.cluster, task.floors)
+    after, even = local_search(hosts, free, needs, before, hosts.size)
     changed = _draft(f"{draft.name}, evened", task, after, even, after)
     plain = _draft(draft.name, task, hosts, before, hosts)
     return changed if changed.price_s < plain.price_s else draft
 
 
-def _draft(name: str, task: Task, hosts: Flags, even: EvenShares, present: Flags) -> Draft:
+def _draft(
+    name: str, task: PlacementProblem, hosts: Flags, even: MinMaxSplit, present: Flags
+) -> CandidatePlacement:
     """hosts [layers, experts, ranks] and shares, which stay the caller's."""
-    draft = Draft(
+    draft = CandidatePlacement(
         name=name,
         groups=tuple((rank,) for rank in range(hosts.shape[2])),
         hosts=hosts.copy(),
@@ -159,4 +186,4 @@ def _draft(name: str, task: Task, hosts: Flags, even: EvenShares, present: Flags
         price_s=0.0,
         even=even.of(np.arange(len(hosts))),
     )
-    return _with_copies(priced(task, draft, distinct_hosts(draft)), present, task)
+    return _with_copies(price_candidate(task, draft, distinct_replica_sets(draft)), present, task)

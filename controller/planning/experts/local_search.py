@@ -1,8 +1,7 @@
-"""Few changes to the present hosts of experts, that even out what is not even. Pure.
+"""Local search on the present placement of uneven layers.
 
-A layer that is still even keeps its hosts. In one that is not, an expert that its ranks can not
-carry gets further ones: free slots, or those of experts that can spare a replica. Then experts of
-the densest ranks trade slots with others. Of all changes in a row those are kept that pay.
+Replicates overloaded experts into free or evictable slots, then swaps experts between the most and
+the least loaded ranks. Keeps the cheapest prefix of the changes of each layer.
 """
 
 import heapq
@@ -11,10 +10,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.experts.certificate import least_value
-from pacekeeper.controller.planning.experts.objective import Task
-from pacekeeper.controller.planning.experts.repair import Needs, get_no_narrower
-from pacekeeper.controller.planning.token_split.min_max import UNPROVEN, EvenShares, shares_on_ranks
+from pacekeeper.controller.planning.experts.certificate import lower_bound
+from pacekeeper.controller.planning.experts.objective import PlacementProblem
+from pacekeeper.controller.planning.experts.repair import SpreadRequirements, keeps_spread
+from pacekeeper.controller.planning.token_split.min_max import (
+    UNPROVEN,
+    MinMaxSplit,
+    shares_on_ranks,
+)
 
 NEAR = 0.01  # above the fluid: a layer so near is left alone
 MAX_ROUNDS = 12  # of trades, in each layer
@@ -23,7 +26,7 @@ MAX_FAILED = 3  # of them in vain
 NUM_RANKS = 4  # targets looked at in a round
 NUM_TRIED = 8  # trades with each of them
 LEAST_GAIN = 1e-4  # of the value, for a change
-NOBODY = -1  # in the place of a guest: a free slot
+FREE_SLOT = -1  # in the place of a guest: a free slot
 
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.intp]
@@ -52,7 +55,7 @@ class _Change:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Way:
+class _LayerSearch:
     """One layer on its way: its hosts by now, the cheapest on the way, and changes made in vain."""
 
     layer: int
@@ -61,30 +64,41 @@ class _Way:
     num_copies: int
     num_before: int
     best: Flags
-    shares: EvenShares
+    shares: MinMaxSplit
     price_s: float
     failed: set[_Change] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Trial:
-    way: _Way
+    way: _LayerSearch
     hosts: Flags
     num_copies: int
     change: _Change | None = None
 
 
-def evened(
-    hosts: Flags, task: Task, needs: Needs, even: EvenShares, max_copies: int
-) -> tuple[Flags, EvenShares]:
-    """Hosts [layers, experts, ranks] after changes that pay, and their shares.
+def local_search(
+    hosts: Flags,
+    task: PlacementProblem,
+    needs: SpreadRequirements,
+    even: MinMaxSplit,
+    max_copies: int,
+) -> tuple[Flags, MinMaxSplit]:
+    """Even out the layers that are more than NEAR above the lower bound, as far as it pays.
 
-    `even`: those of `hosts`. Layers within NEAR of what so many slots allow stay; of the others no
-    expert gets below its needs. At most `max_copies` replicas are copied.
+    Args:
+        hosts: [layers, experts, ranks].
+        task: loads, cluster, floors and prices.
+        needs: spread below which no expert may fall.
+        even: shares and values of `hosts`.
+        max_copies: the most replicas to copy.
+
+    Returns:
+        The new placement and its shares.
     """
     result, split = hosts.copy(), even.of(np.arange(len(hosts)))
     ways = [
-        _Way(
+        _LayerSearch(
             layer=layer,
             aim=aim,
             hosts=hosts[layer].copy(),
@@ -99,7 +113,7 @@ def evened(
     ]
     trials: list[_Trial] = []
     for way in ways:
-        if found := _widened(way, task, needs, split, max_copies):
+        if found := _replicate_overloaded(way, task, needs, split, max_copies):
             trials.append(found)
             max_copies -= found.num_copies
     for turn in range(MAX_ROUNDS + 1):
@@ -130,10 +144,10 @@ def evened(
     return result, split
 
 
-def _aim(hosts: Flags, task: Task, layer: int, needs: Needs) -> float:
+def _aim(hosts: Flags, task: PlacementProblem, layer: int, needs: SpreadRequirements) -> float:
     """A little above what no hosts in so many slots can beat."""
     num_slots = max(sum(task.cluster.slots), int(hosts.sum()))
-    least = least_value(
+    least = lower_bound(
         task.loads[layer].tolist(),
         dict(enumerate(task.cluster.speeds)),
         num_slots=num_slots,
@@ -142,7 +156,7 @@ def _aim(hosts: Flags, task: Task, layer: int, needs: Needs) -> float:
     return (1.0 + NEAR) * least
 
 
-def _try(trials: list[_Trial], task: Task, split: EvenShares) -> int:
+def _try(trials: list[_Trial], task: PlacementProblem, split: MinMaxSplit) -> int:
     """All trials at once; how many copies those would have made that do not help."""
     if not trials:
         return 0
@@ -175,12 +189,16 @@ def _try(trials: list[_Trial], task: Task, split: EvenShares) -> int:
     return given_back
 
 
-def _widened(
-    way: _Way, task: Task, needs: Needs, split: EvenShares, max_copies: int
+def _replicate_overloaded(
+    way: _LayerSearch,
+    task: PlacementProblem,
+    needs: SpreadRequirements,
+    split: MinMaxSplit,
+    max_copies: int,
 ) -> _Trial | None:
-    """More hosts for experts that their ranks can not carry, the densest first, as many as pay.
+    """Add replicas for experts that their ranks cannot carry, densest first, as many as pay.
 
-    What an expert alone makes of its ranks, rows / their speed, no split gets below.
+    No split gets below rows / (sum of speeds of its replica ranks) of an expert.
     """
     layer, aim, rows, speeds = way.layer, way.aim, task.loads[way.layer], task.speeds
     trial, chosen, num_chosen = way.hosts.copy(), way.hosts, 0
@@ -226,9 +244,9 @@ def _room_for(
     hosts: Flags,
     expert: int,
     rows: Array,
-    task: Task,
+    task: PlacementProblem,
     layer: int,
-    needs: Needs,
+    needs: SpreadRequirements,
     at_rank: Array,
     free: Counts,
     carried: Array,
@@ -255,7 +273,9 @@ def _room_for(
     return place, guest
 
 
-def _best_change(way: _Way, task: Task, needs: Needs, split: EvenShares) -> _Change | None:
+def _best_change(
+    way: _LayerSearch, task: PlacementProblem, needs: SpreadRequirements, split: MinMaxSplit
+) -> _Change | None:
     """The change that comes nearest to taking out what is too much inside the densest ranks."""
     hosts, layer, aim = way.hosts, way.layer, way.aim
     rows, inside = task.loads[layer], split.inside[layer]
@@ -270,12 +290,12 @@ def _best_change(way: _Way, task: Task, needs: Needs, split: EvenShares) -> _Cha
     for target in targets.tolist():
         guests = hosts[:, target].nonzero()[0]
         if free[target] > 0:
-            guests = np.append(guests, NOBODY)
+            guests = np.append(guests, FREE_SLOT)
         experts = own[~hosts[own, target]]
         miss = _misses(
             rows[experts],
             has_more[experts],
-            np.where(guests == NOBODY, 0.0, rows[guests]),
+            np.where(guests == FREE_SLOT, 0.0, rows[guests]),
             excess=excess,
             room=aim * float(task.speeds[target]) - float(at_rank[target]),
         )
@@ -283,13 +303,13 @@ def _best_change(way: _Way, task: Task, needs: Needs, split: EvenShares) -> _Cha
         for i, k in zip(*np.unravel_index(order, miss.shape), strict=True):
             found.append((float(miss[i, k]), target, int(experts[i]), int(guests[k])))
     for _, target, expert, guest in sorted(found):
-        sources = hosts[expert] & inside & ((guest == NOBODY) | ~hosts[guest])
+        sources = hosts[expert] & inside & ((guest == FREE_SLOT) | ~hosts[guest])
         for source in sources.nonzero()[0].tolist():
             change = _Change(
                 expert=expert,
                 source=source,
                 target=target,
-                guest=None if guest == NOBODY else guest,
+                guest=None if guest == FREE_SLOT else guest,
             )
             if change not in way.failed and _is_allowed(hosts, task, needs, change):
                 return change
@@ -309,11 +329,13 @@ def _misses(
     return np.where(moved > 0.0, result, np.inf)
 
 
-def _is_allowed(hosts: Flags, task: Task, needs: Needs, change: _Change) -> bool:
+def _is_allowed(
+    hosts: Flags, task: PlacementProblem, needs: SpreadRequirements, change: _Change
+) -> bool:
     if change.guest is None:
         is_open = needs.open_ranks(hosts[change.expert], task.cluster, task.floors)
         return bool(is_open[change.target])
     before = hosts[[change.expert, change.guest]]
     after = before.copy()
     replace(change, expert=0, guest=1).apply(after)
-    return get_no_narrower(before, after, task.cluster, task.floors)
+    return keeps_spread(before, after, task.cluster, task.floors)

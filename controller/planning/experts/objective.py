@@ -1,6 +1,7 @@
-"""What a candidate for the hosts of all experts is judged by, and its price in seconds. Pure.
+"""Price of a candidate placement in seconds until the next plan.
 
-Waits for the fullest rank, restarts after losses, replicas to copy: until the next plan.
+Sum of waiting for the slowest rank of each layer, the expected cost of restarts, replicas to copy
+and replicas held. Used by all generators of candidates.
 """
 
 from dataclasses import dataclass, replace
@@ -10,15 +11,15 @@ import numpy.typing as npt
 
 from pacekeeper.controller.planning.experts.certificate import loss_of
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices
-from pacekeeper.controller.planning.token_split.min_max import EvenShares, numbered_rows
+from pacekeeper.controller.planning.token_split.min_max import MinMaxSplit, unique_rows
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Task:
-    """loads [layers, experts] in rows, and all else that a candidate is judged by."""
+class PlacementProblem:
+    """Loads [layers, experts] in rows, and everything else that prices a candidate placement."""
 
     loads: Array
     cluster: Cluster
@@ -32,7 +33,7 @@ class Task:
 
     @property
     def fluid(self) -> Array:
-        """[layers]"""
+        """[layers] rows / sum of speeds: the lowest largest load_j / speed_j of any placement."""
         rows: Array = self.loads.sum(axis=1) / self.speeds.sum()
         return rows
 
@@ -42,7 +43,7 @@ class Task:
 
     @property
     def row_s(self) -> float:
-        """What a row more on the fullest rank of a layer costs until the next plan."""
+        """Seconds until the next plan that one more row on the slowest rank of a layer costs."""
         whole = float(self.fluid.sum())
         return self.prices.step_s * self.prices.num_steps / whole if whole > 0.0 else 0.0
 
@@ -76,11 +77,17 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Draft:
-    """Hosts [layers, experts, groups] over groups of ranks that hold the same experts.
+class CandidatePlacement:
+    """Replica ranks [layers, experts, groups] over groups of ranks that hold the same experts.
 
-    `value` [layers]: the best split's, with room for drift; `price_s` of waits, losses and
-    `num_copies` beyond the present hosts.
+    Attributes:
+        name: the generator and its parameters.
+        groups: ranks of each group.
+        hosts: [layers, experts, groups].
+        value: [layers] largest load_j / speed_j of the best split, with room for drift.
+        loss: probability that an expert loses all its nodes.
+        price_s: waiting, losses, replicas held and `num_copies` copies, in seconds.
+        even: shares, where already known.
     """
 
     name: str
@@ -90,7 +97,7 @@ class Draft:
     loss: float
     price_s: float
     num_copies: int = 0
-    even: EvenShares | None = None  # where known already
+    even: MinMaxSplit | None = None  # where known already
 
     def on_ranks(self) -> Flags:
         """[layers, experts, ranks]"""
@@ -100,28 +107,32 @@ class Draft:
         return self.hosts[:, :, group_of]
 
 
-def checked(
-    task: Task,
+def check_candidate(
+    task: PlacementProblem,
     name: str,
     groups: tuple[tuple[int, ...], ...],
     hosts: Flags,
     value: Array,
-) -> list[Draft]:
-    """The draft with its price; none where it breaks a floor."""
-    draft = Draft(name=name, groups=groups, hosts=hosts, value=value, loss=0.0, price_s=0.0)
-    on_ranks = distinct_hosts(draft)
-    return [] if task.below_floors(on_ranks).any() else [priced(task, draft, on_ranks)]
+) -> list[CandidatePlacement]:
+    """Price the candidate; empty where it violates a floor."""
+    draft = CandidatePlacement(
+        name=name, groups=groups, hosts=hosts, value=value, loss=0.0, price_s=0.0
+    )
+    on_ranks = distinct_replica_sets(draft)
+    return [] if task.below_floors(on_ranks).any() else [price_candidate(task, draft, on_ranks)]
 
 
-def distinct_hosts(draft: Draft) -> Flags:
+def distinct_replica_sets(draft: CandidatePlacement) -> Flags:
     """[sets, ranks]: the host sets of all experts of all layers, each once."""
     flat = draft.hosts.reshape(-1, draft.hosts.shape[2])
-    distinct = flat[numbered_rows(flat)[0]]
+    distinct = flat[unique_rows(flat)[0]]
     on_ranks: Flags = replace(draft, hosts=distinct[None]).on_ranks()[0]
     return on_ranks
 
 
-def priced(task: Task, draft: Draft, on_ranks: Flags) -> Draft:
+def price_candidate(
+    task: PlacementProblem, draft: CandidatePlacement, on_ranks: Flags
+) -> CandidatePlacement:
     """The draft with its price; on_ranks as `distinct_hosts` gives them."""
     loss = task.loss(on_ranks)
     num_replicas = float(draft.hosts.sum(axis=(0, 1)) @ np.array([*map(len, draft.groups)]))

@@ -1,8 +1,7 @@
-"""Where every expert replica of a model goes, and which share each host takes. Pure.
+"""The expert planner: replica ranks and token shares of every expert, with a certificate.
 
-The cheapest candidate wins, in seconds until the next plan: steps that wait for the fullest rank,
-restarts after losses, replicas to copy. It comes with its proof: what no hosts in these slots could
-beat, what no split over these hosts could beat, and survival.
+Takes the cheapest candidate in seconds until the next plan (`objective`). Entry point:
+`plan_experts`, called by the policy, the joint planner, `eplb` and `pacekeeper plan`.
 """
 
 from collections.abc import Sequence
@@ -13,15 +12,15 @@ import numpy.typing as npt
 
 from pacekeeper.controller.planning.experts.certificate import Proof, layer_proofs, prove
 from pacekeeper.controller.planning.experts.incremental import (
-    moved_near,
-    polished,
-    scratch_s,
-    updated,
+    permute_ranks,
+    refine,
+    replan_copies_s,
+    update_placement,
 )
-from pacekeeper.controller.planning.experts.objective import Draft, Task
+from pacekeeper.controller.planning.experts.objective import CandidatePlacement, PlacementProblem
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices, as_loads
-from pacekeeper.controller.planning.experts.search import cheapest, dealt
-from pacekeeper.controller.planning.token_split.min_max import EvenShares, even_shares
+from pacekeeper.controller.planning.experts.search import cheapest_placement, round_robin
+from pacekeeper.controller.planning.token_split.min_max import MinMaxSplit, min_max_split
 from pacekeeper.core.layout.layout import ExpertReplica, ReplicaSet
 
 MOST_DRIFT = 100.0  # beyond, a load of today says nothing about that of tomorrow
@@ -31,12 +30,12 @@ PresentHosts = Sequence[Sequence[Sequence[int]]]
 
 
 class NoPlacement(ValueError):
-    """Floors, slots or the limit of copies leave none: nothing is wrong with the question."""
+    """Floors, slots or the limit of copies leave no placement; the input itself is valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlan:
-    """hosts[layer][expert]: (rank, share) of each host, ascending, with what is proven of them."""
+    """hosts[layer][expert]: (rank, share) of each replica by rank; and the certificate."""
 
     hosts: tuple[tuple[ReplicaSet, ...], ...]
     proof: Proof
@@ -76,7 +75,7 @@ def plan_experts(
     """
     if not 0.0 <= drift <= MOST_DRIFT:
         raise ValueError(f"drift must be 0 to {MOST_DRIFT:g}, got {drift}")
-    task = Task(
+    task = PlacementProblem(
         loads=as_loads(loads),
         cluster=cluster,
         floors=floors or Floors(),
@@ -88,28 +87,28 @@ def plan_experts(
     if lacking and (task.floors.is_strict or now is None):
         raise NoPlacement(lacking)
     limit = task.loads.size * cluster.num_ranks if max_copies is None else max_copies
-    best: Draft | None = None
+    best: CandidatePlacement | None = None
     saved_s = 0.0
     if now is not None:
-        best = updated(task, now, limit)
-        saved_s = scratch_s(task, len(task.loads))
+        best = update_placement(task, now, limit)
+        saved_s = replan_copies_s(task, len(task.loads))
 
-    def near(draft: Draft) -> Draft | None:
-        moved = draft if now is None else moved_near(draft, now, task)
+    def near(draft: CandidatePlacement) -> CandidatePlacement | None:
+        moved = draft if now is None else permute_ranks(draft, now, task)
         return moved if moved.num_copies <= limit else None
 
     if not lacking:
-        best = cheapest(task, best, saved_s=saved_s, adapt=near)
+        best = cheapest_placement(task, best, saved_s=saved_s, adapt=near)
     if best is None and not lacking:
-        best = next(filter(None, map(near, dealt(task))), None)
+        best = next(filter(None, map(near, round_robin(task))), None)
     if best is None:
         raise NoPlacement("no placement was found that keeps the floors and the limit of copies")
     if now is None:
-        best = polished(task, best)
+        best = refine(task, best)
     return _finished(best, task, now, max_losses)
 
 
-def _flags(present: PresentHosts, task: Task) -> Flags:
+def _flags(present: PresentHosts, task: PlacementProblem) -> Flags:
     """[layers, experts, ranks]"""
     num_layers, num_experts = task.loads.shape
     if len(present) != num_layers or any(len(layer) != num_experts for layer in present):
@@ -126,8 +125,8 @@ def _flags(present: PresentHosts, task: Task) -> Flags:
     return flags.reshape(num_layers, num_experts, num_ranks)
 
 
-def _lacking_room(task: Task) -> str:
-    """Why no hosts keep the floors, as far as counting tells; empty: nothing against it."""
+def _lacking_room(task: PlacementProblem) -> str:
+    """Why counting slots excludes these floors, as a message; empty where it does not."""
     num_experts, floors = task.loads.shape[1], task.floors
     at_node: dict[int, int] = {}
     for node, slots in zip(task.cluster.nodes, task.cluster.slots, strict=True):
@@ -150,8 +149,10 @@ def _lacking_room(task: Task) -> str:
     return ""
 
 
-def _finished(draft: Draft, task: Task, present: Flags | None, max_losses: int) -> ExpertPlan:
-    even = draft.even or even_shares(task.loads, draft.hosts, task.group_speeds(draft.groups))
+def _finished(
+    draft: CandidatePlacement, task: PlacementProblem, present: Flags | None, max_losses: int
+) -> ExpertPlan:
+    even = draft.even or min_max_split(task.loads, draft.hosts, task.group_speeds(draft.groups))
     on_ranks = draft.on_ranks()
     proof = prove(
         layer_proofs(task.loads, even, draft.groups, on_ranks, task.cluster, task.floors),
@@ -166,7 +167,7 @@ def _finished(draft: Draft, task: Task, present: Flags | None, max_losses: int) 
 
 
 def _host_tuples(
-    draft: Draft, even: EvenShares, speeds: npt.NDArray[np.float64]
+    draft: CandidatePlacement, even: MinMaxSplit, speeds: npt.NDArray[np.float64]
 ) -> tuple[tuple[ReplicaSet, ...], ...]:
     """Shares of groups split over their ranks by speed."""
     group_of, parts = np.empty(len(speeds), dtype=np.intp), np.empty(len(speeds))

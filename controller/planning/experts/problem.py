@@ -1,4 +1,4 @@
-"""What the planner of expert replicas is told: ranks, floors and prices. Values only. Pure."""
+"""Input of the expert planner: cluster, floors and prices, validated on construction."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +15,20 @@ MOST_APART = 1e9  # speeds, relative to each other: beyond it no split is found 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """By position of a rank (0 .. n-1): what it is. `nodes` and `racks` are labels.
+    """Ranks by position 0 .. n-1; `nodes` and `racks` are labels.
 
-    `speeds` > 0, at most MOST_APART from each other; `slots`: experts it can hold of each layer;
-    `failure_probability`: that it fails before the next plan. A node fails when any of its ranks
-    does, and takes all of them along; a rack that `rack_failure` names may also fail as a whole,
-    with that probability.
-    Raises ValueError where lengths differ or numbers are none.
+    A node fails when any of its ranks fails, and takes all of them along.
+
+    Attributes:
+        speeds: relative, above 0, at most MOST_APART from each other.
+        slots: experts of each layer that a rank can hold.
+        failure_probability: of each rank, before the next plan.
+        nodes: node of each rank.
+        racks: rack of each rank.
+        rack_failure: probability that a rack fails as a whole; racks not named never do.
+
+    Raises:
+        ValueError: lengths differ or a number is out of range.
     """
 
     speeds: tuple[float, ...]
@@ -60,7 +67,7 @@ class Cluster:
 
     @cached_property
     def node_failure(self) -> dict[int, float]:
-        """How likely each node fails: when any of its ranks does."""
+        """Failure probability of each node: 1 - product over its ranks of (1 - p)."""
         lives: dict[int, float] = {}
         for node, p in zip(self.nodes, self.failure_probability, strict=True):
             lives[node] = lives.get(node, 1.0) * (1.0 - p)
@@ -81,8 +88,18 @@ def alike(
     nodes_per_rack: int = 0,
     speeds: tuple[float, ...] | None = None,
 ) -> Cluster:
-    """Ranks that differ in speed only, numbered node by node. 0 nodes per rack: one rack for each
-    node. Raises ValueError for fewer than one rank in a node.
+    """Cluster of ranks that differ in speed only, numbered node by node.
+
+    Args:
+        num_ranks: ranks in all.
+        slots: experts of each layer that a rank holds.
+        failure_probability: of each rank.
+        ranks_per_node: at least 1.
+        nodes_per_rack: 0: every node is its own rack.
+        speeds: [ranks]; default 1.0.
+
+    Raises:
+        ValueError: fewer than one rank in a node.
     """
     if ranks_per_node < 1 or nodes_per_rack < 0:
         raise ValueError("a node has at least one rank")
@@ -98,10 +115,10 @@ def alike(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floors:
-    """On how many distinct ranks, nodes and racks every expert has to be.
+    """Least number of distinct ranks, nodes and racks of every expert.
 
-    On as many ranks as nodes, if `ranks` says less. Not `is_strict`: an expert that can not be
-    brought there without taking another below keeps what it has.
+    `nodes` also counts as a floor of ranks. Without `is_strict` an expert that cannot reach the
+    floors without taking another expert below them keeps its present spread.
     """
 
     ranks: int = 1
@@ -121,12 +138,15 @@ class Floors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What turns balance, survival and moves into seconds (research 4.5).
+    """Factors that convert balance, survival and moves into seconds (research 4.5).
 
-    `step_s`: all layers' experts in one step, perfectly balanced; `num_steps` until the next plan;
-    `restart_s`: restart and lost work where an expert has no living host; `move_s` for each
-    replica that has to be copied, `hold_s` for each that is there until the next plan. `even`: a
-    layer so far above the fluid, relative to it, costs nothing.
+    Attributes:
+        step_s: experts of all layers in one step, perfectly balanced.
+        num_steps: steps until the next plan.
+        restart_s: restart and lost work where an expert has no living replica rank.
+        move_s: copy of one replica.
+        hold_s: one replica held until the next plan.
+        even: a layer so little above the fluid limit, relative to it, costs nothing.
     """
 
     step_s: float = 1.0

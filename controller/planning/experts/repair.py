@@ -1,8 +1,7 @@
-"""What each expert is to keep, and few copies that give it that again. Pure.
+"""Repair of a placement that violates floors or slots, with few copies.
 
-A missing host takes a free slot, else that of an expert that can spare it, else two replicas swap
-their ranks. Where floors are no promise, an expert that can not be brought to them keeps what it
-has.
+A missing replica takes a free slot, else that of an expert that can spare one, else two replicas
+swap ranks. Without strict floors an expert that cannot reach them keeps its spread.
 """
 
 from collections.abc import Collection, Iterator
@@ -20,15 +19,15 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Needs:
-    """On how many distinct ranks, nodes and racks each expert is to stand: [layers, experts]."""
+class SpreadRequirements:
+    """Least number of distinct ranks, nodes and racks of each expert: [layers, experts] each."""
 
     ranks: Counts
     nodes: Counts
     racks: Counts
 
     @classmethod
-    def of(cls, hosts: Flags, cluster: Cluster, floors: Floors) -> "Needs":
+    def of(cls, hosts: Flags, cluster: Cluster, floors: Floors) -> "SpreadRequirements":
         """The floors; where these are no promise, what so many hosts can reach of them.
 
         hosts [layers, experts, ranks].
@@ -44,9 +43,9 @@ class Needs:
         ]
         return cls(ranks=wanted[0], nodes=wanted[1], racks=wanted[2])
 
-    def kept_by(self, hosts: Flags, cluster: Cluster) -> "Needs":
+    def kept_by(self, hosts: Flags, cluster: Cluster) -> "SpreadRequirements":
         """The same, of what these hosts [layers, experts, ranks] have reached."""
-        return Needs(
+        return SpreadRequirements(
             ranks=np.minimum(self.ranks, hosts.sum(axis=2)),
             nodes=np.minimum(self.nodes, _width(hosts, cluster.nodes)),
             racks=np.minimum(self.racks, _width(hosts, cluster.racks)),
@@ -94,7 +93,7 @@ class Needs:
         return may
 
 
-def get_no_narrower(before: Flags, after: Flags, cluster: Cluster, floors: Floors) -> bool:
+def keeps_spread(before: Flags, after: Flags, cluster: Cluster, floors: Floors) -> bool:
     """Do these experts [experts, ranks] stay on as many nodes and racks, up to the floors?"""
     return all(
         bool((_width(after[None], labels) >= np.minimum(_width(before[None], labels), floor)).all())
@@ -119,12 +118,22 @@ def _number_in(hosts: Flags, labels: tuple[int, ...]) -> npt.NDArray[np.float32]
     return number
 
 
-def mended(hosts: Flags, needs: Needs, cluster: Cluster, *, is_strict: bool) -> Flags | None:
-    """Hosts [layers, experts, ranks] that meet the needs, within the slots, by few copies.
+def repair(
+    hosts: Flags, needs: SpreadRequirements, cluster: Cluster, *, is_strict: bool
+) -> Flags | None:
+    """Change the placement until it meets the requirements within the slots.
 
-    Replicas beyond the slots go first, those of experts with most hosts. `is_strict`: None where a
-    need can not be met; else such an expert keeps what it has, and a rank what nobody can spare.
-    None also where an expert has no host left.
+    Surplus replicas beyond the slots are dropped first, those of experts with most replicas.
+
+    Args:
+        hosts: [layers, experts, ranks].
+        needs: requirements of each expert.
+        cluster: slots, nodes and racks.
+        is_strict: fail where a requirement cannot be met; otherwise such an expert keeps what it
+            has.
+
+    Returns:
+        The new placement; None where an expert has no replica left or strict floors cannot be met.
     """
     if not hosts.any(axis=2).all():
         return None
@@ -132,7 +141,7 @@ def mended(hosts: Flags, needs: Needs, cluster: Cluster, *, is_strict: bool) -> 
     slots = np.array(cluster.slots)
     is_over = (result.sum(axis=1) > slots).any(axis=1)
     for layer in (is_over | needs.below(result, cluster).any(axis=1)).nonzero()[0].tolist():
-        mender = _Mender.of(result[layer], layer, needs, cluster)
+        mender = _LayerRepair.of(result[layer], layer, needs, cluster)
         if not mender.thin(is_strict) or (not mender.mend() and is_strict):
             return None
         result[layer] = False
@@ -142,7 +151,7 @@ def mended(hosts: Flags, needs: Needs, cluster: Cluster, *, is_strict: bool) -> 
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Mender:
+class _LayerRepair:
     """One layer on its way. hosts [experts]; held [ranks]: the experts there."""
 
     cluster: Cluster
@@ -152,7 +161,9 @@ class _Mender:
     num_looked_at: int = 0
 
     @classmethod
-    def of(cls, hosts: Flags, layer: int, needs: Needs, cluster: Cluster) -> "_Mender":
+    def of(
+        cls, hosts: Flags, layer: int, needs: SpreadRequirements, cluster: Cluster
+    ) -> "_LayerRepair":
         each = zip(
             needs.ranks[layer].tolist(),
             needs.nodes[layer].tolist(),

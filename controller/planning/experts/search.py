@@ -11,18 +11,22 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.experts.bin_packing import filled, values_with_drift
-from pacekeeper.controller.planning.experts.objective import Draft, Task, checked
-from pacekeeper.controller.planning.experts.ring_arcs import arc_values, circle_arcs
-from pacekeeper.controller.planning.experts.ring_windows import (
-    Structure,
+from pacekeeper.controller.planning.experts.bin_packing import greedy_fill, values_with_drift
+from pacekeeper.controller.planning.experts.chained_declustering import (
+    ChainedDeclustering,
     arcs_of,
     circle,
     classes_of,
-    structures,
+    declusterings,
 )
+from pacekeeper.controller.planning.experts.objective import (
+    CandidatePlacement,
+    PlacementProblem,
+    check_candidate,
+)
+from pacekeeper.controller.planning.experts.ring_arcs import arc_values, circle_arcs
 from pacekeeper.controller.planning.experts.small_swaps import MAX_RANKS, table_values, with_swaps
-from pacekeeper.controller.planning.token_split.min_max import even_shares
+from pacekeeper.controller.planning.token_split.min_max import min_max_split
 
 MAX_CIRCLE = 256  # groups: a larger circle takes too long, and its slots suffice for a structure
 MAX_WORK = 1_500_000  # places of tables: a second or two
@@ -34,17 +38,21 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Candidate:
+class LazyCandidate:
     """`least_s`: what its drafts cost at least; `work` to build them, in places of tables."""
 
     least_s: float
     work: int
-    drafts: Callable[[], list[Draft]]
+    drafts: Callable[[], list[CandidatePlacement]]
 
 
-def cheapest(
-    task: Task, best: Draft | None, *, saved_s: float, adapt: Callable[[Draft], Draft | None]
-) -> Draft | None:
+def cheapest_placement(
+    task: PlacementProblem,
+    best: CandidatePlacement | None,
+    *,
+    saved_s: float,
+    adapt: Callable[[CandidatePlacement], CandidatePlacement | None],
+) -> CandidatePlacement | None:
     """The cheapest of `best` and all drafts; the promising candidates first.
 
     Not built are those that can not be cheaper by `saved_s`, and once there is any, those that
@@ -63,7 +71,7 @@ def cheapest(
     return best
 
 
-def candidates(task: Task) -> list[Candidate]:
+def candidates(task: PlacementProblem) -> list[LazyCandidate]:
     """The promising first; of equals the quickest to build."""
     found = []
     for order, generate in enumerate(GENERATORS):
@@ -71,20 +79,20 @@ def candidates(task: Task) -> list[Candidate]:
     return [candidate for _, _, candidate in sorted(found, key=lambda entry: entry[:2])]
 
 
-def _structures(task: Task) -> list[Candidate]:
-    found = structures(task.loads.shape[1], task.cluster, task.floors)
+def _structures(task: PlacementProblem) -> list[LazyCandidate]:
+    found = declusterings(task.loads.shape[1], task.cluster, task.floors)
     return [_structure_candidate(task, structure) for structure in found]
 
 
-def _swaps(task: Task) -> list[Candidate]:
+def _swaps(task: PlacementProblem) -> list[LazyCandidate]:
     if task.cluster.num_ranks > MAX_RANKS:
         return []
     found = []
-    for structure in structures(task.loads.shape[1], task.cluster, task.floors):
+    for structure in declusterings(task.loads.shape[1], task.cluster, task.floors):
         plain = _structure_candidate(task, structure)
         loss = task.loss(structure.windows(task.cluster.num_ranks))
         found.append(
-            Candidate(
+            LazyCandidate(
                 least_s=loss * task.prices.restart_s,
                 work=plain.work,
                 drafts=partial(_swapped_drafts, task, structure),
@@ -93,18 +101,18 @@ def _swaps(task: Task) -> list[Candidate]:
     return found
 
 
-def _fills(task: Task) -> list[Candidate]:
+def _fills(task: PlacementProblem) -> list[LazyCandidate]:
     return [_fill_candidate(task, groups) for groups in _fewest_groups(task)]
 
 
-def _arcs(task: Task) -> list[Candidate]:
+def _arcs(task: PlacementProblem) -> list[LazyCandidate]:
     return [_circle_candidate(task, groups) for groups in _circles(task)]
 
 
 GENERATORS = (_structures, _swaps, _fills, _arcs)
 
 
-def _structure_candidate(task: Task, structure: Structure) -> Candidate:
+def _structure_candidate(task: PlacementProblem, structure: ChainedDeclustering) -> LazyCandidate:
     loss = task.loss(structure.windows(task.cluster.num_ranks))
     by_load = -np.sort(-task.loads, axis=1)
     speeds = task.group_speeds(structure.groups)
@@ -112,14 +120,16 @@ def _structure_candidate(task: Task, structure: Structure) -> Candidate:
     # The largest expert that is not wide has one window.
     left = by_load[:, structure.num_wide :]
     hottest = left[:, 0] / widest if left.shape[1] else np.zeros(len(left))
-    return Candidate(
+    return LazyCandidate(
         least_s=task.wait_s(hottest) + loss * task.prices.restart_s,
         work=len(task.loads) * (1 if structure.span == 1 else len(structure.groups)) ** 2,
         drafts=partial(_structure_drafts, task, structure),
     )
 
 
-def _structure_drafts(task: Task, structure: Structure) -> list[Draft]:
+def _structure_drafts(
+    task: PlacementProblem, structure: ChainedDeclustering
+) -> list[CandidatePlacement]:
     speeds = task.group_speeds(structure.groups)
     arcs = arcs_of(classes_of(task.loads, structure, task.speeds), structure)
     value = arc_values(
@@ -131,12 +141,14 @@ def _structure_drafts(task: Task, structure: Structure) -> list[Draft]:
         longest=1 if structure.span == 1 else None,
     )
     name = f"{structure.num_wide} wide, {len(structure.groups)} groups, span {structure.span}"
-    drafts = checked(task, name, structure.groups, arcs.hosts(len(structure.groups)), value)
+    drafts = check_candidate(task, name, structure.groups, arcs.hosts(len(structure.groups)), value)
     assert drafts, "the structure itself keeps the floors"
     return drafts
 
 
-def _swapped_drafts(task: Task, structure: Structure) -> list[Draft]:
+def _swapped_drafts(
+    task: PlacementProblem, structure: ChainedDeclustering
+) -> list[CandidatePlacement]:
     """The structure with swaps in the layers where it is not even."""
     (plain,) = _structure_drafts(task, structure)
     if task.wait_s(plain.value) == 0.0:
@@ -151,10 +163,10 @@ def _swapped_drafts(task: Task, structure: Structure) -> list[Draft]:
     )
     single = tuple((rank,) for rank in range(task.cluster.num_ranks))
     value = table_values(hosts, task.loads, task.speeds, task.drift)
-    return checked(task, f"{plain.name}, swaps", single, hosts, value)
+    return check_candidate(task, f"{plain.name}, swaps", single, hosts, value)
 
 
-def _fewest_groups(task: Task) -> list[tuple[tuple[int, ...], ...]]:
+def _fewest_groups(task: PlacementProblem) -> list[tuple[tuple[int, ...], ...]]:
     """Groups that can be filled evenly: as few as can be, and so many that they are of equal size.
 
     None where slots are so many that a structure does it.
@@ -169,21 +181,23 @@ def _fewest_groups(task: Task) -> list[tuple[tuple[int, ...], ...]]:
     return [groups for groups in (circle(task.cluster, n) for n in sizes) if all(groups)]
 
 
-def _fill_candidate(task: Task, groups: tuple[tuple[int, ...], ...]) -> Candidate:
+def _fill_candidate(task: PlacementProblem, groups: tuple[tuple[int, ...], ...]) -> LazyCandidate:
     alone = np.zeros((len(groups), task.cluster.num_ranks), dtype=np.bool_)
     for group, ranks in enumerate(groups):
         alone[group, list(ranks)] = True
-    return Candidate(
+    return LazyCandidate(
         least_s=task.loss(alone) * task.prices.restart_s,
         work=FILL_WORK * len(task.loads) * len(groups),
         drafts=partial(_fill_drafts, task, groups),
     )
 
 
-def _fill_drafts(task: Task, groups: tuple[tuple[int, ...], ...]) -> list[Draft]:
+def _fill_drafts(
+    task: PlacementProblem, groups: tuple[tuple[int, ...], ...]
+) -> list[CandidatePlacement]:
     speeds = task.group_speeds(groups)
     slots = np.array([min(task.cluster.slots[rank] for rank in ranks) for ranks in groups])
-    found = filled(task.loads, speeds, slots)
+    found = greedy_fill(task.loads, speeds, slots)
     if found is None:
         return []
     hosts, even = found
@@ -195,11 +209,11 @@ def _fill_drafts(task: Task, groups: tuple[tuple[int, ...], ...]) -> list[Draft]
         num_ranks=task.cluster.num_ranks,
         drift=task.drift,
     )
-    drafts = checked(task, f"fill of {len(groups)}", groups, hosts, value)
+    drafts = check_candidate(task, f"fill of {len(groups)}", groups, hosts, value)
     return [replace(draft, even=even) for draft in drafts]
 
 
-def _circles(task: Task) -> list[tuple[tuple[int, ...], ...]]:
+def _circles(task: PlacementProblem) -> list[tuple[tuple[int, ...], ...]]:
     """Circles of groups whose ranks hold the same experts, the fewest groups first.
 
     From as many groups on as leave a replica more than experts for each: rows can flow all around.
@@ -217,7 +231,7 @@ def _circles(task: Task) -> list[tuple[tuple[int, ...], ...]]:
     return found
 
 
-def _circle_order(task: Task) -> list[int]:
+def _circle_order(task: PlacementProblem) -> list[int]:
     """Ranks of one node side by side; where experts need several nodes, one of each node in turn.
     Racks take turns in the same way.
     """
@@ -235,7 +249,7 @@ def _circle_order(task: Task) -> list[int]:
     return sorted(range(cluster.num_ranks), key=lambda r: (turn[r], place[cluster.nodes[r]], r))
 
 
-def _circle_candidate(task: Task, groups: tuple[tuple[int, ...], ...]) -> Candidate:
+def _circle_candidate(task: PlacementProblem, groups: tuple[tuple[int, ...], ...]) -> LazyCandidate:
     alone = np.zeros((len(groups), task.cluster.num_ranks), dtype=np.bool_)
     for group, ranks in enumerate(groups):
         alone[group, list(ranks)] = True
@@ -245,14 +259,16 @@ def _circle_candidate(task: Task, groups: tuple[tuple[int, ...], ...]) -> Candid
     min_length = max(-(-task.floors.nodes // num_nodes), -(-task.floors.hosts // num_ranks))
     for step in range(1, min_length):
         alone = alone | np.roll(alone, -step, axis=0)
-    return Candidate(
+    return LazyCandidate(
         least_s=task.loss(alone) * task.prices.restart_s,
         work=len(task.loads) * len(groups) ** 2,
         drafts=partial(_circle_drafts, task, groups, min_length),
     )
 
 
-def _circle_drafts(task: Task, groups: tuple[tuple[int, ...], ...], min_length: int) -> list[Draft]:
+def _circle_drafts(
+    task: PlacementProblem, groups: tuple[tuple[int, ...], ...], min_length: int
+) -> list[CandidatePlacement]:
     slots = np.array([min(task.cluster.slots[rank] for rank in ranks) for ranks in groups])
     found = circle_arcs(
         task.loads,
@@ -265,10 +281,10 @@ def _circle_drafts(task: Task, groups: tuple[tuple[int, ...], ...], min_length: 
     if found is None:
         return []
     arcs, value = found
-    return checked(task, f"circle of {len(groups)}", groups, arcs.hosts(len(groups)), value)
+    return check_candidate(task, f"circle of {len(groups)}", groups, arcs.hosts(len(groups)), value)
 
 
-def dealt(task: Task) -> list[Draft]:
+def round_robin(task: PlacementProblem) -> list[CandidatePlacement]:
     """Experts dealt out in turn, as often as the floor asks: fits wherever the floor of nodes can.
 
     Every rank takes the next so many of the sequence 0 .. experts - 1, repeated; no more than one
@@ -294,6 +310,6 @@ def dealt(task: Task) -> list[Draft]:
     if dealt_out < whole:
         return []
     everywhere = np.repeat(hosts[None], len(task.loads), axis=0)
-    value = even_shares(task.loads, everywhere, task.speeds).value
+    value = min_max_split(task.loads, everywhere, task.speeds).value
     single = tuple((rank,) for rank in range(cluster.num_ranks))
-    return checked(task, "dealt", single, everywhere, value)
+    return check_candidate(task, "dealt", single, everywhere, value)

@@ -2,7 +2,7 @@
 
 Two ranks trade one expert each, so that an expert of the densest set of ranks gets a host outside.
 The value of every set of ranks stands in one table (2^ranks entries), so a swap costs four looks.
-Kill sets count for the whole model: a swap whose host sets other layers have already is free.
+cut sets count for the whole model: a swap whose host sets other layers have already is free.
 """
 
 from dataclasses import dataclass

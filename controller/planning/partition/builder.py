@@ -1,21 +1,20 @@
-"""From a draft of groups to a whole partition: shards, then layers, then rows. Pure.
+"""Builds a partition from candidate groups: shards, then layers, then rows.
 
-What is alike is found once: most groups of a large job are healthy and have one shape, and most
-pipelines one cut.
+Results are cached by shape: most groups of a large job are healthy and equal.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from pacekeeper.controller.planning.partition.group_search import Draft, Ranks
-from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
+from pacekeeper.controller.planning.model.problem import PartitionProblem
+from pacekeeper.controller.planning.partition.group_search import CandidateGroups, Ranks
 from pacekeeper.controller.planning.partition.row_split import (
-    UnitPlan,
+    LockstepPlan,
     lock_step_batches,
     micro_batches,
-    plan_unit,
+    plan_lockstep_group,
     rows_at_least,
     share_rows,
 )
@@ -30,28 +29,28 @@ Shapes = tuple[tuple[GroupShape, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Unit:
+class _LockstepGroup:
     """Pipelines that run in lock-step: their shapes and their plan."""
 
     members: tuple[int, ...]
     expert_group: int | None
     shapes: Shapes
-    plan: UnitPlan
+    plan: LockstepPlan
 
 
 class Builder:
     """Builds partitions for one problem; remembers shapes and cuts."""
 
-    def __init__(self, problem: Problem, pricer: Pricer) -> None:
+    def __init__(self, problem: PartitionProblem, pricer: Pricer) -> None:
         self.problem = problem
         self.pricer = pricer
         self.sums = layer_sums(problem.model, problem.links)
         self.num_microbatches = max(len(p.micro_batches) for p in problem.home.pipelines)
         self.per_batch = max(max(p.micro_batches) for p in problem.home.pipelines)
         self._shapes: dict[object, GroupShape | None] = {}
-        self._units: dict[object, UnitPlan | None] = {}
+        self._units: dict[object, LockstepPlan | None] = {}
 
-    def build(self, draft: Draft, *, is_tight: bool = False) -> Partition | None:
+    def build(self, draft: CandidateGroups, *, is_tight: bool = False) -> Partition | None:
         """None where the model does not fit. `is_tight`: shards by memory where speed asks more."""
         units = self._find_units(draft, is_tight=is_tight)
         if units is None:
@@ -75,7 +74,7 @@ class Builder:
             ]
         return best
 
-    def _find_units(self, draft: Draft, *, is_tight: bool) -> list[_Unit] | None:
+    def _find_units(self, draft: CandidateGroups, *, is_tight: bool) -> list[_LockstepGroup] | None:
         members: dict[object, list[int]] = {}
         for at, expert_group in enumerate(draft.expert_groups):
             alone = ("alone", at) if expert_group is None else expert_group
@@ -94,7 +93,7 @@ class Builder:
             if plan is None:
                 return None
             units.append(
-                _Unit(
+                _LockstepGroup(
                     members=tuple(of_unit),
                     expert_group=draft.expert_groups[of_unit[0]],
                     shapes=tuple(shapes),
@@ -128,7 +127,7 @@ class Builder:
         )
 
     def _most_share(self, ranks: Ranks, num_stages: int) -> float:
-        """Of the shards on one rank, so that its memory holds an even share of the layers."""
+        """Largest part of the shards whose even share of the layers fits the memory of a rank."""
         part = min(1.0, ceil(len(self.problem.model.layers) / num_stages) / self.sums.num_layers)
         rows = min(num_stages, self.num_microbatches) * self.per_batch
         cut = part * float(
@@ -140,10 +139,10 @@ class Builder:
         memory_bytes = min(self.problem.device_of[rank].memory_bytes for rank in ranks)
         return min(1.0, max((memory_bytes - whole) / max(cut, 1.0), 0.0))
 
-    def _plan(self, costs: tuple[tuple[GroupCost, ...], ...], rows: int) -> UnitPlan | None:
+    def _plan(self, costs: tuple[tuple[GroupCost, ...], ...], rows: int) -> LockstepPlan | None:
         key = (costs, rows)
         if key not in self._units:
-            self._units[key] = plan_unit(
+            self._units[key] = plan_lockstep_group(
                 costs,
                 self.sums,
                 rows=rows,
@@ -152,10 +151,10 @@ class Builder:
             )
         return self._units[key]
 
-    def _least_rows(self, unit: _Unit) -> int:
+    def _least_rows(self, unit: _LockstepGroup) -> int:
         return 1 if unit.expert_group is None else self.num_microbatches
 
-    def _assemble(self, units: Sequence[_Unit], rows: Sequence[int]) -> Partition:
+    def _assemble(self, units: Sequence[_LockstepGroup], rows: Sequence[int]) -> Partition:
         pipelines: list[Pipeline] = []
         for unit, count in zip(units, rows, strict=True):
             least = self._least_rows(unit)
@@ -171,7 +170,7 @@ class Builder:
                 )
                 firsts = (0, *unit.plan.ends[:-1])
                 cells = tuple(
-                    Cell(first_layer=first, end_layer=end, attention=s.attention, mlp=s.mlp)
+                    StageShard(first_layer=first, end_layer=end, attention=s.attention, mlp=s.mlp)
                     for s, first, end in zip(shapes, firsts, unit.plan.ends, strict=True)
                 )
                 pipelines.append(

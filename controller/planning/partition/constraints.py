@@ -1,16 +1,16 @@
-"""What no partition may break: lock-step around shared experts, whole groups, memory. Pure.
+"""Hard constraints of a partition: lockstep of pipelines with shared experts, whole model, memory.
 
-Experts that several pipelines share make them meet at every layer with experts: such pipelines run
-the same layers in each stage and as many micro-batches, and differ in rows only.
+Pipelines that share experts wait for each other at every expert layer: they have the same stage
+boundaries and number of micro-batches, and differ in rows only.
 """
 
-from pacekeeper.controller.planning.partition.model import Partition
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.partition import Partition
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.memory import memory_bytes
 
 
-def check_partition(partition: Partition, problem: Problem) -> None:
-    """Raises ValueError, saying which rule is broken and where."""
+def check_partition(partition: Partition, problem: PartitionProblem) -> None:
+    """Raises ValueError that names the violated constraint, the ranks and the pipeline."""
     model = problem.model
     first = partition.pipelines[0].cells[0]
     shape = (partition.pipelines[0].cuts[-1], first.attention[-1].end, first.mlp[-1].end)

@@ -1,16 +1,16 @@
-"""Which ranks form a tensor group, and where each group stands: drafts to choose from. Pure.
+"""Candidate tensor groups and their stages.
 
-Groups of one stage hold the same state, so to swap them between pipelines moves nothing: sorted by
-speed, slow ones stand in the same pipeline and hold up no other. Inside a node ranks may change
-groups: slow ones together, or groups as even as can be. Where groups are missing, pipelines are
-given up and their groups lengthen or complete the others.
+Groups of one stage hold the same state, so swapping them between pipelines moves nothing: sorted by
+speed, slow groups share a pipeline and delay no other. Within a node ranks may change groups: slow
+ranks together, or equal sums of speed. Where ranks are missing, pipelines are dropped and their
+groups lengthen or complete others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pacekeeper.controller.planning.partition.model import Cell, Partition
-from pacekeeper.controller.planning.partition.problem import Device, Problem
+from pacekeeper.controller.planning.model.partition import Partition, StageShard
+from pacekeeper.controller.planning.model.problem import Device, PartitionProblem
 
 Ranks = tuple[int, ...]
 Deal = Callable[[Sequence[int], Sequence[int], Mapping[int, Device]], list[Ranks]]
@@ -19,41 +19,41 @@ MAX_GIVEN_UP = 6  # pipelines, beyond which no draft goes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """groups[pipeline][stage]: the ranks of the cell, in the order of their runs."""
+class CandidateGroups:
+    """groups[pipeline][stage]: ranks of each tensor group, in the order of their shard runs."""
 
     name: str
     groups: tuple[tuple[Ranks, ...], ...]
     expert_groups: tuple[int | None, ...]
 
 
-def drafts(problem: Problem) -> list[Draft]:
-    """What is worth pricing, each once; the first is what runs now, if all its cells live."""
+def candidate_groups(problem: PartitionProblem) -> list[CandidateGroups]:
+    """Distinct candidates to price; the first is the present one if all its groups live."""
     living = set(problem.living)
     # Who has a bad past stands by first, if it costs nothing: so the others are drafted, too.
     trusting = _trusting(problem)
-    found: list[Draft] = []
+    found: list[CandidateGroups] = []
     now, home = ("groups as they are", problem.now, False), ("groups of home", problem.home, True)
     for name, partition, is_home in (now, home):
         start = _living(_draft(name, partition), living)
         if is_home:
             start = _with_spares(start, problem, living)
         ways = [start, *_without_hopeless(start, problem)]
-        for how, deal in (("slow ones together", _together), ("even groups", _evened)):
-            ways.append(_dealt(start, f"{name}, {how}", deal, problem.device_of))
+        for how, deal in (("slow ones together", _by_speed), ("even groups", _even_speeds)):
+            ways.append(_regrouped(start, f"{name}, {how}", deal, problem.device_of))
         for way in ways:
             whole = _completed(way, problem)
             if trusting is not problem:
                 whole += _completed(way, trusting)
             found += [draft for one in whole for draft in (one, _sorted(one, problem.device_of))]
-    seen: dict[tuple[tuple[Ranks, ...], ...], Draft] = {}
+    seen: dict[tuple[tuple[Ranks, ...], ...], CandidateGroups] = {}
     for draft in found:
         seen.setdefault(draft.groups, draft)
     return list(seen.values())
 
 
-def _trusting(problem: Problem) -> Problem:
-    """As if nobody had a past; the same where nobody has."""
+def _trusting(problem: PartitionProblem) -> PartitionProblem:
+    """The problem without doubted devices; the same object where there are none."""
     if not any(device.is_doubted for device in problem.devices):
         return problem
     return replace(
@@ -61,33 +61,33 @@ def _trusting(problem: Problem) -> Problem:
     )
 
 
-def cell_ranks(cell: Cell) -> Ranks:
+def shard_ranks(cell: StageShard) -> Ranks:
     """The ranks of a cell, in the order of their runs; those without attention last."""
     return tuple(dict.fromkeys(run.rank for run in (*cell.attention, *cell.mlp)))
 
 
-def _draft(name: str, partition: Partition) -> Draft:
-    return Draft(
+def _draft(name: str, partition: Partition) -> CandidateGroups:
+    return CandidateGroups(
         name=name,
         groups=tuple(
-            tuple(cell_ranks(cell) for cell in pipeline.cells) for pipeline in partition.pipelines
+            tuple(shard_ranks(cell) for cell in pipeline.cells) for pipeline in partition.pipelines
         ),
         expert_groups=tuple(pipeline.expert_group for pipeline in partition.pipelines),
     )
 
 
-def _living(draft: Draft, living: set[int]) -> Draft:
+def _living(draft: CandidateGroups, living: set[int]) -> CandidateGroups:
     groups = tuple(
         tuple(tuple(rank for rank in ranks if rank in living) for ranks in pipeline)
         for pipeline in draft.groups
     )
-    return Draft(name=draft.name, groups=groups, expert_groups=draft.expert_groups)
+    return CandidateGroups(name=draft.name, groups=groups, expert_groups=draft.expert_groups)
 
 
-def _without_hopeless(draft: Draft, problem: Problem) -> list[Draft]:
+def _without_hopeless(draft: CandidateGroups, problem: PartitionProblem) -> list[CandidateGroups]:
     """Without groups for which one layer takes longer than a healthy group's whole stage."""
     healthy = problem.home.pipelines[0].cells
-    size = len(cell_ranks(healthy[0]))
+    size = len(shard_ranks(healthy[0]))
     per_stage = len(problem.model.layers) / len(healthy)
     groups = tuple(
         tuple(
@@ -99,7 +99,7 @@ def _without_hopeless(draft: Draft, problem: Problem) -> list[Draft]:
     if groups == draft.groups:
         return []
     return [
-        Draft(
+        CandidateGroups(
             name=f"{draft.name}, without the slowest groups",
             groups=groups,
             expert_groups=draft.expert_groups,
@@ -107,7 +107,9 @@ def _without_hopeless(draft: Draft, problem: Problem) -> list[Draft]:
     ]
 
 
-def _with_spares(draft: Draft, problem: Problem, living: set[int]) -> Draft:
+def _with_spares(
+    draft: CandidateGroups, problem: PartitionProblem, living: set[int]
+) -> CandidateGroups:
     """Living ranks without a place take the places of dead ones: of their node first."""
     placed = {rank for pipeline in draft.groups for ranks in pipeline for rank in ranks}
     spares = sorted(living - placed)
@@ -122,7 +124,7 @@ def _with_spares(draft: Draft, problem: Problem, living: set[int]) -> Draft:
                 taken = min(spares, key=lambda r: (problem.device_of[r].node not in nodes, r))
                 spares.remove(taken)
                 groups[at][stage].append(taken)
-    return Draft(
+    return CandidateGroups(
         name=draft.name,
         groups=tuple(tuple(tuple(ranks) for ranks in pipeline) for pipeline in groups),
         expert_groups=draft.expert_groups,
@@ -133,7 +135,7 @@ def _speed(ranks: Sequence[int], device_of: Mapping[int, Device]) -> float:
     return sum(device_of[rank].speed for rank in ranks)
 
 
-def _sorted(draft: Draft, device_of: Mapping[int, Device]) -> Draft:
+def _sorted(draft: CandidateGroups, device_of: Mapping[int, Device]) -> CandidateGroups:
     """In each stage the fastest group in the first pipeline; pipelines of one depth among them."""
     groups = [list(pipeline) for pipeline in draft.groups]
     by_depth: dict[int, list[int]] = {}
@@ -146,19 +148,19 @@ def _sorted(draft: Draft, device_of: Mapping[int, Device]) -> Draft:
             )
             for at, group in zip(members, ordered, strict=True):
                 groups[at][stage] = group
-    return Draft(
+    return CandidateGroups(
         name=f"{draft.name}, sorted",
         groups=tuple(tuple(pipeline) for pipeline in groups),
         expert_groups=draft.expert_groups,
     )
 
 
-def _dealt(
-    draft: Draft,
+def _regrouped(
+    draft: CandidateGroups,
     name: str,
     deal: Deal,
     device_of: Mapping[int, Device],
-) -> Draft:
+) -> CandidateGroups:
     """Ranks change groups inside their node, where that node's devices differ or some are lost."""
     places: dict[int, list[tuple[int, int]]] = {}
     for at, pipeline in enumerate(draft.groups):
@@ -176,14 +178,14 @@ def _dealt(
             continue
         for (at, stage), ranks in zip(cells, deal(pool, sizes, device_of), strict=True):
             groups[at][stage] = ranks
-    return Draft(
+    return CandidateGroups(
         name=name,
         groups=tuple(tuple(pipeline) for pipeline in groups),
         expert_groups=draft.expert_groups,
     )
 
 
-def _together(
+def _by_speed(
     pool: Sequence[int], sizes: Sequence[int], device_of: Mapping[int, Device]
 ) -> list[Ranks]:
     """Groups of the sizes they had, filled by speed; in a group the ranks keep their order."""
@@ -196,7 +198,7 @@ def _together(
     return dealt
 
 
-def _evened(
+def _even_speeds(
     pool: Sequence[int], sizes: Sequence[int], device_of: Mapping[int, Device]
 ) -> list[Ranks]:
     """The fastest first, each to the group with the least speed: nearly equal sums (LPT)."""
@@ -209,7 +211,7 @@ def _evened(
     return [tuple(rank for rank in pool if rank in some) for some in chosen]
 
 
-def _completed(draft: Draft, problem: Problem) -> list[Draft]:
+def _completed(draft: CandidateGroups, problem: PartitionProblem) -> list[CandidateGroups]:
     """Drafts without an empty cell: itself, or with fewer cells or pipelines."""
     holed = [at for at, pipeline in enumerate(draft.groups) if not all(pipeline)]
     if not holed:
@@ -231,7 +233,7 @@ def _completed(draft: Draft, problem: Problem) -> list[Draft]:
             expert_groups += [expert_group] * len(rebuilt)
         if groups and all(groups):
             found.append(
-                Draft(
+                CandidateGroups(
                     name=f"{draft.name}, {len(draft.groups) - len(groups)} pipelines less",
                     groups=tuple(groups),
                     expert_groups=tuple(expert_groups),
@@ -241,7 +243,7 @@ def _completed(draft: Draft, problem: Problem) -> list[Draft]:
 
 
 def _lengthened(
-    pipelines: Sequence[tuple[Ranks, ...]], left: int, problem: Problem
+    pipelines: Sequence[tuple[Ranks, ...]], left: int, problem: PartitionProblem
 ) -> list[tuple[Ranks, ...]]:
     """The fastest `left` pipelines; each group of the others joins the slowest of them."""
     order = sorted(
@@ -267,7 +269,7 @@ def _lengthened(
 
 
 def _levelled(
-    pipelines: Sequence[tuple[Ranks, ...]], left: int, problem: Problem
+    pipelines: Sequence[tuple[Ranks, ...]], left: int, problem: PartitionProblem
 ) -> list[tuple[Ranks, ...]]:
     """`left` pipelines of one depth, of the fastest groups, each as near to its stage as can be.
 

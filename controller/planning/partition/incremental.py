@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.controller.planning.partition.group_search import cell_ranks
-from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
+from pacekeeper.controller.planning.model.problem import PartitionProblem
+from pacekeeper.controller.planning.partition.group_search import shard_ranks
 from pacekeeper.controller.planning.partition.row_split import (
     lock_step_batches,
     row_weights,
@@ -19,16 +19,16 @@ from pacekeeper.controller.planning.partition.row_split import (
 )
 from pacekeeper.controller.planning.partition.shard_split import shape_group
 from pacekeeper.controller.planning.partition_cost.compute import (
-    cell_cost,
     expert_row_s,
     layer_sums,
     row_s,
+    shard_cost,
 )
 
-Cells = tuple[tuple[Cell, ...], ...]
+Cells = tuple[tuple[StageShard, ...], ...]
 
 
-def with_other_rows(partition: Partition, problem: Problem) -> Partition:
+def with_other_rows(partition: Partition, problem: PartitionProblem) -> Partition:
     """The rows for which its pipelines, one expert group, end together.
 
     Raises ValueError where it is not one expert group, or rows are too few.
@@ -36,7 +36,7 @@ def with_other_rows(partition: Partition, problem: Problem) -> Partition:
     return _with_rows(_cells(partition), problem, len(partition.pipelines[0].micro_batches))
 
 
-def with_other_shards(partition: Partition, problem: Problem) -> Partition | None:
+def with_other_shards(partition: Partition, problem: PartitionProblem) -> Partition | None:
     """Runs by speed in each of its groups, every rank with a shard at least, and the rows for that.
 
     None where a group has more ranks than shards. Raises ValueError as `with_other_rows`.
@@ -46,7 +46,7 @@ def with_other_shards(partition: Partition, problem: Problem) -> Partition | Non
     for cells in _cells(partition):
         of_pipeline = []
         for cell in cells:
-            shape = shape_group(cell_ranks(cell), sums, problem.device_of, is_whole=True)
+            shape = shape_group(shard_ranks(cell), sums, problem.device_of, is_whole=True)
             if shape is None:
                 return None
             of_pipeline.append(replace(cell, attention=shape.attention, mlp=shape.mlp))
@@ -62,7 +62,7 @@ def _cells(partition: Partition) -> Cells:
     return tuple(pipeline.cells for pipeline in partition.pipelines)
 
 
-def _with_rows(cells: Cells, problem: Problem, num_microbatches: int) -> Partition:
+def _with_rows(cells: Cells, problem: PartitionProblem, num_microbatches: int) -> Partition:
     weights = _weights(cells, problem)
     rows = problem.rows_per_step
     if rows < num_microbatches * len(cells):
@@ -82,10 +82,10 @@ def _with_rows(cells: Cells, problem: Problem, num_microbatches: int) -> Partiti
     )
 
 
-def _weights(cells: Cells, problem: Problem) -> Sequence[float]:
+def _weights(cells: Cells, problem: PartitionProblem) -> Sequence[float]:
     sums = layer_sums(problem.model, problem.links)
     costs = [
-        [cell_cost(cell, problem.model, problem.links, problem.device_of) for cell in of_pipeline]
+        [shard_cost(cell, problem.model, problem.links, problem.device_of) for cell in of_pipeline]
         for of_pipeline in cells
     ]
     spans = [(cell.first_layer, cell.end_layer) for cell in cells[0]]

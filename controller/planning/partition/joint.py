@@ -1,8 +1,8 @@
-"""A partition and the hosts of its experts as one plan. Pure.
+"""Joint plan of a partition and its expert placement.
 
-Where experts stand decides how unevenly ranks work on them, which the partition is priced with; the
-partition says which ranks share which layers' experts. So both are planned in turns, until the
-unevenness stays.
+The placement determines how unevenly ranks compute experts, which prices the partition; the
+partition determines which ranks share experts. Both are planned in turns until the unevenness
+converges.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from math import isclose
 
 from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices
-from pacekeeper.controller.planning.partition.model import Partition, Plan
+from pacekeeper.controller.planning.model.partition import Partition, PartitionPlan
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition.planner import plan_partition
-from pacekeeper.controller.planning.partition.problem import Problem
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.layout import ExpertReplica, ReplicaSet
 
@@ -22,11 +22,18 @@ SETTLED = 1e-3  # of unevenness, relative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertWishes:
-    """loads [layers][experts] in rows, no experts for a dense layer; slots of each rank and layer.
+class PlacementRequest:
+    """Expert placement that the joint planner is asked for.
 
-    present [layers][experts]: the ranks that hold each now; None: nobody does. `rack_of`: the rack
-    of each node; empty: not known.
+    Attributes:
+        loads: [layers][experts] rows; a dense layer has no experts.
+        slots_per_rank: of each layer.
+        floors: spread of every expert.
+        prices: of waiting, losses and copies.
+        failure_probability: of each rank.
+        rack_of: rack of each node; empty: unknown.
+        rack_failure_probability: of each rack as a whole.
+        present: [layers][experts] replica ranks; None: no replicas yet.
     """
 
     loads: tuple[tuple[float, ...], ...]
@@ -46,16 +53,24 @@ class JointPlan:
     unevenness: of the fullest stage, as in `Problem`; num_copied: replicas that have to be copied.
     """
 
-    plan: Plan
+    plan: PartitionPlan
     experts: tuple[tuple[ReplicaSet, ...], ...]
     unevenness: float
     num_copied: int
 
 
-def plan_with_experts(problem: Problem, wishes: ExpertWishes) -> JointPlan:
-    """Raises ValueError where either plan finds no place, or loads are not of the model's layers.
+def plan_jointly(problem: PartitionProblem, wishes: PlacementRequest) -> JointPlan:
+    """Plan partition and expert placement in turns.
 
-    The fluid limit is that of experts spread evenly.
+    Args:
+        problem: the partition problem; its `unevenness` is the first guess.
+        wishes: the expert placement.
+
+    Returns:
+        The turn with the shortest step; the fluid limit is that of evenly spread experts.
+
+    Raises:
+        ValueError: either plan is impossible, or `loads` has other layers than the model.
     """
     if len(wishes.loads) != len(problem.model.layers):
         raise ValueError(f"loads of {len(wishes.loads)} layers, the model has others")
@@ -76,7 +91,7 @@ def plan_with_experts(problem: Problem, wishes: ExpertWishes) -> JointPlan:
     return best
 
 
-def _placed(plan: Plan, problem: Problem, wishes: ExpertWishes) -> JointPlan:
+def _placed(plan: PartitionPlan, problem: PartitionProblem, wishes: PlacementRequest) -> JointPlan:
     """Experts of each stage on the ranks of each expert group, in proportion to its rows."""
     on: list[list[list[ExpertReplica]]] = [[[] for _ in of_layer] for of_layer in wishes.loads]
     unevenness, num_copied = 1.0, 0
@@ -109,7 +124,7 @@ def _placed(plan: Plan, problem: Problem, wishes: ExpertWishes) -> JointPlan:
 
 
 def _alike(
-    layers: Sequence[int], ranks: Sequence[int], wishes: ExpertWishes
+    layers: Sequence[int], ranks: Sequence[int], wishes: PlacementRequest
 ) -> list[tuple[int, ...]]:
     """Layers that are planned together: with as many experts, all there or come from elsewhere."""
     found: dict[tuple[int, bool], list[int]] = {}
@@ -119,7 +134,7 @@ def _alike(
     return [tuple(alike) for alike in found.values()]
 
 
-def _is_here(layer: int, ranks: Sequence[int], wishes: ExpertWishes) -> bool:
+def _is_here(layer: int, ranks: Sequence[int], wishes: PlacementRequest) -> bool:
     """Has every expert of the layer a host among these ranks now?"""
     here = frozenset(ranks)
     return wishes.present is not None and all(
@@ -150,8 +165,8 @@ def _hosts(
     layers: Sequence[int],
     ranks: Sequence[int],
     share: float,
-    problem: Problem,
-    wishes: ExpertWishes,
+    problem: PartitionProblem,
+    wishes: PlacementRequest,
 ) -> ExpertPlan:
     devices = [problem.device_of[rank] for rank in ranks]
     at = {rank: position for position, rank in enumerate(ranks)}

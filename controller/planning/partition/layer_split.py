@@ -17,7 +17,7 @@ MAX_BOUNDS = 64  # tried above the least; more change the sum by less than a sta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cuts:
+class StageBoundaries:
     """ends: the layer after each stage; value = sum + (num_microbatches - 1) * slowest."""
 
     ends: tuple[int, ...]
@@ -25,10 +25,16 @@ class Cuts:
     slowest: float
 
 
-def best_cuts(costs: Sequence[Array], num_microbatches: int) -> Cuts | None:
-    """The best cuts for costs[stage][first layer, layer after the last]; None where nothing fits.
+def best_stage_boundaries(costs: Sequence[Array], num_microbatches: int) -> StageBoundaries | None:
+    """Optimal stage boundaries; every stage gets a layer.
 
-    Costs grow with the range; infinite: it does not fit. Every stage gets a layer.
+    Args:
+        costs: costs[stage][first layer, layer after the last] in seconds; grows with the range,
+            infinite where it does not fit.
+        num_microbatches: of a step.
+
+    Returns:
+        The boundaries; None where nothing fits.
     """
     num_layers = costs[0].shape[0] - 1
     if len(costs) > num_layers:
@@ -48,7 +54,7 @@ def best_cuts(costs: Sequence[Array], num_microbatches: int) -> Cuts | None:
     bands = _bands(costs, tried[-1])
     cheapest = _least_sum(bands, tried[-1])
     repeats = num_microbatches - 1
-    best: Cuts | None = None
+    best: StageBoundaries | None = None
     for bound in tried:
         if best is not None and cheapest[0] + repeats * bound >= best.value:
             break
@@ -56,7 +62,7 @@ def best_cuts(costs: Sequence[Array], num_microbatches: int) -> Cuts | None:
         slowest = _slowest(costs, ends)
         value = total + repeats * slowest
         if best is None or value < best.value:
-            best = Cuts(ends=ends, value=value, slowest=slowest)
+            best = StageBoundaries(ends=ends, value=value, slowest=slowest)
     return best
 
 

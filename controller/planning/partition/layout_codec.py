@@ -1,12 +1,13 @@
-"""A partition with the hosts of its experts as a layout, where a layout can say it, and back. Pure.
+"""Conversion between a partition with its expert placement and a `Layout`, where one exists.
 
-A layout has one cut of layers for all pipelines and one run of virtual shards for both kinds.
+A layout has one set of stage boundaries for all pipelines and one run of virtual shards for
+attention and MLP.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 
-from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
+from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
 from pacekeeper.controller.planning.partition.row_split import lock_step_batches
 from pacekeeper.core.layout.layout import Layout, ReplicaSet, ShardRun, Stage
 
@@ -59,16 +60,23 @@ def batch_shares_of(partition: Partition) -> tuple[tuple[int, float], ...]:
 
 
 def partition_of(layout: Layout, *, num_rows: int, num_microbatches: int) -> Partition:
-    """What a layout divides, in words that the planner of partitions knows.
+    """The partition that a layout describes.
 
-    All its pipelines are one expert group: they have one cut, and as many micro-batches. Raises
-    ValueError where one of them has fewer rows than micro-batches.
+    All pipelines form one expert group: same stage boundaries, same number of micro-batches.
+
+    Args:
+        layout: the layout.
+        num_rows: rows of a step.
+        num_microbatches: of each pipeline.
+
+    Raises:
+        ValueError: a pipeline has fewer rows than micro-batches.
     """
     rows = layout.rows_of(num_rows)
     pipelines = []
     for at, (leader, _) in enumerate(layout.batch_shares):
         cells = tuple(
-            Cell(
+            StageShard(
                 first_layer=stage.first_layer,
                 end_layer=stage.end_layer,
                 attention=stage.groups[at],
@@ -81,7 +89,7 @@ def partition_of(layout: Layout, *, num_rows: int, num_microbatches: int) -> Par
     return Partition(pipelines=tuple(pipelines))
 
 
-def _runs(cell: Cell, has_dense: bool) -> tuple[ShardRun, ...]:
+def _runs(cell: StageShard, has_dense: bool) -> tuple[ShardRun, ...]:
     if has_dense and cell.mlp != cell.attention:
         raise ValueError(
             f"layers {cell.first_layer} to {cell.end_layer - 1}: a layout has one run of shards"

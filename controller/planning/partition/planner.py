@@ -1,18 +1,18 @@
-"""The cheapest partition for the devices as they are: layers, shards, rows, who stands by. Pure.
+"""The partition planner: the cheapest partition for the present device speeds.
 
-Of every draft of groups: shards by speed in each group, the best cuts of layers for each pipeline
-(or for those that share experts), rows so that all end together. The cheapest in seconds until the
-next plan wins, what runs now included; its forecast is a longest path (research 3, 8).
+For each candidate of tensor groups: shards by speed, optimal stage boundaries for each pipeline (or
+for those that share experts), rows so that all end together. The cheapest in seconds until the next
+plan wins, the present partition included; its forecast is a longest path (research 3, 8).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pacekeeper.controller.planning.model.partition import Moves, Partition, PartitionPlan
+from pacekeeper.controller.planning.model.problem import PartitionProblem, healthy
 from pacekeeper.controller.planning.partition.builder import Builder
 from pacekeeper.controller.planning.partition.constraints import check_partition
-from pacekeeper.controller.planning.partition.group_search import drafts
-from pacekeeper.controller.planning.partition.model import Moves, Partition, Plan
-from pacekeeper.controller.planning.partition.problem import Problem, healthy
+from pacekeeper.controller.planning.partition.group_search import candidate_groups
 from pacekeeper.controller.planning.partition_cost.memory import memory_bytes
 from pacekeeper.controller.planning.partition_cost.state_transfer import moves
 from pacekeeper.controller.planning.partition_cost.step_time import Pricer, price
@@ -32,14 +32,18 @@ class _Candidate:
         return self.step_s * num_steps + self.moves.move_s
 
 
-def plan_partition(problem: Problem) -> Plan:
-    """Raises ValueError where no partition of the living devices holds the model."""
+def plan_partition(problem: PartitionProblem) -> PartitionPlan:
+    """The cheapest partition of the living devices.
+
+    Raises:
+        ValueError: no partition of the living devices holds the model.
+    """
     pricer = Pricer(problem)
     builder = Builder(problem, pricer)
     candidates = []
     if _is_allowed(problem.now, problem):
         candidates.append(_candidate("nothing changes", problem.now, pricer, is_exact=False))
-    for draft in drafts(problem):
+    for draft in candidate_groups(problem):
         for is_tight in (False, True):
             partition = builder.build(draft, is_tight=is_tight)
             if partition is not None and _is_allowed(partition, problem):
@@ -58,7 +62,7 @@ def plan_partition(problem: Problem) -> Plan:
     return _plan(best, len(candidates), problem)
 
 
-def _least_doubted(candidates: Sequence[_Candidate], problem: Problem) -> _Candidate:
+def _least_doubted(candidates: Sequence[_Candidate], problem: PartitionProblem) -> _Candidate:
     """The cheapest; of those that cost the same the one with fewest that have a bad past."""
     num_steps = problem.prices.num_steps
     least = min(candidate.cost_s(num_steps) for candidate in candidates)
@@ -70,7 +74,7 @@ def _least_doubted(candidates: Sequence[_Candidate], problem: Problem) -> _Candi
     )
 
 
-def _is_allowed(partition: Partition, problem: Problem) -> bool:
+def _is_allowed(partition: Partition, problem: PartitionProblem) -> bool:
     try:
         check_partition(partition, problem)
     except ValueError:
@@ -87,11 +91,11 @@ def _candidate(name: str, partition: Partition, pricer: Pricer, *, is_exact: boo
     )
 
 
-def _plan(best: _Candidate, num_candidates: int, problem: Problem) -> Plan:
+def _plan(best: _Candidate, num_candidates: int, problem: PartitionProblem) -> PartitionPlan:
     placed = set(best.partition.ranks)
     known = set(problem.home.ranks) | set(problem.now.ranks)
     fluid_s = price(problem.home, healthy(problem)).step_s * problem.fluid_ratio
-    return Plan(
+    return PartitionPlan(
         partition=best.partition,
         step_s=best.step_s,
         fluid_s=fluid_s,

@@ -1,8 +1,8 @@
-"""Pipelines in lock-step as one unit: their common cuts, and how they divide rows. Pure.
+"""Lockstep groups: common stage boundaries of pipelines that share experts, and their rows.
 
-A pipeline without experts is a unit by itself. In a unit with shared experts a stage takes what its
-slowest pipeline does, and its experts work at the speed of all ranks together; so cuts and rows are
-found in turns, each exactly for the other.
+A pipeline without experts is a group by itself. In a group a stage takes as long as its slowest
+pipeline, and its experts run at the speed of all ranks together; boundaries and rows are optimised
+in turns, each exactly for the other.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from math import ceil
 
 import numpy as np
 
-from pacekeeper.controller.planning.partition.layer_split import best_cuts
+from pacekeeper.controller.planning.partition.layer_split import best_stage_boundaries
 from pacekeeper.controller.planning.partition_cost.compute import (
     Array,
     GroupCost,
@@ -30,10 +30,14 @@ TURNS = 4  # of cuts and rows; the best of them is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitPlan:
-    """ends: the layer after each stage; weights: rows of each pipeline, 1 in all.
+class LockstepPlan:
+    """Stage boundaries and row weights of a lockstep group.
 
-    row_s, constant_s: a step's time is about row_s * rows of the unit + constant_s.
+    Attributes:
+        ends: the layer after each stage.
+        weights: rows of each pipeline, 1 in all.
+        row_s: slope of the step time in rows of the group.
+        constant_s: its intercept.
     """
 
     ends: tuple[int, ...]
@@ -42,16 +46,16 @@ class UnitPlan:
     constant_s: float
 
 
-def plan_unit(
+def plan_lockstep_group(
     costs: Sequence[Sequence[GroupCost]],
     sums: LayerSums,
     *,
     rows: int,
     num_microbatches: int,
     unevenness: float,
-) -> UnitPlan | None:
+) -> LockstepPlan | None:
     """Cuts and weights for costs[pipeline][stage] and about so many rows; None: it does not fit."""
-    best: UnitPlan | None = None
+    best: LockstepPlan | None = None
     for start in _starts(costs, sums):
         weights = start
         last: tuple[int, ...] = ()
@@ -72,7 +76,7 @@ def plan_unit(
     if best is None:
         return None
     rest = sum(float(constant_s(sums, group)[-1]) for group in costs[0]) / len(costs[0])
-    return UnitPlan(
+    return LockstepPlan(
         ends=best.ends,
         weights=best.weights,
         row_s=best.row_s,
@@ -125,7 +129,7 @@ def _cut(
         some = np.isfinite(slowest)
         shared = np.where(some, expert[None, :] - expert[:, None], 0.0) * per_batch.sum()
         table.append(slowest + shared + limit)
-    cuts = best_cuts(table, num_microbatches)
+    cuts = best_stage_boundaries(table, num_microbatches)
     if cuts is None:
         return None
     firsts = (0, *cuts.ends[:-1])
@@ -164,10 +168,10 @@ def row_weights(own: Array, experts: Array) -> Array:
 
 def _priced(
     ends: tuple[int, ...], weights: Array, each: Array, experts: Array, num_microbatches: int
-) -> UnitPlan:
+) -> LockstepPlan:
     stages = each.max(axis=0) + experts
     whole = float(stages.sum() + (num_microbatches - 1) * stages.max()) / num_microbatches
-    return UnitPlan(ends=ends, weights=tuple(weights.tolist()), row_s=whole, constant_s=0.0)
+    return LockstepPlan(ends=ends, weights=tuple(weights.tolist()), row_s=whole, constant_s=0.0)
 
 
 def share_rows(

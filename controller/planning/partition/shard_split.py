@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
-from pacekeeper.controller.planning.partition.problem import Device
+from pacekeeper.controller.planning.model.problem import Device
 from pacekeeper.controller.planning.partition_cost.compute import (
     GroupCost,
     LayerSums,

@@ -1,7 +1,7 @@
-"""Groups of different kinds that share experts: what each waits for, from meeting to meeting. Pure.
+"""Waiting at expert all-to-alls of unequal pipelines, and the exchange of gradients.
 
-Pipelines that share experts meet at every MoE layer, and who is the last there need not be the last
-at the next: the slowest of each way from one meeting to the next counts, not the slowest in all.
+Pipelines that share experts meet at the all-to-all barrier of every expert layer. The slowest
+pipeline may differ from barrier to barrier, so each interval takes its own maximum.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pacekeeper.controller.planning.partition.model import Cell
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.partition import StageShard
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.compute import (
     Array,
     GroupCost,
@@ -22,13 +22,20 @@ from pacekeeper.controller.planning.partition_cost.memory import end_bytes, shar
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MixedStage:
-    """One stage of a lock-step. of_row, told, fixed [kinds, meetings]: one row's forward, its
-    messages, and those of no row; what comes after a chunk's last meeting counts to the way to the
-    next chunk's first one, as nobody waits between them. rows [kinds, micro-batches]: the most.
+    """One stage of a lockstep group of unequal tensor groups.
+
+    Time after the last barrier of a chunk counts to the first interval of the next chunk, because
+    no rank waits in between.
+
+    Attributes:
+        of_row: [kinds, barriers] forward seconds of one row.
+        communication: [kinds, barriers] seconds of its messages.
+        fixed: [kinds, barriers] seconds of messages without rows.
+        rows: [kinds, micro-batches] the most of each kind.
     """
 
     of_row: Array
-    told: Array
+    communication: Array
     fixed: Array
     rows: Array
 
@@ -38,7 +45,7 @@ class MixedStage:
         return slowest
 
     def weight_s(self, scale: float) -> Array:
-        """[micro-batches]: of weight gradients, for which nobody waits but at the next meeting."""
+        """[micro-batches] weight gradients; ranks wait for them at the next barrier only."""
         way_s = self._ways_s(scale)[:, 0]
         own_s = scale * self.of_row.sum(axis=1)[:, None] * self.rows
         added: Array = (way_s + own_s).max(axis=0) - way_s.max(axis=0)
@@ -46,7 +53,7 @@ class MixedStage:
 
     def _ways_s(self, scale: float) -> Array:
         """[kinds, meetings, micro-batches]"""
-        each = scale * self.of_row + self.told
+        each = scale * self.of_row + self.communication
         ways: Array = each[:, :, None] * self.rows[:, None, :] + self.fixed[:, :, None]
         return ways
 
@@ -54,8 +61,18 @@ class MixedStage:
 def mixed_stage(
     costs: Sequence[GroupCost], first: int, end: int, sums: LayerSums, rows: Array
 ) -> MixedStage | None:
-    """Layers [first, end) on groups that run rows [groups, micro-batches]; None where they do not
-    meet, or are all alike, so that who has the most rows is the slowest everywhere.
+    """Intervals between the all-to-all barriers of layers [first, end).
+
+    Args:
+        costs: of each tensor group.
+        first: first layer.
+        end: layer after the last.
+        sums: prefix sums over layers.
+        rows: [groups, micro-batches].
+
+    Returns:
+        None where there is no expert layer or all groups are equal; then the group with most rows
+        is the slowest everywhere.
     """
     kinds: dict[GroupCost, list[int]] = {}
     for at, cost in enumerate(costs):
@@ -68,22 +85,24 @@ def mixed_stage(
     way = np.concatenate([[0], np.cumsum(meets)[:-1]])  # that each layer's shards lie on
     after = way + meets  # that what comes back from its experts lies on
     parts = np.zeros((3, len(kinds), most))
-    for of_row, told, fixed, cost in zip(*parts, kinds, strict=True):
-        compute_s, told_s = (np.diff(of)[layers] for of in forward_row_s(sums, cost))
+    for of_row, communication, fixed, cost in zip(*parts, kinds, strict=True):
+        compute_s, communication_s = (np.diff(of)[layers] for of in forward_row_s(sums, cost))
         back_s = 0.5 * np.diff(sums.dispatch_bytes)[layers] / cost.dispatch_bytes_per_s
         np.add.at(of_row, way % most, compute_s)
-        np.add.at(told, way % most, told_s - back_s)
-        np.add.at(told, after % most, back_s)
+        np.add.at(communication, way % most, communication_s - back_s)
+        np.add.at(communication, after % most, back_s)
         np.add.at(fixed, way % most, cost.sum_s)
     return MixedStage(
         of_row=parts[0],
-        told=parts[1],
+        communication=parts[1],
         fixed=parts[2],
         rows=np.array([rows[members].max(axis=0) for members in kinds.values()]),
     )
 
 
-def cell_sync_s(cell: Cell, num_pipelines: int, problem: Problem, *, is_inside: bool) -> float:
+def gradient_sync_s(
+    cell: StageShard, num_pipelines: int, problem: PartitionProblem, *, is_inside: bool
+) -> float:
     """A ring over the pipelines for what they all hold: the slowest rank's share of gradients."""
     if num_pipelines == 1:
         return 0.0

@@ -1,8 +1,8 @@
-"""What layers take on a tensor group, in seconds, as sums that any cut can read off. Pure.
+"""Compute and message time of layers on a tensor group, as prefix sums over layers.
 
-Attention ends with one sum over the group and the MLP with another: each waits for its slowest rank
-by itself. What every rank does whatever its shards (norms) is done half before one, half before the
-other: who is slow there need not be who is slow at its shards, so each rank's sum is compared.
+Attention ends with an all-reduce over the group, the MLP with another; each waits for its slowest
+rank. Replicated work (norms) is split evenly before both. The slowest rank there may not be the
+slowest at its shards, so the sum of each rank is compared.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,28 +11,33 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.partition.model import Cell
-from pacekeeper.controller.planning.partition.problem import Device, LayerCost, Links, ModelCost
+from pacekeeper.controller.planning.model.partition import StageShard
+from pacekeeper.controller.planning.model.problem import Device, LayerCost, Links, ModelCost
 from pacekeeper.controller.planning.partition_cost.memory import activation_share, shares_of
 from pacekeeper.core.layout.layout import ShardRun
 
 Array = npt.NDArray[np.float64]
-Pace = tuple[float, float, float]
+RelativeTimes = tuple[float, float, float]
 
 SUMS_PER_LAYER = 2  # over the tensor group in a forward pass: after attention, after the MLP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCost:
-    """paces: (attention, MLP, what every rank does) of its ranks, as forward time over that of one
-    device of speed 1 with all shards; distinct ones, without those that nobody ever waits for.
+    """Cost of a tensor group.
 
-    sum_row_s, sum_s: messages of one layer's forward for each row, and beside that; speed: of all
-    its ranks; dispatch_bytes_per_s: to other nodes, of all ranks together. shares: the distinct
-    (heads, columns, memory) of its ranks.
+    Attributes:
+        relative_times: (attention, MLP, replicated) forward time of each rank, relative to one
+            device of speed 1 with all shards; distinct, without ranks that another one dominates.
+        sum_row_s: message seconds of one layer's forward for each row.
+        sum_s: message seconds independent of rows.
+        speed: sum over its ranks.
+        num_ranks: of the group.
+        dispatch_bytes_per_s: bandwidth to other nodes, all ranks together.
+        shares: distinct (attention part, MLP part, memory) of its ranks.
     """
 
-    paces: tuple[Pace, ...]
+    relative_times: tuple[RelativeTimes, ...]
     sum_row_s: float
     sum_s: float
     speed: float
@@ -43,7 +48,7 @@ class GroupCost:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LayerSums:
-    """Of each quantity the sum over the layers before one: [layers + 1]; with the links."""
+    """Prefix sums [layers + 1] of each quantity over the layers, and the links."""
 
     model: ModelCost
     links: Links
@@ -101,7 +106,7 @@ def group_cost(
     latency_s = links.inside_latency_s if is_inside else links.between_latency_s
     ring = 2.0 * (size - 1) / size  # of a ring's reduce-scatter and all-gather
     return GroupCost(
-        paces=_waited_for(
+        relative_times=_waited_for(
             (heads.get(d.rank, 0.0) / d.speed, columns.get(d.rank, 0.0) / d.speed, 1.0 / d.speed)
             for d in devices
         ),
@@ -121,17 +126,19 @@ def group_cost(
     )
 
 
-def _waited_for(paces: Iterable[Pace]) -> tuple[Pace, ...]:
+def _waited_for(relative_times: Iterable[RelativeTimes]) -> tuple[RelativeTimes, ...]:
     """Distinct ones, without those that another one is as slow as in everything."""
-    kept: list[Pace] = []
-    for pace in sorted(set(paces), reverse=True):  # who is as slow in everything comes before
-        if not any(slow[1] >= pace[1] and slow[2] >= pace[2] for slow in kept):
-            kept.append(pace)
+    kept: list[RelativeTimes] = []
+    for relative in sorted(
+        set(relative_times), reverse=True
+    ):  # who is as slow in everything comes before
+        if not any(slow[1] >= relative[1] and slow[2] >= relative[2] for slow in kept):
+            kept.append(relative)
     return tuple(kept)
 
 
-def cell_cost(
-    cell: Cell, model: ModelCost, links: Links, device_of: Mapping[int, Device]
+def shard_cost(
+    cell: StageShard, model: ModelCost, links: Links, device_of: Mapping[int, Device]
 ) -> GroupCost:
     return group_cost(cell.attention, cell.mlp, model, links, device_of)
 
@@ -149,13 +156,15 @@ def halves_s(sums: LayerSums, group: GroupCost) -> Array:
     """Sums over layers [layers + 1] of one row's forward: attention and MLP, each until its slowest
     rank has done its shards and half of what every rank does.
     """
-    if len(group.paces) == 1 or not sums.replicated_s[-1]:
-        attention, mlp, replicated = (max(of_ranks) for of_ranks in zip(*group.paces, strict=True))
+    if len(group.relative_times) == 1 or not sums.replicated_s[-1]:
+        attention, mlp, replicated = (
+            max(of_ranks) for of_ranks in zip(*group.relative_times, strict=True)
+        )
         linear: Array = (
             attention * sums.attention_s + mlp * sums.mlp_s + replicated * sums.replicated_s
         )
         return linear
-    attention, mlp, replicated = np.array(group.paces).T[:, :, None]  # each [ranks, 1]
+    attention, mlp, replicated = np.array(group.relative_times).T[:, :, None]  # each [ranks, 1]
     half_s = 0.5 * replicated * np.diff(sums.replicated_s)
     slowest_s = (attention * np.diff(sums.attention_s) + half_s).max(axis=0)
     slowest_s += (mlp * np.diff(sums.mlp_s) + half_s).max(axis=0)

@@ -1,9 +1,9 @@
-"""How much memory a partition takes on each rank: state, and activations in flight. Pure."""
+"""Memory of a partition on each rank: state, and activations of micro-batches in flight."""
 
 from collections.abc import Sequence
 
-from pacekeeper.controller.planning.partition.model import Cell, Partition
-from pacekeeper.controller.planning.partition.problem import LayerCost, ModelCost, Problem
+from pacekeeper.controller.planning.model.partition import Partition, StageShard
+from pacekeeper.controller.planning.model.problem import LayerCost, ModelCost, PartitionProblem
 from pacekeeper.core.layout.layout import ShardRun
 
 
@@ -17,7 +17,7 @@ def in_flight(num_stages: int, stage: int, num_microbatches: int) -> int:
     return min(num_stages - stage, num_microbatches)
 
 
-def memory_bytes(partition: Partition, problem: Problem) -> dict[int, float]:
+def memory_bytes(partition: Partition, problem: PartitionProblem) -> dict[int, float]:
     """By rank of the partition. Experts are spread evenly over the ranks that share them."""
     result: dict[int, float] = {}
     groups = partition.expert_groups()
@@ -26,11 +26,11 @@ def memory_bytes(partition: Partition, problem: Problem) -> dict[int, float]:
         held = in_flight(len(pipeline.cells), stage, len(pipeline.micro_batches))
         rows = held * max(pipeline.micro_batches)
         sharers = 1 if pipeline.expert_group is None else len(groups[pipeline.expert_group, stage])
-        result |= cell_bytes(cell, problem.model, rows=rows, sharers=sharers)
+        result |= shard_bytes(cell, problem.model, rows=rows, sharers=sharers)
     return result
 
 
-def cell_bytes(cell: Cell, model: ModelCost, *, rows: int, sharers: int) -> dict[int, float]:
+def shard_bytes(cell: StageShard, model: ModelCost, *, rows: int, sharers: int) -> dict[int, float]:
     """By rank: state and the activations of `rows` rows."""
     layers = model.layers[cell.first_layer : cell.end_layer]
     attention = shares_of(cell.attention)
@@ -52,13 +52,13 @@ def cell_bytes(cell: Cell, model: ModelCost, *, rows: int, sharers: int) -> dict
 
 
 def end_bytes(model: ModelCost, first_layer: int, end_layer: int) -> float:
-    """Of embedding and head, where the layers reach the model's ends."""
+    """Bytes of embedding and head, if the layers include the first or the last one."""
     embedding = model.embedding_bytes if first_layer == 0 else 0.0
     return embedding + (model.head_bytes if end_layer == len(model.layers) else 0.0)
 
 
 def whole_bytes(layer: LayerCost, sharers: int) -> float:
-    """What a rank holds of a layer whatever its shards."""
+    """Bytes of a layer that a rank holds independently of its shards."""
     return layer.replicated_bytes + layer.expert_bytes / sharers
 
 

@@ -1,4 +1,4 @@
-"""How long each micro-batch of a partition takes on each stage, and the ends of a step. Pure."""
+"""Time of each micro-batch on each stage, and of the exchange at the end of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from itertools import pairwise
 
 import numpy as np
 
-from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.collectives import (
     MixedStage,
-    cell_sync_s,
+    gradient_sync_s,
     mixed_stage,
 )
 from pacekeeper.controller.planning.partition_cost.compute import (
     Array,
     GroupCost,
-    cell_cost,
     forward_row_s,
     layer_sums,
     message_s,
+    shard_cost,
 )
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 
@@ -45,34 +45,43 @@ class PipelineTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _CellTimes:
-    """compute_s, told_s: one row's forward and its messages; sum_s: messages of a micro-batch.
+class _ShardTimes:
+    """Times of one stage shard.
 
-    expert_s: of one row of all that share the experts, at speed 1; launch_s: of a micro-batch.
-    cost: of its tensor group.
+    Attributes:
+        cost: of its tensor group.
+        compute_s: one row's forward.
+        communication_s: one row's messages.
+        sum_s: messages of a micro-batch.
+        expert_s: experts of one row at speed 1.
+        launch_s: launches of a micro-batch.
+        speed: sum over its ranks.
     """
 
     cost: GroupCost
     compute_s: float
-    told_s: float
+    communication_s: float
     sum_s: float
     expert_s: float
     launch_s: float
     speed: float
 
 
-class Clock:
-    """The times of partitions of one problem; what cells have in common is found once."""
+class StageTimeModel:
+    """Times of partitions of one problem; results are cached by stage shard."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PartitionProblem) -> None:
         self.problem = problem
         self.sums = layer_sums(problem.model, problem.links)
-        self._cells: dict[Cell, _CellTimes] = {}
-        self._syncs: dict[tuple[Cell, int, bool], float] = {}
-        self._messages: dict[tuple[Cell, Cell], tuple[float, float]] = {}
+        self._cells: dict[StageShard, _ShardTimes] = {}
+        self._syncs: dict[tuple[StageShard, int, bool], float] = {}
+        self._messages: dict[tuple[StageShard, StageShard], tuple[float, float]] = {}
 
     def times(self, partition: Partition) -> tuple[PipelineTimes, ...]:
-        """Per pipeline. What shares experts waits, micro-batch by micro-batch, for its slowest."""
+        """Times of each pipeline.
+
+        Pipelines that share experts wait, micro-batch by micro-batch, for the slowest of them.
+        """
         nodes = {self.problem.device_of[rank].node for rank in partition.ranks}
         parts: dict[object, list[int]] = {}
         for at, pipeline in enumerate(partition.pipelines):
@@ -105,7 +114,9 @@ class Clock:
         cells = [[self._cell(cell) for cell in pipeline.cells] for pipeline in pipelines]
         # [pipelines, stages]
         compute = np.array([[cell.compute_s for cell in of_pipeline] for of_pipeline in cells])
-        told = np.array([[cell.told_s for cell in of_pipeline] for of_pipeline in cells])
+        communication = np.array(
+            [[cell.communication_s for cell in of_pipeline] for of_pipeline in cells]
+        )
         sums = np.array([[cell.sum_s for cell in of_pipeline] for of_pipeline in cells])
         speed = np.array([[cell.speed for cell in of_pipeline] for of_pipeline in cells])
         expert = np.array([cell.expert_s for cell in cells[0]])
@@ -115,10 +126,12 @@ class Clock:
         mixed = self._mixed(pipelines, cells, rows)
 
         def chunk_s(scale: float, *, has_messages: bool = True) -> Array:
-            """Until the slowest pipeline is there: who computes longest need not tell longest."""
+            """Seconds until the slowest pipeline; compute and messages may have different
+            slowest ones.
+            """
             own_s = scale * compute[:, :, None] * rows[:, None, :]
             if has_messages:
-                own_s += told[:, :, None] * rows[:, None, :] + sums[:, :, None]
+                own_s += communication[:, :, None] * rows[:, None, :] + sums[:, :, None]
             slowest: Array = own_s.max(axis=0)
             for stage, groups in mixed:
                 slowest[stage] = groups.chunk_s(scale) if has_messages else groups.weight_s(scale)
@@ -131,7 +144,7 @@ class Clock:
         return chunk_s(1.0), chunk_s(ratio) - weight_s, weight_s  # one chunk: who waits, waits once
 
     def _mixed(
-        self, pipelines: Sequence[Pipeline], cells: Sequence[Sequence[_CellTimes]], rows: Array
+        self, pipelines: Sequence[Pipeline], cells: Sequence[Sequence[_ShardTimes]], rows: Array
     ) -> list[tuple[int, MixedStage]]:
         """Stages whose experts are shared by groups that differ."""
         if len(pipelines) == 1:
@@ -144,17 +157,17 @@ class Clock:
                 found.append((stage, mixed))
         return found
 
-    def _cell(self, cell: Cell) -> _CellTimes:
+    def _cell(self, cell: StageShard) -> _ShardTimes:
         found = self._cells.get(cell)
         if found is None:
             problem, sums = self.problem, self.sums
             first, end = cell.first_layer, cell.end_layer
-            cost = cell_cost(cell, problem.model, problem.links, problem.device_of)
-            compute_s, told_s = forward_row_s(sums, cost)
-            found = self._cells[cell] = _CellTimes(
+            cost = shard_cost(cell, problem.model, problem.links, problem.device_of)
+            compute_s, communication_s = forward_row_s(sums, cost)
+            found = self._cells[cell] = _ShardTimes(
                 cost=cost,
                 compute_s=float(compute_s[end] - compute_s[first]),
-                told_s=float(told_s[end] - told_s[first]),
+                communication_s=float(communication_s[end] - communication_s[first]),
                 sum_s=(end - first) * cost.sum_s,
                 expert_s=float(sums.expert_s[end] - sums.expert_s[first]),
                 launch_s=(end - first) * problem.model.launch_s,
@@ -162,10 +175,12 @@ class Clock:
             )
         return found
 
-    def _sync_s(self, cell: Cell, num_pipelines: int, is_inside: bool) -> float:
+    def _sync_s(self, cell: StageShard, num_pipelines: int, is_inside: bool) -> float:
         key = (cell, num_pipelines, is_inside)
         if key not in self._syncs:
-            self._syncs[key] = cell_sync_s(cell, num_pipelines, self.problem, is_inside=is_inside)
+            self._syncs[key] = gradient_sync_s(
+                cell, num_pipelines, self.problem, is_inside=is_inside
+            )
         return self._syncs[key]
 
     def _boundaries(self, pipeline: Pipeline) -> Array:
@@ -176,8 +191,8 @@ class Clock:
         boundaries: Array = fixed[:, None] + of_row[:, None] * rows
         return boundaries
 
-    def _message(self, sender: Cell, receiver: Cell) -> tuple[float, float]:
-        """Of a boundary without rows, and what one row adds."""
+    def _message(self, sender: StageShard, receiver: StageShard) -> tuple[float, float]:
+        """(latency, seconds per row) of the boundary between two stages."""
         key = (sender, receiver)
         if key not in self._messages:
             problem = self.problem

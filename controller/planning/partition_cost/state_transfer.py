@@ -1,23 +1,23 @@
-"""What state has to travel from one partition to another, and how long that takes. Pure.
+"""State to transfer between two partitions, and the duration of the transfer.
 
-A rank lacks what it will hold and does not hold. It comes from any living rank that has it; what
-nobody living has comes from a checkpoint. Experts move by their own planner; of a layer that comes
-to a stage, each of its ranks gets an even part of them.
+A rank receives what it will hold and does not hold now, from any living rank; state without a
+living holder comes from a checkpoint. Experts are moved by the expert planner; of a layer that is
+new to a stage each of its ranks receives an even part of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from pacekeeper.controller.planning.partition.model import Cell, Moves, Partition
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.partition import Moves, Partition, StageShard
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.compute import layer_sums
 from pacekeeper.core.layout.layout import ShardRun
 
 Held = tuple[int, int, int, int]  # first layer, layer after the last, first shard, shard after it
 
 
-def moves(new: Partition, problem: Problem) -> Moves:
+def moves(new: Partition, problem: PartitionProblem) -> Moves:
     """From what runs now. `move_s`: the slowest rank's, with the pause; 0 where nothing changes."""
     now = problem.now
     if new == now:
@@ -31,9 +31,9 @@ def moves(new: Partition, problem: Problem) -> Moves:
 
 
 def lacking_bytes(
-    old: Mapping[int, Cell],
-    new: Mapping[int, Cell],
-    problem: Problem,
+    old: Mapping[int, StageShard],
+    new: Mapping[int, StageShard],
+    problem: PartitionProblem,
     sharers: Mapping[int, int] | None = None,
 ) -> dict[int, float]:
     """By rank, where any: state of its new cell that it does not hold in its old one.
@@ -71,7 +71,7 @@ def lacking_bytes(
     return bytes_in
 
 
-def move_s(bytes_in: Mapping[int, float], problem: Problem) -> float:
+def move_s(bytes_in: Mapping[int, float], problem: PartitionProblem) -> float:
     """The pause, and the slowest rank's share over its link."""
     return problem.prices.pause_s + max(
         (
@@ -82,8 +82,8 @@ def move_s(bytes_in: Mapping[int, float], problem: Problem) -> float:
     )
 
 
-def lost_bytes(cells: Iterable[Cell], problem: Problem) -> float:
-    """Of what these cells hold together: what no living rank does."""
+def lost_bytes(cells: Iterable[StageShard], problem: PartitionProblem) -> float:
+    """Bytes of the state of these shards that no living rank holds."""
     model = problem.model
     held = list(cells)
     if all(problem.device_of[rank].speed > 0.0 for cell in held for rank in cell.ranks):
@@ -105,7 +105,7 @@ def lost_bytes(cells: Iterable[Cell], problem: Problem) -> float:
     )
 
 
-def _by_rank(partition: Partition) -> dict[int, Cell]:
+def _by_rank(partition: Partition) -> dict[int, StageShard]:
     return {rank: cell for _, _, cell in partition.places() for rank in cell.ranks}
 
 
@@ -120,7 +120,7 @@ def _sharers(partition: Partition) -> dict[int, int]:
     return result
 
 
-def _held(cell: Cell, runs: Iterable[ShardRun], rank: int) -> Held:
+def _held(cell: StageShard, runs: Iterable[ShardRun], rank: int) -> Held:
     for run in runs:
         if run.rank == rank:
             return cell.first_layer, cell.end_layer, run.first, run.end

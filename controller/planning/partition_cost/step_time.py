@@ -1,8 +1,8 @@
-"""What a step of a partition takes: by the longest path, or by a closed form. Pure.
+"""Step time of a partition: longest path, or closed form for 1F1B.
 
-Pipelines that take as long are priced once, so that the longest path is quick at any size; the
-closed form is for the many candidates of a search, and for 1F1B. Both end with the exchange of
-gradients, which begins when all that holds a layer has run its last backward pass there.
+Equal pipelines are priced once. The closed form prices the many candidates of a search. Both end
+with the exchange of gradients, which begins when all holders of a layer have finished its last
+backward.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from pacekeeper.controller.planning.partition.model import Partition
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.partition import Partition
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.compute import Array
-from pacekeeper.controller.planning.partition_cost.stage_times import Clock, PipelineTimes
+from pacekeeper.controller.planning.partition_cost.stage_times import PipelineTimes, StageTimeModel
 from pacekeeper.core.layout.pipeline_schedule import ChunkKind, Schedule, pipeline_program
 from pacekeeper.predictor.cost.longest_path import PathGraph, path_graph
 from pacekeeper.predictor.cost.pipeline_time import critical_path
@@ -31,9 +31,9 @@ class PartitionPrice:
 class Pricer:
     """Prices partitions of one problem; pipelines that take as long are priced once for all."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PartitionProblem) -> None:
         self.problem = problem
-        self._clock = Clock(problem)
+        self._clock = StageTimeModel(problem)
         self._ends: dict[tuple[object, ...], Array] = {}
 
     def price(self, partition: Partition, *, is_exact: bool = True) -> PartitionPrice:
@@ -54,7 +54,9 @@ class Pricer:
         )
 
 
-def price(partition: Partition, problem: Problem, *, is_exact: bool = True) -> PartitionPrice:
+def price(
+    partition: Partition, problem: PartitionProblem, *, is_exact: bool = True
+) -> PartitionPrice:
     """One partition's price."""
     return Pricer(problem).price(partition, is_exact=is_exact)
 

@@ -1,8 +1,8 @@
-"""Who computes which share of the work, for fixed hosts and given speeds. Pure.
+"""Token shares over given replica ranks by linear programming.
 
-One layer's token split is a linear programme: minimise the largest load_j / speed_j. Its optimum
-has a closed form, max over rank sets S of (load that only S can take) / (speed of S); the set that
-attains it is the witness that says why a placement is stuck (research: FineMoE eq. 3 with speeds).
+One layer: minimise the largest load_j / speed_j. The optimum is the maximum over rank sets S of
+(load that only S can compute) / (speed of S); the set that attains it is the bottleneck (FineMoE
+eq. 3 with speeds).
 """
 
 import heapq
@@ -19,15 +19,17 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimum:
-    """The least the largest load_j / speed_j can be over given hosts, in rows per unit of speed.
+    """Lowest possible largest load_j / speed_j over given replica ranks, in rows per unit of speed.
 
-    `fluid`: total load / total speed, the least for any hosts; `witness`: the ranks that prove
-    `value` (their own experts' load / their speed), ascending.
+    Attributes:
+        value: the optimum.
+        fluid: total load / total speed; the lowest for any replica ranks.
+        bottleneck: ranks that attain `value` (load of experts that only they hold / their speed).
     """
 
     value: float
     fluid: float
-    witness: tuple[int, ...]
+    bottleneck: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Split:
     bound: Optimum
 
 
-NO_WORK = Optimum(value=0.0, fluid=0.0, witness=())
+NO_WORK = Optimum(value=0.0, fluid=0.0, bottleneck=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +87,7 @@ def exact_shares(
 def best_value(
     loads: Sequence[float], hosts: Sequence[Sequence[int]], speeds: Mapping[int, float]
 ) -> Optimum:
-    """What the best shares over these hosts would reach, without the shares."""
+    """The optimum over these replica ranks, without the shares."""
     problem = problem_of(loads, hosts, speeds)
     if problem.loads.sum() <= 0.0:
         return NO_WORK
@@ -93,9 +95,14 @@ def best_value(
 
 
 def batch_rows(num_rows: int, speeds: Mapping[int, float]) -> dict[int, int]:
-    """Whole rows per rank that minimise the largest rows_j / speed_j (greedy is exact here).
+    """Whole rows per rank that minimise the largest rows_j / speed_j; greedy is exact here.
 
-    Raises ValueError for fewer rows than none, no rank, or a speed not above 0.
+    Args:
+        num_rows: rows to divide.
+        speeds: relative speed by rank.
+
+    Raises:
+        ValueError: negative rows, no rank, or a speed not above 0.
     """
     if num_rows < 0 or not speeds or not all(speed > 0.0 for speed in speeds.values()):
         raise ValueError("rows must not be negative and speeds must be above 0")
@@ -110,7 +117,7 @@ def batch_rows(num_rows: int, speeds: Mapping[int, float]) -> dict[int, int]:
 
 
 def _solve(problem: SplitProblem) -> tuple[Optimum, Array]:
-    """The exact optimum with its witness, and shares [pairs] that attain it."""
+    """The exact optimum with its bottleneck, and shares [pairs] that attain it."""
     from scipy.optimize import linprog  # a quarter second to import: not at start-up
     from scipy.sparse import coo_array
 
@@ -153,7 +160,7 @@ def _solve(problem: SplitProblem) -> tuple[Optimum, Array]:
     optimum = Optimum(
         value=max(bound, problem.fluid),
         fluid=problem.fluid,
-        witness=tuple(r for r, is_in in zip(problem.ranks, inside, strict=True) if is_in),
+        bottleneck=tuple(r for r, is_in in zip(problem.ranks, inside, strict=True) if is_in),
     )
     shares = problem.normalised(np.maximum(solution.x[:num_pairs], 0.0))
     return optimum, shares

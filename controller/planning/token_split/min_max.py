@@ -1,11 +1,11 @@
-"""Even token shares over fixed hosts, all layers at once. Pure.
+"""Token shares over given replica ranks that minimise the slowest rank, all layers at once.
 
-Every rank gets one price u_j per layer; an expert splits over its hosts in proportion to
+Each rank has one price u_j per layer; an expert splits over its replica ranks in proportion to
 speed_j * exp(u_j). The prices minimise a smooth convex function whose optimum is the split with the
-least sum of speed_j * (load_j / speed_j)^2: among all splits that one also has the least maximum
-(the base of a polymatroid that is lexicographically least serves every convex aim). Newton's
-method, one small matrix per layer, over ranks or over the experts with a choice, whichever are
-fewer; experts have few hosts, so only these pairs are looked at.
+least sum of speed_j * (load_j / speed_j)^2; that split also has the least maximum (the
+lexicographically least base of a polymatroid minimises every separable convex objective). Newton's
+method with one small matrix per layer, over ranks or over experts with a choice, whichever are
+fewer.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ Flags = npt.NDArray[np.bool_]
 NUMBER_BITS = 64
 
 
-def numbered_rows(rows: Flags) -> tuple[Counts, Counts]:
-    """The first row [kinds] of each kind, and the kind [rows] of each; in order of appearance."""
+def unique_rows(rows: Flags) -> tuple[Counts, Counts]:
+    """First index of each distinct row [kinds], and the kind of each row [rows]."""
     # Packed along the memory: a transposed view would be read flag by flag.
     packed = np.packbits(np.ascontiguousarray(rows), axis=1)
     if rows.shape[1] <= NUMBER_BITS:
@@ -68,7 +68,7 @@ Hosts = tuple[Counts, ...]  # layer, expert and rank of every replica, in that o
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EvenShares:
+class MinMaxSplit:
     """shares [layers, experts, ranks], of an expert 1 in all; `value` [layers] is the largest
     load_j / speed_j; `inside` [layers, ranks] a set of ranks and `bound` [layers] the rows that
     only these can take / their speed, at least the fluid: no shares over these hosts have a lower
@@ -80,7 +80,7 @@ class EvenShares:
     bound: Array
     inside: Flags
 
-    def put(self, layers: Counts, other: "EvenShares") -> None:
+    def put(self, layers: Counts, other: "MinMaxSplit") -> None:
         """Takes these layers from `other`, in place."""
         for mine, theirs in (
             (self.shares, other.shares),
@@ -90,9 +90,9 @@ class EvenShares:
         ):
             mine[layers] = theirs
 
-    def of(self, layers: Counts) -> "EvenShares":
-        """Of some layers only."""
-        return EvenShares(
+    def of(self, layers: Counts) -> "MinMaxSplit":
+        """The same of some layers only."""
+        return MinMaxSplit(
             shares=self.shares[layers],
             value=self.value[layers],
             bound=self.bound[layers],
@@ -100,11 +100,19 @@ class EvenShares:
         )
 
 
-def even_shares(loads: Array, hosts: Flags, speeds: Array, *, is_exact: bool = True) -> EvenShares:
-    """loads [layers, experts] rows, hosts [layers, experts, ranks], each expert with one at least;
-    speeds [ranks] > 0. The value is within a few 1e-4 of the least, and `bound` proves it.
+def min_max_split(
+    loads: Array, hosts: Flags, speeds: Array, *, is_exact: bool = True
+) -> MinMaxSplit:
+    """Shares that minimise the largest load_j / speed_j of each layer, within a few 1e-4.
 
-    Not `is_exact`: where Newton's method runs out of steps the value stays above the least.
+    Args:
+        loads: [layers, experts] rows.
+        hosts: [layers, experts, ranks]; each expert has at least one replica rank.
+        speeds: [ranks], above 0.
+        is_exact: solve layers exactly where Newton's method runs out of steps.
+
+    Returns:
+        Shares, values, and a lower bound with the set of ranks that proves it.
     """
     assert hosts.any(axis=2).all(), "an expert without host"
     fluid = loads.sum(axis=1) / speeds.sum()
@@ -119,12 +127,12 @@ def even_shares(loads: Array, hosts: Flags, speeds: Array, *, is_exact: bool = T
     on = hosts.nonzero()
     shares, at_rank = _at_prices(rows, on, speeds, prices)
     value = at_rank.max(axis=1)
-    inside, bound = _witness(rows, on, speeds, at_rank)
+    inside, bound = _bottleneck(rows, on, speeds, at_rank)
     bound = np.maximum(bound, 1.0)
-    # Newton's method may run out of steps where one witness stands far above the rest.
+    # Newton's method may run out of steps where one bottleneck stands far above the rest.
     for at in (value > bound * (1.0 + UNPROVEN)).nonzero()[0].tolist() if is_exact else ():
         shares[at], value[at], bound[at], inside[at] = _exactly(rows[at], hosts[at], speeds)
-    return EvenShares(shares=shares, value=value * fluid, bound=bound * fluid, inside=inside)
+    return MinMaxSplit(shares=shares, value=value * fluid, bound=bound * fluid, inside=inside)
 
 
 def _at_prices(rows: Array, on: Hosts, speeds: Array, prices: Array) -> tuple[Array, Array]:
@@ -159,7 +167,7 @@ def _parts(hosts: Flags) -> Iterator[slice]:
 
 
 def _exactly(rows: Array, hosts: Flags, speeds: Array) -> tuple[Array, float, float, Flags]:
-    """Shares [experts, ranks], value, bound and witness of one layer, by a linear programme."""
+    """Shares [experts, ranks], value, bound and bottleneck of one layer, by a linear programme."""
     on = [np.flatnonzero(held).tolist() for held in hosts]
     split = exact_shares(rows.tolist(), on, dict(enumerate(speeds.tolist())))
     shares = np.zeros(hosts.shape)
@@ -167,17 +175,17 @@ def _exactly(rows: Array, hosts: Flags, speeds: Array) -> tuple[Array, float, fl
         for host in its_hosts:
             shares[expert, host.rank] = host.share
     inside = np.zeros(len(speeds), dtype=np.bool_)
-    inside[list(split.bound.witness)] = True
+    inside[list(split.bound.bottleneck)] = True
     return shares, split.value, split.bound.value, inside
 
 
 def shares_on_ranks(
     loads: Array, hosts: Flags, speeds: Array, *, is_exact: bool = True
-) -> EvenShares:
-    """`even_shares` over groups of ranks that hold the same experts: such ranks share by speed."""
+) -> MinMaxSplit:
+    """`min_max_split` over groups of ranks that hold the same experts: such ranks share by speed."""
     if hosts.shape[2] <= MAX_TOGETHER:
         return _over_groups(loads, hosts, speeds, is_exact)
-    result: EvenShares | None = None
+    result: MinMaxSplit | None = None
     for layer in range(len(loads)):
         at = slice(layer, layer + 1)
         one = _over_groups(loads[at], hosts[at], speeds, is_exact)
@@ -188,13 +196,13 @@ def shares_on_ranks(
     return result
 
 
-def _over_groups(loads: Array, hosts: Flags, speeds: Array, is_exact: bool) -> EvenShares:
-    first, group_of = numbered_rows(hosts.reshape(-1, hosts.shape[2]).T)
+def _over_groups(loads: Array, hosts: Flags, speeds: Array, is_exact: bool) -> MinMaxSplit:
+    first, group_of = unique_rows(hosts.reshape(-1, hosts.shape[2]).T)
     if len(first) == len(speeds):  # no two ranks are alike
-        return even_shares(loads, hosts, speeds, is_exact=is_exact)
+        return min_max_split(loads, hosts, speeds, is_exact=is_exact)
     whole = np.bincount(group_of, weights=speeds).astype(np.float64)
-    even = even_shares(loads, hosts[:, :, first], whole, is_exact=is_exact)
-    return EvenShares(
+    even = min_max_split(loads, hosts[:, :, first], whole, is_exact=is_exact)
+    return MinMaxSplit(
         shares=even.shares[:, :, group_of] * (speeds / whole[group_of]),
         value=even.value,
         bound=even.bound,
@@ -385,8 +393,8 @@ def _curved(pairs: _Pairs, shares: Array, taken: Array, own: Array, slope: Array
     return result
 
 
-def _witness(rows: Array, on: Hosts, speeds: Array, at_rank: Array) -> tuple[Flags, Array]:
-    """The densest of the sets "ranks at least so loaded", by layer, and its rows / speed."""
+def _bottleneck(rows: Array, on: Hosts, speeds: Array, at_rank: Array) -> tuple[Flags, Array]:
+    """[layers, ranks] the densest set of most loaded ranks, and its rows / speed."""
     num_layers, num_ranks = at_rank.shape
     order = np.argsort(-at_rank, axis=1, kind="stable")
     place = np.argsort(order, axis=1)

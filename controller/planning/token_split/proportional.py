@@ -1,7 +1,7 @@
-"""Token shares of a plan, near speed-proportional ones, for fixed hosts; all layers at once. Pure.
+"""Token shares of a plan: close to speed-proportional ones, within SLACK of the optimum.
 
-The optimum itself leaves some hosts without a share and others with nearly all. A plan's shares
-stand a little above it: nearer to proportional ones, which average over many experts.
+The optimum itself leaves some replicas without a share and others with nearly all of an expert.
+Shares slightly above it average over many experts, so noise in one load affects no single rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ def split_layers(
 
 
 def _splits(problems: Sequence[SplitProblem]) -> list[Split]:
-    """Of layers with as many experts on the same ranks."""
+    """Splits of layers with the same number of experts on the same ranks."""
     first = problems[0]
     hosts = np.zeros((len(problems), len(first.loads), len(first.ranks)), dtype=np.bool_)
     for of_layer, problem in zip(hosts, problems, strict=True):
@@ -78,7 +78,7 @@ def _splits(problems: Sequence[SplitProblem]) -> list[Split]:
             Optimum(
                 value=float(even.bound[at]),
                 fluid=problem.fluid,
-                witness=tuple(first.ranks[i] for i in even.inside[at].nonzero()[0]),
+                bottleneck=tuple(first.ranks[i] for i in even.inside[at].nonzero()[0]),
             ),
             even.shares[at][problem.expert_of, problem.rank_of],
         )

@@ -8,7 +8,7 @@ ranks are told to it as Greyhound finds them (research 5.3).
 
 from dataclasses import dataclass, replace
 
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.baselines.even_pipelines import home_groups
@@ -22,7 +22,7 @@ class Adaptra(PipelinePolicy):
     name: str = "adaptra"
     validate_s: float = 3.0
 
-    def work_for(self, problem: Problem) -> Work | None:
+    def work_for(self, problem: PartitionProblem) -> Work | None:
         home = all_at_home(problem)
         if home is None:
             return None

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.simulator.jobs.data_parallel import Dispatch
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
 from pacekeeper.simulator.jobs.pipeline_assignment import Planned, Work
@@ -64,7 +64,7 @@ class PipelinePolicy(ABC):
     dispatch: Dispatch = Dispatch.EVENED
 
     @abstractmethod
-    def work_for(self, problem: Problem) -> Work | None:
+    def work_for(self, problem: PartitionProblem) -> Work | None:
         """Where to go for the devices as it knows them; None: it gives up."""
 
     def notices(self, moment: PipelineMoment, job: PipelineJob, known: Known) -> bool:
@@ -152,7 +152,7 @@ def gone_to(
     )
 
 
-def all_at_home(problem: Problem) -> Work | None:
+def all_at_home(problem: PartitionProblem) -> Work | None:
     """The healthy job's partition; None where one of its ranks is gone."""
     if any(problem.device_of[rank].speed <= 0.0 for rank in problem.home.ranks):
         return None

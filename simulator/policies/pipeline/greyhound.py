@@ -9,7 +9,7 @@ validation pauses training for 3 s (2.24-3.72 s, research 2.4).
 from dataclasses import dataclass, replace
 from math import ceil
 
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.simulator.baselines.even_pipelines import home_groups
 from pacekeeper.simulator.baselines.greyhound import s2, s3
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
@@ -34,7 +34,7 @@ class Greyhound(PipelinePolicy):
     notice_steps: int = S2_STEPS
     validate_s: float = 3.0
 
-    def work_for(self, problem: Problem) -> Work | None:
+    def work_for(self, problem: PartitionProblem) -> Work | None:
         if all_at_home(problem) is None:
             return None
         return Planned(partition=s2(problem, home_groups(problem)))

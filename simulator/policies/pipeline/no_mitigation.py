@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
 from pacekeeper.simulator.jobs.pipeline_assignment import Work
 from pacekeeper.simulator.policies.pipeline.base import (
@@ -17,7 +17,7 @@ from pacekeeper.simulator.policies.pipeline.base import (
 class Unmitigated(PipelinePolicy):
     name: str = "degraded"
 
-    def work_for(self, problem: Problem) -> Work | None:
+    def work_for(self, problem: PartitionProblem) -> Work | None:
         return all_at_home(problem)
 
     def notices(self, moment: PipelineMoment, job: PipelineJob, known: Known) -> bool:

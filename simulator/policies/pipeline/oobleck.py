@@ -9,8 +9,8 @@ detection, so that micro-batches follow slow ranks, too (research 4, 5.10).
 
 from dataclasses import dataclass
 
-from pacekeeper.controller.planning.partition.layer_split import Cuts
-from pacekeeper.controller.planning.partition.problem import Problem, healthy
+from pacekeeper.controller.planning.model.problem import PartitionProblem, healthy
+from pacekeeper.controller.planning.partition.layer_split import StageBoundaries
 from pacekeeper.controller.planning.partition_cost.compute import layer_sums
 from pacekeeper.simulator.baselines.even_pipelines import (
     Ranks,
@@ -39,7 +39,7 @@ class Oobleck(PipelinePolicy):
     failures: int = 1
     is_strengthened: bool = False
 
-    def work_for(self, problem: Problem) -> Work | None:
+    def work_for(self, problem: PartitionProblem) -> Work | None:
         as_new = healthy(problem)
         groups = [[ranks for ranks in of if ranks] for of in whole_groups(problem)]
         smallest = _smallest(as_new)
@@ -59,7 +59,7 @@ class Oobleck(PipelinePolicy):
         return self.is_strengthened
 
 
-def _template(problem: Problem, num_groups: int) -> Cuts | None:
+def _template(problem: PartitionProblem, num_groups: int) -> StageBoundaries | None:
     """The best cuts for so many healthy groups; None where they do not hold the model."""
     if num_groups > len(problem.model.layers):
         return None
@@ -69,7 +69,7 @@ def _template(problem: Problem, num_groups: int) -> Cuts | None:
     return cuts_for([cost] * num_groups, sums, batch_rows(problem), per_pipeline)
 
 
-def _smallest(problem: Problem) -> int:
+def _smallest(problem: PartitionProblem) -> int:
     """The fewest groups that hold the model; as many as at home do."""
     most = len(problem.home.pipelines[0].cells)
     fitting = (size for size in range(1, most) if _template(problem, size) is not None)
@@ -92,7 +92,7 @@ def _regrouped(groups: list[list[Ranks]], smallest: int) -> list[list[Ranks]]:
             min(pipelines, key=len).append(group)
 
 
-def _pace_s(groups: list[Ranks], ends: tuple[int, ...], problem: Problem) -> float:
+def _pace_s(groups: list[Ranks], ends: tuple[int, ...], problem: PartitionProblem) -> float:
     """Of one micro-batch on the slowest stage."""
     sums, rows = layer_sums(problem.model, problem.links), batch_rows(problem)
     return max(

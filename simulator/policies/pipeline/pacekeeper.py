@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from pacekeeper.controller.planning.partition.model import Partition, Plan
+from pacekeeper.controller.planning.model.partition import Partition, PartitionPlan
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition.planner import plan_partition
-from pacekeeper.controller.planning.partition.problem import Problem
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.simulator.engine.controller_in_loop import Watched, Watcher
@@ -86,7 +86,7 @@ class Repartition:
         return self._moved(moment, known, plan, held)
 
     def _waits(
-        self, moment: PipelineMoment, known: _Known, plan: Plan, problem: Problem
+        self, moment: PipelineMoment, known: _Known, plan: PartitionPlan, problem: PartitionProblem
     ) -> PipelineAnswer | None:
         """Where nothing is to be done about slow ranks, or not yet."""
         now_s = price(problem.now, problem).step_s
@@ -154,7 +154,7 @@ class Repartition:
         return watcher.joined(watched, come) if come else watched
 
     def _moved(
-        self, moment: PipelineMoment, known: _Known, plan: Plan, held: Partition | None
+        self, moment: PipelineMoment, known: _Known, plan: PartitionPlan, held: Partition | None
     ) -> PipelineAnswer:
         work = Planned(partition=plan.partition)
         again = known.after(moment.step)

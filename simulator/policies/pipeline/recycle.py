@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.compute import layer_sums
 from pacekeeper.simulator.baselines.even_pipelines import (
     Ranks,
@@ -40,7 +40,7 @@ class ReCycle(PipelinePolicy):
     validate_s: float = 3.0
     is_strengthened: bool = False
 
-    def work_for(self, problem: Problem) -> Work | None:
+    def work_for(self, problem: PartitionProblem) -> Work | None:
         if all(device.speed == 1.0 for device in problem.devices):
             return all_at_home(problem)
         groups = whole_groups(problem)
@@ -61,7 +61,7 @@ class ReCycle(PipelinePolicy):
         return self.is_strengthened
 
 
-def whole_groups(problem: Problem) -> tuple[tuple[Ranks, ...], ...]:
+def whole_groups(problem: PartitionProblem) -> tuple[tuple[Ranks, ...], ...]:
     """groups[pipeline][stage] of home whose ranks all live; () for the others."""
     return tuple(
         tuple(
@@ -73,7 +73,7 @@ def whole_groups(problem: Problem) -> tuple[tuple[Ranks, ...], ...]:
 
 
 def evened(
-    groups: tuple[tuple[Ranks, ...], ...], counts: tuple[int, ...], problem: Problem
+    groups: tuple[tuple[Ranks, ...], ...], counts: tuple[int, ...], problem: PartitionProblem
 ) -> tuple[int, ...]:
     """Greyhound's S2: whole micro-batches by the pace of each pipeline's slowest living stage."""
     sums, rows = layer_sums(problem.model, problem.links), batch_rows(problem)

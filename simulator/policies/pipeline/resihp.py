@@ -9,7 +9,7 @@ persisted state of the last iteration (research 2.2, 2.4, 3.6).
 
 from dataclasses import dataclass
 
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.simulator.baselines.resihp import resihp
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
 from pacekeeper.simulator.jobs.pipeline_assignment import Handed, Work
@@ -29,7 +29,7 @@ class ResiHP(PipelinePolicy):
     plan_s: float = 1.44
     is_persisted: bool = True
 
-    def work_for(self, problem: Problem) -> Work | None:
+    def work_for(self, problem: PartitionProblem) -> Work | None:
         if all(device.speed == 1.0 for device in problem.devices):
             return all_at_home(problem)
         plan = resihp(problem)

@@ -6,9 +6,14 @@ import pytest
 from benchmarks.forecast_error import BAR, LINKS, figures, random_problem
 from benchmarks.step_events import event_step_s
 
-from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
+from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
+from pacekeeper.controller.planning.model.problem import (
+    Device,
+    LayerCost,
+    ModelCost,
+    PartitionProblem,
+)
 from pacekeeper.controller.planning.partition.planner import plan_partition
-from pacekeeper.controller.planning.partition.problem import Device, LayerCost, ModelCost, Problem
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.layout import ShardRun
 from pacekeeper.core.layout.pipeline_schedule import Schedule
@@ -19,18 +24,20 @@ LAYER = LayerCost(
 )  # fmt: skip
 
 
-def problem_of(model: ModelCost, *pipelines: Pipeline, speeds: tuple[float, ...]) -> Problem:
+def problem_of(
+    model: ModelCost, *pipelines: Pipeline, speeds: tuple[float, ...]
+) -> PartitionProblem:
     devices = tuple(
         Device(rank=rank, node=0, memory_bytes=1e9, speed=speed)
         for rank, speed in enumerate(speeds)
     )
     home = Partition(pipelines=pipelines)
-    return Problem(model=model, devices=devices, links=LINKS, home=home)
+    return PartitionProblem(model=model, devices=devices, links=LINKS, home=home)
 
 
-def cell(first: int, end: int, *ranks: int) -> Cell:
+def cell(first: int, end: int, *ranks: int) -> StageShard:
     runs = tuple(ShardRun(rank, at, at + 1) for at, rank in enumerate(ranks))
-    return Cell(first_layer=first, end_layer=end, attention=runs, mlp=runs)
+    return StageShard(first_layer=first, end_layer=end, attention=runs, mlp=runs)
 
 
 def test_one_device_computes_one_layer_after_the_other() -> None:
@@ -71,7 +78,7 @@ def test_pipelines_that_share_experts_wait_for_each_other_in_every_layer() -> No
     )
 
 
-def uneven(rank: int, heads: tuple[int, int], columns: tuple[int, int]) -> Cell:
+def uneven(rank: int, heads: tuple[int, int], columns: tuple[int, int]) -> StageShard:
     """Both layers on two ranks, so many of the four heads and columns on each."""
     runs = [
         tuple(
@@ -80,7 +87,7 @@ def uneven(rank: int, heads: tuple[int, int], columns: tuple[int, int]) -> Cell:
         )
         for c in (heads, columns)
     ]
-    return Cell(first_layer=0, end_layer=2, attention=runs[0], mlp=runs[1])
+    return StageShard(first_layer=0, end_layer=2, attention=runs[0], mlp=runs[1])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pacekeeper.controller.planning import reliability
 from pacekeeper.controller.planning.experts.planner import plan_experts
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
-from pacekeeper.controller.planning.reliability import kill_sets, loss_with_racks
+from pacekeeper.controller.planning.reliability import loss_with_racks, minimal_cut_sets
 
 Case = tuple[list[frozenset[int]], dict[int, float], dict[int, int], dict[int, float]]
 
@@ -60,7 +60,7 @@ def test_what_is_lost_with_racks_is_what_trying_all_failures_gives(
     case: Case,
 ) -> None:
     hosts, nodes, rack_of, racks = case
-    assert loss_with_racks(kill_sets(hosts), nodes, rack_of, racks) == pytest.approx(
+    assert loss_with_racks(minimal_cut_sets(hosts), nodes, rack_of, racks) == pytest.approx(
         tried(hosts, nodes, rack_of, racks), abs=1e-12
     )
 
@@ -73,7 +73,7 @@ def test_beyond_few_sets_of_events_it_is_never_below(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reliability, "MAX_EVENT_SETS", 0)
         assert (
-            loss_with_racks(kill_sets(hosts), nodes, rack_of, racks)
+            loss_with_racks(minimal_cut_sets(hosts), nodes, rack_of, racks)
             >= tried(hosts, nodes, rack_of, racks) - 1e-12
         )
 

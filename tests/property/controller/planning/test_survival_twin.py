@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pacekeeper.controller.planning.reliability import (
-    kill_sets,
     loss_probability,
+    minimal_cut_sets,
     survival,
     survival_bound,
     union_bound,
@@ -40,7 +40,7 @@ def test_the_part_survived_is_what_trying_every_loss_gives(
     placement: tuple[int, list[frozenset[int]]],
 ) -> None:
     num_nodes, hosts = placement
-    found = survival(kill_sets(hosts), num_nodes)
+    found = survival(minimal_cut_sets(hosts), num_nodes)
     assert list(found) == pytest.approx(tried(num_nodes, hosts), abs=1e-12)
 
 
@@ -66,18 +66,18 @@ def test_the_loss_probability_is_the_sum_over_all_losses(
         for failed in map(frozenset, combinations(range(num_nodes), k))
         if not survives(hosts, failed)
     )
-    killers = kill_sets(hosts)
+    killers = minimal_cut_sets(hosts)
     found = loss_probability(killers, dict(enumerate(p)))
     assert found == pytest.approx(lost, abs=1e-9)
     assert found <= union_bound(killers, dict(enumerate(p))) * (1.0 + 1e-9)
 
 
 @given(placements())
-def test_kill_sets_are_the_host_sets_that_contain_no_other(
+def test_cut_sets_are_the_host_sets_that_contain_no_other(
     placement: tuple[int, list[frozenset[int]]],
 ) -> None:
     _, hosts = placement
-    killers = kill_sets(hosts)
+    killers = minimal_cut_sets(hosts)
     assert all(not one < other for one in killers for other in killers)
     assert len(set(killers)) == len(killers)
     assert all(any(killer <= on for killer in killers) for on in hosts)
@@ -90,6 +90,6 @@ def test_no_placement_survives_more_than_its_rarest_expert(
 ) -> None:
     num_nodes, hosts = placement
     least = min(len(on) for on in hosts)
-    found = survival(kill_sets(hosts), num_nodes)
+    found = survival(minimal_cut_sets(hosts), num_nodes)
     for k, part in enumerate(found):
         assert part <= survival_bound(num_nodes, k, least) + 1e-12

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.planning.experts.certificate import least_value
+from pacekeeper.controller.planning.experts.certificate import lower_bound
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
-from pacekeeper.controller.planning.experts.repair import Needs, mended
+from pacekeeper.controller.planning.experts.repair import SpreadRequirements, repair
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.core.layout.layout import ReplicaSet, even_layout
 from support.layouts import on_nodes
@@ -152,9 +152,9 @@ def test_what_is_mended_takes_few_moves_and_what_is_left_can_not_be(
     for expert, on in enumerate(layout.experts[0]):
         hosts[0, expert, [host.rank for host in on]] = True
     floors = Floors(nodes=min(least, len(set(cluster.nodes))), is_strict=False)
-    needs = Needs.of(hosts, cluster, floors)
+    needs = SpreadRequirements.of(hosts, cluster, floors)
     lacks = needs.nodes[0] - needs.kept_by(hosts, cluster).nodes[0]
-    after = mended(hosts, needs, cluster, is_strict=False)
+    after = repair(hosts, needs, cluster, is_strict=False)
     assert after is not None
     left = needs.nodes[0] - needs.kept_by(after, cluster).nodes[0]
     assert (left <= lacks).all()
@@ -199,6 +199,6 @@ def test_no_hosts_beat_the_least_value(
     if not values:
         return
     room = slots * len(speeds)
-    least = least_value(loads, speeds, num_slots=room, min_hosts=[floor] * len(loads))
+    least = lower_bound(loads, speeds, num_slots=room, min_hosts=[floor] * len(loads))
     assert least <= min(values) * (1 + 1e-6)
     assert least >= sum(loads) / sum(listed) * (1 - 1e-9)

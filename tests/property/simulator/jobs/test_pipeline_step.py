@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacekeeper.controller.planning.model.problem import Links
 from pacekeeper.controller.planning.partition.planner import plan_partition
-from pacekeeper.controller.planning.partition.problem import Links
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.jobs.pipeline_step import partition_step_s

@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.controller.policy.partition_inputs import as_partition, unevenness_of
 from pacekeeper.controller.policy.pricing import Pricing
@@ -105,7 +105,7 @@ def asked_views(cluster: PaperCluster) -> list[View]:
     return [command.view for command in cluster.commands if isinstance(command, AskDecision)]
 
 
-def problem_asked(view: View) -> Problem:
+def problem_asked(view: View) -> PartitionProblem:
     """The problem that the planner of partitions gets."""
     problem = Pricing(view, CONFIG.policy).problem
     assert problem is not None

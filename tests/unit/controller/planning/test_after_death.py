@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.controller.planning.reliability import kill_sets, survival
+from pacekeeper.controller.planning.reliability import minimal_cut_sets, survival
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.planning_snapshot import View
 from pacekeeper.core.config.policy import PolicyConfig
@@ -72,7 +72,7 @@ def survived(layout: Layout) -> tuple[float, ...]:
     """The part of losses of 0, 1, 2 .. nodes that all layers together survive."""
     number = {name: at for at, name in enumerate(sorted({NODE_OF[r] for r in layout.ranks}))}
     hosts = [on for layer in layout.experts for on in layer]
-    sets = kill_sets([number[NODE_OF[host.rank]] for host in on] for on in hosts)
+    sets = minimal_cut_sets([number[NODE_OF[host.rank]] for host in on] for on in hosts)
     return survival(sets, len(number))
 
 

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from pacekeeper.controller.planning.eplb import rebalance_experts
-from pacekeeper.controller.planning.token_split.min_max import even_shares
+from pacekeeper.controller.planning.token_split.min_max import min_max_split
 from pacekeeper.simulator.baselines import eplb
 
 # The example of EPLB's description: 2 layers, 12 experts, 16 slots, 4 groups, 2 nodes, 8 devices.
@@ -26,7 +26,7 @@ def value_of(
     for layer, row in enumerate(table):
         for expert, on in enumerate(eplb.hosts_of(row.tolist(), num, num_experts)):
             flags[layer, expert, on] = True
-    value = even_shares(weight.astype(float), flags, speeds).value
+    value = min_max_split(weight.astype(float), flags, speeds).value
     over: npt.NDArray[np.float64] = value / (weight.sum(axis=1) / speeds.sum())
     return over
 

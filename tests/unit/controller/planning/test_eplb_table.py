@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacekeeper.controller.planning.experts.certificate import least_value
+from pacekeeper.controller.planning.experts.certificate import lower_bound
 from pacekeeper.controller.planning.token_split import proportional as shares_module
 from pacekeeper.controller.planning.token_split.linear_program import batch_rows, best_value
 from pacekeeper.controller.planning.token_split.proportional import SLACK, token_shares
@@ -52,14 +52,14 @@ def test_a_lone_expert_is_the_witness() -> None:
     # Expert 0 (30) lives on rank 0 only; the others share 10 on ranks 1 and 2.
     found = best_value([30.0, 10.0], [[0], [1, 2]], {0: 1.0, 1: 1.0, 2: 1.0})
     assert found.value == pytest.approx(30.0)
-    assert found.witness == (0,)
+    assert found.bottleneck == (0,)
     assert found.fluid == pytest.approx(40.0 / 3)
 
 
 def test_no_load_is_split_by_speed_and_costs_nothing() -> None:
     split = token_shares([0.0], [[3, 5]], {3: 1.0, 5: 3.0})
     assert shares(split.hosts) == [{3: 0.25, 5: 0.75}]
-    assert (split.value, split.bound.witness) == (0.0, ())
+    assert (split.value, split.bound.bottleneck) == (0.0, ())
 
 
 def test_all_experts_give_way_a_little_rather_than_one_of_them_wholly() -> None:
@@ -170,7 +170,7 @@ def test_what_no_hosts_can_beat(
 ) -> None:
     floor = [min_hosts] * len(loads)
     at = dict(enumerate(speeds))
-    found = least_value(loads, at, num_slots=num_slots, min_hosts=floor)
+    found = lower_bound(loads, at, num_slots=num_slots, min_hosts=floor)
     assert found == pytest.approx(expected, rel=1e-5)
 
 
@@ -188,7 +188,7 @@ def test_hot_experts_end_near_what_the_slots_allow(
     (split,), plan = planned((layout, [loads], speeds, slots), 2)
     hosts = plan.experts[0] if plan else split.hosts
     floor = [2] * experts
-    least = least_value(loads, speeds, num_slots=slots * ranks, min_hosts=floor)
+    least = lower_bound(loads, speeds, num_slots=slots * ranks, min_hosts=floor)
     at = dict.fromkeys(speeds, 0.0)
     for on, load in zip(hosts, loads, strict=True):
         for host in on:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.planning.reliability import kill_sets, survival
+from pacekeeper.controller.planning.reliability import minimal_cut_sets, survival
 from pacekeeper.simulator.baselines.lazarus import (
     compact,
     hosts_of,
@@ -44,7 +44,7 @@ def test_groups_overlap_on_nodes_of_their_own() -> None:
 def test_a_group_cut_short_breaks_the_promise_of_the_paper() -> None:
     placement = maximum_rank_overlap((2, 2, 2), num_nodes=3, slots_per_node=2)
     assert placement == ((0, 1), (0, 1), (2, 2))
-    killers = kill_sets(hosts_of(placement, 3))
+    killers = minimal_cut_sets(hosts_of(placement, 3))
     assert survival(killers, 3)[1] == pytest.approx(2 / 3)  # with two replicas of each
 
 

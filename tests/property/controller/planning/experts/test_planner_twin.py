@@ -6,7 +6,7 @@ import numpy as np
 
 from pacekeeper.controller.planning.experts.planner import plan_experts
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices
-from pacekeeper.controller.planning.reliability import kill_sets, loss_probability
+from pacekeeper.controller.planning.reliability import loss_probability, minimal_cut_sets
 from support.densest import least_split
 
 NUM_CASES, NUM_RANKS = 100, 3
@@ -50,7 +50,7 @@ def least_s(question: Question) -> float:
     for hosts in product(allowed, repeat=len(loads)):
         held = [sum(rank in on for on in hosts) for rank in range(NUM_RANKS)]
         if max(held) <= cluster.slots[0]:
-            loss = loss_probability(kill_sets(hosts), cluster.node_failure)
+            loss = loss_probability(minimal_cut_sets(hosts), cluster.node_failure)
             found.append(price_s(question, least_split(loads, hosts, cluster.speeds), loss))
     return min(found)
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacekeeper.controller.planning.model.partition import Partition
+from pacekeeper.controller.planning.model.problem import ModelCost
 from pacekeeper.controller.planning.partition.constraints import check_partition
-from pacekeeper.controller.planning.partition.model import Partition
 from pacekeeper.controller.planning.partition.planner import plan_partition
-from pacekeeper.controller.planning.partition.problem import ModelCost
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from support.partitions import even_partition, model_of, problem_of

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacekeeper.controller.planning.model.partition import Partition, Pipeline
+from pacekeeper.controller.planning.model.problem import Device, LayerCost, ModelCost
 from pacekeeper.controller.planning.partition.constraints import check_partition
-from pacekeeper.controller.planning.partition.layer_split import best_cuts
-from pacekeeper.controller.planning.partition.model import Partition, Pipeline
+from pacekeeper.controller.planning.partition.layer_split import best_stage_boundaries
 from pacekeeper.controller.planning.partition.planner import plan_partition
-from pacekeeper.controller.planning.partition.problem import Device, LayerCost, ModelCost
 from pacekeeper.controller.planning.partition.row_split import micro_batches, share_rows
 from pacekeeper.controller.planning.partition.shard_split import split_shards
 from pacekeeper.controller.planning.partition_cost.compute import (
@@ -139,7 +139,7 @@ def test_no_other_cuts_are_faster(costs: list[Array], num_microbatches: int) -> 
     every = [
         value((*inner, num_layers)) for inner in combinations(range(1, num_layers), len(costs) - 1)
     ]
-    found = best_cuts(costs, num_microbatches)
+    found = best_stage_boundaries(costs, num_microbatches)
     if not np.isfinite(min(every)):
         assert found is None
     else:

@@ -64,7 +64,7 @@ def test_the_witness_alone_proves_the_optimum(case: Case) -> None:
     found = best_value(loads, hosts, speeds)
     if found.value == 0.0:
         return
-    inside = set(found.witness)
+    inside = set(found.bottleneck)
     stuck = sum(load for load, on in zip(loads, hosts, strict=True) if set(on) <= inside)
     assert stuck / sum(speeds[r] for r in inside) == pytest.approx(found.value, rel=1e-6)
     assert found.value >= found.fluid * (1 - 1e-9)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.planning.token_split.min_max import numbered_rows
+from pacekeeper.controller.planning.token_split.min_max import unique_rows
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 63, 64, 65, 130])
@@ -20,7 +20,7 @@ def test_rows_are_numbered_as_they_appear(
     rows = few[random.integers(0, 5, num_rows)]
     if is_turned:
         rows = np.ascontiguousarray(rows.T).T
-    first, kind = numbered_rows(rows)
+    first, kind = unique_rows(rows)
     seen: list[bytes] = []
     for at, row in enumerate(rows):
         content = row.tobytes()

@@ -12,7 +12,7 @@ from pacekeeper.controller.planning.experts.ring_arcs import (
     drift_deviation,
 )
 from pacekeeper.controller.planning.token_split import min_max as module
-from pacekeeper.controller.planning.token_split.min_max import even_shares
+from pacekeeper.controller.planning.token_split.min_max import min_max_split
 from support.densest import least_split, ranks_of
 
 LOADS = st.one_of(st.just(0.0), st.floats(1e-3, 1e3))
@@ -30,7 +30,7 @@ def test_no_split_is_better_and_a_set_of_ranks_proves_it(
     for of_layer in hosts:
         for expert in of_layer:
             expert[list(data.draw(some))] = True
-    found = even_shares(loads, hosts, np.array(speeds))
+    found = min_max_split(loads, hosts, np.array(speeds))
     assert (found.shares[~hosts] == 0.0).all()
     assert found.shares.sum(axis=2) == pytest.approx(np.ones(loads.shape))
     at_rank = np.einsum("le,ler->lr", loads, found.shares) / speeds
@@ -80,7 +80,7 @@ def test_long_chains_of_hosts_settle_too(seed: int) -> None:
     hosts[0, num + place, (place + 1) % num] = True
     turn = (seed * (np.arange(2 * num) + 7)) % 101
     loads = np.exp(0.03 * turn)[None]
-    found = even_shares(loads, hosts, np.ones(num))
+    found = min_max_split(loads, hosts, np.ones(num))
     assert found.value[0] <= found.bound[0] * (1.0 + 1e-3)
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from pacekeeper.controller.planning.experts.bin_packing import filled, values_with_drift
+from pacekeeper.controller.planning.experts.bin_packing import greedy_fill, values_with_drift
+from pacekeeper.controller.planning.experts.chained_declustering import circle
 from pacekeeper.controller.planning.experts.planner import plan_experts
 from pacekeeper.controller.planning.experts.problem import Floors, Prices, alike
-from pacekeeper.controller.planning.experts.ring_windows import circle
 
 
 def zipf(
@@ -22,7 +22,7 @@ def test_groups_become_even_with_two_slots_exactly_with_more_nearly(
     slots: int, above: float, num_groups: int, exponent: float
 ) -> None:
     loads = zipf((slots - 1) * num_groups + 1, exponent)[None]
-    found = filled(loads, np.ones(num_groups), np.full(num_groups, slots))
+    found = greedy_fill(loads, np.ones(num_groups), np.full(num_groups, slots))
     assert found is not None
     hosts, even = found
     assert hosts[0].sum(axis=0).max() <= slots
@@ -33,11 +33,11 @@ def test_groups_become_even_with_two_slots_exactly_with_more_nearly(
 
 
 def test_a_fill_that_lacks_slots_is_none() -> None:
-    assert filled(np.ones((1, 9)), np.ones(4), np.full(4, 2)) is None
+    assert greedy_fill(np.ones((1, 9)), np.ones(4), np.full(4, 2)) is None
 
 
 def test_an_expert_without_load_gets_a_host_too() -> None:
-    found = filled(np.array([[5.0, 0.0, 0.0]]), np.ones(2), np.full(2, 2))
+    found = greedy_fill(np.array([[5.0, 0.0, 0.0]]), np.ones(2), np.full(2, 2))
     assert found is not None and found[0][0].any(axis=1).all()
 
 
@@ -55,7 +55,7 @@ def test_two_slots_on_very_many_ranks_reach_the_bound() -> None:
     loads = np.array([np.random.default_rng(i).permutation(zipf(64)) for i in range(2)])
     proof = plan_experts(loads, alike(250, 2), drift=0.05).proof
     assert proof.gap < 1e-4
-    assert min(map(len, proof.kill_sets)) >= 3
+    assert min(map(len, proof.cut_sets)) >= 3
 
 
 def test_large_and_small_groups_take_turns_so_that_no_window_is_small() -> None:
@@ -81,7 +81,7 @@ def test_twelve_experts_on_ten_nodes_survive_any_four_losses_where_the_hottest_a
 
 
 def test_in_a_layer_that_nobody_used_every_expert_has_hosts_and_whole_shares() -> None:
-    found = filled(np.array([[0.0, 0.0, 0.0], [5.0, 1.0, 0.0]]), np.ones(2), np.full(2, 2))
+    found = greedy_fill(np.array([[0.0, 0.0, 0.0], [5.0, 1.0, 0.0]]), np.ones(2), np.full(2, 2))
     assert found is not None
     hosts, even = found
     assert hosts.any(axis=2).all()

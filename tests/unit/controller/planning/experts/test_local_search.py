@@ -7,7 +7,7 @@ import pytest
 from pacekeeper.controller.planning.experts.incremental import nearest_ranks
 from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices, alike
-from pacekeeper.controller.planning.experts.repair import Needs, get_no_narrower, mended
+from pacekeeper.controller.planning.experts.repair import SpreadRequirements, keeps_spread, repair
 
 Hosts = list[list[list[int]]]
 
@@ -60,8 +60,8 @@ def test_what_a_lost_rank_took_is_on_enough_nodes_again() -> None:
 def test_without_a_free_slot_an_expert_with_a_host_to_spare_makes_room() -> None:
     def after(present: Hosts) -> npt.NDArray[np.bool_] | None:
         hosts, cluster = flags_of(present, 3), alike(3, 2)
-        needs = Needs.of(hosts, cluster, Floors(nodes=2))
-        return mended(hosts, needs, cluster, is_strict=True)
+        needs = SpreadRequirements.of(hosts, cluster, Floors(nodes=2))
+        return repair(hosts, needs, cluster, is_strict=True)
 
     hosts = after([[[0, 1, 2], [0], [1, 2]]])
     assert hosts is not None
@@ -153,11 +153,11 @@ def test_only_ranks_that_are_alike_change_places() -> None:
 
 def test_an_expert_that_got_more_hosts_keeps_them_on_as_many_nodes_as_they_can_reach() -> None:
     cluster, floors = alike(4, 2, ranks_per_node=2), Floors(nodes=2, is_strict=False)
-    needs = Needs.of(flags_of([[[2]]], 4), cluster, floors)  # it had one host
+    needs = SpreadRequirements.of(flags_of([[[2]]], 4), cluster, floors)  # it had one host
     three = flags_of([[[0, 1, 2]]], 4)[0]
     may_leave = needs.may_leave(three, 0, cluster, floors)
     assert may_leave.tolist() == [[True, True, False, False]]
     two = flags_of([[[1, 2]]], 4)[0]
     assert needs.may_leave(two, 0, cluster, floors).tolist() == [[False, True, True, False]]
-    assert not get_no_narrower(two, flags_of([[[0, 1]]], 4)[0], cluster, floors)
-    assert get_no_narrower(two, flags_of([[[1, 3]]], 4)[0], cluster, floors)
+    assert not keeps_spread(two, flags_of([[[0, 1]]], 4)[0], cluster, floors)
+    assert keeps_spread(two, flags_of([[[1, 3]]], 4)[0], cluster, floors)

@@ -9,7 +9,7 @@ import pytest
 
 from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices, alike
-from pacekeeper.controller.planning.token_split.min_max import even_shares
+from pacekeeper.controller.planning.token_split.min_max import min_max_split
 
 FLOOR = Floors(nodes=2)
 
@@ -84,11 +84,11 @@ def test_no_hosts_survive_a_loss_that_leaves_fewer_slots_than_experts() -> None:
     assert proof.survival_bound[9:] == (0.0, 0.0) == proof.survival[9:]
 
 
-def test_the_layers_share_their_kill_sets() -> None:
+def test_the_layers_share_their_cut_sets() -> None:
     loads = [np.roll(zipf(16, 1.0), shift) for shift in range(12)]
     plan = plan_experts(loads, alike(10, 6), floors=FLOOR)
     alone = plan_experts(loads[:1], alike(10, 6), floors=FLOOR)
-    assert plan.proof.kill_sets == alone.proof.kill_sets
+    assert plan.proof.cut_sets == alone.proof.cut_sets
     assert plan.proof.survival == alone.proof.survival
 
 
@@ -103,7 +103,7 @@ def test_suspect_ranks_are_never_among_themselves() -> None:
         racks=tuple(range(10)),
     )
     plan = plan_experts([zipf(16, 1.0)], cluster, floors=FLOOR)
-    assert all(killer - {2, 3, 4} for killer in plan.proof.kill_sets)
+    assert all(killer - {2, 3, 4} for killer in plan.proof.cut_sets)
     # Three segments with a suspect in each lose one with 1.005e-4.
     assert plan.proof.loss_probability < 1.01e-4
 
@@ -119,7 +119,7 @@ def test_where_groups_are_of_unequal_size_the_suspect_is_in_a_large_one(suspect:
         racks=(0, 1, 2),
     )
     plan = plan_experts([[1.0, 1.0]], cluster)
-    assert frozenset({suspect}) not in plan.proof.kill_sets
+    assert frozenset({suspect}) not in plan.proof.cut_sets
 
 
 def test_floors_count_nodes_and_racks_not_ranks() -> None:
@@ -136,8 +136,8 @@ def test_ranks_of_a_node_share_its_kill_set() -> None:
     # 8 nodes of 8 ranks, 4 hosts for each expert: two blocks of 4 nodes, not 16 sets of nodes.
     loads = np.ones((2, 64))
     plan = plan_experts(loads, alike(64, 4, ranks_per_node=8), floors=Floors(nodes=4))
-    assert len(plan.proof.kill_sets) <= 2
-    assert min(map(len, plan.proof.kill_sets)) >= 4
+    assert len(plan.proof.cut_sets) <= 2
+    assert min(map(len, plan.proof.cut_sets)) >= 4
 
 
 def test_room_for_drift_costs_less_than_a_fixed_price() -> None:
@@ -146,7 +146,7 @@ def test_room_for_drift_costs_less_than_a_fixed_price() -> None:
     still = plan_experts(loads, alike(10, 6), floors=FLOOR)
     moving = plan_experts(loads, alike(10, 6), floors=FLOOR, drift=0.2)
     drifted = zipf(12, 0.5) * np.array([1.2, 1.2, 1.2, 1.2, 1.2, 1.2, 1, 1, 1, 1, 1, 1])
-    assert len(still.proof.kill_sets) == 2
+    assert len(still.proof.cut_sets) == 2
     for shift in range(12):
         rows = np.roll(drifted, shift)
         on = np.zeros((1, 12, 10), dtype=np.bool_)
@@ -157,7 +157,9 @@ def test_room_for_drift_costs_less_than_a_fixed_price() -> None:
 
 
 def even_value(rows: npt.NDArray[np.float64], on: npt.NDArray[np.bool_]) -> float:
-    return float(even_shares(rows[None], on, np.ones(on.shape[2])).value[0] / rows.mean() * 10 / 12)
+    return float(
+        min_max_split(rows[None], on, np.ones(on.shape[2])).value[0] / rows.mean() * 10 / 12
+    )
 
 
 def test_the_same_question_has_the_same_answer() -> None:

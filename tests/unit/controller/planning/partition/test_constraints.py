@@ -7,9 +7,9 @@ from math import inf
 import numpy as np
 import pytest
 
+from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
+from pacekeeper.controller.planning.model.problem import Device, Links, MovePrices
 from pacekeeper.controller.planning.partition.constraints import check_lock_step, check_partition
-from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
-from pacekeeper.controller.planning.partition.problem import Device, Links, MovePrices
 from pacekeeper.controller.planning.partition.row_split import row_weights
 from pacekeeper.controller.planning.partition_cost.memory import memory_bytes
 from pacekeeper.core.layout.layout import ShardRun
@@ -80,7 +80,7 @@ def test_the_dead_have_no_work_and_no_row_is_lost() -> None:
 
 def test_shards_are_whole_runs_in_order() -> None:
     with pytest.raises(ValueError, match="must cover"):
-        Cell(
+        StageShard(
             first_layer=0,
             end_layer=1,
             attention=(ShardRun(0, 0, 2), ShardRun(1, 3, 4)),
@@ -89,7 +89,9 @@ def test_shards_are_whole_runs_in_order() -> None:
 
 
 def test_a_rank_stands_in_one_place() -> None:
-    cell = Cell(first_layer=0, end_layer=4, attention=runs_of([0], [4]), mlp=runs_of([0], [8]))
+    cell = StageShard(
+        first_layer=0, end_layer=4, attention=runs_of([0], [4]), mlp=runs_of([0], [8])
+    )
     pipeline = Pipeline(cells=(cell,), micro_batches=(1,))
     with pytest.raises(ValueError, match=r"ranks \[0\] stand in two places"):
         Partition(pipelines=(pipeline, pipeline))

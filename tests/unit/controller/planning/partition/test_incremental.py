@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 
+from pacekeeper.controller.planning.model.partition import Partition
 from pacekeeper.controller.planning.partition.incremental import with_other_rows, with_other_shards
 from pacekeeper.controller.planning.partition.layout_codec import layout_of, partition_of
-from pacekeeper.controller.planning.partition.model import Partition
 from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition.shard_split import split_shards
 from pacekeeper.controller.planning.partition_cost.state_transfer import moves

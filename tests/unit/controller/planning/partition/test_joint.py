@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.planning.experts.problem import Floors, Prices
+from pacekeeper.controller.planning.model.partition import Partition
 from pacekeeper.controller.planning.partition.constraints import check_partition
-from pacekeeper.controller.planning.partition.joint import ExpertWishes, plan_with_experts
+from pacekeeper.controller.planning.partition.joint import PlacementRequest, plan_jointly
 from pacekeeper.controller.planning.partition.layout_codec import layout_of
-from pacekeeper.controller.planning.partition.model import Partition
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from support.partitions import even_partition, model_of, problem_of
 
@@ -16,7 +16,7 @@ MODEL = model_of(4, attention=8, expert_s=3.0)
 HOME = even_partition(
     MODEL, data=4, stages=2, tensor=1, rows=32, micro_batches=4, shares_experts=True
 )
-WISHES = ExpertWishes(
+WISHES = PlacementRequest(
     loads=((400.0, 100.0, 100.0, 40.0),) * 4,
     slots_per_rank=3,
     floors=Floors(nodes=1),
@@ -26,7 +26,7 @@ WISHES = ExpertWishes(
 
 def test_experts_stand_on_the_ranks_of_their_stage_and_slow_ones_compute_less() -> None:
     problem = problem_of(MODEL, HOME, slow={1: 0.5})
-    joint = plan_with_experts(problem, WISHES)
+    joint = plan_jointly(problem, WISHES)
     check_partition(joint.plan.partition, problem)
     groups = joint.plan.partition.expert_groups()
     rows = dict.fromkeys(range(8), 0.0)
@@ -42,10 +42,10 @@ def test_experts_stand_on_the_ranks_of_their_stage_and_slow_ones_compute_less() 
 
 def test_unevenness_of_the_experts_is_in_the_price() -> None:
     problem = problem_of(MODEL, HOME)
-    even = plan_with_experts(problem, WISHES)
+    even = plan_jointly(problem, WISHES)
     assert even.unevenness == pytest.approx(1.0, abs=0.01)
     # One slot for each expert: the rank of the first one has 400 of 640 rows, 2.5 times its part.
-    scarce = plan_with_experts(problem, replace(WISHES, slots_per_rank=1))
+    scarce = plan_jointly(problem, replace(WISHES, slots_per_rank=1))
     assert scarce.unevenness == pytest.approx(2.5)
     assert scarce.plan.step_s > 1.5 * even.plan.step_s
     assert scarce.plan.fluid_s == pytest.approx(even.plan.fluid_s)
@@ -68,19 +68,19 @@ def test_experts_stand_in_two_racks_where_those_of_a_stage_have_room(
         rack_failure_probability=0.01,
         prices=Prices(restart_s=600.0),
     )
-    joint = plan_with_experts(replace(problem, devices=own), wishes)
+    joint = plan_jointly(replace(problem, devices=own), wishes)
     on = [len({rack_of[host.rank] for host in hosts}) for of in joint.experts for hosts in of]
     assert min(on) == racks
 
 
 def test_loads_are_of_the_models_layers() -> None:
     with pytest.raises(ValueError, match="loads of 3 layers"):
-        plan_with_experts(problem_of(MODEL, HOME), replace(WISHES, loads=WISHES.loads[:3]))
+        plan_jointly(problem_of(MODEL, HOME), replace(WISHES, loads=WISHES.loads[:3]))
 
 
 def test_a_plan_is_a_layout() -> None:
     problem = problem_of(MODEL, HOME, slow={1: 0.5})
-    joint = plan_with_experts(problem, WISHES)
+    joint = plan_jointly(problem, WISHES)
     partition = joint.plan.partition
     layout = layout_of(partition, joint.experts, generation=2, speeds=((1, 0.5),))
     assert decode_layout(encode_layout(layout)) == layout

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from pacekeeper.controller.planning.model.partition import Partition
+from pacekeeper.controller.planning.model.problem import Links, MovePrices, healthy
 from pacekeeper.controller.planning.partition import planner
 from pacekeeper.controller.planning.partition.constraints import check_partition
-from pacekeeper.controller.planning.partition.model import Partition
 from pacekeeper.controller.planning.partition.planner import plan_partition
-from pacekeeper.controller.planning.partition.problem import Links, MovePrices, healthy
 from pacekeeper.controller.planning.partition_cost.compute import message_s
 from pacekeeper.controller.planning.partition_cost.state_transfer import moves
 from pacekeeper.controller.planning.partition_cost.step_time import price

@@ -1,8 +1,8 @@
-"""What the planner of the partition is told: model, devices, links, the job. Values only. Pure.
+"""Input of the partition planner: model cost, devices, links and the job. Values only.
 
-Compute is counted in forward seconds of one row on one device of speed 1 that holds all shards;
-bytes of state are weights, master weights, moments and gradients together. What lies outside of the
-ranges below is a slip of units, and no sum of such values is a number any more.
+Compute is counted in forward seconds of one row on one device of speed 1 with all shards; bytes of
+state are weights, master weights, moments and gradients together. Values outside the ranges below
+indicate wrong units and are rejected.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from pacekeeper.controller.planning.partition.model import Partition
+from pacekeeper.controller.planning.model.partition import Partition
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 
 LEAST_S, MOST_S = 1e-15, 1e6  # of anything that takes time, for one row
@@ -96,9 +96,12 @@ class ModelCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """The device of one rank. `speed` 0: dead; `link_speed`: of its part of the fabric, as well.
+    """The device of one rank.
 
-    `is_doubted`: it has a bad past. Where others would do as well, it stands by first.
+    Attributes:
+        speed: relative; 0: dead.
+        link_speed: relative, of its links.
+        is_doubted: it failed or was slow before; of equal choices it becomes the standby rank.
     """
 
     rank: int
@@ -141,7 +144,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePrices:
-    """What weighs a faster step against getting there: steps until the next plan, pause in s."""
+    """Weight of a faster step against the move: steps until the next plan, pause in seconds."""
 
     num_steps: int = 1000
     pause_s: float = 2.0
@@ -155,14 +158,22 @@ class MovePrices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    """All that a plan depends on.
+class PartitionProblem:
+    """Everything that a partition plan depends on.
 
-    `home`: the partition of the healthy job, which the fluid limit is measured by; `present`: what
-    runs now (home, if not given). `rows_per_step` stays what it is in every plan. Of a model with
-    experts `unevenness` is the fullest rank's expert rows over speed, over that of all ranks.
-    `is_whole`: every living device gets work, none stands by.
-    Raises ValueError where ranks are unknown or repeat.
+    Attributes:
+        model: cost of the layers.
+        devices: one for each rank.
+        links: bandwidth and latency.
+        home: partition of the healthy job, the reference of the fluid limit.
+        present: the running partition; None: `home`.
+        schedule: pipeline schedule that prices a step.
+        prices: of moves.
+        unevenness: largest expert rows / speed of a rank, over that of all ranks together.
+        is_whole: every living device gets work; no standby ranks.
+
+    Raises:
+        ValueError: ranks are unknown or repeat.
     """
 
     model: ModelCost
@@ -213,7 +224,7 @@ class Problem:
         return len(self.home.ranks) / total if total > 0.0 else inf
 
 
-def healthy(problem: Problem) -> Problem:
+def healthy(problem: PartitionProblem) -> PartitionProblem:
     """The same with all devices and links as specified, running at home."""
     return replace(
         problem,

@@ -2,7 +2,7 @@
 
 Ranks stand in a circle of groups. `num_wide` experts are on every rank; each other expert belongs
 to one of as many classes as groups, and the hosts of class g are the groups g .. g + span - 1. So
-one structure serves all layers: only which expert is in which class differs, and the kill sets of
+one structure serves all layers: only which expert is in which class differs, and the cut sets of
 all layers are the same few windows. Span 1: disjoint segments, as maximum rank overlap without a
 cut last group; span G - 1: every group lacks one class.
 """
@@ -29,7 +29,7 @@ Classes = npt.NDArray[np.intp]  # [layers, experts]: the class, -1 where wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Structure:
+class ChainedDeclustering:
     """`groups`: positions of ranks; class g holds at most `class_size` experts of a layer."""
 
     num_wide: int
@@ -48,7 +48,7 @@ class Structure:
         return np.vstack([hosts, np.ones((1, num_ranks), dtype=np.bool_)])
 
 
-def structures(num_experts: int, cluster: Cluster, floors: Floors) -> list[Structure]:
+def declusterings(num_experts: int, cluster: Cluster, floors: Floors) -> list[ChainedDeclustering]:
     """All that fit the slots and the floors, the fewest classes for each span and number of wide.
 
     Ranks with more slots than the least leave them free here.
@@ -56,7 +56,7 @@ def structures(num_experts: int, cluster: Cluster, floors: Floors) -> list[Struc
     slots, num_ranks = min(cluster.slots), cluster.num_ranks
     if num_experts <= slots:
         whole = (tuple(range(num_ranks)),)
-        everywhere = Structure(num_wide=num_experts, span=1, class_size=0, groups=whole)
+        everywhere = ChainedDeclustering(num_wide=num_experts, span=1, class_size=0, groups=whole)
         return [everywhere] if _keeps(everywhere, cluster, floors) else []
     result = []
     circles: dict[int, tuple[tuple[int, ...], ...]] = {}
@@ -73,13 +73,15 @@ def structures(num_experts: int, cluster: Cluster, floors: Floors) -> list[Struc
                 continue  # nodes of unequal size
             # Even windows survive most; uneven ones have a larger one, for experts that need it.
             for order in dict.fromkeys((groups, tuple(sorted(groups, key=len, reverse=True)))):
-                found = Structure(num_wide=num_wide, span=span, class_size=size, groups=order)
+                found = ChainedDeclustering(
+                    num_wide=num_wide, span=span, class_size=size, groups=order
+                )
                 if _keeps(found, cluster, floors):
                     result.append(found)
     return result
 
 
-def _keeps(structure: Structure, cluster: Cluster, floors: Floors) -> bool:
+def _keeps(structure: ChainedDeclustering, cluster: Cluster, floors: Floors) -> bool:
     nodes, racks = np.array(cluster.nodes), np.array(cluster.racks)
     windows = structure.windows(cluster.num_ranks)
     return all(
@@ -94,7 +96,7 @@ def circle(cluster: Cluster, num_groups: int) -> tuple[tuple[int, ...], ...]:
     """Groups of near-equal size, each over as many nodes and racks as can be.
 
     Nodes with several ranks come in blocks: the groups of one block share all its nodes, so that
-    they count as one kill set. Suspect nodes are dealt out first, and one to a block.
+    they count as one cut set. Suspect nodes are dealt out first, and one to a block.
     """
     ranks_of: dict[int, list[int]] = {}
     for rank, node in enumerate(cluster.nodes):
@@ -162,7 +164,7 @@ def _in_turn(bins: list[list[int]]) -> list[list[int]]:
     return [rest[turn].pop(0) for turn in turns]
 
 
-def classes_of(loads: Array, structure: Structure, speeds: Array) -> Classes:
+def classes_of(loads: Array, structure: ChainedDeclustering, speeds: Array) -> Classes:
     """Which class each expert of each layer joins; loads [layers, experts] in rows.
 
     The hottest are wide; the others go, largest first, to the class with least load per speed
@@ -180,7 +182,7 @@ def classes_of(loads: Array, structure: Structure, speeds: Array) -> Classes:
     return result
 
 
-def arcs_of(classes: Classes, structure: Structure) -> Arcs:
+def arcs_of(classes: Classes, structure: ChainedDeclustering) -> Arcs:
     """The hosts as arcs of the circle of groups."""
     return Arcs(
         first=np.maximum(classes, 0),

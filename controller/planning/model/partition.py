@@ -1,7 +1,7 @@
-"""A partition: layers of stages, shards of ranks, rows of pipelines; and a plan for one. Pure.
+"""A partition of the job: layers of stages, shards of ranks, rows of pipelines; and a plan for one.
 
-Wider than a `core.layout.Layout`: pipelines that share no experts may differ in depth, in layers
-and in micro-batches. `layout_codec.py` turns one into the other where that can be said.
+More general than `core.layout.Layout`: pipelines that share no experts may differ in depth, layers
+and micro-batches. `partition.layout_codec` converts between the two where possible.
 """
 
 from collections import Counter
@@ -13,11 +13,11 @@ from pacekeeper.core.layout.layout import ShardRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class StageShard:
     """Layers [first_layer, end_layer) of one pipeline, on the ranks of one tensor group.
 
-    `attention` and `mlp`: the runs of virtual shards, in order; a rank may hold shards of only one
-    kind. What is not cut (norms, router) every rank of the cell holds.
+    `attention` and `mlp` are runs of virtual shards in order; a rank may hold shards of one kind
+    only. Norms and router are replicated on every rank.
     """
 
     first_layer: int
@@ -38,7 +38,7 @@ class Cell:
                 raise ValueError(f"{name}: one run for each rank that has one, got {runs}")
 
     def __hash__(self) -> int:
-        """Of what tells cells apart: plans of large jobs look theirs up often."""
+        """Hash of the fields that usually differ; plans of large jobs look shards up often."""
         first = self.attention[0]
         return hash((self.first_layer, self.end_layer, first.rank, first.end, self.mlp[0].end))
 
@@ -58,7 +58,7 @@ class Pipeline:
     `expert_group`: pipelines of the same one share experts, stage by stage; None: no experts.
     """
 
-    cells: tuple[Cell, ...]
+    cells: tuple[StageShard, ...]
     micro_batches: tuple[int, ...]
     expert_group: int | None = None
 
@@ -77,7 +77,7 @@ class Pipeline:
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Where its stages end."""
+        """The layer after the last of each stage."""
         return tuple(cell.end_layer for cell in self.cells)
 
     @property
@@ -87,9 +87,10 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """Who computes what. Ranks outside are stood by, or out.
+    """Assignment of layers, shards and rows to ranks. Other ranks are idle or dead.
 
-    Raises ValueError where a rank stands twice, or pipelines are of different models.
+    Raises:
+        ValueError: a rank appears twice, or pipelines belong to different models.
     """
 
     pipelines: tuple[Pipeline, ...]
@@ -126,7 +127,7 @@ class Partition:
                     ranks.setdefault((pipeline.expert_group, stage), []).extend(cell.ranks)
         return {key: tuple(sorted(found)) for key, found in ranks.items()}
 
-    def places(self) -> Iterator[tuple[int, int, Cell]]:
+    def places(self) -> Iterator[tuple[int, int, StageShard]]:
         """Each cell with its pipeline and stage."""
         for at, pipeline in enumerate(self.pipelines):
             for stage, cell in enumerate(pipeline.cells):
@@ -135,9 +136,12 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """What it takes to get there. bytes_in: by rank, of state it lacks, from ranks that live.
+    """State transfers that a partition needs.
 
-    `bytes_from_checkpoint`: of state that no living rank holds.
+    Attributes:
+        bytes_in: (rank, bytes) of state it lacks and receives from living ranks.
+        bytes_from_checkpoint: state that no living rank holds.
+        move_s: pause and the slowest transfer.
     """
 
     bytes_in: tuple[tuple[int, float], ...]
@@ -150,12 +154,19 @@ class Moves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A partition with what it promises.
+class PartitionPlan:
+    """A partition with its forecast.
 
-    step_s: forecast; fluid_s: the healthy step spread over all speeds, which a plan that is better
-    than the healthy one may pass. memory_bytes: of each rank, at its fullest. standby: living ranks
-    that have no work; evicted: dead ones. `reason`: what was chosen, over what.
+    Attributes:
+        partition: the result.
+        step_s: predicted step time.
+        fluid_s: healthy step time spread over all speeds; a plan better than the healthy one may
+            pass it.
+        memory_bytes: (rank, peak bytes).
+        moves: transfers from the present partition.
+        standby: living ranks without work.
+        evicted: dead ranks.
+        reason: the chosen candidate and its figures.
     """
 
     partition: Partition
