@@ -84,6 +84,9 @@ def decide(view: View, config: PolicyConfig) -> Decision:
     return replace(decision, reason=decision.reason + more, exposed=left)
 
 
+SAME_TIME = 1e-9  # relative: two forecasts of a step that differ by rounding
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Now:
     """What holds under the present layout. `num_narrow`: experts below the floor."""
@@ -294,7 +297,9 @@ def _gone_home(view: View, now: _Now) -> Decision | None:
     # Unless the loads have moved on meanwhile, so that it would be a step back; or it is less
     # safe than what has been mended since.
     is_safe = num_narrow(home, now.floor) <= now.num_narrow
-    if not is_safe or price.step_s > now.pricing.current_s * (1.0 + now.config.min_gain):
+    # Layouts that differ by rounding only are equally fast: then the baseline is restored, too.
+    tolerance = max(now.config.min_gain, SAME_TIME)
+    if not is_safe or price.step_s > now.pricing.current_s * (1.0 + tolerance):
         return None
     layout = replace(home, generation=view.next_generation)
     reason = "all findings are over: back to the layout from before the first one"

@@ -182,7 +182,7 @@ def _exactly(rows: Array, hosts: Flags, speeds: Array) -> tuple[Array, float, fl
 def shares_on_ranks(
     loads: Array, hosts: Flags, speeds: Array, *, is_exact: bool = True
 ) -> MinMaxSplit:
-    """`min_max_split` over groups of ranks that hold the same experts: such ranks share by speed."""
+    """`min_max_split` over groups of ranks of equal experts; ranks of a group share by speed."""
     if hosts.shape[2] <= MAX_TOGETHER:
         return _over_groups(loads, hosts, speeds, is_exact)
     result: MinMaxSplit | None = None
