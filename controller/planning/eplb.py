@@ -67,13 +67,8 @@ def rebalance_experts(
         raise ValueError(f"{len(speeds)} speeds for {num_gpus} devices")
     slots = num_replicas // num_gpus
     per_node = num_gpus // num_nodes if min_hosts <= num_nodes else 1
-    present = None if current is None else _as_array(current)
-    if present is not None and present.shape != (num_layers, num_replicas):
-        raise ValueError(f"current must be {num_layers} x {num_replicas}, got {present.shape}")
-    if present is not None and present.dtype.kind not in "iu":
-        raise ValueError(f"current must hold whole numbers, got {present.dtype}")
-    if present is not None and not ((present >= 0) & (present < num_experts)).all():
-        raise ValueError(f"current must name experts 0 to {num_experts - 1}")
+    shape = (num_layers, num_replicas)
+    present = None if current is None else _checked_table(current, shape, num_experts)
     plan = plan_experts(
         loads,
         alike(
@@ -98,6 +93,18 @@ def rebalance_experts(
             tables[layer, here] = _in_place(mine, before)
     logical, number = _inverted(tables, num_experts)
     return _like(weight, tables), _like(weight, logical), _like(weight, number)
+
+
+def _checked_table(current: Any, shape: tuple[int, int], num_experts: int) -> Counts:
+    """The present table as integers. Raises ValueError for another shape or unknown experts."""
+    table = _as_array(current)
+    if table.shape != shape:
+        raise ValueError(f"current must be {shape[0]} x {shape[1]}, got {table.shape}")
+    if table.dtype.kind not in "iu":
+        raise ValueError(f"current must hold whole numbers, got {table.dtype}")
+    if not ((table >= 0) & (table < num_experts)).all():
+        raise ValueError(f"current must name experts 0 to {num_experts - 1}")
+    return table
 
 
 def _fill(
