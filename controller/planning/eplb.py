@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.experts.planner import plan_experts
+from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
 from pacekeeper.controller.planning.experts.problem import Floors, alike
 
 EMPTY = -1  # in the second table: no further replica
@@ -80,7 +80,20 @@ def rebalance_experts(
         floors=Floors(nodes=min_hosts),
         present=None if present is None else _hosts_of(present, num_gpus, num_experts),
     )
-    tables = np.empty((num_layers, num_replicas), dtype=np.intp)
+    tables = _tables(plan, loads, present, slots, num_gpus)
+    logical, number = _inverted(tables, num_experts)
+    return _like(weight, tables), _like(weight, logical), _like(weight, number)
+
+
+def _tables(
+    plan: ExpertPlan,
+    loads: npt.NDArray[np.float64],
+    present: Counts | None,
+    slots: int,
+    num_gpus: int,
+) -> Counts:
+    """Physical-to-logical [layers, replicas]; experts that stay keep their slots."""
+    tables = np.empty((len(loads), num_gpus * slots), dtype=np.intp)
     for layer, experts in enumerate(plan.hosts):
         held: list[list[int]] = [[] for _ in range(num_gpus)]
         for expert, on in enumerate(experts):
@@ -91,8 +104,7 @@ def rebalance_experts(
             here = slice(device * slots, (device + 1) * slots)
             before = [] if present is None else present[layer, here].tolist()
             tables[layer, here] = _in_place(mine, before)
-    logical, number = _inverted(tables, num_experts)
-    return _like(weight, tables), _like(weight, logical), _like(weight, number)
+    return tables
 
 
 def _checked_table(current: Any, shape: tuple[int, int], num_experts: int) -> Counts:
