@@ -5,12 +5,15 @@ record's own node and are comparable within that node only.
 """
 
 import struct
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, field, fields
+from enum import Enum, IntEnum, auto
+from typing import NamedTuple
 
 LOADS_PER_RECORD = 16
 SAVE_OUTCOMES = ("complete", "written", "skipped", "failed")
 EXIT_UNKNOWN = -1  # exit code of a process without known end: no real exit code
+WHOLE_SHARE = 1 << 15  # a tensor share of 1 in a slot: shares of 2^k virtual shards are exact
+MAX_DOCUMENTS = 0xFFFF  # that a slot has room for
 MAX_S = 1e6  # eleven days: sums and products of reported times stay finite
 # The least and the most that a time may be, by its name.
 TIME_BOUNDS = {
@@ -21,6 +24,36 @@ TIME_BOUNDS = {
         (-MAX_S, MAX_S),
     ),
 }
+
+
+class Use(Enum):
+    """What a field of a micro-batch is in cost models."""
+
+    NONE = auto()  # identity and times
+    FEATURE = auto()  # one term of the expected time
+    DENSE_FEATURE = auto()  # the same, multiplied by the rank's tensor share
+
+
+class Column(NamedTuple):
+    """How one field of MicroBatchRecord is stored in a ring slot and used by cost models.
+
+    Attributes:
+        place: position among the fields of a slot.
+        code: the slot's `struct` code.
+        use: as a feature.
+        one: fixed-point numbers: the stored value of 1.0; 0: stored unchanged.
+        most: larger values are stored as this one; 0: they are errors.
+    """
+
+    place: int
+    code: str
+    use: Use = Use.NONE
+    one: int = 0
+    most: int = 0
+
+
+def _column(*args: int | str | Use, **kwargs: int) -> dict[str, Column]:
+    return {"column": Column(*args, **kwargs)}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,27 +74,40 @@ class MicroBatchRecord:
             other knots of core/telemetry/expert_row_features.py.
     """
 
-    rank: int
-    step: int
-    micro_batch: int
-    generation: int
-    compute_s: float
-    tokens: int
-    sum_len_squared: int = 0
-    expert_rows: int = 0
-    num_active_experts: int = 0
-    cpu_s: float | None = None
-    run_queue_s: float | None = None
-    stall_s: float | None = None  # wall - CPU - run queue: frozen
-    wait_s: float | None = None  # inside collectives
-    ended_mono_s: float = 0.0
-    num_documents: int = 0
-    head_tokens: int = 0
-    tensor_share: float = 1.0
-    rows_over_16: int = 0
-    rows_over_64: int = 0
-    rows_over_256: int = 0
-    rows_over_1024: int = 0
+    rank: int = field(metadata=_column(0, "I"))
+    step: int = field(metadata=_column(1, "I"))
+    micro_batch: int = field(metadata=_column(2, "I"))
+    generation: int = field(metadata=_column(3, "I"))
+    compute_s: float = field(metadata=_column(11, "d"))
+    tokens: int = field(metadata=_column(7, "I", Use.DENSE_FEATURE))
+    sum_len_squared: int = field(default=0, metadata=_column(10, "Q", Use.DENSE_FEATURE))
+    expert_rows: int = field(default=0, metadata=_column(9, "I", Use.FEATURE))
+    num_active_experts: int = field(default=0, metadata=_column(4, "I", Use.FEATURE))
+    cpu_s: float | None = field(default=None, metadata=_column(12, "d"))
+    run_queue_s: float | None = field(default=None, metadata=_column(13, "d"))
+    stall_s: float | None = field(default=None, metadata=_column(14, "d"))
+    wait_s: float | None = field(default=None, metadata=_column(15, "d"))
+    ended_mono_s: float = field(default=0.0, metadata=_column(16, "d"))
+    num_documents: int = field(
+        default=0, metadata=_column(5, "H", Use.DENSE_FEATURE, most=MAX_DOCUMENTS)
+    )
+    head_tokens: int = field(default=0, metadata=_column(8, "I", Use.FEATURE))
+    tensor_share: float = field(default=1.0, metadata=_column(6, "H", one=WHOLE_SHARE))
+    rows_over_16: int = field(default=0, metadata=_column(17, "I", Use.FEATURE))
+    rows_over_64: int = field(default=0, metadata=_column(18, "I", Use.FEATURE))
+    rows_over_256: int = field(default=0, metadata=_column(19, "I", Use.FEATURE))
+    rows_over_1024: int = field(default=0, metadata=_column(20, "I", Use.FEATURE))
+
+
+MICRO_BATCH_COLUMNS: dict[str, Column] = {
+    each.name: each.metadata["column"] for each in fields(MicroBatchRecord)
+}
+"""The one schema of micro-batches, in the order of the record's fields.
+
+The ring codec (`record_codec`) and the feature table (`predictor/cost/features.py`) are made from
+it; the wire has a column for each field, by name. A new field needs an entry here and one in
+`telemetry.proto`; a new place in a slot changes `shm_ring.VERSION`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from pacekeeper.core.telemetry.microbatch_table import (
     chain_column,
     table_from_records,
 )
-from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.core.telemetry.records import MICRO_BATCH_COLUMNS, MicroBatchRecord, Use
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -22,11 +22,10 @@ Positions = npt.NDArray[np.intp]
 # Expected time = sum over features of coefficient * feature. The order is used by forecast.py.
 # The last ones make the price of an expert's rows bend upwards at the knots.
 BENDS = tuple(f"rows_over_{knot}" for knot in KNOTS)
-FEATURES = (
-    "one", "tokens", "sum_len_squared", "expert_rows", "num_active_experts", "num_documents",
-    "head_tokens", *BENDS,
-)  # fmt: skip
-DENSE = ("tokens", "sum_len_squared", "num_documents")  # work that tensor parallelism shares out
+_USES = {name: column.use for name, column in MICRO_BATCH_COLUMNS.items()}
+FEATURES = ("one", *(name for name, use in _USES.items() if use is not Use.NONE))
+# Work that tensor parallelism divides.
+DENSE = tuple(name for name, use in _USES.items() if use is Use.DENSE_FEATURE)
 
 _OTHERS = ("rank", "step", "generation", "micro_batch", "compute_s", "tensor_share")
 COLUMNS = (*_OTHERS, *FEATURES[1:])

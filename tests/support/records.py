@@ -3,10 +3,10 @@
 from hypothesis import strategies as st
 
 from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
-from pacekeeper.core.telemetry.record_codec import WHOLE_SHARE
 from pacekeeper.core.telemetry.records import (
     MAX_S,
     SAVE_OUTCOMES,
+    WHOLE_SHARE,
     CheckpointRecord,
     ExpertLoadRecord,
     MicroBatchRecord,

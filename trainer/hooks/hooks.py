@@ -213,7 +213,7 @@ class Hooks:
                     pack_micro_batch(
                         self.rank, self._step, self._micro_batch, self.generation, compute_s,
                         tokens, squared, rows, active, cpu_s, run_queue_s, stall_s, wait_s,
-                        ended_s, documents, head, share, over,
+                        ended_s, documents, head, share, *over,
                     )
                 )  # fmt: skip
             else:
@@ -236,7 +236,7 @@ class Hooks:
                     pack_micro_batch(
                         self.rank, step, number, generation, compute.compute_s, tokens, squared,
                         rows, active, compute.cpu_s, compute.run_queue_s, compute.stall_s,
-                        compute.wait_s, compute.ended_mono_s, documents, head, share, over,
+                        compute.wait_s, compute.ended_mono_s, documents, head, share, *over,
                     )
                 )  # fmt: skip
             except Exception as error:  # one bad value loses one record

@@ -14,8 +14,9 @@ import pytest
 
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.expert_row_features import rows_over
-from pacekeeper.core.telemetry.record_codec import MAX_DOCUMENTS, REASON_BYTES
+from pacekeeper.core.telemetry.record_codec import REASON_BYTES
 from pacekeeper.core.telemetry.records import (
+    MAX_DOCUMENTS,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
