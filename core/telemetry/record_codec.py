@@ -13,12 +13,13 @@ from operator import attrgetter
 
 from pacekeeper.core.telemetry.records import (
     LOADS_PER_RECORD,
+    MAX_DOCUMENTS,
     MICRO_BATCH_COLUMNS,
     PAYLOAD_BYTES,
     SAVE_OUTCOMES,
     TIME_BOUNDS,
+    WHOLE_SHARE,
     CheckpointRecord,
-    Column,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -42,8 +43,8 @@ _MICRO_BATCH, _IS_MICRO_BATCH = payload_of(
 )
 _MICRO_BATCH_NAMES = tuple(name for name, _ in _SLOT_COLUMNS)
 _MICRO_BATCH_VALUES = attrgetter(*MICRO_BATCH_COLUMNS)
-_FIXED_POINT = tuple((name, column.one) for name, column in _SLOT_COLUMNS if column.one)
-_IS_OPTIONAL = {field.name: field.type == (float | None) for field in fields(MicroBatchRecord)}
+_FIXED_POINT = tuple((column.place, column.one) for _, column in _SLOT_COLUMNS if column.one)
+_OPTIONAL = tuple(each.name for each in fields(MicroBatchRecord) if each.default is None)
 _STEP, _IS_STEP = payload_of(RecordKind.STEP, "IIIIQddddQQd")
 _EXPERT_LOAD, _IS_EXPERT_LOAD = payload_of(RecordKind.EXPERT_LOAD, f"IIIHHH2x{LOADS_PER_RECORD}I")
 _PLAN_APPLIED, _IS_PLAN_APPLIED = payload_of(RecordKind.PLAN_APPLIED, "IIIIIIQdd")
@@ -94,32 +95,53 @@ def pack(record: Record) -> bytes:
             return _RANK_EXIT.pack(_IS_RANK_EXIT, *astuple(record))
 
 
-def _slot_expression(name: str, column: Column) -> str:
-    """The stored value of a field as an expression of the parameter of its name."""
-    if column.one:
-        return f"int({name} * {column.one} + 0.5)"
-    if column.most:
-        return f"{name} if {name} < {column.most} else {column.most}"
-    if _IS_OPTIONAL[name]:
-        return f"NAN if {name} is None else {name}"
-    return name
+def pack_micro_batch(
+    rank: int,
+    step: int,
+    micro_batch: int,
+    generation: int,
+    compute_s: float,
+    tokens: int,
+    sum_len_squared: int,
+    expert_rows: int,
+    num_active_experts: int,
+    cpu_s: float | None,
+    run_queue_s: float | None,
+    stall_s: float | None,
+    wait_s: float | None,
+    ended_mono_s: float,
+    num_documents: int,
+    head_tokens: int,
+    tensor_share: float,
+    *rows_over: int,
+) -> bytes:
+    """The payload of a MicroBatchRecord whose fields are the arguments, in its order.
 
-
-def _packer() -> Callable[..., bytes]:
-    """Compile `pack_micro_batch` from the schema, as `dataclass` does with its methods.
-
-    It runs in every micro-batch of the training process: a loop over columns takes three times as
-    long.
+    It runs in every micro-batch of the training process. A loop over MICRO_BATCH_COLUMNS takes 3.5
+    times as long (4.6 us instead of 1.3), so the order of the slot is written out; a test compares
+    it with the schema.
     """
-    values = ", ".join(_slot_expression(name, column) for name, column in _SLOT_COLUMNS)
-    source = f"lambda {', '.join(MICRO_BATCH_COLUMNS)}: PACK(KIND, {values})"
-    names = {"PACK": _MICRO_BATCH.pack, "KIND": _IS_MICRO_BATCH, "NAN": _NAN}
-    packer: Callable[..., bytes] = eval(source, names)
-    return packer
-
-
-pack_micro_batch = _packer()
-"""The payload of a MicroBatchRecord whose fields are the arguments, in its order."""
+    return _MICRO_BATCH.pack(
+        _IS_MICRO_BATCH,
+        rank,
+        step,
+        micro_batch,
+        generation,
+        num_active_experts,
+        num_documents if num_documents < MAX_DOCUMENTS else MAX_DOCUMENTS,
+        int(tensor_share * WHOLE_SHARE + 0.5),
+        tokens,
+        head_tokens,
+        expert_rows,
+        sum_len_squared,
+        compute_s,
+        _NAN if cpu_s is None else cpu_s,
+        _NAN if run_queue_s is None else run_queue_s,
+        _NAN if stall_s is None else stall_s,
+        _NAN if wait_s is None else wait_s,
+        ended_mono_s,
+        *rows_over,
+    )
 
 
 def pack_step(
@@ -221,12 +243,12 @@ def unpack(payload: bytes) -> Record:
 
 
 def _read_micro_batch(payload: bytes) -> Record:
-    values = dict(zip(_MICRO_BATCH_NAMES, _MICRO_BATCH.unpack(payload)[1:], strict=True))
-    for name, is_optional in _IS_OPTIONAL.items():
-        if is_optional:
-            values[name] = _to_optional(values[name])
-    for name, one in _FIXED_POINT:
-        values[name] /= one
+    _, *slot = _MICRO_BATCH.unpack(payload)
+    for place, one in _FIXED_POINT:
+        slot[place] /= one
+    values = dict(zip(_MICRO_BATCH_NAMES, slot, strict=True))
+    for name in _OPTIONAL:
+        values[name] = _to_optional(values[name])
     return MicroBatchRecord(**values)
 
 

@@ -13,7 +13,7 @@ LOADS_PER_RECORD = 16
 SAVE_OUTCOMES = ("complete", "written", "skipped", "failed")
 EXIT_UNKNOWN = -1  # exit code of a process without known end: no real exit code
 WHOLE_SHARE = 1 << 15  # a tensor share of 1 in a slot: shares of 2^k virtual shards are exact
-MAX_DOCUMENTS = 0xFFFF  # that a slot has room for
+MAX_DOCUMENTS = 0xFFFF  # that a slot has room for: more are stored as this
 MAX_S = 1e6  # eleven days: sums and products of reported times stay finite
 # The least and the most that a time may be, by its name.
 TIME_BOUNDS = {
@@ -42,14 +42,12 @@ class Column(NamedTuple):
         code: the slot's `struct` code.
         use: as a feature.
         one: fixed-point numbers: the stored value of 1.0; 0: stored unchanged.
-        most: larger values are stored as this one; 0: they are errors.
     """
 
     place: int
     code: str
     use: Use = Use.NONE
     one: int = 0
-    most: int = 0
 
 
 def _column(*args: int | str | Use, **kwargs: int) -> dict[str, Column]:
@@ -88,9 +86,7 @@ class MicroBatchRecord:
     stall_s: float | None = field(default=None, metadata=_column(14, "d"))
     wait_s: float | None = field(default=None, metadata=_column(15, "d"))
     ended_mono_s: float = field(default=0.0, metadata=_column(16, "d"))
-    num_documents: int = field(
-        default=0, metadata=_column(5, "H", Use.DENSE_FEATURE, most=MAX_DOCUMENTS)
-    )
+    num_documents: int = field(default=0, metadata=_column(5, "H", Use.DENSE_FEATURE))
     head_tokens: int = field(default=0, metadata=_column(8, "I", Use.FEATURE))
     tensor_share: float = field(default=1.0, metadata=_column(6, "H", one=WHOLE_SHARE))
     rows_over_16: int = field(default=0, metadata=_column(17, "I", Use.FEATURE))
@@ -105,8 +101,9 @@ MICRO_BATCH_COLUMNS: dict[str, Column] = {
 """The one schema of micro-batches, in the order of the record's fields.
 
 The ring codec (`record_codec`) and the feature table (`predictor/cost/features.py`) are made from
-it; the wire has a column for each field, by name. A new field needs an entry here and one in
-`telemetry.proto`; a new place in a slot changes `shm_ring.VERSION`.
+it; the wire has a column for each field, by name. A new field needs an entry here, a parameter of
+`record_codec.pack_micro_batch`, a column in `telemetry.proto` and, for its new place in the slot, a
+new `shm_ring.VERSION`.
 """
 
 

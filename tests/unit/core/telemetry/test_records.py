@@ -1,6 +1,7 @@
 """One schema of micro-batches: the ring's slots, the wire's columns and the feature table."""
 
 from dataclasses import fields
+from inspect import signature
 
 from pacekeeper.core.telemetry.record_codec import pack, pack_micro_batch, unpack
 from pacekeeper.core.telemetry.records import (
@@ -40,6 +41,8 @@ def test_a_slot_holds_all_fields_and_counts_saturate() -> None:
     assert unpack(pack(RECORD)) == RECORD
     values = [getattr(RECORD, name) for name in MICRO_BATCH_COLUMNS]
     assert pack_micro_batch(*values) == pack(RECORD)
+    parameters = list(signature(pack_micro_batch).parameters)
+    assert parameters[:-1] == [n for n in MICRO_BATCH_COLUMNS if not n.startswith("rows_over_")]
     values[list(MICRO_BATCH_COLUMNS).index("num_documents")] = MAX_DOCUMENTS + 1
     read = unpack(pack_micro_batch(*values))
     assert isinstance(read, MicroBatchRecord) and read.num_documents == MAX_DOCUMENTS
