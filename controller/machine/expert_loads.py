@@ -12,7 +12,6 @@ import numpy as np
 
 from pacekeeper.controller.state.expert_load_drafts import LayerDraft, LoadDrafts, StepLayer
 from pacekeeper.controller.state.state import JobState
-from pacekeeper.core.fast_replace import fast_replace
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.records import ExpertLoadRecord
 
@@ -44,8 +43,8 @@ def take(job: JobState, records: Iterable[ExpertLoadRecord]) -> JobState:
     if newest_step > drafts.newest_step:
         by_layer = {at: one for at, one in by_layer.items() if at[0] > newest_step - LATE_STEPS}
     fresh = drafts.fresh | changed.keys()
-    drafts = fast_replace(drafts, by_layer=by_layer, fresh=fresh, newest_step=newest_step)
-    return fast_replace(job, workload=fast_replace(job.workload, load_drafts=drafts))
+    drafts = replace(drafts, by_layer=by_layer, fresh=fresh, newest_step=newest_step)
+    return replace(job, workload=replace(job.workload, load_drafts=drafts))
 
 
 def fold(job: JobState, weight: float) -> JobState:
@@ -74,7 +73,7 @@ def fold(job: JobState, weight: float) -> JobState:
         means=means,
         newest_step=drafts.newest_step,
     )
-    job = fast_replace(job, workload=fast_replace(job.workload, load_drafts=drafts))
+    job = replace(job, workload=replace(job.workload, load_drafts=drafts))
     return _with_means(job, layout, {layer for _, layer in folded})
 
 

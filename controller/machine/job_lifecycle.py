@@ -18,7 +18,6 @@ from pacekeeper.controller.state.persistent_map import RankMap, node_map
 from pacekeeper.controller.state.plan_phase import WithdrawCause
 from pacekeeper.controller.state.state import JobState, NodeState, RankLife, State
 from pacekeeper.core.config.controller import RetentionConfig
-from pacekeeper.core.fast_replace import fast_replace
 from pacekeeper.core.incidents.findings import FindingKind, Watch
 from pacekeeper.core.telemetry.records import StepRecord
 from pacekeeper.predictor.assurance.canary import Canaries
@@ -146,9 +145,9 @@ def rewind_to_step(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState,
                 again[rank] = min(record.step, again.get(rank, record.step))
     if not ended_s:
         return job, []
-    job = fast_replace(
+    job = replace(
         job,
-        progress=fast_replace(
+        progress=replace(
             job.progress, ended_mono_s=job.progress.ended_mono_s.changed(ended_s), again=again
         ),
     )

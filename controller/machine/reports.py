@@ -47,7 +47,6 @@ from pacekeeper.controller.state.plan_phase import (
 from pacekeeper.controller.state.state import JobState, RankLife, RankState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.fast_replace import fast_replace
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.codec import decode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout
@@ -66,7 +65,7 @@ def take_in(
     job = state.jobs.get(report.job) or JobState(name=report.job, life=report.life)
     if 0 < report.life < job.life:
         return state, []  # the last words of a life that is over are told to nobody
-    job = fast_replace(job, reported_s=now_s)
+    job = replace(job, reported_s=now_s)
     unix_s = now_s + state.unix_offset_s
     job, commands = _follow_life(job, report.life, unix_s)
     job, said = _take_attachments(job, node, report.attached, now_s, unix_s)
@@ -90,7 +89,7 @@ def take_in(
     job, said = job_lifecycle.rewind_to_step(job, told.ends)
     commands += said
     job = expert_loads.take(steps.put_pending(job, told.work, told.ends), told.loads)
-    return fast_replace(state, jobs={**state.jobs, job.name: job}), commands
+    return replace(state, jobs={**state.jobs, job.name: job}), commands
 
 
 def judge(
@@ -99,7 +98,7 @@ def judge(
     """Judge the steps of a job that are complete by now."""
     job = expert_loads.fold(state.jobs[name], config.policy.load_ema)
     state, job, commands = steps.judge_complete(state, job, config, now_s)
-    return fast_replace(state, jobs={**state.jobs, name: job}), commands
+    return replace(state, jobs={**state.jobs, name: job}), commands
 
 
 def _follow_life(job: JobState, life: int, unix_s: float) -> tuple[JobState, list[Command]]:
@@ -204,7 +203,7 @@ def _take_layouts(
 
 def _take_signs_of_life(job: JobState, told: Told, now_s: float) -> JobState:
     heard_s = dict.fromkeys(told.ranks & job.ranks.keys(), now_s)
-    return fast_replace(job, heard_s=job.heard_s.changed(heard_s)) if heard_s else job
+    return replace(job, heard_s=job.heard_s.changed(heard_s)) if heard_s else job
 
 
 def _take_applied(job: JobState, told: Told) -> JobState:

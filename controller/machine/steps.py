@@ -26,7 +26,6 @@ from pacekeeper.controller.state.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.state.job_parts import StepDraft
 from pacekeeper.controller.state.state import JobState, RankLife, State
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.fast_replace import fast_replace
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
 from pacekeeper.core.telemetry.records import StepRecord
@@ -72,10 +71,10 @@ def put_pending(
         )
     if len(pending) > MAX_PENDING_STEPS:
         pending = {step: draft for step, draft in pending.items() if step >= newest[0]}
-    return fast_replace(
+    return replace(
         job,
-        progress=fast_replace(job.progress, pending=pending),
-        detection=fast_replace(job.detection, tells_work=job.detection.tells_work or bool(work)),
+        progress=replace(job.progress, pending=pending),
+        detection=replace(job.detection, tells_work=job.detection.tells_work or bool(work)),
     )
 
 
@@ -137,18 +136,16 @@ def judge_complete(
         if at is not None:
             if at != draft.first_missing:
                 draft = replace(draft, first_missing=at)
-                job = fast_replace(
+                job = replace(
                     job,
-                    progress=fast_replace(
-                        job.progress, pending={**job.progress.pending, step: draft}
-                    ),
+                    progress=replace(job.progress, pending={**job.progress.pending, step: draft}),
                 )
             continue
         state, job, said = _judge(state, job, step, config, now_s)
         commands += said
-        job = fast_replace(
+        job = replace(
             job,
-            progress=fast_replace(
+            progress=replace(
                 job.progress,
                 pending={s: left for s, left in job.progress.pending.items() if s > step},
             ),
@@ -233,8 +230,8 @@ def _judge(
         job = job_level.handed_over(job)
     samples = samples_of(job, timed)
     job, judgement = fold_roles(config.detector, job, samples)
-    job = fast_replace(
-        job, detection=fast_replace(job.detection, measured=job.detection.measured.by(judgement))
+    job = replace(
+        job, detection=replace(job.detection, measured=job.detection.measured.by(judgement))
     )
     state, job, said = _take_judgement(state, job, judgement, draft, config, unix_s)
     commands += said
@@ -285,16 +282,16 @@ def _followed(
     weight = config.policy.load_ema if job.workload.tokens_per_step else 1.0
     is_present = job.layouts.current is not None and generation == job.layouts.current.generation
     times = (*job.progress.recent_step_s, duration_s)[-KEPT_STEP_TIMES:] if is_present else ()
-    job = fast_replace(
+    job = replace(
         job,
-        progress=fast_replace(
+        progress=replace(
             job.progress,
             step=step,
             recent_step_s=times,
             tokens_per_s=tokens / duration_s if duration_s > 0.0 else 0.0,
             loss=losses[0] if losses else job.progress.loss,
         ),
-        workload=fast_replace(
+        workload=replace(
             job.workload,
             tokens_per_step=job.workload.tokens_per_step
             + weight * (tokens - job.workload.tokens_per_step),
