@@ -1,4 +1,4 @@
-"""Keeps the node's health current, in a file beside the rings and for the two external tools.
+"""Keeps the node's health current, in a file of the ring directory and for the two external tools.
 
 `pacekeeper healthcheck` reads the file. A shell around `core/incidents/node_health.py` and
 `external_health.py`.

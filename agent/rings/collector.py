@@ -337,7 +337,7 @@ class RingCollector:
     def _new_layouts(
         self, name: str, job: JobState, files: Mapping[str, os.stat_result]
     ) -> defaultdict[int, list[tuple[int, bytes]]]:
-        """(generation, data) of layout files not told yet, by life."""
+        """(generation, data) of layout files not reported yet, by incarnation."""
         found: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
         for file_name, status in sorted(files.items()):
             parsed = shm_ring.parse_layout_file_name(file_name)

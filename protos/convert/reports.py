@@ -80,21 +80,21 @@ _COMMON = (
 GRPC_OPTIONS_CLIENT = (
     *_COMMON,
     ("grpc.keepalive_permit_without_calls", 1),
-    # A controller is in the private network: the environment's proxy leads out of it.
+    # The controller is in the private network: ignore the proxy of the environment.
     ("grpc.enable_http_proxy", 0),
-    # A connection of its own for each channel: that of an agent's stream takes no other call.
+    # One connection per channel: the connection of an agent's stream accepts no other call.
     ("grpc.use_local_subchannel_pool", 1),
 )
 GRPC_OPTIONS_SERVER = (
     *_COMMON,
-    # A restart brings all agents back at once: the defaults would cancel half of them.
+    # After a restart all agents reconnect at once; the defaults would cancel half of them.
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
-    # Seconds; who waits that long has given up by itself.
+    # Seconds; longer than any client waits.
     ("grpc.server_max_unrequested_time_in_server", 120),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Else a second controller would share the port in silence.
+    # Otherwise a second controller could bind the same port.
     ("grpc.so_reuseport", 0),
 )
 
@@ -113,7 +113,7 @@ def server_options(
 
 
 def report_to_message(report: NodeReport) -> telemetry_pb2.NodeReport:
-    """A batch as packed columns."""
+    """The message of a report, records as packed columns."""
     health = report.health
     return telemetry_pb2.NodeReport(
         sequence=report.sequence,
@@ -134,7 +134,7 @@ def report_to_message(report: NodeReport) -> telemetry_pb2.NodeReport:
 
 
 def report_from_message(message: telemetry_pb2.NodeReport) -> NodeReport:
-    """The batch in a message. Raises ValueError naming the column that is wrong."""
+    """The report in a message. Raises ValueError, which names the invalid column."""
     _refuse_many_parts(message)
     return NodeReport(
         sequence=message.sequence,
@@ -147,9 +147,10 @@ def report_from_message(message: telemetry_pb2.NodeReport) -> NodeReport:
 
 
 def report_from_parts(parts: telemetry_pb2.NodeReportParts) -> NodeReport:
-    """The same batch of which nobody has looked at the samples yet. Raises as the other does.
+    """The report in a message, its samples and health still encoded.
 
-    The bytes must have been a whole NodeReport: what is read later is read without a doubt.
+    The bytes must have been parsed as a NodeReport before, so that decoding them later cannot fail.
+    Raises as `report_from_message`.
     """
     _refuse_many_parts(parts)
     return NodeReport(
@@ -177,7 +178,7 @@ def _jobs_from_messages(messages: Iterable[telemetry_pb2.JobReport]) -> tuple[Jo
 
 
 def _with_records(job: JobReport) -> JobReport:
-    """The same part, its micro-batches as records."""
+    """The same job report with its micro-batches as records."""
     records = chain.from_iterable(table.records() for table in job.micro_batches)
     return replace(job, records=(*records, *job.records), micro_batches=())
 
@@ -185,7 +186,7 @@ def _with_records(job: JobReport) -> JobReport:
 def offer_to_message(
     job: str, layout: Layout, base_generation: int, life: int = 0
 ) -> control_pb2.OfferPlan:
-    """A plan, with the digest that the rank will check."""
+    """The offer of a layout, with the digest that ranks check."""
     data = encode_layout(layout)
     return control_pb2.OfferPlan(
         job=job,
@@ -198,10 +199,10 @@ def offer_to_message(
 
 
 def offer_from_message(message: control_pb2.OfferPlan) -> PlanFile:
-    """The plan in a message. Raises ValueError where it does not fit its digest."""
+    """The plan in a message. Raises ValueError if its digest does not match."""
     if hashlib.sha256(message.layout_json).digest() != message.sha256:
         raise ValueError(
-            f"plan {message.generation} of job {message.job!r} does not fit its digest"
+            f"plan {message.generation} of job {message.job!r} does not match its digest"
         )
     return PlanFile(
         job=message.job,
@@ -267,7 +268,7 @@ def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
 
 
 def attachment_to_message(attachment: Attachment) -> telemetry_pb2.Attachment:
-    """What a rank says of itself. Raises ValueError for values the wire has no room for."""
+    """The message of an attachment. Raises ValueError for values that exceed the wire format."""
     message = telemetry_pb2.Attachment(
         job=attachment.job,
         rank=attachment.rank,

@@ -83,7 +83,7 @@ def test_a_controller_that_requires_certificates_has_one() -> None:
         ({"token_file": "not-there"}, "not-there: No such file"),
         (
             {"controller": "far.example:7443", "insecure": True, "token_file": "t"},
-            "its token would be everybody's",
+            "its token would be sent",
         ),
     ],
 )
