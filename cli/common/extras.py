@@ -6,14 +6,14 @@ standard library only, because it also runs where no extra is installed.
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 
 from pacekeeper.core.errors import HostError
 
 EXTRAS = ("agent", "controller", "cli", "trainer", "web", "plot")
-# A line of metadata: `NAME[EXTRA,...]>=1; extra == 'OTHER'`.
-_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([^]]*)\])?[^;]*;\s*extra == ['\"]([\w-]+)['\"]")
+# A line of metadata: `NAME>=1; extra == 'EXTRA'`. The build expands extras that include others.
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)[^;]*;\s*extra == ['\"](?P<extra>[\w-]+)['\"]")
 
 # The extra that a command needs; those not listed need `cli`.
 _OF_COMMAND = {
@@ -59,7 +59,7 @@ def missing_package(error: ModuleNotFoundError, *, extra: str) -> HostError | No
         return None
     if extra != "all":
         extra = _OF_PACKAGE.get(package, extra)
-    remedy = f"pip install 'pacekeeper[{extra}]'"
+    remedy = f"run `pip install 'pacekeeper[{extra}]'`"
     if package == "torch":
         remedy = f"install the torch build for this machine, or {remedy}"
     return HostError(f"the package {package} is not installed here", remedy=remedy)
@@ -76,7 +76,8 @@ def require(*extras: str) -> None:
         return
     if names := sorted({name for extra in extras for name in missing[extra]}):
         raise HostError(
-            f"not installed here: {', '.join(names)}", remedy="pip install 'pacekeeper[all]'"
+            f"packages are not installed here: {', '.join(names)}",
+            remedy="run `pip install 'pacekeeper[all]'`",
         )
 
 
@@ -85,28 +86,12 @@ def missing_by_extra() -> dict[str, tuple[str, ...]]:
 
     Raises PackageNotFoundError where pacekeeper itself runs without being installed.
     """
-    needed = _requirements(distribution("pacekeeper").requires or ())
-    return {extra: tuple(filter(_is_missing, needed.get(extra, ()))) for extra in EXTRAS}
-
-
-def _requirements(lines: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-    """Distributions by extra; those of an extra that another one includes are in both."""
-    direct: dict[str, list[str]] = {}
-    included: dict[str, list[str]] = {}
-    for line in lines:
-        if (found := _REQUIREMENT.match(line)) is None:
-            continue
-        name, extras, extra = found.groups()
-        if name == "pacekeeper":
-            included.setdefault(extra, []).extend(extras.split(","))
-        else:
-            direct.setdefault(extra, []).append(name)
-    return {
-        extra: tuple(
-            name for part in (extra, *included.get(extra, ())) for name in direct.get(part, ())
-        )
-        for extra in {*direct, *included}
-    }
+    missing: dict[str, list[str]] = {extra: [] for extra in EXTRAS}
+    for line in distribution("pacekeeper").requires or ():
+        found = _REQUIREMENT.match(line)
+        if found is not None and found["extra"] in missing and _is_missing(found["name"]):
+            missing[found["extra"]].append(found["name"])
+    return {extra: tuple(names) for extra, names in missing.items()}
 
 
 def _is_missing(name: str) -> bool:

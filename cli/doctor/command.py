@@ -204,7 +204,7 @@ def check_extras() -> Check:
         name="extras",
         health=Health.OK if whole else Health.LIMITED,
         found="; ".join([", ".join(whole) or "none is complete", *partial]),
-        remedy="pip install 'pacekeeper[EXTRA]' for what is to run here" if partial else "",
+        remedy="run `pip install 'pacekeeper[EXTRA]'` for what is to run here" if partial else "",
     )
 
 
@@ -265,7 +265,7 @@ def check_grpc() -> Check:
             name="grpc",
             health=Health.LIMITED,
             found="not installed",
-            remedy="agent, controller and commands that ask one need their extra",
+            remedy="agent, controller and their clients need it: `pip install 'pacekeeper[EXTRA]'`",
         )
     kind = api_implementation.Type()
     return Check(

@@ -111,6 +111,7 @@ def test_the_metadata_names_version_licences_and_extras(wheel: Path) -> None:
     assert set(metadata.get_all("Provides-Extra", ())) == extras
     required = [Requirement(line) for line in metadata.get_all("Requires-Dist", ())]
     assert required and all(needed.marker is not None for needed in required)
+    assert "pacekeeper" not in {needed.name for needed in required}, "the build expands them"
 
 
 def requirements() -> dict[str, Requirement]:
