@@ -35,7 +35,7 @@ from pacekeeper.controller.planning.model.problem import (
 from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout, even_layout
@@ -199,10 +199,12 @@ def _random_job(draw: np.random.Generator) -> JobModel:
     )
 
 
-def _view(job: JobModel, layout: Layout, parts: Array, slow: Mapping[int, float]) -> View:
+def _view(
+    job: JobModel, layout: Layout, parts: Array, slow: Mapping[int, float]
+) -> PlanningSnapshot:
     """As the controller sees a settled job in which these ranks have become slow."""
     num_nodes, settled = len(layout.ranks), PolicyConfig().settle_steps
-    return View(
+    return PlanningSnapshot(
         layout=layout,
         shape=shape_of(job, num_nodes),
         model=model_of(job),

@@ -29,7 +29,7 @@ from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.ingest.ipc import Frame
 from pacekeeper.controller.machine import machine
-from pacekeeper.controller.machine.report_parsing import together
+from pacekeeper.controller.machine.report_parsing import merge_reports
 from pacekeeper.controller.state.events import Event
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
@@ -97,7 +97,7 @@ class Fleet:
 
     async def _put(self, events: Sequence[Event]) -> None:
         began_s = time.thread_time()
-        for event in together(events):
+        for event in merge_reports(events):
             self.state, _ = machine.advance(self.state, event, config=CONFIG, now_s=self.now_s)
         self.machine_s += time.thread_time() - began_s
 

@@ -20,7 +20,7 @@ from pacekeeper.controller.planning.experts.certificate import lower_bound
 from pacekeeper.controller.planning.token_split.linear_program import batch_rows
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
-from pacekeeper.controller.policy.replica_candidates import Wishes, plan_replicas
+from pacekeeper.controller.policy.replica_candidates import PlacementRequest, plan_replicas
 from pacekeeper.core.layout.layout import ReplicaSet, even_layout
 
 Loads = npt.NDArray[np.float64]  # [layers, experts]
@@ -47,9 +47,9 @@ def recorded_loads(data: Path) -> Loads | None:
     return counts
 
 
-def wishes(loads: Loads, num_ranks: int, slots: int) -> Wishes:
+def wishes(loads: Loads, num_ranks: int, slots: int) -> PlacementRequest:
     """A step of a second, a thousand of them until the next plan, 50 ms for each copy."""
-    return Wishes(
+    return PlacementRequest(
         slots_per_rank=slots,
         min_hosts=MIN_HOSTS,
         spread=SpreadFloor(),

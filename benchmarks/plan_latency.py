@@ -16,7 +16,7 @@ from benchmarks.placement_scale import zipf_loads
 from pacekeeper.controller.effects import Planner
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.events import AskDecision, Event
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry.attachment import ModelShape
@@ -26,7 +26,7 @@ BEAT_S = 0.002
 NUM_EXPERTS = 256
 
 
-def view_of(num_layers: int, num_ranks: int) -> View:
+def view_of(num_layers: int, num_ranks: int) -> PlanningSnapshot:
     """One of the ranks is slow, some experts are hot, two replicas of each."""
     shape = ModelShape(
         num_layers=num_layers,
@@ -41,7 +41,7 @@ def view_of(num_layers: int, num_ranks: int) -> View:
         ranks=range(num_ranks), num_layers=num_layers, num_experts=NUM_EXPERTS, replicas=2
     )
     loads = zipf_loads(num_layers, NUM_EXPERTS)
-    return View(
+    return PlanningSnapshot(
         layout=layout,
         shape=shape,
         model=None,
@@ -73,12 +73,12 @@ async def longest_pause_s(work: Awaitable[None]) -> tuple[float, float]:
     return last_s - began_s, longest_s
 
 
-async def on_the_loop(view: View) -> None:
+async def on_the_loop(view: PlanningSnapshot) -> None:
     """The decision as a part of an event, as any other."""
     decide(view, PolicyConfig())
 
 
-async def beside_it(view: View) -> None:
+async def beside_it(view: PlanningSnapshot) -> None:
     """The decision by the controller's planner."""
     made = asyncio.Event()
 

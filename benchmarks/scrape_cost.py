@@ -23,7 +23,7 @@ from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.job_parts import DetectionState, LayoutState, StepProgress
 from pacekeeper.controller.state.persistent_map import NodeMap
-from pacekeeper.controller.state.rank_timings import Measured
+from pacekeeper.controller.state.rank_timings import RankTimings
 from pacekeeper.controller.state.state import JobState, NodeState, RankState, State
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.layout.layout import even_layout
@@ -55,7 +55,7 @@ def fleet(num_ranks: int, num_slow: int) -> State:
     """The state of one large job."""
     ranks = {number: rank(number, num_ranks) for number in range(num_ranks)}
     slowdown = (1.5,) * num_slow + (1.0,) * (num_ranks - num_slow)
-    measured = Measured(
+    measured = RankTimings(
         judgement=Judgement(
             step=1,
             ranks=tuple(ranks),

@@ -36,7 +36,7 @@ from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.ingest.runtime_dir import SOCKET, no_folder, own_folder, stays
 from pacekeeper.controller.ingest.supervisor import IngestSupervisor, PortTakenError
 from pacekeeper.controller.machine import machine
-from pacekeeper.controller.machine.report_parsing import together
+from pacekeeper.controller.machine.report_parsing import merge_reports
 from pacekeeper.controller.observability.event_loop_lag import run_heartbeat
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.observability.timeline_writer import History
@@ -321,7 +321,7 @@ class Controller:
     async def _take(self, events: Sequence[Event]) -> None:
         """Some events: the new state counts once it is stored, and only then anybody is told."""
         state, commands = self.state, list[Command]()
-        for event in together(events):
+        for event in merge_reports(events):
             began_s = time.monotonic()
             try:
                 state, said = machine.advance(state, event, config=self.config, now_s=began_s)

@@ -10,7 +10,7 @@ from pacekeeper.controller.observability.timeline import JobRow, PlanNote
 from pacekeeper.controller.state import device_history
 from pacekeeper.controller.state.events import StepSummary
 from pacekeeper.controller.state.job_parts import Saves
-from pacekeeper.controller.state.rank_timings import RankPace
+from pacekeeper.controller.state.rank_timings import RankTiming
 from pacekeeper.controller.state.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
@@ -50,11 +50,11 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         proposal=None if job.plan.open_proposal is None else proposal_view(job.plan.open_proposal),
         checkpoints=_saves_view(job.progress.saves),
         snapshots=_saves_view(job.progress.snapshots),
-        orders=[order_view(order) for order in overrides.of_job(state, job)],
+        orders=[order_view(order) for order in overrides.orders_of_job(state, job)],
     )
     shares = {} if layout is None else dict(layout.batch_shares)
     replicas = {} if layout is None else replicas_by_rank(layout)
-    cordoned = overrides.seen(state, job).cordoned
+    cordoned = overrides.with_cordons(state, job).cordoned
     for number in sorted({*job.ranks, *job.remembered, *job.unattached}):
         rank, stored = job.ranks.get(number), job.remembered.get(number)
         if rank is None:
@@ -136,7 +136,7 @@ def node_views(state: State, nodes: Iterable[NodeState]) -> list[status_pb2.Node
 
 
 def _node_view(state: State, node: NodeState, jobs: Collection[str]) -> status_pb2.Node:
-    cordon = overrides.found(state, OrderKind.CORDON_NODE, node.name)
+    cordon = overrides.find_order(state, OrderKind.CORDON_NODE, node.name)
     unix_s = state.ticked_s + state.unix_offset_s
     health = root_cause.health_of(node)
     return status_pb2.Node(
@@ -271,7 +271,7 @@ def step_view(summary: StepSummary) -> status_pb2.WatchStepsResponse:
 def _rank_view(
     number: int,
     rank: RankState,
-    pace: RankPace,
+    pace: RankTiming,
     *,
     state: str,
     batch_share: float,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pacekeeper.controller.mitigation import overrides
-from pacekeeper.controller.mitigation.approvals import found
+from pacekeeper.controller.mitigation.approvals import find_proposal
 from pacekeeper.controller.state.events import Event, OrderGiven, ProposalAnswered
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
@@ -62,7 +62,7 @@ class OperatorActions:
         Raises:
             ActionRejectedError: It is unknown, or was answered otherwise before.
         """
-        before = found(self.state(), number)
+        before = find_proposal(self.state(), number)
         if before is None:
             open_now = (job.plan.open_proposal for job in self.state().jobs.values())
             waiting = sorted(proposal.proposal_id for proposal in open_now if proposal is not None)
@@ -80,7 +80,7 @@ class OperatorActions:
                     reason="" if is_approved else one_line(reason).strip(),
                 )
             )
-        after = found(self.state(), number) or before
+        after = find_proposal(self.state(), number) or before
         # The approval may already have led to an offer.
         meant = (
             (ProposalState.APPROVED, ProposalState.OFFERED)
@@ -119,7 +119,7 @@ class OperatorActions:
         Raises:
             ActionRejectedError: Its subject is unknown, or no such order is in effect.
         """
-        before = overrides.found(self.state(), kind, subject)
+        before = overrides.find_order(self.state(), kind, subject)
         if is_on and before is None and (why := overrides.why_unknown(self.state(), kind, subject)):
             raise ActionRejectedError(RejectReason.UNKNOWN, why)
         if not is_on and before is None:
@@ -136,7 +136,7 @@ class OperatorActions:
                 reason=one_line(reason).strip(),
             )
         )
-        after = overrides.found(self.state(), kind, subject)
+        after = overrides.find_order(self.state(), kind, subject)
         if (after is not None) != is_on:
             raise ActionRejectedError(RejectReason.FAILED, _NOT_APPLIED)
         order = after or before

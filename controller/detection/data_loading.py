@@ -41,7 +41,7 @@ def judge_inputs(
     )
     if judgement is None:
         return state, job, []
-    state, job, commands = incidents.follow(
+    state, job, commands = incidents.update_incidents(
         state,
         replace(job, detection=replace(job.detection, inputs=inputs)),
         judgement,

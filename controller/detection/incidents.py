@@ -76,11 +76,13 @@ def open_incident(
     incident = Incident(
         incident_id=state.next_incident_id, job=job.name, finding=finding, opened_unix_s=unix_s
     )
-    state, job, commands = begin(state, job, incident)
+    state, job, commands = start_incident(state, job, incident)
     return state, job, [*commands, *struck]
 
 
-def begin(state: State, job: JobState, incident: Incident) -> tuple[State, JobState, list[Command]]:
+def start_incident(
+    state: State, job: JobState, incident: Incident
+) -> tuple[State, JobState, list[Command]]:
     """An incident that has the next number is stored, told and remembered."""
     assert incident.incident_id == state.next_incident_id, "numbers are given in turn"
     state = replace(state, next_incident_id=state.next_incident_id + 1)
@@ -209,7 +211,7 @@ def remeasure(
     return replace(job, incidents=tuple(incidents)), commands
 
 
-def follow(
+def update_incidents(
     state: State,
     job: JobState,
     judgement: Judgement,

@@ -31,7 +31,7 @@ def judge_links(
         return state, job, []
     node_of = {rank: job.ranks[rank].node for rank in sample.ranks}
     links, judgement = fold_links(config.detector, job.detection.links, sample, node_of)
-    state, job, commands = incidents.follow(
+    state, job, commands = incidents.update_incidents(
         state,
         replace(job, detection=replace(job.detection, links=links)),
         judgement,

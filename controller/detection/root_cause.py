@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.state.events import Command
-from pacekeeper.controller.state.job_parts import Place, Search, StepDraft
+from pacekeeper.controller.state.job_parts import CauseSearch, Place, StepDraft
 from pacekeeper.controller.state.state import JobState, NodeState, RankLife, State
 from pacekeeper.core.incidents.findings import Finding, Tier
 from pacekeeper.core.telemetry.node_report import AgentHealth, NodeReport
@@ -45,7 +45,7 @@ class _Sampled(Protocol):
 S = TypeVar("S", bound=_Sampled)
 
 
-def remember(node: NodeState, report: NodeReport, now_s: float) -> NodeState:
+def store_samples(node: NodeState, report: NodeReport, now_s: float) -> NodeState:
     """Put a report's samples into the node's windows, as they came: most are never looked at."""
     unread = report.unread
     if unread is None:
@@ -55,7 +55,7 @@ def remember(node: NodeState, report: NodeReport, now_s: float) -> NodeState:
     # that are far enough apart are kept.
     window, before = node.unread_host, node.newest
     if before is not None and _is_apart(window, before) and (told := before.host) is not None:
-        window = kept(window, told)
+        window = append_sample(window, told)
     later = unread.devices
     # Not by `replace`, which costs more than all the rest: this is done for each report of a fleet.
     return NodeState(
@@ -67,7 +67,9 @@ def remember(node: NodeState, report: NodeReport, now_s: float) -> NodeState:
         health=node.health,
         devices=node.devices,
         host=node.host,
-        unread_devices=node.unread_devices if later is None else kept(node.unread_devices, later),
+        unread_devices=node.unread_devices
+        if later is None
+        else append_sample(node.unread_devices, later),
         unread_host=window,
         newest=unread,
         last_report_s=now_s,
@@ -109,14 +111,14 @@ def _with(
     if sampled:
         devices = dict(devices)
         for sample in sampled:
-            devices[sample.device_uuid] = kept(devices.get(sample.device_uuid, ()), sample)
+            devices[sample.device_uuid] = append_sample(devices.get(sample.device_uuid, ()), sample)
         if len(devices) > KEPT_DEVICES:
             named = {sample.device_uuid for sample in sampled}
             devices = {uuid: window for uuid, window in devices.items() if uuid in named}
-    return devices, host if sampled_host is None else kept(host, sampled_host)
+    return devices, host if sampled_host is None else append_sample(host, sampled_host)
 
 
-def kept(window: tuple[S, ...], sample: S) -> tuple[S, ...]:
+def append_sample(window: tuple[S, ...], sample: S) -> tuple[S, ...]:
     """The window with a newer sample: samples SPACING_S apart, and the newest of all.
 
     An agent repeats its newest sample in each report, and tells late what it could not send: that
@@ -178,7 +180,7 @@ def _begun(
     finding: Finding,
     draft: StepDraft,
     unix_s: float,
-) -> Search:
+) -> CauseSearch:
     """Whom to compare with, and the onset on the clock of each of their nodes."""
     peers = _peers(job, slow)
     involved = (slow, *peers)
@@ -193,7 +195,7 @@ def _begun(
         own = [rank for rank in involved if job.ranks[rank].node == name]
         end_s = _end_s(own, draft) or _newest_s(state.nodes.get(name))
         places[name] = Place(onset_s=end_s - span_s, pids=frozenset(pids[name]))
-    return Search(peers=peers, places=places, until_unix_s=unix_s + LOOK_AGAIN_S)
+    return CauseSearch(peers=peers, places=places, until_unix_s=unix_s + LOOK_AGAIN_S)
 
 
 def _peers(job: JobState, rank: int) -> tuple[int, ...]:
@@ -210,7 +212,9 @@ def _seat(job: JobState, rank: int) -> Seat:
     return Seat(role=own.role, node=known.node, device_uuid=own.device_uuid)
 
 
-def _symptoms(state: State, job: JobState, rank: int, search: Search, draft: StepDraft) -> Symptoms:
+def _symptoms(
+    state: State, job: JobState, rank: int, search: CauseSearch, draft: StepDraft
+) -> Symptoms:
     peers = [
         peer
         for peer in search.peers

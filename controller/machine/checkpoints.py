@@ -15,7 +15,7 @@ LATE, FAILED = "late", "failed"
 _TROUBLE = {"skipped": LATE, "failed": FAILED}
 
 
-def take(saves: Saves | None, records: Iterable[SaveRecord]) -> tuple[Saves | None, str]:
+def record_saves(saves: Saves | None, records: Iterable[SaveRecord]) -> tuple[Saves | None, str]:
     """Learn from records, in any order; words for the log where something changed, else none.
 
     None: nothing was ever told.

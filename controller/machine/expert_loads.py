@@ -18,7 +18,7 @@ from pacekeeper.core.telemetry.records import ExpertLoadRecord
 LATE_STEPS = 16  # what comes later than this after the newest is of no use
 
 
-def take(job: JobState, records: Iterable[ExpertLoadRecord]) -> JobState:
+def add_counts(job: JobState, records: Iterable[ExpertLoadRecord]) -> JobState:
     """Add counts to those of the same layer in the same step; of two generations the newer holds.
 
     What was told before, experts that the model lacks, and ranks nobody knows say nothing.
@@ -47,7 +47,7 @@ def take(job: JobState, records: Iterable[ExpertLoadRecord]) -> JobState:
     return replace(job, workload=replace(job.workload, load_drafts=drafts))
 
 
-def fold(job: JobState, weight: float) -> JobState:
+def fold_complete(job: JobState, weight: float) -> JobState:
     """What is whole by now, into the means: a new step counts `weight`, the first one all."""
     drafts, layout = job.workload.load_drafts, job.layouts.current
     if not drafts.fresh or layout is None:
@@ -77,7 +77,7 @@ def fold(job: JobState, weight: float) -> JobState:
     return _with_means(job, layout, {layer for _, layer in folded})
 
 
-def undated(job: JobState) -> JobState:
+def reset_drafts(job: JobState) -> JobState:
     """Steps will be told again from an earlier one: what waits is of no use, means hold."""
     return replace(
         job,

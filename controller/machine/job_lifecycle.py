@@ -37,7 +37,7 @@ def is_over(job: JobState) -> bool:
     return all(life is not RankLife.ALIVE for life in lives)
 
 
-def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:
+def update_lifecycle(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:
     """On a tick: a job that has just ended is laid to rest, one that runs again is awake."""
     if not is_over(job):
         if job.ended_s is None:
@@ -57,7 +57,7 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
         job = rollout.withdraw_offer(job, WithdrawCause.STOPPED)
     but = (FindingKind.DEATH,)  # these stay to be seen
     job, said = incidents.close_all(job, unix_s, "the job ended", but=but)
-    commands += [*said, *notices.untold(job)]
+    commands += [*said, *notices.unlogged_deaths(job)]
     job = replace(
         job,
         ended_s=now_s if job.ended_s is None else job.ended_s,
@@ -73,7 +73,7 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
     return job, [*commands, SaveJob(job=job.name)]
 
 
-def forget(state: State, now_s: float, config: RetentionConfig) -> tuple[State, list[Command]]:
+def forget_jobs(state: State, now_s: float, config: RetentionConfig) -> tuple[State, list[Command]]:
     """On a tick: jobs that ended or fell silent long ago, and nodes that are away for long, go.
 
     Of jobs that ended the newest stay, as many as are asked for; they hold no more than some ranks.
@@ -161,7 +161,7 @@ def rewind_to_step(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState,
         f"job={job.name} went back: its ranks have ended step {job.progress.step}"
         f" and now end step {first}"
     )
-    job = expert_loads.undated(job)
+    job = expert_loads.reset_drafts(job)
     detection = job.detection
     job = replace(
         job,

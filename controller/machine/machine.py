@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from pacekeeper.controller.detection import coverage, root_cause
 from pacekeeper.controller.machine import job_lifecycle, report_parsing, reports, tick
-from pacekeeper.controller.machine.tick import next_turn
+from pacekeeper.controller.machine.tick import next_jobs
 from pacekeeper.controller.mitigation import approvals, overrides, probes, rollout
-from pacekeeper.controller.policy.inputs import view_of
+from pacekeeper.controller.policy.inputs import snapshot_of
 from pacekeeper.controller.state import device_history
 from pacekeeper.controller.state.events import (
     AskDecision,
@@ -46,7 +46,7 @@ from pacekeeper.core.telemetry.node_report import JobReport
 Part = Callable[[State], tuple[State, Sequence[Command]]]
 
 
-def contained(
+def contain_failure(
     state: State, name: str, doing: str, part: Part, *, drops_steps: bool = False
 ) -> tuple[State, Sequence[Command]]:
     """What `part` makes of the state; the state as it was, and the failure told, where it raises.
@@ -92,7 +92,7 @@ def advance(
         case NodesReported():
             return _report(state, event.reports, config, now_s)
         case Tick(unix_offset_s=unix_offset_s):
-            state, said = tick.follow(state, unix_offset_s)
+            state, said = tick.follow_clock(state, unix_offset_s)
             state, more = _tick(state, config, now_s)
             return state, (*said, *more)
         case DecisionMade():
@@ -100,7 +100,7 @@ def advance(
         case ProposalAnswered():
             return _take_answer(state, event, config, now_s)
         case OrderGiven():
-            state, said = overrides.give(state, event, now_s + state.unix_offset_s)
+            state, said = overrides.apply_order(state, event, now_s + state.unix_offset_s)
             return state, tuple(said)
 
 
@@ -142,7 +142,7 @@ def _report(
     for event in events:
         known = told.get(event.node) or state.nodes.get(event.node)
         if known is not None:
-            told[event.node] = root_cause.remember(known, event.report, now_s)
+            told[event.node] = root_cause.store_samples(known, event.report, now_s)
     if told:
         state = replace(state, nodes=node_map(state.nodes).changed(told))
     commands: list[Command] = []
@@ -160,7 +160,7 @@ def _take_in(
     before = state.jobs.get(name)
 
     def learn(state: State) -> tuple[State, Sequence[Command]]:
-        return reports.take_in(state, node, report, now_s)
+        return reports.ingest_report(state, node, report, now_s)
 
     def judge(state: State) -> tuple[State, Sequence[Command]]:
         return reports.judge(state, name, config, now_s)
@@ -168,15 +168,15 @@ def _take_in(
     def act(state: State) -> tuple[State, Sequence[Command]]:
         return _act(state, name, config, now_s)
 
-    state, said = contained(state, name, "taking in its report", learn)
+    state, said = contain_failure(state, name, "taking in its report", learn)
     commands += said
     if name not in state.jobs:
         return state, commands
-    state, said = contained(state, name, "judging its steps", judge, drops_steps=True)
+    state, said = contain_failure(state, name, "judging its steps", judge, drops_steps=True)
     commands += said
     # Only a step is reason to act at once; whatever else changed is seen by the next tick.
     if before is None or state.jobs[name].progress.step != before.progress.step:
-        state, said = contained(state, name, "asking for a decision", act)
+        state, said = contain_failure(state, name, "asking for a decision", act)
         commands += said
     return state, commands
 
@@ -185,7 +185,7 @@ def _tick(
     state: State, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
     commands: list[Command] = []
-    state, turn = next_turn(state, now_s)
+    state, turn = next_jobs(state, now_s)
     lemons = device_history.lemons(state.strikes, now_s + state.unix_offset_s)
     for name in turn:
 
@@ -193,15 +193,15 @@ def _tick(
             return _follow(state, name, config, now_s)
 
         def repeat(state: State, name: str = name) -> tuple[State, Sequence[Command]]:
-            job, said = rollout.say_again(state.jobs[name], now_s, lemons)
+            job, said = rollout.repeat_notices(state.jobs[name], now_s, lemons)
             return _with_job(state, job), said
 
-        state, said = contained(state, name, "following it", follow)
+        state, said = contain_failure(state, name, "following it", follow)
         commands += said
         if state.jobs[name].coverage.watch is not Watch.ENDED:
-            state, said = contained(state, name, "saying it again", repeat)
+            state, said = contain_failure(state, name, "saying it again", repeat)
             commands += said
-    state, said = job_lifecycle.forget(state, now_s, config.retention)
+    state, said = job_lifecycle.forget_jobs(state, now_s, config.retention)
     return state, (*commands, *said)
 
 
@@ -210,7 +210,7 @@ def _follow(
 ) -> tuple[State, Sequence[Command]]:
     """What time alone changes in a job: its end, its watch, what it has waited for long enough."""
     unix_s = now_s + state.unix_offset_s
-    job, commands = job_lifecycle.follow(state.jobs[name], now_s, unix_s)
+    job, commands = job_lifecycle.update_lifecycle(state.jobs[name], now_s, unix_s)
     if job.reported_s is None:
         job = replace(job, reported_s=now_s)  # of a stored past: its silence begins now
     if job.coverage.watch is not Watch.ENDED:
@@ -219,9 +219,9 @@ def _follow(
         if job.plan.asked and now_s - job.plan.asked_s > DECIDE_WITHIN_S:
             commands.append(Say(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
             job = replace(job, plan=replace(job.plan, asked=0))
-        job, said = probes.follow(job, now_s, unix_s)
+        job, said = probes.update_probe(job, now_s, unix_s)
         commands += said
-        job, said = approvals.follow(job, config.policy, unix_s)
+        job, said = approvals.close_if_stale(job, config.policy, unix_s)
         commands += said
     if job is not state.jobs[name]:
         state = _with_job(state, job)
@@ -235,25 +235,29 @@ def _act(
     state: State, name: str, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
     """Ask for a decision on one job, where it can be acted on and nothing is under way."""
-    job = overrides.seen(state, state.jobs[name])
+    job = overrides.with_cordons(state, state.jobs[name])
     if job is not state.jobs[name]:
         state = _with_job(state, job)
     if overrides.why_no_plans(state, name):
         return state, ()
     is_young = job.progress.step - job.layouts.first_step < config.policy.min_steps_between_plans
-    is_settled = is_young or _basis(job) == job.plan.decided_on
+    is_settled = is_young or _decision_inputs(job) == job.plan.decided_on
     if job.plan.asked or (is_settled and job.plan.approved is None):
         return state, ()
     if not _is_actionable(job) or approvals.is_waited_for(job):
         return state, ()
     number = state.num_asked + 1
     lemons = device_history.lemons(state.strikes, now_s + state.unix_offset_s)
-    view = view_of(job, now_s, state.nodes, lemons)
+    view = snapshot_of(job, now_s, state.nodes, lemons)
     question = AskDecision(job=name, asked=number, view=view)
     job = replace(
         job,
         plan=replace(
-            job.plan, asked=number, asked_s=now_s, asked_on=_grounds(job), decided_on=_basis(job)
+            job.plan,
+            asked=number,
+            asked_s=now_s,
+            asked_on=_decision_preconditions(job),
+            decided_on=_decision_inputs(job),
         ),
     )
     return replace(_with_job(state, job), num_asked=number), (question,)
@@ -269,9 +273,9 @@ def _take_decision(
         return state, ()  # of an earlier life of the job, or given up
     job, unix_s = replace(known, plan=replace(known.plan, asked=0)), now_s + state.unix_offset_s
     if decision is None:
-        job, said = approvals.take(job, None, config.policy, now_s, unix_s)
+        job, said = approvals.offer_approved(job, None, config.policy, now_s, unix_s)
         return _with_job(state, job), tuple(said)
-    if not _is_actionable(job) or _grounds(job) != job.plan.asked_on:
+    if not _is_actionable(job) or _decision_preconditions(job) != job.plan.asked_on:
         state = _with_job(state, replace(job, plan=replace(job.plan, decided_on=None)))
         return state, (Say(text=f"job={name} decision dropped: made for what is over"),)
     before = job.plan.last_decision
@@ -282,9 +286,9 @@ def _take_decision(
             job, layouts=replace(job.layouts, baseline=job.layouts.current)
         )  # to come back to, once nobody is cordoned
     if job.plan.approved is not None:
-        job, said = approvals.take(job, decision, config.policy, now_s, unix_s)
+        job, said = approvals.offer_approved(job, decision, config.policy, now_s, unix_s)
         return _with_job(state, job), tuple(said)
-    job, commands = approvals.follow(job, config.policy, unix_s)
+    job, commands = approvals.close_if_stale(job, config.policy, unix_s)
     is_news = (
         before is None
         or before.rung is not decision.rung
@@ -294,7 +298,7 @@ def _take_decision(
     proposed = transition(None, PlanEvent.DECIDED, Proposed(decision=decision))
     if decision.rung is MitigationLevel.NOTHING or is_told_only:
         job, said = approvals.withdraw(job, decision.reason)
-        said += [rollout.told(name, decision)] if is_news else []
+        said += [rollout.decision_log_line(name, decision)] if is_news else []
         if decision.rung is not MitigationLevel.NOTHING:
             outcome = Withdrawn(cause=WithdrawCause.REPORT_ONLY)
             outcome = transition(proposed, PlanEvent.WITHDRAWN, outcome)
@@ -314,7 +318,7 @@ def _take_answer(
     state: State, event: ProposalAnswered, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
     """What a person says; what is approved is priced again at once, if it can be."""
-    proposal = approvals.found(state, event.proposal_id)
+    proposal = approvals.find_proposal(state, event.proposal_id)
     if proposal is None:
         return state, ()
     job, said = approvals.answer(
@@ -336,7 +340,7 @@ def _is_actionable(job: JobState) -> bool:
     )
 
 
-def _basis(job: JobState) -> Hashable:
+def _decision_inputs(job: JobState) -> Hashable:
     """What could change the mind. Loads drift slowly: with nobody slow, not each step matters."""
     slow = tuple(sorted(job.detection.evidence.slow.items()))
     is_calm = not slow and job.layouts.baseline is None and not job.layouts.is_provisional
@@ -344,7 +348,7 @@ def _basis(job: JobState) -> Hashable:
     return steps, job.layouts.newest_generation, slow, is_calm, job.cordoned
 
 
-def _grounds(job: JobState) -> Hashable:
+def _decision_preconditions(job: JobState) -> Hashable:
     """What a decision takes for granted: the layout, the number of the next one, who is slow."""
     assert job.layouts.current is not None, "actionable"
     slow = tuple(sorted(job.detection.evidence.slow.items()))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
-from pacekeeper.controller.mitigation.notices import tell
+from pacekeeper.controller.mitigation.notices import announce_deaths
 from pacekeeper.controller.state.events import (
     Command,
     SaveIncident,
@@ -25,7 +25,7 @@ from pacekeeper.predictor.online.state import forget
 GATHER_S = 60.0  # from an incident's first death on; Slurm kills what a signal does not end in 30 s
 
 
-def bury(
+def mark_ranks_dead(
     state: State, job: JobState, dead: Mapping[int, str], now_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """Ranks are dead, and why: one incident of all, forget their evidence, tell the others."""
@@ -56,7 +56,7 @@ def bury(
     for kind in (FindingKind.DEVICE, FindingKind.LINK, FindingKind.INPUT):
         job, said = incidents.close(job, dead, kind, unix_s, "the rank died")
         commands += said
-    job, said = tell(job, now_s)
+    job, said = announce_deaths(job, now_s)
     return state, job, [*commands, SaveJob(job=job.name), *said]
 
 
@@ -85,7 +85,7 @@ def _recorded(
             deaths=died,
             nodes=nodes,
         )
-        return incidents.begin(state, job, incident)
+        return incidents.start_incident(state, job, incident)
     known = job.incidents[at]
     died = rank_failures.add_failures(known.all_deaths, dead, step, unix_s)
     incident = replace(
@@ -114,7 +114,7 @@ def _nodes(job: JobState, ranks: Iterable[int]) -> tuple[str, ...]:
     return tuple(sorted({job.ranks[rank].node for rank in ranks if rank in job.ranks}))
 
 
-def go_on(
+def continue_without_ranks(
     job: JobState, ranks: Collection[int], unix_s: float, action: str
 ) -> tuple[JobState, list[Command]]:
     """The job goes on without these. An incident that is also about others stays open for them."""

@@ -44,7 +44,7 @@ def by_job(events: Iterable[NodeReported]) -> Iterator[Part]:
         yield from own if len(own) == 1 else _joined(own)
 
 
-def together(events: Iterable[Event]) -> Iterator[Event]:
+def merge_reports(events: Iterable[Event]) -> Iterator[Event]:
     """The same events, reports that come one after the other as one."""
     reports: list[NodeReported] = []
     for event in events:
@@ -92,7 +92,7 @@ def _is_work(report: JobReport) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class RecordsByKind:
     """Within a kind in the order it was told. `ranks`: who told anything, or of whom it was."""
 
     ranks: frozenset[int]
@@ -108,7 +108,7 @@ class Told:
     snapshots: Sequence[SnapshotRecord]
 
 
-def told_by(report: JobReport) -> Told:
+def records_by_kind(report: JobReport) -> RecordsByKind:
     """Its records and tables, sorted once."""
     by_kind: dict[type, list[Any]] = defaultdict(list)
     for record in report.records:
@@ -123,7 +123,7 @@ def told_by(report: JobReport) -> Told:
     }.union(*(zip(t.column("rank"), t.column("generation"), strict=True) for t in work))
     ranks = {rank for rank, _ in runs}
     ranks.update(one.rank for kind in (RankExitRecord, PlanAppliedRecord) for one in by_kind[kind])
-    return Told(
+    return RecordsByKind(
         ranks=frozenset(ranks),
         runs=frozenset(runs),
         work=work,

@@ -16,7 +16,7 @@ from pacekeeper.controller.machine import (
     rank_failures,
     steps,
 )
-from pacekeeper.controller.machine.report_parsing import Told, told_by
+from pacekeeper.controller.machine.report_parsing import RecordsByKind, records_by_kind
 from pacekeeper.controller.mitigation import (
     approvals,
     backoff,
@@ -25,7 +25,7 @@ from pacekeeper.controller.mitigation import (
     rollout,
     verification,
 )
-from pacekeeper.controller.mitigation.rollout import is_of_others, is_same_work
+from pacekeeper.controller.mitigation.rollout import is_same_work, leaves_ranks_out
 from pacekeeper.controller.policy import failure_rates
 from pacekeeper.controller.state.events import (
     Command,
@@ -55,7 +55,7 @@ from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.records import EXIT_UNKNOWN, RankExitRecord
 
 
-def take_in(
+def ingest_report(
     state: State, node: str, report: JobReport, now_s: float
 ) -> tuple[State, list[Command]]:
     """Learn from one job's part of a report all but its steps, which wait for `judge`.
@@ -72,23 +72,23 @@ def take_in(
     commands += said
     job, said = _take_layouts(job, report.layouts)
     commands += said
-    told = told_by(report)
+    told = records_by_kind(report)
     job = _take_signs_of_life(job, told, now_s)
-    job = migration_costs.take(_take_applied(job, told), told.applied)
+    job = migration_costs.record_moves(_take_applied(job, told), told.applied)
     for refused in told.refused:
-        job, said = backoff.take(job, refused, now_s)
+        job, said = backoff.reject_plan(job, refused, now_s)
         commands += said
     state, job, said = _take_exits(state, job, told.exits, now_s)
     commands += said
     state, job, said = _observe_layout(state, job, now_s)
     commands += said
-    job, said = probes.take(job, told.probes, unix_s)
+    job, said = probes.record_answers(job, told.probes, unix_s)
     commands += said
     job, said = _take_saves(job, told)
     commands += said
     job, said = job_lifecycle.rewind_to_step(job, told.ends)
     commands += said
-    job = expert_loads.take(steps.put_pending(job, told.work, told.ends), told.loads)
+    job = expert_loads.add_counts(steps.put_pending(job, told.work, told.ends), told.loads)
     return replace(state, jobs={**state.jobs, job.name: job}), commands
 
 
@@ -96,7 +96,7 @@ def judge(
     state: State, name: str, config: ControllerConfig, now_s: float
 ) -> tuple[State, list[Command]]:
     """Judge the steps of a job that are complete by now."""
-    job = expert_loads.fold(state.jobs[name], config.policy.load_ema)
+    job = expert_loads.fold_complete(state.jobs[name], config.policy.load_ema)
     state, job, commands = steps.judge_complete(state, job, config, now_s)
     return replace(state, jobs={**state.jobs, name: job}), commands
 
@@ -201,12 +201,12 @@ def _take_layouts(
     return job, commands
 
 
-def _take_signs_of_life(job: JobState, told: Told, now_s: float) -> JobState:
+def _take_signs_of_life(job: JobState, told: RecordsByKind, now_s: float) -> JobState:
     heard_s = dict.fromkeys(told.ranks & job.ranks.keys(), now_s)
     return replace(job, heard_s=job.heard_s.changed(heard_s)) if heard_s else job
 
 
-def _take_applied(job: JobState, told: Told) -> JobState:
+def _take_applied(job: JobState, told: RecordsByKind) -> JobState:
     """Ranks say which generation they run: the newest counts, with a checksum better than none.
 
     Work done under a generation says it as well as a PlanAppliedRecord, which may be lost or of
@@ -239,12 +239,12 @@ def _take_applied(job: JobState, told: Told) -> JobState:
             return job
 
 
-def _take_saves(job: JobState, told: Told) -> tuple[JobState, list[Command]]:
+def _take_saves(job: JobState, told: RecordsByKind) -> tuple[JobState, list[Command]]:
     """What became of checkpoints, and of snapshots in memory."""
     if not told.checkpoints and not told.snapshots:
         return job, []
-    stored, of_storage = checkpoints.take(job.progress.saves, told.checkpoints)
-    copied, of_memory = checkpoints.take(job.progress.snapshots, told.snapshots)
+    stored, of_storage = checkpoints.record_saves(job.progress.saves, told.checkpoints)
+    copied, of_memory = checkpoints.record_saves(job.progress.snapshots, told.snapshots)
     words = (("checkpoints", of_storage), ("snapshots", of_memory))
     said: list[Command] = [
         Say(text=f"job={job.name} {level}={what}") for level, what in words if what
@@ -272,7 +272,7 @@ def _take_exits(
         commands.append(SaveJob(job=job.name))
     if not dead:
         return state, job, commands
-    state, job, said = rank_failures.bury(state, job, dead, now_s)
+    state, job, said = rank_failures.mark_ranks_dead(state, job, dead, now_s)
     return state, job, [*commands, *said]
 
 
@@ -359,7 +359,7 @@ def _enter_layout(
     ]
     if lost:
         dead = dict.fromkeys(lost, "the others went on without it")
-        state, job, said = rank_failures.bury(state, job, dead, now_s)
+        state, job, said = rank_failures.mark_ranks_dead(state, job, dead, now_s)
         commands += said
     action = f"generation {layout.generation}: {reason}"
     if is_ours:
@@ -367,10 +367,10 @@ def _enter_layout(
     else:
         left = set(job.dead) - set(layout.ranks)
         unix_s = now_s + state.unix_offset_s
-        job, said = rank_failures.go_on(job, left, unix_s, action)
+        job, said = rank_failures.continue_without_ranks(job, left, unix_s, action)
     commands += said
     in_force = verification.in_force(job, layout)
-    job = backoff.after(job, layout)
+    job = backoff.clear_refusals(job, layout)
     job = _with_plan_in_force(job, in_force, layout)
     # Back there while a rank is still slow: the next plan will want a way home again.
     is_home = (
@@ -388,7 +388,7 @@ def _enter_layout(
             reason=reason,
             is_provisional=not is_ours and before is not None,
             baseline=None
-            if is_home or is_of_others(job.layouts.baseline, layout)
+            if is_home or leaves_ranks_out(job.layouts.baseline, layout)
             else job.layouts.baseline,
             known=kept,
             offer_reasons={g: why for g, why in job.layouts.offer_reasons.items() if g in kept},

@@ -21,7 +21,7 @@ from pacekeeper.controller.detection import (
 from pacekeeper.controller.detection.peer_groups import fold_roles, samples_of
 from pacekeeper.controller.mitigation import verification
 from pacekeeper.controller.mitigation.probes import standing_by
-from pacekeeper.controller.mitigation.rollout import all_is_over
+from pacekeeper.controller.mitigation.rollout import on_all_recovered
 from pacekeeper.controller.state.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.state.job_parts import StepDraft
 from pacekeeper.controller.state.state import JobState, RankLife, State
@@ -370,7 +370,7 @@ def _take_judgement(
         job, said = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
         commands += said
     if judgement.recovered and not job.detection.evidence.slow:
-        job = all_is_over(job)
+        job = on_all_recovered(job)
     for rank, slowdown in judgement.changed.items():
         # Below the smallest slowdown worth a finding it is ending: history keeps what it was.
         if slowdown >= config.detector.min_slowdown:

@@ -13,7 +13,7 @@ from pacekeeper.controller.state.state import State
 RANKS_PER_S = 8192.0  # at some 10 us each: less than a tenth of a core
 
 
-def next_turn(state: State, now_s: float) -> tuple[State, tuple[str, ...]]:
+def next_jobs(state: State, now_s: float) -> tuple[State, tuple[str, ...]]:
     """The jobs to look at now, and the state in which that is noted."""
     since_s = max(0.0, now_s - state.ticked_s)
     left = min(RANKS_PER_S, state.ranks_left + since_s * RANKS_PER_S)
@@ -32,7 +32,7 @@ def next_turn(state: State, now_s: float) -> tuple[State, tuple[str, ...]]:
 SET_S = 1.0  # less is drift, and not worth dates that jitter
 
 
-def follow(state: State, unix_offset_s: float | None) -> tuple[State, list[Command]]:
+def follow_clock(state: State, unix_offset_s: float | None) -> tuple[State, list[Command]]:
     """On a tick. What waits for a person has the time left that it had."""
     by_s = 0.0 if unix_offset_s is None else unix_offset_s - state.unix_offset_s
     if abs(by_s) < SET_S:
@@ -40,6 +40,6 @@ def follow(state: State, unix_offset_s: float | None) -> tuple[State, list[Comma
     said: list[Command] = [Say(text=f"the wall clock was set by {by_s:+.0f} s: dates go by it")]
     jobs = dict(state.jobs)
     for name, job in state.jobs.items():
-        jobs[name], moved = approvals.move(job, by_s)
+        jobs[name], moved = approvals.shift_dates(job, by_s)
         said += moved
     return replace(state, jobs=jobs, unix_offset_s=state.unix_offset_s + by_s), said

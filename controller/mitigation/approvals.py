@@ -45,7 +45,7 @@ def is_waited_for(job: JobState) -> bool:
     return proposal.slow == job.detection.evidence.slow and not _why_stale(job, proposal)
 
 
-def found(state: State, proposal_id: int) -> Proposal | None:
+def find_proposal(state: State, proposal_id: int) -> Proposal | None:
     """The one of this number, open or not; None where no job knows it any more."""
     known = (proposal for job in state.jobs.values() for proposal in job.plan.proposals)
     return next((one for one in known if one.proposal_id == proposal_id), None)
@@ -96,7 +96,7 @@ def answer(
     job: JobState, said: ProposalAnswered, config: PolicyConfig, now_s: float, unix_s: float
 ) -> tuple[JobState, list[Command]]:
     """Take in what a person says of a proposal. The first word counts, if it comes in time."""
-    job, commands = follow(job, config, unix_s)
+    job, commands = close_if_stale(job, config, unix_s)
     proposal = job.plan.open_proposal
     if proposal is None or proposal.proposal_id != said.proposal_id:
         return job, commands
@@ -122,7 +122,9 @@ def answer(
     return job, [*commands, *more]
 
 
-def follow(job: JobState, config: PolicyConfig, unix_s: float) -> tuple[JobState, list[Command]]:
+def close_if_stale(
+    job: JobState, config: PolicyConfig, unix_s: float
+) -> tuple[JobState, list[Command]]:
     """On a tick, and before anything is done with it: one that is too old or stale ends."""
     proposal = job.plan.open_proposal
     if proposal is None:
@@ -138,7 +140,7 @@ def follow(job: JobState, config: PolicyConfig, unix_s: float) -> tuple[JobState
     return _ended(job, proposal, ProposalState.STALE, why) if why else (job, [])
 
 
-def move(job: JobState, by_s: float) -> tuple[JobState, list[Command]]:
+def shift_dates(job: JobState, by_s: float) -> tuple[JobState, list[Command]]:
     """The wall clock was set by so much."""
     proposal = job.plan.open_proposal
     if proposal is None:
@@ -147,11 +149,11 @@ def move(job: JobState, by_s: float) -> tuple[JobState, list[Command]]:
     return _changed(job, replace(proposal, made_unix_s=made_s, expires_unix_s=expires_s))
 
 
-def take(
+def offer_approved(
     job: JobState, decision: Decision | None, config: PolicyConfig, now_s: float, unix_s: float
 ) -> tuple[JobState, list[Command]]:
     """What was approved has been priced again: offer it, or say why not. None: it can not be."""
-    job, commands = follow(job, config, unix_s)
+    job, commands = close_if_stale(job, config, unix_s)
     proposal = job.plan.approved
     if proposal is None:
         return job, commands
@@ -178,7 +180,7 @@ def withdraw(job: JobState, why: str) -> tuple[JobState, list[Command]]:
 def _why_stale(job: JobState, proposal: Proposal) -> str:
     """Which of the things it is for is another one by now; empty: none."""
     base, plan = proposal.base, proposal.plan
-    if why := rollout.why_worthless(job, plan, base.generation, proposal.slow):
+    if why := rollout.stale_reason(job, plan, base.generation, proposal.slow):
         return why
     if job.layouts.current != base:
         return f"generation {base.generation} is another layout by now"

@@ -27,7 +27,9 @@ FIRST_WAIT_S = 60.0  # no sooner than an offer that nobody answers is made anew
 LONGEST_WAIT_S = 3600.0
 
 
-def take(job: JobState, record: PlanRefusedRecord, now_s: float) -> tuple[JobState, list[Command]]:
+def reject_plan(
+    job: JobState, record: PlanRefusedRecord, now_s: float
+) -> tuple[JobState, list[Command]]:
     """One rank that can not follow is enough: nobody moves without it. What speaks of another plan
     than the one that is offered, if only of the same number, changes nothing.
     """
@@ -93,7 +95,7 @@ def wait_s(count: int, *, first_s: float = FIRST_WAIT_S) -> float:
     return min(max(LONGEST_WAIT_S, first_s), first_s * 2.0 ** min(count - 1, 16))
 
 
-def after(job: JobState, layout: Layout) -> JobState:
+def clear_refusals(job: JobState, layout: Layout) -> JobState:
     """`layout` comes into force. A plan that is taken proves its kind; what survivors agreed on
     changes who is asked, so that all that was refused may be tried again.
     """

@@ -54,7 +54,7 @@ def costs_of(moves: Sequence[Move], config: PolicyConfig) -> MoveCosts:
     )
 
 
-def take(job: JobState, records: Iterable[PlanAppliedRecord]) -> JobState:
+def record_moves(job: JobState, records: Iterable[PlanAppliedRecord]) -> JobState:
     """What ranks say of a plan they have put in force: the slowest rank's time, everybody's bytes.
 
     What survivors agree on is no planned move, and the first layout none at all.

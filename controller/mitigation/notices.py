@@ -17,17 +17,17 @@ PAUSE_S = 0.02  # between two notices, for each so many ranks of the job; none f
 PAUSE_RANKS = 1024
 
 
-def tell(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
+def announce_deaths(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
     """Ranks died: say so now or, where the last notice has just gone out, with a later tick."""
     pause_s = len(job.ranks) // PAUSE_RANKS * PAUSE_S
     if now_s - job.notices.deaths_sent_s < pause_s:
         return replace(job, notices=replace(job.notices, has_unsent_deaths=True)), []
-    return say(job, now_s)
+    return send_death_notice(job, now_s)
 
 
-def say(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
+def send_death_notice(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
     """All who are dead, to all who live."""
-    commands: list[Command] = [*untold(job)]
+    commands: list[Command] = [*unlogged_deaths(job)]
     job = replace(job, notices=replace(job.notices, deaths_sent_s=now_s, has_unsent_deaths=False))
     if job.living:
         notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
@@ -35,7 +35,7 @@ def say(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
     return job, commands
 
 
-def untold(job: JobState) -> list[Say]:
+def unlogged_deaths(job: JobState) -> list[Say]:
     """What the log has not heard of an incident that has grown."""
     if not job.notices.has_unsent_deaths:
         return []
@@ -50,7 +50,7 @@ def untold(job: JobState) -> list[Say]:
 ACCUSING = frozenset({FindingKind.DEVICE, FindingKind.LINK, FindingKind.HOST})
 
 
-def suspects(job: JobState, lemons: Collection[str] = ()) -> tuple[int, ...]:
+def suspect_ranks(job: JobState, lemons: Collection[str] = ()) -> tuple[int, ...]:
     """The living ranks on nodes of ranks with an open finding, or on `lemons`, ascending."""
     found = (incident.finding for incident in job.open_incidents)
     accused = {finding.rank for finding in found if finding.kind in ACCUSING}

@@ -27,7 +27,7 @@ from pacekeeper.core.incidents.operator_orders import (
 MOST_ORDERS = 10_000
 
 
-def found(state: State, kind: OrderKind, subject: str) -> OperatorOrder | None:
+def find_order(state: State, kind: OrderKind, subject: str) -> OperatorOrder | None:
     """The order that stands; None where none does."""
     return next((o for o in state.orders if (o.kind, o.subject) == (kind, subject)), None)
 
@@ -52,9 +52,9 @@ def why_unknown(state: State, kind: OrderKind, subject: str) -> str:
             return "" if not subject else "a dry run is of everything: it has no subject"
 
 
-def give(state: State, event: OrderGiven, unix_s: float) -> tuple[State, list[Command]]:
+def apply_order(state: State, event: OrderGiven, unix_s: float) -> tuple[State, list[Command]]:
     """Take in an order; the same one again changes nothing."""
-    before = found(state, event.kind, event.subject)
+    before = find_order(state, event.kind, event.subject)
     if event.is_on == (before is not None):
         return state, []
     others = tuple(order for order in state.orders if order is not before)
@@ -86,17 +86,17 @@ def give(state: State, event: OrderGiven, unix_s: float) -> tuple[State, list[Co
 
 def why_no_plans(state: State, job: str) -> str:
     """Why no plan of this job may be made; empty: it may."""
-    order = found(state, OrderKind.PAUSE, job)
+    order = find_order(state, OrderKind.PAUSE, job)
     return "" if order is None else f"paused {order.text}"
 
 
 def why_dry(state: State) -> str:
     """Why plans are made, and not offered; empty: they are."""
-    order = found(state, OrderKind.DRY_RUN, "")
+    order = find_order(state, OrderKind.DRY_RUN, "")
     return "" if order is None else f"dry run {order.text}"
 
 
-def of_job(state: State, job: JobState) -> tuple[OperatorOrder, ...]:
+def orders_of_job(state: State, job: JobState) -> tuple[OperatorOrder, ...]:
     """The orders that hold for a job."""
     nodes, ranks = set(job.nodes), {rank_subject(job.name, rank) for rank in job.ranks}
     return tuple(
@@ -113,7 +113,7 @@ def of_job(state: State, job: JobState) -> tuple[OperatorOrder, ...]:
     )
 
 
-def seen(state: State, job: JobState) -> JobState:
+def with_cordons(state: State, job: JobState) -> JobState:
     """The job with the ranks that are cordoned now, themselves or by their node."""
     if not state.orders and not job.cordoned:
         return job
@@ -134,7 +134,7 @@ def _woken(state: State, order: OperatorOrder) -> tuple[State, list[Command]]:
     commands: list[Command] = []
     jobs = dict(state.jobs)
     for name, known in state.jobs.items():
-        job = seen(state, known)
+        job = with_cordons(state, known)
         job = replace(job, plan=replace(job.plan, decided_on=None))
         if why := why_no_plans(state, name) or why_dry(state):
             job, said = _stopped(job, why)

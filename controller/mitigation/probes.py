@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
-from pacekeeper.controller.mitigation.rollout import all_is_over
+from pacekeeper.controller.mitigation.rollout import on_all_recovered
 from pacekeeper.controller.mitigation.verification import patience_s
 from pacekeeper.controller.state.events import AskProbe, Command, SaveJob, Say
 from pacekeeper.controller.state.job_parts import ProbeQuestion
@@ -62,7 +62,7 @@ def take_reading(
     why = f"rank {rank} stands by and is well again: {reading}"
     job, commands = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
     if not job.detection.evidence.slow:
-        job = all_is_over(job)
+        job = on_all_recovered(job)
     return job, [*commands, SaveJob(job=job.name)]
 
 
@@ -104,7 +104,7 @@ def ask(
     return job, [Say(text=text), _asked(job, question)]
 
 
-def take(
+def record_answers(
     job: JobState, records: Iterable[ProbeRecord], unix_s: float
 ) -> tuple[JobState, list[Command]]:
     """Answers to the open question; what belongs to none is left."""
@@ -121,7 +121,7 @@ def take(
     return _judged(job, question, unix_s)
 
 
-def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:
+def update_probe(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:
     """On a tick: say it again, or give it up; ask on account of slow ranks that stand by."""
     question = job.detection.probe
     if question is None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from pacekeeper.controller.mitigation import notices, verification
-from pacekeeper.controller.mitigation.notices import suspects
+from pacekeeper.controller.mitigation.notices import suspect_ranks
 from pacekeeper.controller.state.events import (
     Command,
     OfferPlan,
@@ -77,7 +77,7 @@ def offer(
     return job, [
         SaveDecision(job=job.name, step=job.progress.step, decision=decision),
         SaveJob(job=job.name),
-        told(job.name, decision),
+        decision_log_line(job.name, decision),
         _offered(job, offered),
     ]
 
@@ -99,12 +99,12 @@ def is_exposed_anew(decision: Decision, before: Decision | None) -> bool:
     return bool(decision.exposed) and decision.exposed != known
 
 
-def told(name: str, decision: Decision) -> Say:
+def decision_log_line(name: str, decision: Decision) -> Say:
     """A decision on this job in one line."""
     return Say(text=f"job={name} decision={decision.rung} {decision.reason}")
 
 
-def say_again(
+def repeat_notices(
     job: JobState, now_s: float, lemons: Collection[str] = ()
 ) -> tuple[JobState, list[Command]]:
     """On a tick: offers and deaths until they are observed, suspects as long as the job lives; an
@@ -116,16 +116,16 @@ def say_again(
         return withdraw_offer(job, WithdrawCause.STALE), [SaveJob(job=job.name), given_up]
     commands: list[Command] = []
     if job.notices.has_unsent_deaths:
-        job, commands = notices.tell(job, now_s)
+        job, commands = notices.announce_deaths(job, now_s)
     if now_s - job.notices.repeated_s < REPEAT_S:
         return job, commands
     if offer is not None and _is_due(job, offer, now_s):
         commands.append(_offered(job, offer))
     runs = set(job.ranks) if job.layouts.current is None else set(job.layouts.current.ranks)
     if now_s - job.notices.deaths_sent_s >= REPEAT_S and runs.intersection(job.dead):
-        job, said = notices.say(job, now_s)
+        job, said = notices.send_death_notice(job, now_s)
         commands += said
-    suspect, nodes = suspects(job, lemons), job.nodes
+    suspect, nodes = suspect_ranks(job, lemons), job.nodes
     since_s = (
         now_s - job.notices.suspects_sent_s
     )  # once there were any, also that nobody is any more
@@ -137,7 +137,7 @@ def say_again(
     ), commands
 
 
-def why_worthless(job: JobState, plan: Layout, base: int, slow: Collection[int]) -> str:
+def stale_reason(job: JobState, plan: Layout, base: int, slow: Collection[int]) -> str:
     """Why a plan that was made on generation `base` for these slow ranks is of no use any more;
     empty where it is.
     """
@@ -161,7 +161,7 @@ def withdraw_offer(job: JobState, cause: WithdrawCause) -> JobState:
 
 def _why_over(job: JobState, offer: Offered, now_s: float) -> str:
     """Return why the plan on offer cannot be applied any more; empty where it can."""
-    why = why_worthless(job, offer.plan, offer.base_generation, offer.slow_ranks)
+    why = stale_reason(job, offer.plan, offer.base_generation, offer.slow_ranks)
     life_s = verification.patience_s(job, OFFER_LIFE_S, OFFER_LIFE_STEPS)
     if not why and now_s - offer.offered_s > life_s:
         return f"not taken for {life_s:.0f} s"
@@ -190,7 +190,7 @@ def _offered(job: JobState, offer: Offered) -> OfferPlan:
     )
 
 
-def all_is_over(job: JobState) -> JobState:
+def on_all_recovered(job: JobState) -> JobState:
     """The last finding closed: without a way home, the layout made for it is a makeshift."""
     home, layout = job.layouts.baseline, job.layouts.current
     if home is None:
@@ -208,6 +208,6 @@ def is_same_work(one: Layout, other: Layout) -> bool:
     )
 
 
-def is_of_others(home: Layout | None, layout: Layout) -> bool:
+def leaves_ranks_out(home: Layout | None, layout: Layout) -> bool:
     """Would going home leave ranks out that joined since?"""
     return home is not None and home.ranks != layout.ranks

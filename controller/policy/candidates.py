@@ -14,19 +14,23 @@ from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.controller.policy.failure_rates import likelihood
 from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.policy.repartition_candidates import Candidate, Experts, repartitions
-from pacekeeper.controller.policy.replica_candidates import ReplicaPlan, Wishes, plan_replicas
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.policy.replica_candidates import (
+    PlacementRequest,
+    ReplicaPlan,
+    plan_replicas,
+)
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.predictor.cost.forecast import replica_s, row_s
 
 
-class Search:
+class CandidateSearch:
     """Candidates for one view."""
 
     def __init__(
-        self, view: View, config: PolicyConfig, pricing: Pricing, floor: SpreadFloor
+        self, view: PlanningSnapshot, config: PolicyConfig, pricing: Pricing, floor: SpreadFloor
     ) -> None:
         self._view, self._config, self._pricing, self._floor = view, config, pricing, floor
 
@@ -51,7 +55,7 @@ class Search:
             self.splits,
             view.workload.loads,
             self._pricing.speeds,
-            Wishes(
+            PlacementRequest(
                 slots_per_rank=view.shape.slots_per_rank,
                 min_hosts=config.min_hosts,
                 spread=self._floor,
@@ -124,7 +128,7 @@ class Search:
         return tuple((rank, count / rows_per_step) for rank, count in rows.items())
 
 
-def _row_s(view: View) -> float:
+def _row_s(view: PlanningSnapshot) -> float:
     """Seconds that a row more at an expert takes: as learnt of all ranks, or as their work says."""
     if not view.work:
         return row_s(view.model, view.workload, view.layout)

@@ -6,7 +6,7 @@ with enough ranks. What they hold is copied from them: they live.
 
 from dataclasses import replace
 
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Layout
@@ -16,12 +16,12 @@ MARK = 0.5  # a speed below 1: who stands by with one is given no place when oth
 SLACK = 1e-6  # of a share: rounding
 
 
-def leaving(view: View) -> tuple[int, ...]:
+def leaving(view: PlanningSnapshot) -> tuple[int, ...]:
     """Cordoned ranks that have work, ascending."""
     return tuple(sorted(view.cordoned & set(view.layout.working)))
 
 
-def left_out(view: View, config: PolicyConfig) -> tuple[Layout | None, str]:
+def left_out(view: PlanningSnapshot, config: PolicyConfig) -> tuple[Layout | None, str]:
     """The layout without them, or None and why there is none."""
     ranks, layout = leaving(view), view.layout
     assert ranks, "somebody is to be left out"
@@ -47,7 +47,7 @@ def left_out(view: View, config: PolicyConfig) -> tuple[Layout | None, str]:
     return replace(fewer, standing_by=standing_by), ""
 
 
-def marked(layout: Layout, view: View) -> Layout:
+def marked(layout: Layout, view: PlanningSnapshot) -> Layout:
     """Cordoned ranks that stand by are named with a speed: newcomers do not bring them back."""
     speeds = {rank: min(speed, MARK) if rank in view.cordoned else speed
               for rank, speed in layout.speeds}  # fmt: skip
@@ -56,7 +56,7 @@ def marked(layout: Layout, view: View) -> Layout:
     return replace(layout, speeds=tuple(sorted(speeds.items())))
 
 
-def adds_work(view: View, layout: Layout) -> tuple[int, ...]:
+def adds_work(view: PlanningSnapshot, layout: Layout) -> tuple[int, ...]:
     """Cordoned ranks to which `layout` gives work they have not now, ascending."""
     now = view.layout
     return tuple(

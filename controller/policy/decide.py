@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pacekeeper.controller.policy import cordons
-from pacekeeper.controller.policy.candidates import Search
+from pacekeeper.controller.policy.candidates import CandidateSearch
 from pacekeeper.controller.policy.failure_domains import (
     SpreadFloor,
     exposed,
@@ -21,7 +21,7 @@ from pacekeeper.controller.policy.failure_domains import (
 )
 from pacekeeper.controller.policy.pricing import Price, Pricing
 from pacekeeper.controller.policy.repartition_candidates import Candidate
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import (
     STATE_MOVING_LEVELS,
@@ -44,7 +44,7 @@ WHAT: Mapping[MitigationLevel, str] = {
 }
 
 
-def decide(view: View, config: PolicyConfig) -> Decision:
+def decide(view: PlanningSnapshot, config: PolicyConfig) -> Decision:
     """A plan with its reason and prices, or nothing with the reason.
 
     No plan takes an expert to fewer nodes than `min_nodes`, or than it is on, nor so with racks;
@@ -66,7 +66,7 @@ def decide(view: View, config: PolicyConfig) -> Decision:
     )
     if view.approved is not None:
         return _priced_again(view, now, view.approved)
-    search = Search(view, config, pricing, floor)
+    search = CandidateSearch(view, config, pricing, floor)
     decision, kept = _without_cordoned(view, now)
     if decision is None:
         decision = _fastest(view, now, search)
@@ -110,7 +110,7 @@ class _Now:
         )
 
 
-def _without_cordoned(view: View, now: _Now) -> tuple[Decision | None, str]:
+def _without_cordoned(view: PlanningSnapshot, now: _Now) -> tuple[Decision | None, str]:
     """The plan that leaves cordoned ranks out, or none, and why they keep their work."""
     ranks = cordons.leaving(view)
     if not ranks:
@@ -129,7 +129,7 @@ def _without_cordoned(view: View, now: _Now) -> tuple[Decision | None, str]:
     return now.plan(MitigationLevel.LEAVE_OUT, layout, reason, price), ""
 
 
-def _fastest(view: View, now: _Now, search: Search) -> Decision:
+def _fastest(view: PlanningSnapshot, now: _Now, search: CandidateSearch) -> Decision:
     """One of the ways back, or the plan that gains most."""
     back = _gone_home(view, now) or _rolled_back(view, now)
     if back is not None:
@@ -145,7 +145,9 @@ def _fastest(view: View, now: _Now, search: Search) -> Decision:
     return _best_of(view, now, search, min_gain)
 
 
-def _best_of(view: View, now: _Now, search: Search, min_gain: float) -> Decision:
+def _best_of(
+    view: PlanningSnapshot, now: _Now, search: CandidateSearch, min_gain: float
+) -> Decision:
     """Of all rungs the plan that gains most over the horizon, if it gains enough."""
     config, current_s = now.config, now.pricing.current_s
     best = _nothing("no layout is better")
@@ -224,7 +226,7 @@ class _Priced:
 
 
 def _why_wait(
-    view: View, now: _Now, candidate: Candidate, *, gain_s: float, cost_s: float
+    view: PlanningSnapshot, now: _Now, candidate: Candidate, *, gain_s: float, cost_s: float
 ) -> str | None:
     """Why this may not be done now, to be said if not empty; None: it may.
 
@@ -249,7 +251,7 @@ def _why_wait(
     return None
 
 
-def _priced_again(view: View, now: _Now, approved: Decision) -> Decision:
+def _priced_again(view: PlanningSnapshot, now: _Now, approved: Decision) -> Decision:
     """The approved plan at present prices, if it still does what it was made for."""
     layout, rung = approved.layout, approved.rung
     assert layout is not None, "a plan was approved"
@@ -284,7 +286,7 @@ def _priced_again(view: View, now: _Now, approved: Decision) -> Decision:
     return now.plan(rung, layout, reason, price)
 
 
-def _gone_home(view: View, now: _Now) -> Decision | None:
+def _gone_home(view: PlanningSnapshot, now: _Now) -> Decision | None:
     """Priced like any plan, but not for its gain: the layout in force was meant to be undone."""
     home = None if view.slow else view.home
     if home is None or not _is_elsewhere(view.layout, home):
@@ -306,7 +308,7 @@ def _gone_home(view: View, now: _Now) -> Decision | None:
     return now.plan(MitigationLevel.RETURN_HOME, layout, reason, price)
 
 
-def _rolled_back(view: View, now: _Now) -> Decision | None:
+def _rolled_back(view: PlanningSnapshot, now: _Now) -> Decision | None:
     """Back from a plan that made nothing faster, if that pays as any plan must."""
     if view.failed is None or view.failed.forecast.plan != view.layout:
         return None
@@ -334,7 +336,9 @@ def _rolled_back(view: View, now: _Now) -> Decision | None:
     )
 
 
-def _safer(view: View, now: _Now, search: Search, shared: Layout) -> Decision | None:
+def _safer(
+    view: PlanningSnapshot, now: _Now, search: CandidateSearch, shared: Layout
+) -> Decision | None:
     """Other replicas for safety: they need not gain time, only not cost much.
 
     Where experts stand on too few nodes or racks; and after a death, if what is less likely lost
@@ -363,7 +367,7 @@ def _safer(view: View, now: _Now, search: Search, shared: Layout) -> Decision | 
     return now.plan(MitigationLevel.MOVE_REPLICAS, layout, reason, price)
 
 
-def _is_held(view: View, rung: MitigationLevel, layout: Layout) -> bool:
+def _is_held(view: PlanningSnapshot, rung: MitigationLevel, layout: Layout) -> bool:
     """Must this plan wait? One of its kind was refused, or just this one under another name."""
     return any(
         refusal.until_s > view.asked_s
@@ -372,7 +376,7 @@ def _is_held(view: View, rung: MitigationLevel, layout: Layout) -> bool:
     )
 
 
-def _refused(view: View, decided: MitigationLevel) -> str:
+def _refused(view: PlanningSnapshot, decided: MitigationLevel) -> str:
     """What ranks refused and is not offered for that reason, or is now tried again."""
     texts = []
     for kind, refusal in sorted(view.refusals.items()):
@@ -391,7 +395,7 @@ def _is_elsewhere(layout: Layout, home: Layout) -> bool:
     return home.ranks == layout.ranks and here != there
 
 
-def _reason(view: View, now: _Now, rung: MitigationLevel, price: Price) -> str:
+def _reason(view: PlanningSnapshot, now: _Now, rung: MitigationLevel, price: Price) -> str:
     if view.slow:
         who = ", ".join(f"rank {r} is x{s:.2f} slow" for r, s in sorted(view.slow.items()))
     elif view.is_makeshift:

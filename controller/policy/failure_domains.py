@@ -6,7 +6,7 @@ Racks count only where all are known: a rank of no known rack may stand beside a
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout, ReplicaSet
 from pacekeeper.core.layout.replica_spread import DomainOf, domain_of_rank, domains_of_ranks
@@ -38,7 +38,7 @@ class SpreadFloor:
         return f"{self.least} nodes{racks}"
 
 
-def floor_of(view: View, config: PolicyConfig) -> SpreadFloor:
+def floor_of(view: PlanningSnapshot, config: PolicyConfig) -> SpreadFloor:
     """What is asked of experts now."""
     nodes = SpreadFloor(least=config.min_nodes, domain_of=view.node_of)
     if not view.rack_of or _without_rack(view):
@@ -46,7 +46,7 @@ def floor_of(view: View, config: PolicyConfig) -> SpreadFloor:
     return replace(nodes, least_racks=config.min_racks, rack_of=view.rack_of)
 
 
-def untold(view: View, config: PolicyConfig) -> str:
+def untold(view: PlanningSnapshot, config: PolicyConfig) -> str:
     """Whose silence keeps racks from being counted; empty: nobody's, or all are silent."""
     ranks = _without_rack(view)
     if not view.rack_of or not ranks or config.min_racks < 2:
@@ -55,7 +55,7 @@ def untold(view: View, config: PolicyConfig) -> str:
     return f"; racks are not counted: {', '.join(nodes)} told none"
 
 
-def _without_rack(view: View) -> list[int]:
+def _without_rack(view: PlanningSnapshot) -> list[int]:
     return [rank for rank in view.layout.ranks if rank not in view.rack_of]
 
 

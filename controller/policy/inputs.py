@@ -6,7 +6,7 @@ from dataclasses import replace
 from pacekeeper.controller.detection.peer_groups import peers
 from pacekeeper.controller.mitigation import probes
 from pacekeeper.controller.mitigation.verification import measured_step_s, steps_since_onset
-from pacekeeper.controller.state.planning_snapshot import RankTime, View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot, RankTime
 from pacekeeper.controller.state.state import JobState, NodeState
 from pacekeeper.predictor.cost.forecast import Workload, work_parts
 from pacekeeper.predictor.online.state import microbatches_per_step
@@ -14,17 +14,17 @@ from pacekeeper.predictor.online.state import microbatches_per_step
 LEAST_DENSE = 0.05  # of a rank's time: loads are means, so the experts' part is one, too
 
 
-def view_of(
+def snapshot_of(
     job: JobState,
     now_s: float,
     nodes: Mapping[str, NodeState],
     lemons: Collection[str] = (),
-) -> View:
+) -> PlanningSnapshot:
     """Of a job that runs a known layout and whose ranks have told of their model and loads."""
     layout, shape = job.layouts.current, job.shape
     assert layout is not None and shape is not None, "actionable"
     evidences = [known.evidence for known in peers(job, layout.working)]
-    view = View(
+    view = PlanningSnapshot(
         layout=layout,
         shape=shape,
         model=job.detection.evidence.model,
@@ -71,7 +71,7 @@ def _racks(job: JobState, ranks: Iterable[int], nodes: Mapping[str, NodeState]) 
     return {rank: of_node[on] for rank in ranks if (on := job.ranks[rank].node) in of_node}
 
 
-def _with_work(view: View, job: JobState) -> View:
+def _with_work(view: PlanningSnapshot, job: JobState) -> PlanningSnapshot:
     """Where each rank's role has a model: what its work takes, and what of it is the experts'."""
     work: dict[int, RankTime] = {}
     for known in peers(job, view.layout.working):

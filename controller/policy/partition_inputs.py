@@ -20,7 +20,7 @@ from pacekeeper.controller.planning.model.problem import (
     PartitionProblem,
 )
 from pacekeeper.controller.planning.partition.layout_codec import partition_of
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import number_domains
@@ -29,7 +29,7 @@ BACKWARD_RATIO = 2.0  # of a forward pass; a rank's time is told for both togeth
 
 
 def problem_of(
-    view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness: float
+    view: PlanningSnapshot, config: PolicyConfig, costs: MoveCosts, *, unevenness: float
 ) -> PartitionProblem:
     """The present layout, home and the devices, under the schedule that the job reported.
 
@@ -75,7 +75,7 @@ def problem_of(
     )
 
 
-def as_partition(view: View, layout: Layout) -> Partition:
+def as_partition(view: PlanningSnapshot, layout: Layout) -> Partition:
     """Raises ValueError where a pipeline has fewer rows than micro-batches."""
     return partition_of(
         layout,
@@ -106,7 +106,7 @@ def unevenness_of(
     return worst
 
 
-def _model_cost(view: View) -> ModelCost:
+def _model_cost(view: PlanningSnapshot) -> ModelCost:
     """Layers are alike, but for a head: what the last stage takes beyond its layers. Look-ups of an
     embedding take next to nothing.
     """

@@ -20,7 +20,7 @@ from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.controller.planning.token_split.linear_program import Split
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.partition_inputs import as_partition, problem_of, unevenness_of
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.predictor.cost.forecast import forecast
@@ -39,7 +39,7 @@ class Pricing:
     forecast explains. Raises ValueError where pipelines can not be priced.
     """
 
-    def __init__(self, view: View, config: PolicyConfig) -> None:
+    def __init__(self, view: PlanningSnapshot, config: PolicyConfig) -> None:
         self.view = view
         self.speeds: Mapping[int, float] = view.speeds
         self.costs: MoveCosts = costs_of(tuple(view.moves.values()), config)

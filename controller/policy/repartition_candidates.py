@@ -20,7 +20,7 @@ from pacekeeper.controller.planning.partition.joint import (
 from pacekeeper.controller.planning.partition.layout_codec import layout_of
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.controller.policy.failure_rates import likelihood
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.incidents.rank_ranges import format_ranks
@@ -43,7 +43,7 @@ class Candidate:
 
 
 def repartitions(
-    view: View,
+    view: PlanningSnapshot,
     problem: PartitionProblem,
     config: PolicyConfig,
     hosts: Sequence[Experts],
@@ -108,7 +108,9 @@ def _named(rung: MitigationLevel, layout: Layout, old: Layout) -> Candidate:
     return Candidate(rung=rung, layout=layout, proof=f"; {words}" if words else "")
 
 
-def _of_joint(rung: MitigationLevel, joint: JointPlan, view: View, speeds: Speeds) -> Candidate:
+def _of_joint(
+    rung: MitigationLevel, joint: JointPlan, view: PlanningSnapshot, speeds: Speeds
+) -> Candidate:
     layout = _layout(view, joint.plan.partition, joint.experts, speeds)
     found = _named(rung, layout, view.layout)
     idle = set(layout.standing_by) - set(view.layout.standing_by) - view.slow.keys()
@@ -118,7 +120,9 @@ def _of_joint(rung: MitigationLevel, joint: JointPlan, view: View, speeds: Speed
     return replace(found, proof=found.proof + why)
 
 
-def _layout(view: View, partition: Partition, experts: Experts, speeds: Speeds) -> Layout:
+def _layout(
+    view: PlanningSnapshot, partition: Partition, experts: Experts, speeds: Speeds
+) -> Layout:
     """The next one; who has no part in the partition stands by."""
     return layout_of(
         partition,
@@ -137,7 +141,7 @@ def _joint(problem: PartitionProblem, wishes: PlacementRequest) -> JointPlan | N
 
 
 def _wishes(
-    view: View, config: PolicyConfig, problem: PartitionProblem, floor: SpreadFloor
+    view: PlanningSnapshot, config: PolicyConfig, problem: PartitionProblem, floor: SpreadFloor
 ) -> PlacementRequest:
     """As for replicas on fixed stages (`replica_candidates.py`)."""
     expert_s = sum(time.expert_s for time in view.work.values())

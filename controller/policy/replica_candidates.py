@@ -28,7 +28,7 @@ DOUBTED_TIMES = 10.0  # as likely as others do ranks fail whose node was slow ag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class PlacementRequest:
     """What a placement is judged by. `min_hosts` ranks for each expert, on as many nodes and racks
     as `spread` says; one with fewer keeps what it has, where no other placement is better.
 
@@ -74,7 +74,7 @@ def plan_replicas(
     splits: Sequence[Split],
     loads: Sequence[Sequence[float]],
     speeds: Mapping[int, float],
-    wishes: Wishes,
+    wishes: PlacementRequest,
 ) -> ReplicaPlan | None:
     """The cheapest hosts for these loads[layer][expert] in rows, from the present ones on.
 
@@ -128,7 +128,7 @@ def plan_replicas(
 def _with_left(
     planned: tuple[ReplicaSet, ...],
     present: tuple[ReplicaSet, ...],
-    wishes: Wishes,
+    wishes: PlacementRequest,
 ) -> tuple[ReplicaSet, ...]:
     """Replicas that are there stay, without a share, where a slot is free: no copies back home.
 
@@ -161,7 +161,7 @@ def _planned(
     loads: Sequence[Sequence[float]],
     cluster: Cluster,
     present: list[list[list[int]]],
-    wishes: Wishes,
+    wishes: PlacementRequest,
     num_copied: int,
 ) -> ExpertPlan | None:
     racks = min(wishes.spread.least_racks, len(set(cluster.racks)))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pacekeeper.controller.state.device_history import Strike
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.incidents.findings import Decision, Incident
 from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 from pacekeeper.core.incidents.proposals import Proposal
@@ -106,7 +106,7 @@ class AskDecision:
 
     job: str
     asked: int
-    view: View
+    view: PlanningSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

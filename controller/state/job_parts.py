@@ -24,7 +24,7 @@ from pacekeeper.controller.state.plan_phase import (
     Verdict,
     Withdrawn,
 )
-from pacekeeper.controller.state.rank_timings import Measured
+from pacekeeper.controller.state.rank_timings import RankTimings
 from pacekeeper.core.incidents.findings import Blindness, Decision, MitigationLevel, Tier, Watch
 from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.layout.layout import Layout
@@ -97,7 +97,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class CauseSearch:
     """The cause of an open finding is still looked for, up to `until_unix_s`.
 
     `peers` are ranks to compare with, `places` their nodes and its own; `sure`: how sure the cause
@@ -292,11 +292,11 @@ class DetectionState:
     by_role: Mapping[str, Evidence] = field(default_factory=dict)
     links: Evidence = field(default_factory=begin)
     inputs: Inputs = field(default_factory=Inputs)
-    measured: Measured = field(default_factory=Measured)
+    measured: RankTimings = field(default_factory=RankTimings)
     tells_work: bool = False
     whole: JobPace = field(default_factory=JobPace)
     spread: SpreadWindow = field(default_factory=SpreadWindow)
-    searches: Mapping[int, Search] = field(default_factory=dict)
+    searches: Mapping[int, CauseSearch] = field(default_factory=dict)
     canaries: Canaries = field(default_factory=Canaries)
     probe: ProbeQuestion | None = None
     newest_probe: int = 0

@@ -25,7 +25,7 @@ class RankTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class PlanningSnapshot:
     """What a decision rests on. `slow`: open findings, rank -> slowdown; `slow_links`: of links.
 
     `node_of`: where each rank sits; one that is not named is alone on its node. `rack_of`: the rack

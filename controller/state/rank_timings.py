@@ -9,7 +9,7 @@ from pacekeeper.predictor.online.state import Judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPace:
+class RankTiming:
     """Of one rank; None: not known yet (measuring)."""
 
     observed_s: float | None = None
@@ -18,17 +18,17 @@ class RankPace:
     suspicion: float = 0.0
 
 
-_UNKNOWN = RankPace()
+_UNKNOWN = RankTiming()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class RankTimings:
     """The newest `judgement`; `others`: of ranks that it does not judge, what earlier ones said."""
 
     judgement: Judgement | None = None
-    others: Mapping[int, RankPace] = field(default_factory=dict)
+    others: Mapping[int, RankTiming] = field(default_factory=dict)
 
-    def of(self, rank: int) -> RankPace:
+    def of(self, rank: int) -> RankTiming:
         """O(log ranks)."""
         judgement = self.judgement
         if judgement is None:
@@ -38,8 +38,8 @@ class Measured:
             return self.others.get(rank, _UNKNOWN)
         # Unknown are all while the job is in its warm-up, some while their role is.
         if not judgement.expected_s or isnan(judgement.expected_s[i]):
-            return RankPace(observed_s=judgement.observed_s[i])
-        return RankPace(
+            return RankTiming(observed_s=judgement.observed_s[i])
+        return RankTiming(
             observed_s=judgement.observed_s[i],
             expected_s=judgement.expected_s[i],
             slowdown=judgement.slowdown[i],
@@ -55,12 +55,12 @@ class Measured:
         pairs = zip(self.judgement.ranks, self.judgement.slowdown, strict=True)
         return found + [(rank, slow) for rank, slow in pairs if slow >= slowdown]  # not the unknown
 
-    def by(self, judgement: Judgement) -> "Measured":
+    def by(self, judgement: Judgement) -> "RankTimings":
         """The same once there is a newer one. O(ranks) only where it judges others than before."""
         before = self.judgement
         if before is None or before.ranks == judgement.ranks:
-            return Measured(judgement=judgement, others=self.others)
+            return RankTimings(judgement=judgement, others=self.others)
         judged = frozenset(judgement.ranks)
         earlier = {**self.others, **{rank: self.of(rank) for rank in before.ranks}}
         others = {rank: pace for rank, pace in earlier.items() if rank not in judged}
-        return Measured(judgement=judgement, others=others)
+        return RankTimings(judgement=judgement, others=others)

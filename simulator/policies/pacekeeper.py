@@ -14,7 +14,7 @@ import numpy as np
 
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.failure_rates import after_change
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import LostStateError
@@ -220,7 +220,7 @@ class Pacekeeper:
         num_nodes = len(layout.ranks)
         workload = workload_of(job, moment.parts, num_nodes)
         settled = self.config.settle_steps
-        view = View(
+        view = PlanningSnapshot(
             layout=layout,
             shape=shape_of(job, num_nodes),
             model=model_of(job),

@@ -1,6 +1,6 @@
 """A job of as many ranks as are asked for, eight on a node, whose nodes are killed one by one."""
 
-from pacekeeper.controller.machine.reports import take_in
+from pacekeeper.controller.machine.reports import ingest_report
 from pacekeeper.controller.state.events import Command
 from pacekeeper.controller.state.state import JobState, RankLife, RankState, State
 from pacekeeper.core.telemetry.attachment import Attachment
@@ -34,4 +34,4 @@ def killed(state: State, node: int) -> tuple[State, list[Command]]:
         for rank in range(node * PER_NODE, (node + 1) * PER_NODE)
     )
     report = JobReport(job=JOB, records=records)
-    return take_in(state, f"node-{node:04d}", report, NOW_S)
+    return ingest_report(state, f"node-{node:04d}", report, NOW_S)

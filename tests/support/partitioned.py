@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pacekeeper.controller.state.planning_snapshot import RankTime, View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot, RankTime
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
@@ -60,10 +60,10 @@ def view_of(
     microbatches: int = 4,
     rows: int = 64,
     work: Mapping[int, RankTime] | None = None,
-) -> View:
+) -> PlanningSnapshot:
     """A job that runs `layout`, with even loads; a slow one has been so for long."""
     num_experts = len(layout.experts[0])
-    return View(
+    return PlanningSnapshot(
         layout=layout,
         shape=ModelShape(
             num_layers=layout.num_layers,

@@ -3,7 +3,11 @@
 from pacekeeper.controller.planning.token_split.linear_program import Split
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
-from pacekeeper.controller.policy.replica_candidates import ReplicaPlan, Wishes, plan_replicas
+from pacekeeper.controller.policy.replica_candidates import (
+    PlacementRequest,
+    ReplicaPlan,
+    plan_replicas,
+)
 from pacekeeper.core.layout.layout import Layout
 
 Case = tuple[Layout, list[list[float]], dict[int, float], int]
@@ -36,9 +40,9 @@ def wishes(
     move_s: float = 0.0,
     restart_s: float = 0.0,
     max_copies: int | None = None,
-) -> Wishes:
+) -> PlacementRequest:
     """A second for a row."""
-    return Wishes(
+    return PlacementRequest(
         slots_per_rank=slots,
         min_hosts=min_hosts,
         spread=spread or SpreadFloor(),

@@ -24,7 +24,7 @@ from pacekeeper.controller.state.job_parts import (
 )
 from pacekeeper.controller.state.persistent_map import RankMap
 from pacekeeper.controller.state.plan_phase import AwaitingApproval
-from pacekeeper.controller.state.rank_timings import Measured, RankPace
+from pacekeeper.controller.state.rank_timings import RankTiming, RankTimings
 from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
@@ -173,7 +173,7 @@ def _large(on: Sequence[str]) -> JobState:
         world_size=len(on),
         incidents=(incident(1), incident(2, is_open=True)),
         heard_s=_heard(len(on)),
-        detection=DetectionState(measured=Measured(others=paces)),
+        detection=DetectionState(measured=RankTimings(others=paces)),
         layouts=LayoutState(current=layout, reason="the layout the job runs", newest_generation=1),
         progress=StepProgress(
             step=700, recent_step_s=(0.98,), tokens_per_s=4_280_000.0, loss=2.417
@@ -226,7 +226,7 @@ def _small(on: Sequence[str]) -> JobState:
         world_size=len(on),
         heard_s=_heard(len(on)),
         detection=DetectionState(
-            measured=Measured(
+            measured=RankTimings(
                 others={rank: _pace(1.35 if rank == 3 else 1.0) for rank in range(len(on))}
             )
         ),
@@ -250,8 +250,8 @@ def _rank(job: str, rank: int, node: str, world: int, life: RankLife = RankLife.
     )
 
 
-def _pace(slowdown: float) -> RankPace:
-    return RankPace(
+def _pace(slowdown: float) -> RankTiming:
+    return RankTiming(
         observed_s=0.8 * slowdown,
         expected_s=0.8,
         slowdown=slowdown,

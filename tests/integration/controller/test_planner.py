@@ -14,7 +14,7 @@ from pacekeeper.controller import effects
 from pacekeeper.controller.app import Controller
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.events import NodeReported
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.layout.codec import encode_layout
@@ -72,7 +72,7 @@ def test_status_and_reports_are_served_while_a_plan_is_made(
 ) -> None:
     may_end = threading.Event()
 
-    def slow(view: View, config: PolicyConfig) -> Decision:
+    def slow(view: PlanningSnapshot, config: PolicyConfig) -> Decision:
         if view.slow:
             assert may_end.wait(PATIENCE_S)
         return decide(view, config)
@@ -100,7 +100,7 @@ def test_a_bug_in_a_decision_is_counted_and_the_next_facts_are_decided_on(
     said: list[str] = []
     failures = iter([KeyError("a bug"), KeyError("a bug")])
 
-    def failing(view: View, config: PolicyConfig) -> Decision:
+    def failing(view: PlanningSnapshot, config: PolicyConfig) -> Decision:
         if view.slow and (error := next(failures, None)) is not None:
             raise error
         return decide(view, config)

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.machine.report_parsing import told_by
+from pacekeeper.controller.machine.report_parsing import records_by_kind
 from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
@@ -72,7 +72,7 @@ def test_columns_and_records_lead_the_machine_to_the_same_state(seed: int) -> No
 @given(seed=st.integers(0, 10_000))
 def test_who_told_anything_is_known_by_kind(seed: int) -> None:
     for records in some_steps(Random(seed)):
-        told = told_by(over_the_wire(JobReport(job=JOB, records=tuple(records))))
+        told = records_by_kind(over_the_wire(JobReport(job=JOB, records=tuple(records))))
         assert told.ranks == {record.rank for record in records}
         runs = {
             (record.rank, record.generation)

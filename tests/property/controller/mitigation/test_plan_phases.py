@@ -11,7 +11,7 @@ from pacekeeper.controller.mitigation.verification import JUDGED_STEPS
 from pacekeeper.controller.state import plan_phase
 from pacekeeper.controller.state.events import AskDecision, DecisionMade, Failed
 from pacekeeper.controller.state.plan_phase import TRANSITIONS, InForce, PhaseName, PlanEvent
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.telemetry.records import Record, StepRecord
@@ -37,7 +37,7 @@ class CountedTable(dict[Line, PhaseName]):
         return super().get(line)
 
 
-def decision_on(view: View, random: Random) -> Decision:
+def decision_on(view: PlanningSnapshot, random: Random) -> Decision:
     """Any plan that the policy could decide on, priced at random."""
     if view.approved is not None:
         return view.approved

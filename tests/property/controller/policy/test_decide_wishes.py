@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.diff import diff_layouts
@@ -17,7 +17,7 @@ from pacekeeper.predictor.cost.forecast import Workload, forecast
 
 
 @st.composite
-def views(draw: st.DrawFn) -> View:
+def views(draw: st.DrawFn) -> PlanningSnapshot:
     num_ranks, num_layers = draw(st.integers(2, 5)), draw(st.integers(1, 2))
     num_experts = draw(st.integers(1, 6))
     layout = even_layout(
@@ -29,7 +29,7 @@ def views(draw: st.DrawFn) -> View:
     load = st.one_of(st.just(0.0), st.floats(1.0, 5000.0))
     loads = st.lists(load, min_size=num_experts, max_size=num_experts).map(tuple)
     rows = draw(st.integers(1, 40))
-    return View(
+    return PlanningSnapshot(
         layout=layout,
         shape=ModelShape(
             num_layers=num_layers,
@@ -68,7 +68,7 @@ configs = st.builds(
 @settings(max_examples=60)
 @given(views(), configs)
 def test_a_plan_pays_by_forecast_and_keeps_what_must_be_kept(
-    view: View, config: PolicyConfig
+    view: PlanningSnapshot, config: PolicyConfig
 ) -> None:
     decision = decide(view, config)
     assert decision.reason
@@ -99,14 +99,16 @@ def test_a_plan_pays_by_forecast_and_keeps_what_must_be_kept(
 
 @settings(max_examples=30)
 @given(views(), configs)
-def test_the_same_view_gives_the_same_decision(view: View, config: PolicyConfig) -> None:
+def test_the_same_view_gives_the_same_decision(
+    view: PlanningSnapshot, config: PolicyConfig
+) -> None:
     assert decide(view, config) == decide(view, config)
 
 
 @settings(max_examples=30)
 @given(views(), configs)
 def test_a_layout_once_chosen_is_not_left_at_the_next_look(
-    view: View, config: PolicyConfig
+    view: PlanningSnapshot, config: PolicyConfig
 ) -> None:
     config = replace(config, min_gain=0.05)
     decision = decide(view, config)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.failure_domains import SpreadFloor, num_narrow
 from pacekeeper.controller.state.plan_phase import Forecast, Judged, RankRejection, Verdict
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
@@ -24,9 +24,9 @@ CONFIG = PolicyConfig()
 skewed = st.lists(st.sampled_from([1.0, 5.0, 40.0, 200.0]), min_size=16, max_size=16)
 
 
-def view_of(layout: Layout, node_of: NodeOf, slots: int, **change: object) -> View:
+def view_of(layout: Layout, node_of: NodeOf, slots: int, **change: object) -> PlanningSnapshot:
     num_experts = len(layout.experts[0])
-    view = View(
+    view = PlanningSnapshot(
         layout=layout,
         shape=ModelShape(
             num_layers=1,

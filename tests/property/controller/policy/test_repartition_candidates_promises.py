@@ -11,7 +11,7 @@ from pacekeeper.controller.planning.partition.constraints import check_partition
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.partition_inputs import as_partition
 from pacekeeper.controller.policy.pricing import Pricing
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import STATE_MOVING_LEVELS, Decision, MitigationLevel
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
@@ -21,7 +21,7 @@ MIN_PLANS = 0.2  # of all examples: a policy that never plans must not pass
 
 
 @st.composite
-def views(draw: st.DrawFn) -> View:
+def views(draw: st.DrawFn) -> PlanningSnapshot:
     stages, data, tensor = draw(
         st.sampled_from([(1, 2, 2), (2, 1, 1), (2, 2, 2), (2, 2, 1), (3, 1, 2), (2, 1, 4)])
     )
@@ -66,7 +66,7 @@ def test_a_plan_keeps_the_rules_and_pays_by_its_own_forecast() -> None:
 
     @settings(deadline=None, max_examples=60)
     @given(views(), configs)
-    def keeps_the_rules(view: View, config: PolicyConfig) -> None:
+    def keeps_the_rules(view: PlanningSnapshot, config: PolicyConfig) -> None:
         drawn[decide(view, config).rung] += 1
         check_decision(view, config)
 
@@ -76,7 +76,7 @@ def test_a_plan_keeps_the_rules_and_pays_by_its_own_forecast() -> None:
     assert sum(drawn[rung] for rung in STATE_MOVING_LEVELS) > 0
 
 
-def check_decision(view: View, config: PolicyConfig) -> None:
+def check_decision(view: PlanningSnapshot, config: PolicyConfig) -> None:
     decision = decide(view, config)
     assert decision.reason
     assert decide(view, config) == decision
@@ -114,7 +114,7 @@ def test_after_recovery_home_returns_and_stays() -> None:
 
     @settings(deadline=None, max_examples=30)
     @given(views(), configs)
-    def returns_and_stays(view: View, config: PolicyConfig) -> None:
+    def returns_and_stays(view: PlanningSnapshot, config: PolicyConfig) -> None:
         config = replace(config, may_leave_out=False, min_nodes=1, memory_bytes=0)
         decision = decide(view, config)
         is_moved = decision.layout is not None and bool(view.slow)
@@ -143,7 +143,7 @@ def test_a_baseline_that_is_as_fast_but_for_rounding_is_restored() -> None:
     check_return(view, config, decision)
 
 
-def check_return(view: View, config: PolicyConfig, decision: Decision) -> None:
+def check_return(view: PlanningSnapshot, config: PolicyConfig, decision: Decision) -> None:
     assert decision.layout is not None
     over = replace(
         view,

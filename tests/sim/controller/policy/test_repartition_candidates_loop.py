@@ -11,7 +11,7 @@ from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.controller.policy.partition_inputs import as_partition, unevenness_of
 from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.state.events import AskDecision, Command, DecisionMade, Event
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.findings import Decision, FindingKind
 from pacekeeper.core.layout.pipeline_schedule import Schedule
@@ -100,12 +100,12 @@ def test_a_zero_bubble_job_is_priced_and_planned_by_its_own_program() -> None:
     assert decision.planned_step_s == pytest.approx(bare_s + overhead_s)
 
 
-def asked_views(cluster: PaperCluster) -> list[View]:
+def asked_views(cluster: PaperCluster) -> list[PlanningSnapshot]:
     """What each decision so far rests on."""
     return [command.view for command in cluster.commands if isinstance(command, AskDecision)]
 
 
-def problem_asked(view: View) -> PartitionProblem:
+def problem_asked(view: PlanningSnapshot) -> PartitionProblem:
     """The problem that the planner of partitions gets."""
     problem = Pricing(view, CONFIG.policy).problem
     assert problem is not None

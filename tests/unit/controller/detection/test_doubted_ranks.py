@@ -8,11 +8,11 @@ from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy import candidates
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
-from pacekeeper.controller.policy.inputs import view_of
+from pacekeeper.controller.policy.inputs import snapshot_of
 from pacekeeper.controller.policy.replica_candidates import (
     DOUBTED_TIMES,
+    PlacementRequest,
     ReplicaPlan,
-    Wishes,
     plan_replicas,
 )
 from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, remember
@@ -36,7 +36,7 @@ def planned(doubted: set[int]) -> ReplicaPlan | None:
         split_layers(layout, loads=loads, speeds=speeds),
         loads,
         speeds,
-        Wishes(
+        PlacementRequest(
             slots_per_rank=2,
             min_hosts=2,
             spread=SpreadFloor(domain_of=NODES, least=2),
@@ -64,7 +64,7 @@ def test_where_nobody_is_doubted_nothing_moves() -> None:
 
 
 def test_a_doubted_rank_is_ten_times_as_likely_to_fail_and_never_more_than_sure() -> None:
-    wishes = Wishes(
+    wishes = PlacementRequest(
         slots_per_rank=2,
         min_hosts=2,
         spread=SpreadFloor(),
@@ -105,7 +105,7 @@ def test_a_decision_knows_the_ranks_of_lemons() -> None:
         train(driver, number, number + 1)
         asked += driver.all_said(AskDecision)
     assert asked and all(one.view.doubted == {2, 3} for one in asked)
-    assert view_of(driver.job, driver.now_s, driver.state.nodes).doubted == frozenset()
+    assert snapshot_of(driver.job, driver.now_s, driver.state.nodes).doubted == frozenset()
 
 
 def test_what_a_decision_knows_of_them_reaches_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,9 +113,11 @@ def test_what_a_decision_knows_of_them_reaches_the_planner(monkeypatch: pytest.M
     train(driver, 0, WARM)
     config = driver.config.policy
     known = replace(
-        view_of(driver.job, driver.now_s, driver.state.nodes), doubted=frozenset({1}), slow={2: 2.0}
+        snapshot_of(driver.job, driver.now_s, driver.state.nodes),
+        doubted=frozenset({1}),
+        slow={2: 2.0},
     )
-    seen: list[Wishes] = []
+    seen: list[PlacementRequest] = []
     monkeypatch.setattr(candidates, "plan_replicas", lambda *given: seen.append(given[-1]))
     decide(known, config)
     assert [wishes.doubted for wishes in seen] == [{1}]

@@ -11,8 +11,8 @@ from pacekeeper.controller.detection.root_cause import (
     KEPT_SAMPLES,
     LOOK_AGAIN_S,
     SPACING_S,
-    kept,
-    remember,
+    append_sample,
+    store_samples,
 )
 from pacekeeper.controller.state.events import SaveIncident
 from pacekeeper.controller.state.job_parts import StepDraft
@@ -43,7 +43,7 @@ class TestWindows:
     def test_it_spans_a_minute_and_always_holds_the_newest(self) -> None:
         window: tuple[DeviceSample, ...] = ()
         for second in range(200):
-            window = kept(window, at(float(second)))
+            window = append_sample(window, at(float(second)))
             assert window[-1].sampled_s == second
             assert len(window) <= KEPT_SAMPLES
         span_s = window[-1].sampled_s - window[0].sampled_s
@@ -51,24 +51,26 @@ class TestWindows:
 
     def test_what_is_told_again_or_late_changes_nothing(self) -> None:
         window = (at(10.0), at(20.0))
-        assert kept(window, at(20.0, sm_clock_mhz=1.0)) is window
-        assert kept(window, at(15.0)) is window
+        assert append_sample(window, at(20.0, sm_clock_mhz=1.0)) is window
+        assert append_sample(window, at(15.0)) is window
 
     def test_a_clock_that_began_anew_begins_a_new_window(self) -> None:
-        assert kept((at(1e6), at(1e6 + 9.0)), at(5.0)) == (at(5.0),)
+        assert append_sample((at(1e6), at(1e6 + 9.0)), at(5.0)) == (at(5.0),)
 
     def test_a_driver_that_hangs_takes_nothing_from_what_was_seen(self) -> None:
         node = NodeState(name="n", agent_life="a")
         full = NodeReport(sequence=1, sent_mono_s=0.0, devices=(DEVICE,), host=HOST)
         empty = NodeReport(sequence=2, sent_mono_s=1.0)
-        node = remember(remember(node, full, 1.0), empty, 2.0)
+        node = store_samples(store_samples(node, full, 1.0), empty, 2.0)
         assert (node.devices, node.host) == ({"d": (DEVICE,)}, (HOST,))
 
     def test_devices_that_come_and_go_do_not_pile_up(self) -> None:
         node = NodeState(name="n", agent_life="a")
         for number in range(300):
             sample = replace(DEVICE, device_uuid=f"d{number}")
-            node = remember(node, NodeReport(sequence=1, sent_mono_s=0.0, devices=(sample,)), 1.0)
+            node = store_samples(
+                node, NodeReport(sequence=1, sent_mono_s=0.0, devices=(sample,)), 1.0
+            )
             assert len(node.devices) <= root_cause.KEPT_DEVICES
         assert "d299" in node.devices
 

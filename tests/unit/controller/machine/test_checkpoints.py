@@ -7,8 +7,8 @@ import pytest
 
 from pacekeeper.cli.observe import status
 from pacekeeper.controller.api.messages import job_view
-from pacekeeper.controller.machine.checkpoints import take
-from pacekeeper.controller.machine.reports import take_in
+from pacekeeper.controller.machine.checkpoints import record_saves
+from pacekeeper.controller.machine.reports import ingest_report
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.events import Say
 from pacekeeper.controller.state.job_parts import Saves, StepProgress
@@ -28,7 +28,7 @@ def told(outcome: str, step: int, rank: int = 0, **values: Any) -> CheckpointRec
 
 
 def after(*records: CheckpointRecord, before: Saves | None = None) -> tuple[Saves, str]:
-    found, words = take(before, records)
+    found, words = record_saves(before, records)
     assert found is not None
     return found, words
 
@@ -40,7 +40,7 @@ def test_ranks_say_what_records_hold() -> None:
 
 
 def test_of_nothing_nothing_is_known() -> None:
-    assert take(None, []) == (None, "")
+    assert record_saves(None, []) == (None, "")
 
 
 def test_the_newest_complete_one_counts_whatever_comes_late() -> None:
@@ -97,11 +97,11 @@ def test_records_of_ranks_become_the_state_of_their_job() -> None:
     own = Attachment(job="train", rank=2, world_size=4, pid=7, life=1)
     records = (told("failed", 9, 2, reason="full"),)
     report = JobReport(job="train", life=1, attached=(own,), records=records)
-    state, said = take_in(State(), "node", report, 0.0)
+    state, said = ingest_report(State(), "node", report, 0.0)
     saves = state.jobs["train"].progress.saves
     assert saves is not None and saves.trouble == "failed"
     assert Say(text="job=train checkpoints=failed step=9 rank 2: full") in said
-    state, _ = take_in(state, "node", JobReport(job="train", life=2), 0.0)
+    state, _ = ingest_report(state, "node", JobReport(job="train", life=2), 0.0)
     assert state.jobs["train"].progress.saves is None, "another life has storage of its own"
 
 
@@ -153,9 +153,9 @@ def test_snapshots_in_memory_are_told_beside_and_change_nothing_of_checkpoints()
     )
     well = SnapshotRecord(rank=2, step=20, generation=1, outcome="complete", duration_s=0.25)
     report = JobReport(job="train", life=1, attached=(own,), records=(told("complete", 9), well))
-    state, said = take_in(State(), "node", report, 0.0)
+    state, said = ingest_report(State(), "node", report, 0.0)
     assert not [one for one in said if isinstance(one, Say) and "=well" in one.text]
-    state, said = take_in(state, "node", replace(report, records=(late,)), 0.0)
+    state, said = ingest_report(state, "node", replace(report, records=(late,)), 0.0)
     assert Say(text="job=train snapshots=late step=30 rank 2: on its way") in said
     job = state.jobs["train"]
     assert job.progress.saves == Saves(complete=(1, 9), duration_s=2.0)

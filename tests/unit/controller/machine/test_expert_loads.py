@@ -58,7 +58,7 @@ def told(
 
 
 def after(job: JobState, records: Sequence[ExpertLoadRecord]) -> JobState:
-    return expert_loads.fold(expert_loads.take(job, records), WEIGHT)
+    return expert_loads.fold_complete(expert_loads.add_counts(job, records), WEIGHT)
 
 
 ALL = tuple(10.0 + 4 * expert for expert in range(EXPERTS))  # rows of each, of four ranks
@@ -117,7 +117,7 @@ def test_counts_under_a_layout_that_is_not_in_force_yet_wait_for_it() -> None:
     job = after(job_of(), told(0, generation=2))
     assert job.workload.loads == ()
     job = replace(job, layouts=replace(job.layouts, current=replace(WIDE, generation=2)))
-    assert expert_loads.fold(job, WEIGHT).workload.loads == (ALL,) * LAYERS
+    assert expert_loads.fold_complete(job, WEIGHT).workload.loads == (ALL,) * LAYERS
 
 
 def test_counts_under_a_layout_that_is_over_are_forgotten() -> None:
@@ -143,7 +143,7 @@ def test_what_is_told_twice_counts_once() -> None:
 
 def test_a_job_that_went_back_learns_from_its_steps_again() -> None:
     job = after(after(job_of(), told(7)), told(8, ranks=[0, 1]))
-    job = expert_loads.undated(job)
+    job = expert_loads.reset_drafts(job)
     assert after(job, [*told(7), *told(8)]).workload.num_load_steps == 3
 
 
@@ -168,7 +168,7 @@ def test_what_the_model_lacks_and_who_is_unknown_say_nothing() -> None:
     strange += [replace(one, first_expert=EXPERTS - 1) for one in told(0)]
     strange += [replace(one, rank=77) for one in told(0)]
     job = job_of()
-    assert expert_loads.take(job, strange) is job
+    assert expert_loads.add_counts(job, strange) is job
 
 
 @given(

@@ -97,14 +97,14 @@ def test_a_job_that_fails_on_a_tick_does_not_silence_the_others(
 ) -> None:
     driver = started(QUICK)
     report_both(driver)
-    real = job_lifecycle.follow
+    real = job_lifecycle.update_lifecycle
 
     def broken(job: Any, now_s: float, unix_s: float) -> Any:
         if job.name == JOB:
             raise KeyError("a bug")
         return real(job, now_s, unix_s)
 
-    monkeypatch.setattr(job_lifecycle, "follow", broken)
+    monkeypatch.setattr(job_lifecycle, "update_lifecycle", broken)
     driver.tick()
     assert driver.state.jobs[OTHER].coverage.watch is Watch.ENDED
     assert [told.what for told in driver.all_said(Failed)] == [f"job={JOB} following it failed"]

@@ -6,7 +6,7 @@ import pytest
 
 from pacekeeper.controller.machine.machine import DECIDE_WITHIN_S
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.policy.inputs import view_of
+from pacekeeper.controller.policy.inputs import snapshot_of
 from pacekeeper.controller.state.events import (
     AskDecision,
     DecisionMade,
@@ -72,13 +72,13 @@ def test_a_decision_knows_the_racks_that_were_told_last() -> None:
     driver, question = asking()
     assert question.view.rack_of == {}
     driver.agent("node-0", rack="r0")
-    assert view_of(driver.job, 0.0, driver.state.nodes).rack_of == {0: "r0", 1: "r0"}
+    assert snapshot_of(driver.job, 0.0, driver.state.nodes).rack_of == {0: "r0", 1: "r0"}
     driver.agent("node-1", rack="r1")
     driver.agent("node-0", rack="r2")
     told = {0: "r2", 1: "r2", 2: "r1", 3: "r1"}
-    assert view_of(driver.job, 0.0, driver.state.nodes).rack_of == told
+    assert snapshot_of(driver.job, 0.0, driver.state.nodes).rack_of == told
     driver.event(NodeDetached(node="node-1", agent_life="a"))
-    assert view_of(driver.job, 0.0, driver.state.nodes).rack_of == told, "it has not moved"
+    assert snapshot_of(driver.job, 0.0, driver.state.nodes).rack_of == told, "it has not moved"
 
 
 def test_while_one_is_made_steps_are_judged_and_no_other_is_asked_for() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pacekeeper.controller.machine.rank_failures import GATHER_S
-from pacekeeper.controller.machine.reports import take_in
+from pacekeeper.controller.machine.reports import ingest_report
 from pacekeeper.controller.state.events import SaveIncident, Say
 from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.rows import incident_of, incident_row
@@ -157,7 +157,7 @@ def test_many_changes_of_one_incident_at_once_are_written_and_told_as_one() -> N
         state, more = killed(state, node)
         said += more
     end = RankExitRecord(rank=0, pid=1000, exit_code=1, signal=0)
-    state, more = take_in(state, "node-0000", JobReport(job="other", records=(end,)), 100.0)
+    state, more = ingest_report(state, "node-0000", JobReport(job="other", records=(end,)), 100.0)
     state, last = killed(state, 3)
     once = last_of_each([*said, *more, *last])  # type: ignore[list-item]
     saved = [one.incident for one in once if isinstance(one, SaveIncident)]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pacekeeper.controller.machine.report_parsing import by_job, together
+from pacekeeper.controller.machine.report_parsing import by_job, merge_reports
 from pacekeeper.controller.state.events import (
     NodeDetached,
     NodeReported,
@@ -99,7 +99,7 @@ def test_a_quiet_report_has_no_part() -> None:
 def test_only_reports_that_follow_each_other_are_taken_in_together() -> None:
     gone = NodeDetached(node="n", agent_life="x")
     first, second, third = told("n"), told("m"), told("n")
-    assert list(together([first, second, gone, third, Tick()])) == [
+    assert list(merge_reports([first, second, gone, third, Tick()])) == [
         NodesReported(reports=(first, second)),
         gone,
         NodesReported(reports=(third,)),

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from pacekeeper.controller.machine.tick import RANKS_PER_S, next_turn
+from pacekeeper.controller.machine.tick import RANKS_PER_S, next_jobs
 from pacekeeper.controller.state.state import JobState, RankState, State
 from pacekeeper.core.telemetry.attachment import Attachment
 
@@ -20,7 +20,7 @@ def fleet(num_jobs: int, num_ranks: int) -> State:
 def looked_at(state: State, *, ticks: int, period_s: float) -> Counter[str]:
     seen: Counter[str] = Counter()
     for i in range(ticks):
-        state, turn = next_turn(state, 100.0 + i * period_s)
+        state, turn = next_jobs(state, 100.0 + i * period_s)
         seen.update(turn)
     return seen
 
@@ -43,6 +43,6 @@ def test_a_job_larger_than_the_budget_is_looked_at_and_pays_for_it() -> None:
 
 
 def test_a_job_that_came_in_between_has_its_turn() -> None:
-    state, _ = next_turn(fleet(3, 4), 1.0)
-    _, turn = next_turn(State(jobs=fleet(4, 4).jobs, looked_at=state.looked_at), 1.2)
+    state, _ = next_jobs(fleet(3, 4), 1.0)
+    _, turn = next_jobs(State(jobs=fleet(4, 4).jobs, looked_at=state.looked_at), 1.2)
     assert turn == tuple(f"job-{i:03d}" for i in range(4))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.mitigation.approvals import found
+from pacekeeper.controller.mitigation.approvals import find_proposal
 from pacekeeper.controller.observability import alerts
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.events import SaveProposal, Say, Tick
@@ -48,7 +48,7 @@ def test_a_plan_that_waits_for_a_person_has_the_time_left_that_it_had(by_s: floa
     driver.tick(STANDS_S / 4)
     assert opened(driver) == after
     driver.tick(STANDS_S)
-    ended = found(driver.state, before.proposal_id)
+    ended = find_proposal(driver.state, before.proposal_id)
     assert ended is not None and ended.answer is ProposalState.EXPIRED
 
 

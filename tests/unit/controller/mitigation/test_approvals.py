@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.mitigation.approvals import found
+from pacekeeper.controller.mitigation.approvals import find_proposal
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.events import (
     AskDecision,
@@ -41,7 +41,7 @@ from support.scrapes import value
 
 
 def ended(driver: Driver, proposal: Proposal) -> Proposal:
-    known = found(driver.state, proposal.proposal_id)
+    known = find_proposal(driver.state, proposal.proposal_id)
     assert known is not None
     return known
 

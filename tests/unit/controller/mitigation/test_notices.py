@@ -1,7 +1,7 @@
 """Deaths are told at once; a large job that is killed does not keep the controller busy with it."""
 
-from pacekeeper.controller.mitigation.notices import PAUSE_RANKS, PAUSE_S, tell
-from pacekeeper.controller.mitigation.rollout import say_again
+from pacekeeper.controller.mitigation.notices import PAUSE_RANKS, PAUSE_S, announce_deaths
+from pacekeeper.controller.mitigation.rollout import repeat_notices
 from pacekeeper.controller.state.events import Command, NotifyDeaths, SaveIncident
 from pacekeeper.controller.state.state import State
 from support.machine_driver import JOB
@@ -34,23 +34,23 @@ def test_a_large_job_that_is_killed_is_told_of_now_and_then_and_whole() -> None:
         state, more = killed(state, node)
         said += more
     assert len(notices(said)) == 1, "of the first report"
-    early, said = say_again(state.jobs[JOB], NOW_S + PAUSE_S)
+    early, said = repeat_notices(state.jobs[JOB], NOW_S + PAUSE_S)
     assert not notices(said) and early.notices.has_unsent_deaths
-    after, said = say_again(early, NOW_S + 2 * PAUSE_S)
+    after, said = repeat_notices(early, NOW_S + 2 * PAUSE_S)
     (notice,) = notices(said)
     assert notice.ranks == after.dead and len(notice.ranks) == (num_nodes - 1) * PER_NODE
     assert not after.notices.has_unsent_deaths
 
 
 def test_the_pause_grows_with_the_job() -> None:
-    after, said = tell(job(PAUSE_RANKS - 1, dead=1), NOW_S)
-    assert notices(said) and notices(tell(after, NOW_S)[1])
-    after, said = tell(job(4 * PAUSE_RANKS, dead=1), NOW_S)
+    after, said = announce_deaths(job(PAUSE_RANKS - 1, dead=1), NOW_S)
+    assert notices(said) and notices(announce_deaths(after, NOW_S)[1])
+    after, said = announce_deaths(job(4 * PAUSE_RANKS, dead=1), NOW_S)
     assert notices(said)
-    assert not notices(tell(after, NOW_S + 3.9 * PAUSE_S)[1])
-    assert notices(tell(after, NOW_S + 4.1 * PAUSE_S)[1])
+    assert not notices(announce_deaths(after, NOW_S + 3.9 * PAUSE_S)[1])
+    assert notices(announce_deaths(after, NOW_S + 4.1 * PAUSE_S)[1])
 
 
 def test_where_nobody_is_left_nobody_is_told() -> None:
-    after, said = tell(job(3, dead=3), NOW_S)
+    after, said = announce_deaths(job(3, dead=3), NOW_S)
     assert not said and not after.notices.has_unsent_deaths

@@ -6,7 +6,7 @@ import pytest
 
 from pacekeeper.controller.api.messages import job_view, node_views
 from pacekeeper.controller.mitigation import overrides
-from pacekeeper.controller.policy.inputs import view_of
+from pacekeeper.controller.policy.inputs import snapshot_of
 from pacekeeper.controller.state.events import (
     AskDecision,
     DropOrder,
@@ -66,7 +66,7 @@ def test_a_decision_that_comes_after_the_pause_is_dropped() -> None:
     driver.is_deciding = False
     train(driver, WARM, WARM + 12, slow=2)
     question = AskDecision(
-        job=JOB, asked=driver.job.plan.asked, view=view_of(driver.job, driver.now_s, {})
+        job=JOB, asked=driver.job.plan.asked, view=snapshot_of(driver.job, driver.now_s, {})
     )
     assert driver.job.plan.asked, "one is being made"
     say(driver, OrderKind.PAUSE, JOB)
@@ -139,7 +139,7 @@ def test_orders_outlive_a_restart() -> None:
     driver.state = state
     assert driver.job.layouts.current is not None
     driver.attach_again(driver.job.layouts.current)
-    assert overrides.seen(driver.state, driver.job).cordoned == {0, 1, 3}
+    assert overrides.with_cordons(driver.state, driver.job).cordoned == {0, 1, 3}
     assert overrides.why_no_plans(driver.state, JOB) == "paused by ada: new"
 
 
@@ -182,10 +182,10 @@ def test_a_rank_is_named_by_its_job_and_number(subject: str, named: tuple[str, i
 def test_a_rank_cordon_is_of_this_life_of_the_job() -> None:
     driver = running()
     say(driver, OrderKind.CORDON_RANK, f"{JOB}/3")
-    assert overrides.seen(driver.state, driver.job).cordoned == {3}
+    assert overrides.with_cordons(driver.state, driver.job).cordoned == {3}
     later = replace(driver.job, life=driver.job.life + 1)
-    assert overrides.seen(driver.state, later).cordoned == frozenset()
-    assert not overrides.of_job(driver.state, later)
+    assert overrides.with_cordons(driver.state, later).cordoned == frozenset()
+    assert not overrides.orders_of_job(driver.state, later)
 
 
 def test_orders_are_seen_in_the_status() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pacekeeper.controller.mitigation import migration_costs, verification
 from pacekeeper.controller.mitigation.migration_costs import MoveCosts, costs_of
-from pacekeeper.controller.policy.inputs import view_of
+from pacekeeper.controller.policy.inputs import snapshot_of
 from pacekeeper.controller.state.events import SaveDecision, SaveIncident
 from pacekeeper.controller.state.job_parts import Move
 from pacekeeper.controller.state.plan_phase import Forecast, InForce, Judged, Rollback, Verdict
@@ -159,7 +159,7 @@ def test_steps_of_before_the_fault_say_nothing_of_the_job_without_the_plan() -> 
     assert promise is not None and promise.before_s == 0.25
     gain_s = decision.current_step_s - decision.planned_step_s
     assert promise.planned_s == pytest.approx(0.25 - gain_s)
-    assert view_of(job, 0.0, {}).step_s == 0.25
+    assert snapshot_of(job, 0.0, {}).step_s == 0.25
     unmeasured = replace(job, progress=replace(job.progress, recent_step_s=()))
     assert verification.in_force(unmeasured, plan) == InForce(plan=plan, forecast=None)
     assert verification.in_force(job, replace(plan, generation=9)) is None, "not ours"
@@ -179,18 +179,18 @@ def test_a_move_takes_as_long_as_its_slowest_rank_and_is_counted_once() -> None:
         told(0, plan, duration_s=0.2, moved_bytes=30),
         told(3, plan, duration_s=0.5, moved_bytes=10),
     ]
-    taken = migration_costs.take(migration_costs.take(job, records), records[:1])
+    taken = migration_costs.record_moves(migration_costs.record_moves(job, records), records[:1])
     assert taken.plan.moves == {
         2: Move(ranks=frozenset({0, 3}), duration_s=0.5, total_bytes=40, busiest_bytes=30)
     }
-    assert migration_costs.take(job, [*records, records[0]]).plan.moves == taken.plan.moves, (
-        "in one report, too"
-    )
+    assert (
+        migration_costs.record_moves(job, [*records, records[0]]).plan.moves == taken.plan.moves
+    ), "in one report, too"
     regroup = replace(records[0], generation=3, is_regroup=True)
     first = replace(records[0], generation=4, previous_generation=0)
-    assert migration_costs.take(taken, [regroup, first]) is taken
+    assert migration_costs.record_moves(taken, [regroup, first]) is taken
     many = [replace(records[0], generation=5 + i) for i in range(40)]
-    assert sorted(migration_costs.take(taken, many).plan.moves) == list(range(29, 45))
+    assert sorted(migration_costs.record_moves(taken, many).plan.moves) == list(range(29, 45))
 
 
 def test_costs_are_as_measured_and_as_set_until_then() -> None:

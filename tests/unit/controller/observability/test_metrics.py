@@ -19,7 +19,7 @@ from pacekeeper.controller.state.job_parts import (
     StepProgress,
 )
 from pacekeeper.controller.state.persistent_map import NodeMap
-from pacekeeper.controller.state.rank_timings import Measured, RankPace
+from pacekeeper.controller.state.rank_timings import RankTiming, RankTimings
 from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
@@ -55,7 +55,7 @@ def incident(number: int, kind: FindingKind = FindingKind.DEVICE) -> Incident:
 
 def job_of(slowdowns: list[float | None]) -> JobState:
     """One whose ranks were measured like this."""
-    paces = {number: RankPace(slowdown=slowdown) for number, slowdown in enumerate(slowdowns)}
+    paces = {number: RankTiming(slowdown=slowdown) for number, slowdown in enumerate(slowdowns)}
     return JobState(
         name="train",
         ranks={
@@ -64,7 +64,7 @@ def job_of(slowdowns: list[float | None]) -> JobState:
             )
             for number in paces
         },
-        detection=DetectionState(measured=Measured(others=paces)),
+        detection=DetectionState(measured=RankTimings(others=paces)),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pacekeeper.controller.planning.reliability import minimal_cut_sets, survival
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import Layout, even_layout
@@ -37,8 +37,8 @@ MODEL = CostModel(
 CONFIG = PolicyConfig()
 
 
-def view_after(layout: Layout, *, expert_bytes: int = 1000) -> View:
-    return View(
+def view_after(layout: Layout, *, expert_bytes: int = 1000) -> PlanningSnapshot:
+    return PlanningSnapshot(
         layout=layout,
         shape=ModelShape(
             num_layers=NUM_LAYERS,

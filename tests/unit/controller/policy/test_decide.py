@@ -6,7 +6,7 @@ import pytest
 
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.plan_phase import RankRejection
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
@@ -26,7 +26,7 @@ SHAPE = ModelShape(
 )
 EVEN = even_layout(ranks=range(4), num_layers=2, num_experts=8, replicas=2, generation=5)
 LONE = even_layout(ranks=range(4), num_layers=2, num_experts=8, replicas=1, generation=5)
-HEALTHY = View(
+HEALTHY = PlanningSnapshot(
     layout=EVEN,
     shape=SHAPE,
     model=None,
@@ -292,7 +292,9 @@ def test_hot_experts_alone_need_a_large_and_settled_gain() -> None:
     assert decide(HEALTHY, CONFIG).layout is None
 
 
-def refused(view: View, rung: MitigationLevel, layout: Layout, *, wait_s: float = 30.0) -> View:
+def refused(
+    view: PlanningSnapshot, rung: MitigationLevel, layout: Layout, *, wait_s: float = 30.0
+) -> PlanningSnapshot:
     refusal = RankRejection(plan=layout, rank=3, reason="no room", count=1, until_s=100.0 + wait_s)
     return replace(view, refusals={rung: refusal}, asked_s=100.0)
 

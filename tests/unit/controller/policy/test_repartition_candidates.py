@@ -10,7 +10,7 @@ from pacekeeper.controller.policy.partition_inputs import as_partition
 from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.state.job_parts import Move
 from pacekeeper.controller.state.plan_phase import Forecast, Judged, RankRejection, Verdict
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import STATE_MOVING_LEVELS, Decision, MitigationLevel
 from pacekeeper.core.layout.diff import diff_layouts
@@ -25,7 +25,7 @@ SLOW = view_of(EVEN, slow={1: 2.0}, home=EVEN)
 PAIRS = staged_layout(tensor=1)  # no tensor groups: a slow rank can only give layers or rows away
 
 
-def under(view: View, schedule: Schedule | None) -> View:
+def under(view: PlanningSnapshot, schedule: Schedule | None) -> PlanningSnapshot:
     """The same job, its trainer running this schedule."""
     return replace(view, shape=replace(view.shape, schedule=schedule))
 

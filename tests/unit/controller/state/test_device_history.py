@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pacekeeper.controller.detection.incidents import open_incident
-from pacekeeper.controller.mitigation.notices import suspects
+from pacekeeper.controller.mitigation.notices import suspect_ranks
 from pacekeeper.controller.state import device_history
 from pacekeeper.controller.state.device_history import (
     DAY_S,
@@ -107,6 +107,6 @@ def test_a_death_is_no_strike() -> None:
 
 
 def test_ranks_on_lemons_are_saved_first_and_accused_of_nothing() -> None:
-    assert suspects(job("b"), {"n1"}) == (0,)
-    assert suspects(job("b"), {"n2"}) == ()
+    assert suspect_ranks(job("b"), {"n1"}) == (0,)
+    assert suspect_ranks(job("b"), {"n2"}) == ()
     assert not job("b").incidents

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.detection.root_cause import health_of, remember, windows
+from pacekeeper.controller.detection.root_cause import health_of, store_samples, windows
 from pacekeeper.controller.state.state import NodeState
 from pacekeeper.core.telemetry.node_report import AgentHealth, LazyNodeData, NodeReport
 from pacekeeper.protos import control_pb2, telemetry_pb2
@@ -61,7 +61,9 @@ def test_a_device_that_hangs_does_not_hold_up_what_the_others_tell() -> None:
         report = at(second)
         hangs = replace(report.devices[0], sampled_s=0.0)
         report = replace(report, devices=(hangs, *report.devices[1:]))
-        node = remember(node, replace(report, devices=(), host=None, unread=unread_of(report)), 0.0)
+        node = store_samples(
+            node, replace(report, devices=(), host=None, unread=unread_of(report)), 0.0
+        )
     devices, _ = windows(node)
     assert [len(devices[f"d{i}"]) for i in range(3)] == [1, 12, 12]
 
@@ -70,8 +72,8 @@ def test_windows_of_unread_samples_are_those_of_samples_read_at_once() -> None:
     read = late = NodeState(name="n", agent_life="x")
     for second in range(200):
         report = at(second)
-        read = remember(read, report, float(second))
-        late = remember(late, reports.report_from_parts(parts_of(report)), float(second))
+        read = store_samples(read, report, float(second))
+        late = store_samples(late, reports.report_from_parts(parts_of(report)), float(second))
         assert health_of(late) == read.health
         if second % 17 == 0:
             assert windows(late) == windows(read)
@@ -82,7 +84,7 @@ def test_windows_of_unread_samples_are_those_of_samples_read_at_once() -> None:
 def test_a_clock_that_begins_anew_leaves_nothing_of_the_old_one() -> None:
     node = NodeState(name="n", agent_life="x")
     for second in (500, 506, 512, 3, 4):
-        node = remember(node, reports.report_from_parts(parts_of(at(second))), 0.0)
+        node = store_samples(node, reports.report_from_parts(parts_of(at(second))), 0.0)
     _, host = windows(node)
     assert [sample.sampled_s for sample in host] == [3.0, 4.0]
 

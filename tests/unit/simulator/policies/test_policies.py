@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state.planning_snapshot import View
+from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.layout.layout import even_layout
@@ -125,7 +125,7 @@ def test_what_is_refused_as_ranks_regroup_is_not_asked_again_once_they_settle(
 ) -> None:
     asked = []
 
-    def counted(view: View, config: PolicyConfig) -> Decision:
+    def counted(view: PlanningSnapshot, config: PolicyConfig) -> Decision:
         asked.append(view.by_survivors)
         return decide(view, config)
 
