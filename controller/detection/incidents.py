@@ -124,7 +124,7 @@ def close(
     job: JobState, ranks: Collection[int | None], kind: FindingKind, unix_s: float, action: str
 ) -> tuple[JobState, list[Command]]:
     """Close the open incidents of this kind on these ranks. Not of deaths:
-    `rank_failures.go_on`."""
+    `rank_failures.continue_without_ranks`."""
     assert kind is not FindingKind.DEATH, "one of death may have ranks that are waited for on"
 
     def is_due(incident: Incident) -> bool:

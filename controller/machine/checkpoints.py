@@ -1,8 +1,7 @@
-"""What ranks tell of their checkpoints, or of their snapshots: the newest complete one, and what
-holds the next one up.
+"""Progress of checkpoints and of in-memory snapshots: the newest complete, what delays the next.
 
-Pure. Storage that is slow, full or stuck holds up no step, nor does a rank that keeps snapshots of
-another: without this nobody would see it before state is needed.
+Called by `reports.py` with the save records of a report. Slow or full storage delays no step, so
+that only this progress shows it before state is needed. Pure.
 """
 
 from collections.abc import Iterable
@@ -16,9 +15,10 @@ _TROUBLE = {"skipped": LATE, "failed": FAILED}
 
 
 def record_saves(saves: Saves | None, records: Iterable[SaveRecord]) -> tuple[Saves | None, str]:
-    """Learn from records, in any order; words for the log where something changed, else none.
+    """Update the progress from records in any order.
 
-    None: nothing was ever told.
+    Returns:
+        The progress (None where no record ever came) and a log text, empty where nothing changed.
     """
     after = saves
     for record in sorted(records, key=lambda record: (_place(record), record.rank)):

@@ -1,8 +1,8 @@
-"""Running mean of each expert's rows, from the router counts that ranks report. Pure.
+"""Running mean of each expert's rows, from the router counts that ranks report.
 
 A layer's counts of a step are added once all ranks that run the layer have reported theirs, up to
 16 steps late: devices report a step later, and a large model's layers are reported in turns. Agents
-add up the counts of their node's ranks; the record says of how many ranks it is.
+sum the counts of their node's ranks; the record holds how many ranks it covers. Pure.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -19,9 +19,9 @@ LATE_STEPS = 16  # what comes later than this after the newest is of no use
 
 
 def add_counts(job: JobState, records: Iterable[ExpertLoadRecord]) -> JobState:
-    """Add counts to those of the same layer in the same step; of two generations the newer holds.
+    """Add counts to those of the same layer and step; a newer generation replaces an older one.
 
-    What was told before, experts that the model lacks, and ranks nobody knows say nothing.
+    Repeated counts, experts that the model lacks and unknown ranks are ignored.
     """
     shape, drafts = job.shape, job.workload.load_drafts
     if shape is None:
@@ -48,7 +48,7 @@ def add_counts(job: JobState, records: Iterable[ExpertLoadRecord]) -> JobState:
 
 
 def fold_complete(job: JobState, weight: float) -> JobState:
-    """What is whole by now, into the means: a new step counts `weight`, the first one all."""
+    """Fold complete counts into the means: a new step weighs `weight`, the first one 1."""
     drafts, layout = job.workload.load_drafts, job.layouts.current
     if not drafts.fresh or layout is None:
         return job
@@ -78,7 +78,7 @@ def fold_complete(job: JobState, weight: float) -> JobState:
 
 
 def reset_drafts(job: JobState) -> JobState:
-    """Steps will be told again from an earlier one: what waits is of no use, means hold."""
+    """Drop the incomplete counts and keep the means: ranks restart from an earlier step."""
     return replace(
         job,
         workload=replace(
@@ -88,7 +88,7 @@ def reset_drafts(job: JobState) -> JobState:
 
 
 def _with_means(job: JobState, layout: Layout, changed: Set[int]) -> JobState:
-    """The job's loads, once each layer that has experts was told at least once."""
+    """Update the job's loads, once each layer that has experts was reported at least once."""
     shape, means = job.shape, job.workload.load_drafts.means
     sparse = [layer for layer, experts in enumerate(layout.experts) if experts]
     if not changed or shape is None or not means.keys() >= set(sparse):
@@ -103,7 +103,7 @@ def _with_means(job: JobState, layout: Layout, changed: Set[int]) -> JobState:
 def _with_more(
     draft: LayerDraft | None, records: Sequence[ExpertLoadRecord], num_experts: int
 ) -> LayerDraft:
-    """The draft with what these say of its layer in its step; none: a new one."""
+    """Return the draft with these records of its layer and step added; None gives a new draft."""
     generation = max(record.generation for record in records)
     if draft is None or draft.generation < generation:
         nothing = np.zeros(num_experts)

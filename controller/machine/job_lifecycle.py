@@ -1,8 +1,8 @@
-"""How a job ends, and when what is known of it leaves the memory; the store keeps history. Pure.
+"""The end of a job, its restart from an earlier step, and when it leaves the memory.
 
-A job has ended when no rank of it runs any more. What was measured is dropped at once; the job and
-its incidents can be asked for a while longer. A job that nobody speaks of is forgotten too, for it
-may have ended where no agent saw it: its ranks would say everything again.
+A job has ended when none of its ranks runs. Its measurements are dropped at once; the job and its
+incidents can be queried for some time. A job without reports is forgotten too: it may have ended
+unobserved, and its ranks would report everything again. The store keeps the history. Pure.
 """
 
 from collections.abc import Iterable
@@ -129,7 +129,7 @@ def _is_long_away(node: NodeState, now_s: float) -> bool:
 
 
 def rewind_to_step(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState, list[Command]]:
-    """Once each rank that runs has newly ended a step that is over, steps restart at the lowest."""
+    """Restart steps at the lowest one, once each running rank has ended a judged step anew."""
     ended_s: dict[int, float] = {}
     again: dict[int, int] = dict(job.progress.again)
     for record in ends:

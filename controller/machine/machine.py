@@ -1,9 +1,9 @@
 """The controller as one pure function: (state, event, now) -> (state, commands).
 
-Level-based: whatever is wanted and not yet observed is said again; whatever arrives twice changes
-nothing. All state changes happen here and below: `reports.py`, `steps.py`,
-`controller/detection/incidents.py` (what reports say), `controller/detection/root_cause.py` (why a
-rank is slow), `controller/policy/decide.py` (what to do).
+Level-triggered: unacknowledged desired state is sent again, and handlers are idempotent. All state
+changes happen here and below: `reports.py`, `steps.py`, `controller/detection/incidents.py` (what
+reports contain), `controller/detection/root_cause.py` (why a rank is slow),
+`controller/policy/decide.py` (what to do).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -49,10 +49,14 @@ Part = Callable[[State], tuple[State, Sequence[Command]]]
 def contain_failure(
     state: State, name: str, doing: str, part: Part, *, drops_steps: bool = False
 ) -> tuple[State, Sequence[Command]]:
-    """What `part` makes of the state; the state as it was, and the failure told, where it raises.
+    """Apply `part` to the state; on an exception keep the state and report the failure.
 
-    `drops_steps`: the steps of job `name` that wait are what it fails on: they are given up, or
-    each later report would fail on them again.
+    Args:
+        state: The state before.
+        name: The job that is being handled.
+        doing: What is being done, for the log.
+        part: The step to apply.
+        drops_steps: Drop the pending steps of the job: every later report would fail on them again.
     """
     try:
         return part(state)
@@ -127,7 +131,7 @@ def _attach(state: State, event: NodeAttached, now_s: float) -> State:
 
 
 def _detach(state: State, event: NodeDetached) -> State:
-    """An agent that is away says nothing of its ranks: nobody dies of it."""
+    """Mark an agent as disconnected. Its ranks are not taken for dead."""
     known = state.nodes.get(event.node)
     if known is None or known.agent_life != event.agent_life:
         return state  # an older stream of a node that is back already
@@ -137,7 +141,7 @@ def _detach(state: State, event: NodeDetached) -> State:
 def _report(
     state: State, events: Sequence[NodeReported], config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
-    """What the nodes tell of themselves first, then job by job, both in the order they came."""
+    """Take in reports: node data first, then job by job, both in the order of arrival."""
     told: dict[str, NodeState] = {}
     for event in events:
         known = told.get(event.node) or state.nodes.get(event.node)
@@ -155,7 +159,7 @@ def _report(
 def _take_in(
     state: State, node: str, report: JobReport, config: ControllerConfig, now_s: float
 ) -> tuple[State, list[Command]]:
-    """One job's part. What ranks say of their ends comes first: no judgement can lose it."""
+    """Take in one job's part. Exits of ranks come first, so that no failed judgement loses them."""
     name, commands = report.job, list[Command]()
     before = state.jobs.get(name)
 
@@ -208,7 +212,7 @@ def _tick(
 def _follow(
     state: State, name: str, config: ControllerConfig, now_s: float
 ) -> tuple[State, Sequence[Command]]:
-    """What time alone changes in a job: its end, its watch, what it has waited for long enough."""
+    """Apply the passage of time to a job: its end, its coverage, its timeouts."""
     unix_s = now_s + state.unix_offset_s
     job, commands = job_lifecycle.update_lifecycle(state.jobs[name], now_s, unix_s)
     if job.reported_s is None:
@@ -266,7 +270,7 @@ def _act(
 def _take_decision(
     state: State, event: DecisionMade, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
-    """Act on a decision, unless what it was made for is over: then it is asked for again."""
+    """Act on a decision; where its preconditions changed, drop it and ask again."""
     name, decision = event.job, event.decision
     known = state.jobs.get(name)
     if known is None or known.plan.asked != event.asked:
@@ -317,7 +321,7 @@ def _take_decision(
 def _take_answer(
     state: State, event: ProposalAnswered, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
-    """What a person says; what is approved is priced again at once, if it can be."""
+    """Apply an operator's answer to a proposal; an approved plan is priced again at once."""
     proposal = approvals.find_proposal(state, event.proposal_id)
     if proposal is None:
         return state, ()
@@ -329,7 +333,7 @@ def _take_answer(
 
 
 def _is_actionable(job: JobState) -> bool:
-    """Every living rank runs the observed layout, nothing is offered, nobody is missing."""
+    """Does every living rank run the observed layout, with no offer open and no rank missing?"""
     layout = job.layouts.current
     if layout is None or job.plan.desired is not None:
         return False
@@ -341,7 +345,10 @@ def _is_actionable(job: JobState) -> bool:
 
 
 def _decision_inputs(job: JobState) -> Hashable:
-    """What could change the mind. Loads drift slowly: with nobody slow, not each step matters."""
+    """Return what the decision depends on: equal inputs are not decided on again.
+
+    Loads drift slowly: while no rank is slow, not every step counts as new input.
+    """
     slow = tuple(sorted(job.detection.evidence.slow.items()))
     is_calm = not slow and job.layouts.baseline is None and not job.layouts.is_provisional
     steps = job.progress.step // CALM_PERIOD_STEPS if is_calm else job.progress.step
@@ -349,7 +356,7 @@ def _decision_inputs(job: JobState) -> Hashable:
 
 
 def _decision_preconditions(job: JobState) -> Hashable:
-    """What a decision takes for granted: the layout, the number of the next one, who is slow."""
+    """Return the preconditions of a decision: the layout, the next generation, the slow ranks."""
     assert job.layouts.current is not None, "actionable"
     slow = tuple(sorted(job.detection.evidence.slow.items()))
     is_bound = job.layouts.baseline is None, job.layouts.is_provisional, job.cordoned

@@ -1,8 +1,8 @@
-"""Deaths as incidents: what strikes many ranks of a job at once is one, with all of them. Pure.
+"""Rank failures as incidents: failures of many ranks of a job at once are one incident.
 
-A death joins the open incident of the job's last ones while none of these is over and it is young:
-a job that is killed ends node by node. What is known of each rank stays known:
-`core/incidents/rank_failures.py`.
+A failure joins the open incident of the job's last failures while none of those is resolved and
+the incident is young: a job that is killed ends node by node. What is known of each rank is kept by
+`core/incidents/rank_failures.py`. Called by `reports.py`. Pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,7 +28,14 @@ GATHER_S = 60.0  # from an incident's first death on; Slurm kills what a signal 
 def mark_ranks_dead(
     state: State, job: JobState, dead: Mapping[int, str], now_s: float
 ) -> tuple[State, JobState, list[Command]]:
-    """Ranks are dead, and why: one incident of all, forget their evidence, tell the others."""
+    """Mark ranks as dead: record the incident, drop their evidence, notify the other ranks.
+
+    Args:
+        state: The controller's state.
+        job: The job of the ranks.
+        dead: The reason of each rank's death.
+        now_s: The machine's clock.
+    """
     unix_s = now_s + state.unix_offset_s
     state, job, commands = _recorded(state, job, dead, unix_s)
     ranks, remembered = dict(job.ranks), dict(job.remembered)
@@ -100,7 +107,7 @@ def _recorded(
 
 
 def _young(job: JobState, unix_s: float) -> int | None:
-    """Where the incident is that a death of now belongs to; None: it is one of its own."""
+    """Return the index of the incident that a failure of now joins; None: it opens a new one."""
     for at in reversed(range(len(job.incidents))):
         incident = job.incidents[at]
         if incident.finding.kind is not FindingKind.DEATH:
@@ -117,7 +124,7 @@ def _nodes(job: JobState, ranks: Iterable[int]) -> tuple[str, ...]:
 def continue_without_ranks(
     job: JobState, ranks: Collection[int], unix_s: float, action: str
 ) -> tuple[JobState, list[Command]]:
-    """The job goes on without these. An incident that is also about others stays open for them."""
+    """Resolve the failures of these ranks; an incident stays open for its other failed ranks."""
     commands: list[Command] = []
     after = list(job.incidents)
     for i, incident in enumerate(job.incidents):

@@ -1,7 +1,7 @@
-"""What many nodes report at once, job by job: work of one job's ranks is one piece of news. Pure.
+"""Reports of many nodes, grouped by job and sorted by kind of record.
 
-Ranks end a step together, so their nodes tell it together; to take a job up and lay it down again
-costs far more than a record. Within a job the order stays; jobs know nothing of each other.
+Ranks end a step together, so their nodes report it together, and handling a job once per report
+costs far more than handling a record. The order within a job is kept. Pure.
 """
 
 from collections import defaultdict
@@ -32,9 +32,9 @@ _WORK = frozenset((MicroBatchRecord, StepRecord, ExpertLoadRecord))
 
 
 def by_job(events: Iterable[NodeReported]) -> Iterator[Part]:
-    """The parts of these reports, those of one job one after the other.
+    """Yield the parts of these reports job by job.
 
-    Parts that tell nothing but steps of the same life are joined; they have the first one's node.
+    Consecutive parts with nothing but steps of the same run are joined under the first one's node.
     """
     parts: dict[str, list[Part]] = {}
     for event in events:
@@ -93,7 +93,7 @@ def _is_work(report: JobReport) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsByKind:
-    """Within a kind in the order it was told. `ranks`: who told anything, or of whom it was."""
+    """The records of a report by kind, in order of arrival; `ranks`: all ranks they concern."""
 
     ranks: frozenset[int]
     runs: frozenset[tuple[int, int]]  # (rank, generation): work and more was told under it

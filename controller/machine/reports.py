@@ -1,7 +1,7 @@
-"""What a node's report changes in a job: attachments, layouts, deaths, observed generations. Pure.
+"""What a node's report changes in a job: attachments, layouts, exits, observed generations.
 
-Order does not matter and repetition changes nothing: what ranks say is remembered until the layout
-they speak of is known. Steps and findings: `steps.py`.
+Called by `machine.py`. Reports may arrive in any order and repeatedly: what ranks report is kept
+until the layout it belongs to is known. Steps and findings are handled by `steps.py`. Pure.
 """
 
 from collections.abc import Collection, Iterable
@@ -58,9 +58,10 @@ from pacekeeper.core.telemetry.records import EXIT_UNKNOWN, RankExitRecord
 def ingest_report(
     state: State, node: str, report: JobReport, now_s: float
 ) -> tuple[State, list[Command]]:
-    """Learn from one job's part of a report all but its steps, which wait for `judge`.
+    """Apply one job's part of a report, except its steps, which wait for `judge`.
 
-    Says with commands what must be stored and told.
+    Returns:
+        The new state, and the commands that store and announce what changed.
     """
     job = state.jobs.get(report.job) or JobState(name=report.job, life=report.life)
     if 0 < report.life < job.life:
@@ -102,7 +103,7 @@ def judge(
 
 
 def _follow_life(job: JobState, life: int, unix_s: float) -> tuple[JobState, list[Command]]:
-    """A later life of the job ends the present one; what it said is not of the new one."""
+    """Start the job anew where the report is of a later run; earlier reports do not apply to it."""
     if life <= job.life:
         return job, []
     is_known = bool(job.ranks or job.remembered or job.layouts.current is not None)
@@ -113,9 +114,9 @@ def _follow_life(job: JobState, life: int, unix_s: float) -> tuple[JobState, lis
 def _take_attachments(
     job: JobState, node: str, attached: Collection[Attachment], now_s: float, unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """Learn ranks. Another process under a known rank is a new life of the whole job.
+    """Add ranks. Another process under a known rank is a new run of the whole job.
 
-    Where lives have numbers, it is their numbers that tell.
+    Where runs have numbers, the numbers decide.
     """
     commands: list[Command] = []
     if not attached:
@@ -207,10 +208,10 @@ def _take_signs_of_life(job: JobState, told: RecordsByKind, now_s: float) -> Job
 
 
 def _take_applied(job: JobState, told: RecordsByKind) -> JobState:
-    """Ranks say which generation they run: the newest counts, with a checksum better than none.
+    """Update the generation that each rank runs; of equal ones a report with checksum is preferred.
 
-    Work done under a generation says it as well as a PlanAppliedRecord, which may be lost or of
-    before our own start.
+    Work done under a generation counts like a PlanAppliedRecord, which may be lost or older than
+    the controller's start.
     """
     fresh: dict[int, RankState] = {}
     newest = job.layouts.newest_generation
@@ -240,7 +241,7 @@ def _take_applied(job: JobState, told: RecordsByKind) -> JobState:
 
 
 def _take_saves(job: JobState, told: RecordsByKind) -> tuple[JobState, list[Command]]:
-    """What became of checkpoints, and of snapshots in memory."""
+    """Update the progress of checkpoints and of in-memory snapshots."""
     if not told.checkpoints and not told.snapshots:
         return job, []
     stored, of_storage = checkpoints.record_saves(job.progress.saves, told.checkpoints)
@@ -289,7 +290,7 @@ def _end(record: RankExitRecord) -> str:
 def _observe_layout(
     state: State, job: JobState, now_s: float
 ) -> tuple[State, JobState, list[Command]]:
-    """The newest known layout that all its ranks say they run becomes the observed one."""
+    """Make the newest known layout that all its ranks run the observed one."""
     present = 0 if job.layouts.current is None else job.layouts.current.generation
     for generation in sorted(job.layouts.known, reverse=True):
         if generation <= present:

@@ -1,7 +1,7 @@
-"""From the records of a step to its judgement: pending, complete, folded, told. Pure.
+"""Steps: their records are collected, and a complete step is judged.
 
 A step is judged when every rank that should run it has reported it under one generation. Work done
-on an older layout than the observed one never counts against anybody.
+on an older layout than the observed one is not judged. Called by `reports.py`. Pure.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,7 +79,7 @@ def put_pending(
 
 
 def _of_known(job: JobState, table: MicroBatchTable) -> MicroBatchTable | None:
-    """What ranks of this job told; None: nothing."""
+    """Return the rows of known ranks of this job; None where there are none."""
     if job.ranks.keys() >= set(table.column("rank")):
         return table
     return _without(table, lambda rank: rank not in job.ranks)
@@ -97,9 +97,9 @@ def _without(table: MicroBatchTable, is_left_out: Callable[[int], bool]) -> Micr
 def _with_more(
     draft: StepDraft, more: Iterable[MicroBatchTable]
 ) -> tuple[tuple[MicroBatchTable, ...], dict[int, Mapping[int, int]]]:
-    """All tables of a step, and what `StepDraft.told` says of the ranks whose work is new.
+    """Return all tables of a step, and the new entries of `StepDraft.told` for their ranks.
 
-    Of who tells too much only the newest table is kept: the others' work stays as it is.
+    Of a rank that reports too many rows only the newest table is kept; other ranks keep their rows.
     """
     tables, told = [*draft.tables], dict[int, Mapping[int, int]]()
     for table in more:
@@ -168,10 +168,14 @@ def first_without(ranks: Sequence[int], start: int, is_there: Callable[[int], bo
 
 
 def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | None:
-    """Who has not committed the step with its work yet? A position in the ranks that must: the
-    layout's (or the whole world's) that still run. None: the step is complete.
+    """Return the position of a rank that has not committed the step with its work; None: complete.
 
-    `is_untold`: nobody will tell any work of it.
+    The position is one in the layout's ranks (or the whole world's where there is no layout).
+
+    Args:
+        job: The job.
+        draft: The step's records so far.
+        is_untold: No rank will report any work of the step.
     """
     ranks = range(job.world_size) if job.layouts.current is None else job.layouts.current.ranks
     resting = standing_by(job)
@@ -267,7 +271,7 @@ def _followed(
     work: Work,
     config: ControllerConfig,
 ) -> tuple[JobState, JobStep]:
-    """What a step says of the job as a whole: by the work of its ranks, or as they ended it."""
+    """Update the job's progress and workload from a step; also return the step as a whole."""
     duration_s = max(r.duration_s for r in ended.values())
     # Each token once, though all ranks of its pipeline tell it: of the layers they have parts.
     tokens, squares, documents = (
@@ -319,7 +323,7 @@ def _judge_waits(
     config: ControllerConfig,
     unix_s: float,
 ) -> tuple[State, JobState, list[Command]]:
-    """What ranks say of a step beside their computing: transfers, and the wait for input."""
+    """Judge transfers and input waits of a step."""
     commands = list[Command]()
     for judge in (links.judge_links, data_loading.judge_inputs):
         state, job, said = judge(state, job, ended, config, unix_s)
@@ -328,9 +332,9 @@ def _judge_waits(
 
 
 def _by_clock(work: Work) -> tuple[Work, tuple[int, ...]]:
-    """(work of ranks that measured any time in this step, the other ranks, ascending).
+    """Split the work into that of ranks that measured time in this step, and the other ranks.
 
-    Work takes time: where none was measured nothing can be said, and it is no reading of zero.
+    Work takes time: a rank without any measured time is untimed, not infinitely fast.
     """
     ranks, row = np.unique(work["rank"], return_inverse=True)
     is_untimed = np.bincount(row, weights=work["compute_s"], minlength=len(ranks)) <= 0.0
@@ -348,7 +352,7 @@ def _take_judgement(
     config: ControllerConfig,
     unix_s: float,
 ) -> tuple[State, JobState, list[Command]]:
-    """Findings open incidents, recoveries close them, re-measured ones are told."""
+    """Apply a judgement: findings open incidents, recoveries close them, changes update them."""
     job, commands = root_cause.look_again(state, job, draft, unix_s)
     for finding in judgement.findings:
         # The layout to come back to is the one from before the first of the open findings.

@@ -1,8 +1,8 @@
-"""A plan that needs a person's word: proposed, answered once, then offered once or never. Pure.
+"""Proposals: plans that need an operator's approval before they are offered.
 
-It is for one layout, its living ranks and those of them that are slow: once one of these is
-another, it is stale, and nobody can approve it any more. Approved in time it is priced again, since
-loads and speeds went on, and offered if it still does what it was made for.
+A proposal is valid for one layout, its live ranks and its slow ranks; any change makes it stale.
+Once approved in time it is priced again, since loads and speeds changed, and offered if it still
+pays. Called by the machine on decisions, answers and ticks. Pure.
 """
 
 from dataclasses import replace
@@ -95,7 +95,7 @@ def propose(
 def answer(
     job: JobState, said: ProposalAnswered, config: PolicyConfig, now_s: float, unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """Take in what a person says of a proposal. The first word counts, if it comes in time."""
+    """Apply an operator's answer to a proposal. Only the first answer in time counts."""
     job, commands = close_if_stale(job, config, unix_s)
     proposal = job.plan.open_proposal
     if proposal is None or proposal.proposal_id != said.proposal_id:
@@ -152,7 +152,15 @@ def shift_dates(job: JobState, by_s: float) -> tuple[JobState, list[Command]]:
 def offer_approved(
     job: JobState, decision: Decision | None, config: PolicyConfig, now_s: float, unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """What was approved has been priced again: offer it, or say why not. None: it can not be."""
+    """Offer the approved plan, as priced again; close it where it pays no more.
+
+    Args:
+        job: The job.
+        decision: The new price of the plan; None: it could not be priced.
+        config: The policy's settings.
+        now_s: The machine's clock.
+        unix_s: The same as Unix time.
+    """
     job, commands = close_if_stale(job, config, unix_s)
     proposal = job.plan.approved
     if proposal is None:
@@ -172,7 +180,7 @@ def offer_approved(
 
 
 def withdraw(job: JobState, why: str) -> tuple[JobState, list[Command]]:
-    """What is open is stale: the job ends, say, or something else is decided."""
+    """Close the open proposal as stale, with this reason; no effect without one."""
     proposal = job.plan.open_proposal
     return (job, []) if proposal is None else _ended(job, proposal, ProposalState.STALE, why)
 

@@ -30,8 +30,12 @@ LONGEST_WAIT_S = 3600.0
 def reject_plan(
     job: JobState, record: PlanRefusedRecord, now_s: float
 ) -> tuple[JobState, list[Command]]:
-    """One rank that can not follow is enough: nobody moves without it. What speaks of another plan
-    than the one that is offered, if only of the same number, changes nothing.
+    """Withdraw the offered plan that a rank rejected: one rank is enough.
+
+    A record of another plan, also one with the same generation, has no effect.
+
+    Returns:
+        The job, in which plans of the same level wait, and the commands that record the rejection.
     """
     offer = job.plan.offer
     if offer is None or offer.plan.generation != record.plan_generation:

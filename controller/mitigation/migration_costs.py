@@ -1,6 +1,7 @@
-"""What a plan costs to put in force: as measured when earlier ones were, else as the settings say.
+"""The cost of applying a plan: as measured on earlier plans, else as configured.
 
-Pure. A move takes a pause whatever it moves, and longer the more its busiest rank sends or gets.
+A plan pauses training whatever it moves, and longer the more its busiest rank sends or receives.
+Called by the policy's pricing, and by the machine with records of applied plans. Pure.
 """
 
 from collections import Counter
@@ -55,9 +56,9 @@ def costs_of(moves: Sequence[Move], config: PolicyConfig) -> MoveCosts:
 
 
 def record_moves(job: JobState, records: Iterable[PlanAppliedRecord]) -> JobState:
-    """What ranks say of a plan they have put in force: the slowest rank's time, everybody's bytes.
+    """Update the measured moves: the time of the slowest rank and the bytes of all ranks.
 
-    What survivors agree on is no planned move, and the first layout none at all.
+    Layouts that survivors agreed on and the first layout are not planned moves and are skipped.
     """
     fresh: dict[int, dict[int, PlanAppliedRecord]] = {}  # by generation and rank
     for record in records:
@@ -93,7 +94,7 @@ def _with(known: Move | None, told: Mapping[int, PlanAppliedRecord]) -> Move:
 
 
 def moved(old: Layout, new: Layout, shape: ModelShape) -> Moved:
-    """What `new` copies, blocks of `old` being where that says."""
+    """Return the bytes that `new` copies where blocks lie as in `old`."""
     if old.stages == new.stages:
         copies = Counter(added_replicas(old, new))
         return Moved(
@@ -114,8 +115,10 @@ def moved(old: Layout, new: Layout, shape: ModelShape) -> Moved:
 
 
 def block_bytes(block: Block, layout: Layout, shape: ModelShape) -> float:
-    """State of one block. What trainers tell is the sum of all that is no expert: it is taken to
-    lie evenly in the layers' virtual shards; embedding, head and norms count there.
+    """Return the bytes of state of one block.
+
+    Trainers report the sum of all state that is not experts'; it is spread evenly over the layers'
+    virtual shards, with embedding, head and norms included.
     """
     match block.kind:
         case BlockKind.EXPERT:

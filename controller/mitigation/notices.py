@@ -18,7 +18,7 @@ PAUSE_RANKS = 1024
 
 
 def announce_deaths(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
-    """Ranks died: say so now or, where the last notice has just gone out, with a later tick."""
+    """Send a death notice, or leave it to a later tick where the last one has just been sent."""
     pause_s = len(job.ranks) // PAUSE_RANKS * PAUSE_S
     if now_s - job.notices.deaths_sent_s < pause_s:
         return replace(job, notices=replace(job.notices, has_unsent_deaths=True)), []
@@ -36,7 +36,7 @@ def send_death_notice(job: JobState, now_s: float) -> tuple[JobState, list[Comma
 
 
 def unlogged_deaths(job: JobState) -> list[Say]:
-    """What the log has not heard of an incident that has grown."""
+    """Return log lines of a failure incident that has grown since it was last logged."""
     if not job.notices.has_unsent_deaths:
         return []
     grown = [one for one in job.incidents if one.finding.kind is FindingKind.DEATH][-1:]

@@ -39,7 +39,7 @@ def standing_by(job: JobState) -> frozenset[int]:
 
 
 def is_due(job: JobState, slow: Mapping[int, Finding], now_s: float) -> bool:
-    """Is it time to look whether a slow rank that stands by is well again?"""
+    """Is it time to probe whether an idle slow rank has recovered?"""
     is_time = now_s - job.detection.stood_by_asked_s >= ASK_EVERY_S
     return is_time and bool(standing_by(job) & slow.keys())
 
@@ -47,7 +47,7 @@ def is_due(job: JobState, slow: Mapping[int, Finding], now_s: float) -> bool:
 def take_reading(
     job: JobState, finding: Finding, reading: Reading, unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """Of a slow rank that stands by: its finding ends where the probe is not slow any more."""
+    """Close the finding of an idle slow rank whose probe is at normal speed."""
     rank = finding.rank
     assert rank is not None, "of a rank's device"
     if tier_of(reading, finding.slowdown) is not Tier.SUSPECTED:
@@ -122,7 +122,7 @@ def record_answers(
 
 
 def update_probe(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:
-    """On a tick: say it again, or give it up; ask on account of slow ranks that stand by."""
+    """On a tick: repeat or give up the open probe; start one for slow ranks that are idle."""
     question = job.detection.probe
     if question is None:
         layout = job.layouts.current
@@ -173,7 +173,7 @@ def _put(
 def _judged(
     job: JobState, question: ProbeQuestion, unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """Each slow rank's reading, beside those that nobody accuses."""
+    """Record the probe result of each slow rank, compared with ranks without a finding."""
     slow, resting = _slow(job), standing_by(job)
     commands: list[Command] = []
     for rank, finding in slow.items():

@@ -1,5 +1,6 @@
-"""A plan on its way to the ranks: offered, said again each second, given up when it can not be
-taken any more. Pure.
+"""Rollout of a plan to the ranks: the offer, its repetition each second, its withdrawal.
+
+Called by the machine on decisions and ticks. Pure.
 """
 
 from collections.abc import Collection
@@ -83,10 +84,7 @@ def offer(
 
 
 def with_news(decision: Decision, before: Decision | None) -> Decision:
-    """With what is exposed in its reason, where the decision before did not say the same.
-
-    A job on one node would else hear with each plan that it is on one.
-    """
+    """Add the remaining exposure to the reason, unless the decision before had the same one."""
     if decision.exposed is None:
         return replace(decision, exposed=None if before is None else before.exposed)
     is_news = is_exposed_anew(decision, before)
@@ -94,7 +92,7 @@ def with_news(decision: Decision, before: Decision | None) -> Decision:
 
 
 def is_exposed_anew(decision: Decision, before: Decision | None) -> bool:
-    """Would a death take what the decision before did not say?"""
+    """Does the decision have an exposure that the decision before did not report?"""
     known = None if before is None else before.exposed
     return bool(decision.exposed) and decision.exposed != known
 
@@ -107,9 +105,7 @@ def decision_log_line(name: str, decision: Decision) -> Say:
 def repeat_notices(
     job: JobState, now_s: float, lemons: Collection[str] = ()
 ) -> tuple[JobState, list[Command]]:
-    """On a tick: offers and deaths until they are observed, suspects as long as the job lives; an
-    offer that is over is given up.
-    """
+    """On a tick: repeat the offer, death notices and suspects; withdraw an offer that is stale."""
     offer = job.plan.offer
     if offer is not None and (over := _why_over(job, offer, now_s)):
         given_up = Say(text=f"job={job.name} plan={offer.plan.generation} given up: {over}")

@@ -69,8 +69,9 @@ def _forecast_of(job: JobState, decision: Decision, layout: Layout) -> Forecast 
 
 
 def measured_step_s(job: JobState) -> float | None:
-    """The median of the newest steps under the present layout, none of before the newest fault:
-    those say nothing of a job with it. None where there is none yet.
+    """Return the median of the newest steps under the present layout; None where there is none yet.
+
+    Steps before the newest fault are left out: they do not show the job with that fault.
     """
     slow_steps = steps_since_onset(job)
     count = MEASURED_STEPS if slow_steps is None else max(1, min(slow_steps, MEASURED_STEPS))
@@ -83,7 +84,10 @@ def patience_s(job: JobState, least_s: float, num_steps: int) -> float:
 
 
 def steps_since_onset(job: JobState) -> int | None:
-    """Of the newest open finding of a device, the present step included; None where none is."""
+    """Return the number of steps since the newest open device finding began, including this one.
+
+    None where no device finding is open.
+    """
     onsets = [
         incident.finding.onset_step
         for incident in job.open_incidents
@@ -128,7 +132,7 @@ def judge(job: JobState) -> tuple[JobState, list[Command]]:
 
 
 def verdict_of(forecast: Forecast, took_s: float) -> Verdict:
-    """Return how a step of `took_s` does beside the forecast."""
+    """Return the verdict on a measured step time, compared with the forecast."""
     promised_s, brought_s = forecast.before_s - forecast.planned_s, forecast.before_s - took_s
     if brought_s >= 0.5 * promised_s:
         return Verdict.AS_FORECAST

@@ -63,7 +63,7 @@ def lemons(known: Strikes, unix_s: float) -> frozenset[str]:
 
 
 def hint(known: Strikes, node: str, device_uuid: str, job: str, unix_s: float) -> str:
-    """What other jobs found of this device, for people; empty: nothing."""
+    """Return what other jobs found of this device, for operators; empty without a record."""
     found = [
         one
         for one in _fresh(known.get(node, ()), unix_s)

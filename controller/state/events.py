@@ -13,7 +13,7 @@ from pacekeeper.core.telemetry.node_report import NodeReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAttached:
-    """An agent opened its stream. `rack`: what its node stands in; empty: not told."""
+    """An agent opened its stream. `rack`: the rack of its node; empty: unknown."""
 
     node: str
     product_version: str
@@ -47,9 +47,9 @@ class NodesReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time went by: look at the policy, at blindness, at what must be said again.
+    """Time passed: the policy, coverage and pending notices are due for a check.
 
-    `unix_offset_s`: from our clock to the wall's, as it is now; None: as it was.
+    `unix_offset_s`: offset from the machine's clock to the wall clock; None: unchanged.
     """
 
     unix_offset_s: float | None = None
@@ -99,9 +99,9 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskDecision:
-    """Decide on `view`, beside everything else, and say it with `DecisionMade`.
+    """Run the policy on `view` in the background and return `DecisionMade`.
 
-    At the size of a large model that takes seconds: nobody may wait for it.
+    For a large model this takes seconds; no event waits for it.
     """
 
     job: str
@@ -111,7 +111,7 @@ class AskDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferPlan:
-    """Tell the agents of `nodes` to offer `layout`; repeated each second until it is observed."""
+    """Send an offer of `layout` to the agents of `nodes`; repeated each second until observed."""
 
     job: str
     nodes: tuple[str, ...]
@@ -122,7 +122,7 @@ class OfferPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotifyDeaths:
-    """Tell the agents of `nodes` which ranks of `job` are dead (all of them, not only the new)."""
+    """Send all dead ranks of `job`, not only the new ones, to the agents of `nodes`."""
 
     job: str
     nodes: tuple[str, ...]
@@ -132,7 +132,7 @@ class NotifyDeaths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellSuspects:
-    """Tell the agents of `nodes` which ranks stand on nodes with an open finding (these only)."""
+    """Send the ranks on nodes with an open finding, and only those, to the agents of `nodes`."""
 
     job: str
     nodes: tuple[str, ...]
@@ -142,7 +142,7 @@ class TellSuspects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskProbe:
-    """Tell the agents of `nodes` to ask all ranks for a probe; repeated until it is answered."""
+    """Ask all ranks for a probe through the agents of `nodes`; repeated until answered."""
 
     job: str
     nodes: tuple[str, ...]
@@ -152,7 +152,7 @@ class AskProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveIncident:
-    """Store the incident (insert or replace) and tell those who watch."""
+    """Store the incident (insert or replace) and publish it to watchers."""
 
     incident: Incident
 
@@ -199,17 +199,17 @@ class DropOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveStrike:
-    """A device was found slow: other jobs that come to it are told."""
+    """Store a strike of a slow device, which findings of other jobs refer to."""
 
     strike: Strike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
-    """What must outlive the controller changed: store the job's `JobRecord`.
+    """Store the job's `JobRecord`.
 
-    `may_wait`: what changed is told again by agents that come back; some seconds are soon enough,
-    and one write then does for all of them.
+    `may_wait`: agents report the change again when they reconnect, so that one write after some
+    seconds does for several changes.
     """
 
     job: str
@@ -218,7 +218,7 @@ class SaveJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetJob:
-    """The job is over: a restart needs not bring it back. What happened to it stays stored."""
+    """Remove the job from what a restart restores. Its history stays stored."""
 
     job: str
 
@@ -232,7 +232,7 @@ class ForgetLayouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """One complete step: a command to tell those who watch. Columns in the order of `ranks`.
+    """One complete step, published to watchers. Columns are in the order of `ranks`.
 
     `expected_s` and `slowdown` are empty while measuring.
     """
@@ -252,14 +252,14 @@ class StepSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Say:
-    """One line for the log, `key=value` fields included; said only when something changed."""
+    """One line for the log with its `key=value` fields; issued only when something changed."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A mistake of our own: count it, and say it loudly once."""
+    """An internal error of the controller: it is counted and logged once."""
 
     what: str
     error: Exception

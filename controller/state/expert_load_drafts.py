@@ -1,6 +1,6 @@
-"""What is known of experts' loads so far: parts of steps that wait for the rest, and means. Values.
+"""Expert loads of a job: incomplete steps and running means.
 
-Nobody changes an array of these in place: `expert_loads` makes new ones.
+Values only: `controller/machine/expert_loads.py` makes new ones and never changes an array.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,10 @@ StepLayer = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerDraft:
-    """A layer in a step: rows of each expert [experts], and how many ranks told them [experts].
+    """A layer in a step: rows of each expert [experts], and the number of ranks covered [experts].
 
-    `told`: by the rank that spoke, a bit for each expert it has told: nothing counts twice."""
+    `told`: for each reporting rank, a bit for each expert it has reported: nothing counts twice.
+    """
 
     generation: int
     told: RankMap[int] = field(default_factory=RankMap)
@@ -29,8 +30,11 @@ class LayerDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadDrafts:
-    """Of a job. `fresh`: places that may have become whole; `folded`: those that were, of late.
-    `means`: by layer the mean rows of each expert, and over how many steps."""
+    """The expert loads of a job.
+
+    `fresh`: layers of steps that may be complete; `folded`: those recently folded into the means;
+    `means`: by layer the mean rows of each expert, and the number of steps.
+    """
 
     by_layer: Mapping[StepLayer, LayerDraft] = field(default_factory=dict)
     fresh: frozenset[StepLayer] = frozenset()

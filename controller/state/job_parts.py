@@ -46,12 +46,12 @@ NO_SAVE: SavedStep = (0, -1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saves:
-    """Of one life of a job, at one level. `complete`: the newest that counts (step -1: none was
-    told of), which took the rank that ended it `duration_s`. Of a snapshot each rank tells its own
-    part: it counts with the first, and where another has not its part the next one is late.
+    """Checkpoints of one run of a job at one level, storage or memory.
 
-    `trouble`, in the words of a rank, holds since `since_step`; `missed` checkpoints in a row, the
-    last one at `last`, did not come about. Empty: none.
+    `complete` is the newest usable one (step -1: none was reported), which took its last rank
+    `duration_s`. Each rank reports its own part of a snapshot: the first part makes it complete,
+    and a missing part makes the next one late. `trouble`, in a rank's words, has lasted since
+    `since_step`; `missed` checkpoints in a row, the last at `last`, failed or were skipped.
     """
 
     complete: SavedStep = NO_SAVE
@@ -65,12 +65,10 @@ class Saves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDraft:
-    """A step that is not complete yet: its work, in the order it came, and the end of each rank,
-    the newest, since a step may be done again.
+    """A step that is not complete yet: its work in order of arrival, and each rank's newest end.
 
-    `told`: of a rank, how many rows of the tables it told, by generation. `first_missing`: where to
-    look first for a rank that is still missing, a position in the ranks that must report; a hint,
-    never believed.
+    `told`: for each rank, its number of rows by generation. `first_missing`: position in the ranks
+    that must report, where the search for a missing one begins; a hint only.
     """
 
     tables: tuple[MicroBatchTable, ...] = ()
@@ -84,7 +82,7 @@ class StepDraft:
         return end is not None and end.generation in self.told.get(rank, {})
 
     def work_of(self, rank: int) -> tuple[MicroBatchRecord, ...]:
-        """What one rank told of it. O(tables): for few ranks."""
+        """Return one rank's records of the step. O(tables): for few ranks."""
         return tuple(record for table in self.tables for record in table.of_rank(rank))
 
 
@@ -98,10 +96,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseSearch:
-    """The cause of an open finding is still looked for, up to `until_unix_s`.
+    """A search for the cause of an open finding, up to `until_unix_s`.
 
-    `peers` are ranks to compare with, `places` their nodes and its own; `sure`: how sure the cause
-    is that was told, None where nothing was seen.
+    `peers`: ranks to compare with; `places`: their nodes and its own; `sure`: the confidence of the
+    cause reported so far, None where none was seen.
     """
 
     peers: tuple[int, ...]
@@ -123,9 +121,7 @@ class ProbeQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """How a plan was put in force, as far as its ranks have said: the slowest one's time, bytes of
-    all and of the one with most.
-    """
+    """How a plan was applied, by its ranks: the slowest time, bytes of all and of the busiest."""
 
     ranks: frozenset[int] = frozenset()
     duration_s: float = 0.0

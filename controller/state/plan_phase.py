@@ -83,7 +83,7 @@ BackoffReason = RankRejection | OperatorDenial | Rollback
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What was forecast of a plan: steps of `planned_s` instead of `before_s`.
+    """The forecast of a plan: steps of `planned_s` instead of `before_s`.
 
     `base` is the layout it replaced; `slow` the slow ranks (rank -> slowdown) it was made for.
     """
@@ -97,7 +97,7 @@ class Forecast:
 
 
 class Verdict(StrEnum):
-    """How a plan in force did, beside its forecast."""
+    """The result of a plan in force, compared with its forecast."""
 
     AS_FORECAST = "as forecast"
     LESS = "less than forecast"
@@ -132,7 +132,7 @@ class PhaseName(StrEnum):
 
 
 class PlanEvent(StrEnum):
-    """What moves a plan from one phase to the next."""
+    """The events that move a plan from one phase to the next."""
 
     DECIDED = "decided"  # the policy chose the plan
     PROBE_ASKED = "probe asked"

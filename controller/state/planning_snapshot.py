@@ -1,4 +1,4 @@
-"""What a decision rests on, as one value. Pure."""
+"""The inputs of a decision of the policy, as one value. Built by `controller/policy/inputs.py`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +15,9 @@ from pacekeeper.predictor.cost.model import CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTime:
-    """What a rank's work of one step takes at speed 1, as its role's model has learnt it: what its
-    shards and rows take, its experts, and what each micro-batch takes whatever its rows.
+    """The time of a rank's work in one step at speed 1, by its role's model.
+
+    Shards and rows (`dense_s`), experts, and the part of each micro-batch independent of rows.
     """
 
     dense_s: float

@@ -1,4 +1,4 @@
-"""What was measured of each rank last, looked up where somebody asks: few do, and seldom. Pure."""
+"""The newest timings of each rank, computed on request: few ranks are looked up. Pure."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from pacekeeper.predictor.online.state import Judgement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTiming:
-    """Of one rank; None: not known yet (measuring)."""
+    """The timings of one rank; None: not known yet (measuring)."""
 
     observed_s: float | None = None
     expected_s: float | None = None
@@ -23,7 +23,7 @@ _UNKNOWN = RankTiming()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimings:
-    """The newest `judgement`; `others`: of ranks that it does not judge, what earlier ones said."""
+    """The newest `judgement`, and in `others` the earlier timings of ranks it does not cover."""
 
     judgement: Judgement | None = None
     others: Mapping[int, RankTiming] = field(default_factory=dict)

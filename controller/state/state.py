@@ -167,7 +167,7 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """Which process a rank was, and whether it lived: tells a new life of a job from the old."""
+    """Process and life of a rank, as stored: distinguishes a new run of a job from the old one."""
 
     rank: int
     pid: int
@@ -176,7 +176,7 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """What of a job outlives the controller (with its incidents and layouts)."""
+    """The part of a job that outlives the controller, beside its incidents and layouts."""
 
     name: str
     newest_generation: int
