@@ -9,10 +9,10 @@ from pacekeeper.cli.admin import ca as authority
 def made(folder: Path, nodes: Iterable[str]) -> Path:
     """In a folder: NODE.crt and NODE.key of each, and the settings of a controller, whose path."""
     now = authority.utc_now()
-    ca = authority.found(folder, "a fleet on paper", 30, now)
+    ca = authority.create_authority(folder, "a fleet on paper", 30, now)
 
     def issue(kind: authority.Kind, name: str, *hosts: str) -> None:
-        authority.issue(
+        authority.issue_certificate(
             folder,
             kind,
             name,

@@ -1,5 +1,10 @@
-"""The command `pacekeeper`: each sub-command's module is imported only when it is called."""
+"""The click group `pacekeeper`: the table of its sub-commands, grouped by task.
 
+Called by `main`. A sub-command's module is imported only when it is called, so that the help loads
+neither torch nor gRPC. A `PacekeeperError` becomes one line on stderr and the error's exit code.
+"""
+
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -8,98 +13,85 @@ import click
 import pacekeeper
 from pacekeeper.core.errors import PacekeeperError
 
-# name -> (module:click command, one line for the overview); the command is `command` by default.
-_COMMANDS = {
-    "demo": ("pacekeeper.cli.demo.command", "See the whole loop on this machine in three minutes."),
-    "agent": ("pacekeeper.cli.services.agent", "Run the daemon of this node."),
-    "controller": ("pacekeeper.cli.services.controller", "Run the central controller."),
-    "launch": (
-        "pacekeeper.cli.services.launch",
-        "Start and watch this node's ranks of a training job.",
-    ),
-    "train": (
-        "pacekeeper.cli.services.train",
-        "Train the MoE model in one process, without a fleet.",
-    ),
-    "status": ("pacekeeper.cli.observe.status", "Ask the controller for jobs, ranks and nodes."),
-    "top": ("pacekeeper.cli.top.command", "Watch jobs, ranks and incidents live, with keys."),
-    "fleet": ("pacekeeper.cli.observe.nodes", "Ask which nodes were found slow, lemons first."),
-    "incidents": ("pacekeeper.cli.observe.incidents", "Ask the controller for incidents."),
-    "explain": ("pacekeeper.cli.observe.explain", "Say all that is known of one incident."),
-    "approve": (
-        "pacekeeper.cli.operate.proposals:approve_command",
-        "Approve a plan that waits for a person.",
-    ),
-    "deny": (
-        "pacekeeper.cli.operate.proposals:deny_command",
-        "Deny a plan that waits for a person.",
-    ),
-    "cordon": (
-        "pacekeeper.cli.operate.overrides:cordon_command",
-        "Take the work from a node or a rank.",
-    ),
-    "uncordon": ("pacekeeper.cli.operate.overrides:uncordon_command", "Take a cordon back."),
-    "pause": (
-        "pacekeeper.cli.operate.overrides:pause_command",
-        "Make no plans for a job; findings go on.",
-    ),
-    "resume": ("pacekeeper.cli.operate.overrides:resume_command", "Make plans for a job again."),
-    "dry-run": (
-        "pacekeeper.cli.operate.overrides:dry_run_command",
-        "Make and tell plans, and offer none, of any job.",
-    ),
-    "replay": (
-        "pacekeeper.cli.analysis.replay",
-        "Judge a recorded run: who was slow, and what it cost.",
-    ),
-    "simulate": (
-        "pacekeeper.cli.analysis.simulate",
-        "Play recorded failures against several policies.",
-    ),
-    "checkpoint": ("pacekeeper.cli.admin.checkpoint", "List, check and show checkpoints."),
-    "plan": (
-        "pacekeeper.cli.planning.command",
-        "Plan experts or partitions for a trainer of your own.",
-    ),
-    "backup": (
-        "pacekeeper.cli.admin.backup",
-        "Copy a controller's store, also while it is in use.",
-    ),
-    "certs": (
-        "pacekeeper.cli.admin.certs",
-        "A private authority: certificates of nodes and people.",
-    ),
-    "tokens": ("pacekeeper.cli.admin.tokens", "Bearer tokens that the controller takes."),
-    "healthcheck": (
-        "pacekeeper.cli.services.healthcheck",
-        "Say whether this node is fit for work.",
-    ),
-    "doctor": (
-        "pacekeeper.cli.doctor.command",
-        "Say what works on this machine and what does not.",
-    ),
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """One sub-command: where its click command is, and its line in the overview."""
+
+    module: str  # below pacekeeper.cli
+    summary: str
+    attribute: str = "command"
+
+
+COMMAND_GROUPS: dict[str, dict[str, CommandEntry]] = {
+    "Observe": {
+        "status": CommandEntry("observe.status", "Show jobs, ranks and nodes."),
+        "top": CommandEntry("top.command", "Watch jobs, ranks and incidents on a live screen."),
+        "incidents": CommandEntry("observe.incidents", "List incidents."),
+        "explain": CommandEntry("observe.explain", "Explain one incident."),
+        "fleet": CommandEntry("observe.fleet", "List nodes with slow devices."),
+    },
+    "Operate": {
+        "approve": CommandEntry("operate.proposals", "Approve a proposal.", "approve_command"),
+        "deny": CommandEntry("operate.proposals", "Deny a proposal.", "deny_command"),
+        "cordon": CommandEntry(
+            "operate.overrides", "Remove the work from a node or a rank.", "cordon_command"
+        ),
+        "uncordon": CommandEntry("operate.overrides", "Cancel a cordon.", "uncordon_command"),
+        "pause": CommandEntry("operate.overrides", "Stop planning for a job.", "pause_command"),
+        "resume": CommandEntry("operate.overrides", "Plan for a job again.", "resume_command"),
+        "dry-run": CommandEntry(
+            "operate.overrides", "Make plans without offering them.", "dry_run_command"
+        ),
+    },
+    "Services": {
+        "controller": CommandEntry("services.controller", "Run the central controller."),
+        "agent": CommandEntry("services.agent", "Run the daemon of this node."),
+        "launch": CommandEntry("services.launch", "Start and supervise this node's ranks."),
+        "train": CommandEntry("services.train", "Train the MoE model in one process."),
+        "healthcheck": CommandEntry("services.healthcheck", "Report whether this node is fit."),
+    },
+    "Administer": {
+        "doctor": CommandEntry("doctor.command", "Check this machine or a settings file."),
+        "certs": CommandEntry("admin.certs", "Manage a private certificate authority."),
+        "tokens": CommandEntry("admin.tokens", "Manage bearer tokens."),
+        "backup": CommandEntry("admin.backup", "Copy a controller's store."),
+        "checkpoint": CommandEntry("admin.checkpoint", "List, verify and delete checkpoints."),
+    },
+    "Analyse": {
+        "replay": CommandEntry("analysis.replay", "Judge a recorded run."),
+        "simulate": CommandEntry("analysis.simulate", "Compare policies on simulated failures."),
+        "plan": CommandEntry("planning.command", "Plan expert placements or partitions."),
+        "demo": CommandEntry("demo.command", "Run a complete demonstration on this machine."),
+    },
 }
+_ENTRIES = {name: entry for group in COMMAND_GROUPS.values() for name, entry in group.items()}
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands' names and imports a module only to run it."""
+    """A group of `COMMAND_GROUPS` that imports a command's module only to run it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(_ENTRIES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        entry = _ENTRIES.get(cmd_name)
+        if entry is None:
             return None
-        module, _, name = _COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(module), name or "command")
+        command: click.Command = getattr(
+            import_module(f"pacekeeper.cli.{entry.module}"), entry.attribute
+        )
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+        width = max(map(len, _ENTRIES))
+        for title, group in COMMAND_GROUPS.items():
+            with formatter.section(title):
+                rows = [(name.ljust(width), entry.summary) for name, entry in group.items()]
+                formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a failure with a remedy ends in one line and its exit code."""
+        """Run the command; a PacekeeperError ends it with one line and its exit code."""
         try:
             return super().invoke(ctx)
         except PacekeeperError as error:
@@ -109,9 +101,7 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(
-    pacekeeper.__version__,
-    message="%(prog)s %(version)s",
-    help="Say the version and end.",
+    pacekeeper.__version__, message="%(prog)s %(version)s", help="Show the version and exit."
 )
 def command() -> None:
-    """Keep mixture-of-experts training on pace."""
+    """Keep mixture-of-experts training on pace: detect, explain and mitigate slow ranks."""

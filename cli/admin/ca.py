@@ -1,8 +1,8 @@
-"""A private authority: one key, and short-lived certificates with an identity in their names.
+"""A private certificate authority: one key, short-lived certificates with a SPIFFE identity.
 
-P-256 throughout. A node's, a viewer's or an operator's certificate is for callers only, a metrics
-endpoint's for answering only: neither can stand in for a controller. A controller's also calls: one
-that stands by calls the one that leads.
+Called by `pacekeeper certs`. All keys are P-256. Certificates of nodes, viewers and operators are
+for TLS clients only, those of metrics endpoints for servers only, those of controllers for both: a
+standby connects to the leader. The key of the authority never leaves its directory.
 """
 
 import ipaddress
@@ -27,12 +27,12 @@ from pacekeeper.core.telemetry.attachment import is_node_name
 CA_CERT, CA_KEY = "ca.crt", "ca.key"
 CA_DAYS = 5 * 365
 DAYS = 7
-SLACK = timedelta(minutes=5)  # clocks of a fleet are not the same
+CLOCK_SKEW = timedelta(minutes=5)  # between the machines of a fleet
 _SCHEME = "spiffe://"
 
 
 class Kind(StrEnum):
-    """Who a certificate is for."""
+    """Holder of a certificate; part of its identity."""
 
     NODE = "node"
     OPERATOR = "operator"
@@ -41,12 +41,12 @@ class Kind(StrEnum):
     METRICS = "metrics"
 
 
-ANSWERING = (Kind.CONTROLLER, Kind.METRICS)
+SERVER_KINDS = (Kind.CONTROLLER, Kind.METRICS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """What a certificate says."""
+class CertificateInfo:
+    """Contents of a certificate."""
 
     file: str
     identity: str
@@ -57,13 +57,26 @@ class Shown:
     ends: datetime
     sha256: str
 
-    def is_over(self, now: datetime) -> bool:
-        """Is it of no use any more, or not yet?"""
+    def is_expired(self, now: datetime) -> bool:
+        """Return whether the certificate is invalid at `now`: expired, or not yet valid."""
         return not self.begins <= now <= self.ends
 
 
-def found(directory: Path, name: str, days: int, now: datetime) -> Path:
-    """Make an authority in a directory. Raises HostError where there is one, or no room for it."""
+def create_authority(directory: Path, name: str, days: int, now: datetime) -> Path:
+    """Create an authority in a directory.
+
+    Args:
+        directory: created if missing.
+        name: common name of the authority.
+        days: validity.
+        now: start of the validity.
+
+    Returns:
+        Path of its certificate; the key lies next to it.
+
+    Raises:
+        HostError: the directory holds an authority or is not writable.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usage = _usage(signs_certificates=True)
@@ -79,13 +92,13 @@ def found(directory: Path, name: str, days: int, now: datetime) -> Path:
     except OSError as error:
         raise HostError(f"{directory}: {error.strerror}") from None
     if (directory / CA_KEY).exists() or (directory / CA_CERT).exists():
-        raise HostError(f"{directory} holds an authority", remedy="name another directory")
+        raise HostError(f"{directory} already holds an authority", remedy="choose another --dir")
     _write(directory / CA_KEY, _key_pem(key), 0o600)
     _write(directory / CA_CERT, cert.public_bytes(serialization.Encoding.PEM), 0o644)
     return directory / CA_CERT
 
 
-def issue(
+def issue_certificate(
     directory: Path,
     kind: Kind,
     name: str,
@@ -96,58 +109,75 @@ def issue(
     now: datetime,
     out: Path,
 ) -> Path:
-    """A certificate OUT.crt with its new key OUT.key; what is there is replaced.
+    """Issue a certificate OUT.crt with a new key OUT.key; existing files are replaced.
 
-    Raises ConfigError for a name or hosts that it can not be for, or where there is no authority.
+    Args:
+        directory: directory of the authority.
+        kind: kind of holder.
+        name: name of the holder, part of the identity.
+        hosts: DNS names or IP addresses of a server; empty for clients.
+        domain: trust domain of the identity.
+        days: validity.
+        now: start of the validity.
+        out: path without suffix.
+
+    Raises:
+        ConfigError: name or hosts are invalid, or there is no authority.
     """
     if not is_node_name(name) or not name.isascii() or any(c in name for c in " /?#%"):
         raise ConfigError(f"{name!r}: expected a name of letters, digits, '-', '.' or '_'")
-    if bool(hosts) != (kind in ANSWERING):
+    if bool(hosts) != (kind in SERVER_KINDS):
         raise ConfigError(
-            "--host names where a controller or a metrics endpoint is reached: needed there, and "
-            "only there"
+            "--host is required for controllers and metrics endpoints, and invalid for others"
         )
     names: list[x509.GeneralName] = [
         x509.UniformResourceIdentifier(f"{_SCHEME}{domain}/{kind}/{name}")
     ]
     names += [_host(host) for host in hosts]
-    usages = [ExtendedKeyUsageOID.SERVER_AUTH] if kind in ANSWERING else []
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH] if kind in SERVER_KINDS else []
     if kind is Kind.CONTROLLER or not usages:
         usages.append(ExtendedKeyUsageOID.CLIENT_AUTH)
     return _sign(directory, names, usages, name, days, now, out)
 
 
-def renew(directory: Path, cert_file: Path, days: int, now: datetime) -> Path:
-    """The same identity with a new key and a new end. Raises ConfigError where it is not of us."""
+def renew_certificate(directory: Path, cert_file: Path, days: int, now: datetime) -> Path:
+    """Renew a certificate: same identity, new key, new expiry.
+
+    Raises:
+        ConfigError: another authority issued it.
+    """
     cert, (authority, _) = _load(cert_file), _authority(directory)
     try:
         cert.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
-        raise ConfigError(f"{cert_file}: not of the authority in {directory}") from None
+        raise ConfigError(f"{cert_file}: not issued by the authority in {directory}") from None
     names = list(_names(cert))
     usages = list(cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     common = cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
     return _sign(directory, names, usages, str(common), days, now, cert_file.with_suffix(""))
 
 
-def show(cert_file: Path) -> Shown:
-    """What a certificate says. Raises ConfigError for what is none, or a damaged one, HostError
-    where it can not be read.
+def read_certificate(cert_file: Path) -> CertificateInfo:
+    """Read a certificate.
+
+    Raises:
+        ConfigError: the file is not a certificate, or a damaged one.
+        HostError: the file is not readable.
     """
     cert = _load(cert_file, HostError)
     try:
         return _shown(cert_file, cert)
     except (ValueError, x509.DuplicateExtension):
-        # Its parts are read one by one, when they are asked for.
-        raise ConfigError(f"{cert_file}: a damaged certificate") from None
+        # The library parses extensions lazily.
+        raise ConfigError(f"{cert_file}: damaged certificate") from None
 
 
-def _shown(cert_file: Path, cert: x509.Certificate) -> Shown:
+def _shown(cert_file: Path, cert: x509.Certificate) -> CertificateInfo:
     names = _names(cert)
     constraints = [e.value for e in cert.extensions if isinstance(e.value, x509.BasicConstraints)]
     uris = [name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)]
     hosts = [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
-    return Shown(
+    return CertificateInfo(
         file=str(cert_file),
         identity=", ".join(uris),
         hosts=tuple(hosts),
@@ -160,7 +190,7 @@ def _shown(cert_file: Path, cert: x509.Certificate) -> Shown:
 
 
 def utc_now() -> datetime:
-    """The moment certificates are made at."""
+    """Return the present time; tests replace it."""
     return datetime.now(UTC)
 
 
@@ -176,8 +206,8 @@ def _sign(
     authority, authority_key = _authority(directory)
     if now + timedelta(days=days) > authority.not_valid_after_utc:
         raise ConfigError(
-            f"the authority in {directory} ends at {authority.not_valid_after_utc:%Y-%m-%d}",
-            remedy="fewer --days, or found a new one",
+            f"the authority in {directory} expires on {authority.not_valid_after_utc:%Y-%m-%d}",
+            remedy="use fewer --days, or create a new authority with `pacekeeper certs init`",
         )
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
@@ -193,7 +223,7 @@ def _sign(
         .sign(authority_key, hashes.SHA256())
     )
     cert_file = out.with_name(f"{out.name}.crt")
-    # A reader between the two sees a pair that does not fit, and keeps what it had.
+    # A reader between the two writes sees a mismatch and keeps the pair that it has.
     _write(out.with_name(f"{out.name}.key"), _key_pem(key), 0o600)
     _write(cert_file, cert.public_bytes(serialization.Encoding.PEM), 0o644)
     return cert_file
@@ -212,7 +242,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - SLACK)
+        .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(now + timedelta(days=days))
     )
 
@@ -237,22 +267,24 @@ def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriva
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", remedy="`pacekeeper certs init`") from None
+        raise ConfigError(
+            f"{path}: {error.strerror}", remedy="create one with `pacekeeper certs init`"
+        ) from None
     except (ValueError, TypeError):
-        raise ConfigError(f"{path}: no private key") from None
+        raise ConfigError(f"{path}: not a private key") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{path}: no key that `pacekeeper certs init` made")
+        raise ConfigError(f"{path}: not a key of `pacekeeper certs init`")
     return cert, key
 
 
-def _load(path: Path, unread: type[PacekeeperError] = ConfigError) -> x509.Certificate:
-    """Raises ConfigError for what is none, and `unread` where it can not be read."""
+def _load(path: Path, unreadable: type[PacekeeperError] = ConfigError) -> x509.Certificate:
+    """Load a PEM certificate. Raises ConfigError if invalid, `unreadable` if not readable."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise unread(f"{path}: {error.strerror}") from None
+        raise unreadable(f"{path}: {error.strerror}") from None
     except (ValueError, x509.InvalidVersion):
-        raise ConfigError(f"{path}: no certificate in PEM") from None
+        raise ConfigError(f"{path}: not a PEM certificate") from None
 
 
 def _names(cert: x509.Certificate) -> tuple[x509.GeneralName, ...]:
@@ -282,7 +314,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """A file that appears whole, with its mode from the first byte on. Raises HostError."""
+    """Write a file atomically, with its mode set before the first byte. Raises HostError."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

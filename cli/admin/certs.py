@@ -1,4 +1,4 @@
-"""`pacekeeper certs`: a private authority, and certificates of nodes, people and controllers."""
+"""`pacekeeper certs`: a private authority and its certificates for nodes, users, controllers."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from pacekeeper.cli.common.options import json_option
 from pacekeeper.core.config.security import TRUST_DOMAIN
 from pacekeeper.core.errors import ConfigError, ExitCode, PacekeeperError
 
@@ -15,41 +16,57 @@ _DIRECTORY = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default="pki",
     show_default=True,
-    help="Of the authority; its key never leaves it.",
+    help="Directory of the authority.",
 )
-_DAYS = click.option("--days", type=click.IntRange(1, 825), help="Until it ends [default: 7].")
+_DAYS = click.option(
+    "--days", type=click.IntRange(1, 825), help="Days until the certificate expires [default: 7]."
+)
 
 
 @click.group()
 def command() -> None:
-    """A private authority: certificates of nodes, people and controllers.
+    """Create a private authority and issue certificates for nodes, users and controllers.
 
-    A fleet with an authority of its own needs none of this: docs/security.md says what names its
-    certificates must have.
+    A fleet with its own authority does not need it: docs/security.md lists the names that
+    certificates must contain.
     """
 
 
 @command.command("init")
 @_DIRECTORY
-@click.option("--name", default="pacekeeper authority", show_default=True, help="Its own name.")
-@click.option("--days", type=click.IntRange(1, 3650), help="Until it ends [default: 1825].")
+@click.option(
+    "--name",
+    default="pacekeeper authority",
+    show_default=True,
+    help="Common name of the authority.",
+)
+@click.option(
+    "--days", type=click.IntRange(1, 3650), help="Days until the authority expires [default: 1825]."
+)
 def init(directory: Path, name: str, days: int | None) -> None:
-    """Make an authority."""
+    """Create an authority."""
     from pacekeeper.cli.admin import ca
 
-    made = ca.found(directory, name, days or ca.CA_DAYS, ca.utc_now())
-    click.echo(f"{made}: give it to everybody; {made.with_suffix('.key')}: to nobody")
+    made = ca.create_authority(directory, name, days or ca.CA_DAYS, ca.utc_now())
+    click.echo(f"{made}: install it on every machine; {made.with_suffix('.key')}: keep it secret")
 
 
 @command.command("issue")
 @_DIRECTORY
 @_DAYS
-@click.option("--host", "hosts", multiple=True, help="DNS name or IP of who answers; repeatable.")
-@click.option("--trust-domain", default=TRUST_DOMAIN, show_default=True)
+@click.option(
+    "--host", "hosts", multiple=True, help="DNS name or IP address of a server; repeatable."
+)
+@click.option(
+    "--trust-domain",
+    default=TRUST_DOMAIN,
+    show_default=True,
+    help="Trust domain of the SPIFFE identity.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Path without ending [default: KIND-NAME in the authority's directory].",
+    help="Path without suffix [default: KIND-NAME in the authority's directory].",
 )
 @click.argument("kind", type=click.Choice(["node", "operator", "viewer", "controller", "metrics"]))
 @click.argument("name")
@@ -62,10 +79,10 @@ def issue(
     kind: str,
     name: str,
 ) -> None:
-    """Make a certificate and its key: OUT.crt and OUT.key."""
+    """Issue a certificate OUT.crt with its key OUT.key."""
     from pacekeeper.cli.admin import ca
 
-    made = ca.issue(
+    made = ca.issue_certificate(
         directory,
         ca.Kind(kind),
         name,
@@ -75,64 +92,69 @@ def issue(
         now=ca.utc_now(),
         out=out or directory / f"{kind}-{name}",
     )
-    _say(made)
+    _print_certificate(made)
 
 
 @command.command("renew")
 @_DIRECTORY
 @_DAYS
-@click.option("--within", type=click.IntRange(0), help="Only what ends within so many days.")
+@click.option(
+    "--within",
+    type=click.IntRange(0),
+    help="Renew only certificates that expire within N days.",
+    metavar="N",
+)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 def renew(directory: Path, days: int | None, within: int | None, files: tuple[Path, ...]) -> None:
-    """Renew certificates FILES.crt in place: the same identity, a new key, a new end.
+    """Renew certificates in place: same identity, new key, new expiry.
 
-    Who uses them needs no restart: files that changed are read at the next connection.
+    Services need no restart: they read changed files at the next connection.
     """
     from pacekeeper.cli.admin import ca
 
     now = ca.utc_now()
     for file in files:
         if file.suffix != ".crt":
-            raise ConfigError(f"{file}: expected a file NAME.crt, its key beside it")
-        if within is not None and (ca.show(file).ends - now).days >= within:
-            click.echo(f"{file}: not yet")
+            raise ConfigError(f"{file}: expected a file NAME.crt with its key NAME.key")
+        if within is not None and (ca.read_certificate(file).ends - now).days >= within:
+            click.echo(f"{file}: not renewed, valid for more than {within} days")
             continue
-        _say(ca.renew(directory, file, days or ca.DAYS, now))
+        _print_certificate(ca.renew_certificate(directory, file, days or ca.DAYS, now))
 
 
 @command.command("show")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.pass_context
 def show(ctx: click.Context, as_json: bool, files: tuple[Path, ...]) -> None:
-    """Say whose certificates these are and until when.
+    """Show identity, hosts and expiry of certificates.
 
-    Ends with code 3 where one is over, or is none; with code 4 where a file is not there or can not
-    be read, also where others are over: the highest code counts.
+    Exit code 3: a file is expired or not a certificate. 4: a file is not readable. The highest code
+    counts.
     """
     from pacekeeper.cli.admin import ca
 
-    now, told, codes = ca.utc_now(), list[dict[str, Any]](), [ExitCode.OK]
+    now, documents, codes = ca.utc_now(), list[dict[str, Any]](), [ExitCode.OK]
     for file in files:
         try:
-            one = ca.show(file)
+            one = ca.read_certificate(file)
         except PacekeeperError as error:
             codes.append(error.exit_code)
-            told.append({"file": str(file), "trouble": error.what})
+            documents.append({"file": str(file), "error": error.what})
             if not as_json:
                 click.echo(f"{error.what}")
             continue
-        if one.is_over(now):
+        if one.is_expired(now):
             codes.append(ConfigError.exit_code)
-        told.append(_plain(one, now) | {"trouble": ""})
+        documents.append(_as_document(one, now) | {"error": ""})
         if not as_json:
-            _say(file)
+            _print_certificate(file)
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(documents))
     ctx.exit(int(max(codes)))
 
 
-def _plain(one: Any, now: Any) -> dict[str, Any]:
+def _as_document(one: Any, now: Any) -> dict[str, Any]:
     return {
         "file": one.file,
         "identity": one.identity,
@@ -141,19 +163,21 @@ def _plain(one: Any, now: Any) -> dict[str, Any]:
         "is_authority": one.is_authority,
         "begins_unix_s": one.begins.timestamp(),
         "ends_unix_s": one.ends.timestamp(),
-        "is_over": one.is_over(now),
+        "is_expired": one.is_expired(now),
         "sha256": one.sha256,
     }
 
 
-def _say(file: Path) -> None:
-    """One line on a certificate."""
+def _print_certificate(file: Path) -> None:
+    """Print one line on a certificate."""
     from pacekeeper.cli.admin import ca
 
-    one, now = ca.show(file), ca.utc_now()
-    whose = "an authority" if one.is_authority else one.identity or "no identity"
+    one, now = ca.read_certificate(file), ca.utc_now()
+    holder = "authority" if one.is_authority else one.identity or "no identity"
     at = f" at {', '.join(one.hosts)}" if one.hosts else ""
     state = (
-        "over" if one.is_over(now) else f"{(one.ends - now).total_seconds() / 86400:.1f} days left"
+        "expired"
+        if one.is_expired(now)
+        else f"{(one.ends - now).total_seconds() / 86400:.1f} days left"
     )
-    click.echo(f"{one.file}: {whose}{at}, until {one.ends:%Y-%m-%d %H:%M} UTC ({state})")
+    click.echo(f"{one.file}: {holder}{at}, until {one.ends:%Y-%m-%d %H:%M} UTC ({state})")

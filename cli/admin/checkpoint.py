@@ -1,63 +1,70 @@
-"""`pacekeeper checkpoint`: what lies in a directory, whether it is whole, what may go. No torch."""
+"""`pacekeeper checkpoint`: list, verify, show and delete checkpoints, without torch.
+
+States of a checkpoint: complete; verified (complete, every byte read); incomplete (never finished);
+damaged; rejected (a job could not read it); unreadable (the storage refuses); referenced (only
+files that other checkpoints use are left); removed (by its job while it was read).
+"""
 
 import json
 from typing import Any
 
 import click
 
+from pacekeeper.cli.common.options import json_option
+
 
 @click.group()
 def command() -> None:
-    """List, check, show and clear checkpoints.
+    """List, verify, show and delete checkpoints.
 
-    PATH is a checkpoint, the directory of a job's checkpoints, or the one above (--checkpoint-dir).
+    PATH is a checkpoint, a job's checkpoint directory, or its parent (--checkpoint-dir).
     """
 
 
 @command.command()
 @click.argument("path")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option()
 def ls(path: str, as_json: bool) -> None:
-    """Which checkpoints there are, newest first. Reads manifests only.
+    """List checkpoints, newest first; reads manifests only.
 
-    MB are those written for it. Of a partial one, which lives from files of others too, it is said
-    how far back, and how many tokens going back to it would lose; of a window, how many steps going
-    back does again.
+    MB counts the bytes written for the checkpoint. Below the table: for partial checkpoints, which
+    reuse older files, their oldest step and the tokens lost by a restore; for checkpoints spread
+    over several steps, the steps that a restore recomputes.
     """
-    _print(_rows(_find(path), is_read=False), as_json)
+    _print_rows(_rows(_find_checkpoints(path), is_read=False), as_json)
 
 
 @command.command()
 @click.argument("path")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option()
 @click.pass_context
 def verify(ctx: click.Context, path: str, as_json: bool) -> None:
-    """Read every byte and say what is damaged; ends with code 9 where something is.
+    """Read every byte and report damage; exit code 9 if any.
 
-    One that was broken off while it was written is no damage: it never counted. Nor is one that its
-    job removes meanwhile: it is gone.
+    Incomplete checkpoints, and checkpoints that their job removes meanwhile, are not damage unless
+    PATH names them.
     """
     from pacekeeper.core.errors import ExitCode
 
-    found = _find(path)
+    found = _find_checkpoints(path)
     rows = _rows(found, is_read=True)
-    _print(rows, as_json)
-    is_named = found[0][1].name == _root(path).rpartition("/")[2]
+    _print_rows(rows, as_json)
+    is_single = found[0][1].name == _normalized_path(path).rpartition("/")[2]
     bad = ("damaged", "unreadable")
-    if any(row["state"] in bad or (is_named and row["state"] != "whole") for row in rows):
+    if any(row["state"] in bad or (is_single and row["state"] != "verified") for row in rows):
         ctx.exit(int(ExitCode.DATA))
 
 
 @command.command()
 @click.argument("path")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option()
 def show(path: str, as_json: bool) -> None:
-    """What one checkpoint holds (of a directory: its newest complete one)."""
+    """Show one checkpoint; for a directory, its newest complete one."""
     from pacekeeper.cli.admin import checkpoint_text
     from pacekeeper.core.errors import DataError
     from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 
-    found = _find(path)
+    found = _find_checkpoints(path)
     complete = found
     if len(found) > 1:
         storages = {id(storage): storage for storage, _ in found}.values()
@@ -69,20 +76,26 @@ def show(path: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(document))
     else:
-        checkpoint_text.show(document)
+        checkpoint_text.print_checkpoint(document)
 
 
 @command.command()
 @click.argument("path")
-@click.option("--keep", type=click.IntRange(min=1), default=3, show_default=True)
-@click.option("--dry-run", is_flag=True, help="Say what would go; delete nothing.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Number of complete checkpoints to keep.",
+)
+@click.option("--dry-run", is_flag=True, help="List what would be deleted; delete nothing.")
+@json_option()
 def gc(path: str, keep: int, dry_run: bool, as_json: bool) -> None:
-    """Delete what the newest complete checkpoints make useless; PATH is a job's directory.
+    """Delete old checkpoints; PATH is a job's checkpoint directory.
 
-    The newest --keep that no job failed to read stay, with every file they live from; where the
-    newest is partial, two more, so that a file that breaks does not take all. What is newer than
-    the newest complete one may be being written now, and is left alone.
+    Keeps the newest --keep checkpoints that no job rejected, with every file that they use, and
+    two more if the newest is partial. Checkpoints newer than the newest complete one are kept:
+    they may be being written.
     """
     from pacekeeper.cli.admin import checkpoint_text
     from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE
@@ -91,43 +104,47 @@ def gc(path: str, keep: int, dry_run: bool, as_json: bool) -> None:
     from pacekeeper.trainer.checkpoint.retention import removable, sweep
     from pacekeeper.trainer.checkpoint.storage import open_storage
 
-    storage = open_storage(_root(path))
+    storage = open_storage(_normalized_path(path))
     try:
         newest = next(iter(complete_ids(storage)), None)
         if newest is None:
-            jobs = sorted({of.root for of, _ in _find(path)} - {storage.root})
+            jobs = sorted({of.root for of, _ in _find_checkpoints(path)} - {storage.root})
             raise DataError(
-                f"{path}: no complete checkpoint there: nothing is known to be useless",
-                remedy=f"name the directory of a job, such as {jobs[0]!a}" if jobs else "",
+                f"{path}: no complete checkpoint, so nothing can be deleted safely",
+                remedy=f"give the directory of a job, such as {jobs[0]!a}" if jobs else "",
             )
         found = removable(storage, newest, keep)
         if not dry_run:
             sweep(storage, newest, keep)
     except OSError as error:
         raise HostError(
-            f"{path}: {error.strerror or error}", remedy="may this user delete there?"
+            f"{path}: {error.strerror or error}", remedy="check that this user can delete there"
         ) from None
     whole = [one.name for one in found.whole]
     ended = [f"{one.name}/{MANIFEST_FILE}" for one in found.manifests if one not in found.whole]
-    files = [*ended, *found.files]  # it is a checkpoint no more, though others live from it
+    files = [*ended, *found.files]  # its files stay if others use them
     if as_json:
         click.echo(json.dumps({"removed": whole, "files": files, "dry_run": dry_run}))
         return
-    word = "would go" if dry_run else "gone"
+    word = "would delete" if dry_run else "deleted"
     for name in (*whole, *files):
-        click.echo(f"{word}: {checkpoint_text.plain(name)}")
+        click.echo(f"{word}: {checkpoint_text.printable(name)}")
     if not whole and not files:
-        click.echo("nothing is useless")
+        click.echo("nothing to delete")
 
 
-def _find(path: str) -> list[tuple[Any, Any]]:
-    """(storage, id) of each checkpoint, by job, newest first. Raises DataError: there is none."""
+def _find_checkpoints(path: str) -> list[tuple[Any, Any]]:
+    """Return (storage, id) of each checkpoint, by job, newest first.
+
+    Raises:
+        DataError: there is none.
+    """
     from pacekeeper.core.checkpoint.manifest import CheckpointId
     from pacekeeper.core.errors import DataError
     from pacekeeper.trainer.checkpoint.reader import ids
     from pacekeeper.trainer.checkpoint.storage import below, open_storage
 
-    path = _root(path)
+    path = _normalized_path(path)
     root, slash, name = path.rpartition("/")
     named = CheckpointId.of_name(name)
     try:
@@ -138,67 +155,70 @@ def _find(path: str) -> list[tuple[Any, Any]]:
             top = open_storage(path)
             found = [(top, one) for one in ids(top)]
             for job in top.names("") if not found else ():
-                found += _of_job(open_storage(below(path, job)))
+                found += _checkpoints_of_job(open_storage(below(path, job)))
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     if not found:
-        raise DataError(f"{path}: no checkpoint there", remedy="name what --checkpoint-dir named")
+        raise DataError(
+            f"{path}: no checkpoints", remedy="give the directory set with --checkpoint-dir"
+        )
     return found
 
 
-def _of_job(storage: Any) -> list[tuple[Any, Any]]:
-    """Those in a directory beside others, of which one may be closed to us (lost+found)."""
+def _checkpoints_of_job(storage: Any) -> list[tuple[Any, Any]]:
+    """Return the checkpoints of one directory; warn if it is not readable, like lost+found."""
     from pacekeeper.trainer.checkpoint.reader import ids, why_of
 
     try:
         return [(storage, one) for one in ids(storage)]
     except PermissionError as error:
-        click.echo(f"not looked into: {storage.root!a}: {why_of(error)}", err=True)
+        click.echo(f"skipped {storage.root!a}: {why_of(error)}", err=True)
         return []
 
 
-def _root(path: str) -> str:
-    """Without slashes at its end, unless it is nothing else. Raises DataError: it is empty."""
+def _normalized_path(path: str) -> str:
+    """Remove trailing slashes, except from a root. Raises DataError if the path is empty."""
     from pacekeeper.core.errors import DataError
 
     if not path:
-        raise DataError("no path was named", remedy="name what --checkpoint-dir named")
+        raise DataError("the path is empty", remedy="give the directory set with --checkpoint-dir")
     root = path.rstrip("/")
     return path if path.endswith("://") or not root else root
 
 
 def _rows(found: list[tuple[Any, Any]], *, is_read: bool) -> list[dict[str, Any]]:
-    """A row for each checkpoint; `is_read`: every byte."""
+    """Return one row per checkpoint; with `is_read` every byte is checked."""
     from pacekeeper.trainer.checkpoint.reader import why_of
     from pacekeeper.trainer.checkpoint.retention import lent_out
 
-    lent: dict[int, dict[Any, int]] = {}  # by storage: reading all its manifests takes a while
+    referenced: dict[int, dict[Any, int]] = {}  # by storage: reading all manifests is slow
     rows = []
     for storage, one in found:
-        row = _blank(storage, one)
+        row = _incomplete_row(storage, one)
         try:
-            row = _row(row, storage, one, is_read=is_read)
-            if row["state"] == "damaged" and not _counts(storage, one):
-                row = _blank(storage, one) | {"state": "gone"}
-            if row["state"] in ("broken off", "gone"):
-                if id(storage) not in lent:
-                    lent[id(storage)] = lent_out(storage)
-                row["state"] = "lent" if one in lent[id(storage)] else row["state"]
+            row = _read_row(row, storage, one, is_read=is_read)
+            if row["state"] == "damaged" and not _has_manifest(storage, one):
+                row = _incomplete_row(storage, one) | {"state": "removed"}
+            if row["state"] in ("incomplete", "removed"):
+                if id(storage) not in referenced:
+                    referenced[id(storage)] = lent_out(storage)
+                if one in referenced[id(storage)]:
+                    row["state"] = "referenced"
         except OSError as error:
             row |= {"state": "unreadable", "damages": [f"{row['path']}: {why_of(error)}"]}
         rows.append(row)
     return rows
 
 
-def _counts(storage: Any, one: Any) -> bool:
-    """Is its manifest still there? It goes first where its job keeps newer ones."""
+def _has_manifest(storage: Any, one: Any) -> bool:
+    """Return whether the manifest exists; a job deletes it before the other files."""
     from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE
 
     return MANIFEST_FILE in storage.names(one.name)
 
 
-def _blank(storage: Any, one: Any) -> dict[str, Any]:
-    """What its place says of a checkpoint."""
+def _incomplete_row(storage: Any, one: Any) -> dict[str, Any]:
+    """Return the row of a checkpoint without manifest, from its path."""
     from pacekeeper.trainer.checkpoint.storage import below
 
     return {
@@ -206,7 +226,7 @@ def _blank(storage: Any, one: Any) -> dict[str, Any]:
         "step": one.step,
         "generation": one.generation,
         "life": one.life,
-        "state": "broken off",
+        "state": "incomplete",
         "num_blocks": None,
         "size_bytes": None,
         "own_bytes": None,
@@ -217,11 +237,13 @@ def _blank(storage: Any, one: Any) -> dict[str, Any]:
     }
 
 
-def _row(row: dict[str, Any], storage: Any, one: Any, *, is_read: bool) -> dict[str, Any]:
-    """One checkpoint for a table. Its state: complete or, if all was read, whole; broken off;
-    damaged; rejected by a job that could not read it; unreadable: storage refuses. What comes from
-    other checkpoints, or from a second look, is the caller's: lent (only files are left that others
-    live from), gone (while it was read). Raises OSError where storage refuses.
+def _read_row(row: dict[str, Any], storage: Any, one: Any, *, is_read: bool) -> dict[str, Any]:
+    """Complete a row from the manifest and, with `is_read`, from every byte.
+
+    The states referenced, removed and unreadable are set by the caller.
+
+    Raises:
+        OSError: the storage refuses.
     """
     from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, checkpoint_of_file
     from pacekeeper.core.errors import DataError
@@ -243,16 +265,16 @@ def _row(row: dict[str, Any], storage: Any, one: Any, *, is_read: bool) -> dict[
         "steps_again": manifest.steps_again,
         "lost_tokens": sum(manifest.lost_tokens),
     }
-    named = list(damages(storage, manifest)) if is_read else []
-    told = "rejected" if REJECTED_FILE in names else "complete"
-    whole = "whole" if is_read else told
-    return row | {"state": "damaged" if named else whole, "damages": named}
+    found = list(damages(storage, manifest)) if is_read else []
+    listed = "rejected" if REJECTED_FILE in names else "complete"
+    state = "verified" if is_read else listed
+    return row | {"state": "damaged" if found else state, "damages": found}
 
 
-def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
+def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     from pacekeeper.cli.admin import checkpoint_text
 
     if as_json:
         click.echo(json.dumps({"checkpoints": rows}))
     else:
-        checkpoint_text.show_rows(rows)
+        checkpoint_text.print_checkpoints(rows)

@@ -1,4 +1,4 @@
-"""How `pacekeeper checkpoint` shows what it found: tables for people, plain values for programs."""
+"""Output of `pacekeeper checkpoint`: tables and JSON documents."""
 
 import sys
 from dataclasses import asdict
@@ -9,15 +9,15 @@ from pacekeeper.core.checkpoint.interval import SaveCosts
 from pacekeeper.core.checkpoint.manifest import Manifest, PieceEntry, block_name, checkpoint_of_file
 from pacekeeper.core.layout.codec import encode_layout
 
-FILE_WIDTH = 160  # columns where the output is no terminal
+FILE_WIDTH = 160  # columns if the output is not a terminal
 _STYLES = {
-    "damaged": "bold red", "unreadable": "bold red", "rejected": "red", "broken off": "yellow",
-    "lent": "dim", "gone": "dim",
+    "damaged": "bold red", "unreadable": "bold red", "rejected": "red", "incomplete": "yellow",
+    "referenced": "dim", "removed": "dim",
 }  # fmt: skip
 
 
 def as_document(manifest: Manifest, root: str) -> dict[str, Any]:
-    """Plain values of all that a manifest says."""
+    """Return a manifest as JSON values."""
     import json
 
     return {
@@ -33,7 +33,7 @@ def as_document(manifest: Manifest, root: str) -> dict[str, Any]:
         "layout": json.loads(encode_layout(manifest.layout)),
         "own_bytes": manifest.own_bytes,
         "steps_again": manifest.steps_again,
-        "costs": None if manifest.costs is None else costs_of(manifest.costs),
+        "costs": None if manifest.costs is None else cost_document(manifest.costs),
         "lost_tokens": list(manifest.lost_tokens),
         "lost_before_tokens": list(manifest.account.lost),
         "num_faults": manifest.account.num_faults,
@@ -54,19 +54,19 @@ def as_document(manifest: Manifest, root: str) -> dict[str, Any]:
     }
 
 
-def costs_of(costs: SaveCosts) -> dict[str, Any]:
-    """What saving costs, with the period that would cost least, and in words."""
+def cost_document(costs: SaveCosts) -> dict[str, Any]:
+    """Return the measured cost of saving, with the best period, as JSON values."""
     return asdict(costs) | {"best_period_steps": costs.best_period_steps, "text": costs.text()}
 
 
 def _step_of(entry: PieceEntry) -> int | None:
-    """Steps committed when it was so."""
+    """Return the step of a piece: the number of steps committed when it was saved."""
     of = checkpoint_of_file(entry.file)
     return of.step if entry.step is None and of is not None else entry.step
 
 
-def show_rows(rows: list[dict[str, Any]]) -> None:
-    """A table of checkpoints, and what is damaged below it."""
+def print_checkpoints(rows: list[dict[str, Any]]) -> None:
+    """Print the table of checkpoints, with remarks and damage below."""
     from rich.table import Table
 
     table = Table(box=None, header_style="dim")
@@ -78,7 +78,7 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
         table.add_row(
             str(row["step"]),
             str(row["generation"]),
-            _when(row["life"]),
+            _launch_time(row["life"]),
             "" if row["num_blocks"] is None else str(row["num_blocks"]),
             "" if size is None else f"{size / 1e6:,.1f}",
             row["state"],
@@ -90,29 +90,28 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row["oldest_step"] not in (None, row["step"]):
             console.print(
-                f"[yellow]partial:[/] step {row['step']} lives from "
-                f"{row['size_bytes'] / 1e6:,.1f} MB "
-                f"back to step {row['oldest_step']}; going back to it loses "
+                f"[yellow]partial:[/] step {row['step']} uses {row['size_bytes'] / 1e6:,.1f} MB "
+                f"of files from step {row['oldest_step']} on; restoring it loses "
                 f"{row['lost_tokens']:,} tokens of its experts"
             )
         if row["steps_again"]:
             console.print(
                 f"[cyan]window:[/] step {row['step']} is spread over {row['steps_again'] + 1} "
-                f"steps; going back to it does {row['steps_again']} again and is exact"
+                f"steps; restoring it recomputes {row['steps_again']} and is exact"
             )
         for line in row["damages"]:
             console.print(f"[bold red]{row['state']}:[/] {_text(line)}")
 
 
-def show(document: dict[str, Any]) -> None:
-    """One checkpoint."""
+def print_checkpoint(document: dict[str, Any]) -> None:
+    """Print one checkpoint: job, layout, identity, costs, blocks and files."""
     from rich.table import Table
 
     console = _console()
     loss = "none yet" if document["last_loss"] is None else f"{document['last_loss']:.4f}"
     console.print(
         f"[bold]{_text(document['job'])}[/]  step {document['step']}  loss {loss}  "
-        f"generation {document['generation']}  launched {_when(document['life'])} UTC"
+        f"generation {document['generation']}  launched {_launch_time(document['life'])} UTC"
     )
     console.print(_text(document["path"]), style="dim")
     ranks = [rank for rank, _ in document["layout"]["batch_shares"]]
@@ -126,13 +125,13 @@ def show(document: dict[str, Any]) -> None:
     older = [p for p in document["pieces"] if p["step"] != document["step"]]
     if again:
         console.print(
-            f"[cyan]window:[/] of steps {document['step'] - again} to {document['step']}; going "
-            f"back to it does {again} steps again and is exact"
+            f"[cyan]window:[/] steps {document['step'] - again} to {document['step']}; restoring "
+            f"it recomputes {again} steps and is exact"
         )
     elif older:
         console.print(
-            f"[yellow]partial:[/] {len({p['name'] for p in older})} blocks are of earlier steps, "
-            f"back to {min(p['step'] for p in older)}; going back to it loses "
+            f"[yellow]partial:[/] {len({p['name'] for p in older})} blocks are from earlier steps, "
+            f"down to {min(p['step'] for p in older)}; restoring it loses "
             f"{sum(document['lost_tokens']):,} tokens of their experts"
         )
     if document["costs"] is not None:
@@ -158,23 +157,23 @@ def show(document: dict[str, Any]) -> None:
 
 
 def _console() -> Any:
-    """As wide as the terminal; a file has room for whole paths."""
+    """Return a console as wide as the terminal, or FILE_WIDTH columns."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else FILE_WIDTH
     return Console(width=width, highlight=False, soft_wrap=True)
 
 
-def _when(life: int) -> str:
-    """`life`: Unix milliseconds, where a launch made it; anybody may make a directory."""
+def _launch_time(life: int) -> str:
+    """Format the launch time in Unix milliseconds; "?" for directories that no launch made."""
     try:
         return datetime.fromtimestamp(life / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return "?"
 
 
-def plain(found: object) -> str:
-    """Names may hold anything; a terminal gets what it can show, and obeys none of it."""
+def printable(found: object) -> str:
+    """Escape unprintable characters: file names must not send control codes to a terminal."""
     kept = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(found))
     return "".join(kept)
 
@@ -182,4 +181,4 @@ def plain(found: object) -> str:
 def _text(found: object) -> str:
     from rich.markup import escape
 
-    return escape(plain(found))
+    return escape(printable(found))

@@ -1,4 +1,4 @@
-"""`pacekeeper tokens`: bearer tokens that a controller takes; only their digests are kept."""
+"""`pacekeeper tokens`: manage the file of bearer tokens, which holds digests only."""
 
 import json
 import secrets
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from pacekeeper.cli.common.options import json_option
 from pacekeeper.controller.api.auth.rbac import Role
 from pacekeeper.controller.api.auth.tokens import (
     Records,
@@ -25,25 +26,31 @@ _FILE = click.option(
     "path",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="As in [access] tokens of the controller.",
+    help="File named by [access] tokens of the controller.",
 )
 
 
 @click.group()
 def command() -> None:
-    """Bearer tokens that a controller takes.
+    """Add, list and revoke bearer tokens for a controller.
 
-    A running controller needs no restart: it reads the file again when it changes.
+    A running controller rereads the file when it changes.
     """
 
 
 @command.command("add")
 @_FILE
-@click.option("--days", type=click.IntRange(1, 825), default=DAYS, show_default=True)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 825),
+    default=DAYS,
+    show_default=True,
+    help="Days until the token expires.",
+)
 @click.argument("role", type=click.Choice(["viewer", "operator", "agent"]))
 @click.argument("name")
 def add(path: Path, days: int, role: str, name: str) -> None:
-    """Make a token for NAME (of an agent: its node) and print it; it can not be had again."""
+    """Add a token for NAME (for an agent: its node) and print it once."""
     secret, now_unix_s = secrets.token_urlsafe(32), time.time()
     try:
         record = TokenRecord(
@@ -57,19 +64,19 @@ def add(path: Path, days: int, role: str, name: str) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
-    def with_it(records: Records) -> Records:
+    def with_new(records: Records) -> Records:
         kept = [one for one in records if one.expires_unix_s > now_unix_s]
-        return (*kept, record)  # those that are over go
+        return (*kept, record)  # expired tokens are removed
 
-    change_tokens(path, with_it)
+    change_tokens(path, with_new)
     click.echo(format_token(record.token_id, secret))
 
 
 @command.command("ls")
 @_FILE
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option()
 def ls(path: Path, as_json: bool) -> None:
-    """List tokens: id, role, name and end."""
+    """List tokens: ID, role, name and days left."""
     now_unix_s = time.time()
     records = read_tokens(path)
     if as_json:
@@ -82,7 +89,7 @@ def ls(path: Path, as_json: bool) -> None:
                         "name": one.name,
                         "created_unix_s": one.created_unix_s,
                         "expires_unix_s": one.expires_unix_s,
-                        "is_over": one.expires_unix_s <= now_unix_s,
+                        "is_expired": one.expires_unix_s <= now_unix_s,
                     }
                     for one in records
                 ]
@@ -101,7 +108,7 @@ def ls(path: Path, as_json: bool) -> None:
 @_FILE
 @click.argument("token_ids", nargs=-1, required=True)
 def revoke(path: Path, token_ids: tuple[str, ...]) -> None:
-    """Take tokens back, from the next call on."""
+    """Revoke tokens; the next call with one of them is denied."""
 
     def without(records: Records) -> Records:
         unknown = sorted(set(token_ids) - {one.token_id for one in records})
@@ -110,4 +117,4 @@ def revoke(path: Path, token_ids: tuple[str, ...]) -> None:
         return tuple(one for one in records if one.token_id not in token_ids)
 
     change_tokens(path, without)
-    click.echo(f"{len(set(token_ids))} revoked")
+    click.echo(f"{len(set(token_ids))} tokens revoked")

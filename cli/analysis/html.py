@@ -1,4 +1,4 @@
-"""What all pages share: their style, and figures inside them; no file beside a page, no request."""
+"""Style and inline images of the HTML reports, which are single files without requests."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ th { color: #666; }"""
 
 
 def inline_png(figure: Any, *, dpi: int) -> str:
-    """A matplotlib figure as the address of an `img`, the picture in it."""
+    """Return a matplotlib figure as a data URL for `img`."""
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=dpi, format="png")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

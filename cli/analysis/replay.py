@@ -1,4 +1,4 @@
-"""`pacekeeper replay`: what a recorded run says - who was slow, what was uneven, what it cost."""
+"""`pacekeeper replay`: find slow ranks and imbalance in a recorded run, and their cost."""
 
 import json
 import math
@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from pacekeeper.cli.common.options import json_option
 from pacekeeper.simulator.readers.formats import Format
 
 
@@ -19,18 +20,20 @@ from pacekeeper.simulator.readers.formats import Format
     type=click.Choice(["auto", *(form.value for form in Format)]),
     default="auto",
     show_default=True,
-    help="What the files are; auto: looks inside.",
+    help="Format of the files; auto: detect it.",
 )
-@click.option("--run", type=int, help="Which run of a file or directory that holds several.")
+@click.option("--run", type=int, help="Number of the run to judge, if there are several.")
 @click.option(
     "--replicate",
     "replicates",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="Other runs of the same recipe, to compare step times with; may be said again.",
+    help="Another run of the same configuration, to compare step times; repeatable.",
 )
-@click.option("--report", type=click.Path(path_type=Path), help="Write an HTML page here.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), help="Also write an HTML report to this file."
+)
+@json_option()
 def command(
     path: Path,
     form: str,
@@ -39,11 +42,11 @@ def command(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    """Judge a recorded run with the code that watches live ones.
+    """Judge a recorded run with the detector of live runs.
 
-    PATH is a file, or a directory with the files of one run (one per node or rank): trace files
-    that `pacekeeper agent --record` keeps, and those of other tools. Of a file with several runs
-    each is judged, or the one of --run.
+    PATH is a file, or a directory with the files of one run (one per node or rank), written by
+    `pacekeeper agent --record` or by another tool. If a file holds several runs, each is judged, or
+    only the one of --run.
     """
     from pacekeeper.predictor.offline.analyze import judge
     from pacekeeper.simulator.readers.registry import one_of, open_runs
@@ -59,28 +62,28 @@ def command(
 
         write_report(report, *verdicts[0])
     if as_json:
-        click.echo(json.dumps(document(verdicts), allow_nan=False))
+        click.echo(json.dumps(verdicts_document(verdicts), allow_nan=False))
     else:
         from pacekeeper.cli.analysis.replay_text import print_verdicts
 
         print_verdicts(verdicts)
 
 
-def document(verdicts: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-    """The verdicts as plain JSON values; what is not finite is null.
+def verdicts_document(verdicts: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    """Return the verdicts as JSON values; values that are not finite become null.
 
-    Of several runs S and what_if are null, each finding names its run, and `runs` has the rest.
+    For several runs, S and what_if are null, each finding names its run, and `runs` lists the runs.
     """
     if len(verdicts) == 1:
         ((_, verdict),) = verdicts
-        told = {
+        found = {
             "S": None if verdict.what_if is None else verdict.what_if.slowdown,
             "findings": _findings(verdict),
             "what_if": _what_if(verdict.what_if),
             "notes": list(verdict.notes),
         }
-        return _finite(told)  # type: ignore[no-any-return]
-    told = {
+        return _finite(found)  # type: ignore[no-any-return]
+    found = {
         "S": None,
         "findings": [
             finding | {"run": trace.name}
@@ -98,9 +101,9 @@ def document(verdicts: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
             }
             for trace, verdict in verdicts
         ],
-        "notes": [f"{len(verdicts)} runs, each judged by itself; --run N judges one"],
+        "notes": [f"{len(verdicts)} runs, judged separately; --run N judges one"],
     }
-    return _finite(told)  # type: ignore[no-any-return]
+    return _finite(found)  # type: ignore[no-any-return]
 
 
 def _findings(verdict: Any) -> list[dict[str, Any]]:

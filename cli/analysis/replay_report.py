@@ -1,72 +1,76 @@
-"""A verdict as a page of its own: findings, what they cost, and a heat map of residuals."""
+"""HTML report of `pacekeeper replay`: findings, their cost, and a heat map of residuals."""
 
 import html
 from pathlib import Path
 from typing import Any
 
 from pacekeeper.cli.analysis.html import PAGE_STYLE, inline_png
-from pacekeeper.cli.analysis.replay_text import lines_of, row_of, size_of
+from pacekeeper.cli.analysis.replay_text import finding_row, trace_size, what_if_lines
 from pacekeeper.core.errors import HostError
 from pacekeeper.predictor.offline.anomalies import Verdict
 from pacekeeper.predictor.offline.heatmap import Heat, heat_of, reduced
 from pacekeeper.predictor.offline.trace import Trace
 
-MAX_STEPS, MAX_RANKS = 256, 128  # cells of the picture; a step is then a few pixels wide
+MAX_STEPS, MAX_RANKS = 256, 128  # cells of the heat map
 NUM_COLOURS = 33  # odd: the middle is white
-MAX_FINDINGS, MAX_NOTES = 200, 50  # on a page; programs get all
+MAX_FINDINGS, MAX_NOTES = 200, 50  # on a page; --json has all
 
 
 def write_report(path: Path, trace: Trace, verdict: Verdict) -> None:
-    """One self-contained page. Raises HostError where it can not be written."""
+    """Write the report as one file.
+
+    Raises:
+        HostError: the file cannot be written.
+    """
     heat = heat_of(trace)
     body = _table(verdict) + _what_if(verdict)
     if heat is not None:
         heat = reduced(heat, max_steps=MAX_STEPS, max_ranks=MAX_RANKS)
         body += (
-            f"<h2>Residuals, rank by step</h2><p>{_HEAT_WORDS}{_cell_words(heat)}</p>"
+            f"<h2>Residuals, rank by step</h2><p>{_HEATMAP_NOTE}{_reduction_note(heat)}</p>"
             f"<img alt='Residuals, rank by step' src='{_draw(heat)}'>"
         )
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in verdict.notes[:MAX_NOTES])
     page = _PAGE.format(
         style=PAGE_STYLE,
         title=html.escape(trace.name),
-        size=html.escape(f"{trace.source}: {size_of(trace)}"),
+        size=html.escape(f"{trace.source}: {trace_size(trace)}"),
         notes=f"<ul>{notes}</ul>" if notes else "",
         body=body,
     )
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise HostError(f"report {path}: {error.strerror}", remedy="name another file") from None
+        raise HostError(f"report {path}: {error.strerror}", remedy="choose another file") from None
 
 
 def _table(verdict: Verdict) -> str:
     if not verdict.troubles:
-        return "<p>Nothing was found.</p>"
+        return "<p>No findings.</p>"
     heads = ("kind", "rank", "stage", "slowdown (95 %)", "steps", "tier", "reason")
     rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row_of(trouble)) + "</tr>"
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in finding_row(trouble)) + "</tr>"
         for trouble in verdict.troubles[:MAX_FINDINGS]
     )
     head = "".join(f"<th>{name}</th>" for name in heads)
     left = len(verdict.troubles) - MAX_FINDINGS
-    more = f"<p>And {left} more: see <code>--json</code>.</p>" if left > 0 else ""
+    more = f"<p>And {left} more (all with <code>--json</code>).</p>" if left > 0 else ""
     return f"<h2>Findings</h2><table><tr>{head}</tr>{rows}</table>{more}"
 
 
-def _cell_words(heat: Heat) -> str:
+def _reduction_note(heat: Heat) -> str:
     if heat.steps_per_cell == heat.ranks_per_cell == 1:
         return ""
     return (
-        f" There are too many to show: a cell is the median of {heat.steps_per_cell} steps and, "
-        f"of {heat.ranks_per_cell} neighbouring ranks, the one that is farthest from 0."
+        f" Reduced: a cell is the median of {heat.steps_per_cell} steps and, of "
+        f"{heat.ranks_per_cell} neighbouring ranks, the one farthest from 0."
     )
 
 
 def _what_if(verdict: Verdict) -> str:
     if verdict.what_if is None:
         return ""
-    lines = "".join(f"<p>{html.escape(line)}</p>" for line in lines_of(verdict.what_if))
+    lines = "".join(f"<p>{html.escape(line)}</p>" for line in what_if_lines(verdict.what_if))
     return f"<h2>What if</h2>{lines}"
 
 
@@ -94,9 +98,9 @@ def _draw(heat: Heat) -> str:
     return inline_png(figure, dpi=110)
 
 
-_HEAT_WORDS = (
-    "Each cell: how much longer a rank computed in a step than its work and its peers of the same "
-    "stage say it should. A red row is a slow rank, a red spot one odd step."
+_HEATMAP_NOTE = (
+    "Each cell: compute time of a rank in a step relative to the time expected from its work and "
+    "its peers of the same stage. A red row is a slow rank, a red spot a single slow step."
 )
 _PAGE: Any = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>

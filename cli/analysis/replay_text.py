@@ -1,4 +1,4 @@
-"""Verdicts for people, in the terminal: a finding and what speaks for it in a few lines."""
+"""Text of `pacekeeper replay`: findings with their evidence, and their cost."""
 
 import textwrap
 from collections.abc import Sequence
@@ -9,57 +9,57 @@ from rich.markup import escape
 from pacekeeper.predictor.offline.anomalies import Trouble, Verdict, WhatIf
 from pacekeeper.predictor.offline.trace import Trace
 
-MOST_FINDINGS = 40  # of one run shown to people; programs get all
-MOST_NOTES = 8
-MOST_RUNS = 20  # with findings
+MAX_FINDINGS = 40  # per run; --json has all
+MAX_NOTES = 8
+MAX_RUNS = 20  # with findings
 
 
 def print_verdicts(verdicts: Sequence[tuple[Trace, Verdict]]) -> None:
-    """What was read, what was found, what it cost; of many runs those with findings."""
+    """Print the verdicts; of several runs only those with findings."""
     console = Console(highlight=False, soft_wrap=True)
     if len(verdicts) == 1:
         _print_one(console, *verdicts[0])
         return
     found = [(trace, verdict) for trace, verdict in verdicts if verdict.troubles]
-    for trace, verdict in found[:MOST_RUNS]:
+    for trace, verdict in found[:MAX_RUNS]:
         _print_one(console, trace, verdict)
-    if len(found) > MOST_RUNS:
-        console.print(f"and {len(found) - MOST_RUNS} more runs with findings: see --json")
+    if len(found) > MAX_RUNS:
+        console.print(f"and {len(found) - MAX_RUNS} more runs with findings (all with --json)")
     console.print(
-        f"{len(verdicts)} runs, each judged by itself; nothing was found in "
-        f"{len(verdicts) - len(found)}; --run N shows one"
+        f"{len(verdicts)} runs, judged separately; {len(verdicts) - len(found)} without findings; "
+        "--run N shows one"
     )
 
 
 def _print_one(console: Console, trace: Trace, verdict: Verdict) -> None:
-    console.print(f"[bold]{escape(trace.name)}[/]  {escape(trace.source)}  {size_of(trace)}")
-    for note in verdict.notes[:MOST_NOTES]:
-        _say(console, note, indent="", style="dim")
-    if len(verdict.notes) > MOST_NOTES:
-        console.print(f"[dim]and {len(verdict.notes) - MOST_NOTES} more notes: see --json[/]")
-    for trouble in verdict.troubles[:MOST_FINDINGS]:
-        kind, rank, stage, slowdown, steps, tier, reason = row_of(trouble)
-        whose = (f"  rank {rank}" if rank else "") + (f"  stage {stage}" if stage else "")
-        console.print(f"[bold]{escape(kind)}[/]{whose}  {slowdown}  steps {steps}  {tier}")
-        _say(console, reason, indent="    ")
-    if len(verdict.troubles) > MOST_FINDINGS:
-        console.print(f"and {len(verdict.troubles) - MOST_FINDINGS} more findings: see --json")
+    console.print(f"[bold]{escape(trace.name)}[/]  {escape(trace.source)}  {trace_size(trace)}")
+    for note in verdict.notes[:MAX_NOTES]:
+        _print_wrapped(console, note, indent="", style="dim")
+    if len(verdict.notes) > MAX_NOTES:
+        console.print(f"[dim]and {len(verdict.notes) - MAX_NOTES} more notes (all with --json)[/]")
+    for trouble in verdict.troubles[:MAX_FINDINGS]:
+        kind, rank, stage, slowdown, steps, tier, reason = finding_row(trouble)
+        place = (f"  rank {rank}" if rank else "") + (f"  stage {stage}" if stage else "")
+        console.print(f"[bold]{escape(kind)}[/]{place}  {slowdown}  steps {steps}  {tier}")
+        _print_wrapped(console, reason, indent="    ")
+    if len(verdict.troubles) > MAX_FINDINGS:
+        console.print(f"and {len(verdict.troubles) - MAX_FINDINGS} more findings (all with --json)")
     if not verdict.troubles:
-        console.print("nothing was found")
+        console.print("no findings")
     if verdict.what_if is not None:
-        for line in lines_of(verdict.what_if):
-            _say(console, line, indent="")
+        for line in what_if_lines(verdict.what_if):
+            _print_wrapped(console, line, indent="")
 
 
-def _say(console: Console, text: str, *, indent: str, style: str = "") -> None:
-    """One line for programs that read along, lines of its width for a terminal."""
+def _print_wrapped(console: Console, text: str, *, indent: str, style: str = "") -> None:
+    """Print text wrapped to the terminal, or as one line if the output is not a terminal."""
     width = console.width if console.is_terminal else 1 << 20
     for line in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent):
         console.print(escape(line), style=style)
 
 
-def size_of(trace: Trace) -> str:
-    """How much was recorded."""
+def trace_size(trace: Trace) -> str:
+    """Return the number of ranks, stages and steps as text."""
     parts = []
     if trace.workers:
         stages = len({worker.stage for worker in trace.workers})
@@ -68,11 +68,11 @@ def size_of(trace: Trace) -> str:
     table = next((t for t in tables if t is not None), None)
     if table is not None:
         parts.append(f"{len(set(table.step.tolist()))} steps")
-    return ", ".join(parts) or "nothing that can be judged"
+    return ", ".join(parts) or "no records that can be judged"
 
 
-def row_of(trouble: Trouble) -> tuple[str, ...]:
-    """A finding in words, column by column."""
+def finding_row(trouble: Trouble) -> tuple[str, ...]:
+    """Return the columns of one finding."""
     last = "the end" if trouble.last_step is None else str(trouble.last_step)
     return (
         str(trouble.kind),
@@ -85,10 +85,10 @@ def row_of(trouble: Trouble) -> tuple[str, ...]:
     )
 
 
-def lines_of(what_if: WhatIf) -> list[str]:
-    """The cost of all that, in words."""
+def what_if_lines(what_if: WhatIf) -> list[str]:
+    """Return the simulated cost of slow and uneven ranks, line by line."""
     lines = [
-        f"with everything even, steps would be {what_if.slowdown:.3f} times shorter (S)",
+        f"without slow or uneven ranks, steps would be {what_if.slowdown:.3f} times shorter (S)",
         f"of that, the worst 3 % of ranks: {what_if.worst_workers_share:.1%}, "
         f"the last stage: {what_if.last_stage_share:.1%}",
     ]
@@ -97,6 +97,6 @@ def lines_of(what_if: WhatIf) -> list[str]:
     ):  # fmt: skip
         worst = sorted(part.items(), key=lambda item: -item[1])[:4]
         if worst:
-            told = ", ".join(f"{key} {value:.3f}" for key, value in worst)
-            lines.append(f"S of one {name} alone, the largest: {told}")
+            listed = ", ".join(f"{key} {value:.3f}" for key, value in worst)
+            lines.append(f"largest S by {name}: {listed}")
     return lines

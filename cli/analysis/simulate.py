@@ -1,4 +1,4 @@
-"""`pacekeeper simulate`: one job through one history of failures, under several policies."""
+"""`pacekeeper simulate`: simulate one job with one history of failures under several policies."""
 
 import json
 from pathlib import Path
@@ -6,16 +6,23 @@ from typing import Any
 
 import click
 
+from pacekeeper.cli.common.options import json_option
+
 
 @click.command()
 @click.argument("scenario", type=click.Path(path_type=Path))
-@click.option("--seeds", type=click.IntRange(1), help="How many; not given: as the file says.")
-@click.option("--report", type=click.Path(path_type=Path), help="Write an HTML page here.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option(
+    "--seeds", type=click.IntRange(1), help="Number of seeds [default: that of the scenario]."
+)
+@click.option(
+    "--report", type=click.Path(path_type=Path), help="Also write an HTML report to this file."
+)
+@json_option()
 def command(scenario: Path, seeds: int | None, report: Path | None, as_json: bool) -> None:
-    """Play SCENARIO, a TOML file (docs/simulator.md; examples/simulate_*.toml).
+    """Simulate SCENARIO, a TOML file (docs/simulator.md; examples/simulate_*.toml).
 
-    All policies meet the same nodes, loads and luck; ours runs the code that decides live.
+    All policies see the same failures, loads and random numbers; the policy `pacekeeper` runs the
+    controller's planner.
     """
     from pacekeeper.simulator.engine.statistics import summarised
     from pacekeeper.simulator.scenario.loader import played, read_scenario
@@ -24,7 +31,7 @@ def command(scenario: Path, seeds: int | None, report: Path | None, as_json: boo
     if report is not None:
         from pacekeeper.cli.analysis.simulate_report import check_path
 
-        check_path(report)  # before what takes long
+        check_path(report)  # before the simulation, which takes long
     found = played(known, seeds=seeds)
     rows = summarised(found)
     if report is not None:
@@ -32,15 +39,15 @@ def command(scenario: Path, seeds: int | None, report: Path | None, as_json: boo
 
         write_report(report, known, found, rows)
     if as_json:
-        click.echo(json.dumps(document_of(known, found, rows), allow_nan=False))
+        click.echo(json.dumps(simulation_document(known, found, rows), allow_nan=False))
     else:
         from pacekeeper.cli.analysis.simulate_text import print_table
 
         print_table(known, found, rows)
 
 
-def document_of(known: Any, found: Any, rows: Any) -> dict[str, Any]:
-    """What `--json` prints: values that any reader of JSON takes."""
+def simulation_document(known: Any, found: Any, rows: Any) -> dict[str, Any]:
+    """Return the results as JSON values."""
     outcomes = next(iter(found.values()))
     return {
         "scenario": known.name,

@@ -1,4 +1,8 @@
-"""A command's way to the controller: one channel, deadlines, and errors with a remedy."""
+"""gRPC channel from a command to the controller: leader lookup, deadline, errors with a remedy.
+
+Used by every command that queries or instructs a controller. gRPC status codes become the error
+classes of `core.errors`, so that each has its exit code; commands handle no `grpc.RpcError`.
+"""
 
 import contextlib
 import os
@@ -7,7 +11,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from pacekeeper.core.addresses import is_loopback, split_addresses
+from pacekeeper.core.addresses import split_addresses, is_loopback
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.errors import (
     ConfigError,
@@ -20,88 +24,99 @@ from pacekeeper.core.errors import (
 DEADLINE_S = 5.0
 TOKEN_VARIABLE = "PACEKEEPER_TOKEN"
 
-_AWAY = "start one with `pacekeeper controller`, or name it with --controller"
-_UNHEARD = (
-    "something is there that ends what is said in the clear: to a controller with TLS, name the "
-    "authority in [tls] ca of --config FILE (or of the environment's PACEKEEPER_CONFIG)"
+_START_OR_NAME = "start one with `pacekeeper controller`, or give its address with --controller"
+_USE_TLS = (
+    "the server closes unencrypted connections: if it is a controller with TLS, set [tls] ca in "
+    "--config FILE (or in the file named by PACEKEEPER_CONFIG)"
 )
-_AWAY_TLS = f"{_AWAY}; or it and we are of different authorities (`pacekeeper certs show`)"
+_CHECK_AUTHORITY = (
+    f"{_START_OR_NAME}; or check with `pacekeeper certs show` that its certificate and yours are "
+    "from the same certificate authority"
+)
 
 
 class NotFoundError(PacekeeperError):
-    """The controller does not know what the command line names."""
+    """The job, node, rank, incident or proposal on the command line does not exist."""
 
     exit_code = ExitCode.USAGE
 
 
-class OverError(PacekeeperError):
-    """What the command line names was answered already, or is over."""
+class AlreadyAnsweredError(PacekeeperError):
+    """The proposal on the command line was answered before, expired or became stale."""
 
     exit_code = ExitCode.USAGE
 
 
 @contextmanager
 def status_stub(client: ClientConfig) -> Iterator[Any]:
-    """The status service of a controller. Raises as `connected` does."""
+    """Open the status service of a controller. Raises as `open_channel`."""
     from pacekeeper.protos import status_pb2_grpc
 
-    with connected(client) as channel:
+    with open_channel(client) as channel:
         yield status_pb2_grpc.StatusServiceStub(channel)
 
 
 @contextmanager
-def connected(client: ClientConfig) -> Iterator[Any]:
-    """A channel to a controller that shows who we are.
+def open_channel(client: ClientConfig) -> Iterator[Any]:
+    """Open a channel to the leading controller that authenticates with certificate and token.
 
-    Raises ConfigError or HostError for a token or certificates of no use, and UnreachableError,
-    DeniedError, NotFoundError, OverError or PacekeeperError in place of what gRPC raises inside.
+    Raises:
+        ConfigError, HostError: the token or a certificate is unusable.
+        UnreachableError: no controller answers, also within the `with` block.
+        DeniedError: the controller denies the request.
+        NotFoundError, AlreadyAnsweredError: the request names something unknown or answered.
+        PacekeeperError: any other gRPC status.
     """
     import grpc
 
     from pacekeeper.protos import tls
 
-    token = _token(client)
-    address = _leader(client)
+    token = _read_token(client)
+    address = _find_leader(client)
     channel = tls.client_channel(address, client.tls)
     try:
         yield tls.with_token(channel, token)
     except grpc.RpcError as error:
-        code, details = error.code(), error.details() or "no reason given"
+        code, details = error.code(), error.details() or "no details"
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise UnreachableError(
                 f"no controller at {address}: {details}",
-                remedy=_remedy(details, is_tls=client.tls.is_on),
+                remedy=_unreachable_remedy(details, is_tls=client.tls.is_on),
             ) from None
         if code is grpc.StatusCode.NOT_FOUND:
             raise NotFoundError(details) from None
         if code is grpc.StatusCode.FAILED_PRECONDITION:
-            raise OverError(details) from None
+            raise AlreadyAnsweredError(details) from None
         if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             raise DeniedError(
-                f"the controller at {address} refuses: {details}",
-                remedy="show it another certificate ([tls]) or token ([client] token_file)",
+                f"the controller at {address} denied the request: {details}",
+                remedy="use another certificate ([tls]) or token ([client] token_file)",
             ) from None
         if code is grpc.StatusCode.UNIMPLEMENTED:
             raise UnreachableError(
-                f"{address} answers, but is no controller of this version: {details}",
-                remedy="name the controller with --controller",
+                f"{address} answers, but is not a controller of this version: {details}",
+                remedy="give the controller's address with --controller",
             ) from None
-        raise PacekeeperError(f"the controller at {address} says {code.name}: {details}") from None
+        raise PacekeeperError(
+            f"the controller at {address} returned {code.name}: {details}"
+        ) from None
     finally:
         channel.close()
 
 
-def _remedy(details: str, *, is_tls: bool) -> str:
-    """By what gRPC says: nobody there, or somebody who does not understand us."""
+def _unreachable_remedy(details: str, *, is_tls: bool) -> str:
+    """Choose the remedy by the details of gRPC: no server, or a server that expects TLS."""
     if is_tls:
-        return _AWAY_TLS
-    return _UNHEARD if "Socket closed" in details else _AWAY
+        return _CHECK_AUTHORITY
+    return _USE_TLS if "Socket closed" in details else _START_OR_NAME
 
 
-def _leader(client: ClientConfig) -> str:
-    """Which of the controller's addresses to ask: the only one, or the one that serves.
+def _find_leader(client: ClientConfig) -> str:
+    """Return the only configured address, or the one whose health check reports SERVING.
 
-    Raises UnreachableError where none of several does, and as `tls.check_client`.
+    Raises:
+        UnreachableError: none of several controllers leads.
+        ConfigError, HostError: as `tls.check_client`.
     """
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -114,37 +129,41 @@ def _leader(client: ClientConfig) -> str:
     request = health_pb2.HealthCheckRequest(service="")
     answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     with contextlib.ExitStack() as stack:
-        # All at once: one that is frozen delays nobody, one that is busy has the usual time.
+        # In parallel: a frozen controller delays no answer, a busy one gets the usual deadline.
         for address in addresses:
             to = stack.enter_context(tls.client_channel(address, client.tls))
             health: Any = health_pb2_grpc.HealthStub(to)
-            asked = health.Check.future(request, timeout=DEADLINE_S)
-            asked.add_done_callback(lambda answer, of=address: answers.put((of, answer)))
+            future = health.Check.future(request, timeout=DEADLINE_S)
+            future.add_done_callback(lambda answer, of=address: answers.put((of, answer)))
         for _ in addresses:
             address, answer = answers.get()
             with contextlib.suppress(grpc.RpcError):
                 if answer.result().status == serving:
                     return address
     raise UnreachableError(
-        f"none of {client.controller} leads",
-        remedy="a takeover takes seconds: try again; or start them with `pacekeeper controller`",
+        f"none of the controllers at {client.controller} is the leader",
+        remedy="a failover takes seconds: retry, or start them with `pacekeeper controller`",
     )
 
 
-def _token(client: ClientConfig) -> str:
-    """The token to show. Raises ConfigError where it would go anywhere in the clear."""
+def _read_token(client: ClientConfig) -> str:
+    """Read the bearer token.
+
+    Raises:
+        ConfigError: the token would be sent beyond loopback without TLS.
+    """
     from pacekeeper.protos import tls
 
     token = tls.read_token(client.token_file) or os.environ.get(TOKEN_VARIABLE, "").strip()
-    is_near = all(is_loopback(address) for address in split_addresses(client.controller))
-    if token and not client.tls.is_on and not is_near:
+    is_loopback_only = all(is_loopback(address) for address in split_addresses(client.controller))
+    if token and not client.tls.is_on and not is_loopback_only:
         raise ConfigError(
-            f"a token would go to {client.controller} in the clear",
-            remedy="name the authority in [tls] ca",
+            f"the token would be sent to {client.controller} unencrypted",
+            remedy="set [tls] ca to the file of the certificate authority",
         )
     return token
 
 
-def ask(call: Callable[..., Any], request: Any) -> Any:
-    """One answer within the deadline."""
+def call(call: Callable[..., Any], request: Any) -> Any:
+    """Send one request and return its answer within the deadline."""
     return call(request, timeout=DEADLINE_S)

@@ -1,23 +1,31 @@
-"""How services log: on stderr, and a message is one line, whatever names and errors are in it."""
+"""Logging of the services: to stderr, one line per message whatever text is in it.
+
+Called by `pacekeeper agent` and `pacekeeper controller` before they start.
+"""
 
 import logging
 import sys
 from typing import Any
 
-TRACE_HEAD, TRACE_TAIL = 4_000, 12_000  # of a traceback, in characters: the last call says most
+TRACEBACK_HEAD_CHARS, TRACEBACK_TAIL_CHARS = (
+    4_000,
+    12_000,
+)  # the end names the failing call
 
 
 class OneLineFormatter(logging.Formatter):
-    """What is not printable is shown as its code. Tracebacks of ours keep their lines, and a length
-    that a log can bear: a deep recursion or an error's own words have none.
+    """Escapes what is not printable, so that no name or error adds a line to the log.
+
+    Tracebacks keep their lines and are cut in the middle: a deep recursion has no bounded length.
     """
 
     def formatException(self, ei: Any) -> str:
         text = super().formatException(ei)
-        more = len(text) - TRACE_HEAD - TRACE_TAIL
+        more = len(text) - TRACEBACK_HEAD_CHARS - TRACEBACK_TAIL_CHARS
         if more <= 0:
             return text
-        return f"{text[:TRACE_HEAD]}\n... {more:,} characters more ...\n{text[-TRACE_TAIL:]}"
+        head, tail = text[:TRACEBACK_HEAD_CHARS], text[-TRACEBACK_TAIL_CHARS:]
+        return f"{head}\n... {more:,} characters omitted ...\n{tail}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         message = super().formatMessage(record)
@@ -26,8 +34,8 @@ class OneLineFormatter(logging.Formatter):
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
 
 
-def log_lines(name: str) -> None:
-    """From now on, all that is worth to be known, under this name."""
+def configure_logging(name: str) -> None:
+    """Log messages from INFO on to stderr, each prefixed with time and `name`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLineFormatter(f"%(asctime)s {name} %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

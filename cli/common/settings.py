@@ -1,4 +1,4 @@
-"""The settings of a command: defaults, then a file's, then the command line's."""
+"""Settings of a command: defaults, overridden by a TOML file, overridden by the command line."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,22 +9,32 @@ from pacekeeper.core.errors import ConfigError
 T = TypeVar("T")
 
 
-def settings(kind: type[T], config_file: str | None, **given: Any) -> T:
-    """Settings of `kind`; values of None on the command line leave the file's.
+def load_settings(kind: type[T], config_file: str | None, **given: Any) -> T:
+    """Load settings of one kind.
 
-    Raises ConfigError that names the file (or the command line), the key and what was expected.
+    Args:
+        kind: the settings class, for example `ClientConfig`.
+        config_file: path of a TOML file; None: defaults only.
+        given: values of the command line; None keeps the value of the file.
+
+    Raises:
+        ConfigError: names the file (or the command line), the key and the expected value.
     """
     found = kind()
     if config_file is not None:
-        found = read_config(kind, config_text(config_file), file=config_file)
+        found = read_config(kind, read_config_text(config_file), file=config_file)
     return override(found, **given)
 
 
-def config_text(config_file: str) -> str:
-    """What stands in a file of settings. Raises ConfigError."""
+def read_config_text(config_file: str) -> str:
+    """Return the text of a settings file.
+
+    Raises:
+        ConfigError: the file is not readable or not UTF-8.
+    """
     try:
         return Path(config_file).read_text()
     except OSError as error:
         raise ConfigError(f"{config_file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{config_file}: not UTF-8 text: {error.reason}") from None
+        raise ConfigError(f"{config_file}: not UTF-8: {error.reason}") from None

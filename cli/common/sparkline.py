@@ -1,18 +1,25 @@
-"""A line of bars: values as eighths of a character's height, the mean of what shares a place."""
+"""Sparklines: a series as one line of block characters, for terminals."""
 
 import math
 from collections.abc import Sequence
 
 BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-GAP = " "  # nothing was measured
+GAP = " "  # no value
 
 
-def spark(
+def sparkline(
     values: Sequence[float], *, width: int, between: tuple[float, float] | None = None
 ) -> str:
-    """At most `width` characters, the lowest value the lowest bar; empty: no value is known.
+    """Draw a series as bars; values that share a character are averaged.
 
-    `between`: the lowest and the highest bar, where several lines are to be compared.
+    Args:
+        values: the series; NaN for missing values.
+        width: maximum number of characters.
+        between: values of the lowest and the highest bar; default: those of the series. Pass the
+            same pair for lines that are to be compared.
+
+    Returns:
+        One line; empty if the series has no finite value.
     """
     if not any(map(math.isfinite, values)):
         return ""

@@ -1,4 +1,4 @@
-"""`pacekeeper demo`: a real job on this machine, a fault, a repair, a death, and a report."""
+"""`pacekeeper demo`: check the options, run fleet and fault script, write figures and report."""
 
 import json
 import random
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pacekeeper.cli.common.extras import require
-from pacekeeper.cli.common.settings import settings
+from pacekeeper.cli.common.options import json_option
+from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
@@ -18,36 +19,42 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pacekeeper.cli.demo.metrics import Schedule
-    from pacekeeper.cli.demo.script import Story
+    from pacekeeper.cli.demo.script import FaultScript
 
 
 @click.command()
-@click.option("--rank", type=int, default=None, help="Rank to slow down (default: by the seed).")
-@click.option("--slowdown", type=float, default=1.6, show_default=True, help="Times slower.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--steps", type=int, default=200, show_default=True, help="Training steps in all.")
+@click.option(
+    "--rank", type=int, default=None, help="Rank to slow down [default: chosen by the seed]."
+)
+@click.option(
+    "--slowdown", type=float, default=1.6, show_default=True, help="Slowdown factor of that rank."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the demo.")
+@click.option("--steps", type=int, default=200, show_default=True, help="Number of training steps.")
 @click.option(
     "--clock",
     type=click.Choice(["emulated", "cpu"]),
     default="emulated",
     show_default=True,
-    help="emulated: real arithmetic, modelled device time. cpu: this machine's own time.",
+    help="emulated: real arithmetic with modelled device time; cpu: CPU time of this machine.",
 )
 @click.option(
     "--fault",
     type=click.Choice(["compute", "stop"]),
     default="compute",
     show_default=True,
-    help="compute: all work takes longer. stop: the process is stopped for a part of each 100 ms.",
+    help="compute: slow down all work; stop: pause the process for a part of each 100 ms.",
 )
 @click.option(
     "--config",
     "config_file",
     type=click.Path(dir_okay=False),
-    help="TOML: what is trained, where it shall be another model or batch.",
+    help="TOML file with [train], for another model or batch.",
 )
-@click.option("--run-dir", default="runs/demo", show_default=True, help="Logs and report.")
-@click.option("--json", "as_json", is_flag=True, help="Last line: the outcome as one JSON object.")
+@click.option(
+    "--run-dir", default="runs/demo", show_default=True, help="Directory of logs and report."
+)
+@json_option("Print the outcome as one JSON object in the last line.")
 def command(
     rank: int | None,
     slowdown: float,
@@ -59,17 +66,18 @@ def command(
     run_dir: str,
     as_json: bool,
 ) -> None:
-    """See the whole loop on this machine in three minutes.
+    """Run a complete demonstration on this machine in about three minutes.
 
-    A controller, two agents and four ranks train a mixture-of-experts model. One rank is slowed,
-    found and relieved; the fault is lifted; one rank is killed; training never stops.
+    A controller, two agents and four ranks train a mixture-of-experts model. One rank is slowed
+    down, detected, and relieved of work; the fault is removed; one rank is killed. Training
+    continues throughout.
     """
     from rich.console import Console
 
     from pacekeeper.cli.demo.fleet import NUM_RANKS
     from pacekeeper.cli.demo.metrics import Schedule
-    from pacekeeper.cli.demo.run_dir import claimed
-    from pacekeeper.cli.demo.script import Story
+    from pacekeeper.cli.demo.run_dir import claim_run_dir
+    from pacekeeper.cli.demo.script import FaultScript
 
     chosen = random.Random(seed)
     victim = chosen.randrange(NUM_RANKS) if rank is None else rank
@@ -80,25 +88,27 @@ def command(
     if seed < 0:
         raise ConfigError(f"--seed: expected 0 or more, got {seed}")
     if fault == "stop" and clock != "cpu":
-        raise ConfigError("--fault stop: expected --clock cpu; an emulated device knows no stops")
+        raise ConfigError("--fault stop: expected --clock cpu; the emulated device does not stop")
     try:
         schedule = Schedule.of(steps)
     except ValueError as error:
         raise ConfigError(f"--{error}") from None
-    trained = settings(TrainConfig, config_file, steps=steps, seed=seed, clock=clock)
+    trained = load_settings(TrainConfig, config_file, steps=steps, seed=seed, clock=clock)
     killed = chosen.choice([r for r in range(NUM_RANKS) if r != victim])
     require("agent", "controller", "trainer", "plot")
 
-    story = Story(victim=victim, slowdown=slowdown, fault=fault, killed=killed, chosen=chosen)
-    end_with_the_fleet()
-    # Prose goes to stderr where a program reads stdout.
+    script = FaultScript(
+        victim=victim, slowdown=slowdown, fault=fault, killed=killed, chosen=chosen
+    )
+    install_signal_handlers()
+    # With --json stdout holds the outcome only.
     console = Console(stderr=as_json)
-    with claimed(Path(run_dir)) as folder:
-        outcome = _play(
+    with claim_run_dir(Path(run_dir)) as folder:
+        outcome = _run_demo(
             console,
             folder,
             schedule,
-            story=story,
+            script=script,
             trained=trained,
             train_file=Path(config_file) if config_file else None,
         )
@@ -106,61 +116,62 @@ def command(
         click.echo(json.dumps(outcome))
 
 
-def end_with_the_fleet() -> None:
-    """The first signal to end leaves through every `with`; later ones do not disturb that."""
-    from pacekeeper.cli.demo.fleet import ENDINGS
+def install_signal_handlers() -> None:
+    """End through every `with` block at the first stop signal; ignore later ones."""
+    from pacekeeper.cli.demo.fleet import STOP_SIGNALS
 
-    heard = [n for n in ENDINGS if signal.getsignal(n) is not signal.SIG_IGN]  # nohup: no SIGHUP
+    # A signal that is ignored, like SIGHUP under nohup, stays ignored.
+    handled = [n for n in STOP_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
 
     def end(number: int, _: object) -> None:
-        for one in heard:
+        for one in handled:
             signal.signal(one, lambda *_: None)
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         sys.exit(128 + number)
 
-    for number in heard:
+    for number in handled:
         signal.signal(number, end)
 
 
-def _play(
+def _run_demo(
     console: "Console",
     folder: Path,
     schedule: "Schedule",
     *,
-    story: "Story",
+    script: "FaultScript",
     trained: TrainConfig,
     train_file: Path | None,
 ) -> dict[str, Any]:
-    """Start the fleet, play the story, write the report; the outcome as plain values."""
+    """Start the fleet, run the script, write the report; return the outcome as JSON values."""
     from pacekeeper.cli.demo.fleet import NUM_RANKS, Fleet
-    from pacekeeper.cli.demo.live_view import View
+    from pacekeeper.cli.demo.live_view import LiveView
     from pacekeeper.cli.demo.report import print_outcome, write_report
-    from pacekeeper.cli.demo.script import JOB, Director
+    from pacekeeper.cli.demo.script import JOB, ScriptRunner
 
     steps, seed, clock = trained.steps, trained.seed, trained.clock
     with Fleet(
         run_dir=folder, job=JOB, steps=steps, seed=seed, clock=clock, train_file=train_file
     ) as fleet:
-        console.print("[dim]started by the commands an operator would type:[/]")
+        console.print("[dim]started with these commands:[/]")
         for line in fleet.commands:
             console.print(f"  {line}", style="dim", soft_wrap=True, highlight=False, markup=False)
         if clock == "emulated":
             console.print(
-                "[dim]clock: emulated accelerator - real arithmetic, then each rank waits until "
-                "the modelled device time has passed[/]",
+                "[dim]clock: emulated accelerator: real arithmetic, after which each rank waits "
+                "until the modelled device time has passed[/]",
                 soft_wrap=True,
             )
-        director = Director(fleet=fleet, schedule=schedule, folder=folder, fault=story.fault)
-        with View(
+        runner = ScriptRunner(fleet=fleet, schedule=schedule, folder=folder, fault=script.fault)
+        with LiveView(
             console=console,
-            recorder=director.recorder,
+            recorder=runner.recorder,
             title=f"pacekeeper demo: {NUM_RANKS} ranks on 2 nodes, seed {seed}",
             total_steps=steps,
         ) as view:
-            director.play(view, story)
-    outcome = director.outcome(trained)
-    print_outcome(console, outcome)  # first: a full disk shall not take it along
-    for name, path in write_report(folder, outcome, director).items():
+            runner.play(view, script)
+    outcome = runner.outcome(trained)
+    print_outcome(console, outcome)  # before the report: a full disk must not lose it
+    for name, path in write_report(folder, outcome, runner).items():
         console.print(f"{name}: {path}", soft_wrap=True, highlight=False, markup=False)
     return outcome.to_json()

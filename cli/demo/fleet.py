@@ -1,4 +1,4 @@
-"""The processes of the demonstration, started by the commands an operator would type."""
+"""Processes of the demo: controller, agents and launchers, started by the operator's commands."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pacekeeper.cli.demo.process import command_line
-from pacekeeper.cli.demo.run_dir import RINGS_PREFIX, remember_rings
+from pacekeeper.cli.demo.run_dir import RINGS_PREFIX, record_ring_root
 from pacekeeper.core.errors import ExitCode, HostError, PacekeeperError
 from pacekeeper.core.telemetry.shm_ring import COMMAND_OFFSET, decode_header, ring_file_name
 
@@ -23,43 +23,43 @@ NUM_NODES = 2
 RANKS_PER_NODE = 2
 NUM_RANKS = NUM_NODES * RANKS_PER_NODE
 PORTS = range(29400, 32000)
-PORTS_EACH = 7  # between those that neighbours by number of process look at first
+PORTS_PER_PROCESS = 7  # distance between the first ports tried by processes with adjacent IDs
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
-# Ctrl-C, a service manager, a closed terminal: whoever ends the demo ends its fleet, too.
-ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-OWN_WORDS = "pacekeeper: "  # how every command begins the line that says why it ended
+# Ctrl-C, a service manager, a closed terminal: each ends the fleet as well.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ERROR_PREFIX = "pacekeeper: "  # prefix of the error line of every command
 
 
 @contextmanager
-def held_signals() -> Iterator[None]:
-    """A signal to end that comes meanwhile is heard at the end of the `with`.
+def defer_signals() -> Iterator[None]:
+    """Defer stop signals to the end of the `with` block.
 
-    Else it would come between the start of a process and our knowing of it, or between two kills,
-    and leave a process behind. What is started meanwhile hears its own signals as always.
+    Without it, a signal between the start of a process and its registration, or between two kills,
+    would leave a process behind. Child processes handle their signals as usual.
     """
-    came: list[int] = []
-    before = {number: signal.getsignal(number) for number in ENDINGS}
-    heard = {n: h for n, h in before.items() if h not in (signal.SIG_IGN, None)}
-    for number in heard:
-        signal.signal(number, lambda heard_now, _: came.append(heard_now))
+    pending: list[int] = []
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    handled = {n: h for n, h in before.items() if h not in (signal.SIG_IGN, None)}
+    for number in handled:
+        signal.signal(number, lambda received, _: pending.append(received))
     try:
         yield
     finally:
-        for number, handler in heard.items():
+        for number, handler in handled.items():
             signal.signal(number, handler)
-        for waiting in came:
+        for waiting in pending:
             signal.raise_signal(waiting)
 
 
-class PartEndedError(PacekeeperError):
-    """A part of the demo ended: its own words where it had some, and its own exit code."""
+class ProcessExitedError(PacekeeperError):
+    """A process of the demo ended early; carries its error line and its exit code."""
 
     def __init__(self, name: str, code: int, log: Path) -> None:
         lines = log.read_text(errors="replace").splitlines()
-        said = [line for line in lines if line.startswith(OWN_WORDS)]
-        why = said[-1].removeprefix(OWN_WORDS) if said else "\n" + "\n".join(lines[-8:])
-        super().__init__(f"{name} ended with code {code}: {why}", remedy=f"the whole log is {log}")
+        errors = [line for line in lines if line.startswith(ERROR_PREFIX)]
+        why = errors[-1].removeprefix(ERROR_PREFIX) if errors else "\n" + "\n".join(lines[-8:])
+        super().__init__(f"{name} exited with code {code}: {why}", remedy=f"see the log {log}")
         failures = {int(known): known for known in ExitCode if known is not ExitCode.OK}
         self.exit_code = failures.get(code, ExitCode.INTERNAL)
 
@@ -68,10 +68,12 @@ class PartEndedError(PacekeeperError):
 class Fleet:
     """One controller, two agents, two launchers; `with Fleet(...)` leaves no process behind.
 
-    Nor does the end of this process, whatever ends it. Use from the main thread.
-    `run_dir`, a claimed one (`demo_folder`), keeps logs, the store and the step logs; the rings lie
-    on tmpfs where there is one.
-    `train_file`: settings of the trainer ([train] of a TOML file) beyond those named here.
+    All processes also end with this one, however it ends. Use from the main thread. The rings lie
+    on tmpfs if there is one.
+
+    Attributes:
+        run_dir: a claimed directory (`claim_run_dir`) for logs, store and step logs.
+        train_file: TOML file with further settings of the trainer, or None.
     """
 
     run_dir: Path
@@ -92,7 +94,7 @@ class Fleet:
             tempfile.mkdtemp(prefix=RINGS_PREFIX, dir=shared_memory if on_tmpfs else None)
         )
         try:
-            remember_rings(self.run_dir, self.ring_root)
+            record_ring_root(self.run_dir, self.ring_root)
             self._start()
         except BaseException:
             self.stop()
@@ -135,13 +137,13 @@ class Fleet:
 
     def _spawn(self, name: str, arguments: list[str]) -> None:
         self.commands.append("pacekeeper " + " ".join(a if a else '""' for a in arguments))
-        with (self.run_dir / "logs" / f"{name}.log").open("wb") as log, held_signals():
+        with (self.run_dir / "logs" / f"{name}.log").open("wb") as log, defer_signals():
             self.processes[name] = subprocess.Popen(
                 command_line(*arguments),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is ours to hand on, in order
+                start_new_session=True,  # Ctrl-C reaches this process only; it stops the fleet
             )
 
     def _wait_for_listening(self) -> str:
@@ -153,17 +155,21 @@ class Fleet:
                     return line.removeprefix("listening on ").strip()
             self.check()
             time.sleep(0.05)
-        raise PacekeeperError("the controller did not start", remedy=f"see {log}")
+        raise PacekeeperError("the controller did not start in time", remedy=f"see {log}")
 
     def check(self) -> None:
-        """Raises PartEndedError where a process has ended that should still run, or ended badly."""
+        """Check the processes.
+
+        Raises:
+            ProcessExitedError: one ended that should run, or failed.
+        """
         for name, process in self.processes.items():
             code = process.poll()
             if code is not None and not (name.startswith("launch") and code == 0):
-                raise PartEndedError(name, code, self.run_dir / "logs" / f"{name}.log")
+                raise ProcessExitedError(name, code, self.run_dir / "logs" / f"{name}.log")
 
     @property
-    def training_is_over(self) -> bool:
+    def is_training_finished(self) -> bool:
         return all(
             process.poll() is not None
             for name, process in self.processes.items()
@@ -171,25 +177,25 @@ class Fleet:
         )
 
     def ring_dir(self, node: int) -> str:
-        """The ring directory of a node, as its operator passes it."""
+        """Return the ring directory of a node."""
         return str(self.ring_root / f"node-{node}")
 
     def pid_of(self, rank: int) -> int:
-        """The process of a rank, from the header of its ring."""
+        """Return the process ID of a rank, from the header of its ring."""
         path = Path(self.ring_dir(rank // RANKS_PER_NODE)) / self.job / ring_file_name(rank)
         with path.open("rb") as ring:
             return decode_header(ring.read(COMMAND_OFFSET)).pid
 
     def kill_rank(self, rank: int) -> float:
-        """SIGKILL one rank; the monotonic time just before."""
+        """Send SIGKILL to one rank; return the monotonic time just before."""
         pid = self.pid_of(rank)
         killed_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         return killed_s
 
     def stop(self) -> None:
-        """End all processes: trainers first, so that nobody reports a death that is none."""
-        with held_signals():
+        """End all processes, launchers first, so that no agent reports them as dead ranks."""
+        with defer_signals():
             for prefix in ("launch", "agent", "controller"):
                 self._stop_all([p for name, p in self.processes.items() if name.startswith(prefix)])
             shutil.rmtree(self.ring_root, ignore_errors=True)
@@ -212,11 +218,11 @@ class Fleet:
 
 
 def free_port() -> int:
-    """A port below the ephemeral range, so that no client's connection can take it meanwhile.
+    """Return a free port below the ephemeral range, which no outgoing connection can take.
 
-    Two demos that start together look at different ones: it is seconds until a launcher takes it.
+    Demos that start together try different ports first: a launcher binds its port seconds later.
     """
-    first = os.getpid() * PORTS_EACH % len(PORTS)
+    first = os.getpid() * PORTS_PER_PROCESS % len(PORTS)
     for further in range(len(PORTS)):
         port = PORTS[(first + further) % len(PORTS)]
         with socket.socket() as probe:

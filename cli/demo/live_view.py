@@ -1,4 +1,4 @@
-"""The demo on a terminal: one screen that is redrawn; plain lines where there is no terminal."""
+"""Live view of the demo: one redrawn screen, or plain lines if the output is not a terminal."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pacekeeper.cli.common.sparkline import spark
-from pacekeeper.cli.demo.recorder import Happening, Recorder
+from pacekeeper.cli.common.sparkline import sparkline
+from pacekeeper.cli.demo.recorder import DemoEvent, Recorder
 
 _STYLES = {
     "fault": "bold red",
@@ -24,17 +24,17 @@ _STYLES = {
 
 
 @dataclass(kw_only=True)
-class View:
-    """Shows a recorder's state."""
+class LiveView:
+    """Shows the state of a recorder."""
 
     console: Console
     recorder: Recorder
     title: str
     total_steps: int
     _live: Live | None = field(default=None, init=False)
-    _told: int = field(default=0, init=False)
+    _num_printed: int = field(default=0, init=False)
 
-    def __enter__(self) -> "View":
+    def __enter__(self) -> "LiveView":
         if self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=8, transient=False)
             self._live.__enter__()
@@ -46,13 +46,13 @@ class View:
             self._live.__exit__(None, None, None)
 
     def update(self) -> None:
-        """Draw the newest state, or print the lines that are new."""
+        """Redraw the screen, or print the new events."""
         if self._live is not None:
             self._live.update(self._screen())
         else:
-            for happening in self.recorder.happenings[self._told :]:
-                self.console.print(_line(happening), soft_wrap=True)
-            self._told = len(self.recorder.happenings)
+            for event in self.recorder.events[self._num_printed :]:
+                self.console.print(_line(event), soft_wrap=True)
+            self._num_printed = len(self.recorder.events)
 
     def _screen(self) -> RenderableType:
         steps = self.recorder.steps
@@ -68,10 +68,10 @@ class View:
         head.append(newest.watch, style="green" if newest.watch == "healthy" else "yellow")
         width = max(20, min(100, self.console.width - 24))
         rates = [s.tokens_per_s for s in steps[-width:]]
-        bars = spark(rates, width=width, between=(0.0, max(rates)))
-        story = [_line(h) for h in self.recorder.happenings[-9:]]
+        bars = sparkline(rates, width=width, between=(0.0, max(rates)))
+        lines = [_line(h) for h in self.recorder.events[-9:]]
         line = Text("tokens/s  ") + Text(bars, style="cyan")
-        return Panel(Group(head, line, self._rank_table(), *story), title=self.title)
+        return Panel(Group(head, line, self._rank_table(), *lines), title=self.title)
 
     def _rank_table(self) -> Table:
         newest = self.recorder.steps[-1]
@@ -102,9 +102,9 @@ class View:
         return table
 
 
-def _line(happening: Happening) -> Text:
+def _line(event: DemoEvent) -> Text:
     line = Text()
-    line.append(f"step {happening.step:>4}  ", style="dim")
-    line.append(f"{happening.kind:<8} ", style=_STYLES.get(happening.kind, ""))
-    line.append(happening.text)
+    line.append(f"step {event.step:>4}  ", style="dim")
+    line.append(f"{event.kind:<8} ", style=_STYLES.get(event.kind, ""))
+    line.append(event.text)
     return line

@@ -1,6 +1,6 @@
-"""What the demonstration claims, computed from what was logged: pure functions of plain values.
+"""Figures of the demo, computed from step logs and incidents by pure functions.
 
-Times are of the monotonic clock of this machine: trainer, controller and demo share it.
+Times are of this machine's monotonic clock, which trainer, controller and demo share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
 
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import PacekeeperError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """At which step what happens. Shares of the whole run, so that `--steps` scales all phases."""
+    """Steps at which the faults happen: fixed shares of the run."""
 
     steps: int
     fault_step: int
@@ -22,7 +23,11 @@ class Schedule:
 
     @classmethod
     def of(cls, steps: int) -> "Schedule":
-        """Raises ValueError for a run too short to show anything."""
+        """Return the schedule of a run.
+
+        Raises:
+            ValueError: the run is too short for all phases.
+        """
         if steps < 80:
             raise ValueError(f"steps: expected at least 80 (warm-up, four phases), got {steps}")
         return cls(
@@ -35,9 +40,11 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedStep:
-    """One committed step in a rank's own log. `overrun_s`: by which its real arithmetic has been
-    longer than the emulated device's time, in all steps so far; `compute_s`: the device's time of
-    this step, None where the clock is not the emulated one.
+    """One committed step of a rank's log.
+
+    Attributes:
+        overrun_s: cumulative time by which the real arithmetic exceeded the emulated device's time.
+        compute_s: device time of this step; None unless the clock is the emulated one.
     """
 
     step: int
@@ -52,9 +59,12 @@ class LoggedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedIncident:
-    """An incident as the demo saw it arrive; `found_s` is when it arrived here first.
+    """An incident as received by the demo.
 
-    `slowdown` is what was said when it was found; `last_slowdown` what was measured since.
+    Attributes:
+        slowdown: as first reported.
+        last_slowdown: as measured since.
+        found_s: time at which the demo received it first.
     """
 
     incident_id: int
@@ -71,8 +81,8 @@ class LoggedIncident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Truth:
-    """What the demo did to the job, and when."""
+class GroundTruth:
+    """Faults injected by the demo, and when."""
 
     rank: int
     slowdown: float
@@ -85,7 +95,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Tokens per second of each phase; None where a phase has no two steps."""
+    """Tokens per second of each phase; None if a phase has fewer than two steps."""
 
     healthy: float | None
     degraded: float | None
@@ -98,17 +108,17 @@ class Throughput:
 class Outcome:
     """The last line of `pacekeeper demo --json`, field by field.
 
-    `fluid_limit_tokens_per_s` is the healthy rate times the mean speed: what would be kept if every
-    part of a healthy step shrank with the speeds. It is no bound. Devices idle in a healthy step
-    too - hot experts, the collectives - and that part does not grow with the fault, while a plan
-    evens out what the even layout did not. `mitigated_of_fluid` above 1 says just that:
-    `devices_busy_mitigated` is then above `devices_busy_healthy`. These are never above 1.
-    `host_was_measured`: the fault did not show in the degraded rate as it must where devices set
-    the pace (`hides_the_fault`); the fluid limit and what was reached of it are then the host's.
-    None where it can not be told.
-    `host_overrun_share`: of the healthy or the mitigated phase, whichever is worse, the share in
-    which a rank's real arithmetic held the emulated device up. Where it is large, it is the host
-    that was measured, and `mitigated_of_fluid` says little.
+    Attributes:
+        fluid_limit_tokens_per_s: healthy rate times mean speed: the rate if every part of a healthy
+            step scaled with the speeds. Not an upper bound: devices also idle in a healthy step
+            (hot experts, collectives), and a plan balances what the even layout did not.
+        mitigated_of_fluid: mitigated rate relative to it; above 1 if `devices_busy_mitigated` is
+            above `devices_busy_healthy`. These two are never above 1.
+        host_was_measured: the degraded rate does not show the fault (`is_fault_hidden`): this
+            machine limits the rate, not the devices. None if unknown.
+        host_overrun_share: share of the healthy or mitigated phase, whichever is larger, in which
+            real arithmetic delayed the emulated device. If large, `mitigated_of_fluid` describes
+            this machine.
     """
 
     injected_rank: int
@@ -144,7 +154,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """First step of each phase and one past its last; transitions lie in no phase."""
+    """Steps of each phase; transitions belong to no phase."""
 
     healthy: range
     degraded: range
@@ -154,20 +164,20 @@ class Phases:
 
 
 def split_phases(
-    steps: Sequence[LoggedStep], truth: Truth, *, warmup_steps: int, kill_step: int
+    steps: Sequence[LoggedStep], truth: GroundTruth, *, warmup_steps: int, kill_step: int
 ) -> Phases:
-    """Phases by what was logged: a phase ends where the layout's generation changes.
+    """Divide the logged steps into phases, which end where the layout generation changes.
 
     Healthy: after the warm-up, from the last layout change before the fault. Degraded: from the
     fault's first step to the first plan. Mitigated: from the last plan before the lift on.
     Recovered: from the last plan before the kill on. The step during which a plan or a fault
-    begins belongs to no phase: it is a mixture.
+    begins belongs to no phase.
     """
     by_step = {s.step: s for s in steps}
     last = max(by_step)
 
     def first_in_generation_at(step: int, not_before: int) -> int:
-        """First step of the run of equal generations that `step` belongs to."""
+        """Return the first step of the run of equal generations around `step`."""
         first = step
         while first - 1 >= not_before and by_step.get(first - 1) is not None:
             if by_step[first - 1].generation != by_step[step].generation:
@@ -189,7 +199,7 @@ def split_phases(
 
 
 def tokens_per_s(steps: Sequence[LoggedStep], phase: range) -> float | None:
-    """Tokens of the phase's steps over the time they took; None for an empty phase."""
+    """Return tokens per second of a phase; None if it is empty."""
     by_step = {s.step: s for s in steps}
     if len(phase) < 1 or phase.start - 1 not in by_step:
         return None
@@ -198,9 +208,9 @@ def tokens_per_s(steps: Sequence[LoggedStep], phase: range) -> float | None:
 
 
 def overrun_share(logs: Mapping[int, Sequence[LoggedStep]], phase: range) -> float:
-    """Of the phase's time, what the rank with the most overruns spent on them; 0 where it is empty.
+    """Return the share of a phase that the rank with most overruns spent on them; 0 if empty.
 
-    The others wait for that rank, so this much of the phase was the host's and not the device's.
+    The other ranks wait for that rank, so this share is due to the machine, not to the devices.
     """
     worst = 0.0
     for steps in logs.values():
@@ -215,10 +225,10 @@ def overrun_share(logs: Mapping[int, Sequence[LoggedStep]], phase: range) -> flo
 def busy_share(
     logs: Mapping[int, Sequence[LoggedStep]], phase: range, slowdowns: Mapping[int, float]
 ) -> float | None:
-    """Of the phase's time, what its work needs if divided perfectly over the speeds: 0 to 1.
+    """Return the share of a phase that its work needs if divided ideally over the ranks, 0 to 1.
 
-    Work is device time at full speed, sum_j c_j / slowdown_j; all ranks together do it at the sum
-    of speeds, sum_j 1 / slowdown_j. None where the phase is empty or a device's time is not known.
+    Work is device time at full speed, sum_j c_j / slowdown_j; all ranks together process it at the
+    sum of speeds, sum_j 1 / slowdown_j. None if the phase is empty or a device time is unknown.
     """
     work_s = 0.0
     for rank, steps in logs.items():
@@ -236,9 +246,9 @@ def busy_share(
 
 
 def lost_steps(logs: Sequence[Sequence[LoggedStep]], num_steps: int) -> int:
-    """Steps of the whole run that a survivor committed twice, never, or unlike the others.
+    """Count the steps that a survivor committed twice, never, or with another loss.
 
-    Unlike: another loss of the same step means that somebody computed on lost state.
+    Different losses of one step mean that a rank computed on wrong state.
     """
     losses: dict[int, set[float]] = {}
     lost = 0
@@ -252,7 +262,7 @@ def lost_steps(logs: Sequence[Sequence[LoggedStep]], num_steps: int) -> int:
 
 
 def kill_to_next_step_s(logs: Sequence[Sequence[LoggedStep]], kill_s: float) -> float | None:
-    """From the kill to the first step the last survivor committed on the survivors' own layout.
+    """Return the time from the kill to the last survivor's first step on the survivors' layout.
 
     A step that was already voted on when the rank died needs no recovery and does not count.
     """
@@ -266,28 +276,34 @@ def kill_to_next_step_s(logs: Sequence[Sequence[LoggedStep]], kill_s: float) -> 
     return max(ended) - kill_s
 
 
-def judge(
+def compute_outcome(
     *,
     logs: Mapping[int, tuple[LoggedStep, ...]],
     incidents: Sequence[LoggedIncident],
-    truth: Truth,
+    truth: GroundTruth,
     schedule: Schedule,
-    warmup_steps: int,
-    clock: str,
-    seed: int,
-    num_ranks: int,
+    trained: TrainConfig,
 ) -> Outcome:
-    """The outcome from the survivors' step logs, incidents and the truth.
+    """Compute the outcome.
 
-    What names no rank is no false finding: advice, and all ranks slower together on a busy host.
-    `logs[rank]` are a rank's committed steps. Raises PacekeeperError where nobody survived.
+    Incidents without a rank (advice, job-level slowdowns of a busy machine) are not false findings.
+
+    Args:
+        logs: committed steps of each rank, of which the survivors' are used.
+        incidents: incidents received by the demo.
+        truth: injected faults.
+        schedule: steps of the faults.
+        trained: settings of the trainer: warm-up, clock and seed.
+
+    Raises:
+        PacekeeperError: no rank survived.
     """
     survivors = {r: s for r, s in logs.items() if r != truth.killed_rank and s}
     if not survivors:
-        raise PacekeeperError("no rank survived: there is nothing to judge")
+        raise PacekeeperError("no rank survived: no figures can be computed")
     steps = survivors[min(survivors)]
     phases = split_phases(
-        steps, truth, warmup_steps=warmup_steps, kill_step=step_at(steps, truth.kill_s)
+        steps, truth, warmup_steps=trained.warmup_steps, kill_step=step_at(steps, truth.kill_s)
     )
     throughput = Throughput(
         healthy=tokens_per_s(steps, phases.healthy),
@@ -303,7 +319,11 @@ def judge(
     true_deaths = [i for i in incidents if i.kind == "death" and i.rank == truth.killed_rank]
     accusing = [i for i in incidents if i.rank is not None]
     expected_incidents = min(1, len(true_findings)) + min(1, len(true_deaths))
-    fluid = None if clock == "cpu" else fluid_limit(throughput.healthy, truth.slowdown, num_ranks)
+    fluid = (
+        None
+        if trained.clock == "cpu"
+        else fluid_limit(throughput.healthy, truth.slowdown, len(logs))
+    )
     return Outcome(
         injected_rank=truth.rank,
         found_rank=None if found is None else found.rank,
@@ -314,14 +334,14 @@ def judge(
         false_findings=len(accusing) - expected_incidents,
         tokens_per_s=throughput,
         fluid_limit_tokens_per_s=fluid,
-        degraded_of_fluid=_part(throughput.degraded, fluid),
-        mitigated_of_fluid=_part(throughput.mitigated, fluid),
-        host_was_measured=hides_the_fault(throughput, fluid),
+        degraded_of_fluid=_ratio(throughput.degraded, fluid),
+        mitigated_of_fluid=_ratio(throughput.mitigated, fluid),
+        host_was_measured=is_fault_hidden(throughput, fluid),
         devices_busy_healthy=busy_share(logs, phases.healthy, {}),
         devices_busy_mitigated=busy_share(logs, phases.mitigated, {truth.rank: truth.slowdown}),
         host_overrun_share=(
             None
-            if clock == "cpu"
+            if trained.clock == "cpu"
             else max(overrun_share(logs, phases.healthy), overrun_share(logs, phases.mitigated))
         ),
         kill_to_next_step_s=kill_to_next_step_s(list(survivors.values()), truth.kill_s),
@@ -332,48 +352,47 @@ def judge(
         generations=steps[-1].generation,
         killed_rank=truth.killed_rank,
         survivors=len([log for log in survivors.values() if log[-1].ended_s > truth.kill_s]),
-        clock=clock,
+        clock=trained.clock,
         steps=steps[-1].step + 1,
-        seed=seed,
+        seed=trained.seed,
     )
 
 
-def fluid_limit(healthy: float | None, slowdown: float, num_ranks: int) -> float | None:
-    """The healthy rate times the mean speed with one slow rank (what that means: Outcome).
+def fluid_limit(healthy: float | None, slowdown: float, count_ranks: int) -> float | None:
+    """Return the healthy rate times the mean speed with one slow rank (see `Outcome`).
 
-    Not for the CPU clock: ranks disturb each other there, and no limit is claimed.
+    Undefined for the CPU clock, where ranks compete for cores.
     """
-    return None if healthy is None else healthy * (num_ranks - 1 + 1 / slowdown) / num_ranks
+    return None if healthy is None else healthy * (count_ranks - 1 + 1 / slowdown) / count_ranks
 
 
-def hides_the_fault(speed: Throughput, fluid: float | None) -> bool | None:
-    """Does the slow rank leave as much as a perfect plan would, before there is any plan?
+def is_fault_hidden(speed: Throughput, fluid: float | None) -> bool | None:
+    """Return whether the degraded rate, before any plan, reaches the fluid limit.
 
-    All ranks wait for the slow one: where devices set the pace, that costs. Not all of slowdown:
-    devices idle in a healthy step too, and that cushions the fault (a quiet machine at x1.6: 0.82
-    to 0.87 of the limit are left). None where a rate is not known.
+    All ranks wait for the slow one, so a fault must cost throughput if the devices limit the rate
+    (idle machine at x1.6: 0.82 to 0.87 of the limit remain). None if a rate is unknown.
     """
     if fluid is None or speed.degraded is None:
         return None
     return speed.degraded >= fluid
 
 
-def _part(rate: float | None, whole: float | None) -> float | None:
+def _ratio(rate: float | None, whole: float | None) -> float | None:
     return None if rate is None or whole is None else rate / whole
 
 
-def is_true_finding(incident: LoggedIncident, truth: Truth, schedule: Schedule) -> bool:
-    """A finding is true where it names the touched rank while it was touched."""
+def is_true_finding(incident: LoggedIncident, truth: GroundTruth, schedule: Schedule) -> bool:
+    """Return whether an incident names the slowed rank while it was slow."""
     in_time = truth.fault_s <= incident.found_s and incident.onset_step < truth.lift_first_step
     return incident.rank == truth.rank and in_time
 
 
-def delay_iterations(steps: Sequence[LoggedStep], truth: Truth, found: LoggedIncident) -> int:
-    """Slow iterations that were over when the finding arrived (it may arrive within the next)."""
+def delay_iterations(steps: Sequence[LoggedStep], truth: GroundTruth, found: LoggedIncident) -> int:
+    """Count the slow iterations that had ended when the incident arrived."""
     return sum(1 for s in steps if s.step >= truth.fault_first_step and s.ended_s <= found.found_s)
 
 
 def step_at(steps: Sequence[LoggedStep], at_s: float) -> int:
-    """The step that was under way at `at_s`."""
+    """Return the step in progress at `at_s`."""
     over = [s.step for s in steps if s.ended_s <= at_s]
     return max(over, default=steps[0].step - 1) + 1

@@ -1,6 +1,6 @@
-"""One process of the demo: the command an operator would type, which ends when the demo does.
+"""One process of the demo: a `pacekeeper` command that ends when the demo ends.
 
-However the demo ends: a SIGKILL leaves it no time to end its fleet, so the kernel tells each part.
+The kernel sends the signal (PR_SET_PDEATHSIG), so that it also works if the demo is killed.
 """
 
 import contextlib
@@ -15,21 +15,21 @@ _PR_SET_PDEATHSIG = 1
 
 
 def command_line(*arguments: str) -> list[str]:
-    """How this process starts `pacekeeper ARGUMENTS` as a part of itself.
+    """Return the command line that runs `pacekeeper ARGUMENTS` as a child bound to this process.
 
-    From a thread that lives as long as the part shall: in the kernel's eyes that one is the parent.
+    Start it from a thread that outlives the child: the kernel treats that thread as the parent.
     """
     return [sys.executable, "-m", "pacekeeper.cli.demo.process", str(os.getpid()), *arguments]
 
 
-def end_with(parent: int) -> None:
-    """SIGTERM to this process when process `parent` ends, or at once where it has."""
-    with contextlib.suppress(OSError, AttributeError):  # a kernel without it: as before
+def terminate_with_parent(parent: int) -> None:
+    """Request SIGTERM at the end of process `parent`; exit at once if it has ended."""
+    with contextlib.suppress(OSError, AttributeError):  # not supported by this kernel
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             sys.exit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    end_with(int(sys.argv[1]))
+    terminate_with_parent(int(sys.argv[1]))
     main(sys.argv[2:])

@@ -1,4 +1,4 @@
-"""What the demo sees of the job, through the same queries any operator has, plus the step logs."""
+"""Recorder of the demo: steps, incidents and layouts from the status service, and the step logs."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from pacekeeper.protos.convert import reports
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """One complete step as the controller published it; NaN where it was still measuring."""
+    """One complete step as published by the controller; NaN while it is measuring."""
 
     step: int
     generation: int
@@ -35,8 +35,8 @@ class StepView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
-    """One line of the story, for the terminal and the report."""
+class DemoEvent:
+    """One event of the demo, for the terminal and the report."""
 
     seen_s: float
     step: int
@@ -46,14 +46,14 @@ class Happening:
 
 @dataclass(kw_only=True)
 class Recorder:
-    """Watches steps, incidents and layouts of one job in two threads until `close`."""
+    """Records steps, incidents and layouts of one job in two threads until `close`."""
 
     address: str
     job: str
     steps: list[StepView] = field(default_factory=list)
     incidents: dict[int, LoggedIncident] = field(default_factory=dict)
     layouts: dict[int, tuple[Layout, str]] = field(default_factory=dict)
-    happenings: list[Happening] = field(default_factory=list)
+    events: list[DemoEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._closing = threading.Event()
@@ -61,31 +61,31 @@ class Recorder:
         self._channel = grpc.insecure_channel(self.address, options=reports.GRPC_OPTIONS_CLIENT)
         self._stub = status_pb2_grpc.StatusServiceStub(self._channel)
         for target in (self._watch_steps, self._watch_incidents):
-            threading.Thread(target=self._forever, args=(target,), daemon=True).start()
+            threading.Thread(target=self._run_until_closed, args=(target,), daemon=True).start()
 
     def close(self) -> None:
-        """Stop watching; what was recorded stays."""
+        """Stop recording; the records stay."""
         self._closing.set()
         self._channel.close()
 
-    def say(self, kind: str, text: str) -> None:
-        """Add a line to the story."""
+    def add_event(self, kind: str, text: str) -> None:
+        """Append an event at the present step."""
         step = self.steps[-1].step if self.steps else 0
-        self.happenings.append(Happening(seen_s=time.monotonic(), step=step, kind=kind, text=text))
+        self.events.append(DemoEvent(seen_s=time.monotonic(), step=step, kind=kind, text=text))
 
-    def _forever(self, watch: Any) -> None:
+    def _run_until_closed(self, watch: Any) -> None:
         while not self._closing.is_set():
             try:
                 watch()
-            except (grpc.RpcError, ValueError):  # ValueError: the channel was closed under us
+            except (grpc.RpcError, ValueError):  # ValueError: `close` closed the channel
                 self._closing.wait(0.2)
 
     def _watch_steps(self) -> None:
         for message in self._stub.WatchSteps(status_pb2.WatchStepsRequest(job=self.job)):
-            num_ranks = len(message.ranks)
-            unknown = [math.nan] * num_ranks
+            count_ranks = len(message.ranks)
+            unknown = [math.nan] * count_ranks
             if not self.steps or message.generation != self.steps[-1].generation:
-                self._learn_layout(message.generation)
+                self._fetch_layout(message.generation)
             with self._lock:
                 self.steps.append(
                     StepView(
@@ -102,7 +102,7 @@ class Recorder:
                     )
                 )
 
-    def _learn_layout(self, generation: int) -> None:
+    def _fetch_layout(self, generation: int) -> None:
         request = status_pb2.GetLayoutRequest(job=self.job, generation=generation)
         try:
             answer = self._stub.GetLayout(request, timeout=2.0)
@@ -111,13 +111,13 @@ class Recorder:
         is_first = not self.layouts
         self.layouts[generation] = (decode_layout(answer.layout_json), answer.reason)
         if not is_first:
-            self.say("plan", f"generation {generation} in force: {answer.reason}")
+            self.add_event("plan", f"generation {generation} applied: {answer.reason}")
 
     def _watch_incidents(self) -> None:
         for message in self._stub.WatchIncidents(status_pb2.WatchIncidentsRequest(job=self.job)):
-            self._take_incident(message.incident)
+            self._record_incident(message.incident)
 
-    def _take_incident(self, incident: Any) -> None:
+    def _record_incident(self, incident: Any) -> None:
         now_s = time.monotonic()
         before = self.incidents.get(incident.incident_id)
         is_closed = incident.HasField("closed_unix_s")
@@ -137,16 +137,16 @@ class Recorder:
             closed_s=closed_s,
             actions=tuple(incident.actions),
         )
-        who = f" rank {incident.rank}" if incident.HasField("rank") else ""
-        what = f"#{incident.incident_id} {incident.kind}{who}"
+        rank = f" rank {incident.rank}" if incident.HasField("rank") else ""
+        what = f"#{incident.incident_id} {incident.kind}{rank}"
         if before is None:
-            self.say("finding", f"{what}: {incident.reason}")
+            self.add_event("finding", f"{what}: {incident.reason}")
         if is_closed and (before is None or before.closed_s is None):
-            self.say("recover", f"{what} closed at step {incident.closed_step}")
+            self.add_event("recover", f"{what} closed at step {incident.closed_step}")
 
 
 def read_step_log(path: Path) -> tuple[LoggedStep, ...]:
-    """The committed steps in a rank's log, in the order of writing; a torn last line is skipped."""
+    """Read the committed steps of a rank's log in order; an incomplete last line is skipped."""
     steps = []
     for line in _json_lines(path):
         if "event" not in line:
@@ -165,8 +165,8 @@ def read_step_log(path: Path) -> tuple[LoggedStep, ...]:
     return tuple(steps)
 
 
-def read_truth(path: Path) -> tuple[dict[str, Any], ...]:
-    """What the fault injector wrote down: one entry per change of a rank's fault."""
+def read_injected_faults(path: Path) -> tuple[dict[str, Any], ...]:
+    """Read the log of the fault injector: one entry per change of a rank's fault."""
     return tuple(_json_lines(path))
 
 
@@ -176,5 +176,5 @@ def _json_lines(path: Path) -> Iterable[dict[str, Any]]:
     for line in path.read_text().splitlines():
         try:
             yield json.loads(line)
-        except json.JSONDecodeError:  # killed in the middle of a line
+        except json.JSONDecodeError:  # the rank was killed while writing
             continue

@@ -1,4 +1,4 @@
-"""The demo's report: one self-contained HTML page with plots, and one PNG for the README."""
+"""Report of the demo: an HTML page with plots, a PNG for the README, and the table of figures."""
 
 import html
 import math
@@ -12,36 +12,37 @@ from rich.table import Table
 
 from pacekeeper.cli.analysis.html import PAGE_STYLE, inline_png
 from pacekeeper.cli.demo.metrics import Outcome
-from pacekeeper.cli.demo.recorder import Happening, StepView
-from pacekeeper.cli.demo.script import Director
+from pacekeeper.cli.demo.recorder import DemoEvent, StepView
+from pacekeeper.cli.demo.script import ScriptRunner
 from pacekeeper.core.layout.layout import Layout
 
 # Colour-blind safe (Okabe and Ito); ranks keep their colour through all plots.
 RANK_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
-BUSY_HOST = 0.05  # share of a phase lost to overruns above which its throughput is the host's
+MAX_OVERRUN_SHARE = 0.05  # of a phase; above it the throughput is that of this machine
 _MARKS = {
     "fault": ("#D55E00", "fault"),
     "finding": ("#B8860B", "finding"),
     "plan": ("#0072B2", "plan"),
-    "lift": ("#009E73", "lifted"),
+    "lift": ("#009E73", "fault ends"),
     "kill": ("#000000", "kill"),
 }
 
 
-def write_report(folder: Path, outcome: Outcome, director: Director) -> dict[str, Path]:
-    """Draw and write `report.html` and `demo.png` below `folder`; where they lie, by their names.
+def write_report(folder: Path, outcome: Outcome, runner: ScriptRunner) -> dict[str, Path]:
+    """Write `report.html` and `demo.png` below `folder`; return their paths by name.
 
-    Raises OSError.
+    Raises:
+        OSError: a file cannot be written.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     page, picture = folder / "report.html", folder / "demo.png"
-    overview = _overview_figure(outcome, director)
+    overview = _overview_figure(outcome, runner)
     overview.savefig(picture, dpi=110)
     sections = [
         ("Tokens per second, and what each rank took", overview),
-        ("Expert placement: share of each expert's tokens by rank", _placement_figure(director)),
+        ("Expert placement: share of each expert's tokens by rank", _placement_figure(runner)),
     ]
     body = "".join(
         f"<h2>{html.escape(title)}</h2>"
@@ -49,66 +50,66 @@ def write_report(folder: Path, outcome: Outcome, director: Director) -> dict[str
         for title, figure in sections
         if figure is not None
     )
-    page.write_text(_page(outcome, director, body))
+    page.write_text(_page(outcome, runner, body))
     return {"report": page, "picture": picture}
 
 
 def print_outcome(console: Console, outcome: Outcome) -> None:
-    """The figures as a table for people."""
-    table = Table(title="what happened", show_header=False, title_justify="left")
+    """Print the figures as a table."""
+    table = Table(title="outcome", show_header=False, title_justify="left")
     table.add_column(style="dim")
     table.add_column()
-    for name, value in summary(outcome):
+    for name, value in outcome_lines(outcome):
         table.add_row(name, escape(value))
     console.print(table)
 
 
-def summary(outcome: Outcome) -> list[tuple[str, str]]:
-    """(what, how much) in words, in the order of the story."""
+def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
+    """Return (name, value) of each figure in the order of the demo."""
     speed = outcome.tokens_per_s
     lines = [
-        ("slowed", f"rank {outcome.injected_rank}, x{outcome.injected_slowdown:g}"),
+        ("slowed rank", f"rank {outcome.injected_rank}, x{outcome.injected_slowdown:g}"),
         (
-            "found",
+            "detected",
             "nothing"
             if outcome.found_rank is None
             else f"rank {outcome.found_rank}, x{outcome.found_slowdown:.2f}, after "
             f"{outcome.delay_iterations} iterations; false findings: {outcome.false_findings}",
         ),
-        ("tokens/s healthy", _figure(speed.healthy)),
-        ("tokens/s degraded", _figure(speed.degraded)),
-        ("tokens/s mitigated", _figure(speed.mitigated)),
+        ("tokens/s healthy", _rate_text(speed.healthy)),
+        ("tokens/s degraded", _rate_text(speed.degraded)),
+        ("tokens/s mitigated", _rate_text(speed.mitigated)),
     ]
     if outcome.fluid_limit_tokens_per_s is not None and outcome.mitigated_of_fluid is not None:
         limit = f"{outcome.fluid_limit_tokens_per_s:,.0f}"
-        lines.append(("fluid limit", f"{limit}; {_reached(outcome)}"))
+        lines.append(("fluid limit", f"{limit}; {_fluid_share_text(outcome)}"))
         if outcome.devices_busy_healthy is not None and outcome.devices_busy_mitigated is not None:
             lines.append(
                 (
                     "devices busy",
                     f"healthy {outcome.devices_busy_healthy:.1%}, mitigated "
-                    f"{outcome.devices_busy_mitigated:.1%} of what their speeds allow; the fluid "
-                    "limit is the healthy rate x mean speed, and may be passed",
+                    f"{outcome.devices_busy_mitigated:.1%} of their capacity; the fluid limit is "
+                    "the healthy rate x mean speed and can be exceeded",
                 )
             )
         overrun = outcome.host_overrun_share or 0.0
-        if overrun > BUSY_HOST:
+        if overrun > MAX_OVERRUN_SHARE:
             lines.append(
                 (
-                    "a busy host",
-                    f"real arithmetic held the emulated device up for {overrun:.0%} of a phase: "
-                    "the fluid limit reached is this machine's, not the layout's",
+                    "busy machine",
+                    f"real arithmetic delayed the emulated device for {overrun:.0%} of a phase: "
+                    "the fluid limit was reached by this machine, not by the layout",
                 )
             )
     elif outcome.clock == "cpu":
-        lines.append(("fluid limit", "not claimed: with --clock cpu ranks share these cores"))
+        lines.append(("fluid limit", "not computed: with --clock cpu the ranks share cores"))
     gap = outcome.kill_to_next_step_s
     lines += [
-        ("tokens/s recovered", _figure(speed.recovered)),
-        ("killed", f"rank {outcome.killed_rank}; {outcome.survivors} survivors went on"),
+        ("tokens/s recovered", _rate_text(speed.recovered)),
+        ("killed rank", f"rank {outcome.killed_rank}; {outcome.survivors} survivors continued"),
         ("kill to next step", "never" if gap is None else f"{gap:.2f} s"),
         ("steps lost", str(outcome.steps_lost)),
-        ("tokens/s after the kill", _figure(speed.after_kill)),
+        ("tokens/s after the kill", _rate_text(speed.after_kill)),
         ("loss", f"{outcome.loss_first:.3f} -> {outcome.loss_last:.3f}"),
         ("layout generations", str(outcome.generations)),
         ("clock", outcome.clock),
@@ -116,28 +117,28 @@ def summary(outcome: Outcome) -> list[tuple[str, str]]:
     return lines
 
 
-def _reached(outcome: Outcome) -> str:
-    """What was reached of the fluid limit, or why that says nothing."""
-    assert outcome.mitigated_of_fluid is not None, "asked only where it is known"
+def _fluid_share_text(outcome: Outcome) -> str:
+    """Return the share of the fluid limit that was reached, or why it is not judged."""
+    assert outcome.mitigated_of_fluid is not None, "called only if it is known"
     if outcome.host_was_measured and outcome.degraded_of_fluid is not None:
         return (
-            f"reached: not judged (the slow rank alone left {outcome.degraded_of_fluid:.0%} of it: "
-            "the host was measured, not the devices; run it again on a quiet machine)"
+            f"reached: not judged (the degraded rate is {outcome.degraded_of_fluid:.0%} of it: "
+            "this machine limits the rate, not the devices; repeat on an idle machine)"
         )
     return f"reached: {outcome.mitigated_of_fluid:.1%}"
 
 
-def _figure(value: float | None) -> str:
+def _rate_text(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _overview_figure(outcome: Outcome, director: Director) -> Any:
-    """Above: tokens/s over time with fault, finding, plans and kill. Below: slowdown per rank."""
+def _overview_figure(outcome: Outcome, runner: ScriptRunner) -> Any:
+    """Draw tokens/s with the events, compute times, and slowdown per rank over time."""
     from matplotlib.figure import Figure
 
-    assert director.truth is not None, "the story was played"
-    logs = director.logs()
-    survivor = min(r for r in logs if r != director.truth.killed_rank)
+    assert runner.truth is not None, "the script has run"
+    logs = runner.logs()
+    survivor = min(r for r in logs if r != runner.truth.killed_rank)
     steps = logs[survivor]
     start_s = steps[0].ended_s
     figure = Figure(figsize=(11, 7.5), layout="constrained")
@@ -148,15 +149,15 @@ def _overview_figure(outcome: Outcome, director: Director) -> Any:
     top.set_ylim(0, max(rates) * 1.25)
     top.set_ylabel("tokens/s")
     if outcome.fluid_limit_tokens_per_s is not None:
-        fault_s, lift_s = _fault_window(director)
+        fault_s, lift_s = _fault_window(runner)
         top.hlines(
             outcome.fluid_limit_tokens_per_s, fault_s - start_s, lift_s - start_s,
             colors="#D55E00", ls=":", label="fluid limit with the slow rank",
         )  # fmt: skip
         top.legend(loc="lower left", frameon=False)
     for axis in (top, middle, bottom):
-        _mark(axis, director.recorder.happenings, start_s, with_text=axis is top)
-    views = [v for v in director.recorder.steps if v.seen_s >= start_s]
+        _draw_events(axis, runner.recorder.events, start_s, with_text=axis is top)
+    views = [v for v in runner.recorder.steps if v.seen_s >= start_s]
     for rank in range(len(RANK_COLOURS)):
         _draw_rank(middle, bottom, views, rank, start_s)
     middle.set_ylabel("compute ms\n(dots: observed,\nlines: expected)")
@@ -175,14 +176,14 @@ def _overview_figure(outcome: Outcome, director: Director) -> Any:
     return figure
 
 
-def _fault_window(director: Director) -> tuple[float, float]:
-    assert director.truth is not None, "the story was played"
-    lifts = [h.seen_s for h in director.recorder.happenings if h.kind == "lift"]
-    return director.truth.fault_s, lifts[0] if lifts else director.truth.kill_s
+def _fault_window(runner: ScriptRunner) -> tuple[float, float]:
+    assert runner.truth is not None, "the script has run"
+    lifts = [h.seen_s for h in runner.recorder.events if h.kind == "lift"]
+    return runner.truth.fault_s, lifts[0] if lifts else runner.truth.kill_s
 
 
 def _draw_rank(middle: Any, bottom: Any, views: list[StepView], rank: int, start_s: float) -> None:
-    """One rank's observed, expected and slowdown over time, in its colour."""
+    """Draw observed and expected time and slowdown of one rank."""
     points = [(v, v.ranks.index(rank)) for v in views if rank in v.ranks]
     times = [v.seen_s - start_s for v, _ in points]
     colour = RANK_COLOURS[rank]
@@ -192,14 +193,14 @@ def _draw_rank(middle: Any, bottom: Any, views: list[StepView], rank: int, start
     bottom.plot(times, ratios, lw=1.0, color=colour, label=f"rank {rank}")
 
 
-def _mark(axis: Any, happenings: list[Happening], start_s: float, *, with_text: bool) -> None:
-    """Vertical lines where something happened; texts are staggered so that they do not collide."""
+def _draw_events(axis: Any, events: list[DemoEvent], start_s: float, *, with_text: bool) -> None:
+    """Draw a vertical line per event; labels are staggered to avoid overlap."""
     level, last_s = 0, -math.inf
-    for happening in happenings:
-        if happening.kind not in _MARKS:
+    for event in events:
+        if event.kind not in _MARKS:
             continue
-        colour, text = _MARKS[happening.kind]
-        at_s = happening.seen_s - start_s
+        colour, text = _MARKS[event.kind]
+        at_s = event.seen_s - start_s
         axis.axvline(at_s, color=colour, lw=1.0, ls="--", alpha=0.8)
         if with_text:
             level = level + 1 if at_s - last_s < 6.0 else 0
@@ -210,11 +211,11 @@ def _mark(axis: Any, happenings: list[Happening], start_s: float, *, with_text: 
             last_s = at_s
 
 
-def _placement_figure(director: Director) -> Any:
-    """One row per moment (healthy, mitigated, after the kill), one heat map per layer."""
+def _placement_figure(runner: ScriptRunner) -> Any:
+    """Draw the placement: one row per phase, one heat map per layer."""
     from matplotlib.figure import Figure
 
-    moments = _moments(director)
+    moments = _layouts_by_phase(runner)
     if not moments:
         return None
     num_layers = moments[0][1].num_layers
@@ -235,9 +236,9 @@ def _placement_figure(director: Director) -> Any:
     return figure
 
 
-def _moments(director: Director) -> list[tuple[str, Layout]]:
-    """The layouts in force before the fault, before the lift, before the kill, and at the end."""
-    schedule, steps = director.schedule, director.recorder.steps
+def _layouts_by_phase(runner: ScriptRunner) -> list[tuple[str, Layout]]:
+    """Return the layouts before the fault, before its end, before the kill, and at the end."""
+    schedule, steps = runner.schedule, runner.recorder.steps
     wanted = [
         ("healthy", schedule.fault_step - 1),
         ("mitigated", schedule.lift_step - 1),
@@ -247,33 +248,33 @@ def _moments(director: Director) -> list[tuple[str, Layout]]:
     result = []
     for name, step in wanted:
         seen = [v for v in steps if v.step <= step]
-        if seen and seen[-1].generation in director.recorder.layouts:
-            result.append((name, director.recorder.layouts[seen[-1].generation][0]))
+        if seen and seen[-1].generation in runner.recorder.layouts:
+            result.append((name, runner.recorder.layouts[seen[-1].generation][0]))
     return result
 
 
 def _shares(layout: Layout, layer: int) -> list[list[float]]:
-    """[rank][expert] share of the expert's tokens; NaN where the rank does not hold the expert."""
+    """Return the share of each expert's tokens, [ranks, experts]; NaN if not held by the rank."""
     held = [{host.rank: host.share for host in hosts} for hosts in layout.experts[layer]]
     return [[h.get(rank, math.nan) for h in held] for rank in range(len(RANK_COLOURS))]
 
 
-def _page(outcome: Outcome, director: Director, body: str) -> str:
+def _page(outcome: Outcome, runner: ScriptRunner, body: str) -> str:
     rows = "".join(
         f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
-        for name, value in summary(outcome)
+        for name, value in outcome_lines(outcome)
     )
-    story = "".join(
+    rows_of_events = "".join(
         f"<tr><td>{h.step}</td><td class='{h.kind}'>{h.kind}</td>"
         f"<td>{html.escape(h.text)}</td></tr>"
-        for h in director.recorder.happenings
+        for h in runner.recorder.events
     )
-    commands = html.escape("\n".join(director.fleet.commands))
+    commands = html.escape("\n".join(runner.fleet.commands))
     clock = (
         "The ranks ran on an emulated accelerator: real arithmetic, after which each rank waits "
-        "until the modelled device time (counted operations and bytes, its speed, jitter) is over."
+        "until the modelled device time (counted operations and bytes, speed, jitter) has passed."
         if outcome.clock == "emulated"
-        else "The ranks reported their own thread CPU time; throughput recovery is not claimed."
+        else "The ranks reported their thread CPU time; no throughput limit is computed."
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>pacekeeper demo</title><style>
@@ -285,7 +286,7 @@ def _page(outcome: Outcome, director: Director, body: str) -> str:
 </style></head><body>
 <h1>pacekeeper demo</h1><p>{clock}</p><table>{rows}</table>
 {body}
-<h2>The story</h2><table><tr><th>step</th><th>what</th><th>words</th></tr>{story}</table>
-<h2>The commands</h2><pre>{commands}</pre>
+<h2>Events</h2><table><tr><th>step</th><th>event</th><th>details</th></tr>{rows_of_events}</table>
+<h2>Commands</h2><pre>{commands}</pre>
 </body></html>
 """

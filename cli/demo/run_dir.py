@@ -1,4 +1,4 @@
-"""The demo's run directory: one demo at a time, and nothing is cleared that no demo made."""
+"""Run directory of the demo: one demo at a time; only files of earlier demos are removed."""
 
 import contextlib
 import fcntl
@@ -10,52 +10,54 @@ from pathlib import Path
 
 from pacekeeper.core.errors import ConfigError, HostError
 
-MARKER = ".pacekeeper-demo"  # who made the directory; its lock: who uses it
+MARKER = ".pacekeeper-demo"  # marks a directory of the demo; locked while a demo runs
 FOLDERS = ("faults", "train", "logs", "traces")
 FILES = ("controller.sqlite*", "report.html", "demo.png")
-RINGS = ".rings"  # where the rings lie: a demo that was killed leaves them, on tmpfs
+RINGS = ".rings"  # path of the rings, which a killed demo leaves on tmpfs
 RINGS_PREFIX = "pacekeeper-demo-"
 
 
 @contextmanager
-def claimed(run_dir: Path) -> Iterator[Path]:
-    """The directory, ours alone and without an earlier demo's files, until the `with` ends.
+def claim_run_dir(run_dir: Path) -> Iterator[Path]:
+    """Lock the run directory and remove an earlier demo's files; unlocked after the `with` block.
 
-    Raises ConfigError where it has files and no demo made it, and HostError where another demo
-    runs in it or the system refuses, now or within the `with`: a full disk, say.
+    Raises:
+        ConfigError: the directory has files and is not one of the demo.
+        HostError: another demo runs in it, or the system refuses, also within the `with` block.
     """
     try:
         lock = _lock(run_dir)
     except BlockingIOError:
         raise HostError(
-            f"run directory {run_dir}: another demo runs there", remedy="choose another --run-dir"
+            f"run directory {run_dir}: another demo is running in it",
+            remedy="choose another --run-dir",
         ) from None
     except OSError as error:
-        raise _refused(run_dir, error) from None
+        raise _host_error(run_dir, error) from None
     try:
         _clear(run_dir)
         yield run_dir
     except BrokenPipeError:
-        raise  # of whoever read what the demo said: no matter of the directory
+        raise  # the reader of the output ended; not an error of the directory
     except OSError as error:
-        raise _refused(run_dir, error) from None
+        raise _host_error(run_dir, error) from None
     finally:
         os.close(lock)
 
 
-def remember_rings(run_dir: Path, ring_root: Path) -> None:
-    """The next demo in this directory removes `ring_root`, should this one be killed."""
+def record_ring_root(run_dir: Path, ring_root: Path) -> None:
+    """Record the ring directory, so that the next demo removes it if this one is killed."""
     (run_dir / RINGS).write_text(str(ring_root))
 
 
 def _lock(run_dir: Path) -> int:
-    """The open marker. Raises BlockingIOError where another holds it, OSError or ConfigError."""
+    """Open and lock the marker. Raises BlockingIOError, OSError or ConfigError."""
     run_dir.mkdir(parents=True, exist_ok=True)
     there = {path.name for path in run_dir.iterdir()}
     if there and MARKER not in there:
         raise ConfigError(
-            f"run directory {run_dir}: has files, and no demo made it",
-            remedy="choose another --run-dir, or empty it yourself",
+            f"run directory {run_dir}: not empty, and not a run directory of the demo",
+            remedy="choose another --run-dir, or empty the directory",
         )
     lock = os.open(run_dir / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -79,9 +81,9 @@ def _clear(run_dir: Path) -> None:
             stale.unlink()
 
 
-def _refused(run_dir: Path, error: OSError) -> HostError:
+def _host_error(run_dir: Path, error: OSError) -> HostError:
     where = f" ({error.filename})" if error.filename else ""
     return HostError(
         f"run directory {run_dir}: {error.strerror}{where}",
-        remedy="choose another --run-dir, or make room",
+        remedy="choose another --run-dir, or free disk space",
     )

@@ -1,4 +1,4 @@
-"""Does to the job what the schedule says, when the job's own steps say it is time."""
+"""Fault script of the demo: slows, restores and kills ranks at the steps of the schedule."""
 
 import json
 import random
@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pacekeeper.cli.demo.fleet import NUM_RANKS, Fleet
-from pacekeeper.cli.demo.live_view import View
-from pacekeeper.cli.demo.metrics import LoggedStep, Outcome, Schedule, Truth, judge, step_at
-from pacekeeper.cli.demo.recorder import Recorder, read_step_log, read_truth
+from pacekeeper.cli.demo.live_view import LiveView
+from pacekeeper.cli.demo.metrics import (
+    GroundTruth,
+    LoggedStep,
+    Outcome,
+    Schedule,
+    compute_outcome,
+    step_at,
+)
+from pacekeeper.cli.demo.recorder import Recorder, read_injected_faults, read_step_log
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.trainer.emulation.device import COMPUTE_FAULT, stop_duty_cycle
@@ -21,8 +28,8 @@ STOP_PERIOD_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
-    """`victim` is slowed by a `fault` of that kind, then `killed` dies at a moment `chosen`."""
+class FaultScript:
+    """Slow rank, kind of fault, killed rank, and the generator that chooses the moment."""
 
     victim: int
     slowdown: float
@@ -31,8 +38,8 @@ class Story:
     chosen: random.Random
 
 
-class Director:
-    """The hand that harms the job; everything it knows of the answer stays in `truth`."""
+class ScriptRunner:
+    """Injects the faults; `truth` holds what was injected, for the figures only."""
 
     def __init__(
         self, *, fleet: Fleet, schedule: Schedule, folder: Path, fault: str = COMPUTE_FAULT
@@ -42,23 +49,27 @@ class Director:
         self.schedule = schedule
         self.folder = folder
         self.recorder = Recorder(address=fleet.address, job=JOB)
-        self.truth: Truth | None = None
+        self.truth: GroundTruth | None = None
         self._is_lifted = threading.Event()
 
-    def play(self, view: View, story: Story) -> None:
-        """Run the story to its end. Raises PacekeeperError where the job stalls or a part dies."""
-        victim, slowdown, killed = story.victim, story.slowdown, story.killed
+    def play(self, view: LiveView, script: FaultScript) -> None:
+        """Run the script to the end of the job.
+
+        Raises:
+            PacekeeperError: the job stalls or a process of the fleet ends early.
+        """
+        victim, slowdown, killed = script.victim, script.slowdown, script.killed
         self._until(view, self.schedule.fault_step)
         began_s = self._begin_fault(victim, slowdown)
-        self.recorder.say("fault", f"rank {victim} is made x{slowdown:g} slower (nobody is told)")
+        self.recorder.add_event("fault", f"rank {victim} is slowed by x{slowdown:g}")
         self._until(view, self.schedule.lift_step)
         lifted_s = self._lift_fault(victim)
-        self.recorder.say("lift", f"rank {victim} runs at full speed again (nobody is told)")
+        self.recorder.add_event("lift", f"rank {victim} runs at full speed again")
         self._until(view, self.schedule.kill_step)
-        # Anywhere within a step: the survivors must cope with every moment.
-        time.sleep(story.chosen.random() * 0.4)
+        # At any moment within a step.
+        time.sleep(script.chosen.random() * 0.4)
         kill_s = self.fleet.kill_rank(killed)
-        self.recorder.say("kill", f"rank {killed} is killed (SIGKILL)")
+        self.recorder.add_event("kill", f"rank {killed} is killed (SIGKILL)")
         self._until(view, self.schedule.steps)
         if self.fault == COMPUTE_FAULT:
             first, began_s = self._truth_entry(victim, after_s=0.0)
@@ -66,7 +77,7 @@ class Director:
         else:
             log = self.logs()[victim]
             first, lifted = step_at(log, began_s) + 1, step_at(log, lifted_s) + 1
-        self.truth = Truth(
+        self.truth = GroundTruth(
             rank=victim,
             slowdown=slowdown,
             fault_first_step=first,
@@ -79,30 +90,27 @@ class Director:
         view.update()
 
     def outcome(self, trained: TrainConfig) -> Outcome:
-        """The figures, from the logs."""
+        """Compute the figures from the logs."""
         assert self.truth is not None, "play() comes before outcome()"
-        return judge(
+        return compute_outcome(
             logs=self.logs(),
             incidents=list(self.recorder.incidents.values()),
             truth=self.truth,
             schedule=self.schedule,
-            warmup_steps=trained.warmup_steps,
-            clock=trained.clock,
-            seed=trained.seed,
-            num_ranks=NUM_RANKS,
+            trained=trained,
         )
 
     def logs(self) -> dict[int, tuple[LoggedStep, ...]]:
-        """Each rank's committed steps, from its own log."""
+        """Return the committed steps of each rank's log."""
         return {r: read_step_log(self._log_path(r)) for r in range(NUM_RANKS)}
 
     def _log_path(self, rank: int) -> Path:
         return self.folder / "train" / f"steps-{rank}.jsonl"
 
-    def _until(self, view: View, step: int) -> None:
-        """Wait until `step` steps are complete (or the job is over); draw meanwhile."""
+    def _until(self, view: LiveView, step: int) -> None:
+        """Wait until `step` steps are complete or the job ended; redraw the view meanwhile."""
         seen, moved_s = -1, time.monotonic()
-        while not self.fleet.training_is_over:
+        while not self.fleet.is_training_finished:
             self.fleet.check()
             view.update()
             newest = self.recorder.steps[-1].step if self.recorder.steps else -1
@@ -116,17 +124,17 @@ class Director:
                     remedy=f"see the logs in {self.folder / 'logs'}",
                 )
             time.sleep(0.05)
-        self.fleet.check()  # all launchers ended since the last look: well?
+        self.fleet.check()  # all launchers ended: successfully?
         if step < self.schedule.steps:
             raise PacekeeperError(
                 f"training ended before step {step}", remedy=f"see {self.folder / 'logs'}"
             )
 
     def _begin_fault(self, rank: int, slowdown: float) -> float:
-        """Make the rank slow; the monotonic time just before."""
+        """Slow the rank down; return the monotonic time just before."""
         began_s = time.monotonic()
         if self.fault == COMPUTE_FAULT:
-            self._order(rank, slowdown)
+            self._write_fault(rank, slowdown)
         else:
             threading.Thread(
                 target=stop_duty_cycle,
@@ -143,21 +151,21 @@ class Director:
     def _lift_fault(self, rank: int) -> float:
         self._is_lifted.set()
         if self.fault == COMPUTE_FAULT:
-            self._order(rank, 1.0)
+            self._write_fault(rank, 1.0)
         return time.monotonic()
 
-    def _order(self, rank: int, slowdown: float) -> None:
+    def _write_fault(self, rank: int, slowdown: float) -> None:
         path = self.folder / "faults" / f"rank-{rank}.json"
         fresh = path.with_suffix(".tmp")
         fresh.write_text(json.dumps({"slowdown": slowdown, "kind": COMPUTE_FAULT}))
         fresh.rename(path)
 
     def _truth_entry(self, rank: int, *, after_s: float) -> tuple[int, float]:
-        """(step, time) of the first change that the rank's fault injector wrote down since."""
-        for entry in read_truth(self.folder / "faults" / "truth.jsonl"):
+        """Return (step, time) of the rank's first change in the fault injector's log since then."""
+        for entry in read_injected_faults(self.folder / "faults" / "truth.jsonl"):
             if entry["rank"] == rank and entry["mono_s"] > after_s:
                 return int(entry["step"]), float(entry["mono_s"])
         raise PacekeeperError(
-            "an order of the demo never reached the rank",
+            "a fault of the demo was not applied by the rank",
             remedy=f"see the logs in {self.folder / 'logs'}",
         )

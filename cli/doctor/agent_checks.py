@@ -1,4 +1,4 @@
-"""What an agent would meet that ran with these settings."""
+"""Checks of the settings of an agent."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -6,37 +6,40 @@ from pathlib import Path
 
 from pacekeeper.cli.doctor.checks import Check, Health
 from pacekeeper.cli.doctor.file_checks import (
-    Look,
-    certificates,
-    folder_of,
-    port,
-    reaches,
-    unprotected,
+    NamedCheck,
+    certificate_checks,
+    check_controller_reachable,
+    check_exposure,
+    check_listen_address,
+    check_writable,
 )
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.config.metrics import MetricsConfig
 
 
-def looks(config: AgentConfig, ours: str = "") -> Iterator[Look]:
-    """In the order people read them. `ours`: see `reaches`."""
+def agent_checks(config: AgentConfig, own_address: str = "") -> Iterator[NamedCheck]:
+    """Yield the checks of an agent in display order.
+
+    Args:
+        config: settings of the agent.
+        own_address: see `check_controller_reachable`.
+    """
     from pacekeeper.agent.daemon import TLS_REMEDY, unencrypted_connections
-    from pacekeeper.cli.doctor.command import check_ring_dir
+    from pacekeeper.cli.doctor.machine_checks import check_ring_dir
     from pacekeeper.protos import tls
 
-    def way() -> Check | str:
-        return unprotected(
-            unencrypted_connections(config), is_told=config.insecure, remedy=TLS_REMEDY
-        )
+    def exposure() -> Check | str:
+        return check_exposure(unencrypted_connections(config), is_allowed=config.insecure, remedy=TLS_REMEDY)
 
     def credentials() -> str:
         tls.check_client(config.tls, config.token_file)
-        return "certificate and key fit" if config.tls.cert else "nothing is shown but the token"
+        return "certificate and key match" if config.tls.cert else "token only"
 
-    yield "who may listen in", way
+    yield "encryption", exposure
     if config.tls.is_on or config.token_file:
         yield "[tls], token_file", credentials
-    yield from certificates(
+    yield from certificate_checks(
         {
             "[tls] ca": config.tls.ca,
             "[tls] cert": config.tls.cert,
@@ -46,37 +49,44 @@ def looks(config: AgentConfig, ours: str = "") -> Iterator[Look]:
     )
     yield "ring_dir", lambda: check_ring_dir(Path(config.ring_dir))
     if config.metrics_listen:
-        yield "metrics_listen", partial(port, "--metrics-listen", config.metrics_listen)
-        yield "[metrics]", partial(metrics, config.metrics)
+        yield (
+            "metrics_listen",
+            partial(check_listen_address, "--metrics-listen", config.metrics_listen),
+        )
+        yield "[metrics]", partial(check_metrics_files, config.metrics)
     if config.record_dir:
-        yield "record_dir", partial(folder_of, Path(config.record_dir))
+        yield "record_dir", partial(check_writable, Path(config.record_dir))
     if config.health_socket:
-        yield "health_socket", partial(folder_of, Path(config.health_socket))
+        yield "health_socket", partial(check_writable, Path(config.health_socket))
     if config.sentinel_socket:
         yield "sentinel_socket", partial(_sentinel, Path(config.sentinel_socket))
-    asking = ClientConfig(
+    client = ClientConfig(
         controller=config.controller, token_file=config.token_file, tls=config.tls
     )
-    yield "controller", partial(reaches, asking, ours)
+    yield "controller", partial(check_controller_reachable, client, own_address)
 
 
-def metrics(config: MetricsConfig) -> str:
-    """Its files. Raises ConfigError and HostError."""
+def check_metrics_files(config: MetricsConfig) -> str:
+    """Check certificate and token of a metrics endpoint.
+
+    Raises:
+        ConfigError, HostError: a file is invalid or not readable.
+    """
     from pacekeeper.protos import tls
 
     if config.cert:
         tls.server_context(config.tls)
     tls.read_token(config.token_file)
-    return "with TLS" if config.cert else "in the clear"
+    return "with TLS" if config.cert else "without TLS"
 
 
 def _sentinel(path: Path) -> Check | str:
-    """Is NVSentinel's connector there?"""
+    """Check for the socket of NVSentinel's platform connector."""
     if path.is_socket():
         return f"{path}"
     return Check(
         name="",
         health=Health.LIMITED,
-        found=f"{path}: no socket is there",
-        remedy="start NVSentinel's platform connector: the agent tells it of what comes then",
+        found=f"{path}: no such socket",
+        remedy="start NVSentinel's platform connector; the agent then sends new events",
     )

@@ -1,4 +1,4 @@
-"""One thing that `pacekeeper doctor` looked at: how well it is, and what to do where it is not."""
+"""Results of `pacekeeper doctor`: `Check` values, their exit code and their table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,17 +13,16 @@ if TYPE_CHECKING:
 
 
 class Health(StrEnum):
+    """Result of a check."""
+
     OK = "ok"
     LIMITED = "limited"  # works, but something is missing or slow
-    BROKEN = "broken"  # a part of pacekeeper can not run here
+    BROKEN = "broken"  # a part of pacekeeper cannot run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing looked at: what was found and, where it is not well, what to do.
-
-    `exit_code`: how the command ends where this is broken.
-    """
+    """One check: finding, remedy if it is not ok, and exit code if it is broken."""
 
     name: str
     health: Health
@@ -32,30 +31,30 @@ class Check:
     exit_code: ExitCode = ExitCode.HOST
 
 
-def tried(name: str, look: Callable[[], "Check | str"], *, extra: str) -> Check:
+def run_check(name: str, check: Callable[[], "Check | str"], *, extra: str) -> Check:
     """Run one check and turn a failure with a remedy into a broken Check.
 
     Args:
         name: of the Check returned.
-        look: the check; returns a Check, or what it found where all is well.
-        extra: the extra to name where a package is missing.
+        check: returns a Check, or the finding if it is ok.
+        extra: extra of the distribution to name if a package is missing.
     """
     try:
-        found = look()
+        found = check()
     except PacekeeperError as error:
-        return broken(name, error)
+        return failed_check(name, error)
     except ModuleNotFoundError as error:
         failure = missing_package(error, extra=extra)
         if failure is None:
             raise
-        return broken(name, failure)
+        return failed_check(name, failure)
     if isinstance(found, Check):
         return replace(found, name=name)
     return Check(name=name, health=Health.OK, found=found)
 
 
-def broken(name: str, error: PacekeeperError) -> Check:
-    """What was raised of it."""
+def failed_check(name: str, error: PacekeeperError) -> Check:
+    """Return the broken check for an error."""
     return Check(
         name=name,
         health=Health.BROKEN,
@@ -65,23 +64,23 @@ def broken(name: str, error: PacekeeperError) -> Check:
     )
 
 
-def worst(checks: Sequence[Check]) -> ExitCode:
-    """How a command ends that has made these: the highest code of what is broken."""
+def exit_code_of(checks: Sequence[Check]) -> ExitCode:
+    """Return the highest exit code of the broken checks."""
     codes = [check.exit_code for check in checks if check.health is Health.BROKEN]
     return max(codes, default=ExitCode.OK)
 
 
-def table(checks: Sequence[Check]) -> "Table":
-    """A row for each check."""
+def check_table(checks: Sequence[Check]) -> "Table":
+    """Build the table with one row per check."""
     from rich.table import Table
     from rich.text import Text
 
     styles = {Health.OK: "green", Health.LIMITED: "yellow", Health.BROKEN: "bold red"}
     made = Table(box=None, header_style="dim")
-    for name in ("", "what", "found", "to do"):
+    for name in ("", "check", "finding", "remedy"):
         made.add_column(name, overflow="fold")
     for check in checks:
-        # Text: paths and what the system says are no markup.
+        # Text: paths and messages of the system are not markup.
         words = (Text(word) for word in (check.name, check.found, check.remedy))
         made.add_row(Text(check.health, style=styles[check.health]), *words)
     return made

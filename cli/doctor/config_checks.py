@@ -1,23 +1,23 @@
-"""`pacekeeper doctor --config FILE`: would who reads it start, and be of use? Nothing is started.
+"""`pacekeeper doctor --config FILE`: would the service that reads the file start and work?
 
-Each check asks the part that will use the setting, so that it says what that would say.
+Each check calls the code that uses the setting, so that it reports the same error.
 """
 
 import tomllib
 from collections.abc import Iterator
 from functools import partial
 
-from pacekeeper.cli.common.settings import config_text, settings
+from pacekeeper.cli.common.settings import load_settings, read_config_text
 from pacekeeper.cli.doctor import agent_checks, controller_checks
-from pacekeeper.cli.doctor.checks import Check, Health, broken, tried
-from pacekeeper.cli.doctor.file_checks import Look, reaches
+from pacekeeper.cli.doctor.checks import Check, Health, failed_check, run_check
+from pacekeeper.cli.doctor.file_checks import NamedCheck, check_controller_reachable
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.loader import find_errors
 from pacekeeper.core.errors import ConfigError
 
-# Tables that one of them alone reads: who has none of these in a file does not run with it.
+# Tables that only this service reads; a file without them is not meant for it.
 _OWN = {
     "controller": (
         "controller", "detector", "policy", "access", "limits", "webhook", "lease", "retention",
@@ -27,39 +27,55 @@ _OWN = {
 }  # fmt: skip
 
 
-def check_config(config_file: str, whose: tuple[str, ...] = ()) -> tuple[Check, ...]:
-    """The file itself and, where that is well, all that it names. `whose`: who reads it."""
+def check_config(config_file: str, readers: tuple[str, ...] = ()) -> tuple[Check, ...]:
+    """Check a settings file and everything that it names.
+
+    Args:
+        config_file: path of the TOML file.
+        readers: services that read it; default: by its tables.
+    """
     try:
-        text = config_text(config_file)
+        text = read_config_text(config_file)
     except ConfigError as error:
-        return (broken("file", error),)
+        return (failed_check("file", error),)
     if wrong := find_errors(text, file=config_file):
-        return tuple(broken("file", error) for error in wrong)
+        return tuple(failed_check("file", error) for error in wrong)
     tables = tuple(tomllib.loads(text))
-    readers = whose or readers_of(tables)
-    known = ", ".join(f"[{table}]" for table in tables) or "no table: all as it comes"
+    readers = readers or readers_of(tables)
+    known = ", ".join(f"[{table}]" for table in tables) or "no tables: all defaults"
     first = Check(name="file", health=Health.OK, found=f"{known}; read by {' and '.join(readers)}")
-    is_both = "controller" in readers
-    ours = settings(ControllerConfig, config_file).listen if is_both else ""
-    return (first, *(check for reader in readers for check in _of(reader, config_file, ours)))
+    has_controller = "controller" in readers
+    own_address = load_settings(ControllerConfig, config_file).listen if has_controller else ""
+    return (
+        first,
+        *(
+            check
+            for reader in readers
+            for check in _checks_of_reader(reader, config_file, own_address)
+        ),
+    )
 
 
 def readers_of(tables: tuple[str, ...]) -> tuple[str, ...]:
-    """Those whose own tables these are; a controller, where they are nobody's."""
+    """Return the services that alone read one of these tables; default: the controller."""
     found = tuple(reader for reader, own in _OWN.items() if set(own).intersection(tables))
     return found or ("controller",)
 
 
-def _of(reader: str, config_file: str, ours: str) -> Iterator[Check]:
-    looks: Iterator[Look]
+def _checks_of_reader(reader: str, config_file: str, own_address: str) -> Iterator[Check]:
+    checks: Iterator[NamedCheck]
     match reader:
         case "controller":
-            looks = controller_checks.looks(settings(ControllerConfig, config_file))
+            checks = controller_checks.controller_checks(
+                load_settings(ControllerConfig, config_file)
+            )
         case "agent":
-            looks = agent_checks.looks(settings(AgentConfig, config_file), ours)
+            checks = agent_checks.agent_checks(load_settings(AgentConfig, config_file), own_address)
         case _:
-            client = settings(ClientConfig, config_file)
-            looks = iter([("controller", partial(reaches, client, ours))])
-    for name, look in looks:
+            client = load_settings(ClientConfig, config_file)
+            checks = iter(
+                [("controller", partial(check_controller_reachable, client, own_address))]
+            )
+    for name, check in checks:
         extra = "cli" if reader == "client" else reader
-        yield tried(f"{reader}: {name}", look, extra=extra)
+        yield run_check(f"{reader}: {name}", check, extra=extra)

@@ -1,22 +1,28 @@
-"""What a controller would meet that ran with these settings."""
+"""Checks of the settings of a controller."""
 
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from pacekeeper.cli.doctor.agent_checks import metrics
+from pacekeeper.cli.doctor.agent_checks import check_metrics_files
 from pacekeeper.cli.doctor.checks import Check, Health
-from pacekeeper.cli.doctor.file_checks import Look, certificates, folder_of, port, unprotected
+from pacekeeper.cli.doctor.file_checks import (
+    NamedCheck,
+    certificate_checks,
+    check_exposure,
+    check_listen_address,
+    check_writable,
+)
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError
 
 
-def looks(config: ControllerConfig) -> Iterator[Look]:
-    """In the order people read them."""
-    yield "who may come in", partial(_open, config)
+def controller_checks(config: ControllerConfig) -> Iterator[NamedCheck]:
+    """Yield the checks of a controller in display order."""
+    yield "access control", partial(_check_exposure, config)
     if config.tls.is_on:
-        yield "[tls]", partial(_pair, config)
-    yield from certificates(
+        yield "[tls]", partial(_check_key_pair, config)
+    yield from certificate_checks(
         {
             "[tls] ca": config.tls.ca,
             "[tls] cert": config.tls.cert,
@@ -28,38 +34,41 @@ def looks(config: ControllerConfig) -> Iterator[Look]:
         }
     )
     if config.access.tokens:
-        yield "[access] tokens", partial(_tokens, config)
-    yield "store", partial(_store, config)
+        yield "[access] tokens", partial(_check_tokens, config)
+    yield "store", partial(_check_store, config)
     audit = config.access.audit or f"{config.store}.audit.jsonl"
-    yield "[access] audit", partial(folder_of, Path(audit))
-    yield "addresses", partial(_addresses, config)
-    yield "listen", partial(port, "--listen", config.listen)
+    yield "[access] audit", partial(check_writable, Path(audit))
+    yield "addresses", partial(_check_addresses, config)
+    yield "listen", partial(check_listen_address, "--listen", config.listen)
     if config.metrics_listen:
-        yield "metrics_listen", partial(port, "--metrics-listen", config.metrics_listen)
-        yield "[metrics]", partial(metrics, config.metrics)
+        yield (
+            "metrics_listen",
+            partial(check_listen_address, "--metrics-listen", config.metrics_listen),
+        )
+        yield "[metrics]", partial(check_metrics_files, config.metrics)
     if config.web:
-        yield "web", partial(port, "--web", config.web)
-        yield "web page", partial(_page, config)
+        yield "web", partial(check_listen_address, "--web", config.web)
+        yield "web page", partial(_check_web_page, config)
     if config.webhook.is_on:
-        yield "[webhook]", partial(_webhook, config)
+        yield "[webhook]", partial(_check_webhook, config)
     if config.lease.url:
-        yield "[lease]", partial(_lease, config)
+        yield "[lease]", partial(_check_lease, config)
 
 
-def _open(config: ControllerConfig) -> Check | str:
+def _check_exposure(config: ControllerConfig) -> Check | str:
     from pacekeeper.controller.api.auth.listeners import OPEN_REMEDY, unprotected_listeners
 
-    return unprotected(unprotected_listeners(config), is_told=config.insecure, remedy=OPEN_REMEDY)
+    return check_exposure(unprotected_listeners(config), is_allowed=config.insecure, remedy=OPEN_REMEDY)
 
 
-def _pair(config: ControllerConfig) -> str:
+def _check_key_pair(config: ControllerConfig) -> str:
     from pacekeeper.protos import tls
 
     tls.ServerContexts(config.tls)
-    return "certificate and key fit"
+    return "certificate and key match"
 
 
-def _tokens(config: ControllerConfig) -> Check | str:
+def _check_tokens(config: ControllerConfig) -> Check | str:
     from pacekeeper.controller.api.auth.tokens import read_tokens
 
     path = Path(config.access.tokens)
@@ -68,19 +77,23 @@ def _tokens(config: ControllerConfig) -> Check | str:
     return Check(
         name="",
         health=Health.LIMITED,
-        found=f"{path}: no token, so nobody comes in by one",
-        remedy="`pacekeeper tokens add`",
+        found=f"{path}: no tokens",
+        remedy="add one with `pacekeeper tokens add`",
     )
 
 
-def _store(config: ControllerConfig) -> str:
+def _check_store(config: ControllerConfig) -> str:
     from pacekeeper.controller.storage import sqlite_file
 
     return sqlite_file.look(Path(config.store))
 
 
-def _addresses(config: ControllerConfig) -> str:
-    """Each its own. Raises ConfigError where two are the same."""
+def _check_addresses(config: ControllerConfig) -> str:
+    """Check that all listen addresses differ.
+
+    Raises:
+        ConfigError: two are the same.
+    """
     named = {
         "listen": config.listen, "metrics_listen": config.metrics_listen, "web": config.web
     }  # fmt: skip
@@ -90,13 +103,13 @@ def _addresses(config: ControllerConfig) -> str:
             continue
         if address in used:
             raise ConfigError(
-                f"{used[address]}, {setting}: both are {address}", remedy="give each its own port"
+                f"{used[address]} and {setting} are both {address}", remedy="give each its own port"
             )
         used[address] = setting
     return ", ".join(used) or "any free ports"
 
 
-def _page(config: ControllerConfig) -> str:
+def _check_web_page(config: ControllerConfig) -> str:
     from pacekeeper.controller.api.web.start import check_web_access
 
     check_web_access(config)
@@ -110,16 +123,21 @@ def _page(config: ControllerConfig) -> str:
     return "https" if config.tls.cert else "http"
 
 
-def _webhook(config: ControllerConfig) -> str:
-    """Its URL, secret and authority; nobody is told anything."""
+def _check_webhook(config: ControllerConfig) -> str:
+    """Check URL, secret and authority of the webhook; nothing is sent."""
     from pacekeeper.controller.observability.webhook import Webhook
 
     Webhook(config, on_end=lambda is_taken, count: None).close()
     return f"{config.webhook.format}, {'signed' if config.webhook.secret_file else 'not signed'}"
 
 
-def _lease(config: ControllerConfig) -> str:
-    """Does its store answer? Raises ConfigError, and UnreachableError where it does not."""
+def _check_lease(config: ControllerConfig) -> str:
+    """Read the lease from its backend.
+
+    Raises:
+        ConfigError: the settings are invalid.
+        UnreachableError: the backend does not answer.
+    """
     from pacekeeper.controller.ha.backends import open_lease_store
     from pacekeeper.controller.ha.http_client import AwayError
 
@@ -129,8 +147,8 @@ def _lease(config: ControllerConfig) -> str:
     except AwayError as error:
         raise UnreachableError(
             f"{config.lease.url}: {error}",
-            remedy="start it, or name where it is: without it no controller leads",
+            remedy="start it or correct [lease] url: without it no controller becomes leader",
         ) from None
     if record is None or not record.address:
-        return f"{config.lease.url} answers; nobody leads"
-    return f"{config.lease.url} answers; last led by {record.address} in term {record.term}"
+        return f"{config.lease.url} answers; no leader"
+    return f"{config.lease.url} answers; last leader {record.address} in term {record.term}"

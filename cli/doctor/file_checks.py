@@ -1,4 +1,4 @@
-"""What settings of agent and controller have in common: certificates, ports, folders, a way."""
+"""Checks of settings that agent and controller share: certificates, ports, files, controller."""
 
 import errno
 import os
@@ -10,51 +10,74 @@ from functools import partial
 from pathlib import Path
 
 from pacekeeper.cli.doctor.checks import Check, Health
-from pacekeeper.core.addresses import split_address, split_addresses
+from pacekeeper.core.addresses import split_addresses, split_address
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.errors import ConfigError, HostError, UnreachableError, listen_error
 
-SOON_S = 2 * 86_400.0  # as the alert PacekeeperCertificateEnds has it
-REACH_S = 3.0
-Look = tuple[str, Callable[[], Check | str]]
+SOON_S = 2 * 86_400.0  # as in the alert PacekeeperCertificateEnds
+REACH_TIMEOUT_S = 3.0
+NamedCheck = tuple[str, Callable[[], Check | str]]
 
 
-def certificates(files: dict[str, str]) -> Iterator[Look]:
-    """Of each that is named (by its setting): is it one, and until when?"""
+def certificate_checks(files: dict[str, str]) -> Iterator[NamedCheck]:
+    """Yield a check for each certificate file that is set; keys are the names of the settings."""
     for setting, path in files.items():
         if path:
-            yield setting, partial(certificate, path, time.time())
+            yield setting, partial(check_certificate, path, time.time())
 
 
-def certificate(path: str, unix_s: float) -> Check | str:
-    """Until when it counts. Raises ConfigError where it is over or none, HostError: not there."""
+def check_certificate(path: str, unix_s: float) -> Check | str:
+    """Check the expiry of a certificate.
+
+    Raises:
+        ConfigError: the file is not a certificate, or it has expired.
+        HostError: the file is not readable.
+    """
     from pacekeeper.protos import tls
 
     left_s = tls.certificate_end_unix_s(path) - unix_s
     if left_s <= 0.0:
         raise ConfigError(
-            f"{path}: over since {-left_s / 86_400.0:.1f} days",
-            remedy="renew it: `pacekeeper certs renew`, or your authority",
+            f"{path}: expired {-left_s / 86_400.0:.1f} days ago",
+            remedy="renew it with `pacekeeper certs renew` or with your authority",
         )
     found = f"{path}: {left_s / 86_400.0:.1f} days left"
     if left_s < SOON_S:
-        return Check(name="", health=Health.LIMITED, found=found, remedy="renew it before it ends")
+        return Check(
+            name="", health=Health.LIMITED, found=found, remedy="renew it before it expires"
+        )
     return found
 
 
-def unprotected(whys: Sequence[str], *, is_told: bool, remedy: str) -> Check | str:
-    """What goes, or may be asked for, beyond loopback like that. Raises ConfigError unless told."""
-    if not whys:
+def check_exposure(reasons: Sequence[str], *, is_allowed: bool, remedy: str) -> Check | str:
+    """Check what is reachable or sent unprotected beyond loopback.
+
+    Args:
+        reasons: one text per unprotected address.
+        is_allowed: the setting `insecure`.
+        remedy: how to protect them.
+
+    Raises:
+        ConfigError: something is unprotected and not allowed.
+    """
+    if not reasons:
         return "nothing beyond loopback is unprotected"
-    if not is_told:
-        raise ConfigError("; ".join(whys), remedy=remedy)
+    if not is_allowed:
+        raise ConfigError("; ".join(reasons), remedy=remedy)
     return Check(
-        name="", health=Health.LIMITED, found="; ".join(whys), remedy=f"told to: or {remedy}"
+        name="",
+        health=Health.LIMITED,
+        found="; ".join(reasons),
+        remedy=f"allowed by insecure = true; otherwise {remedy}",
     )
 
 
-def port(option: str, address: str) -> Check | str:
-    """May this user listen there? A taken port may well be the very service. Raises HostError."""
+def check_listen_address(option: str, address: str) -> Check | str:
+    """Check that this user can listen on an address; a used port may be the service itself.
+
+    Raises:
+        HostError: the address is not one of this machine, or not permitted.
+    """
     host, number = split_address(address, first_port=0)
     try:
         family, kind, *_, place = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
@@ -62,62 +85,74 @@ def port(option: str, address: str) -> Check | str:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
     except OSError as error:
-        told = listen_error(address, error, option=option, rival="it, or another service,")
+        failure = listen_error(address, error, option=option, rival="this or another service")
         if error.errno == errno.EADDRINUSE:
-            return Check(name="", health=Health.LIMITED, found=told.what, remedy=told.remedy)
-        raise told from None
+            return Check(name="", health=Health.LIMITED, found=failure.what, remedy=failure.remedy)
+        raise failure from None
     return f"{address} is free"
 
 
-def folder_of(path: Path) -> str:
-    """Where a file or folder is to be made. Raises HostError where this user may not."""
+def check_writable(path: Path) -> str:
+    """Check that this user can create a file or directory.
+
+    Raises:
+        HostError: the nearest existing directory is not writable.
+    """
     folder = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not folder.is_dir():
         folder = folder.parent
     if not os.access(folder, os.W_OK | os.X_OK):
         raise HostError(
-            f"{path}: this user may not write in {folder}",
-            remedy="run doctor as the user who runs the service, or give it the folder",
+            f"{path}: no permission to write in {folder}",
+            remedy="run doctor as the user of the service, or change the owner of the directory",
         )
     return f"{path}"
 
 
-def reaches(config: ClientConfig, ours: str = "") -> Check | str:
-    """Does a controller answer, and believe who asks as far as health is answered?
+def check_controller_reachable(config: ClientConfig, own_address: str = "") -> Check | str:
+    """Check that the controllers answer a health check with these credentials.
 
-    `ours`: where the controller of the same file listens, which may not be started yet. Raises
-    UnreachableError where none does, and as `client.connected` for files of no use.
+    Args:
+        config: addresses and credentials.
+        own_address: address of the controller of the same file, which may not be started yet.
+
+    Raises:
+        UnreachableError: no controller answers.
+        ConfigError, HostError, DeniedError: as `client.open_channel`.
     """
-    told, first = list[str](), None
+    answers, first = list[str](), None
     for address in split_addresses(config.controller):
         try:
-            told.append(f"{address} {_health(config, address)}")
+            answers.append(f"{address} {_health(config, address)}")
         except UnreachableError as error:
             first = first or error
-            told.append(f"{address} does not answer")
-    if first is not None and config.controller == ours:
+            answers.append(f"{address} does not answer")
+    if first is not None and config.controller == own_address:
         return Check(
             name="", health=Health.LIMITED, found=first.what, remedy="start the controller first"
         )
-    if first is not None and len(told) == 1:
+    if first is not None and len(answers) == 1:
         raise first
-    if all(one.endswith("does not answer") for one in told):
-        assert first is not None, "nobody answered"
-        raise UnreachableError("; ".join(told), remedy=first.remedy)
+    if all(one.endswith("does not answer") for one in answers):
+        assert first is not None, "an address without an answer has an error"
+        raise UnreachableError("; ".join(answers), remedy=first.remedy)
     if first is not None:
         return Check(
-            name="", health=Health.LIMITED, found="; ".join(told), remedy="start the others, too"
+            name="",
+            health=Health.LIMITED,
+            found="; ".join(answers),
+            remedy="start the other controllers",
         )
-    return "; ".join(told)
+    return "; ".join(answers)
 
 
 def _health(config: ClientConfig, address: str) -> str:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    from pacekeeper.cli.common.client import connected
+    from pacekeeper.cli.common.client import open_channel
 
-    with connected(replace(config, controller=address)) as channel:
+    with open_channel(replace(config, controller=address)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        answer = stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=REACH_S)
+        answer = stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=REACH_TIMEOUT_S)
     is_serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-    return "serves" if is_serving else "answers: it stands by, or its store refuses"
+    return "leads" if is_serving else "answers as standby, or its store rejects writes"

@@ -1,32 +1,32 @@
-"""`pacekeeper explain INCIDENT`: all that is known of one incident, in words and as a plot."""
+"""`pacekeeper explain INCIDENT`: measurements, cause, decisions and results of one incident."""
 
 import json
 from pathlib import Path
 
 import click
 
-from pacekeeper.cli.common.options import asks_controller
+from pacekeeper.cli.common.options import json_option, with_controller_options
 from pacekeeper.core.config.client import ClientConfig
 
 
 @click.command()
-@asks_controller
+@with_controller_options
 @click.argument("incident", type=click.IntRange(min=1), metavar="INCIDENT")
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture (PNG) there."
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a plot to this PNG file.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option()
 def command(client: ClientConfig, incident: int, plot: Path | None, as_json: bool) -> None:
-    """Say all that is known of an incident: what was measured, why, what was planned and passed
-    over, and what came of it.
-    """
-    from pacekeeper.cli.common.client import ask, status_stub
+    """Explain one incident: measurements, cause, plans considered, and their effect."""
+    from pacekeeper.cli.common.client import call, status_stub
     from pacekeeper.protos import status_pb2
     from pacekeeper.protos.convert.json import message_to_dict
 
     with status_stub(client) as stub:
         request = status_pb2.GetExplanationRequest(incident_id=incident)
-        explanation = ask(stub.GetExplanation, request).explanation
+        explanation = call(stub.GetExplanation, request).explanation
     if plot is not None:
         from pacekeeper.cli.observe.explain_plot import write_plot
 
@@ -36,8 +36,8 @@ def command(client: ClientConfig, incident: int, plot: Path | None, as_json: boo
         return
     from rich.console import Console
 
-    from pacekeeper.cli.observe.explain_text import explain
+    from pacekeeper.cli.observe.explain_text import explanation_lines
 
     console = Console(highlight=False, soft_wrap=True)
-    for line in explain(explanation):
+    for line in explanation_lines(explanation):
         console.print(line)

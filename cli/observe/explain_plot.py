@@ -1,4 +1,4 @@
-"""An explanation as a picture: what the rank took against what it should, and the job's step."""
+"""Plot of an incident: observed against expected compute time, and the job's step time."""
 
 from pathlib import Path
 from typing import Any
@@ -7,19 +7,24 @@ from pacekeeper.core.errors import HostError, PacekeeperError
 
 
 def write_plot(path: Path, explanation: Any) -> None:
-    """A PNG. Raises HostError where it can not be written, PacekeeperError without any step."""
+    """Write the plot as PNG.
+
+    Raises:
+        HostError: the file cannot be written.
+        PacekeeperError: the controller stored no step around the incident.
+    """
     if not explanation.course.step:
         raise PacekeeperError(
-            f"nothing was kept of the steps around incident {explanation.incident.incident_id}"
+            f"no steps are stored around incident {explanation.incident.incident_id}"
         )
-    figure = _drawn(explanation)
+    figure = _draw_figure(explanation)
     try:
         figure.savefig(path, dpi=130, format="png")
     except OSError as error:
-        raise HostError(f"plot {path}: {error.strerror}", remedy="name another file") from None
+        raise HostError(f"plot {path}: {error.strerror}", remedy="choose another file") from None
 
 
-def _drawn(explanation: Any) -> Any:
+def _draw_figure(explanation: Any) -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -46,21 +51,21 @@ def _drawn(explanation: Any) -> Any:
             lw=0,
         )
         axis.axvline(incident.found_step, color="#c0392b", ls=":", lw=1, label="found")
-        for at in _changes(course):
+        for at in _layout_changes(course):
             axis.axvline(at, color="#1e8449", ls="--", lw=1)
         axis.spines[["top", "right"]].set_visible(False)
     above.legend(loc="upper left", frameon=False, ncols=3)
-    who = f" of rank {incident.rank}" if incident.HasField("rank") else ""
+    rank = f" of rank {incident.rank}" if incident.HasField("rank") else ""
     where = f" on {incident.node}" if incident.node else ""
     figure.suptitle(
-        f"Incident {incident.incident_id}: {incident.kind}{who}{where} in {incident.job}"
-        " (dashed: another layout)",
+        f"Incident {incident.incident_id}: {incident.kind}{rank}{where} in {incident.job}"
+        " (dashed: layout changes)",
         fontsize=11,
     )
     return figure
 
 
-def _changes(course: Any) -> list[int]:
-    """Steps at which another layout was in force."""
+def _layout_changes(course: Any) -> list[int]:
+    """Return the steps at which the layout generation changed."""
     pairs = zip(course.generation, course.generation[1:], course.step[1:], strict=False)
     return [step for before, now, step in pairs if now != before]

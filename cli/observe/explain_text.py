@@ -1,4 +1,4 @@
-"""An explanation in words, for a terminal; a line of bars stands for the plot."""
+"""Text of `pacekeeper explain`: one incident as lines of rich markup, with sparklines."""
 
 import math
 import time
@@ -7,87 +7,87 @@ from typing import Any
 
 from rich.markup import escape
 
-from pacekeeper.cli.common.sparkline import spark
-from pacekeeper.cli.observe.incident_text import subject, who_died
+from pacekeeper.cli.common.sparkline import sparkline
+from pacekeeper.cli.observe.incident_text import death_lines, ranks_text
 
-BAR_WIDTH = 40  # with what stands beside it a line has 80 columns
-_WHEN = {"before": "before it", "during": "while it was open", "after": "after its end"}
+BAR_WIDTH = 40  # with label and range a line has 80 columns
+_WHEN = {"before": "before", "during": "while open", "after": "after"}
 
 
-def explain(explanation: Any) -> Iterator[str]:
-    """Lines of rich's markup."""
+def explanation_lines(explanation: Any) -> Iterator[str]:
+    """Yield the explanation as lines of rich markup."""
     incident = explanation.incident
-    yield from _head(incident)
-    yield from _measured(explanation)
+    yield from _header_lines(incident)
+    yield from _measurement_lines(explanation)
     if incident.deaths:
         yield ""
-        yield "[bold]Who died[/]"
-        for line in who_died(incident):
+        yield "[bold]Dead ranks[/]"
+        for line in death_lines(incident):
             yield f"  {escape(line)}"
     yield ""
-    yield "[bold]Why[/]"
-    for part in why(incident):
+    yield "[bold]Cause[/]"
+    for part in cause_lines(incident):
         yield f"  {escape(part)}"
     yield ""
-    yield "[bold]What was decided[/]"
+    yield "[bold]Decisions[/]"
     if not explanation.plans:
-        yield "  nothing was kept of it" if incident.actions else "  nothing"
+        yield "  none stored" if incident.actions else "  none"
     for note in explanation.plans:
-        yield from _plan(note)
+        yield from _decision_lines(note)
     yield ""
-    yield "[bold]What happened[/]"
-    yield from _happened(explanation)
+    yield "[bold]Effect[/]"
+    yield from _effect_lines(explanation)
 
 
-def why(incident: Any) -> list[str]:
-    """The cause as it was found, and the probe; one part a line."""
+def cause_lines(incident: Any) -> list[str]:
+    """Return the parts of the cause and the result of the probe, one per line."""
     parts = [part.strip() for part in incident.cause.split(";") if part.strip()]
     if incident.probe:
         parts.append(incident.probe)
-    return parts or ["nobody has looked for a cause"]
+    return parts or ["not determined"]
 
 
 def measured_text(explanation: Any) -> str:
-    """The slowdown with its interval; empty: nothing was kept."""
+    """Return the slowdown with its 95 % interval; empty if not measured."""
     if not explanation.HasField("measured"):
         return ""
     measured = explanation.measured
-    text = f"x{measured.slowdown:.2f} in the median of {measured.num_values} values"
+    text = f"median slowdown x{measured.slowdown:.2f} over {measured.num_values} values"
     if measured.HasField("low"):
         return f"{text} (95 %: x{measured.low:.2f} to x{measured.high:.2f})"
     return f"{text} (too few for an interval)"
 
 
 def gain_text(explanation: Any) -> str:
-    """What was gained by measurement; empty: not measured."""
+    """Return the measured change of step time; empty if not measured."""
     if not explanation.HasField("gain_ratio"):
         return ""
     gain = explanation.gain_ratio
-    words = "less" if gain >= 0.0 else "more"
-    return f"a step took {abs(gain):.1%} {words} under the last layout than under the first one"
+    word = "shorter" if gain >= 0.0 else "longer"
+    return f"steps are {abs(gain):.1%} {word} with the last layout than with the first"
 
 
-def _head(incident: Any) -> Iterator[str]:
+def _header_lines(incident: Any) -> Iterator[str]:
     opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident.opened_unix_s))
-    whose = subject(incident)
-    where = f", {escape(whose)}" if whose else ""
+    ranks = ranks_text(incident)
+    where = f", {escape(ranks)}" if ranks else ""
     yield (
         f"[bold]Incident {incident.incident_id}: {escape(incident.kind)}{where}[/] in job "
         f"{escape(incident.job)}, {escape(incident.tier)}"
     )
-    since = f"since step {incident.onset_step}, found at step {incident.found_step}"
+    since = f"onset at step {incident.onset_step}, detected at step {incident.found_step}"
     if incident.HasField("closed_unix_s"):
         lasted_s = incident.closed_unix_s - incident.opened_unix_s
-        end = f"[green]closed at step {incident.closed_step}, after {duration(lasted_s)}[/]"
+        end = f"[green]closed at step {incident.closed_step}, after {duration_text(lasted_s)}[/]"
     else:
         end = "[bold red]open[/]"
     yield f"  opened {opened}; {since}; {end}"
 
 
-def _measured(explanation: Any) -> Iterator[str]:
+def _measurement_lines(explanation: Any) -> Iterator[str]:
     course = explanation.course
     yield ""
-    yield "[bold]What was measured[/]"
+    yield "[bold]Measurement[/]"
     yield f"  {escape(explanation.incident.reason)}"
     if text := measured_text(explanation):
         yield f"  {text}"
@@ -100,40 +100,41 @@ def _measured(explanation: Any) -> Iterator[str]:
     same = (min(known), max(known)) if known else None  # one scale for the rank and its peers
     for name, values, between in (
         ("observed/expected", ratios, same),
-        ("its peers", peers, same),
+        ("peers", peers, same),
         ("step time", list(course.step_s), None),
     ):
-        if bars := spark(values, width=BAR_WIDTH, between=between):
+        if bars := sparkline(values, width=BAR_WIDTH, between=between):
             yield f"  {name:>17} {bars} {_range(values, is_time=name == 'step time')}"
     if course.step:
         yield f"  {'':>17} step {course.step[0]} to {course.step[-1] + course.num_steps[-1] - 1}"
 
 
-def _plan(note: Any) -> Iterator[str]:
+def _decision_lines(note: Any) -> Iterator[str]:
     plan = f", generation {note.generation}" if note.HasField("generation") else ""
     yield f"  step {note.step}: [bold]{escape(note.rung)}[/]{plan}"
     yield f"    {escape(note.reason)}"
     if note.HasField("generation"):
         yield (
-            f"    forecast: a step from {note.current_step_s * 1e3:.0f} to "
-            f"{note.planned_step_s * 1e3:.0f} ms; costs {note.cost_s:.1f} s and "
+            f"    forecast: step time {note.current_step_s * 1e3:.0f} -> "
+            f"{note.planned_step_s * 1e3:.0f} ms; applying it costs {note.cost_s:.1f} s and moves "
             f"{note.moved_bytes / 1e6:,.1f} MB"
         )
     for one in note.considered:
         if one.why_not:
             yield (
-                f"    [dim]not {escape(one.rung)} ({one.planned_step_s * 1e3:.0f} ms a step): "
+                f"    [dim]not chosen: {escape(one.rung)} "
+                f"({one.planned_step_s * 1e3:.0f} ms per step): "
                 f"{escape(one.why_not)}[/]"
             )
 
 
-def _happened(explanation: Any) -> Iterator[str]:
+def _effect_lines(explanation: Any) -> Iterator[str]:
     for phase in explanation.phases:
-        slow = "" if math.isnan(phase.slowdown) else f", the rank x{phase.slowdown:.2f}"
+        slow = "" if math.isnan(phase.slowdown) else f", rank slowdown x{phase.slowdown:.2f}"
         yield (
-            f"  {_WHEN.get(phase.when, phase.when)}, generation {phase.generation}: a step took "
-            f"{phase.step_s * 1e3:.0f} ms{slow} (median of {phase.num_steps} from step "
-            f"{phase.first_step} on)"
+            f"  {_WHEN.get(phase.when, phase.when)}, generation {phase.generation}: step time "
+            f"{phase.step_s * 1e3:.0f} ms{slow} (median of {phase.num_steps} steps from step "
+            f"{phase.first_step})"
         )
     if text := gain_text(explanation):
         yield f"  {text}"
@@ -145,7 +146,7 @@ def _happened(explanation: Any) -> Iterator[str]:
         for action in explanation.incident.actions:
             yield f"  -> {escape(action)}"
     if not (explanation.phases or explanation.notes or explanation.incident.actions):
-        yield "  nothing was kept of it"
+        yield "  none stored"
 
 
 def _range(values: Sequence[float], *, is_time: bool) -> str:
@@ -155,8 +156,8 @@ def _range(values: Sequence[float], *, is_time: bool) -> str:
     return f"x{min(known):.2f} to x{max(known):.2f}"
 
 
-def duration(spent_s: float) -> str:
-    """In the unit that suits it."""
+def duration_text(spent_s: float) -> str:
+    """Format a duration in seconds, minutes or hours."""
     if spent_s < 120.0:
         return f"{spent_s:.1f} s"
     return f"{spent_s / 60.0:.0f} min" if spent_s < 7200.0 else f"{spent_s / 3600.0:.1f} h"

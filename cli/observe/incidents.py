@@ -1,4 +1,4 @@
-"""`pacekeeper incidents`: what was found, why, and what was done about it."""
+"""`pacekeeper incidents`: list or watch incidents with reason, cause and actions."""
 
 import json
 import time
@@ -6,31 +6,35 @@ from typing import Any
 
 import click
 
-from pacekeeper.cli.common.options import asks_controller
+from pacekeeper.cli.common.options import json_option, with_controller_options
 from pacekeeper.core.config.client import ClientConfig
 
 
 @click.command()
-@asks_controller
-@click.option("--job", default="", help="Only of this job.")
-@click.option("--open", "open_only", is_flag=True, help="Only open ones.")
-@click.option("--last", type=click.IntRange(min=1), help="Only the newest so many.")
-@click.option("--watch", is_flag=True, help="All known ones, then each change, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document (per line, if watched).")
+@with_controller_options
+@click.option("--job", default="", help="Show incidents of this job only.")
+@click.option("--open", "open_only", is_flag=True, help="Show open incidents only.")
+@click.option(
+    "--last", type=click.IntRange(min=1), help="Show the N newest incidents only.", metavar="N"
+)
+@click.option(
+    "--watch", is_flag=True, help="List all incidents, then print each change until Ctrl-C."
+)
+@json_option("Print one JSON document (with --watch one per line).")
 def command(
     client: ClientConfig, job: str, open_only: bool, last: int | None, watch: bool, as_json: bool
 ) -> None:
-    """Ask the controller for incidents: what was found, why, and what was done."""
-    from pacekeeper.cli.common.client import ask, status_stub
+    """List incidents: what was detected, the cause, and the actions taken."""
+    from pacekeeper.cli.common.client import call, status_stub
     from pacekeeper.protos import status_pb2
     from pacekeeper.protos.convert.json import message_to_dict
 
     with status_stub(client) as stub:
-        # Also before a watch: it has a deadline, and says so where the job is misspelt.
+        # Also before a watch: this call has a deadline and rejects an unknown job.
         listing = status_pb2.ListIncidentsRequest(job=job, open_only=open_only)
-        incidents = list(ask(stub.ListIncidents, listing).incidents)
+        incidents = list(call(stub.ListIncidents, listing).incidents)
         if last is not None and watch:
-            raise click.UsageError("--last is of a list; --watch begins with all")
+            raise click.UsageError("--last applies to a list: leave it out with --watch")
         incidents = incidents[-last:] if last is not None else incidents
         if watch:
             _watch(stub, job, open_only, as_json)
@@ -44,7 +48,7 @@ def command(
 
 
 def _watch(stub: Any, job: str, open_only: bool, as_json: bool) -> None:
-    """Until Ctrl-C. With `open_only` an incident's closing is told too, if its life was shown."""
+    """Print changes until Ctrl-C; with `open_only` also the closing of an incident shown before."""
     from pacekeeper.protos import status_pb2
     from pacekeeper.protos.convert.json import message_to_dict
 
@@ -68,14 +72,14 @@ def _print(incident: Any) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from pacekeeper.cli.observe.incident_text import subject
+    from pacekeeper.cli.observe.incident_text import ranks_text
 
     console = Console(highlight=False, soft_wrap=True)
     opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident.opened_unix_s))
     is_open = not incident.HasField("closed_unix_s")
     state = "[bold red]open[/]" if is_open else f"[green]closed at step {incident.closed_step}[/]"
     slow = "" if incident.kind == "death" else f" x{incident.slowdown:.2f}"
-    where = escape(subject(incident))
+    where = escape(ranks_text(incident))
     if incident.kind.endswith("_imbalance"):
         where, slow = "costs", f" {1.0 - 1.0 / incident.slowdown:.1%} of a step"
     console.print(
@@ -85,8 +89,8 @@ def _print(incident: Any) -> None:
     )
     console.print(f"    {escape(incident.reason)}")
     if incident.cause:
-        told, _, _ = incident.cause.partition("; not told:")  # all of it: `explain`
-        console.print(f"    cause: {escape(told)}")
+        known, _, _ = incident.cause.partition("; not told:")  # `explain` prints all of it
+        console.print(f"    cause: {escape(known)}")
     if incident.probe:
         console.print(f"    {escape(incident.probe)}")
     for action in incident.actions:

@@ -1,4 +1,4 @@
-"""`pacekeeper status`: jobs, ranks and nodes, for people or for programs."""
+"""`pacekeeper status`: jobs with their ranks, orders and checkpoints, and nodes."""
 
 import json
 import sys
@@ -7,49 +7,48 @@ from typing import Any
 
 import click
 
-from pacekeeper.cli.common.options import asks_controller
-from pacekeeper.cli.observe.proposal_text import proposal_lines
-from pacekeeper.cli.operate.overrides import order_line
+from pacekeeper.cli.common.options import json_option, with_controller_options
+from pacekeeper.cli.observe.operator_text import order_line, proposal_lines
 from pacekeeper.core.config.client import ClientConfig
 
 WATCH_PERIOD_S = 1.0
-FILE_WIDTH = 160  # columns where the output is no terminal
-SLOW = 1.1  # worth a person's eye
+FILE_WIDTH = 160  # columns if the output is not a terminal
+SLOW = 1.1  # shown in red
 
 
 @click.command()
-@asks_controller
-@click.option("--job", default="", help="Only this job.")
-@click.option("--watch", is_flag=True, help="Again every second, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document (per line, if watched).")
+@with_controller_options
+@click.option("--job", default="", help="Show this job only.")
+@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
+@json_option("Print one JSON document (with --watch one per line).")
 def command(client: ClientConfig, job: str, watch: bool, as_json: bool) -> None:
-    """Ask the controller for jobs, ranks and nodes."""
+    """Show jobs, ranks and nodes as the controller knows them."""
     from pacekeeper.cli.common.client import status_stub
 
     with status_stub(client) as stub:
         if not watch:
-            _show(*_ask(stub, job), as_json=as_json)
+            _show(*_query(stub, job), as_json=as_json)
             return
         try:
             while True:
-                jobs, nodes = _ask(stub, job)
+                jobs, nodes = _query(stub, job)
                 if not as_json:
                     click.clear()  # does nothing where the output is no terminal
                 _show(jobs, nodes, as_json=as_json)
                 time.sleep(WATCH_PERIOD_S)
         except KeyboardInterrupt:
-            return  # the way a watch is meant to end, wherever it was
+            return
 
 
-def _ask(stub: Any, job: str) -> tuple[list[Any], list[Any]]:
-    """Jobs and nodes; of one job only itself and its nodes."""
-    from pacekeeper.cli.common.client import ask
+def _query(stub: Any, job: str) -> tuple[list[Any], list[Any]]:
+    """Query all jobs and nodes, or one job and its nodes."""
+    from pacekeeper.cli.common.client import call
     from pacekeeper.protos import status_pb2
 
-    nodes = list(ask(stub.ListNodes, status_pb2.ListNodesRequest()).nodes)
+    nodes = list(call(stub.ListNodes, status_pb2.ListNodesRequest()).nodes)
     if not job:
-        return list(ask(stub.ListJobs, status_pb2.ListJobsRequest()).jobs), nodes
-    found = ask(stub.GetJob, status_pb2.GetJobRequest(job=job)).job
+        return list(call(stub.ListJobs, status_pb2.ListJobsRequest()).jobs), nodes
+    found = call(stub.GetJob, status_pb2.GetJobRequest(job=job)).job
     names = {rank.node for rank in found.ranks}
     return [found], [node for node in nodes if node.name in names]
 
@@ -74,7 +73,7 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
     is_terminal = sys.stdout.isatty()
     console = Console(width=None if is_terminal else FILE_WIDTH, highlight=False, soft_wrap=True)
     if not jobs:
-        console.print("no jobs yet")
+        console.print("no jobs")
     for job in jobs:
         loss = f"  loss {job.loss:.3f}" if job.HasField("loss") else ""
         moving = (
@@ -105,26 +104,28 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
         if job.ranks:
             console.print(_rank_table(job))
         else:
-            console.print("no rank known")
+            console.print("no ranks")
         console.print()
     if nodes:
         console.print(_node_table(nodes))
 
 
 def _canary(job: Any) -> str:
-    """The newest proof that the detector sees."""
+    """Return the result of the last canary, if it was detected."""
     if not job.HasField("canary") or not job.canary.is_found:
-        return ""  # none yet; or it was missed, which is the watch's reason
+        return ""  # none yet; a missed canary is in the watch reason
     canary = job.canary
-    found = f"a canary of x{canary.slowdown:.2f} was found within {canary.num_steps} steps"
-    return f"; {found} at step {canary.step}"
+    return (
+        f"; canary of x{canary.slowdown:.2f} detected within {canary.num_steps} steps "
+        f"at step {canary.step}"
+    )
 
 
 def _saves(name: str, saves: Any) -> str:
-    """The newest complete one, and what holds the next one up."""
+    """Return the newest complete checkpoint or snapshot, and what delays the next."""
     from rich.markup import escape
 
-    newest = "none complete yet"
+    newest = "none complete"
     if saves.HasField("step"):
         done = "written" if name == "checkpoints" else "copied"
         newest = f"newest complete at step {saves.step}, {done} in {saves.duration_s:.1f} s"
@@ -179,12 +180,12 @@ def _node_table(nodes: list[Any]) -> Any:
     for node in nodes:
         remarks = [] if node.nvml == "ok" else [node.nvml]
         if node.history:
-            times = f"{len(node.history)} times " if len(node.history) > 1 else ""
-            lemon = "lemon: " if node.is_lemon else ""
-            remarks.append(f"{lemon}slow {times}before: {node.history[0]}")
+            times = f"{len(node.history)} times " if len(node.history) > 1 else "once "
+            lemon = "lemon, " if node.is_lemon else ""
+            remarks.append(f"{lemon}found slow {times}before; last: {node.history[0]}")
         table.add_row(
             escape(node.name),
-            ("attached" if node.is_connected else "away")
+            ("connected" if node.is_connected else "disconnected")
             + (" cordoned" if node.HasField("cordon") else ""),
             escape(node.rack) or "-",
             escape(node.product_version),

@@ -1,94 +1,108 @@
-"""What `approve` and `deny` share: who says so, and what came of it."""
+"""`pacekeeper approve` and `pacekeeper deny`: answer a proposal, a plan that awaits approval."""
 
 import getpass
 import json
+import os
 import socket
 import time
 from typing import Any
 
 import click
 
-from pacekeeper.cli.common.client import OverError, ask, connected
-from pacekeeper.cli.common.options import asks_controller
-from pacekeeper.cli.observe.proposal_text import proposal_lines
+from pacekeeper.cli.common.client import AlreadyAnsweredError, call, open_channel
+from pacekeeper.cli.common.options import (
+    by_option,
+    json_option,
+    reason_option,
+    with_controller_options,
+)
+from pacekeeper.cli.observe.operator_text import proposal_lines
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.protos.convert.json import message_to_dict
 
-PRICED_WITHIN_S = 30.0  # what is approved is priced again: seconds, for the largest jobs
-LOOK_PERIOD_S = 0.2
+PRICING_TIMEOUT_S = 30.0  # the largest jobs take seconds
+POLL_PERIOD_S = 0.2
 
 
-def who() -> str:
-    """The person at this terminal, as the system knows them."""
+def current_user() -> str:
+    """Return USER@HOST of this process."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
-        name = "somebody"
+    except (KeyError, OSError):  # the user ID has no name
+        name = str(os.getuid())
     return f"{name}@{socket.gethostname()}"
 
 
-def approve(client: ClientConfig, proposal_id: int, said_by: str) -> Any:
-    """Approve a proposal, and wait until it is priced again; the proposal as it is then.
+def approve_proposal(client: ClientConfig, proposal_id: int, said_by: str) -> Any:
+    """Approve a proposal and wait until the controller has updated its forecast.
 
-    Raises NotFoundError and OverError as the controller says, also where it pays no more.
+    Returns:
+        The proposal with its new answer.
+
+    Raises:
+        NotFoundError: no such proposal.
+        AlreadyAnsweredError: it was answered, expired, or no longer pays.
+        PacekeeperError: as `open_channel`.
     """
     from pacekeeper.protos import operator_pb2, operator_pb2_grpc, status_pb2, status_pb2_grpc
 
-    with connected(client) as channel:
+    with open_channel(client) as channel:
         operator: Any = operator_pb2_grpc.OperatorServiceStub(channel)
         status: Any = status_pb2_grpc.StatusServiceStub(channel)
         request = operator_pb2.ApproveProposalRequest(proposal_id=proposal_id, said_by=said_by)
-        proposal = ask(operator.ApproveProposal, request).proposal
+        proposal = call(operator.ApproveProposal, request).proposal
         listing = status_pb2.ListProposalsRequest(job=proposal.job)
-        give_up_s = time.monotonic() + PRICED_WITHIN_S
+        give_up_s = time.monotonic() + PRICING_TIMEOUT_S
         while proposal.answer == "approved" and time.monotonic() < give_up_s:
-            time.sleep(LOOK_PERIOD_S)
-            known = ask(status.ListProposals, listing).proposals
+            time.sleep(POLL_PERIOD_S)
+            known = call(status.ListProposals, listing).proposals
             proposal = next((p for p in known if p.proposal_id == proposal_id), proposal)
     if proposal.answer not in ("approved", "offered"):
-        raise OverError(f"proposal {proposal_id} is {proposal.answer}: {proposal.note}")
+        raise AlreadyAnsweredError(f"proposal {proposal_id} is {proposal.answer}: {proposal.note}")
     return proposal
 
 
-def deny(client: ClientConfig, proposal_id: int, said_by: str, reason: str) -> Any:
-    """Deny a proposal; the proposal as it is then. Raises as `approve` does."""
+def deny_proposal(client: ClientConfig, proposal_id: int, said_by: str, reason: str) -> Any:
+    """Deny a proposal and return it with its new answer. Raises as `approve_proposal`."""
     from pacekeeper.protos import operator_pb2, operator_pb2_grpc
 
-    with connected(client) as channel:
+    with open_channel(client) as channel:
         operator: Any = operator_pb2_grpc.OperatorServiceStub(channel)
         request = operator_pb2.DenyProposalRequest(
             proposal_id=proposal_id, said_by=said_by, reason=reason
         )
-        return ask(operator.DenyProposal, request).proposal
+        return call(operator.DenyProposal, request).proposal
 
 
-def show(proposal: Any, *, as_json: bool) -> None:
-    """For people or for programs."""
+def print_proposal(proposal: Any, *, as_json: bool) -> None:
+    """Print the proposal as lines or as JSON."""
     text = json.dumps(message_to_dict(proposal)) if as_json else "\n".join(proposal_lines(proposal))
     click.echo(text)
 
 
 @click.command()
-@asks_controller
+@with_controller_options
 @click.argument("proposal_id", type=click.IntRange(min=1), metavar="ID")
-@click.option("--by", default="", help="Who says so; by default you, as the system knows you.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@by_option
+@json_option()
 def approve_command(client: ClientConfig, proposal_id: int, by: str, as_json: bool) -> None:
-    """Approve the plan with this number (see `pacekeeper status`).
+    """Approve proposal ID (see `pacekeeper status`).
 
-    It is priced again, and offered to the ranks if it still does what it was made for.
+    The controller updates the forecast and offers the plan to the ranks if it still pays.
     """
-    show(approve(client, proposal_id, by or who()), as_json=as_json)
+    print_proposal(approve_proposal(client, proposal_id, by or current_user()), as_json=as_json)
 
 
 @click.command()
-@asks_controller
+@with_controller_options
 @click.argument("proposal_id", type=click.IntRange(min=1), metavar="ID")
-@click.option("--reason", default="", help="Why; it is shown wherever the plan is.")
-@click.option("--by", default="", help="Who says so; by default you, as the system knows you.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@reason_option
+@by_option
+@json_option()
 def deny_command(
     client: ClientConfig, proposal_id: int, reason: str, by: str, as_json: bool
 ) -> None:
-    """Deny the plan with this number (see `pacekeeper status`); its kind waits."""
-    show(deny(client, proposal_id, by or who(), reason), as_json=as_json)
+    """Deny proposal ID (see `pacekeeper status`); similar plans are then held back for a while."""
+    print_proposal(
+        deny_proposal(client, proposal_id, by or current_user(), reason), as_json=as_json
+    )

@@ -1,17 +1,17 @@
-"""`pacekeeper plan`: plans for people who bring their own trainer. Reads files, asks nobody."""
+"""`pacekeeper plan placement`: place experts on devices. Reads files, contacts no service."""
 
 import json
 from pathlib import Path
 
 import click
 
-from pacekeeper.cli.common.options import Finite
+from pacekeeper.cli.common.options import FiniteFloatRange, json_option
 from pacekeeper.cli.planning.partition import partition
 
 
 @click.group()
 def command() -> None:
-    """Plan for a trainer of your own."""
+    """Plan expert placements or partitions for another trainer."""
 
 
 command.add_command(partition)
@@ -19,38 +19,67 @@ command.add_command(partition)
 
 @command.command()
 @click.option(
-    "--loads", type=Path, required=True, help="Rows per layer and expert: .json, .csv, .npy."
+    "--loads",
+    type=Path,
+    required=True,
+    help="File with the rows per layer and expert: .json, .csv or .npy.",
 )
-@click.option("--nodes", type=click.IntRange(1), required=True, help="How many nodes.")
-@click.option("--devices", type=click.IntRange(1), default=1, help="Devices per node. [1]")
+@click.option("--nodes", type=click.IntRange(1), required=True, help="Number of nodes.")
 @click.option(
-    "--slots", type=click.IntRange(1), required=True, help="Experts per device and layer."
+    "--devices", type=click.IntRange(1), default=1, show_default=True, help="Devices per node."
 )
-@click.option("--speeds", default="", help="DEVICE=SPEED,..: those that are not 1.0.")
-@click.option("--suspects", default="", help="DEVICE=PROBABILITY,..: those more likely to fail.")
 @click.option(
-    "--failure", type=Finite(0.0, 1.0), default=0.01, show_default=True,
+    "--slots", type=click.IntRange(1), required=True, help="Expert slots per device and layer."
+)
+@click.option(
+    "--speeds",
+    default="",
+    metavar="DEVICE=SPEED,...",
+    help="Relative speeds of devices; others have 1.0.",
+)
+@click.option(
+    "--suspects",
+    default="",
+    metavar="DEVICE=PROBABILITY,...",
+    help="Failure probabilities of devices; others have --failure.",
+)
+@click.option(
+    "--failure", type=FiniteFloatRange(0.0, 1.0), default=0.01, show_default=True,
     help="Probability that a device fails before the next plan.",
 )  # fmt: skip
-@click.option("--racks", type=click.IntRange(1), help="Nodes per rack; not given: each its own.")
 @click.option(
-    "--rack-failure", type=Finite(0.0, 1.0), default=0.0, show_default=True,
-    help="Probability that a rack fails with all its nodes before the next plan.",
-)  # fmt: skip
-@click.option(
-    "--min-nodes", type=click.IntRange(1), default=1, show_default=True, help="Per expert."
+    "--racks", type=click.IntRange(1), help="Nodes per rack [default: each node is its own rack]."
 )
 @click.option(
-    "--min-racks", type=click.IntRange(1), default=1, show_default=True, help="Per expert."
+    "--rack-failure", type=FiniteFloatRange(0.0, 1.0), default=0.0, show_default=True,
+    help="Probability that a whole rack fails before the next plan.",
+)  # fmt: skip
+@click.option(
+    "--min-nodes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Minimum number of nodes that hold each expert.",
 )
 @click.option(
-    "--drift", type=Finite(0.0), default=0.1, show_default=True,
-    help="Change of loads to keep room for, relative to one device's fair work.",
+    "--min-racks",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Minimum number of racks that hold each expert.",
+)
+@click.option(
+    "--drift", type=FiniteFloatRange(0.0), default=0.1, show_default=True,
+    help="Expected change of loads, relative to the mean work of a device.",
 )  # fmt: skip
-@click.option("--current", type=Path, help="An earlier plan (--json) to start from.")
-@click.option("--max-copies", type=click.IntRange(0), help="Copies allowed beyond --current.")
-@click.option("--plot", type=Path, help="Draw loads and survival into this .png.")
-@click.option("--json", "as_json", is_flag=True, help="The whole plan as one JSON document.")
+@click.option("--current", type=Path, help="Placement in use, as printed by --json.")
+@click.option(
+    "--max-copies",
+    type=click.IntRange(0),
+    help="Maximum number of expert copies to move from --current.",
+)
+@click.option("--plot", type=Path, help="Also write a plot to this PNG file.")
+@json_option("Print the whole plan as one JSON document.")
 def placement(
     loads: Path,
     nodes: int,
@@ -69,9 +98,10 @@ def placement(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Which devices hold which experts, and which share of its tokens each computes.
+    """Place the experts of each layer on devices, with the token share of every replica.
 
-    With proof: how even, against what no placement beats; which losses are survived; what to copy.
+    The plan comes with a lower bound on the load of the busiest device, the losses of devices,
+    nodes and racks that it survives, and the copies to make.
     """
     from pacekeeper.cli.planning import inputs, placement_text
     from pacekeeper.controller.planning.experts.planner import plan_experts
@@ -83,18 +113,20 @@ def placement(
     if num_devices > MAX_RANKS:
         raise ConfigError(f"{num_devices} devices: a job has at most {MAX_RANKS}")
     if max_copies is not None and current is None:
-        raise ConfigError("--max-copies needs --current: without it every replica is a copy")
+        raise ConfigError("--max-copies needs --current, the placement in use")
     rows = inputs.read_loads(loads)
-    present = None if current is None else inputs.read_hosts(current, num_devices)
+    present = None if current is None else inputs.read_replica_ranks(current, num_devices)
     at_node = tuple(device // devices for device in range(num_devices))
     at_rack = tuple(node // racks for node in at_node) if racks else at_node
     if rack_failure and not racks:
         raise ConfigError("--rack-failure needs --racks")
     try:
         cluster = Cluster(
-            speeds=inputs.by_device(speeds, num_devices, 1.0, "--speeds"),
+            speeds=inputs.parse_device_values(speeds, num_devices, 1.0, "--speeds"),
             slots=(slots,) * num_devices,
-            failure_probability=inputs.by_device(suspects, num_devices, failure, "--suspects"),
+            failure_probability=inputs.parse_device_values(
+                suspects, num_devices, failure, "--suspects"
+            ),
             nodes=at_node,
             racks=at_rack,
             rack_failure=dict.fromkeys(at_rack, rack_failure) if rack_failure else {},
@@ -110,8 +142,8 @@ def placement(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if plot is not None:
-        placement_text.draw(plan, rows, cluster, plot)
+        placement_text.write_plot(plan, rows, cluster, plot)
     if as_json:
         click.echo(json.dumps(placement_text.as_document(plan, cluster)))
     else:
-        placement_text.show(plan, cluster)
+        placement_text.print_placement(plan, cluster)

@@ -1,4 +1,7 @@
-"""What `pacekeeper plan` reads: loads, earlier plans, values by device. One clear line if wrong."""
+"""Inputs of `pacekeeper plan`: loads, the placement in use, values by device.
+
+Every error names the file or option and what was expected.
+"""
 
 import json
 from pathlib import Path
@@ -7,16 +10,23 @@ from zipfile import BadZipFile
 
 from pacekeeper.core.errors import ConfigError, DataError
 
-# What json and numpy raise at what is damaged, empty, endlessly nested, or says it is huge.
+# Raised by json and numpy for damaged, empty, deeply nested or implausibly large input.
 UNREADABLE = (
     ValueError, RecursionError, OverflowError, EOFError, BadZipFile, MemoryError,
 )  # fmt: skip
 
 
 def read_loads(path: Path) -> list[list[float]]:
-    """[layers, experts] rows from .json (list of lists), .csv (a layer per line) or .npy.
+    """Read the rows per layer and expert.
 
-    Raises DataError where the file can not be read as that.
+    Args:
+        path: .json (list of lists), .csv (one layer per line) or .npy.
+
+    Returns:
+        Rows, [layers, experts].
+
+    Raises:
+        DataError: the file is not readable or has another shape.
     """
     try:
         match path.suffix:
@@ -30,7 +40,9 @@ def read_loads(path: Path) -> list[list[float]]:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except UNREADABLE as error:
-        raise DataError(f"{path}: {_why(error)}", remedy="expected .json, .csv or .npy") from None
+        raise DataError(
+            f"{path}: {_reason_text(error)}", remedy="expected .json, .csv or .npy"
+        ) from None
     if not isinstance(rows, list) or not rows:
         raise DataError(f"{path}: expected one list of loads per layer")
     if not isinstance(rows[0], list):
@@ -42,7 +54,7 @@ def read_loads(path: Path) -> list[list[float]]:
         or 0 in sizes
         or any(isinstance(x, bool) or not isinstance(x, int | float) for x in numbers)
     ):
-        raise DataError(f"{path}: expected as many numbers in every layer")
+        raise DataError(f"{path}: expected the same number of loads in every layer")
     try:
         return [[float(x) for x in row] for row in rows]
     except OverflowError:
@@ -50,7 +62,7 @@ def read_loads(path: Path) -> list[list[float]]:
 
 
 def _npy(path: Path) -> Any:
-    """The rows of a .npy file. Raises OSError or one of UNREADABLE."""
+    """Read a .npy file. Raises OSError or one of UNREADABLE."""
     import numpy as np
 
     array = np.load(path, allow_pickle=False)
@@ -59,14 +71,22 @@ def _npy(path: Path) -> Any:
     return array.tolist()
 
 
-def _why(error: Exception) -> str:
+def _reason_text(error: Exception) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def read_hosts(path: Path, num_devices: int) -> list[list[list[int]]]:
-    """By layer and expert the devices of a plan that `--json` printed.
+def read_replica_ranks(path: Path, num_devices: int) -> list[list[list[int]]]:
+    """Read the devices that hold each expert from a plan printed by `--json`.
 
-    Raises DataError where the file is none, or is of other devices than 0 .. num_devices - 1.
+    Args:
+        path: the file.
+        num_devices: number of devices of the cluster.
+
+    Returns:
+        Device numbers, [layers, experts, replicas].
+
+    Raises:
+        DataError: the file is not a plan, or it names other devices.
     """
     try:
         document = json.loads(path.read_text())
@@ -76,13 +96,15 @@ def read_hosts(path: Path, num_devices: int) -> list[list[list[int]]]:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except (*UNREADABLE, KeyError, TypeError) as error:
-        why = f"{path}: no plan ({type(error).__name__}: {_why(error)})"
-        raise DataError(why, remedy="give what --json printed") from None
+        what = f"{path}: not a plan ({type(error).__name__}: {_reason_text(error)})"
+        raise DataError(
+            what, remedy="use the output of `pacekeeper plan placement --json`"
+        ) from None
     for device in (device for layer in hosts for on in layer for device in on):
         if not 0 <= device < num_devices:
             raise DataError(
-                f"{path}: a plan of other devices: it names {device}, of 0 to {num_devices - 1}",
-                remedy="take out of it the hosts that are gone",
+                f"{path}: device {device} is not one of 0 to {num_devices - 1}",
+                remedy="remove the devices that no longer exist from the file",
             )
     return hosts
 
@@ -93,18 +115,30 @@ def _device(value: object) -> int:
     return value
 
 
-def by_device(text: str, num_devices: int, usual: float, option: str) -> tuple[float, ...]:
-    """Values of all devices from "DEVICE=VALUE,..". Raises ConfigError for anything else."""
+def parse_device_values(
+    text: str, num_devices: int, default: float, option: str
+) -> tuple[float, ...]:
+    """Parse "DEVICE=VALUE,..." into one value per device.
+
+    Args:
+        text: value of the option.
+        num_devices: number of devices.
+        default: value of devices that are not named.
+        option: name of the option, for errors.
+
+    Raises:
+        ConfigError: the text has another form, or names an unknown device or one twice.
+    """
     named: dict[int, float] = {}
     for part in filter(None, text.split(",")):
         device, _, value = part.partition("=")
         try:
             at, values_at = int(device), float(value)
         except ValueError:
-            raise ConfigError(f"{option}: expected DEVICE=NUMBER,.., got '{part}'") from None
+            raise ConfigError(f"{option}: expected DEVICE=NUMBER,..., got '{part}'") from None
         if not 0 <= at < num_devices:
             raise ConfigError(f"{option}: expected devices 0 to {num_devices - 1}, got {at}")
         if at in named:
             raise ConfigError(f"{option}: device {at} is named twice")
         named[at] = values_at
-    return tuple(named.get(device, usual) for device in range(num_devices))
+    return tuple(named.get(device, default) for device in range(num_devices))

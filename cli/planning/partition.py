@@ -1,29 +1,41 @@
-"""`pacekeeper plan partition`: layers, shards and rows for a trainer of one's own. Asks nobody."""
+"""`pacekeeper plan partition`: divide layers, shards and rows among ranks. Reads files only."""
 
 import json
 from pathlib import Path
 
 import click
 
+from pacekeeper.cli.common.options import json_option
+
 
 @click.command()
 @click.argument("description", type=click.Path(path_type=Path))
-@click.option("--speeds", default="", help="RANK=SPEED,..: those that are not 1.0; 0: dead.")
-@click.option("--current", type=Path, help="An earlier plan (--json): what runs now.")
-@click.option("--whole", is_flag=True, help="Every living rank keeps some work.")
-@click.option("--program", is_flag=True, help="What each stage does in a step, in order, too.")
-@click.option("--json", "as_json", is_flag=True, help="The whole plan as one JSON document.")
+@click.option(
+    "--speeds",
+    default="",
+    metavar="RANK=SPEED,...",
+    help="Relative speeds of ranks; others have 1.0, dead ranks 0.",
+)
+@click.option("--current", type=Path, help="Partition in use, as printed by --json.")
+@click.option("--whole", is_flag=True, help="Give every live rank some work.")
+@click.option("--program", is_flag=True, help="Also print the step program of each stage.")
+@json_option("Print the whole plan as one JSON document.")
 def partition(
     description: Path, speeds: str, current: Path | None, whole: bool, program: bool, as_json: bool
 ) -> None:
-    """Which ranks hold which layers and shards, and compute which rows.
+    """Divide layers, shards and rows among the ranks of a pipelined job.
 
     DESCRIPTION is a TOML or JSON file (docs/partition.md; examples/partition.toml). The plan comes
-    with its forecast, the distance to the fluid limit, memory, bytes to move, and the reason.
+    with its forecast, the gap to the fluid limit, memory, bytes to move, and the reason.
     """
     from dataclasses import replace
 
-    from pacekeeper.cli.planning.partition_text import as_document, programs, show, show_programs
+    from pacekeeper.cli.planning.partition_text import (
+        as_document,
+        print_partition,
+        print_programs,
+        step_programs,
+    )
     from pacekeeper.controller.planning.partition.planner import plan_partition
     from pacekeeper.controller.planning.partition_cost.step_time import price
     from pacekeeper.core.errors import ConfigError
@@ -37,13 +49,13 @@ def partition(
         raise ConfigError(f"{description}: {error}") from None
     is_alive = set(problem.now.ranks) <= set(problem.living)
     present_s = price(problem.now, problem).step_s if is_alive else None
-    found = programs(plan, problem.schedule) if program else []
+    found = step_programs(plan, problem.schedule) if program else []
     if as_json:
         document = as_document(plan, present_s)
         click.echo(json.dumps(document | {"programs": found} if program else document))
     else:
-        show(plan, present_s)
-        show_programs(found)
+        print_partition(plan, present_s)
+        print_programs(found)
 
 
 def _speeds(text: str) -> dict[int, float]:
@@ -55,5 +67,5 @@ def _speeds(text: str) -> dict[int, float]:
         try:
             speeds[int(rank)] = float(speed)
         except ValueError:
-            raise ConfigError(f"--speeds: expected RANK=NUMBER,.., got '{part}'") from None
+            raise ConfigError(f"--speeds: expected RANK=NUMBER,..., got '{part}'") from None
     return speeds

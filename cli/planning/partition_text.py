@@ -1,4 +1,4 @@
-"""How `pacekeeper plan` shows a plan for a partition: a table, a JSON document."""
+"""Output of `pacekeeper plan partition`: table and JSON document."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,14 +10,17 @@ from rich.table import Table
 
 from pacekeeper.controller.planning.model.partition import PartitionPlan
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.core.layout.pipeline_schedule import Schedule, format_program, pipeline_program
+from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program, format_program
 
 SHOWN_PIPELINES = 16
 
 
 def as_document(plan: PartitionPlan, present_step_s: float | None) -> dict[str, Any]:
-    """Plain values of all that is planned; `present_step_s`: without it, None where that can not
-    run.
+    """Return the plan as JSON values.
+
+    Args:
+        plan: the plan.
+        present_step_s: step time of the present partition in seconds; None if it cannot run.
     """
     return {
         "pipelines": [asdict(pipeline) for pipeline in plan.partition.pipelines],
@@ -39,8 +42,8 @@ def as_document(plan: PartitionPlan, present_step_s: float | None) -> dict[str, 
     }
 
 
-def programs(plan: PartitionPlan, schedule: Schedule) -> list[dict[str, Any]]:
-    """The step program of each kind of pipeline, and which pipelines run it."""
+def step_programs(plan: PartitionPlan, schedule: Schedule) -> list[dict[str, Any]]:
+    """Return the step programs, one per kind of pipeline, with the pipelines that run it."""
     kinds: dict[tuple[int, int], list[int]] = {}
     for at, pipeline in enumerate(plan.partition.pipelines):
         kinds.setdefault((len(pipeline.cells), len(pipeline.micro_batches)), []).append(at)
@@ -56,8 +59,8 @@ def programs(plan: PartitionPlan, schedule: Schedule) -> list[dict[str, Any]]:
     ]
 
 
-def show_programs(found: Sequence[dict[str, Any]]) -> None:
-    """For people: a line for each stage."""
+def print_programs(found: Sequence[dict[str, Any]]) -> None:
+    """Print the step programs, one line per stage."""
     console = Console(highlight=False, soft_wrap=True)
     for program in found:
         of = ", ".join(map(str, program["pipelines"]))
@@ -68,25 +71,25 @@ def show_programs(found: Sequence[dict[str, Any]]) -> None:
             console.print(f"  stage {stage}: {escape(line)}")
 
 
-def show(plan: PartitionPlan, present_s: float | None) -> None:
-    """For people, on standard output."""
+def print_partition(plan: PartitionPlan, present_s: float | None) -> None:
+    """Print the plan as lines and a table."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"[bold]{escape(plan.reason)}[/]")
-    before = "can not run" if present_s is None else f"{present_s:.4g} s"
+    before = "not runnable" if present_s is None else f"{present_s:.4g} s"
     console.print(
-        f"a step: {before} now, {plan.step_s:.4g} s planned; fluid limit {plan.fluid_s:.4g} s"
+        f"step time: {before} now, {plan.step_s:.4g} s planned; fluid limit {plan.fluid_s:.4g} s"
         f" ({plan.gap:+.1%})"
     )
     lost = plan.moves.bytes_from_checkpoint
     console.print(
         f"to move: {plan.moves.total_bytes:.3g} bytes in {plan.moves.move_s:.3g} s"
-        + (f", and {lost:.3g} from a checkpoint" if lost else "")
+        + (f", and {lost:.3g} bytes from a checkpoint" if lost else "")
     )
     fullest, used = max(plan.memory_bytes, key=lambda entry: entry[1])
-    console.print(f"fullest memory: rank {fullest} with {used:.3g} bytes")
-    for words, ranks in (("stand by", plan.standby), ("are out", plan.evicted)):
+    console.print(f"maximum memory: {used:.3g} bytes on rank {fullest}")
+    for state, ranks in (("idle, available", plan.standby), ("excluded", plan.evicted)):
         if ranks:
-            console.print(f"ranks {format_ranks(ranks)} {words}")
+            console.print(f"{state}: ranks {format_ranks(ranks)}")
     table = Table(title="pipelines")
     for name in ("pipeline", "rows", "layers", "ranks (shards of attention, MLP)"):
         table.add_column(name)
@@ -102,4 +105,4 @@ def show(plan: PartitionPlan, present_s: float | None) -> None:
     console.print(table)
     left = len(plan.partition.pipelines) - SHOWN_PIPELINES
     if left > 0:
-        console.print(f"and {left} pipelines more: --json")
+        console.print(f"and {left} more pipelines (all with --json)")

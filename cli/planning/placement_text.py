@@ -1,4 +1,4 @@
-"""How `pacekeeper plan` shows a plan for experts: a table, a JSON document, a picture."""
+"""Output of `pacekeeper plan placement`: table, JSON document and plot."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,29 +12,29 @@ from pacekeeper.core.errors import HostError
 COLORS = {"devices": "#ccbb44", "nodes": "#4477aa", "racks": "#aa3377"}
 
 
-def survived(plan: ExpertPlan, cluster: Cluster) -> dict[str, tuple[float, ...]]:
-    """Survival by number of lost devices, nodes and racks."""
+def survival_by_loss(plan: ExpertPlan, cluster: Cluster) -> dict[str, tuple[float, ...]]:
+    """Return the survival by number of lost devices, nodes and racks."""
     most = len(plan.proof.survival) - 1
     return {
-        "devices": survival_by(plan.hosts, range(cluster.num_ranks), max_losses=most),
+        "devices": survival_by(plan.hosts, range(cluster.count_ranks), max_losses=most),
         "nodes": plan.proof.survival,
         "racks": survival_by(plan.hosts, cluster.racks, max_losses=most),
     }
 
 
 def _distinct(plan: ExpertPlan, cluster: Cluster) -> dict[str, tuple[float, ...]]:
-    """The same, of nodes, and of devices and racks where these are not the nodes once more."""
+    """Return the survival of nodes, and of devices and racks if these differ from nodes."""
     num_nodes = len(set(cluster.nodes))
     is_other = {
-        "devices": cluster.num_ranks > num_nodes,
+        "devices": cluster.count_ranks > num_nodes,
         "nodes": True,
         "racks": len(set(cluster.racks)) < num_nodes,
     }
-    return {name: of for name, of in survived(plan, cluster).items() if is_other[name]}
+    return {name: of for name, of in survival_by_loss(plan, cluster).items() if is_other[name]}
 
 
 def as_document(plan: ExpertPlan, cluster: Cluster) -> dict[str, Any]:
-    """Plain values of all that is planned and proven."""
+    """Return the plan and its proof as JSON values."""
     proof = plan.proof
     return {
         "hosts": [
@@ -52,7 +52,9 @@ def as_document(plan: ExpertPlan, cluster: Cluster) -> dict[str, Any]:
             }
             for layer in proof.layers
         ],
-        "survival": {f"by_lost_{name}": list(of) for name, of in survived(plan, cluster).items()}
+        "survival": {
+            f"by_lost_{name}": list(of) for name, of in survival_by_loss(plan, cluster).items()
+        }
         | {"bound_by_lost_nodes": list(proof.survival_bound)},
         "loss_probability": proof.loss_probability,
         "num_replicas": proof.num_replicas,
@@ -61,8 +63,8 @@ def as_document(plan: ExpertPlan, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def show(plan: ExpertPlan, cluster: Cluster) -> None:
-    """For people, on standard output."""
+def print_placement(plan: ExpertPlan, cluster: Cluster) -> None:
+    """Print the plan and its proof as lines and a table."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -73,36 +75,36 @@ def show(plan: ExpertPlan, cluster: Cluster) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"[bold]{escape(proof.reason)}[/]")
     console.print(
-        f"fullest device of the worst layer: {over:.4f} of the fluid limit;"
-        f" at most {proof.gap:.2%} above what any placement in these slots can reach"
+        f"busiest device of the worst layer: {over:.4f} x the fluid limit, "
+        f"at most {proof.gap:.2%} above the lower bound for these slots"
     )
     if over > 1.01:
-        shown = ", ".join(map(str, worst.bottleneck[:16])) + (
-            " .." if len(worst.bottleneck) > 16 else ""
-        )
-        console.print(f"why not less: only devices {shown} hold what they compute")
-    console.print(f"replicas: {proof.num_replicas}, of them to copy: {proof.num_copied}")
-    console.print(f"an expert loses all its nodes: probability {proof.loss_probability:.3g}")
+        shown = ", ".join(map(str, worst.bottleneck[:16])) + (" .." if len(worst.bottleneck) > 16 else "")
+        console.print(f"bottleneck: devices {shown} alone hold the experts that they compute")
+    console.print(f"replicas: {proof.num_replicas}, of which {proof.num_copied} must be copied")
+    console.print(f"probability that an expert loses all its nodes: {proof.loss_probability:.3g}")
     found = _distinct(plan, cluster)
-    table = Table(title="part of all losses that is survived")
-    for name in ("lost", *found, "no placement beats (nodes)"):
+    table = Table(title="share of failures survived")
+    for name in ("failed at once", *found, "upper bound (nodes)"):
         table.add_column(name, justify="right")
     for lost in range(1, max(len(of) for of in found.values())):
-        parts = (*(of for of in found.values()), proof.survival_bound)
+        parts = (*found.values(), proof.survival_bound)
         table.add_row(str(lost), *(f"{p[lost]:.4f}" if lost < len(p) else "" for p in parts))
     console.print(table)
-    console.print(f"{cluster.num_ranks} devices; shares and hosts: --json")
+    console.print(f"{cluster.count_ranks} devices; replicas and shares with --json")
 
 
-def loads_of_devices(
+def device_loads(
     plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster
 ) -> tuple[list[float], list[float]]:
-    """Rows / speed of each device in parts of the fluid limit: of all layers together, and of the
-    layer where it has most.
+    """Return rows / speed of each device relative to the fluid limit.
+
+    Returns:
+        The sum over all layers, and the maximum of a layer, one value per device each.
     """
-    whole, most = [0.0] * cluster.num_ranks, [0.0] * cluster.num_ranks
+    whole, most = [0.0] * cluster.count_ranks, [0.0] * cluster.count_ranks
     for layer, hosts, proof in zip(rows, plan.hosts, plan.proof.layers, strict=True):
-        at = [0.0] * cluster.num_ranks
+        at = [0.0] * cluster.count_ranks
         for load, on in zip(layer, hosts, strict=True):
             for host in on:
                 at[host.rank] += load * host.share / cluster.speeds[host.rank]
@@ -113,10 +115,13 @@ def loads_of_devices(
     return [r / fluid if fluid else 0.0 for r in whole], most
 
 
-def draw(plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster, path: Path) -> None:
-    """Load of every device against the bound, and the survival curve.
+def write_plot(
+    plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster, path: Path
+) -> None:
+    """Plot the load of every device against the bound, and the survival curves.
 
-    Raises HostError where the file can not be written.
+    Raises:
+        HostError: the file cannot be written.
     """
     import matplotlib
 
@@ -126,29 +131,31 @@ def draw(plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster, pa
     proof = plan.proof
     figure = Figure(figsize=(11.0, 4.0), layout="constrained")
     left, right = figure.subplots(1, 2)
-    whole, most = loads_of_devices(plan, rows, cluster)
-    devices = range(cluster.num_ranks)
+    whole, most = device_loads(plan, rows, cluster)
+    devices = range(cluster.count_ranks)
     left.bar(devices, whole, color="#4477aa", label="all layers")
     if len(rows) > 1:
-        left.plot(devices, most, "D", color="#aa3377", markersize=4, label="its fullest layer")
+        left.plot(devices, most, "D", color="#aa3377", markersize=4, label="busiest layer")
     fluid = sum(layer.fluid for layer in proof.layers)
     bound = sum(layer.slots_bound for layer in proof.layers) / fluid if fluid else 1.0
-    left.axhline(bound, color="#222222", linestyle="--", label="no placement is lower")
+    left.axhline(bound, color="#222222", linestyle="--", label="lower bound")
     top = 1.3 * max(bound, *most)  # room for the legend
-    left.set(xlabel="device", ylabel="load / speed, of the fluid limit", ylim=(0.0, top or None))
+    left.set(
+        xlabel="device", ylabel="load / speed, relative to the fluid limit", ylim=(0.0, top or None)
+    )
     left.legend(loc="upper right", ncols=3, fontsize="small")
     for name, of in _distinct(plan, cluster).items():
         lost = range(len(of))
         right.plot(lost, of, marker="o", color=COLORS[name], label=f"of {name}")
     right.plot(
         range(len(proof.survival_bound)), proof.survival_bound, color="#222222", linestyle="--",
-        label="no plan is higher (nodes)",
+        label="upper bound (nodes)",
     )  # fmt: skip
-    right.set(xlabel="lost at once", ylabel="part of the losses survived", ylim=(-0.03, 1.03))
+    right.set(xlabel="failed at once", ylabel="share of failures survived", ylim=(-0.03, 1.03))
     right.legend(loc="upper right", fontsize="small")
     for axes in (left, right):
         axes.xaxis.get_major_locator().set_params(integer=True)
     try:
         figure.savefig(path, dpi=130, format="png")
     except OSError as error:
-        raise HostError(f"can not write {path}: {error.strerror or error}") from None
+        raise HostError(f"cannot write {path}: {error.strerror or error}") from None

@@ -1,30 +1,37 @@
-"""`pacekeeper agent`: the daemon of one node."""
+"""`pacekeeper agent`: run the daemon of one node."""
 
 import asyncio
 import os
 
 import click
 
-from pacekeeper.cli.common.service_logging import log_lines
-from pacekeeper.cli.common.settings import settings
+from pacekeeper.cli.common.service_logging import configure_logging
+from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.agent import AgentConfig
 
 
 @click.command()
 @click.option(
-    "--config", "config_file", type=click.Path(dir_okay=False), help="TOML, [agent] and [tls]."
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False),
+    help="TOML file with [agent] and [tls].",
 )
 @click.option("--controller", help="HOST:PORT of the controller.")
-@click.option("--ring-dir", help="Where this node's ranks write their rings.")
-@click.option("--node", help="This node's name (default: the host name).")
+@click.option("--ring-dir", help="Directory of the rings that this node's ranks write.")
+@click.option("--node", help="Name of this node [default: the hostname].")
 @click.option(
     "--rack",
     envvar="PACEKEEPER_RACK",
-    help="What this node fails together with (or the environment's PACEKEEPER_RACK).",
+    help="Failure domain of this node [env: PACEKEEPER_RACK].",
 )
-@click.option("--record", "record_dir", help="Keep trace files for `replay` in this directory.")
-@click.option("--metrics-listen", help="HOST:PORT for Prometheus; empty: none.")
-@click.option("--insecure", is_flag=True, default=None, help="Go beyond loopback in the clear.")
+@click.option(
+    "--record", "record_dir", help="Write trace files for `pacekeeper replay` to this directory."
+)
+@click.option("--metrics-listen", help="HOST:PORT of the Prometheus endpoint; empty: none.")
+@click.option(
+    "--insecure", is_flag=True, default=None, help="Allow unencrypted connections beyond loopback."
+)
 def command(
     config_file: str | None,
     controller: str | None,
@@ -35,11 +42,12 @@ def command(
     metrics_listen: str | None,
     insecure: bool | None,
 ) -> None:
-    """Run the daemon of this node: reads rings and NVML, reports to the controller.
+    """Run the daemon of this node.
 
-    Training never depends on it. Ends cleanly on SIGTERM.
+    It reads the rings and NVML and reports to the controller. Training does not depend on it. It
+    stops cleanly on SIGTERM.
     """
-    config = settings(
+    config = load_settings(
         AgentConfig,
         config_file,
         controller=controller,
@@ -50,7 +58,7 @@ def command(
         metrics_listen=metrics_listen,
         insecure=insecure,
     )
-    log_lines("agent")
+    configure_logging("agent")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from pacekeeper.agent.daemon import Agent
 

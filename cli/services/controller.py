@@ -1,4 +1,4 @@
-"""`pacekeeper controller`: the central service."""
+"""`pacekeeper controller`: run the central service, alone or with a lease as one of several."""
 
 import asyncio
 import gc
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import click
 
-from pacekeeper.cli.common.service_logging import log_lines
-from pacekeeper.cli.common.settings import settings
+from pacekeeper.cli.common.service_logging import configure_logging
+from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.loader import override
 
@@ -16,14 +16,24 @@ GARBAGE_AFTER = 100_000  # allocations
 
 
 @click.command()
-@click.option("--config", "config_file", type=click.Path(dir_okay=False), help="TOML.")
-@click.option("--listen", help="HOST:PORT of gRPC (port 0: any free one).")
-@click.option("--store", help="SQLite file.")
-@click.option("--metrics-listen", help="HOST:PORT for Prometheus; empty: none.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False),
+    help="TOML file with the controller's settings.",
+)
+@click.option("--listen", help="HOST:PORT of the gRPC server; port 0: any free port.")
+@click.option("--store", help="Path of the SQLite store.")
+@click.option("--metrics-listen", help="HOST:PORT of the Prometheus endpoint; empty: none.")
 @click.option("--web", help="HOST:PORT of the web page; empty: none.")
-@click.option("--lease", help="etcd://HOST:PORT/KEY or k8s://NAMESPACE/NAME: one of several.")
-@click.option("--advertise", help="HOST:PORT where the other controllers reach this one.")
-@click.option("--insecure", is_flag=True, default=None, help="Listen beyond loopback unprotected.")
+@click.option(
+    "--lease",
+    help="Leader lease for several controllers: etcd://HOST:PORT/KEY or k8s://NAMESPACE/NAME.",
+)
+@click.option("--advertise", help="HOST:PORT at which the other controllers reach this one.")
+@click.option(
+    "--insecure", is_flag=True, default=None, help="Allow listening beyond loopback without TLS."
+)
 def command(
     config_file: str | None,
     listen: str | None,
@@ -34,12 +44,12 @@ def command(
     advertise: str | None,
     insecure: bool | None,
 ) -> None:
-    """Run the central controller: many jobs, one service.
+    """Run the central controller; one serves many jobs.
 
-    Training never depends on it. Everything that must last is in the store: start it again and it
-    goes on.
+    Training does not depend on it. All durable state is in the store: a restarted controller
+    continues from there.
     """
-    config = settings(
+    config = load_settings(
         ControllerConfig,
         config_file,
         listen=listen,
@@ -49,12 +59,12 @@ def command(
         insecure=insecure,
     )
     config = replace(config, lease=override(config.lease, url=lease, advertise=advertise))
-    log_lines("controller")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters we say ourselves
-    # Our matrices are small: threads of BLAS only wait for each other (11 s of planning for 0.7 s).
+    configure_logging("controller")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the controller logs what matters
+    # The matrices are small: with BLAS threads planning took 11 s instead of 0.7 s.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # State is replaced, never changed: no cycles, and a fleet's is millions of values to walk.
+    # State is immutable and has no cycles; a full collection would walk millions of values.
     gc.set_threshold(GARBAGE_AFTER, 50, 1000)
     asyncio.run(_run(config))
 

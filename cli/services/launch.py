@@ -1,4 +1,4 @@
-"""`pacekeeper launch`: one supervisor per node starts and watches this node's ranks."""
+"""`pacekeeper launch`: start and supervise the ranks of one node."""
 
 import logging
 import os
@@ -7,12 +7,12 @@ import sys
 import click
 from click.core import ParameterSource
 
-from pacekeeper.cli.common.settings import settings
+from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
-_TOLD_BY_THE_JOB = (
+_SET_BY_RUNNING_JOB = (
     "node_rank", "num_nodes", "rendezvous", "steps", "seed", "clock", "checkpoint_dir",
     "checkpoint_period_steps", "checkpoint_window_steps", "snapshot_period_steps",
     "experts_per_checkpoint", "resume", "max_restarts",
@@ -20,46 +20,79 @@ _TOLD_BY_THE_JOB = (
 
 
 @click.command()
-@click.option("--config", "config_file", type=click.Path(dir_okay=False), help="TOML.")
-@click.option("--job", help="Name of the job; one directory below the ring directory.")
-@click.option("--node-rank", type=int, default=0, show_default=True)
-@click.option("--num-nodes", type=int, default=1, show_default=True)
-@click.option("--ranks-per-node", type=int, default=2, show_default=True)
-@click.option("--rendezvous", default="127.0.0.1:29400", show_default=True, help="Node 0's store.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False),
+    help="TOML file with [train] and [agent].",
+)
+@click.option("--job", help="Name of the job, also of its directory below the ring directory.")
+@click.option("--node-rank", type=int, default=0, show_default=True, help="Number of this node.")
+@click.option("--num-nodes", type=int, default=1, show_default=True, help="Nodes of the job.")
+@click.option("--ranks-per-node", type=int, default=2, show_default=True, help="Ranks per node.")
+@click.option(
+    "--rendezvous",
+    default="127.0.0.1:29400",
+    show_default=True,
+    help="HOST:PORT of the store on node 0.",
+)
 @click.option(
     "--join",
     "join_at",
     metavar="HOST:PORT,...",
-    help="Join the job that is running at these stores, of which one must be alive.",
+    help="Join a running job; at least one of these stores must be alive.",
 )
-@click.option("--ring-dir", help="Where this node's agent reads (default: that of [agent]).")
-@click.option("--run-dir", help="Step logs (default: runs/JOB).")
-@click.option("--faults", "faults_dir", default="", help="Obey fault files in this directory.")
-@click.option("--steps", type=int)
-@click.option("--seed", type=int)
-@click.option("--checkpoint-dir", help="Seen by all nodes; one directory below it per job.")
+@click.option(
+    "--ring-dir",
+    help="Directory in which this node's agent reads rings [default: ring_dir of [agent]].",
+)
+@click.option("--run-dir", help="Directory of the step logs [default: runs/JOB].")
+@click.option(
+    "--faults",
+    "faults_dir",
+    default="",
+    help="Inject the faults described by files in this directory.",
+)
+@click.option("--steps", type=int, help="Number of training steps.")
+@click.option("--seed", type=int, help="Seed of weights and data order.")
+@click.option(
+    "--checkpoint-dir",
+    help="Checkpoint directory shared by all nodes; each job has a sub-directory.",
+)
 @click.option(
     "--checkpoint-every",
     "checkpoint_period_steps",
     type=int,
-    help="Steps between two checkpoints; 0: measured.",
+    help="Steps between checkpoints (0 = choose automatically).",
 )
 @click.option(
     "--window-steps",
     "checkpoint_window_steps",
     type=int,
-    help="That an exact one is spread over; 0: measured.",
+    help="Number of steps over which an exact checkpoint is spread (0 = choose automatically).",
 )
 @click.option(
     "--snapshot-every",
     "snapshot_period_steps",
     type=int,
-    help="Steps between two copies of the state in memory, also on another node; 0: none.",
+    help="Steps between in-memory snapshots, replicated to another node (0 = none).",
 )
-@click.option("--experts-per-checkpoint", type=int, help="Of each layer, in turn; 0: all.")
-@click.option("--resume", help="auto, never, or the path of a checkpoint.")
-@click.option("--max-restarts", type=int, help="Of everything, from the newest checkpoint.")
-@click.option("--clock", type=click.Choice(["auto", "device", "cpu", "emulated"]))
+@click.option(
+    "--experts-per-checkpoint",
+    type=int,
+    help="Experts per layer in each checkpoint, in rotation (0 = all).",
+)
+@click.option("--resume", help="auto, never, or the path of a checkpoint to restore.")
+@click.option(
+    "--max-restarts",
+    type=int,
+    help="Maximum number of restarts of the whole job from its newest checkpoint.",
+)
+@click.option(
+    "--clock",
+    type=click.Choice(["auto", "device", "cpu", "emulated"]),
+    help="Clock of compute times: GPU (device), CPU thread time, or an emulated device.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -76,24 +109,25 @@ def command(
     faults_dir: str,
     **given: int | str | None,
 ) -> None:
-    """Start and watch this node's ranks of a training job.
+    """Start and supervise this node's ranks of a training job.
 
-    Run it on every node with its --node-rank. When a rank dies the others go on; it ends with 0
-    when the survivors of this node do. Ctrl-C, SIGTERM, a closed terminal: all end after a step.
+    Run it on every node with that node's --node-rank. If a rank dies, the others continue; the
+    exit code is 0 if the survivors of this node finish. Ctrl-C, SIGTERM and SIGHUP end all ranks
+    after the current step.
 
-    With --join, on a node that is new, or whose ranks died: its ranks get ready while the others
-    train, and come in between two steps. Settings are those of the running job.
+    With --join, the ranks of a new or recovered node prepare while the job trains and join between
+    two steps. Settings are those of the running job.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr
     )
-    # A node that dies would put torch's C++ frames onto every terminal; ours is one line.
+    # Else torch prints C++ frames on every terminal if a node dies.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    rings = settings(AgentConfig, config_file, ring_dir=ring_dir).ring_dir
+    rings = load_settings(AgentConfig, config_file, ring_dir=ring_dir).ring_dir
     if join_at is not None:
-        _refuse_what_the_job_tells(ctx)
+        _reject_job_options(ctx)
         ctx.exit(_join(join_at, ranks_per_node, rings, run_dir or "", faults_dir, job or ""))
-    config = settings(TrainConfig, config_file, job=job, **given)
+    config = load_settings(TrainConfig, config_file, job=job, **given)
     from pacekeeper.trainer.elastic.launch_spec import NodeSpec
     from pacekeeper.trainer.elastic.restart_policy import supervise_to_the_end
 
@@ -113,11 +147,11 @@ def command(
     ctx.exit(int(supervise_to_the_end(spec)))
 
 
-def _refuse_what_the_job_tells(ctx: click.Context) -> None:
-    for name in _TOLD_BY_THE_JOB:
+def _reject_job_options(ctx: click.Context) -> None:
+    for name in _SET_BY_RUNNING_JOB:
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             (option,) = (p.opts[0] for p in ctx.command.params if p.name == name)
-            raise click.UsageError(f"{option} is the running job's: leave it out with --join")
+            raise click.UsageError(f"{option} is set by the running job: leave it out with --join")
 
 
 def _join(

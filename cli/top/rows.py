@@ -1,6 +1,7 @@
-"""The rows of `pacekeeper top`: which ranks, in which order, in which words.
+"""Rows, columns and header of `pacekeeper top`: functions of the controller's messages.
 
-Nothing is asked or kept here; times are those of this machine's clock on the wall."""
+Times are in the time zone of this machine.
+"""
 
 import time
 from collections.abc import Sequence
@@ -9,14 +10,14 @@ from typing import Any
 
 from rich.text import Text
 
-from pacekeeper.cli.observe.incident_text import column
+from pacekeeper.cli.observe.incident_text import ranks_column
 
-SLOW, ODD = 1.1, 1.03  # worth a person's eye, or a glance
-MOST_ROWS = 200  # on a screen nobody scrolls further; the filter finds the others
+SLOW, ELEVATED = 1.1, 1.03  # slowdowns shown in red and in yellow
+MAX_ROWS = 200  # the filter finds the others
 
 
-class Order(StrEnum):
-    """What the ranks are sorted by."""
+class SortKey(StrEnum):
+    """Sort key of the table of ranks."""
 
     SLOWDOWN = "slowdown"
     SUSPICION = "suspicion"
@@ -24,55 +25,59 @@ class Order(StrEnum):
     NODE = "node"
 
     @property
-    def next(self) -> "Order":
-        """The one that the next key press takes."""
-        orders = list(Order)
-        return orders[(orders.index(self) + 1) % len(orders)]
+    def next(self) -> "SortKey":
+        """Return the key selected by the next key press."""
+        keys = list(SortKey)
+        return keys[(keys.index(self) + 1) % len(keys)]
 
 
-def chosen(ranks: Sequence[Any], wanted: str, order: Order, *, is_reversed: bool) -> list[Any]:
-    """The ranks that match, sorted: what is worst first, or by name.
+def select_ranks(ranks: Sequence[Any], text: str, key: SortKey, *, is_reversed: bool) -> list[Any]:
+    """Return the ranks that match a filter, sorted: worst first, or by rank or node.
 
-    `wanted`: words that must all be in rank, node or state; a number alone is a rank.
+    Args:
+        ranks: `Rank` messages.
+        text: words that must each occur in node or state; a number is a rank.
+        key: sort key.
+        is_reversed: reverse the order.
     """
-    words = wanted.lower().split()
-    found = [rank for rank in ranks if all(_has(rank, word) for word in words)]
-    found.sort(key=lambda rank: _key(rank, order))
+    words = text.lower().split()
+    found = [rank for rank in ranks if all(_matches(rank, word) for word in words)]
+    found.sort(key=lambda rank: _sort_value(rank, key))
     return found[::-1] if is_reversed else found
 
 
-def _has(rank: Any, word: str) -> bool:
+def _matches(rank: Any, word: str) -> bool:
     if word.isdigit():
         return bool(rank.rank == int(word))
     state = f"{rank.state} cordoned" if rank.is_cordoned else rank.state
     return word in rank.node.lower() or word in state
 
 
-def _key(rank: Any, order: Order) -> tuple[Any, ...]:
-    match order:
-        case Order.SLOWDOWN:
+def _sort_value(rank: Any, key: SortKey) -> tuple[Any, ...]:
+    match key:
+        case SortKey.SLOWDOWN:
             slowdown = rank.slowdown if rank.HasField("slowdown") else 0.0
             return (rank.state == "alive", -slowdown, rank.rank)
-        case Order.SUSPICION:
+        case SortKey.SUSPICION:
             return (-rank.suspicion, rank.rank)
-        case Order.RANK:
+        case SortKey.RANK:
             return (rank.rank,)
-        case Order.NODE:
+        case SortKey.NODE:
             return (rank.node, rank.rank)
 
 
-RANK_HEADS = ("rank", "node", "state", "slowdown", "observed", "expected", "susp.", "batch")
-INCIDENT_HEADS = ("#", "kind", "rank", "slow", "opened", "state", "cause")
+RANK_COLUMNS = ("rank", "node", "state", "slowdown", "observed", "expected", "susp.", "batch")
+INCIDENT_COLUMNS = ("#", "kind", "rank", "slow", "opened", "state", "cause")
 
 
 def rank_cells(rank: Any) -> list[Text]:
-    """One row of the table of ranks."""
+    """Return one row of the table of ranks."""
     is_known = rank.HasField("slowdown")
     state = rank.state + (" cordoned" if rank.is_cordoned else "")
     style = ""
     if rank.state == "dead" or (is_known and rank.slowdown >= SLOW):
         style = "bold red"
-    elif rank.state != "alive" or rank.is_cordoned or (is_known and rank.slowdown >= ODD):
+    elif rank.state != "alive" or rank.is_cordoned or (is_known and rank.slowdown >= ELEVATED):
         style = "yellow"
     texts = (
         str(rank.rank),
@@ -91,12 +96,12 @@ def rank_cells(rank: Any) -> list[Text]:
 
 
 def incident_cells(incident: Any) -> list[Text]:
-    """One row of the table of incidents."""
+    """Return one row of the table of incidents."""
     is_open = not incident.HasField("closed_unix_s")
     texts = (
         str(incident.incident_id),
         incident.kind,
-        column(incident),
+        ranks_column(incident),
         "" if incident.kind == "death" else f"x{incident.slowdown:.2f}",
         time.strftime("%H:%M:%S", time.localtime(incident.opened_unix_s)),
         "open" if is_open else f"to {incident.closed_step}",
@@ -105,8 +110,8 @@ def incident_cells(incident: Any) -> list[Text]:
     return [Text(text, style="bold red" if is_open else "dim", no_wrap=True) for text in texts]
 
 
-def head_text(job: Any, number: int, count: int, orders: Sequence[Any]) -> Text:
-    """The first two lines: how the job does, and what it rests on."""
+def header_text(job: Any, number: int, count: int, orders: Sequence[Any]) -> Text:
+    """Return the three header lines: job and rates, watch reason, pending proposal or orders."""
     moving = f" -> {job.desired_generation}" if job.desired_generation != job.generation else ""
     loss = f"  loss {job.loss:.3f}" if job.HasField("loss") else ""
     text = Text(no_wrap=True, overflow="ellipsis")
@@ -124,13 +129,13 @@ def head_text(job: Any, number: int, count: int, orders: Sequence[Any]) -> Text:
     if job.HasField("proposal") and job.proposal.answer == "waiting":
         gain_s = job.proposal.current_step_s - job.proposal.planned_step_s
         text.append(
-            f"plan {job.proposal.proposal_id} waits (a: approve, d: deny): {job.proposal.rung}, "
-            f"{gain_s * 1e3:.0f} ms a step",
+            f"proposal {job.proposal.proposal_id} awaits approval (a: approve, d: deny): "
+            f"{job.proposal.rung}, saves {gain_s * 1e3:.0f} ms per step",
             style="bold yellow",
         )
     elif standing:
-        told = "; ".join(f"{one.kind} {one.subject}".strip() for one in standing)
-        text.append(f"ordered: {told}", style="bold magenta")
+        listed = "; ".join(f"{one.kind} {one.subject}".strip() for one in standing)
+        text.append(f"orders: {listed}", style="bold magenta")
     else:
         text.append(job.last_decision or "", style="dim")
     return text

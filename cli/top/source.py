@@ -1,4 +1,4 @@
-"""What `pacekeeper top` shows and does: one channel that is made anew after trouble."""
+"""Data source of `pacekeeper top`: one channel, reopened after an error."""
 
 import threading
 from contextlib import ExitStack
@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from pacekeeper.cli.common.client import ask, connected
+from pacekeeper.cli.common.client import call, open_channel
 from pacekeeper.cli.operate import overrides, proposals
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.incidents.operator_orders import OrderKind
@@ -15,8 +15,8 @@ from pacekeeper.protos import status_pb2, status_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """What there is at one moment: all jobs, and of one its incidents and its pace."""
+class Snapshot:
+    """Answers of one refresh: all jobs and orders, incidents and throughput of one job."""
 
     jobs: tuple[Any, ...]
     incidents: tuple[Any, ...] = ()
@@ -24,8 +24,8 @@ class Shown:
     orders: tuple[Any, ...] = ()
 
 
-class Source:
-    """Any thread may ask; one after the other. Everything raises as `client.connected` says."""
+class ControllerSource:
+    """Queries and acts for the screen; thread-safe. Methods raise as `client.open_channel`."""
 
     def __init__(self, client: ClientConfig) -> None:
         self._client = client
@@ -33,54 +33,54 @@ class Source:
         self._stub: Any = None
         self._lock = threading.Lock()
 
-    def look(self, job: str) -> Shown:
-        """All jobs; of this one (or else the first one) also what happened."""
-        jobs = tuple(self._ask("ListJobs", status_pb2.ListJobsRequest()).jobs)
-        orders = tuple(self._ask("ListOrders", status_pb2.ListOrdersRequest()).orders)
+    def fetch(self, job: str) -> Snapshot:
+        """Query all jobs, and incidents and throughput of `job` (default: the first job)."""
+        jobs = tuple(self._query("ListJobs", status_pb2.ListJobsRequest()).jobs)
+        orders = tuple(self._query("ListOrders", status_pb2.ListOrdersRequest()).orders)
         names = [one.name for one in jobs]
         name = job if job in names else names[0] if names else ""
         if not name:
-            return Shown(jobs=jobs, orders=orders)
-        told = self._ask("ListIncidents", status_pb2.ListIncidentsRequest(job=name))
-        pace = self._ask("GetPace", status_pb2.GetPaceRequest(job=name)).pace
-        return Shown(jobs=jobs, incidents=tuple(told.incidents), pace=pace, orders=orders)
+            return Snapshot(jobs=jobs, orders=orders)
+        answer = self._query("ListIncidents", status_pb2.ListIncidentsRequest(job=name))
+        pace = self._query("GetPace", status_pb2.GetPaceRequest(job=name)).pace
+        return Snapshot(jobs=jobs, incidents=tuple(answer.incidents), pace=pace, orders=orders)
 
     def explain(self, incident_id: int) -> Any:
-        """All that is kept of an incident."""
+        """Query the explanation of an incident."""
         request = status_pb2.GetExplanationRequest(incident_id=incident_id)
-        return self._ask("GetExplanation", request).explanation
+        return self._query("GetExplanation", request).explanation
 
     def answer(self, proposal_id: int, *, is_approved: bool) -> str:
-        """Approve or deny a proposal; what came of it."""
-        who = proposals.who()
+        """Approve or deny a proposal; return the resulting state as text."""
+        user = proposals.current_user()
         if is_approved:
-            proposal = proposals.approve(self._client, proposal_id, who)
+            proposal = proposals.approve_proposal(self._client, proposal_id, user)
         else:
-            proposal = proposals.deny(self._client, proposal_id, who, "")
+            proposal = proposals.deny_proposal(self._client, proposal_id, user, "")
         return f"proposal {proposal_id} is {proposal.answer}"
 
     def order(self, kind: OrderKind, subject: str, *, is_on: bool) -> str:
-        """Give an order or take it back; what stands now."""
-        given = overrides.order(self._client, kind, subject, is_on=is_on, said_by="")
-        return (
-            overrides.order_line(given) if is_on else f"taken back: {overrides.order_line(given)}"
-        )
+        """Give or cancel an order; return it as text."""
+        given = overrides.set_order(self._client, kind, subject, is_on=is_on, said_by="")
+        return overrides.order_text(given, is_on=is_on)
 
     def close(self) -> None:
-        """Nothing more is asked."""
+        """Close the channel."""
         stack, self._stack = self._stack, None
         if stack is not None:
             stack.close()
 
-    def _ask(self, name: str, request: Any) -> Any:
+    def _query(self, name: str, request: Any) -> Any:
         with self._lock:
             if self._stack is None:
                 stack = ExitStack()
-                channel = stack.enter_context(connected(self._client))
+                channel = stack.enter_context(open_channel(self._client))
                 self._stub, self._stack = status_pb2_grpc.StatusServiceStub(channel), stack
             try:
-                return ask(getattr(self._stub, name), request)
+                return call(getattr(self._stub, name), request)
             except grpc.RpcError as error:
                 stack, self._stack = self._stack, None
-                stack.__exit__(type(error), error, error.__traceback__)  # says it in our words
+                stack.__exit__(
+                    type(error), error, error.__traceback__
+                )  # raises the error class of the status
                 raise

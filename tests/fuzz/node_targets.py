@@ -7,7 +7,7 @@ from pathlib import Path
 from pacekeeper.agent.host.kernel import HostSampler
 from pacekeeper.agent.nvml import fields
 from pacekeeper.agent.rings.fencing_epoch import FencingEpoch
-from pacekeeper.cli.planning.inputs import read_hosts
+from pacekeeper.cli.planning.inputs import read_replica_ranks
 from pacekeeper.core.errors import DataError, VersionError
 from pacekeeper.core.telemetry.node_report import NodeReport
 from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample, HostSample
@@ -37,7 +37,7 @@ def node_files() -> dict[str, tuple[Callable[[Path], object], Stated]]:
     """Likewise, of files."""
     return {
         "terms": (_fencing_epoch, ()),
-        "plan-hosts": (lambda path: read_hosts(path, 4), (DataError,)),
+        "plan-hosts": (lambda path: read_replica_ranks(path, 4), (DataError,)),
         "plan-partition": (read_partition, (DataError,)),
     }
 

@@ -220,8 +220,8 @@ def _pages() -> tuple[bytes, ...]:
 def _certificate() -> bytes:
     with TemporaryDirectory() as name:
         folder, now = Path(name), datetime(2026, 1, 1, tzinfo=UTC)
-        ca.found(folder, "a", 10, now)
-        made = ca.issue(
+        ca.create_authority(folder, "a", 10, now)
+        made = ca.issue_certificate(
             folder, ca.Kind.CONTROLLER, "c", hosts=("h.example", "10.0.0.1"),
             domain="pacekeeper", days=1, now=now, out=folder / "c",
         )  # fmt: skip

@@ -74,7 +74,7 @@ def plain_targets(folder: Path) -> dict[str, Plain]:
 
 def certificate(path: Path) -> object:
     """As `pacekeeper certs show` reads it."""
-    return ca.show(path)
+    return ca.read_certificate(path)
 
 
 def _text(data: bytes) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from pacekeeper.cli.demo.fleet import Fleet
-from pacekeeper.cli.demo.run_dir import claimed
+from pacekeeper.cli.demo.run_dir import claim_run_dir
 from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.protos import status_pb2, status_pb2_grpc
 
@@ -28,7 +28,7 @@ def quick_job(directory: Path, *, step_s: float, replicas: int = 2) -> Path:
 def quick_fleet(directory: Path, *, seed: int, replicas: int = 2) -> Iterator[Fleet]:
     """The demo's fleet with a quick job, for ever."""
     with (
-        claimed(directory / "run") as folder,
+        claim_run_dir(directory / "run") as folder,
         Fleet(
             run_dir=folder,
             job="loop",

@@ -14,7 +14,7 @@ class Authority:
     def __init__(self, directory: Path, now: datetime | None = None) -> None:
         self.directory = directory
         self.now = authority.utc_now() if now is None else now
-        authority.found(directory, f"authority {directory.name}", 3650, self.now)
+        authority.create_authority(directory, f"authority {directory.name}", 3650, self.now)
 
     @property
     def ca(self) -> Path:
@@ -31,7 +31,7 @@ class Authority:
         days: int = 1,
     ) -> Path:
         """The certificate's file; its key lies beside it."""
-        return authority.issue(
+        return authority.issue_certificate(
             self.directory,
             kind,
             name,

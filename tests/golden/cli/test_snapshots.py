@@ -114,7 +114,7 @@ def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Termin
         for each in (command, *getattr(command, "commands", {}).values()):
             each._help_option = None  # a test that ran it outside the group has left `--help` there
     clock = SimpleNamespace(time=lambda: NOW_S)
-    for module in ("observe.nodes", "services.healthcheck", "admin.tokens"):
+    for module in ("observe.fleet", "services.healthcheck", "admin.tokens"):
         monkeypatch.setattr(f"pacekeeper.cli.{module}.time", clock)
     yield Terminal()
     monkeypatch.undo()
@@ -231,12 +231,12 @@ def top(terminal: Terminal) -> None:
     import asyncio
 
     from pacekeeper.cli.top.app import TopApp
-    from pacekeeper.cli.top.source import Source
+    from pacekeeper.cli.top.source import ControllerSource
 
     terminal.run("top", code=4)
 
     async def play(address: str) -> None:
-        source = Source(ClientConfig(controller=address))
+        source = ControllerSource(ClientConfig(controller=address))
         app = TopApp(source, job="pretrain", period_s=3600.0)
         async with app.run_test(size=(COLUMNS, 24)) as pilot:
 
@@ -440,15 +440,15 @@ def doctor(terminal: Terminal) -> None:
         checks.Check(name="x", health=checks.Health.LIMITED, found="FOUND", remedy="REMEDY"),
         checks.Check(name="y", health=checks.Health.BROKEN, found="FOUND", remedy="REMEDY"),
     ]
-    console.print(checks.table(found))
+    console.print(checks.check_table(found))
     terminal.show("== a table of checks", printed(console))
 
 
 def demo(terminal: Terminal) -> None:
     """The first frame, a frame after the fault, the lines without a terminal, and the figures."""
-    from pacekeeper.cli.demo.live_view import View
+    from pacekeeper.cli.demo.live_view import LiveView
     from pacekeeper.cli.demo.metrics import Outcome, Throughput
-    from pacekeeper.cli.demo.recorder import Happening, StepView
+    from pacekeeper.cli.demo.recorder import DemoEvent, StepView
     from pacekeeper.cli.demo.report import print_outcome
 
     terminal.run("demo", "--rank", "9", code=3)
@@ -460,9 +460,9 @@ def demo(terminal: Terminal) -> None:
     Path("mine/notes.txt").write_text("mine")
     terminal.run("demo", "--run-dir", "mine", code=3)
     layout = even_layout(ranks=range(4), num_layers=2, num_experts=8, replicas=2)
-    happenings = [
-        Happening(seen_s=1.0, step=60, kind="fault", text="FAULT"),
-        Happening(seen_s=2.0, step=63, kind="finding", text="FINDING"),
+    events = [
+        DemoEvent(seen_s=1.0, step=60, kind="fault", text="FAULT"),
+        DemoEvent(seen_s=2.0, step=63, kind="finding", text="FINDING"),
     ]
     step = StepView(
         step=63,
@@ -476,15 +476,15 @@ def demo(terminal: Terminal) -> None:
         slowdown=(1.0, 1.6, 1.0, float("nan")),
         watch="degraded",
     )
-    recorder: Any = SimpleNamespace(steps=[], happenings=[], layouts={1: (layout, "")})
-    for title, steps, told in (("start", [], []), ("fault", [step] * 40, happenings)):
+    recorder: Any = SimpleNamespace(steps=[], events=[], layouts={1: (layout, "")})
+    for title, steps, told in (("start", [], []), ("fault", [step] * 40, events)):
         console = Console(width=COLUMNS, file=StringIO())
-        recorder.steps, recorder.happenings = steps, told
-        view = View(console=console, recorder=recorder, title="TITLE", total_steps=200)
+        recorder.steps, recorder.events = steps, told
+        view = LiveView(console=console, recorder=recorder, title="TITLE", total_steps=200)
         console.print(view._screen())
         terminal.show(f"== the screen, {title}", printed(console))
     console = Console(width=COLUMNS, file=StringIO())
-    View(console=console, recorder=recorder, title="TITLE", total_steps=200).update()
+    LiveView(console=console, recorder=recorder, title="TITLE", total_steps=200).update()
     terminal.show("== without a terminal", printed(console))
     outcome = Outcome(
         injected_rank=2, found_rank=2, found_slowdown=1.58, last_slowdown=1.59,

@@ -37,20 +37,20 @@ def states(document: dict[str, Any]) -> list[tuple[int, str]]:
 
 
 def test_the_list_is_newest_first_from_the_directory_of_a_job_or_of_all(lone: Lone) -> None:
-    wanted = [(3, "broken off"), (2, "complete"), (1, "complete")]
+    wanted = [(3, "incomplete"), (2, "complete"), (1, "complete")]
     assert states(asked("ls", str(lone.root))) == wanted
     assert states(asked("ls", str(lone.root.parent) + "/")) == wanted
 
 
 def test_what_is_whole_verifies_and_what_never_counted_is_no_damage(lone: Lone) -> None:
     found = asked("verify", str(lone.root))
-    assert states(found) == [(3, "broken off"), (2, "whole"), (1, "whole")]
+    assert states(found) == [(3, "incomplete"), (2, "verified"), (1, "verified")]
     assert found["checkpoints"][1]["num_blocks"] == 6
 
 
 def test_one_that_is_named_and_broken_off_is_not_what_was_hoped_for(lone: Lone) -> None:
     path = str(lone.root / lone.names()[-1])
-    assert states(asked("verify", path, code=ExitCode.DATA)) == [(3, "broken off")]
+    assert states(asked("verify", path, code=ExitCode.DATA)) == [(3, "incomplete")]
 
 
 def test_a_flipped_bit_is_named_with_file_and_block(lone: Lone) -> None:

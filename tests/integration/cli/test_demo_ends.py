@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.cli.demo.run_dir import RINGS, RINGS_PREFIX, claimed
+from pacekeeper.cli.demo.run_dir import RINGS, RINGS_PREFIX, claim_run_dir
 from pacekeeper.core.errors import ExitCode
 
 PATIENCE_S = 120.0
@@ -91,7 +91,7 @@ def test_a_demo_that_is_killed_leaves_no_process_and_the_next_one_its_rings_not(
         time.sleep(0.05)
     rings = Path((run_dir / RINGS).read_text())
     assert rings.is_dir() and rings.name.startswith(RINGS_PREFIX)
-    with claimed(run_dir):
+    with claim_run_dir(run_dir):
         assert not rings.exists()
 
 
@@ -105,8 +105,8 @@ def test_a_demo_that_is_deaf_to_hang_ups_stays_so(tmp_path: Path) -> None:
     code = (
         "import signal\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "from pacekeeper.cli.demo.command import end_with_the_fleet\n"
-        "end_with_the_fleet()\n"
+        "from pacekeeper.cli.demo.command import install_signal_handlers\n"
+        "install_signal_handlers()\n"
         "signal.raise_signal(signal.SIGHUP)\n"
         "print('alive')"
     )

@@ -103,7 +103,7 @@ def test_people_get_tables_that_are_whole_where_the_output_is_a_file(
     assert row[3].startswith("x1.")
     assert any(line.split()[:3] == ["3", HELLO.node, "dead"] for line in lines)
     assert any("measuring" in line for line in lines), "job b"
-    assert any(line.split()[:3] == [HELLO.node, "attached", HELLO.rack] for line in lines)
+    assert any(line.split()[:3] == [HELLO.node, "connected", HELLO.rack] for line in lines)
     assert "..." not in done.stdout and "\N{HORIZONTAL ELLIPSIS}" not in done.stdout
 
 

@@ -218,10 +218,10 @@ def test_a_renewed_certificate_is_shown_to_the_next_connection(fleet: Fleet) -> 
         text = ssl.get_server_certificate((host, int(port)), timeout=60.0)
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest()
 
-    assert shown() == ca.show(fleet.server).sha256
-    before = ca.show(fleet.server).sha256
-    ca.renew(fleet.authority.directory, fleet.server, 2, fleet.authority.now)
-    assert shown() == ca.show(fleet.server).sha256 != before
+    assert shown() == ca.read_certificate(fleet.server).sha256
+    before = ca.read_certificate(fleet.server).sha256
+    ca.renew_certificate(fleet.authority.directory, fleet.server, 2, fleet.authority.now)
+    assert shown() == ca.read_certificate(fleet.server).sha256 != before
     fleet.server.write_text("nonsense")
     assert shown() != before, "the good one stays"
     fleet.ask(fleet.tls(Kind.VIEWER, "bob"))

@@ -10,7 +10,7 @@ import pytest
 
 from pacekeeper.cli.demo.fleet import Fleet
 from pacekeeper.cli.demo.recorder import read_step_log
-from pacekeeper.cli.demo.run_dir import claimed
+from pacekeeper.cli.demo.run_dir import claim_run_dir
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.layout.layout import ReplicaSet
@@ -134,7 +134,7 @@ def test_without_any_emulation_a_rank_that_does_more_is_named_and_nobody_else(
     settings = tmp_path / "train.toml"
     settings.write_text("[train]\nnum_layers = 2\n")  # half the work, in segments as long
     with (
-        claimed(tmp_path / "run") as folder,
+        claim_run_dir(tmp_path / "run") as folder,
         Fleet(
             run_dir=folder,
             job="loop",

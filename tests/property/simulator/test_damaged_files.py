@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.cli.analysis.replay import document
+from pacekeeper.cli.analysis.replay import verdicts_document
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.offline.analyze import judge
 from pacekeeper.simulator.readers.registry import open_runs
@@ -34,7 +34,7 @@ def replayed(path: Path) -> dict[str, Any] | None:
     except DataError as error:
         assert path.name in str(error) and "\n" not in str(error), error
         return None
-    answer = document(verdicts)
+    answer = verdicts_document(verdicts)
     json.dumps(answer, allow_nan=False)
     for finding in answer["findings"]:
         assert finding["slowdown_low"] <= finding["slowdown"] <= finding["slowdown_high"], finding

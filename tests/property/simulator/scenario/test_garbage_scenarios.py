@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.cli.analysis.simulate import document_of
+from pacekeeper.cli.analysis.simulate import simulation_document
 from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.simulator.engine.statistics import summarised
 from pacekeeper.simulator.scenario.loader import played, read_scenario
@@ -57,4 +57,4 @@ def test_a_garbage_scenario(tables: Tables) -> None:
     for (outcome,) in found.values():
         assert isclose(sum(outcome.spent_s.values()), outcome.duration_s, rel_tol=1e-9)
         assert 0.0 <= outcome.samples <= outcome.fluid_samples * (1.0 + 1e-9)
-    json.dumps(document_of(known, found, summarised(found)), allow_nan=False)
+    json.dumps(simulation_document(known, found, summarised(found)), allow_nan=False)

@@ -13,7 +13,7 @@ from pacekeeper.agent.nvml.client import FIELDS_INTERVAL_S, Nvml, NvmlUnavailabl
 from pacekeeper.agent.nvml.device import DriverGoneError
 from pacekeeper.agent.nvml.sampler import Sampler
 from pacekeeper.cli.doctor.checks import Health
-from pacekeeper.cli.doctor.command import check_nvml
+from pacekeeper.cli.doctor.machine_checks import check_nvml
 from pacekeeper.core.telemetry.samples import DeviceSample
 from support import fake_nvml
 from support.fake_nvml import NOT_TOLD, Driver

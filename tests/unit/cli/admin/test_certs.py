@@ -33,7 +33,7 @@ def usages(cert: Path) -> list[x509.ObjectIdentifier]:
 @pytest.mark.parametrize("kind", [Kind.NODE, Kind.OPERATOR, Kind.VIEWER])
 def test_a_callers_certificate_names_it_and_can_not_answer(fleet: Authority, kind: Kind) -> None:
     cert = fleet.cert(kind, "x")
-    assert ca.show(cert).identity == f"spiffe://pacekeeper/{kind}/x"
+    assert ca.read_certificate(cert).identity == f"spiffe://pacekeeper/{kind}/x"
     assert usages(cert) == [ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
@@ -41,7 +41,7 @@ def test_a_controllers_certificate_has_its_hosts_and_calls_the_one_that_leads(
     fleet: Authority,
 ) -> None:
     cert = fleet.cert(Kind.CONTROLLER, "c", hosts=("ctl.example", "10.0.0.1", "::1"))
-    assert ca.show(cert).hosts == ("ctl.example", "10.0.0.1", "::1")
+    assert ca.read_certificate(cert).hosts == ("ctl.example", "10.0.0.1", "::1")
     assert usages(cert) == [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
@@ -54,7 +54,7 @@ def test_keys_are_their_owners_only_and_fit(fleet: Authority) -> None:
 
 
 def test_certificates_end_soon_and_never_after_their_authority(fleet: Authority) -> None:
-    shown = ca.show(fleet.cert(Kind.NODE, "x", days=DAYS))
+    shown = ca.read_certificate(fleet.cert(Kind.NODE, "x", days=DAYS))
     assert shown.ends - shown.begins <= timedelta(days=DAYS, minutes=10)
     with pytest.raises(ConfigError, match="--days"):
         fleet.cert(Kind.NODE, "x", days=4000)
@@ -62,9 +62,9 @@ def test_certificates_end_soon_and_never_after_their_authority(fleet: Authority)
 
 def test_renewing_keeps_the_identity_and_makes_a_new_key(fleet: Authority) -> None:
     cert = fleet.cert(Kind.CONTROLLER, "c", hosts=("ctl.example",), days=1)
-    before, key_before = ca.show(cert), cert.with_suffix(".key").read_bytes()
-    ca.renew(fleet.directory, cert, 3, fleet.now)
-    after = ca.show(cert)
+    before, key_before = ca.read_certificate(cert), cert.with_suffix(".key").read_bytes()
+    ca.renew_certificate(fleet.directory, cert, 3, fleet.now)
+    after = ca.read_certificate(cert)
     assert (after.identity, after.hosts) == (before.identity, before.hosts)
     assert usages(cert) == [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     assert after.ends - before.ends == timedelta(days=2)
@@ -75,12 +75,12 @@ def test_renewing_keeps_the_identity_and_makes_a_new_key(fleet: Authority) -> No
 def test_what_is_of_another_authority_is_not_renewed(fleet: Authority, tmp_path: Path) -> None:
     cert = Authority(tmp_path / "other").cert(Kind.NODE, "x")
     with pytest.raises(ConfigError, match="pki"):
-        ca.renew(fleet.directory, cert, 3, fleet.now)
+        ca.renew_certificate(fleet.directory, cert, 3, fleet.now)
 
 
 def test_an_authority_is_never_made_over_another(fleet: Authority) -> None:
     with pytest.raises(HostError, match="pki"):
-        ca.found(fleet.directory, "x", 1, fleet.now)
+        ca.create_authority(fleet.directory, "x", 1, fleet.now)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "\u00e4", "x" * 254, "a?b"])
@@ -116,7 +116,7 @@ def test_a_damaged_certificate_is_said(fleet: Authority, tmp_path: Path) -> None
         ssl.DER_cert_to_PEM_cert(der.replace(b"spiffe://", b"\xff\xff\xff\xff\xff\xff\xff//"))
     )
     with pytest.raises(ConfigError, match=r"bad\.crt"):
-        ca.show(tmp_path / "bad.crt")
+        ca.read_certificate(tmp_path / "bad.crt")
 
 
 def test_the_commands_make_show_and_renew(tmp_path: Path) -> None:
@@ -129,9 +129,12 @@ def test_the_commands_make_show_and_renew(tmp_path: Path) -> None:
     runner.invoke(command, ["renew", "--dir", folder, "--within", "3", cert])
     assert Path(cert).read_text() == before
     runner.invoke(command, ["renew", "--dir", folder, "--days", "30", cert])
-    assert (ca.show(Path(cert)).ends - ca.utc_now()).days in (29, 30)
+    assert (ca.read_certificate(Path(cert)).ends - ca.utc_now()).days in (29, 30)
     (document,) = json.loads(runner.invoke(command, ["show", "--json", cert]).output)
-    assert (document["identity"], document["is_over"]) == ("spiffe://pacekeeper/node/gpu-7", False)
+    assert (document["identity"], document["is_expired"]) == (
+        "spiffe://pacekeeper/node/gpu-7",
+        False,
+    )
 
 
 def test_of_several_all_are_shown_and_the_worse_counts(fleet: Authority, tmp_path: Path) -> None:
@@ -156,8 +159,8 @@ def test_programs_hear_what_is_wrong_with_each(fleet: Authority, tmp_path: Path)
     done = CliRunner().invoke(command, ["show", "--json", *files])
     missing, well = json.loads(done.stdout)
     assert done.exit_code == 4
-    assert missing["file"] == files[0] and missing["trouble"].startswith(files[0])
-    assert (well["trouble"], well["is_over"]) == ("", False)
+    assert missing["file"] == files[0] and missing["error"].startswith(files[0])
+    assert (well["error"], well["is_expired"]) == ("", False)
 
 
 def test_showing_what_is_over_ends_with_a_code(fleet: Authority) -> None:

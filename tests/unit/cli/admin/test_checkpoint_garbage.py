@@ -82,7 +82,7 @@ def test_whatever_lies_there_each_command_ends_with_an_answer(littered: Lone) ->
 
 def test_what_is_whole_is_told_from_what_is_not(littered: Lone) -> None:
     found = {Path(row["path"]).name: row for row in rows("verify", str(littered.root), code=9)}
-    assert [name for name, row in found.items() if row["state"] == "whole"] == [
+    assert [name for name, row in found.items() if row["state"] == "verified"] == [
         name_of(2), name_of(1),
     ]  # fmt: skip
     damaged = {name for name, row in found.items() if row["state"] == "damaged"}
@@ -149,7 +149,7 @@ def test_a_directory_that_is_closed_to_us_hides_no_other(
     code, said = run("ls", str(tmp_path))
     assert code == 0 and "lost+found" in said
     found = rows("verify", str(lone.root), code=ExitCode.DATA)
-    assert [row["state"] for row in found] == ["unreadable", "whole"]
+    assert [row["state"] for row in found] == ["unreadable", "verified"]
     monkeypatch.setattr(LocalStorage, "read", refused_in(name_of(2)))
     other = Lone(tmp_path, life=2)
     other.go_back()
@@ -196,7 +196,7 @@ def test_another_jobs_directory_shows_nothing_of_it_in_ours(tmp_path: Path) -> N
     other = Lone(tmp_path, life=6)
     other.go_back()
     assert other.step == 2
-    assert [row["state"] for row in rows("verify", str(lone.root))] == ["whole"] * 3
+    assert [row["state"] for row in rows("verify", str(lone.root))] == ["verified"] * 3
 
 
 def test_gc_of_what_is_above_jobs_names_one_of_them(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_one_that_goes_while_it_is_read_is_no_damage(
         return truly(self, path, *place)
 
     monkeypatch.setattr(LocalStorage, "read", removed_before)
-    assert verified(lone.root) == (0, [(2, "whole", []), (1, "gone", [])])
+    assert verified(lone.root) == (0, [(2, "verified", []), (1, "removed", [])])
 
 
 def test_one_that_is_named_and_goes_meanwhile_is_not_what_was_hoped_for(
@@ -50,4 +50,4 @@ def test_one_that_is_named_and_goes_meanwhile_is_not_what_was_hoped_for(
 ) -> None:
     oldest = lone.names()[0]
     monkeypatch.setattr(LocalStorage, "size_bytes", lambda self, path: self.remove(oldest) or 0)
-    assert verified(lone.root / oldest) == (ExitCode.DATA, [(1, "gone", [])])
+    assert verified(lone.root / oldest) == (ExitCode.DATA, [(1, "removed", [])])

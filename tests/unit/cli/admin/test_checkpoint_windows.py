@@ -35,7 +35,7 @@ def asked(*words: str) -> Any:
 def test_the_list_says_which_are_windows_and_which_is_under_way(lone: Lone) -> None:
     rows = asked("ls", str(lone.root))["checkpoints"]
     assert [(row["step"], row["state"]) for row in rows] == [
-        (9, "broken off"),
+        (9, "incomplete"),
         (6, "complete"),
         (3, "complete"),
     ]
@@ -45,7 +45,7 @@ def test_the_list_says_which_are_windows_and_which_is_under_way(lone: Lone) -> N
 
 def test_every_step_is_read_by_verify_and_listed_by_show(lone: Lone) -> None:
     rows = asked("verify", str(lone.root))["checkpoints"]
-    assert [row["state"] for row in rows] == ["broken off", "whole", "whole"]
+    assert [row["state"] for row in rows] == ["incomplete", "verified", "verified"]
     shown = asked("show", str(lone.root))
     assert (shown["step"], shown["steps_again"]) == (6, 2)
     assert {piece["step"] for piece in shown["pieces"]} == {4, 5, 6}

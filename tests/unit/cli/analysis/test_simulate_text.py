@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from pacekeeper.cli.analysis.simulate_text import HEADS, cells_of
+from pacekeeper.cli.analysis.simulate_text import COLUMNS, summary_cells
 from pacekeeper.simulator.engine.event_loop import Outcome
 from pacekeeper.simulator.engine.statistics import summarised
 from pacekeeper.simulator.policies.base import Use
@@ -27,8 +27,8 @@ OUTCOME = Outcome(
 
 def test_all_cells_are_means_of_all_seeds() -> None:
     (row,) = summarised({"x": [OUTCOME, replace(OUTCOME, restarts=2, needless_restarts=1)]})
-    numbers = [re.findall(r"[\d.]+", cell) for cell in cells_of(row)]
+    numbers = [re.findall(r"[\d.]+", cell) for cell in summary_cells(row)]
     means = [["2.0", "0.0"], ["1.00", "0.00"], ["50.0", "0.0"], ["2.5", "1.5"], ["0.0"], ["7"]]
-    assert numbers == [[], *means] and len(HEADS) == len(numbers)
+    assert numbers == [[], *means] and len(COLUMNS) == len(numbers)
     (alone,) = summarised({"x": [replace(OUTCOME, needless_restarts=0)]})
-    assert cells_of(alone)[1:5] == ("2.0", "1.00", "50.0%", "3.0")
+    assert summary_cells(alone)[1:5] == ("2.0", "1.00", "50.0%", "3.0")

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pacekeeper.cli.common.client import connected
+from pacekeeper.cli.common.client import open_channel
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.errors import UnreachableError
 
@@ -61,7 +61,7 @@ def test_a_leader_that_is_busy_is_asked_no_less_for_that() -> None:
     leader = Controller(SERVING, is_busy=True)
     standby = Controller(NOT_SERVING, is_busy=False)
     standby.others = [leader]
-    with serving(leader, standby) as client, connected(client) as channel:
+    with serving(leader, standby) as client, open_channel(client) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         asked = leader.num_asked
         health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
@@ -73,6 +73,6 @@ def test_where_none_leads_that_is_said() -> None:
     with (
         serving(*standbys) as client,
         pytest.raises(UnreachableError, match=r"127\.0\.0\.1"),
-        connected(client),
+        open_channel(client),
     ):
         pass

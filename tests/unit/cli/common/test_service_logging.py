@@ -4,7 +4,11 @@ import logging
 
 import pytest
 
-from pacekeeper.cli.common.service_logging import TRACE_HEAD, TRACE_TAIL, OneLineFormatter
+from pacekeeper.cli.common.service_logging import (
+    TRACEBACK_HEAD_CHARS,
+    TRACEBACK_TAIL_CHARS,
+    OneLineFormatter,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,10 +40,10 @@ def test_a_traceback_has_a_length_that_a_log_can_bear() -> None:
     try:
         even(0)
     except RecursionError as error:
-        assert len(told(error)) < TRACE_HEAD + TRACE_TAIL + 100
+        assert len(told(error)) < TRACEBACK_HEAD_CHARS + TRACEBACK_TAIL_CHARS + 100
     text = told(ValueError("a" * 50_000 + "end"))
     assert text.startswith("failed\nValueError: ") and text.endswith("end")
-    left_out = len("ValueError: ") + 50_003 - TRACE_HEAD - TRACE_TAIL
+    left_out = len("ValueError: ") + 50_003 - TRACEBACK_HEAD_CHARS - TRACEBACK_TAIL_CHARS
     assert f"{left_out:,}" in text
 
 

@@ -2,27 +2,27 @@
 
 from math import nan
 
-from pacekeeper.cli.common.sparkline import BARS, spark
+from pacekeeper.cli.common.sparkline import BARS, sparkline
 
 LOW, HIGH = BARS[0], BARS[-1]
 
 
 def test_the_lowest_and_the_highest_bar_are_the_extremes() -> None:
-    assert spark([1.0, 3.0, 1.0], width=10) == LOW + HIGH + LOW
-    assert spark([0.0, 0.5, 1.0], width=10)[1] == BARS[4]
+    assert sparkline([1.0, 3.0, 1.0], width=10) == LOW + HIGH + LOW
+    assert sparkline([0.0, 0.5, 1.0], width=10)[1] == BARS[4]
 
 
 def test_what_shares_a_place_is_its_mean() -> None:
-    assert spark([0.0, 0.0, 1.0, 1.0, 0.0, 0.0], width=3) == LOW + HIGH + LOW
-    assert len(spark([float(i) for i in range(1000)], width=40)) == 40
+    assert sparkline([0.0, 0.0, 1.0, 1.0, 0.0, 0.0], width=3) == LOW + HIGH + LOW
+    assert len(sparkline([float(i) for i in range(1000)], width=40)) == 40
 
 
 def test_equal_values_are_low_and_unknown_ones_a_gap() -> None:
-    assert spark([2.0, 2.0], width=5) == LOW + LOW
-    assert spark([1.0, nan, 2.0], width=5) == LOW + " " + HIGH
-    assert spark([nan], width=5) == spark([], width=5) == ""
+    assert sparkline([2.0, 2.0], width=5) == LOW + LOW
+    assert sparkline([1.0, nan, 2.0], width=5) == LOW + " " + HIGH
+    assert sparkline([nan], width=5) == sparkline([], width=5) == ""
 
 
 def test_lines_on_one_scale_can_be_compared() -> None:
-    assert spark([1.0, 1.1], width=5, between=(1.0, 2.0)) == LOW + LOW
-    assert spark([0.0, 9.0], width=5, between=(1.0, 2.0)) == LOW + HIGH, "beyond it, its ends"
+    assert sparkline([1.0, 1.1], width=5, between=(1.0, 2.0)) == LOW + LOW
+    assert sparkline([0.0, 9.0], width=5, between=(1.0, 2.0)) == LOW + HIGH, "beyond it, its ends"

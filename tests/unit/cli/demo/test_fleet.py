@@ -10,8 +10,8 @@ import pytest
 
 from pacekeeper.cli.demo.fleet import Fleet
 from pacekeeper.cli.demo.metrics import Schedule
-from pacekeeper.cli.demo.run_dir import claimed
-from pacekeeper.cli.demo.script import JOB, Director, Story
+from pacekeeper.cli.demo.run_dir import claim_run_dir
+from pacekeeper.cli.demo.script import JOB, FaultScript, ScriptRunner
 from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.trainer.emulation.device import COMPUTE_FAULT
 
@@ -25,7 +25,7 @@ class NoView:
 
 def fleet_of(run_dir: Path, codes: dict[str, int], log: str = "") -> Fleet:
     """A fleet whose parts have ended with these codes, each having written `log`."""
-    with claimed(run_dir):
+    with claim_run_dir(run_dir):
         fleet = Fleet(run_dir=run_dir, job=JOB, steps=80, seed=0, clock="emulated")
     fleet.address = "127.0.0.1:1"  # nobody is asked
     for name, code in codes.items():
@@ -59,8 +59,8 @@ def test_a_part_without_words_of_its_own_is_told_by_the_end_of_its_log(tmp_path:
     assert found.value.exit_code == ExitCode.INTERNAL
 
 
-def director_of(fleet: Fleet) -> Director:
-    return Director(fleet=fleet, schedule=SCHEDULE, folder=fleet.run_dir)
+def director_of(fleet: Fleet) -> ScriptRunner:
+    return ScriptRunner(fleet=fleet, schedule=SCHEDULE, folder=fleet.run_dir)
 
 
 def test_launchers_that_all_failed_between_two_looks_are_not_taken_for_an_early_end(
@@ -69,7 +69,7 @@ def test_launchers_that_all_failed_between_two_looks_are_not_taken_for_an_early_
     director = director_of(fleet_of(tmp_path, {"launch-0": 4, "launch-1": 4}))
     view: Any = NoView()
     with pytest.raises(PacekeeperError, match="launch-0") as found:
-        story = Story(
+        story = FaultScript(
             victim=0, slowdown=1.6, fault=COMPUTE_FAULT, killed=1, chosen=random.Random(0)
         )
         director.play(view, story)

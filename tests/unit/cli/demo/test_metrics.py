@@ -5,23 +5,24 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.cli.demo.metrics import (
+    GroundTruth,
     LoggedIncident,
     LoggedStep,
     Outcome,
     Schedule,
     Throughput,
-    Truth,
     busy_share,
+    compute_outcome,
     delay_iterations,
     fluid_limit,
-    hides_the_fault,
-    judge,
+    is_fault_hidden,
     lost_steps,
     overrun_share,
     split_phases,
     tokens_per_s,
 )
-from pacekeeper.cli.demo.report import summary
+from pacekeeper.cli.demo.report import outcome_lines
+from pacekeeper.core.config.train import TrainConfig
 
 WARMUP = 10
 SCHEDULE = Schedule.of(100)  # fault 30, lift 60, kill 80
@@ -43,7 +44,7 @@ def story_steps() -> tuple[LoggedStep, ...]:
 
 
 STEPS = story_steps()
-TRUTH = Truth(
+TRUTH = GroundTruth(
     rank=2,
     slowdown=1.6,
     fault_first_step=30,
@@ -66,15 +67,12 @@ DEATH = replace(FOUND, incident_id=2, kind="death", rank=3, found_s=TRUTH.kill_s
 
 
 def outcome(*incidents: LoggedIncident, clock: str = "emulated") -> Outcome:
-    return judge(
+    return compute_outcome(
         logs={0: STEPS, 1: STEPS, 2: STEPS, 3: STEPS[:80]},
         incidents=incidents,
         truth=TRUTH,
         schedule=SCHEDULE,
-        warmup_steps=WARMUP,
-        clock=clock,
-        seed=0,
-        num_ranks=4,
+        trained=TrainConfig(warmup_steps=WARMUP, clock=clock, seed=0),
     )
 
 
@@ -123,23 +121,23 @@ def rates(degraded: float | None) -> Throughput:
 def test_a_fault_that_costs_nothing_means_that_the_host_was_measured(
     slowdown: float, degraded: float, hides: bool
 ) -> None:
-    assert hides_the_fault(rates(degraded), fluid_limit(1000.0, slowdown, 4)) is hides
+    assert is_fault_hidden(rates(degraded), fluid_limit(1000.0, slowdown, 4)) is hides
 
 
 def test_of_a_phase_without_steps_nothing_is_said() -> None:
-    assert hides_the_fault(rates(None), 900.0) is None
+    assert is_fault_hidden(rates(None), 900.0) is None
 
 
 def test_the_story_s_devices_set_the_pace() -> None:
     result = outcome(FOUND, DEATH)
     assert result.host_was_measured is False
     assert result.degraded_of_fluid == pytest.approx((1000 / 1.5) / 906.25)
-    assert "100.3%" in dict(summary(result))["fluid limit"]
+    assert "100.3%" in dict(outcome_lines(result))["fluid limit"]
 
 
 def test_where_the_host_was_measured_people_read_no_part_of_the_limit() -> None:
     busy = replace(outcome(FOUND, DEATH), host_was_measured=True, degraded_of_fluid=1.136)
-    said = dict(summary(busy))["fluid limit"]
+    said = dict(outcome_lines(busy))["fluid limit"]
     assert "114%" in said and "100.3%" not in said
 
 

@@ -162,7 +162,7 @@ def test_a_file_that_is_not_there_yet_is_this_machines(tmp_path: Path) -> None:
 
 def test_what_is_open_to_all_is_wrong_unless_it_was_told_to(tmp_path: Path) -> None:
     text = CONTROLLER.replace("127.0.0.1:0", "0.0.0.0:0")
-    name = "controller: who may come in"
+    name = "controller: access control"
     told = doctor(tmp_path, text)
     assert (told.code, told.found(name)[0]) == (3, "broken")
     told = doctor(tmp_path, text + "insecure = true\n")
@@ -283,7 +283,7 @@ def agent(controller: str) -> str:
 
 def test_an_agent_reaches_its_controller_or_is_told(tmp_path: Path, answering: str) -> None:
     told = doctor(tmp_path, agent(answering))
-    assert (told.code, told.found("agent: controller")) == (0, ("ok", f"{answering} serves"))
+    assert (told.code, told.found("agent: controller")) == (0, ("ok", f"{answering} leads"))
     away = f"127.0.0.1:{free_port()}"
     told = doctor(tmp_path, agent(f"{answering},{away}"))
     assert (told.code, told.found("agent: controller")[0]) == (0, "limited")
@@ -305,5 +305,5 @@ def test_an_agent_is_told_of_sockets_folders_and_what_everybody_could_read(tmp_p
     told = doctor(tmp_path, agent("192.0.2.1:7443") + more, "--as", "agent")
     assert told.found("agent: sentinel_socket")[0] == "limited"
     assert told.found("agent: record_dir")[0] == "ok"
-    assert told.found("agent: who may listen in")[0] == "limited"
+    assert told.found("agent: encryption")[0] == "limited"
     assert told.code == 6

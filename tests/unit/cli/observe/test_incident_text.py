@@ -2,7 +2,12 @@
 
 import pytest
 
-from pacekeeper.cli.observe.incident_text import SHOWN_MOMENTS, column, subject, who_died
+from pacekeeper.cli.observe.incident_text import (
+    MAX_DEATH_LINES,
+    death_lines,
+    ranks_column,
+    ranks_text,
+)
 from pacekeeper.protos import status_pb2
 
 
@@ -39,19 +44,19 @@ KILLED = status_pb2.Incident(
 def test_it_is_named_in_a_line_and_in_a_column(
     incident: status_pb2.Incident, said: str, narrow: str
 ) -> None:
-    assert subject(incident) == said
-    assert column(incident) == narrow
+    assert ranks_text(incident) == said
+    assert ranks_column(incident) == narrow
 
 
 def test_each_moment_says_who_why_and_whether_it_is_over() -> None:
     over = deaths((1, 2), closed_unix_s=9.0, closed_step=6)
     told = status_pb2.Incident(deaths=[deaths((7, 7)), over])
-    first, second = who_died(told)
+    first, second = death_lines(told)
     assert "7" in first and "signal 9" in first
     assert "1 and 2" in second and second.endswith("6")
 
 
 def test_of_very_many_moments_the_first_are_said() -> None:
-    many = status_pb2.Incident(deaths=[deaths((i, i)) for i in range(SHOWN_MOMENTS + 5)])
-    *first, last = who_died(many)
-    assert len(first) == SHOWN_MOMENTS and "5" in last and "--json" in last
+    many = status_pb2.Incident(deaths=[deaths((i, i)) for i in range(MAX_DEATH_LINES + 5)])
+    *first, last = death_lines(many)
+    assert len(first) == MAX_DEATH_LINES and "5" in last and "--json" in last

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacekeeper.cli.planning.inputs import by_device, read_hosts, read_loads
+from pacekeeper.cli.planning.inputs import parse_device_values, read_loads, read_replica_ranks
 from pacekeeper.core.errors import ConfigError, DataError
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -66,17 +66,17 @@ def test_an_archive_of_several_arrays_is_not_loads(tmp_path: Path) -> None:
 def test_an_earlier_plan_that_is_none_is_told_in_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(DataError, match=r"plan\.json"):
-        read_hosts(tmp_path / "plan.json", 4)
+        read_replica_ranks(tmp_path / "plan.json", 4)
 
 
 @pytest.mark.parametrize("device", [4, -1])
 def test_an_earlier_plan_of_other_devices_is_told(device: int, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({"hosts": [[[{"device": device}]]]}))
     with pytest.raises(DataError, match=rf"plan\.json.*{device}"):
-        read_hosts(tmp_path / "plan.json", 4)
+        read_replica_ranks(tmp_path / "plan.json", 4)
 
 
 def test_a_device_has_one_value() -> None:
-    assert by_device("1=0.5", 2, 1.0, "--speeds") == (1.0, 0.5)
+    assert parse_device_values("1=0.5", 2, 1.0, "--speeds") == (1.0, 0.5)
     with pytest.raises(ConfigError, match="--speeds"):
-        by_device("1=0.5,1=0.5", 2, 1.0, "--speeds")
+        parse_device_values("1=0.5,1=0.5", 2, 1.0, "--speeds")

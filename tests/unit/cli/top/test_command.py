@@ -13,9 +13,9 @@ pytest.importorskip("textual", reason="needs pacekeeper[cli]")
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
-from pacekeeper.cli.top.app import Explained, Sure, TopApp
-from pacekeeper.cli.top.rows import Order, chosen
-from pacekeeper.cli.top.source import Shown
+from pacekeeper.cli.top.app import ConfirmScreen, ExplanationScreen, TopApp
+from pacekeeper.cli.top.rows import SortKey, select_ranks
+from pacekeeper.cli.top.source import Snapshot
 from pacekeeper.controller.api.messages import explanation_view, incident_view, job_view, pace_view
 from pacekeeper.core.errors import ExitCode, UnreachableError
 from pacekeeper.core.incidents.operator_orders import OrderKind
@@ -47,12 +47,12 @@ class Told:
         found.history.store.close()
         found.audit.close()
 
-    def look(self, job: str) -> Shown:
+    def fetch(self, job: str) -> Snapshot:
         self.looked.set()
         if self.trouble:
             raise UnreachableError(self.trouble)
         name = job or self.jobs[0].name
-        return Shown(jobs=self.jobs, incidents=self.incidents[name], pace=self.pace)
+        return Snapshot(jobs=self.jobs, incidents=self.incidents[name], pace=self.pace)
 
     def explain(self, incident_id: int) -> Any:
         return self.explanation
@@ -103,7 +103,7 @@ def test_the_slowest_ranks_come_first_and_all_fits_the_screen(told: Told) -> Non
         assert column(app, "#ranks", 3)[:1] == ["x1.62"]
         head = said(app, "#head")
         assert "pretrain-moe" in head and "4,280,000" in head
-        assert "\u2581" in said(app, "#pace")
+        assert "\u2581" in said(app, "#throughput")
         assert column(app, "#incidents", 0) == ["2", "1"], "open ones first"
         assert all(widget.region.right <= 80 for widget in app.screen.walk_children(Static))
 
@@ -139,11 +139,11 @@ def test_an_incident_is_explained_and_left_again(told: Told) -> None:
     async def play(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("i", "enter")
         await settled(app, pilot)
-        assert isinstance(app.screen, Explained)
+        assert isinstance(app.screen, ExplanationScreen)
         text = str(app.screen.query_one(Static).render())
         assert "clock_events" in text
         await pilot.press("escape")
-        assert not isinstance(app.screen, Explained)
+        assert not isinstance(app.screen, ExplanationScreen)
 
     played(told, play)
 
@@ -163,7 +163,7 @@ def test_an_act_is_done_when_a_person_is_sure(
 ) -> None:
     async def play(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press(key)
-        assert isinstance(app.screen, Sure)
+        assert isinstance(app.screen, ConfirmScreen)
         await pilot.press("n")
         await settled(app, pilot)
         assert told.done == []
@@ -178,12 +178,12 @@ def test_an_act_is_done_when_a_person_is_sure(
 def test_a_controller_that_is_away_is_said_and_what_was_seen_stays(told: Told) -> None:
     async def play(app: TopApp, pilot: Pilot[None]) -> None:
         told.trouble = "no controller at 127.0.0.1:7443"
-        app.look()
+        app.poll()
         await settled(app, pilot)
         assert told.trouble in said(app)
         assert len(column(app, "#ranks", 0)) == 48
         told.trouble = ""
-        app.look()
+        app.poll()
         await settled(app, pilot)
         assert said(app) == ""
 
@@ -193,7 +193,7 @@ def test_a_controller_that_is_away_is_said_and_what_was_seen_stays(told: Told) -
 def test_the_cursor_stays_where_it_was(told: Told) -> None:
     async def play(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("down", "down", "down")
-        app.look()
+        app.poll()
         await settled(app, pilot)
         assert app.query_one("#ranks", DataTable).cursor_row == 3
 
@@ -213,12 +213,12 @@ def rank(number: int, **values: Any) -> Any:
 def test_words_of_the_filter_must_all_match() -> None:
     ranks = [rank(1), rank(11, is_cordoned=True), rank(2), rank(3, slowdown=1.2)]
 
-    def found(wanted: str, order: Order = Order.RANK) -> list[int]:
-        return [one.rank for one in chosen(ranks, wanted, order, is_reversed=False)]
+    def found(wanted: str, order: SortKey = SortKey.RANK) -> list[int]:
+        return [one.rank for one in select_ranks(ranks, wanted, order, is_reversed=False)]
 
     assert found("") == [1, 2, 3, 11]
     assert found("1") == [1], "a number is a rank, not a part of one"
     assert found("N1 alive") == [1, 3, 11]
     assert found("n1 cordoned") == [11]
     assert found("nobody") == []
-    assert found("", Order.SLOWDOWN)[:1] == [3], "unknown is no slowdown"
+    assert found("", SortKey.SLOWDOWN)[:1] == [3], "unknown is no slowdown"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.cli.analysis.simulate import document_of
+from pacekeeper.cli.analysis.simulate import simulation_document
 from pacekeeper.cli.analysis.simulate_report import write_report
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.simulator.cluster.history import NodesLost
@@ -69,7 +69,7 @@ def test_every_policy_for_such_jobs_is_played_told_and_shown(tmp_path: Path) -> 
     samples = {row.policy: row.samples for row in rows}
     assert samples["pacekeeper"] == max(samples.values()) > 1.2 * samples["none"]
     assert samples["strong"] >= samples["recycle"]
-    json.dumps(document_of(known, found, rows), allow_nan=False)
+    json.dumps(simulation_document(known, found, rows), allow_nan=False)
     write_report(tmp_path / "page.html", known, found, rows)
     page = (tmp_path / "page.html").read_text()
     assert "2 pipelines of 2 stages, 2 devices each, with 4 micro-batches" in page

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from pacekeeper.cli.observe import nodes_text
+from pacekeeper.cli.observe import fleet_text
 from pacekeeper.controller.api.messages import gone_nodes, node_views
 from pacekeeper.controller.api.node_sorting import fleet_summary, worst_first
 from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, remember
@@ -72,23 +72,30 @@ def test_lemons_come_first_then_the_most_and_the_newest_strikes_and_the_well_are
 
 def test_a_line_says_how_often_which_devices_and_what_was_last() -> None:
     nodes = worst_first(list(views().values()), with_well=True)
-    lines = printed(nodes_text.table(nodes, NOW_S)).splitlines()
-    assert lines[1].split()[:7] == ["lemon", "attached", "r1", "lemon", "3", "2", "3"]
+    lines = printed(fleet_text.node_table(nodes, NOW_S)).splitlines()
+    assert lines[1].split()[:7] == ["lemon", "connected", "r1", "lemon", "3", "2", "3"]
     assert all(word in lines[1] for word in ("x1.50", "job-5", "2.0"))
+<<<<<<< HEAD:tests/unit/cli/observe/test_nodes_text.py
     assert lines[3].split()[:4] == ["gone", "away", "-", "struck"]
     assert lines[4].split()[:7] == ["cordoned", "attached", "r1", "cordoned", "0", "0", "0"]
     assert lines[5].split()[3] == "well"
     counts = [int(word) for word in fleet_summary(nodes).split() if word.isdigit()]
+=======
+    assert lines[3].split()[:4] == ["gone", "disconnected", "-", "struck"]
+    assert lines[4].split()[:7] == ["cordoned", "connected", "r1", "cordoned", "0", "0", "0"]
+    assert lines[5].split()[3] == "ok"
+    counts = [int(word) for word in fleet_summary(nodes).split() if word.isdigit()]
+>>>>>>> 2f28d26 (Command line: plain technical English, domain names, commands grouped by task):tests/unit/cli/observe/test_fleet_text.py
     assert counts == [5, 1, 1, 3, 90, 1]
 
 
 def test_a_node_s_past_is_told_by_device_the_most_struck_first() -> None:
-    lines = printed(nodes_text.past(views()["lemon"], NOW_S)).splitlines()
+    lines = printed(fleet_text.node_history(views()["lemon"], NOW_S)).splitlines()
     names = ("GPU-a", "job-5", "job-3", "GPU-b", "job-4", "cordon lemon")
     assert [name for line in lines for name in names if name in line] == list(names)
 
 
 def test_who_is_cordoned_is_told_by_whom_and_who_is_well_that_nothing_was_found() -> None:
-    cordoned = printed(nodes_text.past(views()["cordoned"], NOW_S))
+    cordoned = printed(fleet_text.node_history(views()["cordoned"], NOW_S))
     assert "ada" in cordoned and "fan" in cordoned
-    assert len(printed(nodes_text.past(views()["well"], NOW_S)).splitlines()) == 2
+    assert len(printed(fleet_text.node_history(views()["well"], NOW_S)).splitlines()) == 2
