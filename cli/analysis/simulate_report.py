@@ -115,7 +115,7 @@ def _with_colour(at: int, cells: Sequence[str]) -> tuple[str, ...]:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
-    """Return an HTML table of markup cells; kind "numbers" aligns all but the first column right."""
+    """Return an HTML table of markup cells; kind "numbers" right-aligns all but the first."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table class='{kind}'><tr>{head}</tr>{body}</table>"

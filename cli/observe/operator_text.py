@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 _ORDER_TEXTS = {
-    "cordon_node": "node {} is cordoned",
-    "cordon_rank": "rank {} is cordoned",
-    "pause": "planning for job {} is paused",
-    "dry_run": "dry run: plans are made but not offered",
+    "cordon_node": "node {} cordoned",
+    "cordon_rank": "rank {} cordoned",
+    "pause": "planning paused for job {}",
+    "dry_run": "dry run (plans are not offered)",
 }
 
 

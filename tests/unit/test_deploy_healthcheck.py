@@ -82,7 +82,7 @@ NOT_UNFIT: dict[str, tuple[Install, int]] = {
     # name: (what is installed, status of the plug-in of node-problem-detector)
     "fit": (answers(0, "fit: 1 devices answer\n"), OK),
     "fit by the real command": (real(), OK),
-    "unknown": (answers(2, "unknown: no word of an agent\n"), UNKNOWN),
+    "unknown": (answers(2, "unknown: no verdict of an agent\n"), UNKNOWN),
 }
 FAILURES: dict[str, Install] = {
     "unfit with the code of a crash": answers(1, f"unfit: {REASON}\n"),

@@ -269,7 +269,7 @@ def test_a_doctor_bears_a_driver_that_goes_while_it_looks(
         raise DriverGoneError("Uninitialized")
 
     monkeypatch.setattr(Nvml, "sample", go)
-    assert check_nvml().found == "the driver is gone: Uninitialized"
+    assert "Uninitialized" in check_nvml().found
 
 
 def test_a_library_without_a_driver_is_a_reason(driver: Driver) -> None:
