@@ -407,6 +407,7 @@ def plan(terminal: Terminal) -> None:
     terminal.run(*placed, "--plot", "no/where.png", code=4)
     Path("partition.toml").write_text((ROOT / "examples" / "partition.toml").read_text())
     terminal.run_without("plan", "partition", "partition.toml", "--speeds", "5=0.5", "--program")
+    terminal.run_without("plan", "partition", "partition.toml", "--speeds", "5=0,6=0.01")
     terminal.run("plan", "partition", "partition.toml", "--speeds", "5=fast", code=3)
 
 

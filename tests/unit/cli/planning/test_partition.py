@@ -91,14 +91,6 @@ def test_the_dead_have_no_work_and_the_living_keep_some_if_wished(tmp_path: Path
     assert whole["standby"] == [] and whole["step_s"] > hopeless["step_s"]
 
 
-def test_people_are_shown_forecast_limit_memory_and_moves(tmp_path: Path) -> None:
-    done = CliRunner().invoke(
-        partition, [str(written(tmp_path)), "--speeds", "1=0.5,3=0"], catch_exceptions=False
-    )
-    for words in ("of the fluid limit", "to move:", "fullest memory", "ranks 3 are out", "layers"):
-        assert words in done.output, done.output
-
-
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
