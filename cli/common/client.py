@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from pacekeeper.core.addresses import split_addresses, is_loopback
+from pacekeeper.core.addresses import is_loopback, split_addresses
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.errors import (
     ConfigError,

@@ -358,12 +358,12 @@ def compute_outcome(
     )
 
 
-def fluid_limit(healthy: float | None, slowdown: float, count_ranks: int) -> float | None:
+def fluid_limit(healthy: float | None, slowdown: float, num_ranks: int) -> float | None:
     """Return the healthy rate times the mean speed with one slow rank (see `Outcome`).
 
     Undefined for the CPU clock, where ranks compete for cores.
     """
-    return None if healthy is None else healthy * (count_ranks - 1 + 1 / slowdown) / count_ranks
+    return None if healthy is None else healthy * (num_ranks - 1 + 1 / slowdown) / num_ranks
 
 
 def is_fault_hidden(speed: Throughput, fluid: float | None) -> bool | None:

@@ -82,8 +82,8 @@ class Recorder:
 
     def _watch_steps(self) -> None:
         for message in self._stub.WatchSteps(status_pb2.WatchStepsRequest(job=self.job)):
-            count_ranks = len(message.ranks)
-            unknown = [math.nan] * count_ranks
+            num_ranks = len(message.ranks)
+            unknown = [math.nan] * num_ranks
             if not self.steps or message.generation != self.steps[-1].generation:
                 self._fetch_layout(message.generation)
             with self._lock:

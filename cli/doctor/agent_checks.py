@@ -30,7 +30,9 @@ def agent_checks(config: AgentConfig, own_address: str = "") -> Iterator[NamedCh
     from pacekeeper.protos import tls
 
     def exposure() -> Check | str:
-        return check_exposure(unencrypted_connections(config), is_allowed=config.insecure, remedy=TLS_REMEDY)
+        return check_exposure(
+            unencrypted_connections(config), is_allowed=config.insecure, remedy=TLS_REMEDY
+        )
 
     def credentials() -> str:
         tls.check_client(config.tls, config.token_file)

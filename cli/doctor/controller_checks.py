@@ -58,7 +58,9 @@ def controller_checks(config: ControllerConfig) -> Iterator[NamedCheck]:
 def _check_exposure(config: ControllerConfig) -> Check | str:
     from pacekeeper.controller.api.auth.listeners import OPEN_REMEDY, unprotected_listeners
 
-    return check_exposure(unprotected_listeners(config), is_allowed=config.insecure, remedy=OPEN_REMEDY)
+    return check_exposure(
+        unprotected_listeners(config), is_allowed=config.insecure, remedy=OPEN_REMEDY
+    )
 
 
 def _check_key_pair(config: ControllerConfig) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from pacekeeper.cli.doctor.checks import Check, Health
-from pacekeeper.core.addresses import split_addresses, split_address
+from pacekeeper.core.addresses import split_address, split_addresses
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.errors import ConfigError, HostError, UnreachableError, listen_error
 

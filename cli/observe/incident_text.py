@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pacekeeper.core.incidents.rank_failures import nodes_label, plural_reason, ranks_label
-from pacekeeper.core.incidents.rank_ranges import RankRanges, merge_ranges, count_ranks
+from pacekeeper.core.incidents.rank_ranges import RankRanges, count_ranks, merge_ranges
 
 MAX_DEATH_LINES = 12
 MAX_NODE_NAMES = 2

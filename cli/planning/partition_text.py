@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pacekeeper.controller.planning.model.partition import PartitionPlan
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program, format_program
+from pacekeeper.core.layout.pipeline_schedule import Schedule, format_program, pipeline_program
 
 SHOWN_PIPELINES = 16
 

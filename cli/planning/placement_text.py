@@ -16,7 +16,7 @@ def survival_by_loss(plan: ExpertPlan, cluster: Cluster) -> dict[str, tuple[floa
     """Return the survival by number of lost devices, nodes and racks."""
     most = len(plan.proof.survival) - 1
     return {
-        "devices": survival_by(plan.hosts, range(cluster.count_ranks), max_losses=most),
+        "devices": survival_by(plan.hosts, range(cluster.num_ranks), max_losses=most),
         "nodes": plan.proof.survival,
         "racks": survival_by(plan.hosts, cluster.racks, max_losses=most),
     }
@@ -26,7 +26,7 @@ def _distinct(plan: ExpertPlan, cluster: Cluster) -> dict[str, tuple[float, ...]
     """Return the survival of nodes, and of devices and racks if these differ from nodes."""
     num_nodes = len(set(cluster.nodes))
     is_other = {
-        "devices": cluster.count_ranks > num_nodes,
+        "devices": cluster.num_ranks > num_nodes,
         "nodes": True,
         "racks": len(set(cluster.racks)) < num_nodes,
     }
@@ -91,7 +91,7 @@ def print_placement(plan: ExpertPlan, cluster: Cluster) -> None:
         parts = (*found.values(), proof.survival_bound)
         table.add_row(str(lost), *(f"{p[lost]:.4f}" if lost < len(p) else "" for p in parts))
     console.print(table)
-    console.print(f"{cluster.count_ranks} devices; replicas and shares with --json")
+    console.print(f"{cluster.num_ranks} devices; replicas and shares with --json")
 
 
 def device_loads(
@@ -102,9 +102,9 @@ def device_loads(
     Returns:
         The sum over all layers, and the maximum of a layer, one value per device each.
     """
-    whole, most = [0.0] * cluster.count_ranks, [0.0] * cluster.count_ranks
+    whole, most = [0.0] * cluster.num_ranks, [0.0] * cluster.num_ranks
     for layer, hosts, proof in zip(rows, plan.hosts, plan.proof.layers, strict=True):
-        at = [0.0] * cluster.count_ranks
+        at = [0.0] * cluster.num_ranks
         for load, on in zip(layer, hosts, strict=True):
             for host in on:
                 at[host.rank] += load * host.share / cluster.speeds[host.rank]
@@ -132,7 +132,7 @@ def write_plot(
     figure = Figure(figsize=(11.0, 4.0), layout="constrained")
     left, right = figure.subplots(1, 2)
     whole, most = device_loads(plan, rows, cluster)
-    devices = range(cluster.count_ranks)
+    devices = range(cluster.num_ranks)
     left.bar(devices, whole, color="#4477aa", label="all layers")
     if len(rows) > 1:
         left.plot(devices, most, "D", color="#aa3377", markersize=4, label="busiest layer")

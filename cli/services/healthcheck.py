@@ -54,7 +54,9 @@ def command(
     config = load_settings(AgentConfig, config_file, ring_dir=ring_dir)
     now_unix_s = time.time()
     try:
-        verdict = node_health.current_health(read_verdict(Path(config.ring_dir)), now_unix_s=now_unix_s)
+        verdict = node_health.current_health(
+            read_verdict(Path(config.ring_dir)), now_unix_s=now_unix_s
+        )
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         verdict = node_health.unknown_health(

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 import pytest
 
 from pacekeeper.cli.common import extras
-from pacekeeper.cli.doctor.checks import Health, tried
+from pacekeeper.cli.doctor.checks import Health, run_check
 from pacekeeper.core.errors import ExitCode, HostError
 
 METADATA = (
@@ -87,7 +87,7 @@ def test_a_check_that_lacks_a_package_is_broken_and_one_that_lacks_a_module_rais
 
         return ""
 
-    check = tried("page", look, extra="web")
+    check = run_check("page", look, extra="web")
     assert (check.health, check.exit_code) == (Health.BROKEN, ExitCode.HOST)
     assert "'pacekeeper[web]'" in check.remedy
 
@@ -95,4 +95,4 @@ def test_a_check_that_lacks_a_package_is_broken_and_one_that_lacks_a_module_rais
         raise missing("pacekeeper.gone")
 
     with pytest.raises(ModuleNotFoundError):
-        tried("page", own, extra="web")
+        run_check("page", own, extra="web")

@@ -75,17 +75,10 @@ def test_a_line_says_how_often_which_devices_and_what_was_last() -> None:
     lines = printed(fleet_text.node_table(nodes, NOW_S)).splitlines()
     assert lines[1].split()[:7] == ["lemon", "connected", "r1", "lemon", "3", "2", "3"]
     assert all(word in lines[1] for word in ("x1.50", "job-5", "2.0"))
-<<<<<<< HEAD:tests/unit/cli/observe/test_nodes_text.py
-    assert lines[3].split()[:4] == ["gone", "away", "-", "struck"]
-    assert lines[4].split()[:7] == ["cordoned", "attached", "r1", "cordoned", "0", "0", "0"]
-    assert lines[5].split()[3] == "well"
-    counts = [int(word) for word in fleet_summary(nodes).split() if word.isdigit()]
-=======
     assert lines[3].split()[:4] == ["gone", "disconnected", "-", "struck"]
     assert lines[4].split()[:7] == ["cordoned", "connected", "r1", "cordoned", "0", "0", "0"]
     assert lines[5].split()[3] == "ok"
     counts = [int(word) for word in fleet_summary(nodes).split() if word.isdigit()]
->>>>>>> 2f28d26 (Command line: plain technical English, domain names, commands grouped by task):tests/unit/cli/observe/test_fleet_text.py
     assert counts == [5, 1, 1, 3, 90, 1]
 
 
