@@ -289,11 +289,11 @@ def compute_outcome(
     Incidents without a rank (advice, job-level slowdowns of a busy machine) are not false findings.
 
     Args:
-        logs: committed steps of each rank, of which the survivors' are used.
+        logs: committed steps of each rank.
         incidents: incidents received by the demo.
         truth: injected faults.
         schedule: steps of the faults.
-        trained: settings of the trainer: warm-up, clock and seed.
+        trained: warm-up, clock and seed of the trainer.
 
     Raises:
         PacekeeperError: no rank survived.
@@ -312,9 +312,7 @@ def compute_outcome(
         recovered=tokens_per_s(steps, phases.recovered),
         after_kill=tokens_per_s(steps, phases.after_kill),
     )
-    true_findings = [
-        i for i in incidents if i.kind == "device" and is_true_finding(i, truth, schedule)
-    ]
+    true_findings = [i for i in incidents if i.kind == "device" and is_true_finding(i, truth)]
     found = min(true_findings, key=lambda i: i.found_s, default=None)
     true_deaths = [i for i in incidents if i.kind == "death" and i.rank == truth.killed_rank]
     accusing = [i for i in incidents if i.rank is not None]
@@ -381,7 +379,7 @@ def _ratio(rate: float | None, whole: float | None) -> float | None:
     return None if rate is None or whole is None else rate / whole
 
 
-def is_true_finding(incident: LoggedIncident, truth: GroundTruth, schedule: Schedule) -> bool:
+def is_true_finding(incident: LoggedIncident, truth: GroundTruth) -> bool:
     """Return whether an incident names the slowed rank while it was slow."""
     in_time = truth.fault_s <= incident.found_s and incident.onset_step < truth.lift_first_step
     return incident.rank == truth.rank and in_time
