@@ -207,6 +207,17 @@ def tokens_per_s(steps: Sequence[LoggedStep], phase: range) -> float | None:
     return sum(by_step[s].tokens for s in phase) / spent_s
 
 
+def throughput_of_phases(steps: Sequence[LoggedStep], phases: Phases) -> Throughput:
+    """Return the tokens per second of each phase."""
+    return Throughput(
+        healthy=tokens_per_s(steps, phases.healthy),
+        degraded=tokens_per_s(steps, phases.degraded),
+        mitigated=tokens_per_s(steps, phases.mitigated),
+        recovered=tokens_per_s(steps, phases.recovered),
+        after_kill=tokens_per_s(steps, phases.after_kill),
+    )
+
+
 def overrun_share(logs: Mapping[int, Sequence[LoggedStep]], phase: range) -> float:
     """Return the share of a phase that the rank with most overruns spent on them; 0 if empty.
 
@@ -305,23 +316,14 @@ def compute_outcome(
     phases = split_phases(
         steps, truth, warmup_steps=trained.warmup_steps, kill_step=step_at(steps, truth.kill_s)
     )
-    throughput = Throughput(
-        healthy=tokens_per_s(steps, phases.healthy),
-        degraded=tokens_per_s(steps, phases.degraded),
-        mitigated=tokens_per_s(steps, phases.mitigated),
-        recovered=tokens_per_s(steps, phases.recovered),
-        after_kill=tokens_per_s(steps, phases.after_kill),
-    )
+    throughput = throughput_of_phases(steps, phases)
     true_findings = [i for i in incidents if i.kind == "device" and is_true_finding(i, truth)]
     found = min(true_findings, key=lambda i: i.found_s, default=None)
     true_deaths = [i for i in incidents if i.kind == "death" and i.rank == truth.killed_rank]
     accusing = [i for i in incidents if i.rank is not None]
     expected_incidents = min(1, len(true_findings)) + min(1, len(true_deaths))
-    fluid = (
-        None
-        if trained.clock == "cpu"
-        else fluid_limit(throughput.healthy, truth.slowdown, len(logs))
-    )
+    is_cpu = trained.clock == "cpu"
+    fluid = None if is_cpu else fluid_limit(throughput.healthy, truth.slowdown, len(logs))
     return Outcome(
         injected_rank=truth.rank,
         found_rank=None if found is None else found.rank,
@@ -339,7 +341,7 @@ def compute_outcome(
         devices_busy_mitigated=busy_share(logs, phases.mitigated, {truth.rank: truth.slowdown}),
         host_overrun_share=(
             None
-            if trained.clock == "cpu"
+            if is_cpu
             else max(overrun_share(logs, phases.healthy), overrun_share(logs, phases.mitigated))
         ),
         kill_to_next_step_s=kill_to_next_step_s(list(survivors.values()), truth.kill_s),
