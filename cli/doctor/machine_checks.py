@@ -158,7 +158,9 @@ def check_extras() -> Check:
         name="extras",
         health=Health.OK if complete else Health.LIMITED,
         found="; ".join([", ".join(complete) or "none is complete", *partial]),
-        remedy="pip install 'pacekeeper[EXTRA]' for the parts that run here" if partial else "",
+        remedy="run `pip install 'pacekeeper[EXTRA]'` for the parts that run here"
+        if partial
+        else "",
     )
 
 

@@ -79,7 +79,9 @@ def print_placement(plan: ExpertPlan, cluster: Cluster) -> None:
         f"at most {proof.gap:.2%} above the lower bound for these slots"
     )
     if over > 1.01:
-        shown = ", ".join(map(str, worst.bottleneck[:16])) + (" .." if len(worst.bottleneck) > 16 else "")
+        shown = ", ".join(map(str, worst.bottleneck[:16])) + (
+            " .." if len(worst.bottleneck) > 16 else ""
+        )
         console.print(f"bottleneck: devices {shown} alone hold the experts that they compute")
     console.print(f"replicas: {proof.num_replicas}, of which {proof.num_copied} must be copied")
     console.print(f"probability that an expert loses all its nodes: {proof.loss_probability:.3g}")
