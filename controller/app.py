@@ -1,9 +1,9 @@
-"""Wires the controller: one inbox, one consumer, one ticker, one store. The clock enters here.
+"""Builds and runs the controller: one inbox, one consumer, one ticker, one store.
 
-What an event changes is stored before anybody is told; what came in meanwhile is taken in together
-and stored at once, for a disk is slow and a fleet comes back in one moment. While the store can not
-be written the inbox waits: agents keep their reports, training goes on, nothing is promised that
-could be lost.
+The clock enters here. The changes of an event are stored before anything is sent. Events that
+arrive meanwhile are processed and stored together, because a disk is slow and a fleet may reconnect
+at once. While the store rejects writes the inbox waits: agents keep their reports, and training
+continues.
 """
 
 import asyncio
@@ -65,9 +65,9 @@ from pacekeeper.protos import (
 
 
 def preload_numerics() -> None:
-    """What the first fit and the first thresholds import when they need it: now, beside the loop.
+    """Import what the first fit and the first thresholds need, in a thread.
 
-    With the law of healthy residuals, which is made once, nearly a second.
+    Also computes the distribution of healthy residuals, once: nearly a second.
     """
     importlib.import_module("scipy.optimize")
     chart_rules(gaussian(), samples=1e6)
@@ -89,12 +89,19 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Controller:
-    """The central service of a fleet."""
+    """The controller service of one fleet."""
 
     def __init__(self, config: ControllerConfig, leadership: Leadership | None = None) -> None:
-        """`office`: what gives it the right to command; None: it is the only one.
+        """Open store, audit log and page.
 
-        Raises ConfigError (security), HostError (store, audit log) and VersionError (store).
+        Args:
+            config: The configuration.
+            office: The right to command; None: this is the only controller.
+
+        Raises:
+            ConfigError: An unprotected listener, or unusable certificates or tokens.
+            HostError: The store or the audit log cannot be opened.
+            VersionError: The store has another version.
         """
         reject_unprotected_listeners(config)
         self.config = config
@@ -149,16 +156,16 @@ class Controller:
         self._failures: set[str] = set()  # that were told
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT. Raises HostError where a port is taken, or the store breaks."""
+        """Serve until SIGTERM or SIGINT. Raises HostError: a port is taken, or the store fails."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         await self.serve(stop)
-        _log.info("stopped")
+        _log.info("The controller stopped")
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set. Raises as `run` does."""
+        """Serve until `stop` is set. Raises as `run` does."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.store.close)
             stack.callback(self.history.close)
@@ -197,7 +204,7 @@ class Controller:
                 task.result()
 
     async def _serve(self, folder: Path) -> tuple[grpc.aio.Server, str]:
-        """All but agents' streams, at a socket in a folder that only we may enter: its address."""
+        """Start the gRPC server for all but agents' streams, on a private socket."""
         server = self.listener_setup.server()
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, server)
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(self.operator, server)
@@ -217,7 +224,7 @@ class Controller:
         return server, address
 
     async def _open_front(self, inner: str) -> IngestSupervisor:
-        """The process that serves agents, and hands calls on to `inner`."""
+        """Start the ingest process, which forwards other calls to `inner`."""
         listen = join_address(*self._address)
         self.front = front = IngestSupervisor(
             self.listener_setup.settings(listen, inner),
@@ -235,14 +242,14 @@ class Controller:
         return front
 
     async def _lose_agents(self) -> None:
-        """All streams are lost with the front."""
+        """Detach all nodes: their streams ended with the ingest process."""
         if events := self.agents.gone():
             await self._put_all(events)
 
     async def _drain(
         self, server: grpc.aio.Server, front: IngestSupervisor, tasks: Sequence[asyncio.Task[None]]
     ) -> None:
-        """Say that we go, end the streams, take in what came before; then stop."""
+        """Shut down: report NOT_SERVING, end streams, process what arrived before, stop."""
         await self._health.enter_graceful_shutdown()
         self.status.end_all()
         await front.drain()
@@ -256,7 +263,7 @@ class Controller:
         await self._put_all((event,))
 
     async def _put_all(self, events: Sequence[Event]) -> None:
-        """Through the machine before the caller goes on: back-pressure, and acks mean stored."""
+        """Process events; returns once they are stored, which gives back-pressure."""
         if self._is_over:
             events = [event for event in events if not isinstance(event, NodeDetached)]
             if not events:
@@ -269,21 +276,21 @@ class Controller:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self.config.tick_interval_s)
-            self.metrics.say_leading(leads := self.leadership.term() is not None)
+            self.metrics.set_leading(leads := self.leadership.term() is not None)
             if not leads:
                 continue  # whatever time tells is the next leader's to hear
             await self._put(Tick(unix_offset_s=time.time() - time.monotonic()))
             self.metrics.update(self.state)
             self.webhook.on_tick(self.state, time.monotonic())
             sequences = self.agents.sequences
-            self.metrics.say_sequences(missed=sequences.missed, repeated=sequences.repeated)
+            self.metrics.set_sequences(missed=sequences.missed, repeated=sequences.repeated)
             self._say_size()
             self.history.on_tick(self.state)
             await self.leadership.ship(self.store.journal.taken())
             self.listener_setup.audit_handshake_failures()
 
     async def _consume(self) -> None:
-        """The only caller of the machine: no lock needed."""
+        """Process the inbox; the only caller of the state machine, so no lock is needed."""
         while True:
             while not self._inbox:
                 self._has_come.clear()
@@ -305,7 +312,7 @@ class Controller:
             await asyncio.sleep(0)  # who was waited for speaks before the next ones
 
     async def _take_whole(self, events: Sequence[Event]) -> None:
-        """A mistake of ours in storing costs the one event that it comes with."""
+        """Process events; an internal error while storing costs one event only."""
         before = self.state
         try:
             await self._take(events)
@@ -319,7 +326,7 @@ class Controller:
                 await self._take_whole([event])
 
     async def _take(self, events: Sequence[Event]) -> None:
-        """Some events: the new state counts once it is stored, and only then anybody is told."""
+        """Process events together; the new state is used, and commands run, once it is stored."""
         state, commands = self.state, list[Command]()
         for event in merge_reports(events):
             began_s = time.monotonic()
@@ -342,9 +349,10 @@ class Controller:
             self.history.on_command(command)
 
     async def _store(self, state: State, commands: Sequence[Command]) -> None:
-        """All that must last, in one transaction; again and again while the disk refuses.
+        """Store the changes in one transaction; retries while the disk rejects writes.
 
-        Raises HostError for a damaged store: no patience mends it.
+        Raises:
+            HostError: The store is damaged.
         """
         writes = self._writes.of(state, commands, time.monotonic())
         if not writes:
@@ -363,7 +371,11 @@ class Controller:
                 self.metrics.store_retries.inc()
                 if str(error) != refused:
                     refused = str(error)
-                    _log.error("store=%s refuses: %s; intake waits", self.config.store, refused)
+                    _log.error(
+                        "The store %s rejects writes, and intake waits: %s",
+                        self.config.store,
+                        refused,
+                    )
                     await self._say_health(refused)
                 await asyncio.sleep(STORE_RETRY_S)
             else:
@@ -373,21 +385,21 @@ class Controller:
         # wait for the copies in this one's place, and a new snapshot would already hold them.
         await self.leadership.ship(self.store.journal.taken())
         if refused:
-            _log.info("store=%s takes writes again", self.config.store)
+            _log.info("The store %s accepts writes again", self.config.store)
             await self._say_health("")
 
     async def _say_health(self, refused: str) -> None:
-        """While the store refuses nothing is taken in: probes must see it. Who asks is answered."""
-        self.metrics.say_store(refused)
+        """Report to health probes whether the store accepts writes."""
+        self.metrics.set_store_refusing(refused)
         for name in ("", _CONTROL):
             await self._health.set(name, _NOT_SERVING if refused else _SERVING)
 
     def _say_size(self) -> None:
         with contextlib.suppress(sqlite3.Error):  # a disk that can not be read: writes say so
-            self.metrics.say_size(self.store.used_bytes, self.store.log_bytes)
+            self.metrics.set_store_size(self.store.used_bytes, self.store.log_bytes)
 
     def _count_failure(self, what: str, error: Exception) -> None:
-        """A bug of ours: with its traceback once; the same one again is only counted."""
+        """Count an internal error; log it with its traceback the first time."""
         self.metrics.failures.inc()
         if (text := f"{what}: {error!r:.500}") not in self._failures:
             self._failures = {*self._failures, text} if len(self._failures) < MAX_TOLD else {text}

@@ -1,6 +1,7 @@
-"""What the machine asks for is done: agents are told, people who watch, the planner, the log.
+"""Executes the commands of the state machine.
 
-What must last is stored by then.
+It sends to agents, publishes to watchers, queues planning and logs. `controller/app.py` calls it
+after everything that must last is stored.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ def _one_thread() -> ThreadPoolExecutor:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Planner:
-    """Answers each question with one event, whatever happens. Use from one event loop."""
+    """Runs the policy in a thread and answers each question with one event."""
 
     policy: PolicyConfig
     put: Callable[[Event], Awaitable[None]]
@@ -58,13 +59,13 @@ class Planner:
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def ask(self, question: AskDecision) -> None:
-        """Begin; the answer goes to `put`."""
+        """Queue a question; the answer goes to `put`."""
         task = asyncio.create_task(self._answer(question))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Nothing more is answered. A decision in the making ends by itself, for nobody."""
+        """Stop answering; a decision being computed is discarded."""
         for task in self._tasks:
             task.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -85,7 +86,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandExecutor:
-    """All that a command may reach. `on_failure` counts our own mistakes."""
+    """Executes commands; `on_failure` counts internal errors."""
 
     agents: AgentControl
     metrics: ControllerMetrics
@@ -95,7 +96,7 @@ class CommandExecutor:
     on_failure: Callable[[str, Exception], None]
 
     def execute(self, command: Command) -> None:
-        """Do it now; nothing here waits."""
+        """Execute one command without waiting."""
         match command:
             case OfferPlan(job=job, nodes=nodes, layout=layout, base_generation=base, life=life):
                 offer = reports.offer_to_message(job, layout, base, life)

@@ -1,4 +1,4 @@
-"""What operators can do, over gRPC and on the web page: each action becomes one event.
+"""Actions of operators, over gRPC and on the web page: each one becomes one event.
 
 The state machine decides; the result or the rejection is read from the state afterwards.
 """

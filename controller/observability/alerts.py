@@ -1,8 +1,8 @@
-"""What people should hear of, by the names of the alert rules, and when it is over. Pure.
+"""Alerts of the webhook, under the names of the Prometheus alert rules.
 
-Level-based: what stands in the state for long enough is told once, and once more when it is gone.
-After a restart of the controller what still stands is told again. What comes and goes between two
-looks is in the incidents only.
+Level-based: a condition that lasts long enough in the state is sent once, and once more when it
+ends. After a restart of the controller, conditions that still hold are sent again. A condition that
+begins and ends between two updates leaves an incident only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,9 +31,14 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """One thing to hear of; `labels` tell it from others of its name.
+    """One condition to alert on.
 
-    `extent`: whom it is about, where that may grow: then it is told again.
+    Attributes:
+        alert: Name of the rule.
+        labels: Distinguish it from others of that name.
+        summary: One sentence.
+        description: Details.
+        extent: The ranks concerned, if they can change: then it is sent again.
     """
 
     alert: str
@@ -44,18 +49,18 @@ class Alert:
 
     @property
     def key(self) -> Key:
-        """Who it is, whatever its words."""
+        """Identifies the alert, independent of its texts."""
         return self.alert, tuple(sorted(self.labels.items()))
 
     @property
     def severity(self) -> str:
-        """As the rule of that name says."""
+        """The severity of its rule."""
         return RULES[self.alert][0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingAlert:
-    """What holds since then, by a clock that nobody sets, and whether anybody was told."""
+    """An alert that holds since a monotonic time, and whether it was sent."""
 
     notice: Alert
     since_s: float
@@ -64,7 +69,7 @@ class PendingAlert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertNotification:
-    """What is to be told now; `ended_unix_s` None: it stands."""
+    """A notification to send; `ended_unix_s` None: the alert is active."""
 
     notice: Alert
     began_unix_s: float
@@ -74,7 +79,17 @@ class AlertNotification:
 def update_alerts(
     before: Mapping[Key, PendingAlert], state: State, now_s: float, hold_ratio: float
 ) -> tuple[Mapping[Key, PendingAlert], tuple[AlertNotification, ...]]:
-    """A look at the newest state: what stands now, and what of it is news."""
+    """Compare the newest state with the alerts of the last update.
+
+    Args:
+        before: The alerts of the last update.
+        state: The newest state.
+        now_s: Monotonic time.
+        hold_ratio: Scales how long a condition must last.
+
+    Returns:
+        The alerts that hold now, and the notifications to send.
+    """
     after: dict[Key, PendingAlert] = {}
     told: list[AlertNotification] = []
     for notice in _notices(state):

@@ -1,7 +1,7 @@
-"""How long the event loop let somebody wait: the longest of the last minute.
+"""Measures the lag of the event loop: the longest delay of the last minute.
 
-A beat shows it: it wants to come every `BEAT_S`, and comes late while something holds the loop. One
-that does not come at all counts, too: who asks does so from another thread.
+A heartbeat runs every `BEAT_S` and is late while something blocks the loop. The metrics thread
+reads the lag, so that a heartbeat that is still missing counts as well.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ WINDOW_S = 60.0  # longer than between two scrapes: none of them misses a stall
 
 
 class LoopLag:
-    """`began_s`: the first beat."""
+    """The lag; `began_s`: monotonic time of its creation."""
 
     def __init__(self, began_s: float) -> None:
         self._beat_s = began_s
@@ -23,7 +23,7 @@ class LoopLag:
         self._lock = threading.Lock()
 
     def beat(self, now_s: float) -> None:
-        """The loop came to it now."""
+        """Record a heartbeat."""
         with self._lock:
             late_s = max(0.0, now_s - self._beat_s - BEAT_S)
             self._beat_s = now_s
@@ -33,7 +33,7 @@ class LoopLag:
             self._forget(now_s)
 
     def worst_s(self, now_s: float) -> float:
-        """The longest wait of the last minute, with the one that goes on now."""
+        """The longest delay of the last minute, including the present one."""
         with self._lock:
             self._forget(now_s)
             waiting_s = max(0.0, now_s - self._beat_s - BEAT_S)
@@ -45,7 +45,7 @@ class LoopLag:
 
 
 async def run_heartbeat(lag: LoopLag) -> None:
-    """Until it is cancelled."""
+    """Record heartbeats until cancelled."""
     while True:
         lag.beat(time.monotonic())
         await asyncio.sleep(BEAT_S)

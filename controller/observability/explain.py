@@ -1,6 +1,7 @@
-"""What can be said of an incident, put together from what was kept of it. Pure.
+"""Explains an incident from its stored timeline: slowdown with interval, phases and gain.
 
-Nothing is invented: an interval needs steps, a gain needs steps before a plan and after it.
+A value without enough data stays unknown: an interval needs `FEWEST_FOR_INTERVAL` steps, a gain
+needs steps before and after a plan.
 """
 
 from collections.abc import Sequence

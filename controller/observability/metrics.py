@@ -1,6 +1,6 @@
-"""What the controller tells Prometheus: counters of its own, and the newest state when asked.
+"""The controller's Prometheus metrics: its own counters, and the newest state at each scrape.
 
-A scrape reads the state as it is then, in a thread of its own: between scrapes nothing is done.
+A scrape renders the state in its own thread; between scrapes nothing is computed.
 """
 
 import threading
@@ -20,23 +20,23 @@ from pacekeeper.protos import metrics_server
 from pacekeeper.protos.metrics_server import MetricsServer
 
 _COUNTERS = {
-    "reports": "Reports taken in.",
-    "reports_missed": "Reports that agents numbered and that never came: dropped, or refused.",
-    "reports_repeated": "Reports that were passed over, since they had been taken in before.",
-    "reports_rejected": "Streams and reports refused as impossible.",
-    "advance_failures": "Events dropped because of a bug.",
-    "front_restarts": "Starts anew of the process that serves agents' streams.",
-    "store_retries": "Writes to the store that had to be tried again.",
-    "refusals": "Calls, streams and connections refused for who made them or how many they were.",
-    "audit_failures": "Lines that the audit log did not take.",
-    "plans_refused": "Plans that a rank could not follow, or that were undone.",
-    "webhook_sent": "Alerts, and ends of alerts, that the webhook took.",
-    "webhook_lost": "The same that it did not take.",
+    "reports": "Reports accepted.",
+    "reports_missed": "Reports missing from agents' sequence numbers: dropped or rejected.",
+    "reports_repeated": "Reports ignored because they were accepted before.",
+    "reports_rejected": "Invalid streams and reports that were rejected.",
+    "advance_failures": "Events dropped because of an internal error.",
+    "front_restarts": "Restarts of the ingest process, which serves agents' streams.",
+    "store_retries": "Writes to the store that were retried.",
+    "refusals": "Calls, streams and connections rejected by access control or rate limits.",
+    "audit_failures": "Audit entries that could not be written.",
+    "plans_refused": "Plans that a rank rejected, or that were rolled back.",
+    "webhook_sent": "Notifications of alerts and their ends that the webhook accepted.",
+    "webhook_lost": "Notifications that the webhook did not accept.",
 }
 
 
 class ControllerMetrics:
-    """All series of one controller. `certificates`: files by what they are used for."""
+    """All metrics of one controller. `certificates`: certificate files by their use."""
 
     def __init__(self, certificates: Mapping[str, str] | None = None) -> None:
         self._certificates = certificates or {}
@@ -49,7 +49,7 @@ class ControllerMetrics:
         self.rejected = counters["reports_rejected"]
         self._missed = counters["reports_missed"]
         self._repeated = counters["reports_repeated"]
-        self._told_sequences = (0, 0)
+        self._exported_sequences = (0, 0)
         self.failures = counters["advance_failures"]
         self.front_restarts = counters["front_restarts"]
         self.store_retries = counters["store_retries"]
@@ -58,40 +58,42 @@ class ControllerMetrics:
         self._plans_refused = counters["plans_refused"]
         self._webhook = {True: counters["webhook_sent"], False: counters["webhook_lost"]}
         self._plans = Counter(
-            "pacekeeper_plans_total", "Plans decided on.", ["rung"], registry=self.registry
+            "pacekeeper_plans_total", "Plans decided.", ["rung"], registry=self.registry
         )
         self._incidents = Counter(
             "pacekeeper_incidents_total", "Incidents opened.", ["kind"], registry=self.registry
         )
-        # From 0 on: an increase from nothing is none for Prometheus.
+        # Series start at 0: Prometheus sees no increase in a series that appears at 1.
         for kind in FindingKind:
             self._incidents.labels(kind.value)
         for rung in MitigationLevel:
             self._plans.labels(rung.value)
         self.advance = Summary(
-            "pacekeeper_advance_seconds", "One event through the machine.", registry=self.registry
+            "pacekeeper_advance_seconds",
+            "Duration of one event in the state machine.",
+            registry=self.registry,
         )
         self.lag = LoopLag(time.monotonic())
         lag = Gauge(
             "pacekeeper_loop_lag_seconds",
-            "The longest that the controller's event loop let somebody wait in the last minute.",
+            "Longest delay of the controller's event loop in the last minute.",
             registry=self.registry,
         )
         lag.set_function(lambda: self.lag.worst_s(time.monotonic()))
         self._refusing = Gauge(
             "pacekeeper_store_refusing",
-            "1 while the store takes no writes: intake waits.",
+            "1 while the store rejects writes and intake waits.",
             ["reason"],
             registry=self.registry,
         )
         self._leading = Gauge(
             "pacekeeper_leading",
-            "1: this controller leads; 0: another one may, and tells of the jobs.",
+            "1 if this controller leads; 0 if another one may, which then exports the jobs.",
             registry=self.registry,
         )
         self._store_bytes = Gauge(
             "pacekeeper_store_bytes",
-            "What lies in the store, and its write-ahead log.",
+            "Size of the store's content and of its write-ahead log.",
             ["part"],
             registry=self.registry,
         )
@@ -101,56 +103,56 @@ class ControllerMetrics:
         self._one_at_a_time = threading.Lock()
 
     def begin_after(self, newest_incident: int) -> None:
-        """Incidents up to this number were counted in an earlier life."""
+        """Do not count incidents up to this number: an earlier process did."""
         self._newest_incident = newest_incident
 
     def count_incident(self, incident: Incident) -> None:
-        """Count it once, however often it is re-measured."""
+        """Count an incident at its first update only."""
         if incident.incident_id > self._newest_incident:
             self._newest_incident = incident.incident_id
             self._incidents.labels(incident.finding.kind.value).inc()
 
     def count_decision(self, decision: Decision) -> None:
-        """A plan was decided on, or one was refused: that has no layout."""
+        """Count a plan, or a refused plan, which has no layout."""
         if decision.layout is None:
             self._plans_refused.inc()
         else:
             self._plans.labels(decision.rung.value).inc()
 
     def count_webhook(self, is_taken: bool, count: int) -> None:
-        """What the webhook was told; called by its thread, too."""
+        """Count notifications that the webhook accepted or lost; called from any thread."""
         self._webhook[is_taken].inc(count)
 
-    def say_store(self, refused: str) -> None:
-        """Why the store takes no writes now; empty: it does."""
+    def set_store_refusing(self, refused: str) -> None:
+        """Set why the store rejects writes; empty: it accepts them."""
         self._refusing.clear()
         if refused:
             self._refusing.labels(refused).set(1)
 
-    def say_size(self, used_bytes: int, log_bytes: int) -> None:
-        """How large the store is."""
+    def set_store_size(self, used_bytes: int, log_bytes: int) -> None:
+        """Set the size of the store and of its write-ahead log."""
         self._store_bytes.labels("used").set(used_bytes)
         self._store_bytes.labels("log").set(log_bytes)
 
-    def say_sequences(self, *, missed: int, repeated: int) -> None:
-        """Export the totals of reports that were missed, and of those that came again."""
-        before_missed, before_repeated = self._told_sequences
+    def set_sequences(self, *, missed: int, repeated: int) -> None:
+        """Set the totals of missed and repeated reports."""
+        before_missed, before_repeated = self._exported_sequences
         self._missed.inc(missed - before_missed)
         self._repeated.inc(repeated - before_repeated)
-        self._told_sequences = (missed, repeated)
+        self._exported_sequences = (missed, repeated)
 
-    def say_leading(self, leads: bool) -> None:
-        """Does this controller lead? One that does not knows nothing that is worth telling."""
+    def set_leading(self, leads: bool) -> None:
+        """Set whether this controller leads; one that does not exports no state."""
         self._leading.set(leads)
         if not leads:
             self._state = State()
 
     def update(self, state: State) -> None:
-        """This is the newest state."""
+        """Set the newest state."""
         self._state = state
 
     def page(self) -> bytes:
-        """What a scrape is answered now; called by any thread."""
+        """Render the page of a scrape; called from any thread."""
         page = MetricsPage()
         with self._one_at_a_time:
             state = self._state
@@ -160,7 +162,16 @@ class ControllerMetrics:
         return generate_latest(self.registry) + page.text().encode()
 
     def serve(self, host: str, port: int, config: MetricsConfig | None = None) -> MetricsServer:
-        """Answer /metrics there (port 0: any free one). Raises HostError where it is taken."""
+        """Serve /metrics.
+
+        Args:
+            host: Address to listen on.
+            port: TCP port; 0 takes any free one.
+            config: Certificate and token.
+
+        Raises:
+            HostError: The port is taken.
+        """
         return MetricsServer(
             host,
             port,

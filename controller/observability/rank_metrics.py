@@ -1,4 +1,4 @@
-"""The series that joins ranks with nodes and devices: one of each living rank, its text kept. Pure.
+"""`pacekeeper_rank_info`, which joins ranks with nodes and devices: one series per live rank.
 
 Every other series names a rank, a node or a device alone; what runs where is asked of this one
 (`* on (UUID) group_left (job_name, rank) pacekeeper_rank_info`). It is by far the longest page of a
@@ -15,7 +15,7 @@ from pacekeeper.core.telemetry.attachment import Attachment
 
 RANK_INFO = MetricFamily(
     "pacekeeper_rank_info",
-    "1: where each living rank runs; stage and pipeline of the layout in force.",
+    "1 for each live rank: its node, device, and its stage and pipeline in the current layout.",
     *("job_name", "rank", "node", "UUID", "role", "stage", "pipeline"),
 )
 _Place = tuple[str, str]
@@ -37,13 +37,13 @@ class _Job:
 
 
 class RankInfoSeries:
-    """Remembers, of every job, the lines of its ranks."""
+    """Caches the rendered line of each rank."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}
 
     def write(self, page: MetricsPage, jobs: Mapping[str, JobState]) -> None:
-        """The lines of all jobs; made anew where a rank or a layout changed."""
+        """Write the lines of all jobs; only those of changed ranks and layouts are rendered."""
         lines = page.lines_of(RANK_INFO)
         kept: dict[str, _Job] = {}
         for name, job in jobs.items():

@@ -1,7 +1,7 @@
-"""What is told of a state when Prometheus asks: few series, base units. Pure.
+"""Metrics of the state, rendered at each scrape: few series, base units.
 
-No series per rank but the one that says where it runs (`rank_series`): of each job only the slowest
-few ranks and the newest open incidents are told, and none while all are well.
+Only `rank_info` has a series per rank. Of each job the slowest few ranks and the newest open
+incidents are exported; none while all ranks are healthy.
 """
 
 from collections import Counter as Tally
@@ -23,51 +23,63 @@ def _family(name: str, text: str, *labels: str) -> MetricFamily:
     return MetricFamily(f"pacekeeper_{name}", text, *labels)
 
 
-JOBS = _family("jobs", "Jobs known.")
-NODES_CONNECTED = _family("nodes_connected", "Agents attached.")
-NODE_AWAY = _family("node_away", "1: its agent is not attached, and ranks run there.", "node")
-INCIDENTS_OPEN = _family("incidents_open", "Incidents open.", "kind")
+JOBS = _family("jobs", "Known jobs.")
+NODES_CONNECTED = _family("nodes_connected", "Attached agents.")
+NODE_AWAY = _family("node_away", "1 for a node with running ranks and no attached agent.", "node")
+INCIDENTS_OPEN = _family("incidents_open", "Open incidents.", "kind")
 INCIDENT_SLOWDOWN = _family(
-    "incident_slowdown_ratio", "Open incidents but deaths: observed / expected.", *_INCIDENT
+    "incident_slowdown_ratio",
+    "Observed over expected time of open incidents, rank failures excluded.",
+    *_INCIDENT,
 )
 INCIDENT_OPENED = _family(
-    "incident_opened_timestamp_seconds", "Open incidents: when they were opened.", *_INCIDENT
+    "incident_opened_timestamp_seconds", "When the open incident was opened.", *_INCIDENT
 )
 INCIDENT_RANKS = _family(
-    "incident_dead_ranks", "Open incidents of death: ranks not yet gone on without.", *_INCIDENT
+    "incident_dead_ranks",
+    "Dead ranks of the open incident that the job has not continued without.",
+    *_INCIDENT,
 )
 STEP = _family("job_step", "Newest complete step.", *_JOB)
-TOKENS = _family("job_tokens_per_second", "Tokens per second of it.", *_JOB)
-GENERATION = _family("job_generation", "Layout in force.", *_JOB)
-PROPOSALS = _family("job_proposals_waiting", "Plans that wait for a person.", *_JOB)
+TOKENS = _family("job_tokens_per_second", "Tokens per second of the newest complete step.", *_JOB)
+GENERATION = _family("job_generation", "Generation of the current layout.", *_JOB)
+PROPOSALS = _family("job_proposals_waiting", "Plans that wait for approval.", *_JOB)
 OFFERED = _family(
-    "job_plan_offered_timestamp_seconds", "When the plan was offered that is not in force.", *_JOB
+    "job_plan_offered_timestamp_seconds",
+    "When the plan was offered that is not applied yet.",
+    *_JOB,
 )
-INFO = _family("job_info", "1 for what is said of the job.", *_JOB, "watch")
-BLIND = _family("job_blind", "1 while something would be missed, and why.", *_JOB, "cause")
-SIGHT = _family("job_detectable_slowdown_ratio", "Smallest that would be named in time.", *_JOB)
-SIGHT_STEPS = _family("job_detectable_steps", "Steps in which it would be named.", *_JOB)
-SAVED_STEP = _family("job_checkpoint_step", "Newest complete checkpoint.", *_JOB)
-SAVED_IN = _family("job_checkpoint_seconds", "What it took the rank that ended it.", *_JOB)
+INFO = _family("job_info", "1 for the watch state of the job.", *_JOB, "watch")
+BLIND = _family(
+    "job_blind", "1 while a slow rank would not be detected, with the cause.", *_JOB, "cause"
+)
+SIGHT = _family(
+    "job_detectable_slowdown_ratio", "Smallest slowdown that is attributed in time.", *_JOB
+)
+SIGHT_STEPS = _family("job_detectable_steps", "Steps until that slowdown is attributed.", *_JOB)
+SAVED_STEP = _family("job_checkpoint_step", "Step of the newest complete checkpoint.", *_JOB)
+SAVED_IN = _family("job_checkpoint_seconds", "Duration on the rank that completed it.", *_JOB)
 SAVE_TROUBLE = _family(
-    "job_checkpoint_trouble", "1: the newest did not come about, and why.", *_JOB, "cause"
+    "job_checkpoint_trouble", "1 if the newest one failed, with the cause.", *_JOB, "cause"
 )
-COPIED_STEP = _family("job_snapshot_step", "Newest snapshot in memory.", *_JOB)
-COPIED_IN = _family("job_snapshot_seconds", "What it took the rank that told of it.", *_JOB)
+COPIED_STEP = _family("job_snapshot_step", "Step of the newest snapshot in memory.", *_JOB)
+COPIED_IN = _family("job_snapshot_seconds", "Duration on the rank that reported it.", *_JOB)
 COPY_TROUBLE = _family(
-    "job_snapshot_trouble", "1: the newest did not come about, and why.", *_JOB, "cause"
+    "job_snapshot_trouble", "1 if the newest one failed, with the cause.", *_JOB, "cause"
 )
 _STORED, _COPIED = (SAVED_STEP, SAVED_IN, SAVE_TROUBLE), (COPIED_STEP, COPIED_IN, COPY_TROUBLE)
-CANARY_FOUND = _family("canary_found", "1: the last made-up slow rank was found in time.", *_JOB)
-CANARY_STEPS = _family("canary_steps", "Steps until it was found or given up.", *_JOB)
-CANARY_LAST = _family("canary_last_step", "The step at which that was.", *_JOB)
-RANKS = _family("job_ranks", "Ranks of the job, by what became of them.", *_JOB, "life")
-RANK_SLOWDOWN = _family("rank_slowdown_ratio", "Slowest ranks: observed / expected.", *_JOB, "rank")
+CANARY_FOUND = _family("canary_found", "1 if the last canary was found in time.", *_JOB)
+CANARY_STEPS = _family("canary_steps", "Steps until it was found or abandoned.", *_JOB)
+CANARY_LAST = _family("canary_last_step", "Step at which it ended.", *_JOB)
+RANKS = _family("job_ranks", "Ranks of the job by state.", *_JOB, "life")
+RANK_SLOWDOWN = _family(
+    "rank_slowdown_ratio", "Observed over expected time of the slowest ranks.", *_JOB, "rank"
+)
 FAMILIES = tuple(value for value in list(vars().values()) if isinstance(value, MetricFamily))
 
 
 def write(page: MetricsPage, state: State) -> None:
-    """All of a state but where its ranks run."""
+    """Write all metrics of a state except `rank_info`."""
     for family in FAMILIES:
         page.lines_of(family)
     page.add(JOBS, len(state.jobs))
@@ -134,9 +146,10 @@ def _incident(page: MetricsPage, job: JobState, incident: Incident) -> None:
 
 
 def incident_labels(job: JobState, incident: Incident) -> Mapping[str, str]:
-    """What tells an incident from others, and where it is; empty: nobody's in particular.
+    """The labels of an incident; those that do not apply are empty.
 
-    Of several dead it is the first one, as long as it lives: an alert must not begin anew.
+    Of several dead ranks it names the first one for as long as the incident is open: with other
+    labels an alert would start again.
     """
     number = incident.finding.rank
     rank = None if number is None else job.ranks.get(number)
@@ -151,7 +164,7 @@ def incident_labels(job: JobState, incident: Incident) -> Mapping[str, str]:
 
 
 def nodes_away(state: State) -> list[str]:
-    """Nodes of living ranks of which no agent speaks, in order of name."""
+    """Nodes with live ranks and without an attached agent, by name."""
     away = {name for name, node in state.nodes.items() if not node.is_connected}
     if not away:
         return []
@@ -160,7 +173,7 @@ def nodes_away(state: State) -> list[str]:
 
 
 def slowest_ranks(job: JobState) -> list[tuple[int, float]]:
-    """The slowest few living ranks of a job that are slow at all: (rank, slowdown)."""
+    """(rank, slowdown) of the slowest live ranks of a job above `WORTH_SHOWING`."""
     slow = [
         (number, slowdown)
         for number, slowdown in job.detection.measured.at_least(WORTH_SHOWING)

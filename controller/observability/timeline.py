@@ -1,8 +1,8 @@
-"""What happened around each incident, and how fast each job went: bounded, however long. Pure.
+"""Records the timeline of each incident and of each job, within fixed limits.
 
-The newest steps of a job are kept with the times of all its ranks. An incident that opens takes
-those of its rank from there, goes on until some steps after its end, and notes meanwhile what was
-decided and done. A course that is full makes one row of its two shortest neighbours.
+The newest steps of a job are kept with the times of all its ranks. A timeline of an incident starts
+with those of its rank, continues until some steps after its end, and notes decisions and actions. A
+full timeline merges its two shortest neighbouring rows.
 """
 
 from collections import deque
@@ -28,10 +28,10 @@ MOST_COURSES = 64  # of one job at a time: what strikes more ranks at once is th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentRow:
-    """One step of a job beside an incident, or the means of `num_steps` from `step` on.
+    """One step of a job during an incident, or the means of `num_steps` from `step` on.
 
-    `observed_s`, `expected_s`: of the incident's rank, or the median of all where it is nobody's;
-    `peers_slowdown`: the median of the others. NaN: not known.
+    `observed_s`, `expected_s`: of the incident's rank, or the median of all ranks if it has none;
+    `peers_slowdown`: the median of the other ranks. NaN: unknown.
     """
 
     step: int
@@ -83,7 +83,7 @@ class PlanNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """One line of what was done, at a step and a time."""
+    """One action, at a step and a time."""
 
     step: int
     unix_s: float
@@ -92,7 +92,7 @@ class Note:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class IncidentTimeline:
-    """What was kept of one incident. `left_steps`: rows still to come, None while it is open."""
+    """The timeline of one incident; `left_steps`: rows still to come, None while it is open."""
 
     incident_id: int
     job: str
@@ -103,7 +103,7 @@ class IncidentTimeline:
     left_steps: int | None = None
 
     def plan(self, note: PlanNote) -> None:
-        """Keep it; one that is like the newest (no plan, say, again) takes its place."""
+        """Add a decision; one without a plan replaces a newest one without a plan."""
         before = self.plans[-1] if self.plans else None
         if before is not None and before.generation is None and note.generation is None:
             self.plans.pop()
@@ -112,7 +112,7 @@ class IncidentTimeline:
             del self.plans[1]  # the first answer stays, and the newest ones
 
     def note(self, note: Note) -> None:
-        """Keep it, the first and the newest ones."""
+        """Add an action; beyond the limit, old ones in the middle are dropped."""
         self.notes.append(note)
         if len(self.notes) > MOST_NOTES:
             del self.notes[MOST_NOTES // 4]
@@ -120,7 +120,7 @@ class IncidentTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """All ranks of one step: what a later incident may want to know."""
+    """The times of all ranks in one step, for incidents that open later."""
 
     step: int
     unix_s: float
@@ -140,7 +140,7 @@ class _Job:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TimelineRecorder:
-    """Of all jobs. `past` gives what was stored of an incident, or of a job's pace, before us."""
+    """The timelines of all jobs; `past_*` return what an earlier process stored."""
 
     past_course: Callable[[int], IncidentTimeline | None] = lambda incident_id: None
     past_pace: Callable[[str], Sequence[JobRow]] = lambda job: ()
@@ -153,11 +153,11 @@ class TimelineRecorder:
     _jobs: dict[str, _Job] = field(default_factory=dict)
 
     def pace(self, job: str) -> list[JobRow]:
-        """How fast the job went, oldest first."""
+        """The timeline of a job, oldest first."""
         return self._job(job).pace
 
     def on_step(self, summary: StepSummary, unix_s: float) -> None:
-        """A step is complete."""
+        """Record a complete step."""
         job = self._job(summary.job)
         job.step = summary.step
         known = _kept(summary, unix_s, job.recent[-1].at if job.recent else {})
@@ -185,7 +185,7 @@ class TimelineRecorder:
                 course.left_steps -= 1
 
     def on_incident(self, incident: Incident, unix_s: float) -> None:
-        """An incident opened or changed."""
+        """Record that an incident opened or changed."""
         course = self.courses.get(incident.incident_id)
         if course is None:
             course = self.past_course(incident.incident_id)
@@ -203,14 +203,14 @@ class TimelineRecorder:
         self.changed[incident.incident_id] = None
 
     def go_on(self, incidents: Iterable[Incident]) -> None:
-        """After a start: what was stored of incidents that are still open."""
+        """Continue the stored timelines of incidents that are open at the start."""
         for incident in incidents:
             course = self.past_course(incident.incident_id)
             if course is not None:
                 self.courses.setdefault(incident.incident_id, course)
 
     def decided(self, job: str, decision: Decision, unix_s: float) -> None:
-        """What the policy said while incidents of this job are open."""
+        """Record a decision of the policy in the timelines of a job's open incidents."""
         note = PlanNote(
             step=self._job(job).step,
             unix_s=unix_s,
@@ -230,7 +230,7 @@ class TimelineRecorder:
                 self.changed[course.incident_id] = None
 
     def stored(self, incidents: Iterable[int], jobs: Iterable[str]) -> None:
-        """These were written; those that are over and told need not be kept."""
+        """Mark timelines as stored; finished ones are dropped from memory."""
         for incident_id in incidents:
             self.changed.pop(incident_id, None)
             course = self.courses[incident_id]
@@ -240,7 +240,7 @@ class TimelineRecorder:
             self.changed_jobs.pop(job, None)
 
     def forget(self, jobs: Iterable[str]) -> None:
-        """Only these are known any more; what was kept of others is in the store."""
+        """Forget all other jobs; their timelines are in the store."""
         known = set(jobs)
         for name in self._jobs.keys() - known:
             if name not in self.changed_jobs:
@@ -280,7 +280,7 @@ def _kept(summary: StepSummary, unix_s: float, known_at: Mapping[int, int]) -> _
 
 
 def _row(step: _Step, rank: int | None) -> IncidentRow:
-    """A step beside one rank and the others; beside all of them where it is nobody's."""
+    """A step as a row: of one rank and its peers, or of all ranks."""
     i = None if rank is None else step.at.get(rank)
     ratio = step.observed_s / step.expected_s
     others = ratio if i is None else np.delete(ratio, i)
@@ -307,7 +307,7 @@ def _median(values: NDArray[np.float32]) -> float:
 
 
 def _append(rows: list[R], row: R, *, most: int, raw: int) -> None:
-    """Behind the others; where that is one too many, the two shortest neighbours become one."""
+    """Append a row; beyond `most` rows the two shortest neighbours after `raw` are merged."""
     rows.append(row)
     if len(rows) <= most:
         return
@@ -321,7 +321,7 @@ def _append(rows: list[R], row: R, *, most: int, raw: int) -> None:
 
 
 def _merged(one: R, other: R) -> R:
-    """Means over the steps of both."""
+    """The mean of two rows, weighted by their steps."""
     count = one.num_steps + other.num_steps
     means: dict[str, Any] = {}
     for name in _MEANS[type(one)]:

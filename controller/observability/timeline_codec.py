@@ -1,4 +1,4 @@
-"""Courses and paces as bytes of the store, and back: compressed JSON. Pure."""
+"""Encodes timelines of incidents and jobs for the store: compressed JSON."""
 
 import json
 import zlib
@@ -22,7 +22,7 @@ MOST_BYTES = 8 << 20  # of one, unpacked: a damaged row can not ask for more
 
 
 def encode_incident_timeline(course: IncidentTimeline) -> bytes:
-    """All of it."""
+    """Encode the timeline of an incident."""
     return _packed(
         {
             "format": FORMAT,
@@ -38,7 +38,7 @@ def encode_incident_timeline(course: IncidentTimeline) -> bytes:
 
 
 def decode_incident_timeline(data: bytes) -> IncidentTimeline:
-    """Raises ValueError for what is no course."""
+    """Decode the timeline of an incident. Raises ValueError if damaged."""
     document = _unpacked(data)
     try:
         return IncidentTimeline(
@@ -58,12 +58,12 @@ def decode_incident_timeline(data: bytes) -> IncidentTimeline:
 
 
 def encode_job_timeline(rows: Sequence[JobRow]) -> bytes:
-    """All of it."""
+    """Encode the timeline of a job."""
     return _packed({"format": FORMAT, "rows": _plain_rows(rows)})
 
 
 def decode_job_timeline(data: bytes) -> list[JobRow]:
-    """Raises ValueError for what is no pace."""
+    """Decode the timeline of a job. Raises ValueError if damaged."""
     document = _unpacked(data)
     try:
         return [_pace_row(row) for row in document["rows"]]

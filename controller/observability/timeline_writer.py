@@ -1,8 +1,8 @@
-"""Keeps the chronicle and writes it into the store every few seconds: for people, never waited for.
-What is too old goes (`controller/storage/retention.py`).
+"""Records timelines and writes them to the store every few seconds.
 
-What is not written yet when the controller is killed is lost; what was decided or found is not
-here, but stored before anybody is told.
+Timelines are for people: nothing waits for them, and a killed controller loses the last seconds.
+Decisions and incidents are stored elsewhere, before they take effect. Old timelines are deleted by
+`controller/storage/retention.py`.
 """
 
 import logging
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class History:
-    """What happened, of one controller. Use from its event loop."""
+    """The history of one controller. Use from its event loop."""
 
     store: Store
     config: RetentionConfig = field(default_factory=RetentionConfig)
@@ -50,7 +50,7 @@ class History:
         self._chronicle = TimelineRecorder(past_course=self._past_course, past_pace=self._past_pace)
 
     def on_command(self, command: Command) -> None:
-        """Something happened."""
+        """Record a command of the state machine."""
         match command:
             case StepSummary():
                 self._chronicle.on_step(command, time.time())
@@ -60,7 +60,7 @@ class History:
                 pass
 
     def on_tick(self, state: State) -> None:
-        """On a tick: what was decided since, what is due to be written, and what is to go."""
+        """Record new decisions, write what is due, or delete old rows."""
         if not self._goes_on:
             self._goes_on = True
             for job in state.jobs.values():
@@ -81,9 +81,10 @@ class History:
             self._retention.on_tick(time.monotonic(), time.time())
 
     def write(self) -> bool:
-        """Write what has waited longest; what the store refuses is tried again the next time.
+        """Write the timelines that waited longest; a failed write is retried the next time.
 
-        True: it took that, and there is more.
+        Returns:
+            Whether it succeeded and more is waiting.
         """
         chronicle = self._chronicle
         courses = list(islice(chronicle.changed, MOST_AT_ONCE))
@@ -106,23 +107,23 @@ class History:
         except sqlite3.Error as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
-                _log.warning("what happened can not be written: %s", error)
+                _log.warning("Timelines cannot be written and are kept in memory: %s", error)
             return False
         self._trouble = ""
         chronicle.stored(courses, jobs)
         return bool(chronicle.changed or chronicle.changed_jobs)
 
     def close(self) -> None:
-        """Write all of it: nothing more will happen."""
+        """Write everything that is waiting."""
         while self.write():
             pass
 
     def pace(self, job: str) -> list[JobRow]:
-        """How fast a job went."""
+        """The timeline of a job."""
         return self._chronicle.pace(job)
 
     def explain(self, state: State, incident_id: int) -> Explanation | None:
-        """All that is kept of an incident; None: nobody knows the number."""
+        """The explanation of an incident; None: its number is unknown."""
         incident = self._incident(state, incident_id)
         if incident is None:
             return None
@@ -130,21 +131,23 @@ class History:
         return explain(incident, course)
 
     def _past_course(self, incident_id: int) -> IncidentTimeline | None:
-        """Read the stored course of an incident; None where none is stored or readable."""
+        """The stored timeline of an incident; None: none is stored or readable."""
         data = self.store.history_tables.course(incident_id)
         try:
             return None if data is None else decode_incident_timeline(data)
         except ValueError as error:
-            _log.warning("course of incident=%d can not be read: %s", incident_id, error)
+            _log.warning(
+                "The stored timeline of incident %d cannot be read: %s", incident_id, error
+            )
             return None
 
     def _past_pace(self, job: str) -> list[JobRow]:
-        """Read the stored pace of a job; empty where none is stored or readable."""
+        """The stored timeline of a job; empty: none is stored or readable."""
         data = self.store.history_tables.pace(job)
         try:
             return [] if data is None else decode_job_timeline(data)
         except ValueError as error:
-            _log.warning("pace of job=%s can not be read: %s", job, error)
+            _log.warning("The stored timeline of job %s cannot be read: %s", job, error)
             return []
 
     def _incident(self, state: State, incident_id: int) -> Incident | None:

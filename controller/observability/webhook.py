@@ -1,8 +1,8 @@
-"""Tells a webhook what people should hear of, from a thread of its own: nobody waits for it.
+"""Sends alerts to a webhook from its own thread.
 
-What waits is bounded (the oldest goes), each attempt has a time limit, attempts have an end; what
-is lost is counted. Deliveries may come twice, after a restart or where an answer was lost: they
-have an id, and alerts their fingerprint.
+The queue is bounded (the oldest notification is dropped), attempts have a time limit and a maximum
+number, and lost notifications are counted. A delivery may arrive twice, after a restart or a lost
+answer: it has an id, and each alert a fingerprint.
 """
 
 import base64
@@ -46,10 +46,19 @@ _log = logging.getLogger(__name__)
 
 
 class Webhook:
-    """The one webhook of a controller."""
+    """The webhook of one controller."""
 
     def __init__(self, config: ControllerConfig, *, on_end: Callable[[bool, int], None]) -> None:
-        """`on_end(is_taken, count)`, from its thread. Raises ConfigError, HostError: files, URL."""
+        """Check URL and files, and start the thread if a webhook is configured.
+
+        Args:
+            config: The controller's configuration.
+            on_end: Called with (accepted, number of notifications), from the webhook's thread.
+
+        Raises:
+            ConfigError: The URL, the secret or the authority is not usable.
+            HostError: A file cannot be read.
+        """
         self._config, self._insecure, self._on_end = config.webhook, config.insecure, on_end
         self._standing: Mapping[Key, PendingAlert] = {}
         self._waiting: deque[AlertNotification] = deque()
@@ -63,14 +72,14 @@ class Webhook:
             self._thread.start()
 
     def on_tick(self, state: State, now_s: float) -> None:
-        """Tell what is news in this state. Takes no time that anybody would notice."""
+        """Queue the notifications that the newest state requires; never blocks."""
         if not self._config.is_on:
             return
         try:
             ratio = self._config.hold_ratio
             self._standing, told = update_alerts(self._standing, state, now_s, ratio)
         except Exception:  # a mistake of ours: the controller has more to do than this
-            _log.exception("webhook: what stands can not be told")
+            _log.exception("webhook: the alerts could not be computed")
             self._on_end(False, 1)
             return
         if not told:
@@ -85,7 +94,7 @@ class Webhook:
             self._on_end(False, over)
 
     def close(self) -> None:
-        """One short attempt more for what waits, then nothing."""
+        """Try once to send what is queued, then stop."""
         self._is_closing.set()
         with self._changed:
             self._changed.notify()
@@ -104,12 +113,12 @@ class Webhook:
             try:
                 is_taken = self._deliver(tellings)
             except Exception:  # a mistake of ours: the next ones are still told
-                _log.exception("webhook: %d not told", count)
+                _log.exception("webhook: %d notifications were not sent", count)
                 is_taken = False
             self._on_end(is_taken, count)
 
     def _deliver(self, tellings: Sequence[AlertNotification]) -> bool:
-        """Was it taken, in as many attempts as there are?"""
+        """Send one delivery in up to `attempts` attempts; whether it was accepted."""
         body = json.dumps(_BODIES[self._config.format](tellings)).encode()
         identity = f"msg_{uuid.uuid4().hex}"
         for attempt in range(self._config.attempts):
@@ -125,7 +134,7 @@ class Webhook:
         return False
 
     def _attempt(self, identity: str, body: bytes) -> tuple[str, bool]:
-        """What went wrong, and whether for good; nothing: it was taken."""
+        """Send once: the error (empty: accepted), and whether a retry is useless."""
         try:
             headers = {"Content-Type": "application/json", "User-Agent": "pacekeeper"}
             headers |= signature_headers(self._secret(), identity, int(time.time()), body)
@@ -143,11 +152,11 @@ class Webhook:
             return f"{type(error).__name__}: {reason}", False
 
     def _say(self, trouble: str) -> None:
-        """On change: never the URL, which may be a secret."""
+        """Log a change between success and failure; never the URL, which may be secret."""
         if trouble and trouble != self._said:
             _log.error("webhook=lost: %s", trouble)
         elif self._said and not trouble:
-            _log.info("webhook=taken again")
+            _log.info("webhook=accepts deliveries again")
         self._said = trouble
 
     def _url(self) -> str:
@@ -181,7 +190,7 @@ class Webhook:
 
 
 def signature_headers(secret: bytes, identity: str, unix_s: int, body: bytes) -> dict[str, str]:
-    """The headers of Standard Webhooks; without a secret none that signs."""
+    """The headers of Standard Webhooks; unsigned without a secret."""
     headers = {"webhook-id": identity, "webhook-timestamp": str(unix_s)}
     if secret:
         content = f"{identity}.{unix_s}.".encode() + body
@@ -191,7 +200,7 @@ def signature_headers(secret: bytes, identity: str, unix_s: int, body: bytes) ->
 
 
 def _alertmanager(tellings: Sequence[AlertNotification]) -> dict[str, Any]:
-    """What Alertmanager sends its receivers, version 4."""
+    """The body of Alertmanager's webhook, version 4."""
     alerts = [_alert(telling) for telling in tellings]
     is_firing = any(alert["status"] == "firing" for alert in alerts)
     shared = set.intersection(*(set(alert["labels"].items()) for alert in alerts))
@@ -229,7 +238,7 @@ def _alert(telling: AlertNotification) -> dict[str, Any]:
 
 
 def _slack(tellings: Sequence[AlertNotification]) -> dict[str, Any]:
-    """A message for Slack's incoming webhooks, and those that took over its form."""
+    """The body of Slack's incoming webhooks and compatible ones."""
     lines = []
     for telling in tellings:
         notice = telling.notice
@@ -242,7 +251,7 @@ def _slack(tellings: Sequence[AlertNotification]) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """With what Slack would take for markup escaped."""
+    """Escape Slack's markup."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

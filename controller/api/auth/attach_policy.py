@@ -1,4 +1,4 @@
-"""What the ingest of agent streams asks of access control, and the default that accepts everything.
+"""Access control of agent streams: the interface that ingest uses, and its permissive default.
 
 `AgentControl` calls an `AttachPolicy` at each stream and report; `AuthInterceptor` is the one that
 checks. A rank belongs to the node whose agent attached it first in this run of the job, as long as

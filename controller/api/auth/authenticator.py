@@ -1,7 +1,7 @@
 """Identifies callers of gRPC and of the web page by certificate or bearer token.
 
-`AuthInterceptor` and `WebAuthenticator` share one `Authenticator`. It says who a caller is, never
-what the caller may do (`rbac.py`), and writes no audit entries.
+`AuthInterceptor` and `WebAuthenticator` share one `Authenticator`. It identifies
+callers; it never decides what they may do (`rbac.py`) and writes no audit entries.
 """
 
 import time

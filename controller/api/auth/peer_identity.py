@@ -1,4 +1,4 @@
-"""What a call reveals about its sender: address, authorization headers, names in the certificate.
+"""The sender of a call: address, authorization headers, names in the certificate.
 
 The ingest process ends the callers' connections and forwards each call with a `PeerIdentity` in one
 header; it removes headers of that name that callers send. `peer_identity` reads it in the

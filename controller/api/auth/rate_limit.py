@@ -91,7 +91,7 @@ class LogRateLimiter:
         self._each, self._all = RateLimiter(limit=self.of_each), RateLimiter(limit=self.of_all)
 
     def suffix(self, caller: str, now_s: float) -> str | None:
-        """What to append to a log line about `caller`; None: the line is suppressed."""
+        """The suffix of a log line about `caller`; None: the line is suppressed."""
         # A caller beyond its own limit does not use up the total.
         if not (self._each.is_granted(caller, now_s) and self._all.is_granted("", now_s)):
             self._suppressed += 1

@@ -1,4 +1,4 @@
-"""Who may do what: principals, actions, and one table of grants. A method in no table is rejected.
+"""Role-based access control: principals, actions, one table. A method in no table is rejected.
 
 A caller is identified by certificate or token. A controller that requires neither (on loopback, or
 with `insecure`) treats every caller as the operator of its host.

@@ -91,7 +91,7 @@ def test_while_the_store_refuses_intake_waits_and_nothing_is_lost(
     other.close()
     until("it goes on", lambda: agent.acknowledged == sequence)
     assert [i.rank for i in incidents(controller)] == [1]
-    assert "takes writes again" in controller.log
+    assert "accepts writes again" in controller.log
     assert health(controller) == ["SERVING"] * 3
     agent.close()
 

@@ -164,11 +164,11 @@ def test_a_store_that_refuses_is_said_with_its_reason_until_it_takes_writes_agai
         return [labels for name, labels, _ in samples(metrics) if name.endswith("store_refusing")]
 
     assert refusing() == []
-    metrics.say_store("database or disk is full")
+    metrics.set_store_refusing("database or disk is full")
     assert refusing() == [{"reason": "database or disk is full"}]
-    metrics.say_store("disk I/O error")
+    metrics.set_store_refusing("disk I/O error")
     assert refusing() == [{"reason": "disk I/O error"}]
-    metrics.say_store("")
+    metrics.set_store_refusing("")
     assert refusing() == []
 
 
@@ -269,8 +269,8 @@ def test_plans_are_counted_from_zero_by_their_rung_and_refused_ones_apart() -> N
 
 def test_who_does_not_lead_tells_that_and_nothing_of_jobs() -> None:
     metrics = ControllerMetrics()
-    metrics.say_leading(True)
+    metrics.set_leading(True)
     metrics.update(State(jobs={"train": JobState(name="train")}))
     assert (value(metrics, "leading"), value(metrics, "jobs")) == (1, 1)
-    metrics.say_leading(False)
+    metrics.set_leading(False)
     assert (value(metrics, "leading"), value(metrics, "jobs")) == (0, 0)
