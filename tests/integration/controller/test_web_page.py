@@ -153,7 +153,7 @@ def test_a_person_logs_in_with_a_browser_and_acts_by_role(tmp_path: Path) -> Non
             asked = browser.answer("[hx-post]", "fan \u98ce, ticket 4711")
             assert asked.endswith("Why? (It is shown to others.)")
             said = "return document.getElementById('said').textContent"
-            until("it is done", lambda: "dry_run stands" in browser.says(said))
+            until("it is done", lambda: "dry_run" in browser.says(said))
         audit = (tmp_path / "store.sqlite.audit.jsonl").read_text()
         (act,) = [line for line in map(json.loads, audit.splitlines()) if line["action"] == "act"]
         assert "reason=fan \u98ce, ticket 4711" in act["about"]
