@@ -281,7 +281,6 @@ def test_sigterm_says_goodbye_to_all_and_ends_with_0(controller: ControllerProce
     assert agent.wait_for_end()[0] is grpc.StatusCode.UNAVAILABLE
     ended = watching.wait_for_end()
     assert ended.code() is grpc.StatusCode.UNAVAILABLE
-    assert ended.code() is grpc.StatusCode.UNAVAILABLE
     assert controller.process.wait(PATIENCE_S) == ExitCode.OK
     assert "Traceback" not in controller.log
     assert "never awaited" not in controller.log
