@@ -1,4 +1,4 @@
-"""What settings are checked with: each raises ValueError that names the setting and the bound."""
+"""Checks of settings; each raises ValueError that names the setting and the bound."""
 
 from pacekeeper.core.addresses import split_addresses
 
@@ -18,7 +18,7 @@ def at_least(owner: object, floor: float, *names: str) -> None:
 
 
 def one_of(owner: object, name: str, *values: str) -> None:
-    """This setting is one of these words."""
+    """This setting is one of `values`."""
     if getattr(owner, name) not in values:
         expected = ", ".join(repr(str(value)) for value in values)
         raise ValueError(f"{name}: expected one of {expected}, got {getattr(owner, name)!r}")
@@ -32,7 +32,7 @@ def at_most(owner: object, ceiling: float, *names: str) -> None:
 
 
 def address(owner: object, *names: str, first_port: int = 1) -> None:
-    """Each of these settings is HOST:PORT; of one that others are reached at, perhaps several."""
+    """Each is HOST:PORT; with `first_port` 1 possibly several, separated by commas."""
     for name in names:
         try:
             split_addresses(getattr(owner, name), first_port=first_port)

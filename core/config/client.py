@@ -1,4 +1,4 @@
-"""Settings of commands that ask a controller: where it is, and what to show it."""
+"""Settings of commands that call a controller, table `[client]`: its address and credentials."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from pacekeeper.core.config.security import TlsConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """What commands that ask a controller need."""
+    """Address and credentials for calls to a controller."""
 
     # host:port of the controller; of several, with commas between: the one that leads is asked.
     controller: str = f"127.0.0.1:{GRPC_PORT}"

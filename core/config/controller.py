@@ -17,8 +17,11 @@ MIN_STORE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionConfig:
-    """What is open, ordered or running is kept however old: open incidents, proposals that wait,
-    orders that stand, jobs that run. Strikes of devices have rules of their own (90 days)."""
+    """Limits of the history in the store.
+
+    Open incidents, waiting proposals, standing orders and running jobs are kept regardless of age.
+    Device strikes have a limit of their own (90 days).
+    """
 
     # Days that the past is kept: closed incidents with their courses, decisions, proposals that
     # are over, layouts that were in force, how fast jobs went.
@@ -44,7 +47,7 @@ class RetentionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseConfig:
-    """Where the lease is kept that lets one of several controllers command."""
+    """The lease that selects the leader among several controllers."""
 
     # etcd://HOST:PORT,HOST:PORT/KEY or k8s://NAMESPACE/NAME; empty: this is the only controller.
     url: str = ""

@@ -1,4 +1,4 @@
-"""TOML text to frozen settings; every complaint names file, key and what was expected."""
+"""Reads settings from TOML text; every error names file, key and expectation."""
 
 import tomllib
 from dataclasses import MISSING, fields, is_dataclass, replace
@@ -34,9 +34,15 @@ _TABLES: tuple[tuple[str, type, str], ...] = (  # (table, settings it is of, the
 
 
 def read_config(kind: type[T], text: str, *, file: str) -> T:
-    """The settings of `kind` in `text`; tables of other parts are checked too, not used.
+    """The settings of `kind` in a TOML file.
 
-    Raises ConfigError that names `file`, the key and what was expected.
+    Args:
+        kind: the class of the settings. Tables of other classes are checked, too.
+        text: the content of the file.
+        file: its name, for errors.
+
+    Raises:
+        ConfigError: the text is not TOML, or a table, key or value is invalid.
     """
     settings: T = _read(_document(text, file), file)[kind]
     return settings
@@ -50,7 +56,7 @@ def _document(text: str, file: str) -> dict[str, Any]:
 
 
 def _read(document: dict[str, Any], file: str) -> dict[type, Any]:
-    """Settings of every kind."""
+    """The settings of every kind."""
     known = tuple(dict.fromkeys(table for table, _, _ in _TABLES))
     for table in document:
         if table not in known:
@@ -74,7 +80,7 @@ def _read(document: dict[str, Any], file: str) -> dict[type, Any]:
 
 
 def find_errors(text: str, *, file: str) -> list[ConfigError]:
-    """All that `read_config` would raise, key by key where a key is to blame; empty: nothing."""
+    """All errors in a file, key by key where a single key is at fault; empty: it is valid."""
     try:
         document = _document(text, file)
     except ConfigError as error:
@@ -98,7 +104,7 @@ def _complaint(document: dict[str, Any], file: str) -> ConfigError | None:
 
 
 def read_table(kind: type[T], values: dict[str, Any], *, where: str) -> T:
-    """One table as `kind`; keys without a default must be there. Complaints name `where`."""
+    """One table as `kind`; keys without default are required. Errors begin with `where`."""
     for known in fields(kind):  # type: ignore[arg-type]
         is_needed = known.default is MISSING and known.default_factory is MISSING
         if is_needed and known.name not in values:
@@ -108,7 +114,7 @@ def read_table(kind: type[T], values: dict[str, Any], *, where: str) -> T:
 
 
 def override(settings: T, *, where: str = "command line", **values: Any) -> T:
-    """`settings` with the values that are not None put in; complaints name `where`."""
+    """`settings` with those `values` that are not None; errors begin with `where`."""
     given = {name: value for name, value in values.items() if value is not None}
     return _build(type(settings), given, where, settings)
 

@@ -1,4 +1,7 @@
-"""Settings of the controller's own webhook, table `[webhook]`: for fleets without Alertmanager."""
+"""Settings of the metrics endpoint and of the controller's own webhook.
+
+The webhook is for fleets without Alertmanager.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +11,7 @@ from pacekeeper.core.config.security import TlsConfig, unauthenticated_listener
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookConfig:
-    """Where the controller tells what people should hear of; no URL: nowhere."""
+    """The destination of the controller's own notifications; without URL there are none."""
 
     # URL that is told, or a file with it where it is itself a secret (Slack's), readable by its
     # owner only and read anew at each delivery. At most one of both.
@@ -42,13 +45,13 @@ class WebhookConfig:
 
     @property
     def is_on(self) -> bool:
-        """Is anybody told?"""
+        """Whether notifications are sent."""
         return bool(self.url or self.url_file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsConfig:
-    """How metrics are served; all empty: in the clear, to whoever reaches the port."""
+    """Protection of the metrics endpoint; all empty: unencrypted and open to every caller."""
 
     # PEM file with the endpoint's certificate (`pacekeeper certs issue metrics`), and its private
     # key, which nobody but its owner may read. Both are read again when they change.
@@ -67,11 +70,11 @@ class MetricsConfig:
 
     @property
     def tls(self) -> TlsConfig:
-        """The same as what other endpoints have."""
+        """The same files as TLS settings."""
         return TlsConfig(ca=self.ca, cert=self.cert, key=self.key)
 
 
 def unauthenticated_metrics(address: str, metrics: MetricsConfig) -> str:
-    """Why metrics may not be served there like that, unless told to; empty: all is well."""
+    """Why metrics need `insecure` to be served at `address`; empty: they do not."""
     why = unauthenticated_listener("--metrics-listen", address, metrics.tls, metrics.token_file)
     return why.replace("nothing tells who calls", "nobody is asked who he is")

@@ -1,6 +1,6 @@
-"""Settings of who may speak to whom: certificates, callers, limits; each comment gives the unit.
+"""Settings of certificates, access control and limits; each comment gives the unit.
 
-What they mean together: docs/security.md. How they are read: `core/config/loader.py`.
+What they mean together: docs/security.md. `core/config/loader.py` reads them.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ TRUST_DOMAIN = "pacekeeper"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """This process's certificate and whom it believes; all empty: no encryption."""
+    """The certificate of this process and the authorities it trusts; all empty: no encryption."""
 
     # PEM file with the authorities that the other side's certificate must come from. A controller
     # that has one asks every caller for a certificate.
@@ -28,13 +28,13 @@ class TlsConfig:
 
     @property
     def is_on(self) -> bool:
-        """Is anything set, so that connections are encrypted?"""
+        """Whether connections are encrypted."""
         return bool(self.ca or self.cert)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """Who the controller's callers are, and what it remembers of what they did."""
+    """Identities of the controller's callers, and its audit log."""
 
     # The trust domain of identities in certificates: spiffe://DOMAIN/node/NAME and so on.
     trust_domain: str = TRUST_DOMAIN
@@ -64,7 +64,7 @@ class AccessConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """What one caller may ask of the controller. Callers that are not known count by address."""
+    """Limits for one caller of the controller; unidentified callers are counted by address."""
 
     # Largest report of an agent, and largest question of anybody.
     max_report_bytes: int = 64 << 20
@@ -93,14 +93,18 @@ class LimitsConfig:
 
 
 def unencrypted_listener(option: str, address: str, tls: TlsConfig) -> str:
-    """Why nobody may listen there like that, unless told to; empty: all is well."""
+    """Why listening at `address` needs `insecure`: no encryption beyond loopback; empty: it does
+    not.
+    """
     if is_loopback(address) or tls.cert:
         return ""
     return f"{option} {address} is beyond loopback, and there is no certificate for it"
 
 
 def unauthenticated_listener(option: str, address: str, tls: TlsConfig, tokens: str) -> str:
-    """Why gRPC may not listen there like that, unless told to; empty: all is well."""
+    """Why gRPC needs `insecure` at `address`: no encryption or no caller identity; empty: it does
+    not.
+    """
     if (why := unencrypted_listener(option, address, tls)) or is_loopback(address):
         return why
     if tls.ca or tokens:
@@ -109,7 +113,7 @@ def unauthenticated_listener(option: str, address: str, tls: TlsConfig, tokens: 
 
 
 def unencrypted_controller(address: str, tls: TlsConfig) -> str:
-    """Why no daemon may obey a controller there like that, unless told to; empty: all is well."""
+    """Why a daemon needs `insecure` for a controller at `address`; empty: it does not."""
     if tls.is_on or is_loopback(address):
         return ""
     return f"the way to controller {address} is beyond loopback and not encrypted"

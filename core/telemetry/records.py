@@ -27,7 +27,7 @@ TIME_BOUNDS = {
 
 
 class Use(Enum):
-    """What a field of a micro-batch is in cost models."""
+    """The role of a micro-batch field in cost models."""
 
     NONE = auto()  # identity and times
     FEATURE = auto()  # one term of the expected time
