@@ -242,8 +242,9 @@ def top(terminal: Terminal) -> None:
 
             async def press(*keys: str) -> None:
                 await pilot.press(*keys)
-                await pilot.pause()
-                await app.workers.wait_for_complete()
+                for _ in range(3):  # an act starts a poll, which starts a redraw
+                    await pilot.pause()
+                    await app.workers.wait_for_complete()
                 await pilot.pause()
 
             await press()
