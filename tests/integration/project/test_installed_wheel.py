@@ -25,7 +25,7 @@ from support.wheel_env import WheelEnvironment, build
 PATIENCE_S = 60.0
 # Tests that read files of the package, judge by golden files or start processes.
 SLICE = (
-    "tests/golden",
+    "tests/golden/controller",
     "tests/unit/cli/analysis",
     "tests/unit/controller/api/web",
     "tests/unit/trainer/hooks",
@@ -117,21 +117,21 @@ def test_a_command_of_the_base_installation_names_its_extra(
     command: str, extra: str, installed: Environments
 ) -> None:
     done = installed[""].pacekeeper(command)
-    assert_names_extra(done, "click", extra)
+    assert_names_extra(done, extra)
 
 
 @pytest.mark.parametrize("words", [(), ("--help",)])
 def test_the_script_of_the_base_installation_names_the_extra_of_commands(
     words: tuple[str, ...], installed: Environments
 ) -> None:
-    assert_names_extra(installed[""].pacekeeper(*words), "click", "cli")
+    assert_names_extra(installed[""].pacekeeper(*words), "cli")
 
 
-def assert_names_extra(done: subprocess.CompletedProcess[str], package: str, extra: str) -> None:
+def assert_names_extra(done: subprocess.CompletedProcess[str], extra: str) -> None:
     (line,) = done.stderr.strip().splitlines()[-1:]
     assert done.returncode == ExitCode.HOST, done.stderr
     assert "Traceback" not in done.stderr
-    assert package in line and f"'pacekeeper[{extra}]'" in line
+    assert f"'pacekeeper[{extra}]'" in line
 
 
 def test_a_trainer_is_watched_with_the_base_installation(
@@ -178,21 +178,21 @@ def test_an_extra_brings_what_its_part_imports_and_nothing_large_beside(
 
 
 @pytest.mark.parametrize(
-    ("extras", "words", "package", "extra"),
+    ("extras", "words", "extra"),
     [
-        ("cli", ("agent",), "prometheus_client", "agent"),
-        ("cli", ("controller", "--listen", "127.0.0.1:0"), "grpc_reflection", "controller"),
-        ("cli", ("launch",), "torch", "trainer"),
-        ("agent", ("demo",), "matplotlib", "all"),
-        ("trainer", ("certs", "init", "--dir", "none/pki"), "cryptography", "cli"),
-        ("controller", ("controller", "--web", "127.0.0.1:0"), "jinja2", "web"),
-        ("trainer", ("status",), "grpc", "cli"),
+        ("cli", ("agent",), "agent"),
+        ("cli", ("controller", "--listen", "127.0.0.1:0"), "controller"),
+        ("cli", ("launch",), "trainer"),
+        ("agent", ("demo",), "all"),
+        ("trainer", ("certs", "init", "--dir", "none/pki"), "cli"),
+        ("controller", ("controller", "--web", "127.0.0.1:0"), "web"),
+        ("trainer", ("status",), "cli"),
     ],
 )
 def test_a_command_of_another_part_names_its_extra(
-    extras: str, words: tuple[str, ...], package: str, extra: str, installed: Environments
+    extras: str, words: tuple[str, ...], extra: str, installed: Environments
 ) -> None:
-    assert_names_extra(installed[extras].pacekeeper(*words), package, extra)
+    assert_names_extra(installed[extras].pacekeeper(*words), extra)
 
 
 @pytest.mark.parametrize("extras", ["agent", "cli", "controller", "trainer"])
