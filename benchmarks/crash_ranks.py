@@ -50,13 +50,13 @@ CONFIG = TrainConfig(
 BROKE = "!"  # begins what a rank says that ended by a mistake
 MAX_STEPS = 12  # of a trial: who was not killed by then outlives it
 GC_KEEPS = 2
-DISK = ("checkpoint_files", "checkpoint_catalog")
-# Modules whose lines count, and functions of others; the most lines that are drawn from.
+DISK = ("storage", "reader")
+# Modules of trainer.checkpoint whose lines count, functions of others, and the most lines drawn.
 DOOMED_IN: dict[str, tuple[frozenset[str], frozenset[str], int]] = {
-    "save": (frozenset(("checkpoint_saver", "checkpoint_files")), frozenset(), 600),
-    "retention": (frozenset(("checkpoint_retention",)), frozenset(("discard", "remove")), 400),
-    "restore": (frozenset(("checkpoint", *DISK)), frozenset(), 400),
-    "gc": (frozenset(("checkpoint_retention",)), frozenset(("discard", "remove")), 60),
+    "save": (frozenset(("async_writer", "storage")), frozenset(), 600),
+    "retention": (frozenset(("retention",)), frozenset(("discard", "remove")), 400),
+    "restore": (frozenset(("manager", *DISK)), frozenset(), 400),
+    "gc": (frozenset(("retention",)), frozenset(("discard", "remove")), 60),
 }
 
 
@@ -113,7 +113,8 @@ class Doom:
         sys.settrace(self._enter)
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        module = os.path.basename(frame.f_code.co_filename).removesuffix(".py")
+        folder, _, file = frame.f_code.co_filename.rpartition("/")
+        module = file.removesuffix(".py") if folder.endswith("/trainer/checkpoint") else ""
         name = frame.f_code.co_name
         is_counted = module in self.modules or (module in DISK and name in self.functions)
         if name.startswith("<"):  # a comprehension would be counted with each of its turns

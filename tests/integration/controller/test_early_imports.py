@@ -11,14 +11,14 @@ LATE = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
 import numpy as np
-from pacekeeper.controller.app import import_early
+from pacekeeper.controller.app import preload_numerics
 from pacekeeper.predictor.cost.model import fit
 from pacekeeper.predictor.online.thresholds import thresholds
 from support.synthetic_job import SyntheticJob
 job = SyntheticJob(num_ranks=4, seed=1)
 samples = [job.next() for _ in range(30)]
 if sys.argv[1] == "early":
-    import_early()
+    preload_numerics()
 before = set(sys.modules)
 rng = np.random.default_rng(0)
 thresholds(1.0, samples, sigma=fit(samples).sigma, residuals=rng.standard_t(3, (1000, 4)))
