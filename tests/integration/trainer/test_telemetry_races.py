@@ -24,7 +24,7 @@ RANK = """
 import sys
 from pathlib import Path
 from pacekeeper.core.telemetry.records import StepRecord
-from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.trainer.hooks.ring_writer import Ring
 ours = Ring.create(Path(sys.argv[1]), Attachment(job="race", rank=0, world_size=64, pid=1))
 for i in range(10_000_000):
@@ -48,7 +48,7 @@ for i in range(1, 10_000_000):
             dead_ranks=frozenset({i % 64}),
         )
     )
-    reader.beat(time.monotonic())
+    reader.write_heartbeat(time.monotonic())
 """
 
 
