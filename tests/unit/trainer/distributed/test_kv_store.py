@@ -234,7 +234,7 @@ class Stopped(SimpleQueue[Any]):
     was_stopped = False
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        if not self.was_stopped:
+        if timeout is not None and not self.was_stopped:  # not the thread that asks
             self.was_stopped = True
             raise Empty
         return super().get(block, timeout)
