@@ -111,15 +111,18 @@ def test_people_are_shown_what_is_missed_and_what_there_is() -> None:
     view = job_view(State(), JobState(name="train", progress=StepProgress(saves=LATE))).checkpoints
     assert (view.step, view.since_step, view.missed, view.trouble) == (300, 400, 2, "late")
     line = status._saves("checkpoints", view)
-    assert "late" in line and "400" in line and "rank 1: busy" in line and "300" in line
+    assert "checkpoints late:" in line and "2 missed since step 400: rank 1: busy" in line
+    assert line.endswith("newest complete at step 300, written in 1.2 s")
     first = Saves(trouble="failed", reason="rank 0: full", since_step=10, missed=1)
     none = job_view(State(), JobState(name="train", progress=StepProgress(saves=first))).checkpoints
     assert not none.HasField("step") and none.missed == 1
-    assert "rank 0: full" in status._saves("checkpoints", none)
+    assert status._saves("checkpoints", none).endswith("rank 0: full; none complete")
     well = job_view(
         State(), JobState(name="train", progress=StepProgress(saves=Saves(complete=(1, 7))))
     ).checkpoints
-    assert well.step == 7 and "step 7" in status._saves("checkpoints", well)
+    assert status._saves("checkpoints", well) == (
+        "checkpoints: newest complete at step 7, written in 0.0 s"
+    )
 
 
 def test_programs_are_told_in_series_that_end_with_the_trouble() -> None:
