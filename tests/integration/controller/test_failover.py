@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-import httpx
+import httpx2
 import pytest
 
 from pacekeeper.core.errors import ExitCode
@@ -172,7 +172,7 @@ def test_a_standby_names_the_leader_and_follows_at_once_one_that_stops(
         assert pair.leader(0) == 0
         pair.start(1)
         pair.await_copy(0)
-        asked = httpx.get(f"http://{web}/")
+        asked = httpx2.get(f"http://{web}/")
         assert (asked.status_code, pair.addresses[0] in asked.text) == (503, True)
         agent = ScriptedAgent(pair.addresses[1], hello("a"))
         code, words = agent.wait_for_end()
@@ -186,7 +186,7 @@ def test_a_standby_names_the_leader_and_follows_at_once_one_that_stops(
 
         first.process.terminate()
         assert pair.leader(1) == 1, "long before its 60 s are over"
-        assert httpx.get(f"http://{web}/").status_code == 200, "now the page is served here"
+        assert httpx2.get(f"http://{web}/").status_code == 200, "now the page is served here"
         assert first.process.wait(PATIENCE_S) == ExitCode.OK
 
 

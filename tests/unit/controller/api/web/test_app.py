@@ -10,7 +10,7 @@ import pytest
 
 starlette = pytest.importorskip("starlette.testclient", reason="needs pacekeeper[web]")
 
-from httpx import Response  # noqa: E402
+from httpx2 import Response  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
 
 from pacekeeper.controller.api.auth.rbac import Role  # noqa: E402
@@ -226,7 +226,12 @@ def test_an_open_page_answers_to_names_of_loopback_only(seen: Scene) -> None:
 def test_on_loopback_acts_take_the_secret_of_our_own_page(seen: Scene) -> None:
     client = opened(seen)
     secret = secret_of(client)
-    for headers in ({}, {"x-csrf-token": "guess"}, {"x-csrf-token": "\u00e9".encode()}):
+    guesses: list[dict[str, Any]] = [
+        {},
+        {"x-csrf-token": "guess"},
+        {"x-csrf-token": "\u00e9".encode()},
+    ]
+    for headers in guesses:
         assert client.post("/act/order", data=PAUSE, headers=headers).status_code == 403
     assert not seen.heard
     other = TestClient(seen.web().app(), base_url=HERE)
