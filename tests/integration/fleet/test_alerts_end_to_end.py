@@ -149,10 +149,8 @@ def test_a_slow_rank_is_told_to_people_with_its_place_and_then_its_end(world: Wo
     }
     firing = told(world, world.people, "firing", {SLOW: 1.6})
     assert place.items() <= firing["labels"].items()
-    assert re.match(
-        r"Rank 1 of job train on node node-0 is x1\.[56]\d slow \(device\)",
-        firing["annotations"]["summary"],
-    )
+    summary = firing["annotations"]["summary"]
+    assert re.search(r"\bx1\.[56]\d\b", summary) and "{{" not in summary
     assert firing["annotations"]["runbook_url"].endswith("PacekeeperRankSlow.md")
     by_itself = told(world, world.direct, "firing", {SLOW: 1.6})
     assert by_itself["labels"] == place

@@ -211,7 +211,7 @@ def test_training_goes_on_while_a_snapshot_is_on_its_way_and_skips_the_next(
     def tell(self: object, *, step: int, outcome: str, in_memory: bool, **_: object) -> None:
         told.append((step, outcome, in_memory))
 
-    monkeypatch.setattr(hooks.Hooks, "checkpointed", tell)
+    monkeypatch.setattr(hooks.Hooks, "report_checkpoint", tell)
     assert set(job.together(go_on).values()) == {(1,)}
     seen = [(1, "complete", True), (2, "skipped", True), (3, "skipped", True)]
     assert sorted(told) == sorted(seen * 4), "what a controller shows"
