@@ -14,10 +14,7 @@ def made(folder: Path, nodes: Iterable[str]) -> Path:
     def issue(kind: authority.Kind, name: str, *hosts: str) -> None:
         authority.issue_certificate(
             folder,
-            kind,
-            name,
-            hosts=hosts,
-            domain="pacekeeper",
+            authority.CertificateSubject(kind=kind, name=name, hosts=hosts),
             days=7,
             now=now,
             out=folder / name,

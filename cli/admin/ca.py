@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from pacekeeper.core.config.security import TRUST_DOMAIN
 from pacekeeper.core.errors import ConfigError, HostError, PacekeeperError
 from pacekeeper.core.telemetry.attachment import is_node_name
 
@@ -62,6 +63,41 @@ class CertificateInfo:
         return not self.begins <= now <= self.ends
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateSubject:
+    """Holder of a certificate to issue.
+
+    Attributes:
+        kind: kind of holder.
+        name: part of the identity.
+        hosts: DNS names or IP addresses of a server; empty for clients.
+        domain: trust domain of the identity.
+    """
+
+    kind: Kind
+    name: str
+    hosts: Sequence[str] = ()
+    domain: str = TRUST_DOMAIN
+
+    def alternative_names(self) -> list[x509.GeneralName]:
+        """Return the SPIFFE identity and the hosts. Raises ConfigError if one is invalid."""
+        if not is_node_name(self.name) or not self.name.isascii() or set(self.name) & set(" /?#%"):
+            raise ConfigError(f"{self.name!r}: expected a name of letters, digits, '-', '.' or '_'")
+        if bool(self.hosts) != (self.kind in SERVER_KINDS):
+            raise ConfigError(
+                "--host is required for controllers and metrics endpoints, and invalid for others"
+            )
+        identity = f"{_SCHEME}{self.domain}/{self.kind}/{self.name}"
+        return [x509.UniformResourceIdentifier(identity), *map(_host, self.hosts)]
+
+    def usages(self) -> list[x509.ObjectIdentifier]:
+        """Return the extended key usages of this kind."""
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH] if self.kind in SERVER_KINDS else []
+        if self.kind is Kind.CONTROLLER or not usages:
+            usages.append(ExtendedKeyUsageOID.CLIENT_AUTH)
+        return usages
+
+
 def create_authority(directory: Path, name: str, days: int, now: datetime) -> Path:
     """Create an authority in a directory.
 
@@ -99,24 +135,13 @@ def create_authority(directory: Path, name: str, days: int, now: datetime) -> Pa
 
 
 def issue_certificate(
-    directory: Path,
-    kind: Kind,
-    name: str,
-    *,
-    hosts: Sequence[str],
-    domain: str,
-    days: int,
-    now: datetime,
-    out: Path,
+    directory: Path, subject: CertificateSubject, *, days: int, now: datetime, out: Path
 ) -> Path:
     """Issue a certificate OUT.crt with a new key OUT.key; existing files are replaced.
 
     Args:
         directory: directory of the authority.
-        kind: kind of holder.
-        name: name of the holder, part of the identity.
-        hosts: DNS names or IP addresses of a server; empty for clients.
-        domain: trust domain of the identity.
+        subject: holder of the certificate.
         days: validity.
         now: start of the validity.
         out: path without suffix.
@@ -124,20 +149,8 @@ def issue_certificate(
     Raises:
         ConfigError: name or hosts are invalid, or there is no authority.
     """
-    if not is_node_name(name) or not name.isascii() or any(c in name for c in " /?#%"):
-        raise ConfigError(f"{name!r}: expected a name of letters, digits, '-', '.' or '_'")
-    if bool(hosts) != (kind in SERVER_KINDS):
-        raise ConfigError(
-            "--host is required for controllers and metrics endpoints, and invalid for others"
-        )
-    names: list[x509.GeneralName] = [
-        x509.UniformResourceIdentifier(f"{_SCHEME}{domain}/{kind}/{name}")
-    ]
-    names += [_host(host) for host in hosts]
-    usages = [ExtendedKeyUsageOID.SERVER_AUTH] if kind in SERVER_KINDS else []
-    if kind is Kind.CONTROLLER or not usages:
-        usages.append(ExtendedKeyUsageOID.CLIENT_AUTH)
-    return _sign(directory, names, usages, name, days, now, out)
+    names, usages = subject.alternative_names(), subject.usages()
+    return _sign(directory, names, usages, subject.name, days, now, out)
 
 
 def renew_certificate(directory: Path, cert_file: Path, days: int, now: datetime) -> Path:

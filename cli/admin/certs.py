@@ -84,10 +84,7 @@ def issue(
 
     made = ca.issue_certificate(
         directory,
-        ca.Kind(kind),
-        name,
-        hosts=hosts,
-        domain=trust_domain,
+        ca.CertificateSubject(kind=ca.Kind(kind), name=name, hosts=hosts, domain=trust_domain),
         days=days or ca.DAYS,
         now=ca.utc_now(),
         out=out or directory / f"{kind}-{name}",

@@ -2,13 +2,17 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import click
 
 from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.client import ClientConfig
+from pacekeeper.core.config.loader import override
+
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class FiniteFloatRange(click.FloatRange):
@@ -43,6 +47,62 @@ def with_controller_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*positional, client=client, **rest)
 
     return command
+
+
+def settings_options(kind: type[Any], config_help: str, *options: Option) -> Option:
+    """Add --config and options that override single settings; pass the settings as `config`.
+
+    Args:
+        kind: the settings class, for example `AgentConfig`.
+        config_help: help of --config.
+        options: results of `click.option`, in the order of the help; each is named after the
+            setting that it overrides, SECTION__KEY for one of a section.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(*, config_file: str | None, **given: Any) -> Any:
+            config = load_settings(
+                kind, config_file, **{k: v for k, v in given.items() if "__" not in k}
+            )
+            for name in (k for k in given if "__" in k):
+                section, _, key = name.partition("__")
+                part = override(getattr(config, section), **{key: given[name]})
+                config = replace(config, **{section: part})
+            return function(config=config)
+
+        config_option = click.option(
+            "--config", "config_file", type=click.Path(dir_okay=False), help=config_help
+        )
+        return _decorated(command, (config_option, *options))
+
+    return decorate
+
+
+def option_group(parameter: str, kind: type[Any], *options: Option) -> Option:
+    """Add options to a command and pass them as one value.
+
+    Args:
+        parameter: name of the command's parameter.
+        kind: dataclass whose fields are the names of the options.
+        options: results of `click.option`, in the order of the help.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(*positional: Any, **values: Any) -> Any:
+            group = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            return function(*positional, **{parameter: group}, **values)
+
+        return _decorated(command, options)
+
+    return decorate
+
+
+def _decorated(function: Callable[..., Any], options: Sequence[Option]) -> Callable[..., Any]:
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
 def json_option(text: str = "Print one JSON document.") -> Callable[..., Any]:

@@ -4,13 +4,14 @@ import json
 import random
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pacekeeper.cli.common.extras import require
-from pacekeeper.cli.common.options import json_option
+from pacekeeper.cli.common.options import json_option, option_group
 from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
@@ -22,50 +23,107 @@ if TYPE_CHECKING:
     from pacekeeper.cli.demo.script import FaultScript
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """The fault and the training of a demonstration, as given on the command line."""
+
+    rank: int | None
+    slowdown: float
+    seed: int
+    steps: int
+    clock: str
+    fault: str
+    config_file: str | None
+
+    def fault_script(self) -> "FaultScript":
+        """Return the faults; the seed chooses what the options leave open.
+
+        Raises:
+            ConfigError: names the option and what was expected.
+        """
+        from pacekeeper.cli.demo.fleet import NUM_RANKS
+        from pacekeeper.cli.demo.script import FaultScript
+
+        chosen = random.Random(self.seed)
+        victim = chosen.randrange(NUM_RANKS) if self.rank is None else self.rank
+        if not 0 <= victim < NUM_RANKS:
+            raise ConfigError(f"--rank: expected 0 to {NUM_RANKS - 1}, got {self.rank}")
+        if not 1.1 <= self.slowdown <= 10.0:
+            raise ConfigError(f"--slowdown: expected 1.1 to 10, got {self.slowdown}")
+        if self.seed < 0:
+            raise ConfigError(f"--seed: expected 0 or more, got {self.seed}")
+        if self.fault == "stop" and self.clock != "cpu":
+            raise ConfigError(
+                "--fault stop: expected --clock cpu; the emulated device does not stop"
+            )
+        return FaultScript(
+            victim=victim,
+            slowdown=self.slowdown,
+            fault=self.fault,
+            killed=chosen.choice([r for r in range(NUM_RANKS) if r != victim]),
+            chosen=chosen,
+        )
+
+    def schedule(self) -> "Schedule":
+        """Return the steps of the faults. Raises ConfigError if the run is too short."""
+        from pacekeeper.cli.demo.metrics import Schedule
+
+        try:
+            return Schedule.of(self.steps)
+        except ValueError as error:
+            raise ConfigError(f"--{error}") from None
+
+    def train_config(self) -> TrainConfig:
+        """Return the settings of the trainer. Raises ConfigError as `load_settings`."""
+        return load_settings(
+            TrainConfig, self.config_file, steps=self.steps, seed=self.seed, clock=self.clock
+        )
+
+
 @click.command()
-@click.option(
-    "--rank", type=int, default=None, help="Rank to slow down [default: chosen by the seed]."
-)
-@click.option(
-    "--slowdown", type=float, default=1.6, show_default=True, help="Slowdown factor of that rank."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the demo.")
-@click.option("--steps", type=int, default=200, show_default=True, help="Number of training steps.")
-@click.option(
-    "--clock",
-    type=click.Choice(["emulated", "cpu"]),
-    default="emulated",
-    show_default=True,
-    help="emulated: real arithmetic with modelled device time; cpu: CPU time of this machine.",
-)
-@click.option(
-    "--fault",
-    type=click.Choice(["compute", "stop"]),
-    default="compute",
-    show_default=True,
-    help="compute: slow down all work; stop: pause the process for a part of each 100 ms.",
-)
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(dir_okay=False),
-    help="TOML file with [train], for another model or batch.",
+@option_group(
+    "options",
+    DemoOptions,
+    click.option(
+        "--rank", type=int, default=None, help="Rank to slow down [default: chosen by the seed]."
+    ),
+    click.option(
+        "--slowdown",
+        type=float,
+        default=1.6,
+        show_default=True,
+        help="Slowdown factor of that rank.",
+    ),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of the demo."),
+    click.option(
+        "--steps", type=int, default=200, show_default=True, help="Number of training steps."
+    ),
+    click.option(
+        "--clock",
+        type=click.Choice(["emulated", "cpu"]),
+        default="emulated",
+        show_default=True,
+        help="emulated: real arithmetic with modelled device time; cpu: CPU time of this machine.",
+    ),
+    click.option(
+        "--fault",
+        type=click.Choice(["compute", "stop"]),
+        default="compute",
+        show_default=True,
+        help="compute: slow down all work; stop: pause the process for a part of each 100 ms.",
+    ),
+    click.option(
+        "--config",
+        "config_file",
+        type=click.Path(dir_okay=False),
+        help="TOML file with [train], for another model or batch.",
+    ),
 )
 @click.option(
     "--run-dir", default="runs/demo", show_default=True, help="Directory of logs and report."
 )
 @json_option("Print the outcome as one JSON object in the last line.")
-def command(
-    rank: int | None,
-    slowdown: float,
-    seed: int,
-    steps: int,
-    clock: str,
-    fault: str,
-    config_file: str | None,
-    run_dir: str,
-    as_json: bool,
-) -> None:
+def command(options: DemoOptions, run_dir: str, as_json: bool) -> None:
     """Run a complete demonstration on this machine in about three minutes.
 
     A controller, two agents and four ranks train a mixture-of-experts model. One rank is slowed
@@ -74,32 +132,11 @@ def command(
     """
     from rich.console import Console
 
-    from pacekeeper.cli.demo.fleet import NUM_RANKS
-    from pacekeeper.cli.demo.metrics import Schedule
     from pacekeeper.cli.demo.run_dir import claim_run_dir
-    from pacekeeper.cli.demo.script import FaultScript
 
-    chosen = random.Random(seed)
-    victim = chosen.randrange(NUM_RANKS) if rank is None else rank
-    if not 0 <= victim < NUM_RANKS:
-        raise ConfigError(f"--rank: expected 0 to {NUM_RANKS - 1}, got {rank}")
-    if not 1.1 <= slowdown <= 10.0:
-        raise ConfigError(f"--slowdown: expected 1.1 to 10, got {slowdown}")
-    if seed < 0:
-        raise ConfigError(f"--seed: expected 0 or more, got {seed}")
-    if fault == "stop" and clock != "cpu":
-        raise ConfigError("--fault stop: expected --clock cpu; the emulated device does not stop")
-    try:
-        schedule = Schedule.of(steps)
-    except ValueError as error:
-        raise ConfigError(f"--{error}") from None
-    trained = load_settings(TrainConfig, config_file, steps=steps, seed=seed, clock=clock)
-    killed = chosen.choice([r for r in range(NUM_RANKS) if r != victim])
+    script, schedule, trained = options.fault_script(), options.schedule(), options.train_config()
     require("agent", "controller", "trainer", "plot")
 
-    script = FaultScript(
-        victim=victim, slowdown=slowdown, fault=fault, killed=killed, chosen=chosen
-    )
     install_signal_handlers()
     # With --json stdout holds the outcome only.
     console = Console(stderr=as_json)
@@ -110,7 +147,7 @@ def command(
             schedule,
             script=script,
             trained=trained,
-            train_file=Path(config_file) if config_file else None,
+            train_file=Path(options.config_file) if options.config_file else None,
         )
     if as_json:
         click.echo(json.dumps(outcome))

@@ -5,59 +5,42 @@ import os
 
 import click
 
+from pacekeeper.cli.common.options import settings_options
 from pacekeeper.cli.common.service_logging import configure_logging
-from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.agent import AgentConfig
 
 
 @click.command()
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(dir_okay=False),
-    help="TOML file with [agent] and [tls].",
+@settings_options(
+    AgentConfig,
+    "TOML file with [agent] and [tls].",
+    click.option("--controller", help="HOST:PORT of the controller."),
+    click.option("--ring-dir", help="Directory of the rings that this node's ranks write."),
+    click.option("--node", help="Name of this node [default: the hostname]."),
+    click.option(
+        "--rack",
+        envvar="PACEKEEPER_RACK",
+        help="Failure domain of this node [env: PACEKEEPER_RACK].",
+    ),
+    click.option(
+        "--record",
+        "record_dir",
+        help="Write trace files for `pacekeeper replay` to this directory.",
+    ),
+    click.option("--metrics-listen", help="HOST:PORT of the Prometheus endpoint; empty: none."),
+    click.option(
+        "--insecure",
+        is_flag=True,
+        default=None,
+        help="Allow unencrypted connections beyond loopback.",
+    ),
 )
-@click.option("--controller", help="HOST:PORT of the controller.")
-@click.option("--ring-dir", help="Directory of the rings that this node's ranks write.")
-@click.option("--node", help="Name of this node [default: the hostname].")
-@click.option(
-    "--rack",
-    envvar="PACEKEEPER_RACK",
-    help="Failure domain of this node [env: PACEKEEPER_RACK].",
-)
-@click.option(
-    "--record", "record_dir", help="Write trace files for `pacekeeper replay` to this directory."
-)
-@click.option("--metrics-listen", help="HOST:PORT of the Prometheus endpoint; empty: none.")
-@click.option(
-    "--insecure", is_flag=True, default=None, help="Allow unencrypted connections beyond loopback."
-)
-def command(
-    config_file: str | None,
-    controller: str | None,
-    ring_dir: str | None,
-    node: str | None,
-    rack: str | None,
-    record_dir: str | None,
-    metrics_listen: str | None,
-    insecure: bool | None,
-) -> None:
+def command(config: AgentConfig) -> None:
     """Run the daemon of this node.
 
     It reads the rings and NVML and reports to the controller. Training does not depend on it. It
     stops cleanly on SIGTERM.
     """
-    config = load_settings(
-        AgentConfig,
-        config_file,
-        controller=controller,
-        ring_dir=ring_dir,
-        node=node,
-        rack=rack,
-        record_dir=record_dir,
-        metrics_listen=metrics_listen,
-        insecure=insecure,
-    )
     configure_logging("agent")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from pacekeeper.agent.daemon import Agent

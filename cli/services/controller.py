@@ -3,62 +3,47 @@
 import asyncio
 import gc
 import os
-from dataclasses import replace
 
 import click
 
+from pacekeeper.cli.common.options import settings_options
 from pacekeeper.cli.common.service_logging import configure_logging
-from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.config.loader import override
 
 GARBAGE_AFTER = 100_000  # allocations
 
 
 @click.command()
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(dir_okay=False),
-    help="TOML file with the controller's settings.",
+@settings_options(
+    ControllerConfig,
+    "TOML file with the controller's settings.",
+    click.option("--listen", help="HOST:PORT of the gRPC server; port 0: any free port."),
+    click.option("--store", help="Path of the SQLite store."),
+    click.option("--metrics-listen", help="HOST:PORT of the Prometheus endpoint; empty: none."),
+    click.option("--web", help="HOST:PORT of the web page; empty: none."),
+    click.option(
+        "--lease",
+        "lease__url",
+        help="Leader lease for several controllers: etcd://HOST:PORT/KEY or k8s://NAMESPACE/NAME.",
+    ),
+    click.option(
+        "--advertise",
+        "lease__advertise",
+        help="HOST:PORT at which the other controllers reach this one.",
+    ),
+    click.option(
+        "--insecure",
+        is_flag=True,
+        default=None,
+        help="Allow listening beyond loopback without TLS.",
+    ),
 )
-@click.option("--listen", help="HOST:PORT of the gRPC server; port 0: any free port.")
-@click.option("--store", help="Path of the SQLite store.")
-@click.option("--metrics-listen", help="HOST:PORT of the Prometheus endpoint; empty: none.")
-@click.option("--web", help="HOST:PORT of the web page; empty: none.")
-@click.option(
-    "--lease",
-    help="Leader lease for several controllers: etcd://HOST:PORT/KEY or k8s://NAMESPACE/NAME.",
-)
-@click.option("--advertise", help="HOST:PORT at which the other controllers reach this one.")
-@click.option(
-    "--insecure", is_flag=True, default=None, help="Allow listening beyond loopback without TLS."
-)
-def command(
-    config_file: str | None,
-    listen: str | None,
-    store: str | None,
-    metrics_listen: str | None,
-    web: str | None,
-    lease: str | None,
-    advertise: str | None,
-    insecure: bool | None,
-) -> None:
+def command(config: ControllerConfig) -> None:
     """Run the central controller; one serves many jobs.
 
     Training does not depend on it. All durable state is in the store: a restarted controller
     continues from there.
     """
-    config = load_settings(
-        ControllerConfig,
-        config_file,
-        listen=listen,
-        store=store,
-        metrics_listen=metrics_listen,
-        web=web,
-        insecure=insecure,
-    )
-    config = replace(config, lease=override(config.lease, url=lease, advertise=advertise))
     configure_logging("controller")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the controller logs what matters
     # The matrices are small: with BLAS threads planning took 11 s instead of 0.7 s.

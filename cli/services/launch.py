@@ -3,10 +3,12 @@
 import logging
 import os
 import sys
+from dataclasses import dataclass
 
 import click
 from click.core import ParameterSource
 
+from pacekeeper.cli.common.options import option_group
 from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.train import TrainConfig
@@ -19,6 +21,26 @@ _SET_BY_RUNNING_JOB = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """This node's place in the job and its directories, as given on the command line."""
+
+    node_rank: int
+    num_nodes: int
+    ranks_per_node: int
+    rendezvous: str
+    join_at: str | None
+    ring_dir: str | None
+    run_dir: str | None
+    faults_dir: str
+
+    @property
+    def join_addresses(self) -> tuple[str, ...]:
+        """HOST:PORT of each store that --join names."""
+        parts = (part.strip() for part in (self.join_at or "").split(","))
+        return tuple(filter(None, parts))
+
+
 @click.command()
 @click.option(
     "--config",
@@ -27,31 +49,39 @@ _SET_BY_RUNNING_JOB = (
     help="TOML file with [train] and [agent].",
 )
 @click.option("--job", help="Name of the job, also of its directory below the ring directory.")
-@click.option("--node-rank", type=int, default=0, show_default=True, help="Number of this node.")
-@click.option("--num-nodes", type=int, default=1, show_default=True, help="Nodes of the job.")
-@click.option("--ranks-per-node", type=int, default=2, show_default=True, help="Ranks per node.")
-@click.option(
-    "--rendezvous",
-    default="127.0.0.1:29400",
-    show_default=True,
-    help="HOST:PORT of the store on node 0.",
-)
-@click.option(
-    "--join",
-    "join_at",
-    metavar="HOST:PORT,...",
-    help="Join a running job; at least one of these stores must be alive.",
-)
-@click.option(
-    "--ring-dir",
-    help="Directory in which this node's agent reads rings [default: ring_dir of [agent]].",
-)
-@click.option("--run-dir", help="Directory of the step logs [default: runs/JOB].")
-@click.option(
-    "--faults",
-    "faults_dir",
-    default="",
-    help="Inject the faults described by files in this directory.",
+@option_group(
+    "node",
+    NodeOptions,
+    click.option(
+        "--node-rank", type=int, default=0, show_default=True, help="Number of this node."
+    ),
+    click.option("--num-nodes", type=int, default=1, show_default=True, help="Nodes of the job."),
+    click.option(
+        "--ranks-per-node", type=int, default=2, show_default=True, help="Ranks per node."
+    ),
+    click.option(
+        "--rendezvous",
+        default="127.0.0.1:29400",
+        show_default=True,
+        help="HOST:PORT of the store on node 0.",
+    ),
+    click.option(
+        "--join",
+        "join_at",
+        metavar="HOST:PORT,...",
+        help="Join a running job; at least one of these stores must be alive.",
+    ),
+    click.option(
+        "--ring-dir",
+        help="Directory in which this node's agent reads rings [default: ring_dir of [agent]].",
+    ),
+    click.option("--run-dir", help="Directory of the step logs [default: runs/JOB]."),
+    click.option(
+        "--faults",
+        "faults_dir",
+        default="",
+        help="Inject the faults described by files in this directory.",
+    ),
 )
 @click.option("--steps", type=int, help="Number of training steps.")
 @click.option("--seed", type=int, help="Seed of weights and data order.")
@@ -99,14 +129,7 @@ def command(
     /,
     config_file: str | None,
     job: str | None,
-    node_rank: int,
-    num_nodes: int,
-    ranks_per_node: int,
-    rendezvous: str,
-    join_at: str | None,
-    ring_dir: str | None,
-    run_dir: str | None,
-    faults_dir: str,
+    node: NodeOptions,
     **given: int | str | None,
 ) -> None:
     """Start and supervise this node's ranks of a training job.
@@ -123,28 +146,12 @@ def command(
     )
     # Else torch prints C++ frames on every terminal if a node dies.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    rings = load_settings(AgentConfig, config_file, ring_dir=ring_dir).ring_dir
-    if join_at is not None:
+    ring_dir = load_settings(AgentConfig, config_file, ring_dir=node.ring_dir).ring_dir
+    if node.join_at is not None:
         _reject_job_options(ctx)
-        ctx.exit(_join(join_at, ranks_per_node, rings, run_dir or "", faults_dir, job or ""))
+        ctx.exit(_join(node, ring_dir, job or ""))
     config = load_settings(TrainConfig, config_file, job=job, **given)
-    from pacekeeper.trainer.elastic.launch_spec import NodeSpec
-    from pacekeeper.trainer.elastic.restart_policy import supervise_to_the_end
-
-    try:
-        spec = NodeSpec(
-            config=config,
-            node_rank=node_rank,
-            num_nodes=num_nodes,
-            ranks_per_node=ranks_per_node,
-            rendezvous=rendezvous,
-            ring_dir=rings,
-            run_dir=run_dir or f"runs/{config.job}",
-            faults_dir=faults_dir,
-        )
-    except ValueError as error:
-        raise ConfigError(f"command line: {error}") from None
-    ctx.exit(int(supervise_to_the_end(spec)))
+    ctx.exit(_start(node, ring_dir, config))
 
 
 def _reject_job_options(ctx: click.Context) -> None:
@@ -154,25 +161,38 @@ def _reject_job_options(ctx: click.Context) -> None:
             raise click.UsageError(f"{option} is set by the running job: leave it out with --join")
 
 
-def _join(
-    at: str,
-    ranks_per_node: int,
-    ring_dir: str,
-    run_dir: str,
-    faults_dir: str,
-    job: str,
-) -> int:
+def _join(node: NodeOptions, ring_dir: str, job: str) -> int:
     from pacekeeper.trainer.elastic.node_join import JoinSpec, join
 
     try:
         spec = JoinSpec(
-            addresses=tuple(part.strip() for part in at.split(",") if part.strip()),
-            ranks_per_node=ranks_per_node,
+            addresses=node.join_addresses,
+            ranks_per_node=node.ranks_per_node,
             ring_dir=ring_dir,
-            run_dir=run_dir,
-            faults_dir=faults_dir,
+            run_dir=node.run_dir or "",
+            faults_dir=node.faults_dir,
             job=job,
         )
     except ValueError as error:
         raise ConfigError(f"command line: {error}") from None
     return int(join(spec))
+
+
+def _start(node: NodeOptions, ring_dir: str, config: TrainConfig) -> int:
+    from pacekeeper.trainer.elastic.launch_spec import NodeSpec
+    from pacekeeper.trainer.elastic.restart_policy import supervise_to_the_end
+
+    try:
+        spec = NodeSpec(
+            config=config,
+            node_rank=node.node_rank,
+            num_nodes=node.num_nodes,
+            ranks_per_node=node.ranks_per_node,
+            rendezvous=node.rendezvous,
+            ring_dir=ring_dir,
+            run_dir=node.run_dir or f"runs/{config.job}",
+            faults_dir=node.faults_dir,
+        )
+    except ValueError as error:
+        raise ConfigError(f"command line: {error}") from None
+    return int(supervise_to_the_end(spec))

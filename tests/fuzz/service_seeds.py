@@ -222,9 +222,14 @@ def _certificate() -> bytes:
         folder, now = Path(name), datetime(2026, 1, 1, tzinfo=UTC)
         ca.create_authority(folder, "a", 10, now)
         made = ca.issue_certificate(
-            folder, ca.Kind.CONTROLLER, "c", hosts=("h.example", "10.0.0.1"),
-            domain="pacekeeper", days=1, now=now, out=folder / "c",
-        )  # fmt: skip
+            folder,
+            ca.CertificateSubject(
+                kind=ca.Kind.CONTROLLER, name="c", hosts=("h.example", "10.0.0.1")
+            ),
+            days=1,
+            now=now,
+            out=folder / "c",
+        )
         return made.read_bytes()
 
 

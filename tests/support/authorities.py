@@ -33,10 +33,7 @@ class Authority:
         """The certificate's file; its key lies beside it."""
         return authority.issue_certificate(
             self.directory,
-            kind,
-            name,
-            hosts=hosts,
-            domain=domain,
+            authority.CertificateSubject(kind=kind, name=name, hosts=hosts, domain=domain),
             days=days,
             now=self.now - timedelta(days=made_days_ago),
             out=self.directory / f"{kind}-{name}-{made_days_ago}",

@@ -189,6 +189,87 @@ def _try(trials: list[_Trial], task: PlacementProblem, split: MinMaxSplit) -> in
     return given_back
 
 
+class _Replication:
+    """A layer to which replicas of overloaded experts are added, one after the other.
+
+    No split gets below rows / (sum of speeds of its replica ranks) of an expert.
+
+    Attributes:
+        hosts: [experts, ranks], with the replicas added so far.
+        densities: heap of (-rows per speed, expert) of the experts above the aim.
+    """
+
+    def __init__(
+        self,
+        way: _LayerSearch,
+        task: PlacementProblem,
+        needs: SpreadRequirements,
+        split: MinMaxSplit,
+    ) -> None:
+        self._layer, self._aim, self._task, self._needs = way.layer, way.aim, task, needs
+        self._rows, self._shares = task.loads[way.layer], split.shares[way.layer]
+        self.hosts = way.hosts.copy()
+        self._carried = self.hosts @ task.speeds
+        self._at_rank = self._rows @ self._shares
+        self._free = np.array(task.cluster.slots) - self.hosts.sum(axis=0)
+        overloaded = (self._rows > self._aim * self._carried).nonzero()[0].tolist()
+        self.densities = [(-self._rows[e] / self._carried[e], e) for e in overloaded]
+        heapq.heapify(self.densities)
+
+    @property
+    def value(self) -> float:
+        """The best value that a split of these hosts may have."""
+        return max(self._aim, -self.densities[0][0]) if self.densities else self._aim
+
+    def replicate_densest(self) -> bool:
+        """Add a replica of the densest expert; False where no rank has room."""
+        expert = self.densities[0][1]
+        target = self._room_for(expert)
+        if target is None:
+            return False
+        rank, guest = target
+        rows, speed = self._rows, self._task.speeds[rank]
+        if guest is None:
+            self._free[rank] -= 1
+        else:
+            self.hosts[guest, rank] = False
+            self._carried[guest] -= speed
+            self._at_rank[rank] -= rows[guest] * self._shares[guest, rank]
+        excess = rows[expert] - self._aim * self._carried[expert]
+        self.hosts[expert, rank] = True
+        self._carried[expert] += speed
+        self._at_rank[rank] += max(0.0, min(excess, self._aim * speed - self._at_rank[rank]))
+        dense = rows[expert] / self._carried[expert]
+        if dense > self._aim:
+            heapq.heapreplace(self.densities, (-dense, expert))
+        else:
+            heapq.heappop(self.densities)
+        return True
+
+    def _room_for(self, expert: int) -> tuple[int, int | None] | None:
+        """The emptiest rank with a free slot, else one where an expert with few rows can go.
+
+        (rank, expert that leaves it); None where there is none.
+        """
+        task, needs, aim = self._task, self._needs, self._aim
+        is_open = needs.open_ranks(self.hosts[expert], task.cluster, task.floors)
+        height = np.where(is_open, self._at_rank / task.speeds, np.inf)
+        open_height = np.where(self._free > 0, height, np.inf)
+        rank = int(open_height.argmin())
+        if open_height[rank] < aim:
+            return rank, None
+        may = needs.may_leave(self.hosts, self._layer, task.cluster, task.floors) & is_open
+        left = self._carried[:, None] - task.speeds
+        may &= self._rows[:, None] <= aim * np.maximum(left, 0.0)
+        may &= height < aim
+        if not may.any():
+            return None
+        density = self._rows[:, None] / self._carried[:, None]
+        piece = np.where(may, density * task.speeds, np.inf)
+        guest, place = divmod(int(piece.argmin()), piece.shape[1])
+        return place, guest
+
+
 def _replicate_overloaded(
     way: _LayerSearch,
     task: PlacementProblem,
@@ -196,81 +277,18 @@ def _replicate_overloaded(
     split: MinMaxSplit,
     max_copies: int,
 ) -> _Trial | None:
-    """Add replicas for experts that their ranks cannot carry, densest first, as many as pay.
-
-    No split gets below rows / (sum of speeds of its replica ranks) of an expert.
-    """
-    layer, aim, rows, speeds = way.layer, way.aim, task.loads[way.layer], task.speeds
-    trial, chosen, num_chosen = way.hosts.copy(), way.hosts, 0
-    carried = trial @ speeds
-    at_rank = rows @ split.shares[layer]
-    free = np.array(task.cluster.slots) - trial.sum(axis=0)
-    heap = [(-rows[e] / carried[e], e) for e in (rows > aim * carried).nonzero()[0].tolist()]
-    heapq.heapify(heap)
-    even = (1.0 + task.prices.even) * float(task.fluid[layer])
-    row_s, least_s = task.row_s, way.price_s
+    """Add replicas for experts that their ranks cannot carry, densest first, as many as pay."""
+    trial, chosen, num_chosen = _Replication(way, task, needs, split), way.hosts, 0
+    even = (1.0 + task.prices.even) * float(task.fluid[way.layer])
+    least_s = way.price_s
     for number in range(1, max_copies + 1):
-        if not heap:
+        if not trial.densities or not trial.replicate_densest():
             break
-        expert = heap[0][1]
-        target = _room_for(trial, expert, rows, task, layer, needs, at_rank, free, carried, aim)
-        if target is None:
-            break
-        rank, guest = target
-        if guest is None:
-            free[rank] -= 1
-        else:
-            trial[guest, rank] = False
-            carried[guest] -= speeds[rank]
-            at_rank[rank] -= rows[guest] * split.shares[layer, guest, rank]
-        excess = rows[expert] - aim * carried[expert]
-        trial[expert, rank] = True
-        carried[expert] += speeds[rank]
-        at_rank[rank] += max(0.0, min(excess, aim * speeds[rank] - at_rank[rank]))
-        dense = rows[expert] / carried[expert]
-        if dense > aim:
-            heapq.heapreplace(heap, (-dense, expert))
-        else:
-            heapq.heappop(heap)
-        value = max(aim, -heap[0][0]) if heap else aim
-        price_s = row_s * max(0.0, value - even) + number * task.prices.move_s
-        price_s += (int(trial.sum()) - way.num_before) * task.prices.hold_s
+        price_s = task.row_s * max(0.0, trial.value - even) + number * task.prices.move_s
+        price_s += (int(trial.hosts.sum()) - way.num_before) * task.prices.hold_s
         if price_s < least_s:
-            least_s, chosen, num_chosen = price_s, trial.copy(), number
+            least_s, chosen, num_chosen = price_s, trial.hosts.copy(), number
     return _Trial(way=way, hosts=chosen, num_copies=num_chosen) if num_chosen else None
-
-
-def _room_for(
-    hosts: Flags,
-    expert: int,
-    rows: Array,
-    task: PlacementProblem,
-    layer: int,
-    needs: SpreadRequirements,
-    at_rank: Array,
-    free: Counts,
-    carried: Array,
-    aim: float,
-) -> tuple[int, int | None] | None:
-    """The emptiest rank with a free slot, else one where an expert with few rows can go.
-
-    (rank, who goes); None where there is none.
-    """
-    is_open = needs.open_ranks(hosts[expert], task.cluster, task.floors)
-    height = np.where(is_open, at_rank / task.speeds, np.inf)
-    open_height = np.where(free > 0, height, np.inf)
-    rank = int(open_height.argmin())
-    if open_height[rank] < aim:
-        return rank, None
-    may = needs.may_leave(hosts, layer, task.cluster, task.floors) & is_open
-    left = carried[:, None] - task.speeds
-    may &= rows[:, None] <= aim * np.maximum(left, 0.0)
-    may &= height < aim
-    if not may.any():
-        return None
-    piece = np.where(may, rows[:, None] / carried[:, None] * task.speeds, np.inf)
-    guest, place = divmod(int(piece.argmin()), piece.shape[1])
-    return place, guest
 
 
 def _best_change(
