@@ -77,7 +77,7 @@ class Agent:
             fencing=self.collector.fencing,
             node=config.node or socket.gethostname(),
             rack=config.rack,
-            life=uuid.uuid4().hex,
+            incarnation=uuid.uuid4().hex,
             spool=self.spool,
             ack_timeout_s=config.ack_timeout_s,
             reconnect_max_s=config.reconnect_max_s,
@@ -178,8 +178,8 @@ class Agent:
         if self.recorder is not None:
             devices = self._recorded_samples.select(self.sampler.latest(began_s)[0])
             self.recorder.write(batches, devices, self.host.latest(began_s))
-        for (job, life), dead in find_deaths(batches, self.collector.pids()).items():
-            self.collector.notify_deaths(job, dead, life)
+        for (job, run_id), dead in find_deaths(batches, self.collector.pids()).items():
+            self.collector.notify_deaths(job, dead, run_id)
         # While disconnected, an empty report would only displace others in the spool.
         is_due = self.uplink.is_connected and began_s - self._reported_s >= REPORT_INTERVAL_S
         if is_due or any(not batch.is_empty for batch in batches):
@@ -295,13 +295,15 @@ class Agent:
                 self.collector.offer_plan(offer)
             case "notify_deaths":
                 notice = message.notify_deaths
-                self.collector.notify_deaths(notice.job, frozenset(notice.ranks), notice.life)
+                self.collector.notify_deaths(notice.job, frozenset(notice.ranks), notice.run_id)
             case "set_suspects":
                 suspects = message.set_suspects
-                self.collector.set_suspects(suspects.job, frozenset(suspects.ranks), suspects.life)
+                self.collector.set_suspects(
+                    suspects.job, frozenset(suspects.ranks), suspects.run_id
+                )
             case "request_probe":
                 probe = message.request_probe
-                self.collector.request_probe(probe.job, probe.number, probe.life)
+                self.collector.request_probe(probe.job, probe.number, probe.run_id)
             case other:
                 _log.warning(
                     "command %s ignored: this agent does not know it; the controller may be newer",

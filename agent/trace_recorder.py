@@ -69,10 +69,10 @@ class TraceRecorder:
             host: Likewise.
         """
         sampled = self._new_samples([*devices, *([] if host is None else [host])])
-        for over in self._files.keys() - {(reading.job, reading.life) for reading in readings}:
+        for over in self._files.keys() - {(reading.job, reading.run_id) for reading in readings}:
             self._close(over)  # reopened for appending if more records arrive
         for reading in readings:
-            key = (reading.job, reading.life)
+            key = (reading.job, reading.run_id)
             lines = [attached_line(attachment) for attachment in reading.attached]
             lines += [record_line(record) for record in reading.records]
             if lines or key in self._files:
@@ -125,14 +125,14 @@ class TraceRecorder:
 
     def _open(self, key: tuple[str, int]) -> TextIO:
         """Open the file; one of an earlier run of the agent is continued."""
-        job, life = key
-        name = f"{job}-{life}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self._node)}{SUFFIX}"
+        job, run_id = key
+        name = f"{job}-{run_id}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self._node)}{SUFFIX}"
         path = self._directory / name
         file = path.open("a", encoding="utf-8")
         self._files[key] = file
         self._sizes[key] = os.fstat(file.fileno()).st_size
         if not self._sizes[key]:
-            file.write(header_line(TraceHeader(job=job, life=life, node=self._node)) + "\n")
+            file.write(header_line(TraceHeader(job=job, run_id=run_id, node=self._node)) + "\n")
         return file
 
     def _close(self, key: tuple[str, int]) -> None:

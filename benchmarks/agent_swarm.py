@@ -183,7 +183,7 @@ class Swarm:
             protocol_version=PROTOCOL_VERSION,
             product_version="swarm",
             node=agent.node,
-            agent_life="swarm",
+            agent_incarnation="swarm",
         )
         agent.wire, agent.stream, agent.opened_s = made, Stream(), now_s
         agent.is_welcome, agent.num_sent = False, 0

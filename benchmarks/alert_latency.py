@@ -58,7 +58,7 @@ class Job:
 
     def __init__(self, rings: Path, step_s: float) -> None:
         self._step_s, self._step = step_s, 0
-        life = int(time.time() * 1e3)
+        run_id = int(time.time() * 1e3)
         self._rings = {
             rank: Ring.create(
                 rings,
@@ -70,7 +70,7 @@ class Job:
                     clock=Clock.EMULATED,
                     device_uuid=f"GPU-{rank}",
                     model=SHAPE,
-                    life=life,
+                    run_id=run_id,
                 ),
             )
             for rank in LAYOUT.ranks

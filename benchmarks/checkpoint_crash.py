@@ -128,7 +128,7 @@ class Bench:
     def storage(self) -> Storage:
         return open_storage(below(self.where.root, CONFIG.job))
 
-    def look(self, life: int) -> "Found":
+    def look(self, run_id: int) -> "Found":
         """Verify all, restore the newest."""
         storage, tally = self.storage, self.tally
         whole: list[CheckpointId] = []
@@ -157,7 +157,7 @@ class Bench:
         )
         if not whole:
             return Found(good=tuple(good))
-        reader = Rank(self.where, 0, life)
+        reader = Rank(self.where, 0, run_id)
         found = reader.resume()
         if found is None or found.manifest.id != whole[0] or not reader.is_exact(found):
             got = None if found is None else found.manifest.id.name
@@ -167,22 +167,22 @@ class Bench:
         step = 0 if found is None else found.manifest.id.step
         return Found(whole=tuple(whole), good=tuple(good), step=step)
 
-    def run(self, life: int, kind: str, draw: random.Random, longest_s: float) -> str:
+    def run(self, run_id: int, kind: str, draw: random.Random, longest_s: float) -> str:
         """The trial's processes, from their start to their ends."""
         moments = {"full": "any"} | dict.fromkeys(DAMAGES, "save")
         fate = Fate.drawn(draw, moments.get(kind, kind), longest_s)
         if kind != "full":
-            return run_trial(self.where, life, fate)
+            return run_trial(self.where, run_id, fate)
         left = draw.randrange(1, MOST_LEFT_BYTES)
         if self.disk is None:
             limited = replace(fate, after_s=longest_s, file_bytes=1 + left // 4)
-            return run_trial(self.where, life, limited)
+            return run_trial(self.where, run_id, limited)
         ballast = self.disk / "ballast"
         free = int(subprocess.check_output(["df", "-B1", "--output=avail", self.disk]).split()[1])
         with ballast.open("wb") as file:
             file.write(b"\0" * max(0, free - left))
         try:
-            return run_trial(self.where, life, replace(fate, after_s=longest_s))
+            return run_trial(self.where, run_id, replace(fate, after_s=longest_s))
         finally:
             ballast.unlink()
 

@@ -149,7 +149,7 @@ class Job:
         whole = {p: self.shape.values(p.block) * KINDS[p.kind].itemsize for p in pieces}
         sizes = cut_pieces(self.layout, whole, {piece: self._rows(piece) for piece in pieces})
         writer_of = assign_writers(self.layout, sizes)
-        own = CheckpointId(life=1, generation=1, step=number)
+        own = CheckpointId(run_id=1, generation=1, step=number)
         busiest = 0
         for rank in self.layout.ranks:
             mine = {p: dict(self._tensors(p)) for p in sizes if writer_of[p] == rank}

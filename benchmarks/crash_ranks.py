@@ -164,7 +164,7 @@ class Star(LocalFabric):
 class Rank:
     """One rank whose state is a function of the step alone."""
 
-    def __init__(self, where: Where, rank: int, life: int, ranks: Sequence[int] = (0,)) -> None:
+    def __init__(self, where: Where, rank: int, run_id: int, ranks: Sequence[int] = (0,)) -> None:
         self.layout: Layout = even_layout(
             ranks=ranks,
             num_layers=CONFIG.num_layers,
@@ -182,8 +182,8 @@ class Rank:
         self.checkpoints = Checkpoints(
             config,
             rank=rank,
-            life=life,
-            first_life=life,
+            run_id=run_id,
+            first_run_id=run_id,
             identity=run_fingerprint(config, 0),
             model=self.model,
             optimizer=self.optimizer,
@@ -253,7 +253,7 @@ def write_on(own: Rank, fabric: Star, doom: Doom | None, moment: str) -> None:
         own.checkpoints.close()
 
 
-def run_trial(where: Where, life: int, fate: Fate) -> str:
+def run_trial(where: Where, run_id: int, fate: Fate) -> str:
     """Start the ranks, or `pacekeeper checkpoint gc`, and see them ended; the function in which the
     doomed one was: empty where it was killed from outside or outlived the trial; or what BROKE.
     """
@@ -265,7 +265,7 @@ def run_trial(where: Where, life: int, fate: Fate) -> str:
         if pid == 0:
             os.close(heard)
             try:
-                _live(where, rank, life, fate, pairs, tell)
+                _live(where, rank, run_id, fate, pairs, tell)
             except BaseException as error:
                 os.write(tell, f"{BROKE}rank {rank}: {error!r}\n".encode())
             finally:
@@ -291,7 +291,7 @@ def run_trial(where: Where, life: int, fate: Fate) -> str:
 def _live(
     where: Where,
     rank: int,
-    life: int,
+    run_id: int,
     fate: Fate,
     pairs: dict[int, tuple[socket.socket, socket.socket]],
     tell: int,
@@ -321,7 +321,7 @@ def _live(
         else:
             its.close()
             ours.close()
-    own = Rank(where, rank, life, range(fate.num_ranks))
+    own = Rank(where, rank, run_id, range(fate.num_ranks))
     with contextlib.suppress(PeerLost):
         write_on(own, Star(rank, ends), doom, fate.moment)
     own.checkpoints.close()

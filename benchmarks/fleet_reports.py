@@ -50,7 +50,7 @@ class Job:
 
     def greeting(self, place: int) -> bytes:
         """Who is here, of the node at `place` in the job."""
-        told = t.JobReport(job=self.name, life=1)
+        told = t.JobReport(job=self.name, run_id=1)
         for rank in self._ranks(place):
             attached = told.attached.add(
                 job=self.name,
@@ -60,7 +60,7 @@ class Job:
                 role="train",
                 clock="cuda",
                 device_uuid=uuid_of(self.nodes[place], rank % DEVICES),
-                life=1,
+                run_id=1,
             )
             if self.layout is not None:
                 for name, value in _SHAPE.items():
@@ -90,7 +90,7 @@ class Job:
         generation = 1 if self.layout is not None else 0
         told = t.JobReport(
             job=self.name,
-            life=1,
+            run_id=1,
             micro_batches=t.MicroBatchColumns(
                 rank=[rank for rank in ranks for _ in range(per)],
                 step=[number] * (DEVICES * per),

@@ -172,7 +172,10 @@ def names_of(num_agents: int) -> list[str]:
 
 def _hello(node: str) -> bytes:
     hello = control_pb2.Hello(
-        protocol_version=PROTOCOL_VERSION, product_version="swarm", node=node, agent_life="swarm"
+        protocol_version=PROTOCOL_VERSION,
+        product_version="swarm",
+        node=node,
+        agent_incarnation="swarm",
     )
     return control_pb2.AttachRequest(hello=hello).SerializeToString()
 

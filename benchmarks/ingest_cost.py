@@ -78,7 +78,7 @@ class Fleet:
                 protocol_version=PROTOCOL_VERSION,
                 product_version="0",
                 node=f"node-{node:05d}",
-                agent_life="a",
+                agent_incarnation="a",
             )
             first = control_pb2.AttachRequest(hello=hello).SerializeToString()
             frames.append((ipc.OPENED, node + 1, 0, ipc.join_header(shown, first)))

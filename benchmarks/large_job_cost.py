@@ -46,7 +46,7 @@ class Fleet:
         began_s = time.process_time()
         report = reports.report_from_parts(telemetry_pb2.NodeReportParts.FromString(data))
         read_s = time.process_time()
-        event = NodeReported(node=f"node-{node:05d}", agent_life="a", report=report)
+        event = NodeReported(node=f"node-{node:05d}", agent_incarnation="a", report=report)
         self.state, said = advance(self.state, event, config=CONFIG, now_s=self.now_s)
         self.judge_s += time.process_time() - read_s
         self.read_s += read_s - began_s
@@ -60,7 +60,9 @@ class Fleet:
     def attach(self) -> float:
         """All come."""
         for node in range(self.job.num_nodes):
-            hello = NodeAttached(node=f"node-{node:05d}", product_version="0", agent_life="a")
+            hello = NodeAttached(
+                node=f"node-{node:05d}", product_version="0", agent_incarnation="a"
+            )
             self.state, _ = advance(self.state, hello, config=CONFIG, now_s=self.now_s)
             self.send(node, self.job.greeting(node))
         return self.read_s + self.judge_s

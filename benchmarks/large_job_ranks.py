@@ -111,7 +111,7 @@ class PaperJob:
 
     def greeting(self, node: int) -> bytes:
         """Who is here and what runs."""
-        told = t.JobReport(job=JOB, life=1)
+        told = t.JobReport(job=JOB, run_id=1)
         for rank in _ranks(node):
             attached = told.attached.add(
                 job=JOB,
@@ -121,7 +121,7 @@ class PaperJob:
                 role="train",
                 clock="cuda",
                 device_uuid=uuid_of(node, rank % DEVICES),
-                life=1,
+                run_id=1,
             )
             attached.model.num_layers = self.num_layers
             attached.model.num_experts = self.num_experts
@@ -140,7 +140,7 @@ class PaperJob:
     def step(self, node: int, number: int) -> bytes:
         """What a node's ranks tell of a step."""
         self.newest = max(self.newest, number)
-        told = t.JobReport(job=JOB, life=1)
+        told = t.JobReport(job=JOB, run_id=1)
         if self.is_over:
             return self._exits(told, node)
         if self.plan is not None and 0 < self.taken <= number:

@@ -80,7 +80,7 @@ class Fleet:
         began_s = time.perf_counter()
         report = reports.report_from_parts(telemetry_pb2.NodeReportParts.FromString(data))
         decoded_s = time.perf_counter()
-        event = NodeReported(node=f"node-{node:05d}", agent_life="a", report=report)
+        event = NodeReported(node=f"node-{node:05d}", agent_incarnation="a", report=report)
         self.state, _ = advance(self.state, event, config=CONFIG, now_s=self.now_s)
         spent_s = time.perf_counter() - decoded_s
         self.machine_s += spent_s
@@ -95,7 +95,9 @@ class Fleet:
         self.decode_s = self.machine_s = 0.0
         written, crc = ((1, encode_layout(layout)),), layout_crc(layout)
         for node, ranks in enumerate(self.nodes):
-            hello = NodeAttached(node=f"node-{node:05d}", product_version="0", agent_life="a")
+            hello = NodeAttached(
+                node=f"node-{node:05d}", product_version="0", agent_incarnation="a"
+            )
             self.state, _ = advance(self.state, hello, config=CONFIG, now_s=self.now_s)
             part = JobReport(
                 job=JOB,

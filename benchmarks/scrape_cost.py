@@ -93,7 +93,7 @@ def fleet(num_ranks: int, num_slow: int) -> State:
         progress=StepProgress(step=1),
         detection=DetectionState(measured=measured),
     )
-    nodes = {name: NodeState(name=name, agent_life="x") for name in map(node_of, ranks)}
+    nodes = {name: NodeState(name=name, agent_incarnation="x") for name in map(node_of, ranks)}
     return State(jobs={JOB: job}, nodes=NodeMap(nodes))
 
 

@@ -72,8 +72,8 @@ class LoneRank:
         self.checkpoints = Checkpoints(
             config,
             rank=0,
-            life=1,
-            first_life=1,
+            run_id=1,
+            first_run_id=1,
             identity=run_fingerprint(config, self.corpus.crc()),
             model=self.model,
             optimizer=self.optimizer,
@@ -244,7 +244,7 @@ def _pair(number: int, directory: str, rank: LoneRank) -> tuple[Pair, list[News]
     )
     snapshots = Snapshots(
         rank=number,
-        life=1,
+        run_id=1,
         model=rank.model,
         optimizer=rank.optimizer,
         copies=HostCopies(),

@@ -98,17 +98,19 @@ class CommandExecutor:
     def execute(self, command: Command) -> None:
         """Execute one command without waiting."""
         match command:
-            case OfferPlan(job=job, nodes=nodes, layout=layout, base_generation=base, life=life):
-                offer = reports.offer_to_message(job, layout, base, life)
+            case OfferPlan(
+                job=job, nodes=nodes, layout=layout, base_generation=base, run_id=run_id
+            ):
+                offer = reports.offer_to_message(job, layout, base, run_id)
                 self.agents.send(nodes, "plan", job, AttachResponse(offer_plan=offer))
-            case NotifyDeaths(job=job, nodes=nodes, ranks=ranks, life=life):
-                notice = control_pb2.NotifyDeaths(job=job, ranks=list(ranks), life=life)
+            case NotifyDeaths(job=job, nodes=nodes, ranks=ranks, run_id=run_id):
+                notice = control_pb2.NotifyDeaths(job=job, ranks=list(ranks), run_id=run_id)
                 self.agents.send(nodes, "deaths", job, AttachResponse(notify_deaths=notice))
-            case TellSuspects(job=job, nodes=nodes, ranks=ranks, life=life):
-                told = control_pb2.SetSuspects(job=job, ranks=list(ranks), life=life)
+            case TellSuspects(job=job, nodes=nodes, ranks=ranks, run_id=run_id):
+                told = control_pb2.SetSuspects(job=job, ranks=list(ranks), run_id=run_id)
                 self.agents.send(nodes, "suspects", job, AttachResponse(set_suspects=told))
-            case AskProbe(job=job, nodes=nodes, number=number, life=life):
-                asked = control_pb2.RequestProbe(job=job, number=number, life=life)
+            case AskProbe(job=job, nodes=nodes, number=number, run_id=run_id):
+                asked = control_pb2.RequestProbe(job=job, number=number, run_id=run_id)
                 self.agents.send(nodes, "probe", job, AttachResponse(request_probe=asked))
             case SaveIncident(incident=incident):
                 self.metrics.count_incident(incident)

@@ -8,20 +8,20 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "product_version", "node", "agent_life", "rack", "highest_term")
+    __slots__ = ("protocol_version", "product_version", "node", "agent_incarnation", "rack", "highest_term")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
-    AGENT_LIFE_FIELD_NUMBER: _ClassVar[int]
+    AGENT_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_TERM_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     product_version: str
     node: str
-    agent_life: str
+    agent_incarnation: str
     rack: str
     highest_term: int
-    def __init__(self, protocol_version: _Optional[int] = ..., product_version: _Optional[str] = ..., node: _Optional[str] = ..., agent_life: _Optional[str] = ..., rack: _Optional[str] = ..., highest_term: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., product_version: _Optional[str] = ..., node: _Optional[str] = ..., agent_incarnation: _Optional[str] = ..., rack: _Optional[str] = ..., highest_term: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("hello", "report")
@@ -54,50 +54,50 @@ class Acknowledge(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class OfferPlan(_message.Message):
-    __slots__ = ("job", "generation", "base_generation", "layout_json", "sha256", "life")
+    __slots__ = ("job", "generation", "base_generation", "layout_json", "sha256", "run_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_GENERATION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_JSON_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     base_generation: int
     layout_json: bytes
     sha256: bytes
-    life: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ..., sha256: _Optional[bytes] = ..., life: _Optional[int] = ...) -> None: ...
+    run_id: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ..., sha256: _Optional[bytes] = ..., run_id: _Optional[int] = ...) -> None: ...
 
 class NotifyDeaths(_message.Message):
-    __slots__ = ("job", "ranks", "life")
+    __slots__ = ("job", "ranks", "run_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    life: int
-    def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., life: _Optional[int] = ...) -> None: ...
+    run_id: int
+    def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., run_id: _Optional[int] = ...) -> None: ...
 
 class RequestProbe(_message.Message):
-    __slots__ = ("job", "number", "life")
+    __slots__ = ("job", "number", "run_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     number: int
-    life: int
-    def __init__(self, job: _Optional[str] = ..., number: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
+    run_id: int
+    def __init__(self, job: _Optional[str] = ..., number: _Optional[int] = ..., run_id: _Optional[int] = ...) -> None: ...
 
 class SetSuspects(_message.Message):
-    __slots__ = ("job", "ranks", "life")
+    __slots__ = ("job", "ranks", "run_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    life: int
-    def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., life: _Optional[int] = ...) -> None: ...
+    run_id: int
+    def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., run_id: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("welcome", "acknowledge", "offer_plan", "notify_deaths", "request_probe", "set_suspects", "term")

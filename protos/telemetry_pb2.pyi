@@ -43,7 +43,7 @@ class ModelShape(_message.Message):
     def __init__(self, num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., rows_per_step: _Optional[int] = ..., slots_per_rank: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., dense_bytes: _Optional[int] = ..., splits_each_step: bool = ..., schedule: _Optional[_Union[PipelineSchedule, str]] = ...) -> None: ...
 
 class Attachment(_message.Message):
-    __slots__ = ("job", "rank", "world_size", "pid", "role", "clock", "device_uuid", "model", "life", "can_probe")
+    __slots__ = ("job", "rank", "world_size", "pid", "role", "clock", "device_uuid", "model", "run_id", "can_probe")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -52,7 +52,7 @@ class Attachment(_message.Message):
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CAN_PROBE_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
@@ -62,9 +62,9 @@ class Attachment(_message.Message):
     clock: str
     device_uuid: str
     model: ModelShape
-    life: int
+    run_id: int
     can_probe: bool
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., clock: _Optional[str] = ..., device_uuid: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., life: _Optional[int] = ..., can_probe: bool = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., clock: _Optional[str] = ..., device_uuid: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., run_id: _Optional[int] = ..., can_probe: bool = ...) -> None: ...
 
 class MicroBatchColumns(_message.Message):
     __slots__ = ("rank", "step", "micro_batch", "generation", "tokens", "sum_len_squared", "expert_rows", "num_active_experts", "compute_s", "cpu_s", "run_queue_s", "stall_s", "wait_s", "ended_mono_s", "num_documents", "tensor_share", "rows_over_16", "rows_over_64", "rows_over_256", "rows_over_1024", "head_tokens")
@@ -469,7 +469,7 @@ class LayoutFile(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ...) -> None: ...
 
 class JobReport(_message.Message):
-    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "life", "probes", "plans_refused", "checkpoints", "snapshots")
+    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "run_id", "probes", "plans_refused", "checkpoints", "snapshots")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -478,7 +478,7 @@ class JobReport(_message.Message):
     PLANS_APPLIED_FIELD_NUMBER: _ClassVar[int]
     RANK_EXITS_FIELD_NUMBER: _ClassVar[int]
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROBES_FIELD_NUMBER: _ClassVar[int]
     PLANS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
@@ -491,12 +491,12 @@ class JobReport(_message.Message):
     plans_applied: PlanAppliedColumns
     rank_exits: RankExitColumns
     layouts: _containers.RepeatedCompositeFieldContainer[LayoutFile]
-    life: int
+    run_id: int
     probes: ProbeColumns
     plans_refused: PlanRefusedColumns
     checkpoints: CheckpointColumns
     snapshots: CheckpointColumns
-    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., life: _Optional[int] = ..., probes: _Optional[_Union[ProbeColumns, _Mapping]] = ..., plans_refused: _Optional[_Union[PlanRefusedColumns, _Mapping]] = ..., checkpoints: _Optional[_Union[CheckpointColumns, _Mapping]] = ..., snapshots: _Optional[_Union[CheckpointColumns, _Mapping]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., run_id: _Optional[int] = ..., probes: _Optional[_Union[ProbeColumns, _Mapping]] = ..., plans_refused: _Optional[_Union[PlanRefusedColumns, _Mapping]] = ..., checkpoints: _Optional[_Union[CheckpointColumns, _Mapping]] = ..., snapshots: _Optional[_Union[CheckpointColumns, _Mapping]] = ...) -> None: ...
 
 class AgentHealth(_message.Message):
     __slots__ = ("nvml", "records_read", "records_lost", "records_corrupt", "batches_dropped", "unreadable", "num_devices")

@@ -117,10 +117,10 @@ class RingCollector:
         job.layouts.clear()
         return RingBatch(
             job=name,
-            life=job.life,
+            run_id=job.run_id,
             attached=tuple(r.attachment for r in job.current_ranks),
             records=tuple(job.exits.values()),
-            layouts=tuple(self._new_layouts(name, job, self._list(name) or {})[job.life]),
+            layouts=tuple(self._new_layouts(name, job, self._list(name) or {})[job.run_id]),
         )
 
     def ended_jobs(self, now_s: float) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ class RingCollector:
             False if this node has no ring of that incarnation, or the file cannot be written.
         """
         known = self._jobs.get(plan.job)
-        if known is None or plan.life != known.life or not known.rings:
+        if known is None or plan.run_id != known.run_id or not known.rings:
             return False
         target = self.directory / plan.job / shm_ring.plan_file_name(plan.generation)
         offered = (known.command.plan_generation, known.command.plan_sha256)
@@ -180,24 +180,24 @@ class RingCollector:
         )
         return True
 
-    def notify_deaths(self, job: str, ranks: frozenset[int], life: int = 0) -> None:
+    def notify_deaths(self, job: str, ranks: frozenset[int], run_id: int = 0) -> None:
         """Add dead ranks to the commands of this incarnation's ranks."""
         known = self._jobs.get(job)
         sane = frozenset(rank for rank in ranks if 0 <= rank < shm_ring.MAX_RANKS)
-        if known is not None and known.life == life and sane:
+        if known is not None and known.run_id == run_id and sane:
             self._update_commands(known, lambda old: replace(old, dead_ranks=old.dead_ranks | sane))
 
-    def set_suspects(self, job: str, ranks: frozenset[int], life: int = 0) -> None:
+    def set_suspects(self, job: str, ranks: frozenset[int], run_id: int = 0) -> None:
         """Replace the suspect ranks in the commands of this incarnation's ranks."""
         known = self._jobs.get(job)
         sane = frozenset(rank for rank in ranks if 0 <= rank < shm_ring.MAX_RANKS)
-        if known is not None and known.life == life:
+        if known is not None and known.run_id == run_id:
             self._update_commands(known, lambda old: replace(old, suspect_ranks=sane))
 
-    def request_probe(self, job: str, number: int, life: int = 0) -> None:
+    def request_probe(self, job: str, number: int, run_id: int = 0) -> None:
         """Request probe `number` from this incarnation's ranks; lower numbers are ignored."""
         known = self._jobs.get(job)
-        if known is not None and known.life == life and number > known.command.probe:
+        if known is not None and known.run_id == run_id and number > known.command.probe:
             self._update_commands(known, lambda old: replace(old, probe=max(number, old.probe)))
 
     def _update_commands(
@@ -207,8 +207,8 @@ class RingCollector:
         term = self.fencing.highest
         job.command = replace(change(job.command), term=term)
         for reader in job.rings.values():
-            if reader.attachment.life == job.life:
-                command = change(own_command(reader.command, job.life))
+            if reader.attachment.run_id == job.run_id:
+                command = change(own_command(reader.command, job.run_id))
                 reader.write_command(replace(command, term=term))
 
     def _poll_job(self, name: str, now_s: float) -> tuple[RingBatch, ...]:
@@ -224,26 +224,26 @@ class RingCollector:
         attached: list[Attachment] = []
         for gone in set(job.rings) - set(files):
             reader = job.rings.pop(gone)
-            records[reader.attachment.life] += self._drain(reader)
+            records[reader.attachment.run_id] += self._drain(reader)
         # The supervisor's ring first: it is the first ring of a new incarnation.
         rings = sorted((f for f in files if f.endswith(".ring")), key=lambda f: (f[0] != "s", f))
         for file_name in rings:
             before = job.rings.get(file_name)
             opened, rest = self._open_if_new(name, job, file_name, files[file_name], now_s)
             if before is not None:
-                records[before.attachment.life] += rest
+                records[before.attachment.run_id] += rest
             if opened is not None:
                 job.last_record_s = now_s
                 if opened.is_rank:
                     attached.append(opened.attachment)
         orphans = job.orphans()  # determined before reading, when all their records are written
         for reader in job.rings.values():
-            records[reader.attachment.life] += reader.records(self.counts)
+            records[reader.attachment.run_id] += reader.records(self.counts)
             reader.write_heartbeat(now_s)
-        job.apply_records(records[job.life], now_s)
+        job.apply_records(records[job.run_id], now_s)
         unseen = job.inferred_exits(orphans, now_s)
         job.apply_records(unseen, now_s)
-        records[job.life] += unseen
+        records[job.run_id] += unseen
         self._remove_plans(name, files, before=job.active_generation)
         layouts = self._new_layouts(name, job, files)
         for key in [k for k in self.unreadable if k.startswith(f"{name}/")]:
@@ -252,12 +252,12 @@ class RingCollector:
         return tuple(
             RingBatch(
                 job=name,
-                life=life,
-                attached=tuple(a for a in attached if a.life == life),
-                records=tuple(records[life]),
-                layouts=tuple(layouts[life]),
+                run_id=run_id,
+                attached=tuple(a for a in attached if a.run_id == run_id),
+                records=tuple(records[run_id]),
+                layouts=tuple(layouts[run_id]),
             )
-            for life in sorted({job.life, *records, *layouts, *(a.life for a in attached)})
+            for run_id in sorted({job.run_id, *records, *layouts, *(a.run_id for a in attached)})
         )
 
     def _open_if_new(
@@ -303,15 +303,15 @@ class RingCollector:
             replaced = known.attachment
         is_of_present = replaced is not None and job.is_current(replaced)
         if replaced is not None and is_of_present and _is_later(reader.attachment, replaced):
-            job.start_life(reader.attachment.life)
-        if reader.attachment.life > job.life:
-            job.start_life(reader.attachment.life)
+            job.start_run(reader.attachment.run_id)
+        if reader.attachment.run_id > job.run_id:
+            job.start_run(reader.attachment.run_id)
         if self._has_polled:
             self.counts.lost += reader.index  # created since the last poll, yet overwritten already
         job.drained.pop(file_name, None)
         job.drained.pop(shm_ring.SUPERVISOR_RING, None)  # the job continues: expect further records
         job.rings[file_name] = reader
-        if reader.attachment.life == job.life:
+        if reader.attachment.run_id == job.run_id:
             command = merge_commands(reader.command, job.command)
             reader.write_command(replace(command, term=self.fencing.highest))
         return reader, rest
@@ -326,12 +326,13 @@ class RingCollector:
         job = self._jobs.pop(name)
         records: defaultdict[int, list[Record]] = defaultdict(list)
         for reader in job.rings.values():
-            records[reader.attachment.life] += self._drain(reader)
+            records[reader.attachment.run_id] += self._drain(reader)
         for notes in (self.unreadable, self.unwritable):
             for key in [k for k in notes if k.startswith(f"{name}/")]:
                 del notes[key]
         return tuple(
-            RingBatch(job=name, life=life, records=tuple(records[life])) for life in sorted(records)
+            RingBatch(job=name, run_id=run_id, records=tuple(records[run_id]))
+            for run_id in sorted(records)
         )
 
     def _new_layouts(
@@ -343,7 +344,7 @@ class RingCollector:
             parsed = shm_ring.parse_layout_file_name(file_name)
             if parsed is None:
                 continue
-            generation, life = parsed
+            generation, run_id = parsed
             stamp_ns = status.st_mtime_ns
             if stamp_ns in (job.layouts.get(file_name), job.previous_layouts.get(file_name)):
                 continue
@@ -358,7 +359,7 @@ class RingCollector:
                 continue
             self.unreadable.pop(key, None)
             job.layouts[file_name] = stamp_ns
-            found[life].append((generation, data))
+            found[run_id].append((generation, data))
         return found
 
     def _is_unchanged(self, name: str, stamp_ns: int | None) -> bool:
@@ -405,6 +406,6 @@ def _is_later(one: Attachment, replaced: Attachment) -> bool:
 
     A numbered incarnation is replaced by a higher number only.
     """
-    if one.life and replaced.life:
-        return one.life > replaced.life
-    return (one.life, one.pid) != (replaced.life, replaced.pid)
+    if one.run_id and replaced.run_id:
+        return one.run_id > replaced.run_id
+    return (one.run_id, one.pid) != (replaced.run_id, replaced.pid)

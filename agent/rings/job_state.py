@@ -24,7 +24,7 @@ class JobState:
     """One job.
 
     Attributes:
-        life: Number of the newest incarnation; 0: incarnations are not numbered.
+        run_id: ID of the newest run; 0: runs are not numbered.
         rings: Open rings by file name.
         command: The command for ranks of this incarnation.
         layouts: mtime_ns of reported layout files by name.
@@ -37,7 +37,7 @@ class JobState:
         stamps_ns: mtime_ns of the directory in the last two polls.
     """
 
-    life: int = 0
+    run_id: int = 0
     rings: dict[str, RingReader] = field(default_factory=dict)
     command: shm_ring.CommandSlot = field(default_factory=shm_ring.CommandSlot)
     layouts: dict[str, int] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class JobState:
         distinguished from a clean exit, so there are none.
         """
         supervisor = self.rings.get(shm_ring.SUPERVISOR_RING)
-        if supervisor is None or supervisor.attachment.life != self.life:
+        if supervisor is None or supervisor.attachment.run_id != self.run_id:
             return []
         waiting = [
             reader
@@ -102,16 +102,16 @@ class JobState:
 
     def is_current(self, attachment: Attachment) -> bool:
         """Whether the attachment is of the job's current incarnation."""
-        return attachment.life == self.life and attachment.pid not in self.previous_pids
+        return attachment.run_id == self.run_id and attachment.pid not in self.previous_pids
 
-    def start_life(self, life: int) -> None:
+    def start_run(self, run_id: int) -> None:
         """Start the next incarnation: exits, commands and the active generation are reset."""
         attachments = [r.attachment for r in self.rings.values()]
         attachments += [r.attachment for r in self.drained.values()]
-        self.previous_pids = frozenset(() if life else (a.pid for a in attachments))
-        self.previous_layouts = {} if life else dict(self.layouts)
-        self.life = life
-        self.command = shm_ring.CommandSlot(life=life)
+        self.previous_pids = frozenset(() if run_id else (a.pid for a in attachments))
+        self.previous_layouts = {} if run_id else dict(self.layouts)
+        self.run_id = run_id
+        self.command = shm_ring.CommandSlot(run_id=run_id)
         self.exits, self.active_generation = {}, 0
 
     def apply_records(self, records: Iterable[object], now_s: float) -> None:
@@ -126,10 +126,10 @@ class JobState:
                 )
 
 
-def own_command(command: CommandSlot, life: int) -> CommandSlot:
+def own_command(command: CommandSlot, run_id: int) -> CommandSlot:
     """The command that a ring holds for this incarnation; empty if it is for another one."""
-    is_same = command.life in (0, life)
-    return replace(command, life=life) if is_same else CommandSlot(life=life)
+    is_same = command.run_id in (0, run_id)
+    return replace(command, run_id=run_id) if is_same else CommandSlot(run_id=run_id)
 
 
 def merge_commands(own: CommandSlot, newest: CommandSlot) -> CommandSlot:
@@ -139,7 +139,7 @@ def merge_commands(own: CommandSlot, newest: CommandSlot) -> CommandSlot:
         own: What the ring holds, written by an earlier agent.
         newest: The job's command since this agent started; its plan wins.
     """
-    own = own_command(own, newest.life)
+    own = own_command(own, newest.run_id)
     base = newest if newest.plan_generation else own
     return replace(
         base,

@@ -12,10 +12,10 @@ _NO_PIDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingBatch:
-    """New data of one incarnation (`life`) of a job, from one poll of its rings."""
+    """New data of one run of a job, from one poll of its rings."""
 
     job: str
-    life: int = 0
+    run_id: int = 0
     attached: tuple[Attachment, ...] = ()
     records: tuple[Record, ...] = ()
     layouts: tuple[tuple[int, bytes], ...] = ()
@@ -40,7 +40,7 @@ def find_deaths(
     """
     dead: dict[tuple[str, int], frozenset[int]] = {}
     for reading in readings:
-        present = {} if reading.life else pids.get(reading.job, {})
+        present = {} if reading.run_id else pids.get(reading.job, {})
         found = frozenset(
             record.rank
             for record in reading.records
@@ -49,6 +49,6 @@ def find_deaths(
             and present.get(record.rank, record.pid) == record.pid
         )
         if found:
-            key = reading.job, reading.life
+            key = reading.job, reading.run_id
             dead[key] = dead.get(key, frozenset()) | found
     return dead

@@ -33,7 +33,7 @@ def split_batches(
         while len(left) > room:
             yield (*portion, reading)
             portion, left, room = [], left[room:], max_records
-            reading = RingBatch(job=reading.job, life=reading.life, records=left[:room])
+            reading = RingBatch(job=reading.job, run_id=reading.run_id, records=left[:room])
         portion.append(reading)
         room -= len(left)
     yield tuple(portion)
@@ -68,7 +68,11 @@ def build_report(
         sent_mono_s=now_s,
         jobs=tuple(
             JobReport(
-                job=r.job, life=r.life, attached=r.attached, records=r.records, layouts=r.layouts
+                job=r.job,
+                run_id=r.run_id,
+                attached=r.attached,
+                records=r.records,
+                layouts=r.layouts,
             )
             for r in readings
             if not r.is_empty

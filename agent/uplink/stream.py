@@ -43,12 +43,12 @@ class Uplink:
 
     `resync_report(sequence)` builds the first report of each connection, with the attachments and
     layouts that the controller needs to interpret the waiting ones. Its number is that of the last
-    settled report. `life` identifies this run of the agent.
+    settled report. `incarnation` identifies this run of the agent.
     """
 
     addresses: tuple[str, ...]
     node: str
-    life: str
+    incarnation: str
     spool: Spool[telemetry_pb2.NodeReport]
     ack_timeout_s: float
     reconnect_max_s: float
@@ -179,7 +179,7 @@ class Uplink:
                         protocol_version=reports.PROTOCOL_VERSION,
                         product_version=pacekeeper.__version__,
                         node=self.node,
-                        agent_life=self.life,
+                        agent_incarnation=self.incarnation,
                         rack=self.rack,
                         highest_term=self.fencing.highest,
                     )

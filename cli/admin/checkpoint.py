@@ -225,7 +225,7 @@ def _incomplete_row(storage: Any, one: Any) -> dict[str, Any]:
         "path": below(storage.root, one.name),
         "step": one.step,
         "generation": one.generation,
-        "life": one.life,
+        "run_id": one.run_id,
         "state": "incomplete",
         "num_blocks": None,
         "size_bytes": None,

@@ -23,7 +23,7 @@ def as_document(manifest: Manifest, root: str) -> dict[str, Any]:
     return {
         "path": f"{root}/{manifest.id.name}",
         "job": manifest.job,
-        "life": manifest.id.life,
+        "run_id": manifest.id.run_id,
         "generation": manifest.id.generation,
         "step": manifest.id.step,
         "ticket": manifest.ticket,
@@ -78,7 +78,7 @@ def print_checkpoints(rows: list[dict[str, Any]]) -> None:
         table.add_row(
             str(row["step"]),
             str(row["generation"]),
-            _launch_time(row["life"]),
+            _launch_time(row["run_id"]),
             "" if row["num_blocks"] is None else str(row["num_blocks"]),
             "" if size is None else f"{size / 1e6:,.1f}",
             row["state"],
@@ -111,7 +111,7 @@ def print_checkpoint(document: dict[str, Any]) -> None:
     loss = "none yet" if document["last_loss"] is None else f"{document['last_loss']:.4f}"
     console.print(
         f"[bold]{_text(document['job'])}[/]  step {document['step']}  loss {loss}  "
-        f"generation {document['generation']}  launched {_launch_time(document['life'])} UTC"
+        f"generation {document['generation']}  launched {_launch_time(document['run_id'])} UTC"
     )
     console.print(_text(document["path"]), style="dim")
     ranks = [rank for rank, _ in document["layout"]["batch_shares"]]
@@ -164,10 +164,10 @@ def _console() -> Any:
     return Console(width=width, highlight=False, soft_wrap=True)
 
 
-def _launch_time(life: int) -> str:
+def _launch_time(run_id: int) -> str:
     """Format the launch time in Unix milliseconds; "?" for directories that no launch made."""
     try:
-        return datetime.fromtimestamp(life / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(run_id / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return "?"
 

@@ -11,7 +11,7 @@ from pacekeeper.controller.state import device_history
 from pacekeeper.controller.state.events import StepSummary
 from pacekeeper.controller.state.job_parts import Saves
 from pacekeeper.controller.state.rank_timings import RankTiming
-from pacekeeper.controller.state.state import JobState, NodeState, RankLife, RankState, State
+from pacekeeper.controller.state.state import JobState, NodeState, RankState, RankStatus, State
 from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 from pacekeeper.core.incidents.proposals import Proposal
@@ -61,7 +61,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
             message.ranks.append(
                 status_pb2.Rank(
                     rank=number,
-                    state=UNKNOWN if stored is None else rank_state(stored.life, is_silent=True),
+                    state=UNKNOWN if stored is None else rank_state(stored.status, is_silent=True),
                     batch_share=shares.get(number, 0.0),
                     num_expert_replicas=replicas.get(number, 0),
                 )
@@ -73,7 +73,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
                 number,
                 rank,
                 job.detection.measured.of(number),
-                state=rank_state(rank.life, is_silent=is_silent),
+                state=rank_state(rank.status, is_silent=is_silent),
                 batch_share=shares.get(number, 0.0),
                 replicas=replicas.get(number, 0),
                 is_cordoned=number in cordoned,
@@ -110,9 +110,9 @@ def _saves_view(saves: Saves | None) -> status_pb2.Checkpoints | None:
     )
 
 
-def rank_state(life: RankLife, *, is_silent: bool) -> str:
+def rank_state(status: RankStatus, *, is_silent: bool) -> str:
     """ "alive", "dead", "finished", or "silent": alive when last reported, and not reported now."""
-    return "silent" if life is RankLife.ALIVE and is_silent else life.value
+    return "silent" if status is RankStatus.ALIVE and is_silent else status.value
 
 
 def replicas_by_rank(layout: Layout) -> dict[int, int]:
@@ -130,7 +130,7 @@ def node_views(state: State, nodes: Iterable[NodeState]) -> list[status_pb2.Node
     jobs: dict[str, set[str]] = {}
     for job in state.jobs.values():
         for rank in job.ranks.values():
-            if rank.life is RankLife.ALIVE:
+            if rank.status is RankStatus.ALIVE:
                 jobs.setdefault(rank.node, set()).add(job.name)
     return [_node_view(state, node, jobs.get(node.name, ())) for node in nodes]
 
@@ -172,7 +172,7 @@ def _node_view(state: State, node: NodeState, jobs: Collection[str]) -> status_p
 def gone_nodes(state: State) -> list[NodeState]:
     """Nodes that are known by their history only, by name."""
     names = sorted(state.strikes.keys() - state.nodes.keys())
-    return [NodeState(name=name, agent_life="", is_connected=False) for name in names]
+    return [NodeState(name=name, agent_incarnation="", is_connected=False) for name in names]
 
 
 def incident_view(state: State, incident: Incident) -> status_pb2.Incident:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.state.events import Command
 from pacekeeper.controller.state.job_parts import CauseSearch, Place, StepDraft
-from pacekeeper.controller.state.state import JobState, NodeState, RankLife, State
+from pacekeeper.controller.state.state import JobState, NodeState, RankStatus, State
 from pacekeeper.core.incidents.findings import Finding, Tier
 from pacekeeper.core.telemetry.node_report import AgentHealth, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord
@@ -60,7 +60,7 @@ def store_samples(node: NodeState, report: NodeReport, now_s: float) -> NodeStat
     # Not by `replace`, which costs more than all the rest: this is done for each report of a fleet.
     return NodeState(
         name=node.name,
-        agent_life=node.agent_life,
+        agent_incarnation=node.agent_incarnation,
         product_version=node.product_version,
         rack=node.rack,
         is_connected=node.is_connected,
@@ -220,7 +220,7 @@ def _symptoms(
         for peer in search.peers
         if peer not in job.detection.evidence.slow
         and peer in job.ranks
-        and job.ranks[peer].life is RankLife.ALIVE
+        and job.ranks[peer].status is RankStatus.ALIVE
     ]
     nodes = {}
     for name, place in search.places.items():

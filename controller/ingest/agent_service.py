@@ -69,7 +69,7 @@ class _Stream:
 
     number: int
     node: str
-    life: str
+    incarnation: str
     principal: Principal
     newest: int = -1
     handled: int = 0  # sequence of the newest report that went through the machine
@@ -188,7 +188,7 @@ class AgentControl:
             self._say([stream], "welcome", told, until_ms=0)
         now_s, many = time.monotonic(), ACK_EVERY_REPORTS * self._sparse
         for stream, number, is_greeting in outcome.taken:
-            self.sequences.take(stream.node, stream.life, number, is_greeting=is_greeting)
+            self.sequences.take(stream.node, stream.incarnation, number, is_greeting=is_greeting)
         at_once: list[_Stream] = []
         taken = [(stream, number) for stream, number, _ in outcome.taken]
         for stream, number in (*taken, *outcome.again):
@@ -212,14 +212,16 @@ class AgentControl:
         except RejectedError as refusal:
             self.say(ipc.frame(ipc.END, number, refusal.code.value[0], refusal.reason.encode()))
             return
-        stream = _Stream(number=number, node=hello.node, life=hello.agent_life, principal=principal)
+        stream = _Stream(
+            number=number, node=hello.node, incarnation=hello.agent_incarnation, principal=principal
+        )
         self._streams[number] = stream
         self._replace(stream)
         events.append(
             NodeAttached(
                 node=hello.node,
                 product_version=hello.product_version,
-                agent_life=hello.agent_life,
+                agent_incarnation=hello.agent_incarnation,
                 rack=hello.rack,
             )
         )
@@ -240,7 +242,7 @@ class AgentControl:
             raise self._refused(identity, code, "the first message must be Hello")
         theirs = request.hello
         theirs.product_version = one_line(theirs.product_version, MOST_OF_A_WORD)
-        theirs.agent_life = one_line(theirs.agent_life, MOST_OF_A_WORD)
+        theirs.agent_incarnation = one_line(theirs.agent_incarnation, MOST_OF_A_WORD)
         # First the version: with another one nothing else can be trusted.
         if theirs.protocol_version != reports.PROTOCOL_VERSION:
             raise self._refused(
@@ -279,9 +281,9 @@ class AgentControl:
         self._of_node[stream.node] = stream
         if older is None:
             return
-        if older.life != stream.life:
+        if older.incarnation != stream.incarnation:
             words = "node=%s attached anew: agent %s replaces %s"
-            self._say_of(stream.node, words, stream.node, stream.life, older.life)
+            self._say_of(stream.node, words, stream.node, stream.incarnation, older.incarnation)
         why = f"another agent attached as node {stream.node}; give each its own --node"
         self._end(older, grpc.StatusCode.ABORTED, why)
 
@@ -289,7 +291,7 @@ class AgentControl:
         stream.is_over = True
         if self._of_node.get(stream.node) is stream:
             del self._of_node[stream.node]
-            events.append(NodeDetached(node=stream.node, agent_life=stream.life))
+            events.append(NodeDetached(node=stream.node, agent_incarnation=stream.incarnation))
 
     def _report(
         self, stream: _Stream, number: int, data: bytes, events: list[Event], outcome: _Outcome
@@ -297,7 +299,8 @@ class AgentControl:
         """One report: passed over where it was taken in before, refused where it is impossible."""
         is_greeting = stream.newest < 0
         is_again = number > 0 and (
-            number <= stream.newest or not self.sequences.is_news(stream.node, stream.life, number)
+            number <= stream.newest
+            or not self.sequences.is_news(stream.node, stream.incarnation, number)
         )
         stream.newest = max(stream.newest, number)
         if is_again and not is_greeting:
@@ -318,7 +321,9 @@ class AgentControl:
             why = "the controller failed to read a report"
             outcome.ends.append((stream, grpc.StatusCode.INTERNAL, why))
         else:
-            events.append(NodeReported(node=stream.node, agent_life=stream.life, report=report))
+            events.append(
+                NodeReported(node=stream.node, agent_incarnation=stream.incarnation, report=report)
+            )
             outcome.taken.append((stream, number, is_greeting))
 
     def _reject(self, stream: _Stream, error: ValueError, outcome: _Outcome) -> None:

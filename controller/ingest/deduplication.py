@@ -12,9 +12,9 @@ MAX_NODES = 65536  # remembered; who was forgotten is taken at its word
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """`taken`: the newest number that was taken in, of this life of the agent."""
+    """`taken`: the newest number that was taken in, of this incarnation of the agent."""
 
-    life: str
+    incarnation: str
     taken: int
 
 
@@ -27,22 +27,22 @@ class Sequences:
     repeated: int = 0  # reports that were passed over
     _of: dict[str, Progress] = field(default_factory=dict)
 
-    def is_news(self, node: str, life: str, number: int) -> bool:
+    def is_news(self, node: str, incarnation: str, number: int) -> bool:
         """Whether a report was not taken in yet; where it was, that is counted."""
         known = self._of.get(node)
-        if known is None or known.life != life or number > known.taken:
+        if known is None or known.incarnation != incarnation or number > known.taken:
             return True
         self.repeated += 1
         return False
 
-    def take(self, node: str, life: str, number: int, *, is_greeting: bool = False) -> None:
+    def take(self, node: str, incarnation: str, number: int, *, is_greeting: bool = False) -> None:
         """A report is taken in. A greeting settles its number: nothing up to it will come."""
         known = self._of.pop(node, None)
         taken = number
-        if known is not None and known.life == life:
+        if known is not None and known.incarnation == incarnation:
             expected = known.taken if is_greeting else known.taken + 1
             self.missed += max(0, number - expected)
             taken = max(known.taken, number)
-        self._of[node] = Progress(life=life, taken=taken)
+        self._of[node] = Progress(incarnation=incarnation, taken=taken)
         if len(self._of) > self.capacity:
             del self._of[next(iter(self._of))]

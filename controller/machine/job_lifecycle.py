@@ -16,7 +16,7 @@ from pacekeeper.controller.state.events import Command, ForgetJob, SaveJob, Say
 from pacekeeper.controller.state.job_parts import ENDED, Coverage
 from pacekeeper.controller.state.persistent_map import RankMap, node_map
 from pacekeeper.controller.state.plan_phase import WithdrawCause
-from pacekeeper.controller.state.state import JobState, NodeState, RankLife, State
+from pacekeeper.controller.state.state import JobState, NodeState, RankStatus, State
 from pacekeeper.core.config.controller import RetentionConfig
 from pacekeeper.core.incidents.findings import FindingKind, Watch
 from pacekeeper.core.telemetry.records import StepRecord
@@ -33,8 +33,8 @@ def is_over(job: JobState) -> bool:
     """Are its ranks known, and does none of them run any more?"""
     if not job.ranks and not job.remembered:
         return False
-    lives = (rank.life for known in (job.ranks, job.remembered) for rank in known.values())
-    return all(life is not RankLife.ALIVE for life in lives)
+    statuses = (rank.status for known in (job.ranks, job.remembered) for rank in known.values())
+    return all(status is not RankStatus.ALIVE for status in statuses)
 
 
 def update_lifecycle(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:

@@ -112,7 +112,7 @@ def _attach(state: State, event: NodeAttached, now_s: float) -> State:
     known = state.nodes.get(event.node)
     node = NodeState(
         name=event.node,
-        agent_life=event.agent_life,
+        agent_incarnation=event.agent_incarnation,
         product_version=event.product_version,
         rack=event.rack,
         last_report_s=now_s,
@@ -133,7 +133,7 @@ def _attach(state: State, event: NodeAttached, now_s: float) -> State:
 def _detach(state: State, event: NodeDetached) -> State:
     """Mark an agent as disconnected. Its ranks are not taken for dead."""
     known = state.nodes.get(event.node)
-    if known is None or known.agent_life != event.agent_life:
+    if known is None or known.agent_incarnation != event.agent_incarnation:
         return state  # an older stream of a node that is back already
     return _with_node(state, replace(known, is_connected=False))
 
@@ -274,7 +274,7 @@ def _take_decision(
     name, decision = event.job, event.decision
     known = state.jobs.get(name)
     if known is None or known.plan.asked != event.asked:
-        return state, ()  # of an earlier life of the job, or given up
+        return state, ()  # of an earlier run of the job, or given up
     job, unix_s = replace(known, plan=replace(known.plan, asked=0)), now_s + state.unix_offset_s
     if decision is None:
         job, said = approvals.offer_approved(job, None, config.policy, now_s, unix_s)

@@ -16,7 +16,7 @@ from pacekeeper.controller.state.events import (
     SaveJob,
     Say,
 )
-from pacekeeper.controller.state.state import JobState, RankLife, State
+from pacekeeper.controller.state.state import JobState, RankStatus, State
 from pacekeeper.core.incidents import rank_failures
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.incidents.rank_ranges import iter_ranks, to_ranges
@@ -41,9 +41,9 @@ def mark_ranks_dead(
     ranks, remembered = dict(job.ranks), dict(job.remembered)
     for rank in dead:
         if rank in ranks:
-            ranks[rank] = replace(ranks[rank], life=RankLife.DEAD)
+            ranks[rank] = replace(ranks[rank], status=RankStatus.DEAD)
         else:  # lost while we were away: it will never attach to us
-            remembered[rank] = replace(remembered[rank], life=RankLife.DEAD)
+            remembered[rank] = replace(remembered[rank], status=RankStatus.DEAD)
     job = replace(
         job,
         ranks=ranks,

@@ -63,7 +63,7 @@ def _joined(parts: Iterable[Part]) -> Iterator[Part]:
     waiting = list[Part]()
     for node, report in parts:
         is_work = _is_work(report)
-        if waiting and not (is_work and report.life == waiting[0][1].life):
+        if waiting and not (is_work and report.run_id == waiting[0][1].run_id):
             yield _as_one(waiting)
             waiting = []
         if is_work:
@@ -79,7 +79,7 @@ def _as_one(parts: Sequence[Part]) -> Part:
     reports = [report for _, report in parts]
     return node, JobReport(
         job=first.job,
-        life=first.life,
+        run_id=first.run_id,
         records=tuple(chain.from_iterable(report.records for report in reports)),
         micro_batches=tuple(chain.from_iterable(report.micro_batches for report in reports)),
     )

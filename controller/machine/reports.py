@@ -44,7 +44,7 @@ from pacekeeper.controller.state.plan_phase import (
     Withdrawn,
     transition,
 )
-from pacekeeper.controller.state.state import JobState, RankLife, RankState, State
+from pacekeeper.controller.state.state import JobState, RankState, RankStatus, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.incidents.rank_ranges import format_ranks
@@ -63,12 +63,12 @@ def ingest_report(
     Returns:
         The new state, and the commands that store and announce what changed.
     """
-    job = state.jobs.get(report.job) or JobState(name=report.job, life=report.life)
-    if 0 < report.life < job.life:
-        return state, []  # the last words of a life that is over are told to nobody
+    job = state.jobs.get(report.job) or JobState(name=report.job, run_id=report.run_id)
+    if 0 < report.run_id < job.run_id:
+        return state, []  # the report is of an earlier run
     job = replace(job, reported_s=now_s)
     unix_s = now_s + state.unix_offset_s
-    job, commands = _follow_life(job, report.life, unix_s)
+    job, commands = _follow_run(job, report.run_id, unix_s)
     job, said = _take_attachments(job, node, report.attached, now_s, unix_s)
     commands += said
     job, said = _take_layouts(job, report.layouts)
@@ -102,13 +102,13 @@ def judge(
     return replace(state, jobs={**state.jobs, name: job}), commands
 
 
-def _follow_life(job: JobState, life: int, unix_s: float) -> tuple[JobState, list[Command]]:
+def _follow_run(job: JobState, run_id: int, unix_s: float) -> tuple[JobState, list[Command]]:
     """Start the job anew where the report is of a later run; earlier reports do not apply to it."""
-    if life <= job.life:
+    if run_id <= job.run_id:
         return job, []
     is_known = bool(job.ranks or job.remembered or job.layouts.current is not None)
     job, commands = _begin_anew(job, unix_s) if is_known else (job, [])
-    return replace(job, life=life), commands
+    return replace(job, run_id=run_id), commands
 
 
 def _take_attachments(
@@ -127,22 +127,22 @@ def _take_attachments(
     for attachment in attached:
         number = attachment.rank
         known, stored = ranks.get(number), remembered.get(number)
-        if known is not None and _is_same_life(known.attachment, attachment):
+        if known is not None and _is_same_run(known.attachment, attachment):
             if known.node != node:  # its agent goes by another name now
                 ranks[number], is_news = replace(known, node=node), True
             continue
         is_same = (
-            stored is None or (0 < job.life == attachment.life) or stored.pid == attachment.pid
+            stored is None or (0 < job.run_id == attachment.run_id) or stored.pid == attachment.pid
         )
-        is_new_life = known is not None or not is_same
-        if is_new_life and (job.progress.step >= 0 or stored is not None):
+        is_new_run = known is not None or not is_same
+        if is_new_run and (job.progress.step >= 0 or stored is not None):
             job, said = _begin_anew(job, unix_s)
             commands += said
             ranks, remembered, world_size, stored = {}, {}, 0, None
         fresh = RankState(attachment=attachment, node=node, attached_s=now_s)
         if stored is not None:
             # We were started anew, it was not.
-            fresh = replace(fresh, life=stored.life)
+            fresh = replace(fresh, status=stored.status)
         ranks[number] = fresh
         remembered.pop(number, None)
         world_size = max(world_size, attachment.world_size)
@@ -153,14 +153,14 @@ def _take_attachments(
     return job, [*commands, SaveJob(job=job.name, may_wait=not commands)]
 
 
-def _is_same_life(known: Attachment, attachment: Attachment) -> bool:
-    if known.life and attachment.life:
-        return known.life == attachment.life
+def _is_same_run(known: Attachment, attachment: Attachment) -> bool:
+    if known.run_id and attachment.run_id:
+        return known.run_id == attachment.run_id
     return known.pid == attachment.pid
 
 
 def _begin_anew(job: JobState, unix_s: float) -> tuple[JobState, list[Command]]:
-    """The job was started again: nothing of its former life holds, its findings are history."""
+    """The job was started again: nothing of its former run holds, its findings are history."""
     commands: list[Command] = [Say(text=f"job={job.name} was started anew")]
     job, said = approvals.withdraw(job, "the job was started anew")
     commands += said
@@ -261,12 +261,16 @@ def _take_exits(
     dead: dict[int, str] = {}
     for record in exits:
         known = job.ranks.get(record.rank)
-        if known is None or known.life is not RankLife.ALIVE or known.attachment.pid != record.pid:
+        if (
+            known is None
+            or known.status is not RankStatus.ALIVE
+            or known.attachment.pid != record.pid
+        ):
             continue
         if record.signal or record.exit_code:
             dead.setdefault(record.rank, f"its process ended {_end(record)}")
         else:
-            finished[record.rank] = replace(known, life=RankLife.FINISHED)
+            finished[record.rank] = replace(known, status=RankStatus.FINISHED)
     commands: list[Command] = []
     if finished:
         job = replace(job, ranks={**job.ranks, **finished})
@@ -356,7 +360,7 @@ def _enter_layout(
         rank
         for rank in sorted(set(old).difference(layout.ranks))
         if (known := job.ranks.get(rank) or job.remembered.get(rank)) is not None
-        and known.life is RankLife.ALIVE
+        and known.status is RankStatus.ALIVE
     ]
     if lost:
         dead = dict.fromkeys(lost, "the others went on without it")

@@ -24,7 +24,7 @@ from pacekeeper.controller.mitigation.probes import standing_by
 from pacekeeper.controller.mitigation.rollout import on_all_recovered
 from pacekeeper.controller.state.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.state.job_parts import StepDraft
-from pacekeeper.controller.state.state import JobState, RankLife, State
+from pacekeeper.controller.state.state import JobState, RankStatus, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
@@ -43,7 +43,7 @@ def put_pending(
     job: JobState, tables: Iterable[MicroBatchTable], ends: Iterable[StepRecord]
 ) -> JobState:
     """Keep the work and the ends of steps to come; of ranks we do not know they are of an older
-    life.
+    run.
     """
     work: dict[int, list[MicroBatchTable]] = {}
     ended: dict[int, dict[int, StepRecord]] = {}
@@ -189,7 +189,7 @@ def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | 
         if is_done(rank):
             return True
         known = job.ranks.get(rank)
-        return known is not None and known.life is not RankLife.ALIVE
+        return known is not None and known.status is not RankStatus.ALIVE
 
     at = first_without(ranks, draft.first_missing, is_there)
     if at is None and not any(map(is_done, draft.ends)):

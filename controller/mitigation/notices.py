@@ -30,7 +30,7 @@ def send_death_notice(job: JobState, now_s: float) -> tuple[JobState, list[Comma
     commands: list[Command] = [*unlogged_deaths(job)]
     job = replace(job, notices=replace(job.notices, deaths_sent_s=now_s, has_unsent_deaths=False))
     if job.living:
-        notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
+        notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, run_id=job.run_id)
         commands.append(notice)
     return job, commands
 

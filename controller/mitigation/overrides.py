@@ -76,7 +76,7 @@ def apply_order(state: State, event: OrderGiven, unix_s: float) -> tuple[State, 
         said_by=event.said_by,
         reason=event.reason,
         since_unix_s=unix_s,
-        life=0 if named is None else state.jobs[named[0]].life,
+        run_id=0 if named is None else state.jobs[named[0]].run_id,
     )
     state = replace(state, orders=(*others, order))
     said = f"order={order.kind} subject={order.subject} {order.text}"
@@ -108,7 +108,7 @@ def orders_of_job(state: State, job: JobState) -> tuple[OperatorOrder, ...]:
         or (
             order.kind is OrderKind.CORDON_RANK
             and order.subject in ranks
-            and order.life == job.life
+            and order.run_id == job.run_id
         )
     )
 
@@ -119,7 +119,9 @@ def with_cordons(state: State, job: JobState) -> JobState:
         return job
     nodes = {o.subject for o in state.orders if o.kind is OrderKind.CORDON_NODE}
     named = {
-        o.subject for o in state.orders if o.kind is OrderKind.CORDON_RANK and o.life == job.life
+        o.subject
+        for o in state.orders
+        if o.kind is OrderKind.CORDON_RANK and o.run_id == job.run_id
     }
     cordoned = frozenset(
         rank

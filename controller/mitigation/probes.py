@@ -162,7 +162,7 @@ def _can_all(job: JobState, ranks: Iterable[int]) -> bool:
 def _put(
     job: JobState, ranks: tuple[int, ...], now_s: float, unix_s: float
 ) -> tuple[JobState, ProbeQuestion]:
-    # Unix milliseconds: numbers ascend from one life of the controller to the next.
+    # Unix milliseconds: numbers ascend from one start of the controller to the next.
     number = max(job.detection.newest_probe + 1, round(unix_s * 1e3))
     question = ProbeQuestion(number=number, ranks=ranks, asked_s=now_s, said_s=now_s)
     return replace(
@@ -219,4 +219,4 @@ def _slow(job: JobState) -> dict[int, Finding]:
 
 
 def _asked(job: JobState, question: ProbeQuestion) -> AskProbe:
-    return AskProbe(job=job.name, nodes=job.nodes, number=question.number, life=job.life)
+    return AskProbe(job=job.name, nodes=job.nodes, number=question.number, run_id=job.run_id)

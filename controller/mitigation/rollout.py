@@ -126,7 +126,7 @@ def repeat_notices(
         now_s - job.notices.suspects_sent_s
     )  # once there were any, also that nobody is any more
     if suspect != job.notices.suspects or max(REPEAT_S, len(nodes) / NODES_PER_S) <= since_s < inf:
-        commands.append(TellSuspects(job=job.name, nodes=nodes, ranks=suspect, life=job.life))
+        commands.append(TellSuspects(job=job.name, nodes=nodes, ranks=suspect, run_id=job.run_id))
         job = replace(job, notices=replace(job.notices, suspects=suspect, suspects_sent_s=now_s))
     return (
         replace(job, notices=replace(job.notices, repeated_s=now_s)) if commands else job
@@ -182,7 +182,7 @@ def _offered(job: JobState, offer: Offered) -> OfferPlan:
         nodes=job.nodes,
         layout=offer.plan,
         base_generation=offer.base_generation,
-        life=job.life,
+        run_id=job.run_id,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pacekeeper.controller.observability.state_metrics import incident_labels, nodes_away
-from pacekeeper.controller.state.state import JobState, RankLife, State
+from pacekeeper.controller.state.state import JobState, RankStatus, State
 from pacekeeper.core.incidents.findings import FindingKind, Watch
 from pacekeeper.core.incidents.rank_failures import ranks_label
 
@@ -170,7 +170,7 @@ def _of_incidents(job: JobState) -> Iterator[Alert]:
 
 
 def _of_watch(job: JobState) -> Iterator[Alert]:
-    has_finished = any(rank.life is RankLife.FINISHED for rank in job.ranks.values())
+    has_finished = any(rank.status is RankStatus.FINISHED for rank in job.ranks.values())
     if job.coverage.watch is Watch.ENDED and not has_finished:
         yield Alert(
             alert="PacekeeperJobDied",

@@ -8,7 +8,7 @@ fleet, and hardly ever changes.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pacekeeper.controller.state.state import JobState, RankLife
+from pacekeeper.controller.state.state import JobState, RankStatus
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.prometheus_text import MetricFamily, MetricsPage
 from pacekeeper.core.telemetry.attachment import Attachment
@@ -57,7 +57,7 @@ class RankInfoSeries:
             before = _Job(job.layouts.current, _places(job.layouts.current), {})
         ranks: dict[int, _Known] = {}
         for number, rank in job.ranks.items():
-            if rank.life is not RankLife.ALIVE:
+            if rank.status is not RankStatus.ALIVE:
                 continue
             known = before.ranks.get(number)
             attachment = rank.attachment

@@ -7,7 +7,7 @@ incidents are exported; none while all ranks are healthy.
 from collections import Counter as Tally
 from collections.abc import Mapping
 
-from pacekeeper.controller.state.state import JobState, RankLife, State
+from pacekeeper.controller.state.state import JobState, RankStatus, State
 from pacekeeper.core.incidents.findings import FindingKind, Incident
 from pacekeeper.core.incidents.rank_ranges import count_ranks
 from pacekeeper.core.prometheus_text import MetricFamily, MetricsPage
@@ -71,7 +71,7 @@ _STORED, _COPIED = (SAVED_STEP, SAVED_IN, SAVE_TROUBLE), (COPIED_STEP, COPIED_IN
 CANARY_FOUND = _family("canary_found", "1 if the last canary was found in time.", *_JOB)
 CANARY_STEPS = _family("canary_steps", "Steps until it was found or abandoned.", *_JOB)
 CANARY_LAST = _family("canary_last_step", "Step at which it ended.", *_JOB)
-RANKS = _family("job_ranks", "Ranks of the job by state.", *_JOB, "life")
+RANKS = _family("job_ranks", "Ranks of the job by state.", *_JOB, "state")
 RANK_SLOWDOWN = _family(
     "rank_slowdown_ratio", "Observed over expected time of the slowest ranks.", *_JOB, "rank"
 )
@@ -102,8 +102,8 @@ def _progress(page: MetricsPage, name: str, job: JobState, unix_offset_s: float)
     page.add(STEP, job.progress.step, name)
     page.add(TOKENS, job.progress.tokens_per_s, name)
     page.add(GENERATION, 0 if job.layouts.current is None else job.layouts.current.generation, name)
-    for life, count in Tally(rank.life for rank in job.ranks.values()).items():
-        page.add(RANKS, count, name, life.value)
+    for status, count in Tally(rank.status for rank in job.ranks.values()).items():
+        page.add(RANKS, count, name, status.value)
     is_waiting = job.plan.open_proposal is not None and job.plan.approved is None
     page.add(PROPOSALS, is_waiting, name)
     if job.plan.offer is not None:
@@ -177,6 +177,6 @@ def slowest_ranks(job: JobState) -> list[tuple[int, float]]:
     slow = [
         (number, slowdown)
         for number, slowdown in job.detection.measured.at_least(WORTH_SHOWING)
-        if number in job.ranks and job.ranks[number].life is RankLife.ALIVE
+        if number in job.ranks and job.ranks[number].status is RankStatus.ALIVE
     ]
     return sorted(slow, key=lambda pair: (-pair[1], pair[0]))[:SHOWN_RANKS]

@@ -17,7 +17,7 @@ class NodeAttached:
 
     node: str
     product_version: str
-    agent_life: str
+    agent_incarnation: str
     rack: str = ""
 
 
@@ -26,7 +26,7 @@ class NodeDetached:
     """An agent's stream ended, for whatever reason."""
 
     node: str
-    agent_life: str
+    agent_incarnation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class NodeReported:
     """A batch arrived from an agent."""
 
     node: str
-    agent_life: str
+    agent_incarnation: str
     report: NodeReport
 
 
@@ -117,7 +117,7 @@ class OfferPlan:
     nodes: tuple[str, ...]
     layout: Layout
     base_generation: int
-    life: int = 0
+    run_id: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class NotifyDeaths:
     job: str
     nodes: tuple[str, ...]
     ranks: tuple[int, ...]
-    life: int = 0
+    run_id: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class TellSuspects:
     job: str
     nodes: tuple[str, ...]
     ranks: tuple[int, ...]
-    life: int = 0
+    run_id: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class AskProbe:
     job: str
     nodes: tuple[str, ...]
     number: int
-    life: int = 0
+    run_id: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ class ForgetJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetLayouts:
-    """The job begins anew: generations of its former life are numbers of other layouts now."""
+    """The job begins anew: generations of its former run are numbers of other layouts now."""
 
     job: str
 

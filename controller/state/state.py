@@ -23,7 +23,7 @@ from pacekeeper.core.telemetry.node_report import AgentHealth, LazyNodeData, Laz
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 
 
-class RankLife(StrEnum):
+class RankStatus(StrEnum):
     ALIVE = "alive"
     DEAD = "dead"
     FINISHED = "finished"
@@ -35,7 +35,7 @@ class RankState:
 
     attachment: Attachment
     node: str
-    life: RankLife = RankLife.ALIVE
+    status: RankStatus = RankStatus.ALIVE
     observed_generation: int = 0  # the newest it said it runs
     observed_crc: int | None = None  # of that layout; None where it only named the number
     attached_s: float = 0.0
@@ -45,11 +45,11 @@ class RankState:
 class JobState:
     """One job in its present run: identity and ranks, and a frozen part for each concern.
 
-    `JobState(name=..., life=...)` is a job of which nothing is known yet, as at its start.
+    `JobState(name=..., run_id=...)` is a job of which nothing is known yet, as at its start.
 
     Attributes:
         name: The job's name.
-        life: Number of the present run (incarnation); 0: unknown.
+        run_id: ID of the present run; 0: unknown.
         ranks: The ranks that attached.
         remembered: Ranks of a stored past that have not attached to this controller yet.
         world_size: As the ranks report it.
@@ -62,7 +62,7 @@ class JobState:
     """
 
     name: str
-    life: int = 0
+    run_id: int = 0
     ranks: Mapping[int, RankState] = field(default_factory=dict)
     remembered: Mapping[int, "RankRecord"] = field(default_factory=dict)
     world_size: int = 0
@@ -83,13 +83,13 @@ class JobState:
     @property
     def living(self) -> tuple[int, ...]:
         """Ranks that are known and neither dead nor finished, ascending."""
-        return tuple(r for r in sorted(self.ranks) if self.ranks[r].life is RankLife.ALIVE)
+        return tuple(r for r in sorted(self.ranks) if self.ranks[r].status is RankStatus.ALIVE)
 
     @property
     def dead(self) -> tuple[int, ...]:
         """Ranks that died, ascending, including those only remembered."""
-        dead = {r for r, kept in self.remembered.items() if kept.life is RankLife.DEAD}
-        dead |= {r for r, known in self.ranks.items() if known.life is RankLife.DEAD}
+        dead = {r for r, kept in self.remembered.items() if kept.status is RankStatus.DEAD}
+        dead |= {r for r, known in self.ranks.items() if known.status is RankStatus.DEAD}
         return tuple(sorted(dead))
 
     @property
@@ -101,7 +101,7 @@ class JobState:
         """
         layout = self.layouts.current
         expected = range(self.world_size) if layout is None else layout.ranks
-        ended = {r for r, kept in self.remembered.items() if kept.life is not RankLife.ALIVE}
+        ended = {r for r, kept in self.remembered.items() if kept.status is not RankStatus.ALIVE}
         return tuple(rank for rank in expected if rank not in self.ranks and rank not in ended)
 
     def last_heard_s(self, rank: int) -> float:
@@ -135,7 +135,7 @@ class NodeState:
     """
 
     name: str
-    agent_life: str
+    agent_incarnation: str
     product_version: str = ""
     rack: str = ""
     is_connected: bool = True
@@ -167,11 +167,11 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """Process and life of a rank, as stored: distinguishes a new run of a job from the old one."""
+    """Process and status of a rank, as stored: tells a new run of a job from the old one."""
 
     rank: int
     pid: int
-    life: RankLife
+    status: RankStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class JobRecord:
     desired: Layout | None
     home: Layout | None
     ranks: tuple[RankRecord, ...] = ()
-    life: int = 0
+    run_id: int = 0
     is_makeshift: bool = False
 
 

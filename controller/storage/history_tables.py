@@ -112,7 +112,7 @@ class HistoryTables:
                 order.said_by,
                 order.reason,
                 order.since_unix_s,
-                order.life,
+                order.run_id,
             ),
         )
 
@@ -132,7 +132,7 @@ class HistoryTables:
                 said_by=text(row[2]),
                 reason=text(row[3]),
                 since_unix_s=real(row[4]),
-                life=whole(row[5], LARGE),
+                run_id=whole(row[5], LARGE),
             )
             for row in rows
         )

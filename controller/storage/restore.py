@@ -50,7 +50,7 @@ def restored(
         ours = (job.desired,) if job.desired is not None else ()
         states[job.name] = JobState(
             name=job.name,
-            life=job.life,
+            run_id=job.run_id,
             incidents=own,
             remembered={rank.rank: rank for rank in job.ranks},
             layouts=LayoutState(
@@ -122,7 +122,7 @@ def job_record(state: State, job: str) -> JobRecord:
     known = state.jobs[job]
     return JobRecord(
         name=job,
-        life=known.life,
+        run_id=known.run_id,
         is_makeshift=known.layouts.is_provisional,
         newest_generation=known.layouts.newest_generation,
         step=known.progress.step,
@@ -131,7 +131,7 @@ def job_record(state: State, job: str) -> JobRecord:
         desired=known.plan.desired,
         home=known.layouts.baseline,
         ranks=tuple(
-            RankRecord(rank=rank, pid=r.attachment.pid, life=r.life)
+            RankRecord(rank=rank, pid=r.attachment.pid, status=r.status)
             for rank, r in sorted(known.ranks.items())
         )
         + tuple(known.remembered[rank] for rank in sorted(known.remembered)),

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pacekeeper.controller.state.device_history import Strikes
-from pacekeeper.controller.state.state import JobRecord, RankLife, RankRecord
+from pacekeeper.controller.state.state import JobRecord, RankRecord, RankStatus
 from pacekeeper.controller.storage import integrity, replica_marker, sqlite_file
 from pacekeeper.controller.storage.change_log import Change, Journal
 from pacekeeper.controller.storage.history_tables import HistoryTables
@@ -125,8 +125,8 @@ class Store:
                 job.layout_reason,
                 _encoded(job.desired),
                 _encoded(job.home),
-                json.dumps([[rank.rank, rank.pid, rank.life] for rank in job.ranks]),
-                job.life,
+                json.dumps([[rank.rank, rank.pid, rank.status] for rank in job.ranks]),
+                job.run_id,
                 job.is_makeshift,
             ),
         )
@@ -248,10 +248,10 @@ class Store:
                 desired=_decoded(row[5]),
                 home=_decoded(row[6]),
                 ranks=tuple(
-                    RankRecord(rank=whole(rank), pid=whole(pid), life=RankLife(life))
-                    for rank, pid, life in items(row[7])
+                    RankRecord(rank=whole(rank), pid=whole(pid), status=RankStatus(status))
+                    for rank, pid, status in items(row[7])
                 ),
-                life=whole(row[8], LARGE),
+                run_id=whole(row[8], LARGE),
                 is_makeshift=bool(row[9]),
             )
             for row in self._connection.execute("SELECT * FROM jobs ORDER BY name")

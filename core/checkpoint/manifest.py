@@ -27,18 +27,18 @@ RunFingerprint = Mapping[str, int | float | str]
 class CheckpointId:
     """The position of a checkpoint in the history of its job; ids sort by time of creation.
 
-    `life`: the launch that wrote it; `generation`: of the layout then; `step`: committed steps.
-    After a restore from an earlier step, generation or life are higher.
+    `run_id`: of the run that wrote it; `generation`: of the layout then; `step`: committed steps.
+    After a restore from an earlier step, generation or run ID are higher.
     """
 
-    life: int
+    run_id: int
     generation: int
     step: int
 
     @property
     def name(self) -> str:
         """The directory name; names sort like ids."""
-        return f"{self.life:013d}-g{self.generation:04d}-step{self.step:08d}"
+        return f"{self.run_id:013d}-g{self.generation:04d}-step{self.step:08d}"
 
     @classmethod
     def of_name(cls, name: str) -> "CheckpointId | None":
@@ -46,10 +46,10 @@ class CheckpointId:
         found = _NAME.fullmatch(name)
         if found is None:
             return None
-        life, generation, step = map(int, found.groups())
-        if max(life, generation, step) > MAX_COUNT:
+        run_id, generation, step = map(int, found.groups())
+        if max(run_id, generation, step) > MAX_COUNT:
             return None
-        own = cls(life=life, generation=generation, step=step)
+        own = cls(run_id=run_id, generation=generation, step=step)
         return own if own.name == name else None
 
 

@@ -159,6 +159,6 @@ class TrainConfig:
         if self.resume not in ("auto", "never") and CheckpointId.of_name(name) is None:
             raise ValueError(
                 f"resume: expected 'auto', 'never' or the path of a checkpoint (its directory's "
-                f"name is like {CheckpointId(life=0, generation=1, step=100).name}), "
+                f"name is like {CheckpointId(run_id=0, generation=1, step=100).name}), "
                 f"got {self.resume!r}"
             )

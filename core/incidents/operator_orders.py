@@ -8,7 +8,7 @@ class OrderKind(StrEnum):
     """The kinds of orders; each has a subject of its own form."""
 
     CORDON_NODE = "cordon_node"  # a node by its name: its ranks are to have no work
-    CORDON_RANK = "cordon_rank"  # JOB/RANK: the same of one rank, in this life of the job
+    CORDON_RANK = "cordon_rank"  # JOB/RANK: the same of one rank, in this run of the job
     PAUSE = "pause"  # a job: findings go on, plans are not made
     DRY_RUN = "dry_run"  # everything: plans are made and told, and none is offered
 
@@ -17,7 +17,7 @@ class OrderKind(StrEnum):
 class OperatorOrder:
     """One order.
 
-    `said_by`: the operator, as given and as authenticated; `life`: of the job whose rank is the
+    `said_by`: the operator, as given and as authenticated; `run_id`: of the job whose rank is the
     subject, 0 otherwise.
     """
 
@@ -26,7 +26,7 @@ class OperatorOrder:
     said_by: str
     reason: str
     since_unix_s: float
-    life: int = 0
+    run_id: int = 0
 
     @property
     def text(self) -> str:

@@ -71,8 +71,8 @@ class Attachment:
         role: the group of ranks that do the same work (stage, chunk, tensor share): its peers.
         device_uuid: empty for a rank without GPU.
         model: None if work cannot be moved.
-        life: number of the launch, ascending (Unix milliseconds of its start, equal on all ranks);
-            0: not set by the launcher, launches are then distinguished by pids.
+        run_id: ascending number of the launch (Unix milliseconds of its start, equal on all
+            ranks); 0: not set by the launcher, launches are then distinguished by pids.
         can_probe: the rank runs the fixed probe on request.
     """
 
@@ -84,12 +84,12 @@ class Attachment:
     clock: Clock = Clock.WALL
     device_uuid: str = ""
     model: ModelShape | None = None
-    life: int = 0
+    run_id: int = 0
     can_probe: bool = False  # it runs the fixed probe when all ranks are asked for it
 
     def __post_init__(self) -> None:
-        if self.life < 0:
-            raise ValueError(f"life {self.life}: expected Unix milliseconds, or 0 for unknown")
+        if self.run_id < 0:
+            raise ValueError(f"run_id {self.run_id}: expected Unix milliseconds, or 0 for unknown")
         if not is_job_name(self.job):
             raise ValueError(f"job name {self.job!r}: expected {JOB_NAME_RULE}")
         if not 0 <= self.rank < self.world_size:

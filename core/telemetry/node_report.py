@@ -16,7 +16,7 @@ MAX_RECORDS_PER_REPORT = 4096  # that an agent sends at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """All news of one job on one node, of one `life` of the job (see `Attachment`).
+    """All news of one job on one node, of one run of the job (see `Attachment`).
 
     Attributes:
         records: in reading order within one kind; the order between kinds has no meaning, because
@@ -26,7 +26,7 @@ class JobReport:
     """
 
     job: str
-    life: int = 0
+    run_id: int = 0
     attached: tuple[Attachment, ...] = ()
     records: tuple[Record, ...] = ()
     micro_batches: tuple[MicroBatchTable, ...] = ()
@@ -76,7 +76,7 @@ class LazyNodeData(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """One batch of one agent; `sequence` ascends by one within one life of the agent.
+    """One batch of one agent; `sequence` ascends by one within one incarnation of the agent.
 
     `unread` replaces devices, host and health where decoding can wait.
     """
@@ -92,11 +92,11 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFile:
-    """A plan for the ranks of one life of a job; `sha256` is the digest of `data`."""
+    """A plan for the ranks of one run of a job; `sha256` is the digest of `data`."""
 
     job: str
     generation: int
     base_generation: int
     data: bytes
     sha256: bytes
-    life: int = 0
+    run_id: int = 0

@@ -46,6 +46,7 @@ HEARTBEAT = struct.Struct("<d")
 HEARTBEAT_OFFSET = COMMAND_OFFSET + _COMMAND.size
 COMMAND_BYTES = _COMMAND.size
 SEQUENCE = struct.Struct("<Q")
+_RUN_ID_NAME = "life"  # of the run ID in a ring's header
 _JOB_FILE = re.compile(r"\.?(?:.+\.ring|(?:plan|layout)-.+\.json)(?:\..+)?")
 _PLAN_NAME = re.compile(r"plan-([0-9]{6,9})\.json")
 _LAYOUT_NAME = re.compile(r"layout-([0-9]{1,15})-([0-9]{1,9})\.json")
@@ -65,6 +66,7 @@ class CorruptError(ValueError):
 def encode_header(attachment: Attachment) -> bytes:
     """The header of a new ring. Raises ValueError if the attachment is too large."""
     values = asdict(attachment)
+    values[_RUN_ID_NAME] = values.pop("run_id")
     if attachment.model is not None and attachment.model.schedule is Schedule.ONE_F_ONE_B:
         del values["model"]["schedule"]  # the default: agents from before this field read it, too
     text = json.dumps(values, sort_keys=True).encode()
@@ -95,6 +97,7 @@ def decode_header(header: bytes) -> Attachment:
     try:
         values = json.loads(header[_HEADER.size : _HEADER.size + length])
         model = values.pop("model")
+        values["run_id"] = values.pop(_RUN_ID_NAME, 0)
         if model is not None and model.get("schedule") is not None:
             model["schedule"] = parse_schedule(model["schedule"])
         shape = None if model is None else _checked(ModelShape, model)
@@ -170,7 +173,7 @@ class CommandSlot:
         plan_generation: 0: no plan. The plan is the file `plan_file_name(generation)` in the
             directory of the ring.
         plan_sha256: the digest of that file.
-        life: the launch of the job that the commands are for; 0: any.
+        run_id: the run of the job that the commands are for; 0: any.
         probe: the number of the newest requested probe, ascending; 0: none.
         suspect_ranks: ranks on nodes with an open finding, the lowest MAX_SUSPECTS at most.
         term: of the controller that sent the commands; commands of earlier terms are ignored.
@@ -180,7 +183,7 @@ class CommandSlot:
     base_generation: int = 0
     plan_sha256: bytes = bytes(32)
     dead_ranks: frozenset[int] = frozenset()
-    life: int = 0
+    run_id: int = 0
     probe: int = 0
     suspect_ranks: frozenset[int] = frozenset()
     term: int = 0
@@ -190,7 +193,7 @@ def encode_command(sequence: int, command: CommandSlot) -> bytes:
     """The bytes of the command slot; `sequence` grows with every write and is stored last."""
     bitmap = _to_bitmap(command.dead_ranks)
     plan = (command.plan_generation, command.base_generation)
-    numbers = (*plan, command.life, command.probe, command.term)
+    numbers = (*plan, command.run_id, command.probe, command.term)
     parts = (command.plan_sha256, _to_list(command.suspect_ranks), bitmap)
     return _COMMAND.pack(sequence, _command_crc(sequence, numbers, *parts), *numbers, *parts)
 
@@ -208,7 +211,7 @@ def decode_command(area: bytes) -> tuple[int, CommandSlot]:
     if len(area) < _COMMAND.size:
         raise ValueError(f"a command slot has {_COMMAND.size} bytes, got {len(area)}")
     sequence, crc, *numbers, digest, suspects, bitmap = _COMMAND.unpack_from(area)
-    plan, base, life, probe, term = numbers
+    plan, base, run_id, probe, term = numbers
     if sequence == 0:
         return 0, CommandSlot()
     if crc != _command_crc(sequence, numbers, digest, suspects, bitmap):
@@ -218,7 +221,7 @@ def decode_command(area: bytes) -> tuple[int, CommandSlot]:
         base_generation=base,
         plan_sha256=digest,
         dead_ranks=frozenset(_from_bitmap(bitmap)),
-        life=life,
+        run_id=run_id,
         probe=probe,
         suspect_ranks=frozenset(_SUSPECTS.unpack(suspects)) - {_NO_RANK},
         term=term,
@@ -275,17 +278,17 @@ def parse_plan_file_name(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def layout_file_name(generation: int, life: int = 0) -> str:
-    """The file name of a layout that this life of the job runs."""
-    return f"layout-{life}-{generation:06d}.json"
+def layout_file_name(generation: int, run_id: int = 0) -> str:
+    """The file name of a layout of this run of the job."""
+    return f"layout-{run_id}-{generation:06d}.json"
 
 
 def parse_layout_file_name(name: str) -> tuple[int, int] | None:
-    """(generation, life) of a layout's file, or None for any other name."""
+    """(generation, run ID) of a layout's file, or None for any other name."""
     found = _LAYOUT_NAME.fullmatch(name)
     return None if found is None else (int(found[2]), int(found[1]))
 
 
 def is_job_file_name(name: str) -> bool:
-    """Whether a file belongs to one life of a job: rings, plans, layouts and unfinished copies."""
+    """Whether a file belongs to one run of a job: rings, plans, layouts and unfinished copies."""
     return _JOB_FILE.fullmatch(name) is not None

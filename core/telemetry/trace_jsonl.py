@@ -11,7 +11,7 @@ The first line is the header, each other line one fact, `kind` first (wrapped he
 
 Fields are those of `core.telemetry.records`, of Attachment, and of DeviceSample, HostSample and
 DeviceHealth (an object, `health`) in `core.telemetry.samples`. A field with its default, and one
-that was not measured, is omitted. One file holds one life of one job on one node; its times are of
+that was not measured, is omitted. One file holds one run of one job on one node; its times are of
 that node's monotonic clock.
 """
 
@@ -59,22 +59,25 @@ NOT_REPORTED = -1.0  # in a column of times: no time is
 _values_of = dict[str, Any].values
 _decoded = json.JSONDecoder().raw_decode  # a third of the time of json.loads is around it
 _KIND_OF = {made: kind for kind, made in KINDS.items()}
-_JOB_FIELDS = ("job", "life")  # stored once, in the header
+_RUN_ID_NAME = "life"  # in a file
+_JOB_FIELDS = ("job", "run_id")  # stored once, in the header
 _LISTS = ("counts", "processes", "xids")  # of whole numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceHeader:
-    """The job, its life and the node of a trace file."""
+    """The job, its run ID and the node of a trace file."""
 
     job: str
-    life: int = 0
+    run_id: int = 0
     node: str = ""
 
 
 def header_line(header: TraceHeader) -> str:
     """The first line of a file, without its newline."""
-    return _line({"kind": "header", "format": FORMAT, "version": VERSION, **asdict(header)})
+    values = asdict(header)
+    values[_RUN_ID_NAME] = values.pop("run_id")
+    return _line({"kind": "header", "format": FORMAT, "version": VERSION, **values})
 
 
 def attached_line(attachment: Attachment) -> str:
@@ -101,6 +104,7 @@ def parse_header(text: str) -> TraceHeader:
         raise ValueError(f"not a {FORMAT} file: its first line is no header")
     if values.get("version") != VERSION:
         raise ValueError(f"{FORMAT} version {values.get('version')}, this side reads {VERSION}")
+    values["run_id"] = values.pop(_RUN_ID_NAME, 0)
     wanted = {
         field.name: values[field.name] for field in fields(TraceHeader) if field.name in values
     }
@@ -134,7 +138,7 @@ def parse_fact(values: Mapping[str, Any], header: TraceHeader) -> Fact:
 
     Args:
         values: the line's values by name.
-        header: of the file; it supplies job and life of attachments.
+        header: of the file; it supplies job and run ID of attachments.
 
     Raises:
         ValueError: the values are invalid; the message gives the reason.
@@ -142,7 +146,7 @@ def parse_fact(values: Mapping[str, Any], header: TraceHeader) -> Fact:
     given = dict(values)
     kind = given.pop("kind", None)
     if kind == "attached":
-        given |= {"job": header.job, "life": header.life}
+        given |= {"job": header.job, "run_id": header.run_id}
         model = given.get("model")
         if model is not None:
             model = dict(_object_value(model, "model"))

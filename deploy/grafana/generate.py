@@ -91,7 +91,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             title="Ranks",
             expr=f"pacekeeper_job_ranks{{{JOB}}}",
-            legend="{{job_name}} {{life}}",
+            legend="{{job_name}} {{state}}",
         ),
     ),
     "Slow ranks": (

@@ -184,7 +184,7 @@ def _with_records(job: JobReport) -> JobReport:
 
 
 def offer_to_message(
-    job: str, layout: Layout, base_generation: int, life: int = 0
+    job: str, layout: Layout, base_generation: int, run_id: int = 0
 ) -> control_pb2.OfferPlan:
     """The offer of a layout, with the digest that ranks check."""
     data = encode_layout(layout)
@@ -194,7 +194,7 @@ def offer_to_message(
         base_generation=base_generation,
         layout_json=data,
         sha256=hashlib.sha256(data).digest(),
-        life=life,
+        run_id=run_id,
     )
 
 
@@ -210,14 +210,14 @@ def offer_from_message(message: control_pb2.OfferPlan) -> PlanFile:
         base_generation=message.base_generation,
         data=message.layout_json,
         sha256=message.sha256,
-        life=message.life,
+        run_id=message.run_id,
     )
 
 
 def _job_to_message(job: JobReport) -> telemetry_pb2.JobReport:
     message = telemetry_pb2.JobReport(
         job=job.job,
-        life=job.life,
+        run_id=job.run_id,
         attached=[attachment_to_message(a) for a in job.attached],
         layouts=[
             telemetry_pb2.LayoutFile(generation=generation, layout_json=data)
@@ -259,7 +259,7 @@ def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
         records += loads_from_columns(loads, message.job, most_counts=most)
     return JobReport(
         job=message.job,
-        life=message.life,
+        run_id=message.run_id,
         attached=tuple(_attachment_from_message(a) for a in message.attached),
         records=tuple(records),
         micro_batches=tables,
@@ -277,7 +277,7 @@ def attachment_to_message(attachment: Attachment) -> telemetry_pb2.Attachment:
         role=attachment.role,
         clock=attachment.clock,
         device_uuid=attachment.device_uuid,
-        life=attachment.life,
+        run_id=attachment.run_id,
         can_probe=attachment.can_probe,
     )
     if attachment.model is not None:
@@ -301,6 +301,6 @@ def _attachment_from_message(message: telemetry_pb2.Attachment) -> Attachment:
         clock=Clock(message.clock),
         device_uuid=one_line(message.device_uuid),
         model=model,
-        life=message.life,
+        run_id=message.run_id,
         can_probe=message.can_probe,
     )

@@ -127,7 +127,7 @@ class Watcher:
                 Attachment(job=JOB, rank=fresh[d], world_size=size, pid=1 + fresh[d]) for d in own
             )
             if node not in state.nodes:
-                event = NodeAttached(node=node, product_version="", agent_life="1")
+                event = NodeAttached(node=node, product_version="", agent_incarnation="1")
                 state, _ = advance(state, event, config=self.config, now_s=0.0)
             state = self._reported(state, node, (), attached)
         return replace(watched, state=state)
@@ -282,7 +282,7 @@ class Watcher:
     ) -> State:
         part = JobReport(job=JOB, attached=attached, records=records)
         report = NodeReport(sequence=at + 1, sent_mono_s=at * STEP_S, jobs=(part,))
-        event = NodeReported(node=node, agent_life="1", report=report)
+        event = NodeReported(node=node, agent_incarnation="1", report=report)
         state, _ = advance(state, event, config=self.config, now_s=at * STEP_S)
         return state
 

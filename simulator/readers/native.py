@@ -32,7 +32,7 @@ from pacekeeper.simulator.readers.native_columns import LOAD, MICRO_BATCH, STEP,
 
 
 def read_native(paths: Sequence[Path]) -> Trace:
-    """The run in these files, all of one life of one job.
+    """The run in these files, all of one run of one job.
 
     Damaged lines are left out and counted in the notes. Raises DataError where a file is no trace
     file, where files are of different runs, or where nothing at all can be read.
@@ -43,10 +43,10 @@ def read_native(paths: Sequence[Path]) -> Trace:
         header, lines = _opened(path, notes)
         if gathered is None:
             gathered = Gathered(header=header, notes=notes)
-        elif (header.job, header.life) != (gathered.header.job, gathered.header.life):
+        elif (header.job, header.run_id) != (gathered.header.job, gathered.header.run_id):
             raise DataError(
-                f"{path} is of job {header.job!r}, life {header.life}; {paths[0]} of "
-                f"{gathered.header.job!r}, life {gathered.header.life}",
+                f"{path} is of job {header.job!r}, run {header.run_id}; {paths[0]} of "
+                f"{gathered.header.job!r}, run {gathered.header.run_id}",
                 remedy="replay files of one run at a time",
             )
         take_all(gathered, path, header, lines)

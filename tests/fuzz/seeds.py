@@ -87,7 +87,9 @@ def seeds() -> dict[str, Seeds]:
     manifest = manifest_codec.encode_manifest(_manifest(LAYOUT))
     header = shm_ring.encode_header(_attachment(0))
     slots = tuple(_slot(index, record) for index, record in enumerate(RECORDS))
-    command = shm_ring.CommandSlot(plan_generation=2, dead_ranks=frozenset({1, 9}), life=7, probe=3)
+    command = shm_ring.CommandSlot(
+        plan_generation=2, dead_ranks=frozenset({1, 9}), run_id=7, probe=3
+    )
     spot = (
         b"0,add,a\n0,add,b\n60000,remove,a\n120000,add,c\n",
         b"0,2\n10,1\n20,3\n",
@@ -138,13 +140,13 @@ def _singly(files: dict[str, bytes]) -> dict[str, Seeds]:
 
 
 def _attachment(rank: int) -> Attachment:
-    return Attachment(job="moe", rank=rank, world_size=2, pid=rank + 1, life=7, model=MODEL)
+    return Attachment(job="moe", rank=rank, world_size=2, pid=rank + 1, run_id=7, model=MODEL)
 
 
 def _reports() -> Seeds:
     job = JobReport(
         job="moe",
-        life=7,
+        run_id=7,
         attached=(_attachment(0), _attachment(1)),
         records=RECORDS,
         layouts=((1, encode_layout(LAYOUT)),),
@@ -162,7 +164,9 @@ def _reports() -> Seeds:
         ),
     )
     steps = replace(report, jobs=(replace(job, attached=(), layouts=(), records=RECORDS[:4]),))
-    hello = control_pb2.Hello(protocol_version=1, product_version="0", node="n", agent_life="x")
+    hello = control_pb2.Hello(
+        protocol_version=1, product_version="0", node="n", agent_incarnation="x"
+    )
     return (
         *(
             control_pb2.AttachRequest(report=wire.report_to_message(one)).SerializeToString()
@@ -186,7 +190,7 @@ def _ring_file(header: bytes, slots: Seeds) -> bytes:
 
 def _manifest(layout: Layout) -> Manifest:
     """All pieces of a layout's blocks, one byte each, in one file."""
-    own = CheckpointId(life=7, generation=layout.generation, step=3)
+    own = CheckpointId(run_id=7, generation=layout.generation, step=3)
     name = f"{own.name}/rank-0"
     digest = hashlib.sha256(b"x").hexdigest()
     entries = tuple(

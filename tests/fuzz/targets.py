@@ -140,8 +140,8 @@ def _machine(data: bytes) -> object:
     config = ControllerConfig()
     state = State()
     for event in (
-        NodeAttached(node="n", product_version="0", agent_life="x"),
-        NodeReported(node="n", agent_life="x", report=report),  # type: ignore[arg-type]
+        NodeAttached(node="n", product_version="0", agent_incarnation="x"),
+        NodeReported(node="n", agent_incarnation="x", report=report),  # type: ignore[arg-type]
     ):
         try:
             state, _ = advance(state, event, config=config, now_s=1.0)

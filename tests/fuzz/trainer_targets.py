@@ -79,7 +79,7 @@ def _terms(data: bytes) -> object:
 def regroup_seeds(layout: Layout) -> dict[str, tuple[bytes, ...]]:
     """Valid inputs."""
     facts = JobFacts(
-        life=7, first_life=7, generation=1, config=TrainConfig(job="moe"), world_size=2,
+        run_id=7, first_run_id=7, generation=1, config=TrainConfig(job="moe"), world_size=2,
         addresses=("h:1", ""), node_of={0: 0, 1: 1}, members=(0, 1), python="3.11.7", corpus=9,
     )  # fmt: skip
     progress = Progress(ticket=3, phase=Phase.VOTE)

@@ -116,11 +116,11 @@ def _joined_reports(data: bytes) -> object:
     if not reports:
         raise ValueError("no report")
     told = tuple(
-        NodeReported(node=NODES[i % len(NODES)], agent_life="x", report=report)
+        NodeReported(node=NODES[i % len(NODES)], agent_incarnation="x", report=report)
         for i, report in enumerate(reports)
     )
     state, config = State(), ControllerConfig()
-    attached = (NodeAttached(node=n, product_version="0", agent_life="x") for n in NODES)
+    attached = (NodeAttached(node=n, product_version="0", agent_incarnation="x") for n in NODES)
     events: list[Event] = [*attached, NodesReported(reports=told), told[0]]
     for now_s, event in enumerate(events):
         try:
@@ -182,8 +182,8 @@ def wire_seeds(
 ) -> dict[str, tuple[bytes, ...]]:
     """Valid inputs: `reports` are AttachRequests, some with a Hello."""
     hello = control_pb2.Hello(
-        protocol_version=wire.PROTOCOL_VERSION, product_version="0", node="n", agent_life="x",
-        rack="r-1",
+        protocol_version=wire.PROTOCOL_VERSION, product_version="0", node="n",
+        agent_incarnation="x", rack="r-1",
     )  # fmt: skip
     plain = [data for data in reports if _is_report(data)]
     joined = b"".join(len(data).to_bytes(4, "little") + data for data in plain * 2)

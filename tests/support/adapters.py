@@ -43,7 +43,7 @@ class Pace:
     def __init__(self, directory: Path) -> None:
         self.clock = ScriptedClock()
         self.hooks = hooks.attach(
-            job="job", rank=0, world_size=1, ring_dir=str(directory), timer=self.clock, life=1
+            job="job", rank=0, world_size=1, ring_dir=str(directory), timer=self.clock, run_id=1
         )
 
     @property

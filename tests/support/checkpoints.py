@@ -69,7 +69,7 @@ def manifests(draw: st.DrawFn, *, is_partial: bool | None = None) -> Manifest:
     most = draw(st.integers(1, 3))
     pieces = [strip for i, piece in enumerate(whole) for strip in piece.cut(1 + i % most)]
     own = CheckpointId(
-        life=draw(st.integers(0, 1 << 50)),
+        run_id=draw(st.integers(0, 1 << 50)),
         generation=layout.generation,
         step=draw(st.integers(0, 1 << 40)),
     )
@@ -128,10 +128,10 @@ def tokens_of(account: TokenLedgerState, piece: Piece) -> int:
 
 
 class Lone:
-    """One rank that trains and saves; `life` numbers its launches."""
+    """One rank that trains and saves; `run_id` numbers its launches."""
 
     def __init__(
-        self, directory: Path, config: TrainConfig = TINY, *, life: int = 1, first_life: int = 0
+        self, directory: Path, config: TrainConfig = TINY, *, run_id: int = 1, first_run_id: int = 0
     ) -> None:
         self.config = replace(config, checkpoint_dir=config.checkpoint_dir or str(directory))
         self.fabric = LocalFabric()
@@ -145,8 +145,8 @@ class Lone:
         self.checkpoints = Checkpoints(
             self.config,
             rank=0,
-            life=life,
-            first_life=first_life or life,
+            run_id=run_id,
+            first_run_id=first_run_id or run_id,
             identity=run_fingerprint(self.config, self.corpus.crc()),
             model=self.model,
             optimizer=self.optimizer,

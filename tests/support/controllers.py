@@ -47,7 +47,7 @@ HELLO = control_pb2.Hello(
     protocol_version=reports.PROTOCOL_VERSION,
     product_version="0",
     node="node-0",
-    agent_life="first",
+    agent_incarnation="first",
     rack="rack-7",
 )
 

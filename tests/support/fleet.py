@@ -165,14 +165,14 @@ class Fleet:
         return [launcher.code() or 0 for launcher in self.launchers]
 
     def layout(self, generation: int, node: int = 0) -> Layout:
-        """A layout the trainer wrote down for the node's agent, in the job's newest life."""
+        """A layout the trainer wrote down for the node's agent, in the job's newest run."""
         directory = self.ring_dir(node) / self.config.job
         found = [
             (named[1], path)
             for path in directory.iterdir()
             if (named := shm_ring.parse_layout_file_name(path.name)) and named[0] == generation
         ]
-        _, path = max(found)  # of the newest life; raises ValueError where there is none
+        _, path = max(found)  # of the newest run; raises ValueError where there is none
         return decode_layout(path.read_bytes())
 
     def offer(self, layout: Layout, base_generation: int) -> None:

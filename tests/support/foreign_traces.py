@@ -85,11 +85,11 @@ TABLES: dict[str, Callable[[], list[Row]]] = {
 
 
 def native_text() -> str:
-    lines = [header_line(TraceHeader(job="moe", life=7, node="n"))]
+    lines = [header_line(TraceHeader(job="moe", run_id=7, node="n"))]
     for rank in range(RANKS):
         lines.append(
             attached_line(
-                Attachment(job="moe", rank=rank, world_size=RANKS, pid=9 + rank, life=7,
+                Attachment(job="moe", rank=rank, world_size=RANKS, pid=9 + rank, run_id=7,
                            device_uuid=f"GPU-{rank}")
             )
         )  # fmt: skip

@@ -117,7 +117,7 @@ class Driver:
         )
 
     def agent(self, node: str, *, rack: str = "") -> None:
-        self.event(NodeAttached(node=node, product_version="1", agent_life="a", rack=rack))
+        self.event(NodeAttached(node=node, product_version="1", agent_incarnation="a", rack=rack))
 
     def report(
         self,
@@ -125,13 +125,13 @@ class Driver:
         node: str = "node-0",
         attached: Sequence[Attachment] = (),
         layouts: Sequence[Layout] = (),
-        life: int = 0,
+        run_id: int = 0,
         devices: Sequence[DeviceSample] = (),
         host: HostSample | None = None,
     ) -> None:
         part = JobReport(
             job=JOB,
-            life=life,
+            run_id=run_id,
             attached=tuple(attached),
             records=records,
             layouts=tuple((x.generation, encode_layout(x)) for x in layouts),
@@ -150,7 +150,7 @@ class Driver:
         whole = NodeReport(
             sequence=1, sent_mono_s=self.now_s, jobs=(part,), devices=tuple(devices), host=host
         )
-        self.event(NodeReported(node=node, agent_life="a", report=whole))
+        self.event(NodeReported(node=node, agent_incarnation="a", report=whole))
 
     def tick(self, after_s: float = 0.2) -> None:
         self.now_s += after_s
@@ -182,7 +182,7 @@ def attachment(
     *,
     pid: int | None = None,
     model: ModelShape | None = SHAPE,
-    life: int = 0,
+    run_id: int = 0,
     device_uuid: str = "",
     can_probe: bool = False,
 ) -> Attachment:
@@ -192,7 +192,7 @@ def attachment(
         world_size=4,
         pid=100 + rank if pid is None else pid,
         model=model,
-        life=life,
+        run_id=run_id,
         device_uuid=device_uuid,
         can_probe=can_probe,
     )

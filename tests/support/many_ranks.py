@@ -2,7 +2,7 @@
 
 from pacekeeper.controller.machine.reports import ingest_report
 from pacekeeper.controller.state.events import Command
-from pacekeeper.controller.state.state import JobState, RankLife, RankState, State
+from pacekeeper.controller.state.state import JobState, RankState, RankStatus, State
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.records import RankExitRecord
@@ -20,7 +20,7 @@ def job(num_ranks: int, *, dead: int = 0) -> JobState:
             rank: RankState(
                 attachment=Attachment(job=JOB, rank=rank, world_size=num_ranks, pid=1000 + rank),
                 node=f"node-{rank // PER_NODE:04d}",
-                life=RankLife.DEAD if rank < dead else RankLife.ALIVE,
+                status=RankStatus.DEAD if rank < dead else RankStatus.ALIVE,
             )
             for rank in range(num_ranks)
         },

@@ -208,7 +208,9 @@ class PaperCluster:
         )
         for node, ranks in self.nodes.items():
             rack = self.racks.get(node, "")
-            self._advance(NodeAttached(node=node, product_version="0", agent_life="a", rack=rack))
+            self._advance(
+                NodeAttached(node=node, product_version="0", agent_incarnation="a", rack=rack)
+            )
             world = len(self.node_of)
             known = [
                 as_received(
@@ -376,7 +378,7 @@ class PaperCluster:
 
     def _deliver(self, node: str, report: JobReport) -> None:
         whole = NodeReport(sequence=self._sent, sent_mono_s=self.now_s, jobs=(report,))
-        self._advance(NodeReported(node=node, agent_life="a", report=whole))
+        self._advance(NodeReported(node=node, agent_incarnation="a", report=whole))
 
     def _advance(self, event: Event) -> None:
         self.state, commands = advance(self.state, event, config=self.config, now_s=self.now_s)

@@ -35,7 +35,7 @@ class ThreadRanks:
     directory: Path
     node_of: Mapping[int, int] = field(default_factory=dict)
     corpus: Corpus | None = None  # None: as the settings say
-    life: int = 1
+    run_id: int = 1
     saved_bytes: int = 0  # by all ranks
     ranks: dict[int, Rank] = field(init=False)
 
@@ -103,7 +103,7 @@ class ThreadRanks:
         """All are gone; as many begin anew on the same layout and resume."""
         for rank in self.ranks.values():
             rank.hooks.detach()
-        self.life += 1
+        self.run_id += 1
         self.ranks = {number: self._born(number) for number in self.layout.ranks}
         paths = self.ranks[min(self.ranks)].checkpoints.candidates()
         layout = replace(self.layout, generation=self.layout.generation + 1)
@@ -158,8 +158,8 @@ class ThreadRanks:
             stores=(),
             ring_dir=str(self.directory / "rings"),
             run_dir=str(self.directory / "run"),
-            life=self.life,
-            first_life=1,
+            run_id=self.run_id,
+            first_run_id=1,
         )
         rank = Rank(spec=spec)
         rank.corpus = self.corpus or rank.corpus

@@ -47,11 +47,11 @@ def write_job(directory: Path, job: RecordedJob) -> list[Path]:
     paths = []
     for node in range(job.nodes):
         ranks = range(node * job.ranks_per_node, (node + 1) * job.ranks_per_node)
-        lines = [header_line(TraceHeader(job="moe", life=7, node=f"node-{node}"))]
+        lines = [header_line(TraceHeader(job="moe", run_id=7, node=f"node-{node}"))]
         lines += [
             attached_line(
                 Attachment(
-                    job="moe", rank=rank, world_size=job.world, pid=100 + rank, life=7,
+                    job="moe", rank=rank, world_size=job.world, pid=100 + rank, run_id=7,
                     device_uuid=f"GPU-{rank}",
                 )
             )

@@ -23,10 +23,10 @@ State = dict[Block, dict[str, Tensor]]
 
 
 class Trainee:
-    """One rank of a job's `life`, at step 0 or where the job left off."""
+    """One rank of a job's run, at step 0 or where the job left off."""
 
     def __init__(
-        self, fabric: Collectives, config: TrainConfig, layout: Layout, *, life: int = 1
+        self, fabric: Collectives, config: TrainConfig, layout: Layout, *, run_id: int = 1
     ) -> None:
         torch.set_num_threads(1)
         self.config, self.layout, self.fabric = config, layout, fabric
@@ -40,8 +40,8 @@ class Trainee:
         self.checkpoints = Checkpoints(
             config,
             rank=fabric.rank,
-            life=life,
-            first_life=1,
+            run_id=run_id,
+            first_run_id=1,
             identity=run_fingerprint(config, self.corpus.crc()),
             model=self.model,
             optimizer=self.optimizer,
@@ -93,7 +93,7 @@ def trained(
     until: int,
     *,
     directory: Path | None = None,
-    life: int = 1,
+    run_id: int = 1,
     waits: bool = True,
 ) -> tuple[int, State]:
     """Train a world up to `until` steps; the step it began at, and the blocks of all ranks, which
@@ -102,7 +102,7 @@ def trained(
     config = replace(config, checkpoint_dir="" if directory is None else str(directory))
 
     def body(fabric: ThreadFabric) -> tuple[int, State]:
-        one = Trainee(fabric, config, layout, life=life)
+        one = Trainee(fabric, config, layout, run_id=run_id)
         one.train(until, waits=waits)
         return one.began, one.state()
 

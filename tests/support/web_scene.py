@@ -28,8 +28,8 @@ from pacekeeper.controller.state.rank_timings import RankTiming, RankTimings
 from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
-    RankLife,
     RankState,
+    RankStatus,
     State,
 )
 from pacekeeper.controller.storage.store import Store
@@ -107,7 +107,7 @@ def scene(folder: Path, *, num_nodes: int = 64, per_node: int = 8) -> Scene:
     states = {
         name: NodeState(
             name=name,
-            agent_life="a",
+            agent_incarnation="a",
             product_version="0.1.0",
             is_connected=i % 29 != 17,
             health=AgentHealth(nvml="ok", num_devices=per_node),
@@ -164,8 +164,8 @@ def _large(on: Sequence[str]) -> JobState:
     for rank, node in enumerate(on):
         wave = 1.0 + 0.012 * ((rank * 7919) % 11 - 5) / 5
         slowdown = {SLOW_RANK: 1.62, 188: 1.18, 301: 1.09}.get(rank, wave)
-        life = RankLife.DEAD if rank == 333 else RankLife.ALIVE
-        ranks[rank] = _rank("pretrain-moe", rank, node, len(on), life)
+        status = RankStatus.DEAD if rank == 333 else RankStatus.ALIVE
+        ranks[rank] = _rank("pretrain-moe", rank, node, len(on), status)
         paces[rank] = _pace(slowdown)
     return JobState(
         name="pretrain-moe",
@@ -241,11 +241,13 @@ def _small(on: Sequence[str]) -> JobState:
     )
 
 
-def _rank(job: str, rank: int, node: str, world: int, life: RankLife = RankLife.ALIVE) -> RankState:
+def _rank(
+    job: str, rank: int, node: str, world: int, status: RankStatus = RankStatus.ALIVE
+) -> RankState:
     return RankState(
         attachment=Attachment(job=job, rank=rank, world_size=world, pid=rank + 1, clock=Clock.CUDA),
         node=node,
-        life=life,
+        status=status,
         observed_generation=1,
     )
 

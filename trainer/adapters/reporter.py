@@ -25,7 +25,7 @@ from pacekeeper.trainer.hooks.compute_timers import (
     WallClock,
 )
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
-from pacekeeper.trainer.hooks.hooks import life_of_environment
+from pacekeeper.trainer.hooks.hooks import run_id_from_environment
 
 NO_FEATURES: MicrobatchFeatures = (0, 0, 0, 0, NO_ROWS_OVER, 0, 0, 1.0)
 _runs: Counter[str] = Counter()  # attachments of this process, by job
@@ -78,7 +78,7 @@ def attach(
     """
     rank, world_size = rank_and_world_size(rank, world_size)
     clock, timer = default_clock(device)
-    life = life_of_environment() + _runs[job]
+    run_id = run_id_from_environment() + _runs[job]
     _runs[job] += 1
     return hooks.attach(
         job=job,
@@ -86,7 +86,7 @@ def attach(
         world_size=world_size,
         ring_dir=ring_dir,
         role=role,
-        life=life,
+        run_id=run_id,
         model=model,
         clock=clock,
         timer=timer,

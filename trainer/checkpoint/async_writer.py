@@ -325,7 +325,7 @@ class Saver:
         except OSError as error:
             root, why = self._storage.root, error.strerror or str(error)
             _log.warning("an older checkpoint in %s can not be removed: %s", root, why)
-        if not self._is_crowd_said and any(one.life > newest.life for one in self._known):
+        if not self._is_crowd_said and any(one.run_id > newest.run_id for one in self._known):
             self._is_crowd_said = True
             _log.warning(
                 "a later launch of this job saves in %s, too, and removes what this one saves: end "

@@ -63,7 +63,7 @@ class Snapshots:
     """One rank's; use from the training thread. `note` is told what became of each."""
 
     rank: int
-    life: int
+    run_id: int
     model: MoETransformer
     optimizer: torch.optim.Optimizer
     copies: HostCopies
@@ -102,7 +102,7 @@ class Snapshots:
         ways = self._ways_of(layout, domain_of)
         pieces, arrival = self.copies.make(partial(self._pieces.of, ways.own))
         new = Kept(
-            id=CheckpointId(life=self.life, generation=layout.generation, step=step),
+            id=CheckpointId(run_id=self.run_id, generation=layout.generation, step=step),
             num_updates=num_updates(self.optimizer),
             last_loss=last_loss,
             account=account,
@@ -245,7 +245,7 @@ class Memory:
     of it raises PeerLost.
     """
 
-    life: int
+    run_id: int
     model: MoETransformer
     kept: tuple[Kept, ...]
     fabric: Collectives
@@ -321,7 +321,7 @@ class Memory:
         mine += [_NOTHING] * (2 * NUM_COMPLETE - len(mine))
         told = self.fabric.exchange(mine).view(-1, 2).tolist()
         ids = {
-            CheckpointId(life=self.life, generation=int(generation), step=int(step))
+            CheckpointId(run_id=self.run_id, generation=int(generation), step=int(step))
             for generation, step in told
             if step != _NOTHING
         }

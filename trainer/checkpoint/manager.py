@@ -61,8 +61,8 @@ class Checkpoints(GoingBack):
         config: TrainConfig,
         *,
         rank: int,
-        life: int,
-        first_life: int,
+        run_id: int,
+        first_run_id: int,
         identity: RunFingerprint,
         model: MoETransformer,
         optimizer: torch.optim.Optimizer,
@@ -71,8 +71,8 @@ class Checkpoints(GoingBack):
         super().__init__(
             config,
             rank=rank,
-            life=life,
-            first_life=first_life,
+            run_id=run_id,
+            first_run_id=first_run_id,
             identity=identity,
             model=model,
             optimizer=optimizer,
@@ -81,7 +81,7 @@ class Checkpoints(GoingBack):
         self.snapshots.note = self._hear_of_snapshot
         self._untold = list[News]()  # of snapshots, what was not told yet
         self.counts = dict.fromkeys(Outcome, 0)
-        self.windows = WindowSaves(config, rank=rank, life=life)
+        self.windows = WindowSaves(config, rank=rank, run_id=run_id)
         self.pace = SavePace(time.monotonic())
         self.period = Period(config.checkpoint_period_steps)
         self.replay: Replay | None = None  # steps of a window that are being done again
@@ -314,7 +314,7 @@ class Checkpoints(GoingBack):
         return self._sizes
 
     def _snapshot(self, at: Position, is_last: bool) -> Snapshot:
-        own = CheckpointId(life=self.life, generation=at.layout.generation, step=at.step)
+        own = CheckpointId(run_id=self.run_id, generation=at.layout.generation, step=at.step)
         number = at.step // max(1, self.config.checkpoint_period_steps)
         choice = self.partial.choose(at.layout, number, self._all_sizes(at.layout))
         mine, everybody = self._own_of(at.layout, choice)

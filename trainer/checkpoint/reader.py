@@ -150,7 +150,7 @@ def damages(storage: Storage, manifest: Manifest) -> Iterator[str]:
 
 
 def reject(storage: Storage, one: CheckpointId, why: str) -> None:
-    """Say for all lives of the job that not all ranks could read this one. Raises OSError."""
+    """Say for all runs of the job that not all ranks could read this one. Raises OSError."""
     storage.publish(f"{one.name}/{REJECTED_FILE}", why.encode(errors="replace"))
 
 

@@ -41,13 +41,13 @@ MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
     """One rank's view. `resume`: as in the settings; `storage`: of its job, where it saves any;
-    `first_life`: of the job's first launch; `patience_s` until storage is given up.
+    `first_run_id`: of the job's first launch; `patience_s` until storage is given up.
     """
 
     resume: str
     storage: Storage | None
-    life: int
-    first_life: int
+    run_id: int
+    first_run_id: int
     patience_s: float
 
     def paths(self) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ class Candidates:
         found = [
             one
             for one in complete_ids(storage)
-            if self.resume == "auto" or one.life >= self.first_life
+            if self.resume == "auto" or one.run_id >= self.first_run_id
         ]
         if len(found) <= MAX_CANDIDATES:
             return found
@@ -100,15 +100,15 @@ class Candidates:
         """
         if self.storage is None and self.resume in ("auto", "never"):
             return ()
-        if self.resume == "never" and self.life == self.first_life:
+        if self.resume == "never" and self.run_id == self.first_run_id:
             return ()  # nothing can be there yet, and storage that refuses stops no training
         mine = [CheckpointId.of_name(path.rpartition("/")[2]) for path in self.paths()]
         ids = [one for one in mine if one is not None][:MAX_CANDIDATES]
-        values = [x for one in ids for x in (one.life, one.generation, one.step)]
+        values = [x for one in ids for x in (one.run_id, one.generation, one.step)]
         padding = [0] * (3 * MAX_CANDIDATES - len(values))
         told = [int(x) for x in fabric.exchange([len(ids), *values, *padding])[0].tolist()]
         chosen = [
-            CheckpointId(life=told[i], generation=told[i + 1], step=told[i + 2])
+            CheckpointId(run_id=told[i], generation=told[i + 1], step=told[i + 2])
             for i in range(1, 1 + 3 * told[0], 3)
         ]
         return tuple(self._path_of(one) for one in chosen)
@@ -130,22 +130,22 @@ _log = logging.getLogger(__name__)
 
 
 class GoingBack:
-    """One rank's; use from the training thread. `first_life`: of the job's first launch."""
+    """One rank's; use from the training thread. `first_run_id`: of the job's first launch."""
 
     def __init__(
         self,
         config: TrainConfig,
         *,
         rank: int,
-        life: int,
-        first_life: int,
+        run_id: int,
+        first_run_id: int,
         identity: RunFingerprint,
         model: MoETransformer,
         optimizer: torch.optim.Optimizer,
     ) -> None:
         self.config = config
         self.rank = rank
-        self.life = life
+        self.run_id = run_id
         self.identity = identity
         self.model = model
         self.optimizer = optimizer
@@ -153,7 +153,7 @@ class GoingBack:
         self.staged: Restored | None = None  # a commit would put it in force
         self.copies = host_copies(next(model.parameters()).device)
         self.snapshots = Snapshots(
-            rank=rank, life=life, model=model, optimizer=optimizer, copies=self.copies
+            rank=rank, run_id=run_id, model=model, optimizer=optimizer, copies=self.copies
         )
         self._saver: Saver | None = None
         self._storage: Storage | None = None
@@ -171,8 +171,8 @@ class GoingBack:
         self._candidates = Candidates(
             resume=config.resume,
             storage=self._storage,
-            life=life,
-            first_life=first_life,
+            run_id=run_id,
+            first_run_id=first_run_id,
             patience_s=self._patience_s,
         )
 
@@ -311,7 +311,7 @@ class GoingBack:
 
     def _memory(self, fabric: Collectives) -> Memory:
         kept = self.snapshots.kept
-        return Memory(life=self.life, model=self.model, kept=kept, fabric=fabric)
+        return Memory(run_id=self.run_id, model=self.model, kept=kept, fabric=fabric)
 
     def _first(
         self, paths: Sequence[str], layout: Layout, fabric: Collectives, lost: Lost | None = None
@@ -364,7 +364,7 @@ class GoingBack:
         self._num_read += 1
 
     def _say_of(self, path: str, why: str) -> None:
-        """Later lives must know whether it counts; `why` it does not, empty: it does."""
+        """Later runs must know whether it counts; `why` it does not, empty: it does."""
         one = CheckpointId.of_name(path.rpartition("/")[2])
         if self._storage is None or one is None or path != below(self._storage.root, one.name):
             return  # not of this job: its own will judge it

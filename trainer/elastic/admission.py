@@ -137,8 +137,8 @@ def _node(rank: Rank) -> int:
 def _facts(rank: Rank, generation: int, members: tuple[int, ...]) -> JobFacts:
     spec = rank.spec
     return JobFacts(
-        life=spec.life,
-        first_life=spec.first_life,
+        run_id=spec.run_id,
+        first_run_id=spec.first_run_id,
         generation=generation,
         config=_as_seen_elsewhere(spec.config),
         world_size=spec.world_size,

@@ -39,7 +39,7 @@ from pacekeeper.trainer.elastic.consensus import Patience
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, check_startable, node_limits
 from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts
 from pacekeeper.trainer.elastic.quorum import FIRST_GROUP, NO_GROUP
-from pacekeeper.trainer.elastic.rendezvous import meet, newest_life
+from pacekeeper.trainer.elastic.rendezvous import meet, newest_run_id
 from pacekeeper.trainer.elastic.restart_hooks import LastRung
 from pacekeeper.trainer.engine.train_loop import LEFT_BEHIND, rank_main
 from pacekeeper.trainer.engine.worker import RankSpec
@@ -111,13 +111,13 @@ def supervise(
             own=f"{host}:{server.port}",
             clock=clock,
             terms=spec.terms,
-            after_life=0 if spec.node_rank else newest_life(spec.config),
+            after_run_id=0 if spec.node_rank else newest_run_id(spec.config),
         )
         if wanted == "auto":  # one clock for all nodes: that of node 0
             clock = choose_clock(met.clock, devices)
         say_clock(clock, wanted, devices, len(spec.ranks))
         spec = replace(spec, config=replace(spec.config, clock=clock))
-        supervisor = Supervisor(spec, met.addresses, met.life, body)
+        supervisor = Supervisor(spec, met.addresses, met.run_id, body)
         return run_to_the_end(supervisor, rung)
     finally:
         if claim >= 0:  # the directory's files stay for the agent to read to their end
@@ -126,7 +126,7 @@ def supervise(
 
 def run_to_the_end(supervisor: "Supervisor", rung: LastRung | None = None) -> ExitCode:
     """Start the ranks, watch them, end with them."""
-    supervisor.first_life = 0 if rung is None else rung.first_life
+    supervisor.first_run_id = 0 if rung is None else rung.first_run_id
     _on_stop(supervisor.ask_to_stop)
     try:
         supervisor.start()
@@ -136,7 +136,7 @@ def run_to_the_end(supervisor: "Supervisor", rung: LastRung | None = None) -> Ex
         return code
     finally:
         supervisor.kill_all()
-        supervisor.stores.close()  # another life has its own
+        supervisor.stores.close()  # another run has its own
 
 
 class Supervisor:
@@ -146,12 +146,12 @@ class Supervisor:
         self,
         spec: NodeSpec,
         addresses: tuple[str, ...],
-        life: int,
+        run_id: int,
         body: Callable[[RankSpec], None],
     ) -> None:
         self.spec = spec
-        self.life = life
-        self.first_life = 0  # of the job, where this life is not its first
+        self.run_id = run_id
+        self.first_run_id = 0  # of the job, where this run is not its first
         self.body = body
         self.fenced: set[int] = set()
         self.addresses = addresses
@@ -179,7 +179,7 @@ class Supervisor:
                 world_size=max(spec.world_size, spec.ranks.stop),
                 pid=os.getpid(),
                 role="supervisor",
-                life=life,
+                run_id=run_id,
             ),
             file_name=SUPERVISOR_RING,
         )
@@ -203,9 +203,9 @@ class Supervisor:
                         ring_dir=self.spec.ring_dir,
                         run_dir=self.spec.run_dir,
                         faults_dir=self.spec.faults_dir,
-                        life=self.life,
+                        run_id=self.run_id,
                         is_newcomer=self.spec.seat is not None,
-                        first_life=self.first_life,
+                        first_run_id=self.first_run_id,
                     ),
                 ),
                 name=f"rank-{rank}",

@@ -118,15 +118,15 @@ def ready_key(rank: int) -> str:
 class JobFacts:
     """What a node must know of a job to join it.
 
-    `first_life`: of the launch that began it (0: this one). `generation`: of the layout when this
-    was said; of two facts of one life the newer one counts. `world_size`: ranks it began with.
+    `first_run_id`: of the launch that began it (0: this one). `generation`: of the layout when this
+    was said; of two facts of one run the newer one counts. `world_size`: ranks it began with.
     `addresses`: of each node's store, by number, empty where none is known. `node_of`: of every
     rank that ever was a member. `members`: those of now, ascending, and whoever is about to come
     in. `python`: its version; the text to train on is its standard library, `corpus` its checksum.
     """
 
-    life: int
-    first_life: int
+    run_id: int
+    first_run_id: int
     generation: int
     config: TrainConfig
     world_size: int
@@ -152,8 +152,8 @@ class JobFacts:
     @classmethod
     def _of(cls, values: Any) -> "JobFacts":
         found = cls(
-            life=whole(values["life"]),
-            first_life=whole(values["first_life"]),
+            run_id=whole(values["run_id"]),
+            first_run_id=whole(values["first_run_id"]),
             generation=whole(values["generation"]),
             config=read_table(TrainConfig, dict(values["config"]), where="config"),
             world_size=whole(values["world_size"], 1),

@@ -117,12 +117,12 @@ def join(spec: JoinSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCo
                 seat=Seat(first_rank=first, world_size=facts.world_size, node_of=facts.node_of),
             ),
             (*facts.addresses, *[""] * (node - len(facts.addresses)), own.address),
-            facts.life,
+            facts.run_id,
             body,
         )
         supervisor.beside = Door(supervisor, own).knock
         is_told = config.max_restarts > 0
-        rung = Departure(node=node, first_life=facts.first_life, is_told=is_told)
+        rung = Departure(node=node, first_run_id=facts.first_run_id, is_told=is_told)
         return run_to_the_end(supervisor, rung)
     finally:
         if claim >= 0:
@@ -165,7 +165,7 @@ def take_numbers(facts: JobFacts, num_ranks: int) -> tuple[int, int]:
             return node, first
         node, first = node + 1, first + numbers_taken(taken)
     raise HostError(
-        f"the job has had {first} ranks, and {MAX_RANKS} is the most in its life",
+        f"the job has had {first} ranks, and {MAX_RANKS} is the most in one run",
         remedy="stop it and launch it again from its checkpoint",
     )
 

@@ -25,12 +25,12 @@ from pacekeeper.trainer.elastic.messages import text_of, understood, whole
 MOST_AHEAD_MS = 10 * 365 * 86_400_000  # of our clock: nothing was launched then
 
 
-def next_life(after_life: int) -> int:
+def next_run_id(after_run_id: int) -> int:
     """Of a launch that begins now: Unix milliseconds, but above that one, whatever the clock."""
-    return max(_now_ms(), after_life + 1)
+    return max(_now_ms(), after_run_id + 1)
 
 
-def newest_life(config: TrainConfig) -> int:
+def newest_run_id(config: TrainConfig) -> int:
     """Of a checkpoint of the job; 0 where there is none.
 
     With a clock that was set back, what this launch saves would be taken for older, and swept.
@@ -41,7 +41,7 @@ def newest_life(config: TrainConfig) -> int:
         storage = open_storage(below(config.checkpoint_dir, config.job))
         found = answered(partial(ids, storage), f"a list of {storage.root}", config.peer_timeout_s)
         most = _now_ms() + MOST_AHEAD_MS
-        return max((one.life for one in found if one.life <= most), default=0)
+        return max((one.run_id for one in found if one.run_id <= most), default=0)
     return 0
 
 
@@ -50,7 +50,7 @@ def _now_ms() -> int:
 
 
 RENDEZVOUS_TIMEOUT_S = 60.0
-_LIFE_KEY = "life"
+_RUN_ID_KEY = "run_id"
 _CLOCK_KEY = "clock"
 _TERMS_KEY = "terms"  # the last one that node 0 sets before its own place
 _NAMED_NODES = 8  # of those that did not come
@@ -63,11 +63,11 @@ Terms = Mapping[str, object]
 class Meeting:
     """What all nodes know after it: every node's store, and what node 0 decided for all.
 
-    `life` is Unix milliseconds by node 0's clock; `clock` is what its own ranks measure with.
+    `run_id` is Unix milliseconds by node 0's clock; `clock` is what its own ranks measure with.
     """
 
     addresses: tuple[str, ...]
-    life: int
+    run_id: int
     clock: str
 
 
@@ -79,11 +79,11 @@ def meet(
     own: str,
     clock: str,
     terms: Terms,
-    after_life: int = 0,
+    after_run_id: int = 0,
 ) -> Meeting:
     """Meet at `rendezvous` with the address of one's `own` store.
 
-    `after_life`: one that the new one must come after, whatever node 0's clock says. Raises
+    `after_run_id`: one that the new one must come after, whatever node 0's clock says. Raises
     ConfigError where another job meets there, on other terms, or another launcher has this place;
     UnreachableError where a node does not come, or node 0 goes or falls silent while it is waited.
     """
@@ -122,14 +122,14 @@ def meet(
 
     told = json.dumps(dict(terms))
     if node_rank == 0:
-        life = next_life(after_life)
-        for key, text in ((_LIFE_KEY, str(life)), (_CLOCK_KEY, clock), (_TERMS_KEY, told)):
+        run_id = next_run_id(after_run_id)
+        for key, text in ((_RUN_ID_KEY, str(run_id)), (_CLOCK_KEY, clock), (_TERMS_KEY, told)):
             stores.write(0, key, text)
     check_terms(rendezvous, wait_for(_TERMS_KEY), told)
     _take_place(stores, node_rank, own)
     met = Meeting(
         addresses=tuple(_address(wait_for(place)) for place in places),
-        life=understood("the launchers", wait_for(_LIFE_KEY), whole),
+        run_id=understood("the launchers", wait_for(_RUN_ID_KEY), whole),
         clock=wait_for(_CLOCK_KEY),
     )
     stores.close()

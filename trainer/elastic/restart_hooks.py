@@ -1,4 +1,4 @@
-"""What a launcher asks at the two ends of a job's life, so that another life may follow it."""
+"""What a launcher asks at the two ends of a run of a job, so that another run may follow it."""
 
 from typing import Protocol
 
@@ -8,22 +8,22 @@ from pacekeeper.core.errors import ExitCode
 from pacekeeper.trainer.distributed.kv_store import Stores
 
 
-class Life(Protocol):
+class LauncherRun(Protocol):
     """What is left of a launcher's work when its ranks have ended."""
 
-    life: int
+    run_id: int
     stores: Stores
     stop_asked_s: float  # 0: nobody asked
     is_waiting: bool  # to be let into a job that is running
 
 
 class LastRung(Protocol):
-    """`first_life`: of the job, 0 while it has had none (trainer/elastic/restart_policy.py)."""
+    """`first_run_id`: of the job, 0 while it has had none (trainer/elastic/restart_policy.py)."""
 
-    first_life: int
+    first_run_id: int
 
     def open(self, server: TCPStore) -> None:
         """Before the launchers meet; `server` is this node's store."""
 
-    def end(self, ended: Life, code: ExitCode) -> None:
+    def end(self, ended: LauncherRun, code: ExitCode) -> None:
         """After this node's ranks ended with `code`, while its store is still there."""

@@ -1,7 +1,7 @@
 """The last rung: when all ranks of all nodes have ended, the launchers start the job again.
 
 Each launcher tells all stores how its ranks ended, and waits until it knows of every node with a
-part in the job or of a reason to end (core/incidents/restart_policy.py). The next life is one of
+part in the job or of a reason to end (core/incidents/restart_policy.py). The next run is one of
 the nodes that began the job and are left, as the lowest of them says: those that joined tell their
 end, and may join again. It meets in a new store, at the same rendezvous or, without node 0, where
 the lowest was.
@@ -33,13 +33,13 @@ from pacekeeper.trainer.elastic.launch_spec import NodeSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, supervise
 from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts, number_in
 from pacekeeper.trainer.elastic.rendezvous import RENDEZVOUS_TIMEOUT_S
-from pacekeeper.trainer.elastic.restart_hooks import LastRung, Life
+from pacekeeper.trainer.elastic.restart_hooks import LastRung, LauncherRun
 from pacekeeper.trainer.engine.train_loop import rank_main
 from pacekeeper.trainer.engine.worker import RankSpec
 
 ENDED_KEY = "ended"  # launchers append "NODE@CODE,"
-RESTART_KEY = "restart"  # in node 0's store: the number of restarts before this life
-NEXT_KEY = "next"  # in every launcher's: the nodes of the next life
+RESTART_KEY = "restart"  # in node 0's store: the number of restarts before this run
+NEXT_KEY = "next"  # in every launcher's: the nodes of the next run
 _POLL_S = 0.2
 _LOOK_PERIOD_S = 1.0
 _ASKED = "asked to end: nothing is started again"
@@ -55,7 +55,7 @@ def supervise_to_the_end(spec: NodeSpec, body: Callable[[RankSpec], None] = rank
         if not rung.is_wanted:
             return code
         for number, handler in usual.items():
-            signal.signal(number, handler)  # as before the first life: that of the last one is deaf
+            signal.signal(number, handler)  # as before the first run: that of the last one is deaf
         if rung.was_asked_to_end():  # since it was decided
             return code
         rung.count()
@@ -69,13 +69,13 @@ class Departure(LastRung):
     """
 
     node: int
-    first_life: int
+    first_run_id: int
     is_told: bool
 
     def open(self, server: TCPStore) -> None:
         """It meets nobody."""
 
-    def end(self, ended: Life, code: ExitCode) -> None:
+    def end(self, ended: LauncherRun, code: ExitCode) -> None:
         """Say it to all, unless they do not know of this node."""
         if self.is_told and not ended.is_waiting:
             ended.stores.append_everywhere(ENDED_KEY, f"{self.node}@{int(code)},")
@@ -86,26 +86,26 @@ class Restarts(LastRung):
     """One launcher's part in starting a job again."""
 
     spec: NodeSpec
-    first_life: int = 0
+    first_run_id: int = 0
     number: int = 0
     is_wanted: bool = False
-    ended: Life | None = None  # the last one
-    facts: JobFacts | None = None  # the newest that any node knows of this life
+    ended: LauncherRun | None = None  # the last one
+    facts: JobFacts | None = None  # the newest that any node knows of this run
 
     def was_asked_to_end(self) -> bool:
-        """Was the last life's launcher?"""
+        """Was the last run's launcher?"""
         is_asked = self.ended is not None and bool(self.ended.stop_asked_s)
         if is_asked:
             _log.warning(_ASKED)
         return is_asked
 
     def count(self) -> None:
-        """The next life begins."""
+        """The next run begins."""
         self.number += 1
         self.is_wanted, self.facts = False, None
 
     def open(self, server: TCPStore) -> None:
-        """Node 0 says which life its store is of; the others wait for a store of theirs.
+        """Node 0 says which run its store is of; the others wait for a store of theirs.
 
         Raises UnreachableError where it does not come.
         """
@@ -115,7 +115,7 @@ class Restarts(LastRung):
         give_up_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
         stores = Stores((self.spec.rendezvous,))
         while self.number and stores.read(0, RESTART_KEY) != str(self.number):
-            if stores.gone:  # that of the life before, or none yet
+            if stores.gone:  # that of the run before, or none yet
                 stores = Stores((self.spec.rendezvous,))
             if time.monotonic() > give_up_s:
                 raise UnreachableError(
@@ -124,10 +124,10 @@ class Restarts(LastRung):
                 )
             time.sleep(_POLL_S)
 
-    def end(self, ended: Life, code: ExitCode) -> None:
+    def end(self, ended: LauncherRun, code: ExitCode) -> None:
         """All ranks of this node have ended; is everything started again?"""
         own, stores, self.ended = self.spec.node_rank, ended.stores, ended
-        self.first_life = self.first_life or ended.life
+        self.first_run_id = self.first_run_id or ended.run_id
         stores.append_everywhere(ENDED_KEY, f"{own}@{int(code)},")
         if code is ExitCode.OK or ended.stop_asked_s:
             return
@@ -150,9 +150,9 @@ class Restarts(LastRung):
             time.sleep(_POLL_S)
         self.is_wanted = not self.was_asked_to_end()
 
-    def _await_the_others(self, life: Life) -> tuple[int, ...]:
-        """The nodes of the next life, this one among them; none: it ends."""
-        stores, said, looked_s = life.stores, "", -math.inf
+    def _await_the_others(self, run: LauncherRun) -> tuple[int, ...]:
+        """The nodes of the next run, this one among them; none: it ends."""
+        stores, said, looked_s = run.stores, "", -math.inf
         while True:
             now_s = time.monotonic()
             is_due = now_s - looked_s > _LOOK_PERIOD_S
@@ -171,7 +171,7 @@ class Restarts(LastRung):
                 said = why
                 _log.warning("this node's ranks have ended; %s", why)
             is_stopped = stores.read(self.spec.node_rank, STOP_KEY) is not None
-            if life.stop_asked_s or is_stopped:
+            if run.stop_asked_s or is_stopped:
                 _log.warning(_ASKED)
                 return ()
             if nodes is not None or chosen is RestartAction.END:
@@ -179,7 +179,7 @@ class Restarts(LastRung):
             time.sleep(_POLL_S)
 
     def _decided(self, stores: Stores, ended: Mapping[int, int]) -> tuple[int, ...] | None:
-        """Who is part of the next life: the lowest of those says it, once, to all; None: not yet.
+        """Who is part of the next run: the lowest of those says it, once, to all; None: not yet.
 
         Who answers may look different to each of them.
         """
@@ -244,7 +244,7 @@ class Restarts(LastRung):
 
 
 def _beginning(config: TrainConfig) -> str:
-    """What the next life begins with, as this node sees it."""
+    """What the next run begins with, as this node sees it."""
     if config.resume not in ("auto", "never"):
         return "the newest checkpoint"
     if not config.checkpoint_dir:
@@ -265,7 +265,7 @@ def parse_ends(text: str | None) -> dict[int, int]:
 
 
 def parse_next(text: str) -> tuple[int, ...]:
-    """The nodes of the next life, in the value of NEXT_KEY. Raises VersionError."""
+    """The nodes of the next run, in the value of NEXT_KEY. Raises VersionError."""
     found = [number_in(part) for part in text.split(",")]
     nodes = tuple(sorted({node for node in found if node is not None}))
     if len(nodes) < len(found):

@@ -18,7 +18,7 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import LocalFabric
-from pacekeeper.trainer.elastic.rendezvous import newest_life, next_life
+from pacekeeper.trainer.elastic.rendezvous import newest_run_id, next_run_id
 from pacekeeper.trainer.engine.job_rules import learning_rate
 from pacekeeper.trainer.model.block_state_dict import ordered_parameters
 from pacekeeper.trainer.model.dataset import Corpus
@@ -75,12 +75,12 @@ class _Alone:
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
         )
-        life = next_life(newest_life(config))
+        run_id = next_run_id(newest_run_id(config))
         self.checkpoints = Checkpoints(
             config,
             rank=0,
-            life=life,
-            first_life=life,
+            run_id=run_id,
+            first_run_id=run_id,
             identity=run_fingerprint(config, self.corpus.crc()),
             model=self.model,
             optimizer=self.optimizer,

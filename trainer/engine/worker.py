@@ -51,7 +51,7 @@ NO_LOSS = float("nan")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
     """What a rank's process is started with. `node_of`: the number of each rank's node; `stores`:
-    address of each node's store; `first_life` that of the launch which began the job (0: this one).
+    address of each node's store; `first_run_id`: of the launch which began the job (0: this one).
     `world_size`: ranks the job began with; a newcomer is none of them.
     """
 
@@ -63,8 +63,8 @@ class RankSpec:
     ring_dir: str
     run_dir: str
     faults_dir: str = ""
-    life: int = 0
-    first_life: int = 0
+    run_id: int = 0
+    first_run_id: int = 0
     is_newcomer: bool = False
 
 
@@ -115,12 +115,12 @@ class Rank:
             if spec.faults_dir
             else None
         )
-        self.log = StepLog(spec.run_dir, spec.rank, is_continued=spec.first_life > 0)
+        self.log = StepLog(spec.run_dir, spec.rank, is_continued=spec.first_run_id > 0)
         self.checkpoints = Checkpoints(
             config,
             rank=spec.rank,
-            life=spec.life,
-            first_life=spec.first_life or spec.life,
+            run_id=spec.run_id,
+            first_run_id=spec.first_run_id or spec.run_id,
             identity=run_fingerprint(config, self.corpus.crc()),
             model=self.model,
             optimizer=self.optimizer,
@@ -139,7 +139,7 @@ class Rank:
             device_uuid=device_uuid(self.device),
             timer=self.clock,  # what it knows late is told when this rank is done
             model=model_shape(config, num_dense_parameters(self.model, self.layout)),
-            life=spec.life,
+            run_id=spec.run_id,
             can_probe=True,
         )
 

@@ -46,14 +46,15 @@ from pacekeeper.trainer.hooks.contexts import (
 from pacekeeper.trainer.hooks.plan_inbox import PlanInbox, PlanOffer
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
-LIFE_VARIABLE = "PACEKEEPER_LIFE"
+RUN_ID_VARIABLE = "PACEKEEPER_RUN_ID"
+FORMER_VARIABLE = "PACEKEEPER_LIFE"  # of launchers from before the name above
 
 
-def life_of_environment() -> int:
-    """Return the number of this launch from PACEKEEPER_LIFE, which a launcher sets; 0 if unset."""
-    text = os.environ.get(LIFE_VARIABLE, "")
+def run_id_from_environment() -> int:
+    """Return the run ID from PACEKEEPER_RUN_ID, which a launcher sets; 0 if unset."""
+    text = os.environ.get(RUN_ID_VARIABLE) or os.environ.get(FORMER_VARIABLE, "")
     if text and not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{LIFE_VARIABLE}: expected a whole number above 0, got {text!r}")
+        raise ValueError(f"{RUN_ID_VARIABLE}: expected a whole number above 0, got {text!r}")
     return int(text or 0)
 
 
@@ -88,7 +89,7 @@ def attach(
     device_uuid: str = "",
     model: ModelShape | None = None,
     timer: SegmentClock | None = None,
-    life: int | None = None,
+    run_id: int | None = None,
     can_probe: bool = False,
 ) -> "Hooks":
     """Attach this rank to the agent of its node.
@@ -106,17 +107,17 @@ def attach(
         device_uuid: UUID of the GPU that this rank computes on, as NVML reports it.
         model: Shape of the model, if plans may be offered.
         timer: Clock of `micro_batch_timer`; default: wall time.
-        life: Number of this launch: ascending from launch to launch and equal on all ranks, such
-            as the start in Unix milliseconds. Default: PACEKEEPER_LIFE; without it launches are
+        run_id: Number of this launch: ascending from launch to launch and equal on all ranks, such
+            as the start in Unix milliseconds. Default: PACEKEEPER_RUN_ID; without it launches are
             distinguished by the process ids of their ranks.
         can_probe: Whether this trainer runs the probes of `requested_probe`.
 
     Raises:
-        ValueError: If the job name, rank, world size or life is invalid.
+        ValueError: If the job name, rank, world size or run ID is invalid.
     """
     rank, world_size = checked_place(rank, world_size)
-    if life is None:
-        life = life_of_environment()
+    if run_id is None:
+        run_id = run_id_from_environment()
     attachment = Attachment(
         job=job,
         rank=rank,
@@ -126,7 +127,7 @@ def attach(
         clock=clock,
         device_uuid=device_uuid,
         model=model,
-        life=life,
+        run_id=run_id,
         can_probe=can_probe,
     )
     directory = ring_dir or os.environ.get(RING_DIR_VARIABLE) or AgentConfig().ring_dir

@@ -111,10 +111,10 @@ class Ring:
     """
 
     def __init__(
-        self, path: Path | None, memory: mmap.mmap | None, *, life: int = 0, reason: str = ""
+        self, path: Path | None, memory: mmap.mmap | None, *, run_id: int = 0, reason: str = ""
     ) -> None:
         self.path = path
-        self.life = life
+        self.run_id = run_id
         self.reason = reason
         self.num_errors = 0
         self.num_plans_missing = 0  # reads of a plan without a file
@@ -183,7 +183,7 @@ class Ring:
                 else f"process {writer} on this node attached as the same rank and is alive: "
                 "check rank= and world_size=, or give this job another name",
             )
-        return cls(path, memory, life=attachment.life)
+        return cls(path, memory, run_id=attachment.run_id)
 
     @property
     def is_armed(self) -> bool:
@@ -253,7 +253,7 @@ class Ring:
             if command.term < self._term:
                 return  # from a deposed controller
             self._term = command.term
-            is_ours = command.life == self.life or not (command.life and self.life)
+            is_ours = command.run_id == self.run_id or not (command.run_id and self.run_id)
             self._command = command if is_ours else shm_ring.CommandSlot()
 
     def heartbeat_mono_s(self) -> float:
@@ -301,7 +301,7 @@ class Ring:
         """Write the current layout for the agent, atomically, to a file beside the ring."""
         if self.path is None:
             return
-        target = self.path.with_name(shm_ring.layout_file_name(generation, self.life))
+        target = self.path.with_name(shm_ring.layout_file_name(generation, self.run_id))
         fresh = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             fresh.write_bytes(layout_json)

@@ -10,7 +10,7 @@ import grpc
 
 from pacekeeper.controller.api.auth.peer_identity import PeerIdentity
 from pacekeeper.controller.api.auth.rbac import ALLOWED, AccessDecision, Principal, Role
-from pacekeeper.controller.state.state import JobState, RankLife, State
+from pacekeeper.controller.state.state import JobState, RankStatus, State
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 
 
@@ -42,7 +42,7 @@ def find_foreign_rank(state: State, node: str, report: NodeReport) -> str:
     """Describe a rank of another node that a report mentions; empty: there is none."""
     for job in report.jobs:
         known = state.jobs.get(job.job)
-        if known is not None and 0 < job.life == known.life:
+        if known is not None and 0 < job.run_id == known.run_id:
             for rank in sorted(_reported_ranks(job)):
                 owner = _owner(state, known, rank)
                 if owner not in ("", node):
@@ -57,7 +57,7 @@ def _reported_ranks(job: JobReport) -> set[int]:
 
 def _owner(state: State, job: JobState, number: int) -> str:
     rank = job.ranks.get(number)
-    if rank is None or rank.life is not RankLife.ALIVE:
+    if rank is None or rank.status is not RankStatus.ALIVE:
         return ""
     node = state.nodes.get(rank.node)
     return rank.node if node is not None and node.is_connected else ""

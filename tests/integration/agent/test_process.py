@@ -284,7 +284,7 @@ def test_a_new_agent_reads_what_is_still_in_the_rings(tmp_path: Path) -> None:
         assert controller.reports[-1].health.records_lost == 0, "they were read in another life"
         attached = [a for r in controller.reports for job in r.jobs for a in job.attached]
         assert {a.pid for a in attached} == {os.getpid()}
-        assert len({hello.agent_life for hello in controller.hellos}) == 2
+        assert len({hello.agent_incarnation for hello in controller.hellos}) == 2
         assert [hello.rack for hello in controller.hellos] == ["rack-7", ""]
 
     play(tmp_path, body)

@@ -42,7 +42,7 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerP
             protocol_version=reports.PROTOCOL_VERSION,
             product_version="0",
             node=NODE,
-            agent_life="x",
+            agent_incarnation="x",
         )
         agent = ScriptedAgent(process.address, hello)
         agent.report_and_wait(*(attached(job, LAYOUT) for job in "abc"))

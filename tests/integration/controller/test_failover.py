@@ -34,12 +34,12 @@ JOB = "train"
 LAYOUT = first_layout()
 
 
-def hello(life: str, highest_term: int = 0) -> control_pb2.Hello:
+def hello(incarnation: str, highest_term: int = 0) -> control_pb2.Hello:
     return control_pb2.Hello(
         protocol_version=reports.PROTOCOL_VERSION,
         product_version="0",
         node="node-0",
-        agent_life=life,
+        agent_incarnation=incarnation,
         highest_term=highest_term,
     )
 

@@ -134,7 +134,9 @@ def test_a_bug_of_ours_costs_one_event_and_is_said_once(
     async def scene(controller: Controller) -> None:
         consumer = asyncio.create_task(controller._consume())
         for node in ("unlucky", "unlucky", "lucky"):
-            await controller._put(NodeAttached(node=node, product_version="0", agent_life="x"))
+            await controller._put(
+                NodeAttached(node=node, product_version="0", agent_incarnation="x")
+            )
         await controller._put(Tick())
         consumer.cancel()
 

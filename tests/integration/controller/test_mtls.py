@@ -37,7 +37,7 @@ from support.controllers import ControllerProcess, ScriptedAgent, attachments, k
 
 SECRET = "s" * 43
 VIEWER, EXPIRED = format_token("1" * 8, SECRET), format_token("2" * 8, SECRET)
-LIFE = 1000
+RUN_ID = 1000
 
 
 class Fleet:
@@ -97,7 +97,7 @@ def hello(node: str) -> control_pb2.Hello:
         protocol_version=reports.PROTOCOL_VERSION,
         product_version="0",
         node=node,
-        agent_life="first",
+        agent_incarnation="first",
     )
 
 
@@ -124,12 +124,12 @@ def test_a_message_of_another_nodes_rank_is_refused_and_audited(fleet: Fleet) ->
     left = ScriptedAgent(fleet.address, hello("left"), tls=fleet.tls(Kind.NODE, "left"))
     right = ScriptedAgent(fleet.address, hello("right"), tls=fleet.tls(Kind.NODE, "right"))
     ours, theirs = (
-        tuple(replace(one, life=LIFE) for one in attachments("shared", ranks))
+        tuple(replace(one, run_id=RUN_ID) for one in attachments("shared", ranks))
         for ranks in ((0, 1), (2, 3))
     )
-    left.report_and_wait(JobReport(job="shared", life=LIFE, attached=ours))
-    right.report_and_wait(JobReport(job="shared", life=LIFE, attached=theirs))
-    left.report(JobReport(job="shared", life=LIFE, records=(killed(2),)))
+    left.report_and_wait(JobReport(job="shared", run_id=RUN_ID, attached=ours))
+    right.report_and_wait(JobReport(job="shared", run_id=RUN_ID, attached=theirs))
+    left.report(JobReport(job="shared", run_id=RUN_ID, records=(killed(2),)))
     code, why = left.wait_for_end()
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert "rank 2" in why and "right" in why

@@ -52,7 +52,7 @@ def play(tmp_path: Path, scene: Scene) -> Controller:
 async def report(controller: Controller, *records: Record, **parts: Any) -> None:
     part = JobReport(job=JOB, records=records, **parts)
     whole = NodeReport(sequence=1, sent_mono_s=0.0, jobs=(part,))
-    await controller._put(NodeReported(node="node-0", agent_life="a", report=whole))
+    await controller._put(NodeReported(node="node-0", agent_incarnation="a", report=whole))
 
 
 async def train_until_found(controller: Controller) -> int:

@@ -37,9 +37,12 @@ LAYOUT = first_layout()
 SURVIVORS = shrink(LAYOUT, dead=[1], generation=2)
 
 
-def hello(node: str, life: str = "first") -> control_pb2.Hello:
+def hello(node: str, incarnation: str = "first") -> control_pb2.Hello:
     return control_pb2.Hello(
-        protocol_version=reports.PROTOCOL_VERSION, product_version="0", node=node, agent_life=life
+        protocol_version=reports.PROTOCOL_VERSION,
+        product_version="0",
+        node=node,
+        agent_incarnation=incarnation,
     )
 
 

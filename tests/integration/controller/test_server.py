@@ -34,10 +34,18 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerP
 
 
 def hello(
-    node: str, *, life: str = "first", protocol: int = reports.PROTOCOL_VERSION, rack: str = ""
+    node: str,
+    *,
+    incarnation: str = "first",
+    protocol: int = reports.PROTOCOL_VERSION,
+    rack: str = "",
 ) -> control_pb2.Hello:
     return control_pb2.Hello(
-        protocol_version=protocol, product_version="9.9", node=node, agent_life=life, rack=rack
+        protocol_version=protocol,
+        product_version="9.9",
+        node=node,
+        agent_incarnation=incarnation,
+        rack=rack,
     )
 
 
@@ -159,9 +167,9 @@ def test_a_second_hello_is_no_report(controller: ControllerProcess) -> None:
 
 
 def test_the_newer_of_two_agents_of_one_node_stays(controller: ControllerProcess) -> None:
-    older = ScriptedAgent(controller.address, hello("shared", life="older"))
+    older = ScriptedAgent(controller.address, hello("shared", incarnation="older"))
     older.report_and_wait()
-    newer = ScriptedAgent(controller.address, hello("shared", life="newer"))
+    newer = ScriptedAgent(controller.address, hello("shared", incarnation="newer"))
     code, why = older.wait_for_end()
     assert code is grpc.StatusCode.ABORTED
     assert "another agent attached as node shared" in why

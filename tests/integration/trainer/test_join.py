@@ -159,7 +159,7 @@ def test_a_job_that_others_joined_starts_again_when_all_its_ranks_have_died(tmp_
         for rank in (1, 0):
             fleet.signal(rank, signal.SIGKILL)
         fleet.await_(lambda: newcomer.code() is not None)
-        fleet.await_(lambda: saved(config)[0].life > saved(config)[-1].life)
+        fleet.await_(lambda: saved(config)[0].run_id > saved(config)[-1].run_id)
         assert newcomer.code() == ExitCode.INTERNAL
         assert "restart 1 of 1 in 1 s" in fleet.launchers[0].output()
         assert "restored from" in fleet.launchers[0].output()

@@ -23,7 +23,7 @@ def test_a_job_whose_ranks_all_died_starts_again_from_the_newest_checkpoint(tmp_
         assert_losses(fleet, (0, 1, 2, 3), 0)
         for launcher in fleet.launchers:
             assert launcher.output().count("restart 1 of 2 in 1 s") == 1
-        assert saved(config)[0].life > first.life
+        assert saved(config)[0].run_id > first.run_id
         assert "restored from" in fleet.launchers[0].output()
 
 

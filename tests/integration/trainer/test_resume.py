@@ -42,7 +42,7 @@ def test_a_job_that_was_killed_entirely_goes_on_in_any_size(tmp_path: Path) -> N
         assert_losses(fleet, (0, 1, 2), newest.step)
         assert f"step={newest.step} restored from" in fleet.launchers[0].output()
     last = saved(config)
-    assert last[0].step == SMALL.steps and last[0].life > newest.life
+    assert last[0].step == SMALL.steps and last[0].run_id > newest.run_id
     assert len(last) == config.checkpoints_kept
 
 

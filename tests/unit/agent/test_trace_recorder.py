@@ -20,7 +20,7 @@ from support.trace_files import device_sample
 
 
 def attachment(rank: int) -> Attachment:
-    return Attachment(job="moe", rank=rank, world_size=2, pid=9, life=7)
+    return Attachment(job="moe", rank=rank, world_size=2, pid=9, run_id=7)
 
 
 def records(rank: int, step: int, seconds: float = 0.5) -> tuple[Record, ...]:
@@ -38,9 +38,9 @@ def records(rank: int, step: int, seconds: float = 0.5) -> tuple[Record, ...]:
 
 def recorded(directory: Path, node: str, rank: int, max_bytes: int = 1 << 20) -> None:
     recording = TraceRecorder.begin(directory, node=node, max_bytes=max_bytes)
-    reading = RingBatch(job="moe", life=7, attached=(attachment(rank),), records=records(rank, 0))
+    reading = RingBatch(job="moe", run_id=7, attached=(attachment(rank),), records=records(rank, 0))
     recording.write([reading, RingBatch(job="idle")])
-    recording.write([RingBatch(job="moe", life=7, records=records(rank, 1, seconds=0.7))])
+    recording.write([RingBatch(job="moe", run_id=7, records=records(rank, 1, seconds=0.7))])
     recording.close()
 
 
@@ -64,7 +64,7 @@ def test_the_files_of_all_nodes_make_one_run(tmp_path: Path) -> None:
 def test_a_step_done_again_counts_once(tmp_path: Path) -> None:
     recording = TraceRecorder.begin(tmp_path, node="n", max_bytes=1 << 20)
     again = records(0, 0, seconds=0.9)
-    recording.write([RingBatch(job="moe", life=7, records=(*records(0, 0), *again))])
+    recording.write([RingBatch(job="moe", run_id=7, records=(*records(0, 0), *again))])
     recording.close()
     trace = read_native(list(tmp_path.iterdir()))
     assert trace.compute is not None
@@ -92,7 +92,7 @@ def test_a_full_disk_ends_a_recording_with_one_warning(
     recording = TraceRecorder.begin(tmp_path, node="n", max_bytes=1 << 20)
     (tmp_path / "moe-7-n.trace.jsonl").symlink_to("/dev/full")
     for step in range(2):
-        recording.write([RingBatch(job="moe", life=7, records=records(0, step))])
+        recording.write([RingBatch(job="moe", run_id=7, records=records(0, step))])
     recording.close()  # what could not be written is not tried again
     (record,) = caplog.records
     assert "job=moe" in record.getMessage()
@@ -126,9 +126,9 @@ def test_damaged_lines_are_left_out_and_told(tmp_path: Path) -> None:
 def test_files_of_different_runs_are_not_mixed(tmp_path: Path) -> None:
     recorded(tmp_path, "n", 0)
     other = TraceRecorder.begin(tmp_path, node="n", max_bytes=1 << 20)
-    other.write([RingBatch(job="moe", life=8, records=records(0, 0))])
+    other.write([RingBatch(job="moe", run_id=8, records=records(0, 0))])
     other.close()
-    with pytest.raises(DataError, match="is of job 'moe', life 8"):
+    with pytest.raises(DataError, match="is of job 'moe', run 8"):
         read_native(sorted(tmp_path.iterdir()))
 
 
@@ -146,8 +146,8 @@ def test_samples_go_once_into_the_file_of_each_job_that_runs(tmp_path: Path) -> 
     host = HostSample(sampled_s=1.0, num_cores=8)
     recording.write([RingBatch(job="idle")], [first], host)
     assert list(tmp_path.iterdir()) == [], "who says nothing gets no file"
-    began = RingBatch(job="moe", life=7, attached=(attachment(0),), records=records(0, 0))
-    other = RingBatch(job="other", life=7, records=records(0, 0))
+    began = RingBatch(job="moe", run_id=7, attached=(attachment(0),), records=records(0, 0))
+    other = RingBatch(job="other", run_id=7, records=records(0, 0))
     recording.write([began, other], [later], replace(host, sampled_s=2.0))
     recording.write([began], [later], replace(host, sampled_s=2.0))
     recording.close()
@@ -164,9 +164,9 @@ def test_the_file_of_a_job_that_is_let_go_is_closed_and_goes_on_should_more_come
 ) -> None:
     recording = TraceRecorder.begin(tmp_path, node="n", max_bytes=1 << 20)
     num_open = len(os.listdir("/proc/self/fd"))
-    for life in range(1, 20):  # as jobs come and go on a node, for months
-        recording.write([RingBatch(job="moe", life=life, records=records(0, 0))])
-    recording.write([RingBatch(job="moe", life=1, records=records(0, 1))])
+    for run_id in range(1, 20):  # as jobs come and go on a node, for months
+        recording.write([RingBatch(job="moe", run_id=run_id, records=records(0, 0))])
+    recording.write([RingBatch(job="moe", run_id=1, records=records(0, 1))])
     recording.write([])
     assert len(os.listdir("/proc/self/fd")) == num_open
     trace = read_native([tmp_path / "moe-1-n.trace.jsonl"])

@@ -21,7 +21,7 @@ def test_each_kind_has_its_turn_and_is_really_saved(tmp_path: Path, experts: int
     assert rank.checkpoints.counts[Outcome.COMPLETE] == 5  # the first, and two rounds of two
     assert len(times.size_bytes) == 2 and min(times.size_bytes) > 0
     storage = open_storage(str(tmp_path / config.job))
-    newest = CheckpointId(life=1, generation=1, step=rank.step - 1)
+    newest = CheckpointId(run_id=1, generation=1, step=rank.step - 1)
     assert bool(read_manifest(storage, newest).older) == bool(experts)
 
 

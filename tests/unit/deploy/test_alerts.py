@@ -9,7 +9,7 @@ import pytest
 
 from pacekeeper.controller.machine.checkpoints import FAILED, LATE
 from pacekeeper.controller.observability.alerts import RULES
-from pacekeeper.controller.state.state import RankLife
+from pacekeeper.controller.state.state import RankStatus
 from pacekeeper.core.incidents.findings import Blindness, FindingKind, Watch
 from support.alert_rules import FILE, Case, alerts, groups, judged
 from support.series import labels_of_series
@@ -20,7 +20,7 @@ MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"(.*?)"')
 VALUES: dict[str, set[str]] = {
     "cause": {*map(str, Blindness), LATE, FAILED},
     "kind": set(map(str, FindingKind)),
-    "life": set(map(str, RankLife)),
+    "state": set(map(str, RankStatus)),
     "watch": set(map(str, Watch)),
 }
 TARGET = {"instance"}  # labels that Prometheus gives by itself
@@ -191,12 +191,12 @@ CASES = {
     "PacekeeperJobDied": Case(
         fires={
             once("job_info", job_name="j", watch="ended"): ON,
-            once("job_ranks", job_name="j", life="dead"): "4x99",
+            once("job_ranks", job_name="j", state="dead"): "4x99",
         },
         quiet={
             once("job_info", job_name="j", watch="ended"): ON,
-            once("job_ranks", job_name="j", life="dead"): ON,
-            once("job_ranks", job_name="j", life="finished"): "3x99",
+            once("job_ranks", job_name="j", state="dead"): ON,
+            once("job_ranks", job_name="j", state="finished"): "3x99",
             once("job_info", job_name="k", watch="blind"): ON,
         },
         labels={"job_name": "j", "watch": "ended"},

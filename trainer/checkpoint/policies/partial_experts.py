@@ -138,7 +138,7 @@ def account_of(numbers: Sequence[float], layout: Layout) -> TokenLedgerState:
 # How likely a rank is lost until the next save: only the ratios matter. One that the layout takes
 # for slow was found so, as one that is suspect: half of what fails is slow before.
 HEALTHY, SUSPECT, EVERYBODY = 0.01, 0.5, 0.001
-_NOBODY = CheckpointId(life=0, generation=0, step=0)
+_NOBODY = CheckpointId(run_id=0, generation=0, step=0)
 Words = Sequence[Sequence[float]]
 
 
@@ -151,7 +151,7 @@ class Choice:
 
 
 class PartialSaves:
-    """One rank's. Counts tokens whether or not checkpoints are partial: a later life's may be."""
+    """One rank's. Counts tokens with full checkpoints, too: those of a later run may be partial."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
@@ -193,7 +193,7 @@ class PartialSaves:
         begun = self._begun or _NOBODY
         is_sure = self._begun is not None and not has_failed and self._writers <= set(layout.ranks)
         flat = [x for layer in self._needs(layout) for x in layer]
-        return [is_sure, begun.life, begun.generation, begun.step, self.num_saved, *flat]
+        return [is_sure, begun.run_id, begun.generation, begun.step, self.num_saved, *flat]
 
     def hear(self, words: Words) -> None:
         """Everybody's, the first rank's first; they hold for the next checkpoint only."""
@@ -205,7 +205,7 @@ class PartialSaves:
         same = {tuple(word[:4]) for word in words}
         if len(same) != 1 or not (first := words[0])[0]:
             return Choice(base=None, pieces=frozenset(pieces))
-        base = CheckpointId(life=int(first[1]), generation=int(first[2]), step=int(first[3]))
+        base = CheckpointId(run_id=int(first[1]), generation=int(first[2]), step=int(first[3]))
         self.num_saved = max(int(word[4]) for word in words)  # who came late knows of no loss
         greatest = iter([max(column) for column in zip(*words, strict=True)][5:])
         needs = [[next(greatest) for _ in on] for on in layout.experts]

@@ -63,12 +63,12 @@ class _Open:
 
 
 class WindowSaves:
-    """One rank's; `life` of the job."""
+    """One rank's; `run_id` of the job."""
 
-    def __init__(self, config: TrainConfig, *, rank: int, life: int) -> None:
+    def __init__(self, config: TrainConfig, *, rank: int, run_id: int) -> None:
         self._config = config
         self._rank = rank
-        self._life = life
+        self._run_id = run_id
         self._plan: _Plan | None = None
         self._open: _Open | None = None
         self._heard: Words = ()
@@ -138,7 +138,7 @@ class WindowSaves:
         last = step + len(plan.window.turns) - 1
         if last >= self._config.steps:
             return None  # what a run ends with is saved at once
-        own = CheckpointId(life=self._life, generation=layout.generation, step=last)
+        own = CheckpointId(run_id=self._run_id, generation=layout.generation, step=last)
         start = WindowStart(step=step, num_updates=num_updates)
         return self._turn(_Open(id=own, start=start, plan=plan))
 

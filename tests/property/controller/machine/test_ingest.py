@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pacekeeper.controller.machine import steps
 from pacekeeper.controller.state.job_parts import LayoutState
 from pacekeeper.controller.state.persistent_map import CHUNK_RANKS, RankMap
-from pacekeeper.controller.state.state import JobState, RankLife, RankState
+from pacekeeper.controller.state.state import JobState, RankState, RankStatus
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.microbatch_table import table_from_records
@@ -60,7 +60,7 @@ facts = st.builds(
     st.sampled_from(RANKS),
     st.sampled_from([1, 1, 1, 2]),
 )
-lives = st.tuples(st.sampled_from(RANKS), st.sampled_from(list(RankLife)))
+lives = st.tuples(st.sampled_from(RANKS), st.sampled_from(list(RankStatus)))
 
 
 def is_complete(job: JobState, records: list[Fact]) -> bool:
@@ -69,12 +69,12 @@ def is_complete(job: JobState, records: list[Fact]) -> bool:
     worked = {(r.rank, r.generation) for r in records if isinstance(r, MicroBatchRecord)}
     must = set(RANKS) if job.layouts.current is None else set(job.layouts.current.ranks)
     whole = {rank for rank, generation in ended.items() if (rank, generation) in worked}
-    return bool(whole) and {r for r in must if job.ranks[r].life is RankLife.ALIVE} <= whole
+    return bool(whole) and {r for r in must if job.ranks[r].status is RankStatus.ALIVE} <= whole
 
 
 @given(layout=st.sampled_from([None, LAYOUT]), arrivals=st.lists(facts | lives, max_size=40))
 def test_where_it_looks_first_never_changes_what_is_complete(
-    layout: Layout | None, arrivals: list[Fact | tuple[int, RankLife]]
+    layout: Layout | None, arrivals: list[Fact | tuple[int, RankStatus]]
 ) -> None:
     """Records in any order, repeated, of a step done again; ranks that die, and live again."""
     attached = {
@@ -89,8 +89,8 @@ def test_where_it_looks_first_never_changes_what_is_complete(
     seen: list[Fact] = []
     for arrival in arrivals:
         if isinstance(arrival, tuple):
-            rank, life = arrival
-            job = replace(job, ranks={**job.ranks, rank: replace(job.ranks[rank], life=life)})
+            rank, status = arrival
+            job = replace(job, ranks={**job.ranks, rank: replace(job.ranks[rank], status=status)})
         else:
             seen.append(arrival)
             job = steps.put_pending(

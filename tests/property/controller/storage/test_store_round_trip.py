@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.state.state import JobRecord, RankLife, RankRecord
+from pacekeeper.controller.state.state import JobRecord, RankRecord, RankStatus
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.incidents.rank_failures import RankFailures
@@ -59,9 +59,10 @@ jobs = st.builds(
     layout_reason=words,
     desired=st.none() | layouts(),
     home=st.none() | layouts(),
-    life=st.integers(0, 2**42),
+    run_id=st.integers(0, 2**42),
     ranks=st.lists(
-        st.builds(RankRecord, rank=numbers, pid=numbers, life=st.sampled_from(RankLife)), max_size=3
+        st.builds(RankRecord, rank=numbers, pid=numbers, status=st.sampled_from(RankStatus)),
+        max_size=3,
     ).map(tuple),
 )
 

@@ -36,7 +36,7 @@ from support.checkpoints import digest, manifests
 
 ids = st.builds(
     CheckpointId,
-    life=st.integers(0, 1 << 52),
+    run_id=st.integers(0, 1 << 52),
     generation=st.integers(0, 1 << 20),
     step=st.integers(0, 1 << 30),
 )
@@ -163,7 +163,7 @@ def test_pieces_that_overlap_or_lie_outside_are_refused_in_older_files_too(
 def test_names_of_directories_sort_as_their_ids(found: list[CheckpointId]) -> None:
     assert [CheckpointId.of_name(one.name) for one in found] == found
     ordinary = [one for one in found if one.generation < 10_000 and one.step < 10**8]
-    small = [one for one in ordinary if one.life < 10**13]
+    small = [one for one in ordinary if one.run_id < 10**13]
     assert sorted(small) == sorted(small, key=lambda one: one.name)
 
 
@@ -173,10 +173,10 @@ def test_other_names_are_no_checkpoints(name: str) -> None:
 
 
 def test_a_checkpoint_after_going_back_is_newer_than_those_it_went_back_behind() -> None:
-    before = CheckpointId(life=5, generation=1, step=200)
-    assert CheckpointId(life=5, generation=2, step=120) > before
-    assert CheckpointId(life=6, generation=1, step=110) > before
-    assert CheckpointId(life=5, generation=1, step=300) > before
+    before = CheckpointId(run_id=5, generation=1, step=200)
+    assert CheckpointId(run_id=5, generation=2, step=120) > before
+    assert CheckpointId(run_id=6, generation=1, step=110) > before
+    assert CheckpointId(run_id=5, generation=1, step=300) > before
 
 
 def test_another_format_is_refused_by_its_number() -> None:

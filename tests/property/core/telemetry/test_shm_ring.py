@@ -162,7 +162,7 @@ commands = st.builds(
     suspect_ranks=st.frozensets(
         st.integers(0, shm_ring.MAX_RANKS - 1), max_size=shm_ring.MAX_SUSPECTS
     ),
-    life=u64,
+    run_id=u64,
     probe=u64,
 )
 

@@ -39,7 +39,7 @@ hosts = st.builds(
     HostSample, sampled_s=number, num_cores=count, load_1min=maybe, memory_bytes=count,
     io_full_ratio=maybe, swap_in_bytes_per_s=maybe,
 )  # fmt: skip
-HEADER = TraceHeader(job=ATTACHMENT.job, life=7, node="node-0")
+HEADER = TraceHeader(job=ATTACHMENT.job, run_id=7, node="node-0")
 
 
 @given(records)
@@ -55,13 +55,13 @@ def test_a_sample_comes_back(sample: DeviceSample | HostSample) -> None:
 
 
 @given(st.text(max_size=9), st.integers(0, 2**42), st.text(max_size=9))
-def test_a_header_comes_back(job: str, life: int, node: str) -> None:
-    header = TraceHeader(job=job, life=life, node=node)
+def test_a_header_comes_back(job: str, run_id: int, node: str) -> None:
+    header = TraceHeader(job=job, run_id=run_id, node=node)
     assert parse_header(header_line(header)) == header
 
 
 def test_an_attachment_comes_back_with_what_the_header_says() -> None:
-    bare = Attachment(job=HEADER.job, rank=1, world_size=2, pid=3, clock=Clock.CUDA, life=7)
+    bare = Attachment(job=HEADER.job, rank=1, world_size=2, pid=3, clock=Clock.CUDA, run_id=7)
     assert parse_fact(parse_object(attached_line(bare)), HEADER) == bare
     assert '"job"' not in attached_line(bare)
     whole = parse_fact(parse_object(attached_line(ATTACHMENT)), TraceHeader(job=ATTACHMENT.job))
@@ -141,7 +141,7 @@ def test_a_damaged_line_says_what_is_wrong(line: str, reason: str) -> None:
         ("", "no JSON"),
         ('{"kind": "step"}', "its first line is no header"),
         (header_line(HEADER).replace('"version":1', '"version":9'), "version 9, this side reads 1"),
-        (header_line(HEADER).replace('"life":7', '"life":"x"'), "life: expected int"),
+        (header_line(HEADER).replace('"life":7', '"life":"x"'), "run_id: expected int"),
     ],
 )
 def test_another_file_is_refused(line: str, reason: str) -> None:

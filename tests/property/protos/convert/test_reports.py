@@ -65,7 +65,7 @@ health = st.builds(
 )  # fmt: skip
 jobs = st.builds(
     JobReport,
-    life=st.integers(0, 2**42),
+    run_id=st.integers(0, 2**42),
     job=st.from_regex(r"[a-z0-9][a-z0-9-]{0,4}", fullmatch=True),
     attached=st.sampled_from([(), (ATTACHMENT,), (BARE, ATTACHMENT)]),
     records=st.lists(records, max_size=6).map(tuple),
@@ -180,7 +180,7 @@ def test_an_offer_that_was_damaged_on_the_way_is_noticed() -> None:
     data = encode_layout(layout)
     digest = hashlib.sha256(data).digest()
     assert wire.offer_from_message(offer) == PlanFile(
-        job="j", generation=layout.generation, base_generation=1, data=data, sha256=digest, life=7
+        job="j", generation=layout.generation, base_generation=1, data=data, sha256=digest, run_id=7
     )
     offer.layout_json += b" "
     with pytest.raises(ValueError, match="digest"):

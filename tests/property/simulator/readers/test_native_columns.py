@@ -15,7 +15,7 @@ from pacekeeper.simulator.readers import native_columns
 from pacekeeper.simulator.readers.native_columns import Gathered, take_all
 from support.records import records
 
-HEADER = TraceHeader(job="moe", life=7, node="node-0")
+HEADER = TraceHeader(job="moe", run_id=7, node="node-0")
 odd: st.SearchStrategy[Any] = st.sampled_from([
     None, "", "x", True, -1, -1.0, 0, 0.5, 7, 1e9, 1e300, 2**53, 2**63, 2**70, 10**400, [], [1],
     [-1], ["a"], [1.5], [0] * 17, {}, float("nan"), float("inf"),

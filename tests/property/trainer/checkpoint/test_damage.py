@@ -70,7 +70,7 @@ def test_damage_is_named_and_never_taken(bench: Bench, data: st.DataObject) -> N
     shutil.rmtree(lone.root)
     shutil.copytree(bench.pristine, lone.root)
     storage = open_storage(str(lone.root))
-    newest = CheckpointId(life=1, generation=1, step=2)
+    newest = CheckpointId(run_id=1, generation=1, step=2)
     name = data.draw(st.sampled_from([MANIFEST_FILE, "rank-0.safetensors", "part-0.json"]))
     is_spoilt = spoil(lone.root / newest.name / name, data)
     lone.go_back()
@@ -88,7 +88,7 @@ def test_damage_is_named_and_never_taken(bench: Bench, data: st.DataObject) -> N
     if name == "part-0.json":
         assert lone.step == 2, "parts have served when the manifest stands"
     if not (lone.root / newest.name / MANIFEST_FILE).exists():
-        assert complete_ids(storage) == [CheckpointId(life=1, generation=1, step=1)]
+        assert complete_ids(storage) == [CheckpointId(run_id=1, generation=1, step=1)]
 
 
 def test_swapped_experts_are_told_by_their_names(bench: Bench) -> None:
@@ -97,7 +97,7 @@ def test_swapped_experts_are_told_by_their_names(bench: Bench) -> None:
     shutil.rmtree(lone.root)
     shutil.copytree(bench.pristine, lone.root)
     storage = open_storage(str(lone.root))
-    newest = CheckpointId(life=1, generation=1, step=2)
+    newest = CheckpointId(run_id=1, generation=1, step=2)
     manifest = read_manifest(storage, newest)
     other = {0: 1, 1: 0}
     at = {entry.piece: entry for entry in manifest.pieces}

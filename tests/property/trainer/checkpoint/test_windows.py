@@ -89,9 +89,9 @@ def test_a_run_killed_twice_ends_bit_by_bit_as_the_undisturbed_one(
         directory = Path(name)
         trained(config, job(), killed, directory=directory)
         first = newest_whole(killed, window)
-        began, _ = trained(config, job(), max(first, again), directory=directory, life=2)
+        began, _ = trained(config, job(), max(first, again), directory=directory, run_id=2)
         assert began == first
-        _, state = trained(config, job(), STEPS, directory=directory, life=3)
+        _, state = trained(config, job(), STEPS, directory=directory, run_id=3)
     assert_all_same(state, undisturbed(dtype))
 
 
@@ -99,7 +99,7 @@ def test_so_it_does_where_storage_is_slower_than_training(tmp_path: Path) -> Non
     """Steps are copied while earlier ones are being written; the next window waits."""
     config = replace(CONFIG, dtype="float64", checkpoint_window_steps=3)
     trained(config, job(), 7, directory=tmp_path, waits=False)
-    began, state = trained(config, job(), STEPS, directory=tmp_path, life=2)
+    began, state = trained(config, job(), STEPS, directory=tmp_path, run_id=2)
     assert began > 0
     assert_all_same(state, undisturbed("float64"))
 
@@ -110,7 +110,7 @@ def test_on_other_ranks_it_ends_there_up_to_the_order_of_sums(
 ) -> None:
     config = replace(CONFIG, dtype="float64", checkpoint_window_steps=4)
     trained(config, job(), 5, directory=tmp_path)
-    began, state = trained(config, job(ranks), STEPS, directory=tmp_path, life=2)
+    began, state = trained(config, job(ranks), STEPS, directory=tmp_path, run_id=2)
     assert began == 1
     assert_close(state, undisturbed("float64"))
 
@@ -120,14 +120,14 @@ def test_pipelines_have_windows_too_and_other_layouts_take_them(tmp_path: Path) 
     config = replace(CONFIG, dtype="float64", checkpoint_window_steps=3, num_stages=2)
     trained(config, PIPELINES, 4, directory=tmp_path)
     shutil.copytree(tmp_path, tmp_path.parent / "copy")
-    began, state = trained(config, PIPELINES, STEPS, directory=tmp_path, life=2)
+    began, state = trained(config, PIPELINES, STEPS, directory=tmp_path, run_id=2)
     assert began == 1
     assert_all_same(state, undisturbed("float64", "pipelines"))
     copy = tmp_path.parent / "copy"
     groups = job((0, 1, 2, 3), tensor=2)
-    began, _ = trained(config, groups, 6, directory=copy, life=2)
+    began, _ = trained(config, groups, 6, directory=copy, run_id=2)
     assert began == 1
-    began, state = trained(config, job((0,)), STEPS, directory=copy, life=3)
+    began, state = trained(config, job((0,)), STEPS, directory=copy, run_id=3)
     assert began == 3, "the second life saved a window from where its replay ended"
     assert_close(state, undisturbed("float64", "alone"))
 
@@ -153,7 +153,7 @@ def test_a_window_without_its_manifest_never_counts(tmp_path: Path) -> None:
     newest = max(tmp_path.rglob(MANIFEST_FILE))
     assert newest.parent.name.endswith("step00000006")
     newest.unlink()
-    began, state = trained(config, job(), STEPS, directory=tmp_path, life=2)
+    began, state = trained(config, job(), STEPS, directory=tmp_path, run_id=2)
     assert began == 1
     assert_all_same(state, undisturbed("float64"))
 

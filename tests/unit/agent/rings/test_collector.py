@@ -380,7 +380,7 @@ def test_a_probe_is_asked_for_by_its_highest_number_beside_whatever_else_was_sai
     collector.request_probe("job", 9)
     collector.offer_plan(PLAN)
     collector.request_probe("job", 8)  # an older one that comes late
-    collector.request_probe("job", 99, life=5)  # of another life
+    collector.request_probe("job", 99, run_id=5)  # of another life
     collector.request_probe("other", 99)
     late = Ring.create(tmp_path, attachment(1))
     collector.poll(1.0)

@@ -17,8 +17,8 @@ from pacekeeper.trainer.hooks.ring_writer import Ring
 LATER_S = RELEASE_DELAY_S + 1.0
 
 
-def attachment(rank: int, life: int = 7) -> Attachment:
-    return Attachment(job="job", rank=rank, world_size=3, pid=100 + rank, life=life)
+def attachment(rank: int, run_id: int = 7) -> Attachment:
+    return Attachment(job="job", rank=rank, world_size=3, pid=100 + rank, run_id=run_id)
 
 
 def exited(rank: int, signal: int = 0) -> RankExitRecord:
@@ -50,19 +50,19 @@ def plan(generation: int) -> PlanFile:
         base_generation=generation - 1,
         data=data,
         sha256=hashlib.sha256(data).digest(),
-        life=7,
+        run_id=7,
     )
 
 
 class Launch:
     """A supervisor's and two ranks' rings, as a launch on this node makes them."""
 
-    def __init__(self, directory: Path, life: int = 7) -> None:
-        self.life = life
+    def __init__(self, directory: Path, run_id: int = 7) -> None:
+        self.run_id = run_id
         self.directory = directory
-        supervisor = replace(attachment(0, life), pid=99, role="supervisor")
+        supervisor = replace(attachment(0, run_id), pid=99, role="supervisor")
         self.supervisor = Ring.create(directory, supervisor, file_name=shm_ring.SUPERVISOR_RING)
-        self.ranks = [Ring.create(directory, attachment(rank, life)) for rank in range(2)]
+        self.ranks = [Ring.create(directory, attachment(rank, run_id)) for rank in range(2)]
 
     def end(self, *records: Record) -> None:
         for record in records or (exited(0), exited(1)):
@@ -129,7 +129,7 @@ class TestRings:
     def test_of_a_trainer_without_supervisor_are_kept(
         self, collector: RingCollector, tmp_path: Path
     ) -> None:
-        Ring.create(tmp_path, attachment(0, life=0)).write(step(0))
+        Ring.create(tmp_path, attachment(0, run_id=0)).write(step(0))
         collector.poll(0.0)
         assert collector.ended_jobs(1e6) == (), "silence is no end"
 
@@ -178,10 +178,10 @@ class TestRings:
             collector.poll(now_s)
         for name in RINGS:
             (tmp_path / "job" / name).unlink()
-        again = Launch(tmp_path, life=8)
+        again = Launch(tmp_path, run_id=8)
         again.ranks[0].write(step(0))
         (reading,) = [r for r in collector.poll(4.0) if not r.is_empty]
-        assert (reading.life, reading.records) == (8, (step(0),))
+        assert (reading.run_id, reading.records) == (8, (step(0),))
         assert [a.rank for a in reading.attached] == [0, 1]
         assert collector.ended_jobs(1e6) == (), "the ends of the launch before are not of this one"
 

@@ -21,7 +21,7 @@ SUPERVISOR = -1
 
 def attachment(rank: int, pid: int) -> Attachment:
     role = "supervisor" if rank == SUPERVISOR else "train"
-    return Attachment(job="job", rank=max(rank, 0), world_size=4, pid=pid, role=role, life=7)
+    return Attachment(job="job", rank=max(rank, 0), world_size=4, pid=pid, role=role, run_id=7)
 
 
 def write(directory: Path, rank: int, orders: Connection) -> None:

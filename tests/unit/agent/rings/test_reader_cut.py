@@ -66,7 +66,7 @@ def test_a_ring_that_goes_on_at_its_beginning_is_read_on(writer: Ring, reader: R
 
 
 def test_what_the_rank_is_told_arrives(writer: Ring, reader: RingReader) -> None:
-    command = shm_ring.CommandSlot(plan_generation=2, dead_ranks=frozenset({5}), life=0)
+    command = shm_ring.CommandSlot(plan_generation=2, dead_ranks=frozenset({5}), run_id=0)
     reader.write_command(command)
     reader.write_heartbeat(3.5)
     assert writer.command() == command

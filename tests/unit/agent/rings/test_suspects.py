@@ -17,7 +17,7 @@ def test_suspects_are_those_that_were_told_last_and_nobody_else(tmp_path: Path) 
     first = Ring.create(tmp_path, attachment(0))
     collector.poll(0.0)
     collector.set_suspects("job", frozenset({2, 3, 4_000_000_000}))
-    collector.set_suspects("job", frozenset({1}), life=5)  # of another life
+    collector.set_suspects("job", frozenset({1}), run_id=5)  # of another life
     collector.request_probe("job", 9)
     late = Ring.create(tmp_path, attachment(1))
     collector.poll(1.0)

@@ -11,8 +11,8 @@ LOADS = ExpertLoadRecord(rank=8, step=3, generation=1, layer=0, first_expert=16,
 
 
 def summed(*records: Record) -> tuple[Record, ...]:
-    (reading,) = sum_expert_loads([RingBatch(job="job", life=4, records=records)])
-    assert (reading.job, reading.life) == ("job", 4)
+    (reading,) = sum_expert_loads([RingBatch(job="job", run_id=4, records=records)])
+    assert (reading.job, reading.run_id) == ("job", 4)
     return reading.records
 
 

@@ -75,7 +75,7 @@ def loaded(path: Path) -> FencingEpoch:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_the_ring_of_another_user_moves_no_fence(tmp_path: Path) -> None:
-    ring = Ring.create(tmp_path, Attachment(job="job", rank=0, world_size=1, pid=1, life=8))
+    ring = Ring.create(tmp_path, Attachment(job="job", rank=0, world_size=1, pid=1, run_id=8))
     liar = RingCollector(directory=tmp_path)
     liar.fencing.accept(1 << 50)
     liar.poll(0.0)
@@ -89,7 +89,7 @@ def test_the_ring_of_another_user_moves_no_fence(tmp_path: Path) -> None:
 
 
 def test_where_the_file_is_gone_the_rings_know(tmp_path: Path) -> None:
-    ring = Ring.create(tmp_path, Attachment(job="job", rank=0, world_size=1, pid=1, life=8))
+    ring = Ring.create(tmp_path, Attachment(job="job", rank=0, world_size=1, pid=1, run_id=8))
     before = RingCollector(directory=tmp_path)
     before.fencing.accept(7)
     before.poll(0.0)
@@ -106,7 +106,7 @@ def uplink_to(one: PaperController, other: PaperController, fencing: FencingEpoc
     return Uplink(
         addresses=(f"127.0.0.1:{one.port}", f"127.0.0.1:{other.port}"),
         node="n",
-        life="a",
+        incarnation="a",
         spool=Spool(capacity=8),
         ack_timeout_s=15.0,
         reconnect_max_s=0.1,

@@ -39,8 +39,8 @@ def saved(directory: Path, steps: int = 2) -> Lone:
     return lone
 
 
-def name_of(step: int, life: int = 1) -> str:
-    return CheckpointId(life=life, generation=1, step=step).name
+def name_of(step: int, run_id: int = 1) -> str:
+    return CheckpointId(run_id=run_id, generation=1, step=step).name
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def littered(tmp_path: Path) -> Lone:
         (root / name_of(step) / MANIFEST_FILE).write_bytes(data)
     (root / name_of(11)).symlink_to("nowhere")
     (root / name_of(12)).symlink_to(name_of(12))
-    (root / name_of(1, life=9_007_199_254_740_991)).mkdir()
+    (root / name_of(1, run_id=9_007_199_254_740_991)).mkdir()
     (root / ("9" * 40 + "-g0001-step00000001")).mkdir()
     (root / "\u0661\u0660".join(["1" * 13 + "-g", "01-step00000001"])).mkdir()
     (root / "lost+found").mkdir()
@@ -91,19 +91,19 @@ def test_what_is_whole_is_told_from_what_is_not(littered: Lone) -> None:
 
 
 def test_the_newest_whole_one_is_resumed_from(littered: Lone) -> None:
-    other = Lone(littered.root.parent, life=2)
+    other = Lone(littered.root.parent, run_id=2)
     other.go_back()
     assert other.step == 2
 
 
 def test_a_job_saves_on_and_sweeps_beside_it(littered: Lone) -> None:
     storage = open_storage(str(littered.root))
-    other = Lone(littered.root.parent, life=2)
+    other = Lone(littered.root.parent, run_id=2)
     other.go_back()
     for _ in range(3):
         other.train()
         other.save()
-    complete = [one.step for one in ids(storage) if one.life == 2]
+    complete = [one.step for one in ids(storage) if one.run_id == 2]
     assert complete == [5, 4], "two are kept"
     assert (littered.root / "lost+found").is_dir(), "what is no checkpoint's is let alone"
 
@@ -151,7 +151,7 @@ def test_a_directory_that_is_closed_to_us_hides_no_other(
     found = rows("verify", str(lone.root), code=ExitCode.DATA)
     assert [row["state"] for row in found] == ["unreadable", "verified"]
     monkeypatch.setattr(LocalStorage, "read", refused_in(name_of(2)))
-    other = Lone(tmp_path, life=2)
+    other = Lone(tmp_path, run_id=2)
     other.go_back()
     assert other.step == 1
 
@@ -179,7 +179,7 @@ def test_a_checkpoint_behind_a_link_goes_with_its_link(tmp_path: Path) -> None:
 
 def test_numbers_that_no_vote_could_carry_name_no_checkpoint() -> None:
     most = 1 << 53
-    assert CheckpointId.of_name(name_of(1, life=most)) is not None
+    assert CheckpointId.of_name(name_of(1, run_id=most)) is not None
     assert CheckpointId.of_name(f"{most + 1}-g0001-step00000001") is None
     assert CheckpointId.of_name("1" * 5000 + "-g0001-step00000001") is None
 
@@ -189,11 +189,11 @@ def test_another_jobs_directory_shows_nothing_of_it_in_ours(tmp_path: Path) -> N
     from dataclasses import replace
 
     lone = saved(tmp_path)
-    theirs = Lone(tmp_path, replace(TINY, job="other", hidden_size=16, num_heads=2), life=5)
+    theirs = Lone(tmp_path, replace(TINY, job="other", hidden_size=16, num_heads=2), run_id=5)
     theirs.train()
     theirs.save()
     shutil.copytree(theirs.root / theirs.names()[0], lone.root / theirs.names()[0])
-    other = Lone(tmp_path, life=6)
+    other = Lone(tmp_path, run_id=6)
     other.go_back()
     assert other.step == 2
     assert [row["state"] for row in rows("verify", str(lone.root))] == ["verified"] * 3

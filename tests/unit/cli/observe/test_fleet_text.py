@@ -46,7 +46,7 @@ def views() -> dict[str, status_pb2.Node]:
         since_unix_s=NOW_S,
     )
     state = State(
-        nodes={name: NodeState(name=name, agent_life="a", rack="r1") for name in names},
+        nodes={name: NodeState(name=name, agent_incarnation="a", rack="r1") for name in names},
         strikes=strikes,
         orders=(order,),
         ticked_s=NOW_S,

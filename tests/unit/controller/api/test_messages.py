@@ -18,9 +18,9 @@ from pacekeeper.controller.state.persistent_map import NodeMap, RankMap
 from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
-    RankLife,
     RankRecord,
     RankState,
+    RankStatus,
     State,
 )
 from pacekeeper.core.incidents.findings import (
@@ -55,11 +55,11 @@ LAYOUT = Layout(
 )
 
 
-def rank(number: int, node: str, life: RankLife = RankLife.ALIVE) -> RankState:
+def rank(number: int, node: str, status: RankStatus = RankStatus.ALIVE) -> RankState:
     attachment = Attachment(
         job="train", rank=number, world_size=2, pid=1, clock=Clock.CPU, device_uuid=f"uuid-{number}"
     )
-    return RankState(attachment=attachment, node=node, life=life)
+    return RankState(attachment=attachment, node=node, status=status)
 
 
 def job(**changes: object) -> JobState:
@@ -74,7 +74,7 @@ def job(**changes: object) -> JobState:
 
 
 def node(name: str, *, is_connected: bool = True) -> NodeState:
-    return NodeState(name=name, agent_life="x", is_connected=is_connected, last_report_s=3.0)
+    return NodeState(name=name, agent_incarnation="x", is_connected=is_connected, last_report_s=3.0)
 
 
 BOTH = State(nodes=NodeMap({"a": node("a"), "b": node("b")}), unix_offset_s=1000.0)
@@ -97,22 +97,22 @@ def test_what_is_not_measured_is_unset_and_not_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("life", "connected", "silent", "shown"),
+    ("status", "connected", "silent", "shown"),
     [
-        (RankLife.ALIVE, True, (), "alive"),
-        (RankLife.ALIVE, False, (), "silent"),
-        (RankLife.ALIVE, True, (0,), "silent"),
-        (RankLife.ALIVE, True, (1,), "alive"),
-        (RankLife.DEAD, True, (), "dead"),
-        (RankLife.DEAD, False, (0,), "dead"),
-        (RankLife.FINISHED, False, (), "finished"),
+        (RankStatus.ALIVE, True, (), "alive"),
+        (RankStatus.ALIVE, False, (), "silent"),
+        (RankStatus.ALIVE, True, (0,), "silent"),
+        (RankStatus.ALIVE, True, (1,), "alive"),
+        (RankStatus.DEAD, True, (), "dead"),
+        (RankStatus.DEAD, False, (0,), "dead"),
+        (RankStatus.FINISHED, False, (), "finished"),
     ],
 )
 def test_a_rank_is_alive_only_where_it_is_heard(
-    life: RankLife, connected: bool, silent: tuple[int, ...], shown: str
+    status: RankStatus, connected: bool, silent: tuple[int, ...], shown: str
 ) -> None:
     state = State(nodes=NodeMap({"a": node("a", is_connected=connected), "b": node("b")}))
-    view = job_view(state, job(ranks={0: rank(0, "a", life)}, silent=silent))
+    view = job_view(state, job(ranks={0: rank(0, "a", status)}, silent=silent))
     assert view.ranks[0].state == shown
 
 
@@ -158,8 +158,8 @@ def test_generations_tell_whether_a_plan_is_under_way() -> None:
 
 def test_a_job_that_only_the_store_knows_is_shown() -> None:
     remembered = {
-        0: RankRecord(rank=0, pid=1, life=RankLife.ALIVE),
-        7: RankRecord(rank=7, pid=2, life=RankLife.DEAD),
+        0: RankRecord(rank=0, pid=1, status=RankStatus.ALIVE),
+        7: RankRecord(rank=7, pid=2, status=RankStatus.DEAD),
     }
     view = job_view(
         State(),
@@ -195,7 +195,7 @@ def test_who_asks_is_told_what_stands_exposed_though_it_is_no_news() -> None:
 
 
 def test_a_node_lists_the_jobs_that_live_on_it() -> None:
-    gone = replace(job(ranks={0: rank(0, "a", RankLife.FINISHED)}), name="gone")
+    gone = replace(job(ranks={0: rank(0, "a", RankStatus.FINISHED)}), name="gone")
     state = State(nodes=BOTH.nodes, jobs={"train": job(), "gone": gone}, unix_offset_s=1000.0)
     (view,) = node_views(state, [state.nodes["a"]])
     assert list(view.jobs) == ["train"]
@@ -210,7 +210,7 @@ def test_a_node_says_what_its_agent_could_not_see() -> None:
         batches_dropped=3,
         unreadable=("x: torn",),
     )
-    (view,) = node_views(State(), [NodeState(name="a", agent_life="x", health=health)])
+    (view,) = node_views(State(), [NodeState(name="a", agent_incarnation="x", health=health)])
     assert (view.nvml, list(view.unreadable)) == ("no NVML library", ["x: torn"])
     assert (view.records_lost, view.records_corrupt, view.batches_dropped) == (1, 2, 3)
 

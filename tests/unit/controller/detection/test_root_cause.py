@@ -17,7 +17,7 @@ from pacekeeper.controller.detection.root_cause import (
 from pacekeeper.controller.state.events import SaveIncident
 from pacekeeper.controller.state.job_parts import StepDraft
 from pacekeeper.controller.state.persistent_map import NodeMap
-from pacekeeper.controller.state.state import JobState, NodeState, RankLife, RankState, State
+from pacekeeper.controller.state.state import JobState, NodeState, RankState, RankStatus, State
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import NodeReport
@@ -58,14 +58,14 @@ class TestWindows:
         assert append_sample((at(1e6), at(1e6 + 9.0)), at(5.0)) == (at(5.0),)
 
     def test_a_driver_that_hangs_takes_nothing_from_what_was_seen(self) -> None:
-        node = NodeState(name="n", agent_life="a")
+        node = NodeState(name="n", agent_incarnation="a")
         full = NodeReport(sequence=1, sent_mono_s=0.0, devices=(DEVICE,), host=HOST)
         empty = NodeReport(sequence=2, sent_mono_s=1.0)
         node = store_samples(store_samples(node, full, 1.0), empty, 2.0)
         assert (node.devices, node.host) == ({"d": (DEVICE,)}, (HOST,))
 
     def test_devices_that_come_and_go_do_not_pile_up(self) -> None:
-        node = NodeState(name="n", agent_life="a")
+        node = NodeState(name="n", agent_incarnation="a")
         for number in range(300):
             sample = replace(DEVICE, device_uuid=f"d{number}")
             node = store_samples(
@@ -254,7 +254,7 @@ class TestPeers:
         nodes = {
             known.node: NodeState(
                 name=known.node,
-                agent_life="a",
+                agent_incarnation="a",
                 devices={
                     other.attachment.device_uuid: (at(10.0, **(HOT if rank in hot else {})),)
                     for rank, other in job.ranks.items()
@@ -282,7 +282,7 @@ class TestPeers:
     def test_slow_dead_and_other_ranks_are_no_peers(self) -> None:
         job = self.fleet(8, evidence=restore({2: 1.5, 3: 1.5}))
         ranks = dict(job.ranks)
-        ranks[4] = replace(ranks[4], life=RankLife.DEAD)
+        ranks[4] = replace(ranks[4], status=RankStatus.DEAD)
         other = replace(ranks[6].attachment, role="other")
         ranks[6] = replace(ranks[6], attachment=other)
         assert self.searched(replace(job, ranks=ranks), 2) == (0, 5, 7, 1)

@@ -70,9 +70,11 @@ class Desk:
         return [(e.node, e.report.sequence) for e in self.events if isinstance(e, NodeReported)]
 
 
-def opened(number: int, node: str = "n", life: str = "x", **more: Any) -> Frame:
+def opened(number: int, node: str = "n", incarnation: str = "x", **more: Any) -> Frame:
     hello = control_pb2.Hello(
-        node=node, agent_life=life, **{"protocol_version": reports.PROTOCOL_VERSION, **more}
+        node=node,
+        agent_incarnation=incarnation,
+        **{"protocol_version": reports.PROTOCOL_VERSION, **more},
     )
     return opening(control_pb2.AttachRequest(hello=hello).SerializeToString(), number)
 
@@ -214,7 +216,7 @@ def test_of_a_node_that_came_anew_the_older_stream_is_ended_and_heard_no_more() 
     assert desk.taken == [("n", 0), ("n", 0)]
     assert not any(isinstance(event, NodeDetached) for event in desk.events)
     desk.take((ipc.CLOSED, 2, 0, b""))
-    assert desk.events[-1] == NodeDetached(node="n", agent_life="x")
+    assert desk.events[-1] == NodeDetached(node="n", agent_incarnation="x")
 
 
 def test_an_impossible_report_is_acknowledged_and_ends_its_stream_alone() -> None:
@@ -300,7 +302,7 @@ def test_who_is_not_let_in_never_attaches() -> None:
 def test_with_the_front_all_its_nodes_are_away() -> None:
     desk = Desk()
     desk.take(opened(1, "a"), opened(2, "b"), (ipc.CLOSED, 2, 0, b""))
-    assert desk.control.gone() == [NodeDetached(node="a", agent_life="x")]
+    assert desk.control.gone() == [NodeDetached(node="a", agent_incarnation="x")]
     desk.take(reported(1, 0))  # of the front that is gone
     assert desk.taken == []
     desk.take(opened(1, "a"), reported(1, 0))

@@ -37,7 +37,10 @@ def _opened(number: int, peer: str, hello: control_pb2.Hello | None) -> ipc.Fram
 
 def _hello() -> control_pb2.Hello:
     return control_pb2.Hello(
-        protocol_version=reports.PROTOCOL_VERSION, product_version="0", node="n", agent_life="x"
+        protocol_version=reports.PROTOCOL_VERSION,
+        product_version="0",
+        node="n",
+        agent_incarnation="x",
     )
 
 

@@ -94,14 +94,14 @@ LATE = Saves(
 
 
 def test_records_of_ranks_become_the_state_of_their_job() -> None:
-    own = Attachment(job="train", rank=2, world_size=4, pid=7, life=1)
+    own = Attachment(job="train", rank=2, world_size=4, pid=7, run_id=1)
     records = (told("failed", 9, 2, reason="full"),)
-    report = JobReport(job="train", life=1, attached=(own,), records=records)
+    report = JobReport(job="train", run_id=1, attached=(own,), records=records)
     state, said = ingest_report(State(), "node", report, 0.0)
     saves = state.jobs["train"].progress.saves
     assert saves is not None and saves.trouble == "failed"
     assert Say(text="job=train checkpoints=failed step=9 rank 2: full") in said
-    state, _ = ingest_report(state, "node", JobReport(job="train", life=2), 0.0)
+    state, _ = ingest_report(state, "node", JobReport(job="train", run_id=2), 0.0)
     assert state.jobs["train"].progress.saves is None, "another life has storage of its own"
 
 
@@ -148,12 +148,12 @@ def test_programs_are_told_in_series_that_end_with_the_trouble() -> None:
 
 
 def test_snapshots_in_memory_are_told_beside_and_change_nothing_of_checkpoints() -> None:
-    own = Attachment(job="train", rank=2, world_size=4, pid=7, life=1)
+    own = Attachment(job="train", rank=2, world_size=4, pid=7, run_id=1)
     late = SnapshotRecord(
         rank=2, step=30, generation=1, outcome="skipped", duration_s=0.0, reason="on its way"
     )
     well = SnapshotRecord(rank=2, step=20, generation=1, outcome="complete", duration_s=0.25)
-    report = JobReport(job="train", life=1, attached=(own,), records=(told("complete", 9), well))
+    report = JobReport(job="train", run_id=1, attached=(own,), records=(told("complete", 9), well))
     state, said = ingest_report(State(), "node", report, 0.0)
     assert not [one for one in said if isinstance(one, Say) and "=well" in one.text]
     state, said = ingest_report(state, "node", replace(report, records=(late,)), 0.0)

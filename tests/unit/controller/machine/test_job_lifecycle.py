@@ -14,7 +14,7 @@ from pacekeeper.controller.state.events import (
     SaveIncident,
     SaveJob,
 )
-from pacekeeper.controller.state.state import RankLife
+from pacekeeper.controller.state.state import RankStatus
 from pacekeeper.core.config.controller import ControllerConfig, RetentionConfig
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier, Watch
 from support.machine_driver import (
@@ -114,7 +114,7 @@ class TestEnding:
         driver.report(attached=[attachment(rank) for rank in range(4)], layouts=[FIRST])
         driver.tick()
         assert watch_of(driver) == Watch.ENDED
-        assert {rank.life for rank in driver.job.ranks.values()} == {RankLife.FINISHED}
+        assert {rank.status for rank in driver.job.ranks.values()} == {RankStatus.FINISHED}
 
     def test_a_rank_that_comes_late_wakes_the_job(self) -> None:
         driver = Driver(config=QUICK)
@@ -222,7 +222,7 @@ class TestForgetting:
 
     def test_nodes_that_are_away_for_long_go_those_that_stay_do_not(self) -> None:
         driver = started()
-        driver.event(NodeDetached(node="node-1", agent_life="a"))
+        driver.event(NodeDetached(node="node-1", agent_incarnation="a"))
         driver.tick(KEEP_SILENT_S + 1.0)
         assert set(driver.state.nodes) == {"node-0"}
 

@@ -45,7 +45,7 @@ def report_both(driver: Driver, *records: Record) -> None:
         JobReport(job=OTHER, records=(exited(0),)),
     )
     whole = NodeReport(sequence=1, sent_mono_s=driver.now_s, jobs=parts)
-    driver.event(NodeReported(node="node-0", agent_life="a", report=whole))
+    driver.event(NodeReported(node="node-0", agent_incarnation="a", report=whole))
 
 
 @pytest.fixture

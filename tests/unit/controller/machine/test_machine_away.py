@@ -81,8 +81,8 @@ def test_where_no_rank_is_known_to_run_the_watch_is_blind() -> None:
 def test_plans_go_to_the_node_that_an_agent_attached_a_rank_from_last() -> None:
     driver = started(QUICK)
     train(driver, 0, WARM)
-    driver.event(NodeDetached(node="node-1", agent_life="a"))
-    driver.event(NodeAttached(node="node-b", product_version="1", agent_life="b"))
+    driver.event(NodeDetached(node="node-1", agent_incarnation="a"))
+    driver.event(NodeAttached(node="node-b", product_version="1", agent_incarnation="b"))
     driver.report(attached=[attachment(2), attachment(3)], node="node-b")
     train(driver, WARM, WARM + 12, slow=2)
     (offer,) = driver.all_said(OfferPlan)

@@ -77,7 +77,7 @@ def test_a_decision_knows_the_racks_that_were_told_last() -> None:
     driver.agent("node-0", rack="r2")
     told = {0: "r2", 1: "r2", 2: "r1", 3: "r1"}
     assert snapshot_of(driver.job, 0.0, driver.state.nodes).rack_of == told
-    driver.event(NodeDetached(node="node-1", agent_life="a"))
+    driver.event(NodeDetached(node="node-1", agent_incarnation="a"))
     assert snapshot_of(driver.job, 0.0, driver.state.nodes).rack_of == told, "it has not moved"
 
 

@@ -13,7 +13,7 @@ from pacekeeper.controller.state.events import (
     SaveIncident,
     TellSuspects,
 )
-from pacekeeper.controller.state.state import RankLife
+from pacekeeper.controller.state.state import RankStatus
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import FindingKind, MitigationLevel, Watch
 from pacekeeper.core.layout.shrink import shrink
@@ -244,7 +244,7 @@ class TestDeaths:
         driver.report(*(exited(rank, signal=0) for rank in range(4)))
         driver.tick()
         assert not driver.job.incidents
-        assert {rank.life for rank in driver.job.ranks.values()} == {RankLife.FINISHED}
+        assert {rank.status for rank in driver.job.ranks.values()} == {RankStatus.FINISHED}
         assert driver.job.coverage.watch == Watch.ENDED
 
     def test_who_is_left_out_by_the_others_is_dead(self) -> None:
@@ -317,13 +317,13 @@ class TestSilence:
 
     def test_an_agent_that_is_away_kills_nobody(self) -> None:
         driver = started()
-        driver.event(NodeDetached(node="node-1", agent_life="a"))
+        driver.event(NodeDetached(node="node-1", agent_incarnation="a"))
         assert not driver.state.nodes["node-1"].is_connected
         assert driver.job.living == (0, 1, 2, 3)
         assert driver.said == ()
 
     def test_the_end_of_an_older_stream_does_not_hide_the_newer_one(self) -> None:
         driver = started()
-        driver.event(NodeAttached(node="node-1", product_version="1", agent_life="b"))
-        driver.event(NodeDetached(node="node-1", agent_life="a"))
+        driver.event(NodeAttached(node="node-1", product_version="1", agent_incarnation="b"))
+        driver.event(NodeDetached(node="node-1", agent_incarnation="a"))
         assert driver.state.nodes["node-1"].is_connected

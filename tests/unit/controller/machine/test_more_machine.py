@@ -99,7 +99,7 @@ class TestLayouts:
         before = driver.job
         part = JobReport(job=JOB, layouts=((2, b"not json"),))
         whole = NodeReport(sequence=2, sent_mono_s=0.0, jobs=(part,))
-        driver.event(NodeReported(node="node-0", agent_life="a", report=whole))
+        driver.event(NodeReported(node="node-0", agent_incarnation="a", report=whole))
         assert "layout=2 unreadable" in driver.texts
         assert driver.job == before
 

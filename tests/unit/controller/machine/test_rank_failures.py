@@ -127,7 +127,7 @@ def test_one_that_was_stored_with_its_finding_only_is_about_that_rank() -> None:
 def test_a_job_that_is_started_anew_waits_for_none_of_its_dead() -> None:
     driver = started()
     driver.report(exited(1), exited(0))
-    driver.report(life=7)
+    driver.report(run_id=7)
     incident = only(driver)
     assert incident.waits_for == () and not any(one.is_open for one in incident.deaths)
     assert incident.actions == ("the job was started anew",)

@@ -26,11 +26,11 @@ def ended(rank: int, step: int = 0) -> StepRecord:
 
 def told(node: str, *jobs: JobReport) -> NodeReported:
     report = NodeReport(sequence=1, sent_mono_s=0.0, jobs=jobs)
-    return NodeReported(node=node, agent_life="x", report=report)
+    return NodeReported(node=node, agent_incarnation="x", report=report)
 
 
-def part(*records: Record, job: str = "a", life: int = 1) -> JobReport:
-    return JobReport(job=job, life=life, records=records)
+def part(*records: Record, job: str = "a", run_id: int = 1) -> JobReport:
+    return JobReport(job=job, run_id=run_id, records=records)
 
 
 def test_work_of_one_job_becomes_one_part_in_the_order_it_came() -> None:
@@ -87,9 +87,9 @@ def test_what_is_more_than_work_stays_by_itself_at_its_place() -> None:
 
 
 def test_lives_of_a_job_are_never_mixed() -> None:
-    parts = (part(ended(0)), part(ended(8), life=2), part(ended(0)))
+    parts = (part(ended(0)), part(ended(8), run_id=2), part(ended(0)))
     events = [told("n", one) for one in parts]
-    assert [report.life for _, report in by_job(events)] == [1, 2, 1]
+    assert [report.run_id for _, report in by_job(events)] == [1, 2, 1]
 
 
 def test_a_quiet_report_has_no_part() -> None:
@@ -97,7 +97,7 @@ def test_a_quiet_report_has_no_part() -> None:
 
 
 def test_only_reports_that_follow_each_other_are_taken_in_together() -> None:
-    gone = NodeDetached(node="n", agent_life="x")
+    gone = NodeDetached(node="n", agent_incarnation="x")
     first, second, third = told("n"), told("m"), told("n")
     assert list(merge_reports([first, second, gone, third, Tick()])) == [
         NodesReported(reports=(first, second)),

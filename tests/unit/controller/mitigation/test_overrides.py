@@ -183,7 +183,7 @@ def test_a_rank_cordon_is_of_this_life_of_the_job() -> None:
     driver = running()
     say(driver, OrderKind.CORDON_RANK, f"{JOB}/3")
     assert overrides.with_cordons(driver.state, driver.job).cordoned == {3}
-    later = replace(driver.job, life=driver.job.life + 1)
+    later = replace(driver.job, run_id=driver.job.run_id + 1)
     assert overrides.with_cordons(driver.state, later).cordoned == frozenset()
     assert not overrides.orders_of_job(driver.state, later)
 

@@ -11,7 +11,7 @@ from pacekeeper.controller.observability.alerts import (
     update_alerts,
 )
 from pacekeeper.controller.state.job_parts import Saves
-from pacekeeper.controller.state.state import JobState, NodeState, RankLife, RankState, State
+from pacekeeper.controller.state.state import JobState, NodeState, RankState, RankStatus, State
 from pacekeeper.core.incidents.findings import (
     Blindness,
     Finding,
@@ -141,7 +141,7 @@ def test_what_grows_keeps_its_labels_and_so_its_fingerprint() -> None:
     assert one.notice.labels["rank"] == "3"
 
 
-AWAY = NodeState(name="n7", agent_life="x", is_connected=False)
+AWAY = NodeState(name="n7", agent_incarnation="x", is_connected=False)
 MISSED = Outcome(rank=0, slowdown=1.5, is_found=False, num_steps=10, step=9)
 
 
@@ -156,7 +156,7 @@ MISSED = Outcome(rank=0, slowdown=1.5, is_found=False, num_steps=10, step=9)
             ["PacekeeperJobDied"],
         ),
         (
-            of(job(ranks={3: replace(RANK, life=RankLife.FINISHED)}, watch=Watch.ENDED)),
+            of(job(ranks={3: replace(RANK, status=RankStatus.FINISHED)}, watch=Watch.ENDED)),
             [],
         ),
         (of(job(incidents=(incident(FindingKind.EXPERT_IMBALANCE, None),))), []),

@@ -23,8 +23,8 @@ from pacekeeper.controller.state.rank_timings import RankTiming, RankTimings
 from pacekeeper.controller.state.state import (
     JobState,
     NodeState,
-    RankLife,
     RankState,
+    RankStatus,
     State,
 )
 from pacekeeper.core.errors import HostError
@@ -70,8 +70,8 @@ def job_of(slowdowns: list[float | None]) -> JobState:
 
 def test_a_state_becomes_gauges() -> None:
     nodes = {
-        "a": NodeState(name="a", agent_life="x"),
-        "b": NodeState(name="b", agent_life="y", is_connected=False),
+        "a": NodeState(name="a", agent_incarnation="x"),
+        "b": NodeState(name="b", agent_incarnation="y", is_connected=False),
     }
     job = JobState(
         name="train",
@@ -132,7 +132,7 @@ def test_only_the_slowest_few_ranks_are_shown_slowest_first() -> None:
 
 def test_ranks_that_are_well_unknown_or_dead_are_not_shown() -> None:
     job = job_of([None, 1.0, 1.04, 1.3, 9.0])
-    ranks = {**job.ranks, 4: replace(job.ranks[4], life=RankLife.DEAD)}
+    ranks = {**job.ranks, 4: replace(job.ranks[4], status=RankStatus.DEAD)}
     assert slowest_ranks(replace(job, ranks=ranks)) == [(3, 1.3)]
 
 
@@ -236,15 +236,15 @@ def test_only_the_newest_of_very_many_incidents_are_told() -> None:
 
 
 def test_a_node_is_away_where_living_ranks_have_no_agent() -> None:
-    gone = {n: NodeState(name=n, agent_life="x", is_connected=False) for n in ("a", "idle")}
+    gone = {n: NodeState(name=n, agent_incarnation="x", is_connected=False) for n in ("a", "idle")}
     job = job_of([None])
     metrics = ControllerMetrics()
     metrics.update(State(jobs={"train": job}, nodes=gone))
     assert [x for n, x, _ in samples(metrics) if n.endswith("node_away")] == [{"node": "a"}]
-    dead = {0: replace(job.ranks[0], life=RankLife.DEAD)}
+    dead = {0: replace(job.ranks[0], status=RankStatus.DEAD)}
     metrics.update(State(jobs={"train": replace(job, ranks=dead)}, nodes=gone))
     assert value(metrics, "node_away", node="a") is None
-    assert value(metrics, "job_ranks", job_name="train", life="dead") == 1
+    assert value(metrics, "job_ranks", job_name="train", state="dead") == 1
 
 
 def test_a_plan_that_is_offered_says_since_when_in_unix_time() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.job_parts import LayoutState
-from pacekeeper.controller.state.state import JobState, RankLife, RankState, State
+from pacekeeper.controller.state.state import JobState, RankState, RankStatus, State
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry.attachment import Attachment
 from support.scrapes import samples
@@ -30,7 +30,7 @@ def told(metrics: ControllerMetrics, job: JobState | None) -> dict[str, tuple[st
 
 def test_each_living_rank_is_told_with_its_place() -> None:
     ranks = {number: rank(number) for number in range(4)}
-    ranks[3] = replace(ranks[3], life=RankLife.DEAD)
+    ranks[3] = replace(ranks[3], status=RankStatus.DEAD)
     places = {number: LAYOUT.place_of(number) for number in range(3)}
     assert told(
         ControllerMetrics(),

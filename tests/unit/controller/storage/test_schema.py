@@ -91,7 +91,7 @@ def test_an_older_store_keeps_all_it_had_and_becomes_like_a_new_one(
     older_store(path, version)
     store = Store.open(path)
     (job,), (incident,), next_id = store.load()
-    assert (job.name, job.step, job.layout, job.life) == ("moe", 70, LAYOUT, 5)
+    assert (job.name, job.step, job.layout, job.run_id) == ("moe", 70, LAYOUT, 5)
     assert (incident.incident_id, incident.finding.cause, next_id) == (7, "heat", 8)
     assert (incident.deaths, incident.nodes) == ((), ())
     assert store.layout("moe", 2) == (LAYOUT, "it pays")

@@ -56,7 +56,7 @@ def test_what_was_not_sent_is_not_there() -> None:
 
 
 def test_a_device_that_hangs_does_not_hold_up_what_the_others_tell() -> None:
-    node = NodeState(name="n", agent_life="x")
+    node = NodeState(name="n", agent_incarnation="x")
     for second in range(0, 60, 5):
         report = at(second)
         hangs = replace(report.devices[0], sampled_s=0.0)
@@ -69,7 +69,7 @@ def test_a_device_that_hangs_does_not_hold_up_what_the_others_tell() -> None:
 
 
 def test_windows_of_unread_samples_are_those_of_samples_read_at_once() -> None:
-    read = late = NodeState(name="n", agent_life="x")
+    read = late = NodeState(name="n", agent_incarnation="x")
     for second in range(200):
         report = at(second)
         read = store_samples(read, report, float(second))
@@ -82,7 +82,7 @@ def test_windows_of_unread_samples_are_those_of_samples_read_at_once() -> None:
 
 
 def test_a_clock_that_begins_anew_leaves_nothing_of_the_old_one() -> None:
-    node = NodeState(name="n", agent_life="x")
+    node = NodeState(name="n", agent_incarnation="x")
     for second in (500, 506, 512, 3, 4):
         node = store_samples(node, reports.report_from_parts(parts_of(at(second))), 0.0)
     _, host = windows(node)

@@ -125,7 +125,7 @@ def test_each_run_of_a_process_is_a_life_of_its_own(tmp_path: Path) -> None:
     for _ in range(2):
         run.say("on_train_begin")
         assert run.watch.reporter is not None
-        lives.append(run.watch.reporter.pace.ring.life)
+        lives.append(run.watch.reporter.pace.ring.run_id)
     assert lives[1] > lives[0]
     run.say("on_train_end")
     assert run.watch.reporter is None

@@ -12,7 +12,7 @@ WORDS = "a later launch of this job saves in"
 def test_a_later_launch_beside_it_is_said_once_and_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    earlier, later = Lone(tmp_path, life=1), Lone(tmp_path, life=2)
+    earlier, later = Lone(tmp_path, run_id=1), Lone(tmp_path, run_id=2)
     for lone in (earlier, later, later, earlier, earlier, earlier):
         lone.train()
         lone.save()
@@ -24,8 +24,8 @@ def test_a_later_launch_beside_it_is_said_once_and_by_name(
 def test_who_follows_an_earlier_launch_is_told_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for life in (1, 2):
-        lone = Lone(tmp_path, life=life)
+    for run_id in (1, 2):
+        lone = Lone(tmp_path, run_id=run_id)
         for _ in range(3):
             lone.train()
             lone.save()

@@ -53,7 +53,7 @@ def test_a_manifest_says_what_lies_where_and_all_is_whole(tmp_path: Path) -> Non
     lone.train(3)
     lone.save()
     storage = open_storage(str(lone.root))
-    manifest = read_manifest(storage, CheckpointId(life=1, generation=1, step=3))
+    manifest = read_manifest(storage, CheckpointId(run_id=1, generation=1, step=3))
     assert (manifest.job, manifest.num_updates, manifest.last_loss) == ("tiny", 3, 1.5)
     assert list(damages(storage, manifest)) == []
     expert = 8 * 2 * 8 * 8  # float64, two matrices
@@ -68,7 +68,7 @@ def test_the_newest_complete_ones_stay_and_what_was_broken_off_goes(tmp_path: Pa
         lone.train()
         lone.save()
         if lone.step == 2:
-            (lone.root / CheckpointId(life=1, generation=1, step=2).name / MANIFEST_FILE).unlink()
+            (lone.root / CheckpointId(run_id=1, generation=1, step=2).name / MANIFEST_FILE).unlink()
     assert [CheckpointId.of_name(name).step for name in lone.names()] == [3, 4]  # type: ignore[union-attr]
 
 
@@ -96,7 +96,7 @@ def test_a_part_that_never_came_is_said_with_its_rank(
     one = lone.checkpoints._snapshot(at, False)
     saver = async_writer.Saver(open_storage(str(lone.root)), rank=0, keep=2)
     for step, writers in enumerate(({0, 1, 5}, {0}, {0})):
-        own = CheckpointId(life=1, generation=1, step=step)
+        own = CheckpointId(run_id=1, generation=1, step=step)
         saver.save(
             replace(one, id=own, writers=frozenset(writers), manifest=partial(one.manifest, id=own))
         )
@@ -140,7 +140,7 @@ def test_what_could_not_be_read_pushes_nothing_out_that_can(tmp_path: Path) -> N
         lone.train()
         lone.save()
     (lone.root / lone.names()[-1] / "rank-0.safetensors").write_bytes(b"")
-    other = Lone(tmp_path, life=2)
+    other = Lone(tmp_path, run_id=2)
     other.go_back()
     other.train()
     other.save()
@@ -157,17 +157,17 @@ def test_what_a_life_before_could_not_read_pushes_nothing_out_either(tmp_path: P
         first.train()
         first.save()
     (first.root / first.names()[-1] / "rank-0.safetensors").write_bytes(b"")
-    second = Lone(tmp_path, life=2)
+    second = Lone(tmp_path, run_id=2)
     second.go_back()
     second.train(2)
     second.save()
-    third = Lone(tmp_path, life=3)
+    third = Lone(tmp_path, run_id=3)
     third.go_back()
     assert third.step == 3
     third.train()
     storage = open_storage(str(third.root))
     # It is about to write step 4, and is killed.
-    sweep(storage, CheckpointId(life=3, generation=1, step=4), keep=2)
+    sweep(storage, CheckpointId(run_id=3, generation=1, step=4), keep=2)
     assert [name[-2:] for name in third.names()] == ["01", "02", "03"]
 
 
@@ -198,7 +198,7 @@ def test_where_none_is_whole_that_is_said_with_the_way_out(tmp_path: Path) -> No
     lone.save()
     shutil.rmtree(lone.root / lone.names()[0])
     with pytest.raises(DataError, match=r"can be read by all ranks: .*No such file.*--resume"):
-        lone.go_back((str(lone.root / CheckpointId(life=1, generation=1, step=0).name),))
+        lone.go_back((str(lone.root / CheckpointId(run_id=1, generation=1, step=0).name),))
 
 
 def test_of_another_model_nothing_is_taken(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_who_is_not_the_last_leaves_the_manifest_to_who_is(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("resume", "life", "first_life", "steps"),
+    ("resume", "run_id", "first_run_id", "steps"),
     [
         ("auto", 9, 9, [2, 1]),
         ("never", 9, 9, []),
@@ -331,29 +331,29 @@ def test_who_is_not_the_last_leaves_the_manifest_to_who_is(tmp_path: Path) -> No
     ],
 )
 def test_which_checkpoints_may_be_gone_back_to(
-    tmp_path: Path, resume: str, life: int, first_life: int, steps: list[int]
+    tmp_path: Path, resume: str, run_id: int, first_run_id: int, steps: list[int]
 ) -> None:
     for number in (1, 2):
-        lone = Lone(tmp_path, life=number)
+        lone = Lone(tmp_path, run_id=number)
         lone.train(number)
         lone.save()
-    other = Lone(tmp_path, replace(TINY, resume=resume), life=life, first_life=first_life)
+    other = Lone(tmp_path, replace(TINY, resume=resume), run_id=run_id, first_run_id=first_run_id)
     paths = other.checkpoints.candidates()
     assert [CheckpointId.of_name(Path(p).name).step for p in paths] == steps  # type: ignore[union-attr]
-    is_new = resume == "never" and life == first_life  # it begins at step 0
+    is_new = resume == "never" and run_id == first_run_id  # it begins at step 0
     assert other.checkpoints.agree_on_start(other.fabric) == (() if is_new else paths)
 
 
 def test_to_begin_anew_needs_no_storage_that_says_what_it_has(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    lone = Lone(tmp_path, replace(TINY, checkpoint_dir=str(loop)), life=2)
+    lone = Lone(tmp_path, replace(TINY, checkpoint_dir=str(loop)), run_id=2)
     with pytest.raises(HostError, match=r"can not look for checkpoints .*--resume never"):
         lone.checkpoints.agree_on_start(lone.fabric)
     never = replace(TINY, checkpoint_dir=str(loop), resume="never")
-    assert Lone(tmp_path, never, life=2).checkpoints.agree_on_start(lone.fabric) == ()
+    assert Lone(tmp_path, never, run_id=2).checkpoints.agree_on_start(lone.fabric) == ()
     with pytest.raises(HostError, match="can not look"):  # it may have saved before it fell
-        Lone(tmp_path, never, life=3, first_life=2).checkpoints.agree_on_start(lone.fabric)
+        Lone(tmp_path, never, run_id=3, first_run_id=2).checkpoints.agree_on_start(lone.fabric)
 
 
 def test_a_checkpoint_by_its_path_needs_no_directory_of_its_own(tmp_path: Path) -> None:
@@ -361,13 +361,13 @@ def test_a_checkpoint_by_its_path_needs_no_directory_of_its_own(tmp_path: Path) 
     lone.train()
     lone.save()
     path = str(lone.root / lone.names()[0])
-    other = Lone(tmp_path, replace(TINY, checkpoint_dir=str(tmp_path / "b"), resume=path), life=2)
+    other = Lone(tmp_path, replace(TINY, checkpoint_dir=str(tmp_path / "b"), resume=path), run_id=2)
     assert other.checkpoints.agree_on_start(other.fabric) == (path,)
     other.go_back()
     assert other.step == 1
     silent = Checkpoints(
-        replace(TINY, resume=path), rank=0, life=1, first_life=1, identity={}, model=other.model,
-        optimizer=other.optimizer,
+        replace(TINY, resume=path), rank=0, run_id=1, first_run_id=1, identity={},
+        model=other.model, optimizer=other.optimizer,
     )  # fmt: skip
     assert silent.candidates() == (path,) and not silent.is_storing
     at = Position(layout=other.layout, step=0, ticket=0, last_loss=1.0)

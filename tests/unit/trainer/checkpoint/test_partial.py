@@ -34,7 +34,7 @@ def blocks_of(lone: Lone) -> State:
 
 def saved(lone: Lone, step: int) -> Manifest:
     storage = open_storage(str(lone.root))
-    return read_manifest(storage, CheckpointId(life=1, generation=1, step=step))
+    return read_manifest(storage, CheckpointId(run_id=1, generation=1, step=step))
 
 
 def grown(directory: Path, config: TrainConfig, steps: int) -> tuple[Lone, list[State]]:
@@ -58,7 +58,7 @@ def expert(index: int) -> Block:
 def test_each_block_comes_from_where_it_was_saved_last(tmp_path: Path) -> None:
     """The first is full; then 2, 3, 0 by turns. After the fourth, expert 1 is of the first."""
     _, states = grown(tmp_path, FOUR, 4)
-    other = Lone(tmp_path, FOUR, life=2)
+    other = Lone(tmp_path, FOUR, run_id=2)
     other.go_back()
     found = blocks_of(other)
     assert other.step == 4
@@ -72,7 +72,7 @@ def test_each_block_comes_from_where_it_was_saved_last(tmp_path: Path) -> None:
 def test_several_experts_of_a_layer_are_not_mixed_up(tmp_path: Path) -> None:
     """Two each time: 0 and 1, then 2 and 3; neither pair is all that the rank holds."""
     _, states = grown(tmp_path, replace(FOUR, experts_per_checkpoint=2), 3)
-    other = Lone(tmp_path, FOUR, life=2)
+    other = Lone(tmp_path, FOUR, run_id=2)
     other.go_back()
     found = blocks_of(other)
     for index, step in enumerate([2, 2, 3, 3]):
@@ -104,7 +104,7 @@ def test_what_is_lost_is_counted_and_said(tmp_path: Path, caplog: pytest.LogCapt
     assert wanted > 0 and sum(now[3]) > wanted
     assert saved(lone, 4).lost_tokens == (wanted,)
     notes: list[dict[str, object]] = []
-    other = Lone(tmp_path, FOUR, life=2)
+    other = Lone(tmp_path, FOUR, run_id=2)
     other.checkpoints.note = notes.append
     other.go_back()
     (said,) = notes
@@ -130,13 +130,13 @@ def test_after_going_back_all_is_saved_again_and_the_loss_stays_in_the_books(
     tmp_path: Path,
 ) -> None:
     grown(tmp_path, FOUR, 3)
-    other = Lone(tmp_path, FOUR, life=2)
+    other = Lone(tmp_path, FOUR, run_id=2)
     other.go_back()
     lost = other.checkpoints.partial.account.lost
     other.train()
     other.save()
     storage = open_storage(str(other.root))
-    manifest = read_manifest(storage, CheckpointId(life=2, generation=1, step=4))
+    manifest = read_manifest(storage, CheckpointId(run_id=2, generation=1, step=4))
     assert manifest.older == () and manifest.lost_tokens == (0,)
     assert manifest.account.lost == lost and manifest.account.num_faults == 1
 
@@ -203,7 +203,7 @@ def test_files_stay_as_long_as_a_checkpoint_lives_from_them(tmp_path: Path) -> N
         assert step < 5 or apart, "what breaks one leaves another"
         assert len(lone.names()) <= 12
     assert lent_out(storage), "some directories are there for their files only"
-    assert lone.names()[0] != CheckpointId(life=1, generation=1, step=1).name
+    assert lone.names()[0] != CheckpointId(run_id=1, generation=1, step=1).name
 
 
 def shared(one: Manifest, other: Manifest) -> set[str]:
@@ -285,7 +285,7 @@ def test_the_order_of_risk_saves_a_lone_copy_on_a_slow_rank_first() -> None:
     )
     partial = PartialSaves(replace(FOUR, expert_order="risk"))
     partial.count({0: [900, 900, 900, 100]})
-    partial._begun = CheckpointId(life=1, generation=1, step=1)
+    partial._begun = CheckpointId(run_id=1, generation=1, step=1)
     word = partial.word(layout, has_failed=False)
     partial.hear([word] * 4)
     choice = partial.choose(layout, 5, [Piece(block) for block in layout.blocks()])
@@ -300,7 +300,7 @@ def test_a_rank_that_came_late_does_not_take_back_how_many_experts_are_saved() -
     words = []
     for num_saved in (1, 2):
         partial = PartialSaves(FOUR)
-        partial._begun = CheckpointId(life=1, generation=1, step=1)
+        partial._begun = CheckpointId(run_id=1, generation=1, step=1)
         partial.num_saved = num_saved
         words.append(partial.word(layout, has_failed=False))
     partial.hear(words)
@@ -317,7 +317,7 @@ def test_what_only_suspects_hold_is_saved_first_whatever_the_order(order: str) -
     layout = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=1)
     partial = PartialSaves(replace(FOUR, expert_order=order))
     partial.count({0: [900, 900, 900, 100]})
-    partial._begun = CheckpointId(life=1, generation=1, step=1)
+    partial._begun = CheckpointId(run_id=1, generation=1, step=1)
     calm = partial.word(layout, has_failed=False)
     (sole,) = layout.experts_on(3, 0)
     for number in range(4):

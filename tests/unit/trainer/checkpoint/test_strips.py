@@ -41,8 +41,8 @@ class Member:
         self.checkpoints = Checkpoints(
             config,
             rank=rank,
-            life=1,
-            first_life=1,
+            run_id=1,
+            first_run_id=1,
             identity=run_fingerprint(config, Corpus.from_stdlib(config).crc()),
             model=self.model,
             optimizer=self.optimizer,
@@ -62,7 +62,7 @@ def saved_by_all(directory: Path) -> tuple[list[Member], Manifest]:
     for member in members:
         member.save(1)
     storage = open_storage(str(directory / WIDE.job))
-    return members, read_manifest(storage, CheckpointId(life=1, generation=1, step=1))
+    return members, read_manifest(storage, CheckpointId(run_id=1, generation=1, step=1))
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_no_rank_writes_much_more_than_the_others(tmp_path: Path) -> None:
 def test_another_number_of_ranks_reads_the_same_bits(tmp_path: Path) -> None:
     members, manifest = saved_by_all(tmp_path)
     assert list(damages(open_storage(str(tmp_path / WIDE.job)), manifest)) == []
-    other = Lone(tmp_path, WIDE, life=2)
+    other = Lone(tmp_path, WIDE, run_id=2)
     other.go_back()
     for block, wanted in members[0].state().items():
         found = read_block(other.model, other.optimizer, block)

@@ -102,7 +102,7 @@ def test_nodes_that_choose_by_themselves_follow_node_0(
         used.append(self.spec.config.clock)
         raise Halted
 
-    meeting = Meeting(addresses=(), life=1, clock=of_node_0)
+    meeting = Meeting(addresses=(), run_id=1, clock=of_node_0)
     monkeypatch.setattr(launcher, "meet", lambda *_, **__: meeting)
     monkeypatch.setattr(launcher, "num_devices", lambda: devices)
     monkeypatch.setattr(Supervisor, "start", halted)
@@ -114,7 +114,7 @@ def test_nodes_that_choose_by_themselves_follow_node_0(
 def test_a_node_without_device_does_not_join_a_job_of_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meeting = Meeting(addresses=(), life=1, clock="device")
+    meeting = Meeting(addresses=(), run_id=1, clock="device")
     monkeypatch.setattr(launcher, "meet", lambda *_, **__: meeting)
     monkeypatch.setattr(launcher, "num_devices", lambda: 0)
     with pytest.raises(HostError, match="no CUDA device here"):

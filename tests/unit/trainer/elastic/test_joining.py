@@ -57,8 +57,8 @@ from pacekeeper.trainer.engine.train_loop import rank_main
 
 GONE = "127.0.0.1:1"
 FACTS = JobFacts(
-    life=7,
-    first_life=5,
+    run_id=7,
+    first_run_id=5,
     generation=3,
     config=TrainConfig(job="test", dtype="float64", replicas=3),
     world_size=4,
@@ -167,7 +167,7 @@ def test_two_launchers_take_different_numbers() -> None:
     full = replace(
         facts, node_of={**facts.node_of, MAX_RANKS - 1: 1}, addresses=facts.addresses * 9
     )
-    with pytest.raises(HostError, match="16384 is the most in its life"):
+    with pytest.raises(HostError, match="16384 is the most in one run"):
         take_numbers(full, 1)
 
 

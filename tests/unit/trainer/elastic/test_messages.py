@@ -37,7 +37,7 @@ from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
 GROUP = Group.first(1, (0, 1))
 LAYOUT = even_layout(ranks=[0, 1, 2], num_layers=2, num_experts=3, replicas=2)
 FACTS = JobFacts(
-    life=7, first_life=7, generation=1, config=TrainConfig(job="moe"), world_size=2,
+    run_id=7, first_run_id=7, generation=1, config=TrainConfig(job="moe"), world_size=2,
     addresses=("h:1", ""), node_of={0: 0, 1: 1}, members=(0, 1), python="3.11.7", corpus=9,
 )  # fmt: skip
 REPORT = Report(
@@ -87,8 +87,8 @@ def test_what_is_ours_is_understood() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("life", "7"),
-        ("life", True),
+        ("run_id", "7"),
+        ("run_id", True),
         ("generation", -1),
         ("world_size", 0),
         ("addresses", ["h"]),

@@ -19,7 +19,7 @@ from pacekeeper.trainer.distributed import kv_store
 from pacekeeper.trainer.distributed.kv_store import connect_store, host_store
 from pacekeeper.trainer.elastic import rendezvous
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec
-from pacekeeper.trainer.elastic.rendezvous import Meeting, Terms, meet, newest_life
+from pacekeeper.trainer.elastic.rendezvous import Meeting, Terms, meet, newest_run_id
 
 TERMS: Terms = {"job": "a", "seed": 1, "num-nodes": 2}
 HOST = """
@@ -45,7 +45,7 @@ def come(
     node_rank: int,
     terms: Terms = TERMS,
     own: str | None = None,
-    after_life: int = 0,
+    after_run_id: int = 0,
 ) -> Meeting:
     return meet(
         address,
@@ -54,7 +54,7 @@ def come(
         own=own or f"127.0.0.{node_rank + 1}:5",
         clock="emulated",
         terms=terms,
-        after_life=after_life,
+        after_run_id=after_run_id,
     )
 
 
@@ -64,7 +64,7 @@ def test_launchers_on_the_same_terms_know_each_other_and_the_life(address: str) 
         second = come(address, 1)
         assert first.result() == second
     assert second.addresses == ("127.0.0.1:5", "127.0.0.2:5")
-    assert second.life > 0
+    assert second.run_id > 0
 
 
 @pytest.mark.parametrize(
@@ -136,14 +136,16 @@ def test_a_life_comes_after_all_that_have_saved_whatever_the_clock_says(
 ) -> None:
     """A clock that was set back must not make the newest checkpoint the oldest one."""
     config = TrainConfig(job="a", checkpoint_dir=str(tmp_path))
-    assert newest_life(config) == newest_life(TrainConfig(job="a")) == 0
+    assert newest_run_id(config) == newest_run_id(TrainConfig(job="a")) == 0
     later = (time.time_ns() // 1_000_000) + 10**9
-    for life in (5, later):
-        (tmp_path / "a" / CheckpointId(life=life, generation=1, step=4).name).mkdir(parents=True)
-    assert newest_life(config) == later
+    for run_id in (5, later):
+        (tmp_path / "a" / CheckpointId(run_id=run_id, generation=1, step=4).name).mkdir(
+            parents=True
+        )
+    assert newest_run_id(config) == later
     with ThreadPoolExecutor(1) as pool:
         second: Future[Meeting] = pool.submit(come, address, 1)
-        assert come(address, 0, after_life=later).life == second.result().life == later + 1
+        assert come(address, 0, after_run_id=later).run_id == second.result().run_id == later + 1
 
 
 def test_the_terms_are_all_that_decides_what_is_trained() -> None:

@@ -42,7 +42,7 @@ class Ended:
     """What is left of a launcher's work."""
 
     stores: Stores
-    life: int = 7
+    run_id: int = 7
     stop_asked_s: float = 0.0
     is_waiting: bool = False
 
@@ -60,7 +60,7 @@ class Node0:
         self.restarts = Restarts(spec=spec)
         self.ended = Ended(stores=Stores(self.addresses[:1]))
         self.facts = JobFacts(
-            life=7, first_life=0, generation=3, config=CONFIG, world_size=1, corpus=11,
+            run_id=7, first_run_id=0, generation=3, config=CONFIG, world_size=1, corpus=11,
             addresses=self.addresses, node_of={0: 0, 1: 1, 2: 2}, members=(0, 2),
             python=platform.python_version(),
         )  # fmt: skip
@@ -132,7 +132,7 @@ def test_a_node_that_joined_is_waited_for_and_its_end_starts_everything_again(
         try:
             await_text(caplog, "nodes [2] train on")
             there = Ended(stores=Stores(node0.addresses))
-            Departure(node=2, first_life=0, is_told=True).end(there, ExitCode.INTERNAL)
+            Departure(node=2, first_run_id=0, is_told=True).end(there, ExitCode.INTERNAL)
             waiting.result(PATIENCE_S)
         finally:
             node0.ended.stop_asked_s = 1.0
@@ -249,7 +249,7 @@ def await_text(caplog: pytest.LogCaptureFixture, text: str) -> None:
 def test_who_was_never_let_in_has_no_end_to_tell(node0: Node0) -> None:
     for is_told, is_waiting in ((True, True), (False, False)):
         there = Ended(stores=Stores(node0.addresses), is_waiting=is_waiting)
-        Departure(node=2, first_life=0, is_told=is_told).end(there, ExitCode.INTERNAL)
+        Departure(node=2, first_run_id=0, is_told=is_told).end(there, ExitCode.INTERNAL)
     assert Stores(node0.addresses).read(0, ENDED_KEY) is None
 
 
@@ -257,7 +257,7 @@ def test_a_newcomer_knows_in_which_life_the_job_began(
     node0: Node0, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may go back to what the lives since then have saved, as the others may."""
-    node0.say(0, replace(node0.facts, first_life=5))
+    node0.say(0, replace(node0.facts, first_run_id=5))
     seen: list[Departure] = []
 
     def run(supervisor: Supervisor, rung: Departure) -> ExitCode:
@@ -269,14 +269,14 @@ def test_a_newcomer_knows_in_which_life_the_job_began(
         addresses=node0.addresses[:1], ranks_per_node=1, ring_dir=str(tmp_path / "rings")
     )
     assert join(spec) is ExitCode.OK
-    assert seen == [Departure(node=3, first_life=5, is_told=True)]
+    assert seen == [Departure(node=3, first_run_id=5, is_told=True)]
 
 
 def member(address: str, config: TrainConfig) -> Rank:
     """What the door needs of the only rank of a job that another is about to join."""
     spec = RankSpec(
         config=config, rank=0, world_size=1, node_of={0: 0}, stores=(address,), ring_dir="",
-        run_dir="", life=7, first_life=5,
+        run_dir="", run_id=7, first_run_id=5,
     )  # fmt: skip
     rank = SimpleNamespace(
         spec=spec,
@@ -294,7 +294,7 @@ def test_what_members_say_of_the_job_is_enough_to_do_as_they_do(node0: Node0) ->
     rank, stores = member(node0.addresses[0], config), Stores(node0.addresses[:1])
     admission.keep_door(rank, stores)
     facts = JobFacts.decode(stores.read(0, JOB_KEY) or "")
-    assert (facts.life, facts.first_life, facts.generation, facts.corpus) == (7, 5, 1, 11)
+    assert (facts.run_id, facts.first_run_id, facts.generation, facts.corpus) == (7, 5, 1, 11)
     assert facts.members == (0,)
     assert facts.config.checkpoint_dir == os.path.abspath("kept"), (
         "a launcher has its own directory"

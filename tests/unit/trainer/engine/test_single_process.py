@@ -11,7 +11,7 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import open_storage
-from pacekeeper.trainer.elastic.rendezvous import MOST_AHEAD_MS, newest_life, next_life
+from pacekeeper.trainer.elastic.rendezvous import MOST_AHEAD_MS, newest_run_id, next_run_id
 from pacekeeper.trainer.engine.single_process import train_alone, train_and_save
 from support.checkpoints import TINY
 from support.thread_ranks import ThreadRanks
@@ -74,9 +74,9 @@ def test_a_jobs_checkpoint_is_gone_on_from_alone(tmp_path: Path) -> None:
 def test_a_directory_from_a_time_to_come_makes_no_launch_come_after_it(tmp_path: Path) -> None:
     """Somebody's litter: a number one above it could be none that a vote can carry."""
     config = saving(tmp_path)
-    soon = next_life(0) + MOST_AHEAD_MS // 2
-    for life in (soon, 1 << 53):
-        name = CheckpointId(life=life, generation=1, step=4).name
+    soon = next_run_id(0) + MOST_AHEAD_MS // 2
+    for run_id in (soon, 1 << 53):
+        name = CheckpointId(run_id=run_id, generation=1, step=4).name
         (tmp_path / config.job / name).mkdir(parents=True)
-    assert newest_life(config) == soon
-    assert next_life(soon) == soon + 1 and next_life(7) > 7
+    assert newest_run_id(config) == soon
+    assert next_run_id(soon) == soon + 1 and next_run_id(7) > 7

@@ -27,7 +27,7 @@ from pacekeeper.core.telemetry.records import (
 )
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime
-from pacekeeper.trainer.hooks.hooks import LIFE_VARIABLE
+from pacekeeper.trainer.hooks.hooks import FORMER_VARIABLE, RUN_ID_VARIABLE
 from pacekeeper.trainer.hooks.plan_inbox import PlanOffer
 from support.rings import records_in
 
@@ -281,17 +281,20 @@ def test_the_launcher_names_the_ring_directory(
     assert pace.ring.path == tmp_path / "j" / "rank-00000.ring"
 
 
-def test_the_launcher_numbers_the_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def life(told: int | None = None) -> int:
-        made = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path), life=told)
-        return made.ring.life
+def test_the_launcher_numbers_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_id(told: int | None = None) -> int:
+        made = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path), run_id=told)
+        return made.ring.run_id
 
-    assert life() == 0
-    monkeypatch.setenv(LIFE_VARIABLE, "1763712000000")
-    assert (life(), life(5)) == (1763712000000, 5)
-    monkeypatch.setenv(LIFE_VARIABLE, "soon")
-    with pytest.raises(ValueError, match="PACEKEEPER_LIFE: expected a whole number"):
-        life()
+    assert run_id() == 0
+    monkeypatch.setenv(RUN_ID_VARIABLE, "1763712000000")
+    assert (run_id(), run_id(5)) == (1763712000000, 5)
+    monkeypatch.delenv(RUN_ID_VARIABLE)
+    monkeypatch.setenv(FORMER_VARIABLE, "7")
+    assert run_id() == 7
+    monkeypatch.setenv(RUN_ID_VARIABLE, "soon")
+    with pytest.raises(ValueError, match="PACEKEEPER_RUN_ID: expected a whole number"):
+        run_id()
 
 
 def test_the_seam_imports_the_standard_library_only() -> None:

@@ -336,9 +336,9 @@ def test_a_closed_ring_takes_no_more_and_stays_readable(tmp_path: Path) -> None:
 
 def test_what_is_meant_for_another_life_is_not_obeyed(tmp_path: Path) -> None:
     for own, meant, heard in ((8, 8, {3}), (8, 7, set()), (8, 0, {3}), (0, 7, {3})):
-        ours = Ring.create(tmp_path, replace(ATTACHMENT, life=own))
+        ours = Ring.create(tmp_path, replace(ATTACHMENT, run_id=own))
         assert ours._memory is not None
-        said = shm_ring.CommandSlot(dead_ranks=frozenset({3}), life=meant)
+        said = shm_ring.CommandSlot(dead_ranks=frozenset({3}), run_id=meant)
         start = shm_ring.COMMAND_OFFSET
         ours._memory[start : start + shm_ring.COMMAND_BYTES] = shm_ring.encode_command(1, said)
         assert ours.command().dead_ranks == heard, (own, meant)

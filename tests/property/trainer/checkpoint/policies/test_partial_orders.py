@@ -21,7 +21,7 @@ def saved(partial: PartialSaves, number: int, layout: Layout = LAYOUT) -> set[in
     """The experts of checkpoint `number`, on top of one that all know to be complete."""
     partial.hear([partial.word(layout, has_failed=False)])
     choice = partial.choose(layout, number, PIECES)
-    own = CheckpointId(life=1, generation=1, step=number)
+    own = CheckpointId(run_id=1, generation=1, step=number)
     partial.begun(own, frozenset(layout.ranks), choice.pieces)
     return {p.block.index for p in choice.pieces if p.block.kind is BlockKind.EXPERT}
 

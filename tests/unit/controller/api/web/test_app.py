@@ -157,7 +157,7 @@ def test_what_an_enemy_named_is_text(seen: Scene) -> None:
     seen.state = seen.state.__class__(
         **{
             **{f: getattr(seen.state, f) for f in seen.state.__dataclass_fields__},
-            "nodes": {name: node.__class__(name=name, agent_life="a")},
+            "nodes": {name: node.__class__(name=name, agent_incarnation="a")},
         }
     )
     html = opened(seen).get("/nodes", headers=HTML).text

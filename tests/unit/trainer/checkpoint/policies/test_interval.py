@@ -131,13 +131,13 @@ def test_costs_go_from_life_to_life_with_the_manifest(tmp_path: Path) -> None:
         lone.train()
         lone.save()
     storage = open_storage(str(lone.root))
-    told = read_manifest(storage, CheckpointId(life=1, generation=1, step=3)).costs
+    told = read_manifest(storage, CheckpointId(run_id=1, generation=1, step=3)).costs
     assert told is not None and told.num_restores == 0 and told.held_s > 0.0
-    other = Lone(tmp_path, life=2)
+    other = Lone(tmp_path, run_id=2)
     other.go_back()
     for _ in range(2):
         other.train()
         other.save()
-    again = read_manifest(storage, CheckpointId(life=2, generation=1, step=5)).costs
+    again = read_manifest(storage, CheckpointId(run_id=2, generation=1, step=5)).costs
     assert again is not None and again.num_restores == 1
     assert again.running_s > told.running_s

@@ -89,7 +89,7 @@ def test_the_need_of_an_expert_is_told_by_who_runs_its_layer() -> None:
     order = replace(THREE, expert_order="load")
     saves = {rank: PartialSaves(order) for rank in layout.ranks}
     for rank, partial in saves.items():
-        partial._begun = CheckpointId(life=1, generation=2, step=1)
+        partial._begun = CheckpointId(run_id=1, generation=2, step=1)
         own = range(2) if rank in layout.stages[0].ranks else range(2, 3)
         partial.count({layer: [10, 10, 10, 10] for layer in own})
         partial.count({layer: [0, 0, 0, 5] if layer else [0, 5, 0, 0] for layer in own})

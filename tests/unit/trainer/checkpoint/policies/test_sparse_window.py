@@ -42,9 +42,9 @@ def whole(lone: Lone) -> list[int]:
     return [one.step for one in complete_ids(open_storage(str(lone.root)))]
 
 
-def manifest_of(lone: Lone, step: int, life: int = 1) -> Manifest:
+def manifest_of(lone: Lone, step: int, run_id: int = 1) -> Manifest:
     storage = open_storage(str(lone.root))
-    return read_manifest(storage, CheckpointId(life=life, generation=1, step=step))
+    return read_manifest(storage, CheckpointId(run_id=run_id, generation=1, step=step))
 
 
 def next_of(
@@ -134,7 +134,7 @@ def test_manifests_of_before_windows_are_read(tmp_path: Path) -> None:
 
 def test_while_blocks_are_frozen_nothing_is_saved_not_even_at_the_end(tmp_path: Path) -> None:
     grown(tmp_path, 3)
-    other = Lone(tmp_path, THREE, life=2)
+    other = Lone(tmp_path, THREE, run_id=2)
     found = other.checkpoints.stage(other.checkpoints.candidates(), other.layout, other.fabric)
     assert other.checkpoints.is_replaying(commits=True), "it would be, once it is in force"
     assert not other.checkpoints.is_replaying()
@@ -154,7 +154,7 @@ def test_while_blocks_are_frozen_nothing_is_saved_not_even_at_the_end(tmp_path: 
 
 def test_the_account_of_tokens_counts_no_step_twice(tmp_path: Path) -> None:
     lone = grown(tmp_path, 3)
-    other = Lone(tmp_path, THREE, life=2)
+    other = Lone(tmp_path, THREE, run_id=2)
     other.go_back()
     other.train(2)
     assert other.checkpoints.partial.account == lone.checkpoints.partial.account
@@ -201,24 +201,24 @@ def test_nothing_of_the_newest_whole_window_goes_while_the_next_is_written(tmp_p
 
 def test_a_window_that_was_broken_off_goes_with_the_next(tmp_path: Path) -> None:
     lone = grown(tmp_path, 4)
-    other = Lone(tmp_path, THREE, life=2)
+    other = Lone(tmp_path, THREE, run_id=2)
     other.go_back()
     other.train(2)
     for _ in range(3):
         other.train()
         other.save()
     assert [name[-2:] for name in other.names()] == ["03", "06"]
-    assert not (lone.root / CheckpointId(life=1, generation=1, step=6).name).exists()
+    assert not (lone.root / CheckpointId(run_id=1, generation=1, step=6).name).exists()
 
 
 def test_all_ranks_go_on_or_all_begin_another(caplog: pytest.LogCaptureFixture) -> None:
     config = replace(THREE, checkpoint_dir="x")
     for failed, stranger in ((True, False), (False, True), (False, False)):
-        pair = [WindowSaves(config, rank=rank, life=1) for rank in (0, 1)]
+        pair = [WindowSaves(config, rank=rank, run_id=1) for rank in (0, 1)]
         first = [next_of(one, 1, [False, 0, 0, 0.0]) for one in pair]
         assert all(save and save.turn and save.turn.is_first for save in first)
         if stranger:  # it came later, in the place of the second
-            pair[1] = WindowSaves(config, rank=1, life=1)
+            pair[1] = WindowSaves(config, rank=1, run_id=1)
         words = [
             one.word(PAIR, 2, has_failed=failed and rank == 1, budget_bytes=0.0)
             for rank, one in enumerate(pair)
@@ -233,30 +233,30 @@ def test_all_ranks_go_on_or_all_begin_another(caplog: pytest.LogCaptureFixture) 
 
 
 def test_another_layout_begins_another_window() -> None:
-    saves = WindowSaves(THREE, rank=0, life=1)
+    saves = WindowSaves(THREE, rank=0, run_id=1)
     one = next_of(saves, 1)
     assert one is not None and one.id.generation == 1
     two = next_of(saves, 2, layout=replace(PAIR, generation=2))
     assert two is not None and two.turn is not None and two.turn.is_first
-    assert two.id == CheckpointId(life=1, generation=2, step=4)
+    assert two.id == CheckpointId(run_id=1, generation=2, step=4)
 
 
 def test_a_window_begins_with_the_period_and_never_beyond_the_end_of_the_run() -> None:
-    saves = WindowSaves(replace(THREE, checkpoint_period_steps=5, steps=14), rank=0, life=1)
+    saves = WindowSaves(replace(THREE, checkpoint_period_steps=5, steps=14), rank=0, run_id=1)
     begun = [
         step
         for step in range(1, 15)
         if (save := next_of(saves, step)) is not None and save.turn and save.turn.is_first
     ]
     assert begun == [5, 10]
-    saves = WindowSaves(replace(THREE, checkpoint_period_steps=5, steps=12), rank=0, life=1)
+    saves = WindowSaves(replace(THREE, checkpoint_period_steps=5, steps=12), rank=0, run_id=1)
     assert [step for step in range(1, 13) if next_of(saves, step)] == [5, 6, 7]
 
 
 def test_while_storage_is_busy_the_next_window_waits_which_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    saves = WindowSaves(THREE, rank=0, life=1)
+    saves = WindowSaves(THREE, rank=0, run_id=1)
     for step in (1, 2, 3):
         assert saves.next(PAIR, step, SIZES, ROWS, step, is_storing=True) is None
     assert caplog.text.count("the next window waits") == 1
@@ -273,7 +273,7 @@ def test_large_weights_are_cut_among_their_holders_after_each_step(tmp_path: Pat
         Piece(Block(BlockKind.HEAD), kind): 8 << 20 for kind in ("", "exp_avg", "exp_avg_sq")
     }
     rows = dict.fromkeys(sizes, 64)
-    pair = [WindowSaves(THREE, rank=rank, life=1) for rank in (0, 1)]
+    pair = [WindowSaves(THREE, rank=rank, run_id=1) for rank in (0, 1)]
     waiting: set[Piece] = set()
     for step in (1, 2, 3):
         saves = []
@@ -317,7 +317,7 @@ def missed(lone: Lone) -> list[int]:
 
 def test_the_length_follows_what_is_measured_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    saves = WindowSaves(replace(THREE, checkpoint_window_steps=0), rank=0, life=1)
+    saves = WindowSaves(replace(THREE, checkpoint_window_steps=0), rank=0, run_id=1)
     first = next_of(saves, 1)
     assert first is not None and first.turn is None, "all at once, to measure it"
     everything = sum(SIZES.values()) / 2

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pacekeeper.controller.state.events import NotifyDeaths, OfferPlan, SaveJob
-from pacekeeper.controller.state.state import RankLife
+from pacekeeper.controller.state.state import RankStatus
 from pacekeeper.controller.storage.restore import job_record
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import Watch
@@ -133,7 +133,7 @@ def test_the_dead_stay_dead_over_a_restart() -> None:
     before.report(exited(1), *applied(survivors), layouts=[survivors])
     after = killed_and_started(before)
     come_back(after)  # the ring of the dead rank is still there, and so is its attachment
-    assert after.job.ranks[1].life is RankLife.DEAD
+    assert after.job.ranks[1].status is RankStatus.DEAD
     assert after.job.living == (0, 2, 3)
     after.report(*step(1, ranks=[0, 2, 3], generation=2))
     assert after.job.progress.step == 1
@@ -173,23 +173,23 @@ def test_what_is_stored_of_ranks_not_yet_back_is_stored_again() -> None:
     assert job_record(after.state, JOB).ranks == job_record(before.state, JOB).ranks
 
 
-def launched(driver: Driver, life: int) -> None:
+def launched(driver: Driver, run_id: int) -> None:
     """All four ranks of a launch with a number attach - always under the same pids."""
     for node, ranks in {"node-0": (0, 1), "node-1": (2, 3)}.items():
         driver.report(
             node=node,
-            life=life,
-            attached=[attachment(r, life=life) for r in ranks],
+            run_id=run_id,
+            attached=[attachment(r, run_id=run_id) for r in ranks],
             layouts=[FIRST],
         )
-    driver.report(*applied(FIRST), life=life)
+    driver.report(*applied(FIRST), run_id=run_id)
 
 
-def with_launch(life: int, config: ControllerConfig = QUICK) -> Driver:
+def with_launch(run_id: int, config: ControllerConfig = QUICK) -> Driver:
     driver = Driver(config=config)
     driver.agent("node-0")
     driver.agent("node-1")
-    launched(driver, life)
+    launched(driver, run_id)
     return driver
 
 
@@ -198,62 +198,62 @@ class TestNumberedLives:
 
     def test_equal_pids_are_no_proof_of_the_same_life(self) -> None:
         driver = with_launch(7)
-        driver.report(*step(0), life=7)
-        driver.report(exited(2), life=7)
+        driver.report(*step(0), run_id=7)
+        driver.report(exited(2), run_id=7)
         launched(driver, 8)
-        assert driver.job.life == 8
+        assert driver.job.run_id == 8
         assert not driver.job.open_incidents
         assert (driver.job.progress.step, driver.job.dead) == (-1, ())
-        driver.report(*step(0), life=8)
+        driver.report(*step(0), run_id=8)
         assert driver.job.progress.step == 0
 
     def test_the_last_words_of_an_earlier_life_are_told_to_nobody(self) -> None:
         driver = with_launch(8)
-        driver.report(*step(0), life=8)
+        driver.report(*step(0), run_id=8)
         before = driver.state
-        driver.report(exited(2), *step(1), life=7, attached=[attachment(3, life=7)])
+        driver.report(exited(2), *step(1), run_id=7, attached=[attachment(3, run_id=7)])
         assert driver.state.jobs == before.jobs
         assert driver.said == ()
 
     def test_a_death_is_told_to_the_life_it_is_of(self) -> None:
         driver = with_launch(8)
-        driver.report(*step(0), life=8)
-        driver.report(exited(2), life=8)
-        assert {notice.life for notice in driver.all_said(NotifyDeaths)} == {8}
+        driver.report(*step(0), run_id=8)
+        driver.report(exited(2), run_id=8)
+        assert {notice.run_id for notice in driver.all_said(NotifyDeaths)} == {8}
 
     def test_a_plan_is_for_the_life_it_was_made_for(self) -> None:
         driver = with_launch(8)
         offers: list[OfferPlan] = []
         for number in range(WARM + 12):
             driver.now_s += 0.2
-            driver.report(*step(number, slow=2 if number >= WARM else None), life=8)
+            driver.report(*step(number, slow=2 if number >= WARM else None), run_id=8)
             offers += driver.all_said(OfferPlan)
-        assert {offer.life for offer in offers} == {8}
+        assert {offer.run_id for offer in offers} == {8}
 
     def test_the_job_was_launched_again_while_the_controller_was_away(self) -> None:
         before = with_launch(7)
-        before.report(*step(0), life=7)
+        before.report(*step(0), run_id=7)
         after = killed_and_started(before)
         after.agent("node-0")
         launched(after, 8)
-        assert (after.job.life, after.job.progress.step) == (8, -1)
+        assert (after.job.run_id, after.job.progress.step) == (8, -1)
         assert after.job.layouts.current == FIRST
 
     def test_the_same_life_is_known_again_after_a_restart_whatever_its_pids(self) -> None:
         before = with_launch(7)
-        before.report(*step(0), life=7)
+        before.report(*step(0), run_id=7)
         after = killed_and_started(before)
         after.agent("node-0")
         after.report(
-            life=7, attached=[attachment(rank, life=7, pid=900 + rank) for rank in range(4)]
+            run_id=7, attached=[attachment(rank, run_id=7, pid=900 + rank) for rank in range(4)]
         )
-        assert (after.job.life, after.job.progress.step) == (7, 0)
+        assert (after.job.run_id, after.job.progress.step) == (7, 0)
         assert "started anew" not in after.texts
 
     def test_old_words_after_a_restart_are_still_old(self) -> None:
         before = with_launch(8)
-        before.report(*step(0), life=8)
+        before.report(*step(0), run_id=8)
         after = killed_and_started(before)
         after.agent("node-0")
         launched(after, 7)
-        assert (after.job.life, after.job.ranks) == (8, {})
+        assert (after.job.run_id, after.job.ranks) == (8, {})
