@@ -177,7 +177,7 @@ class Strike(_message.Message):
     def __init__(self, incident_id: _Optional[int] = ..., job: _Optional[str] = ..., device_uuid: _Optional[str] = ..., kind: _Optional[str] = ..., slowdown: _Optional[float] = ..., unix_s: _Optional[float] = ...) -> None: ...
 
 class Incident(_message.Message):
-    __slots__ = ("incident_id", "job", "kind", "tier", "rank", "node", "slowdown", "onset_step", "found_step", "reason", "opened_unix_s", "closed_unix_s", "closed_step", "actions", "cause", "probe", "deaths", "nodes", "num_nodes")
+    __slots__ = ("incident_id", "job", "kind", "tier", "rank", "node", "slowdown", "onset_step", "found_step", "reason", "opened_unix_s", "closed_unix_s", "closed_step", "actions", "cause", "probe", "deaths", "nodes", "num_nodes", "is_persistent", "normal_signals", "missing_signals")
     INCIDENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,9 @@ class Incident(_message.Message):
     DEATHS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    IS_PERSISTENT_FIELD_NUMBER: _ClassVar[int]
+    NORMAL_SIGNALS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_SIGNALS_FIELD_NUMBER: _ClassVar[int]
     incident_id: int
     job: str
     kind: str
@@ -216,7 +219,10 @@ class Incident(_message.Message):
     deaths: _containers.RepeatedCompositeFieldContainer[Deaths]
     nodes: _containers.RepeatedScalarFieldContainer[str]
     num_nodes: int
-    def __init__(self, incident_id: _Optional[int] = ..., job: _Optional[str] = ..., kind: _Optional[str] = ..., tier: _Optional[str] = ..., rank: _Optional[int] = ..., node: _Optional[str] = ..., slowdown: _Optional[float] = ..., onset_step: _Optional[int] = ..., found_step: _Optional[int] = ..., reason: _Optional[str] = ..., opened_unix_s: _Optional[float] = ..., closed_unix_s: _Optional[float] = ..., closed_step: _Optional[int] = ..., actions: _Optional[_Iterable[str]] = ..., cause: _Optional[str] = ..., probe: _Optional[str] = ..., deaths: _Optional[_Iterable[_Union[Deaths, _Mapping]]] = ..., nodes: _Optional[_Iterable[str]] = ..., num_nodes: _Optional[int] = ...) -> None: ...
+    is_persistent: bool
+    normal_signals: _containers.RepeatedScalarFieldContainer[str]
+    missing_signals: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, incident_id: _Optional[int] = ..., job: _Optional[str] = ..., kind: _Optional[str] = ..., tier: _Optional[str] = ..., rank: _Optional[int] = ..., node: _Optional[str] = ..., slowdown: _Optional[float] = ..., onset_step: _Optional[int] = ..., found_step: _Optional[int] = ..., reason: _Optional[str] = ..., opened_unix_s: _Optional[float] = ..., closed_unix_s: _Optional[float] = ..., closed_step: _Optional[int] = ..., actions: _Optional[_Iterable[str]] = ..., cause: _Optional[str] = ..., probe: _Optional[str] = ..., deaths: _Optional[_Iterable[_Union[Deaths, _Mapping]]] = ..., nodes: _Optional[_Iterable[str]] = ..., num_nodes: _Optional[int] = ..., is_persistent: bool = ..., normal_signals: _Optional[_Iterable[str]] = ..., missing_signals: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Deaths(_message.Message):
     __slots__ = ("ranks", "reason", "step", "unix_s", "closed_unix_s", "closed_step")

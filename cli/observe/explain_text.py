@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from pacekeeper.cli.common.sparkline import sparkline
 from pacekeeper.cli.observe.incident_text import death_lines, ranks_text
+from pacekeeper.core.incidents.findings import describe_cause
 
 BAR_WIDTH = 40  # with label and range a line has 80 columns
 _WHEN = {"before": "before", "during": "while open", "after": "after"}
@@ -41,7 +42,8 @@ def explanation_lines(explanation: Any) -> Iterator[str]:
 
 def cause_lines(incident: Any) -> list[str]:
     """Return the parts of the cause and the result of the probe, one per line."""
-    parts = [part.strip() for part in incident.cause.split(";") if part.strip()]
+    text = describe_cause(incident.cause, incident.normal_signals, incident.missing_signals)
+    parts = [part.strip() for part in text.split(";") if part.strip()]
     if incident.probe:
         parts.append(incident.probe)
     return parts or ["not determined"]

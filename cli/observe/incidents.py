@@ -8,6 +8,7 @@ import click
 
 from pacekeeper.cli.common.options import json_option, with_controller_options
 from pacekeeper.core.config.client import ClientConfig
+from pacekeeper.core.incidents.findings import ADVISORY_KINDS, describe_cause
 
 
 @click.command()
@@ -80,7 +81,7 @@ def _print(incident: Any) -> None:
     state = "[bold red]open[/]" if is_open else f"[green]closed at step {incident.closed_step}[/]"
     slow = "" if incident.kind == "death" else f" x{incident.slowdown:.2f}"
     where = escape(ranks_text(incident))
-    if incident.kind.endswith("_imbalance"):
+    if incident.kind in ADVISORY_KINDS:
         where, slow = "costs", f" {1.0 - 1.0 / incident.slowdown:.1%} of a step"
     console.print(
         f"#{incident.incident_id} {opened} {escape(incident.job)} [bold]{escape(incident.kind)}[/] "
@@ -89,8 +90,9 @@ def _print(incident: Any) -> None:
     )
     console.print(f"    {escape(incident.reason)}")
     if incident.cause:
-        known, _, _ = incident.cause.partition("; not told:")  # `explain` prints all of it
-        console.print(f"    cause: {escape(known)}")
+        # `explain` also prints the missing signals.
+        cause = describe_cause(incident.cause, incident.normal_signals, ())
+        console.print(f"    cause: {escape(cause)}")
     if incident.probe:
         console.print(f"    {escape(incident.probe)}")
     for action in incident.actions:

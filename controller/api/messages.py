@@ -203,6 +203,9 @@ def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
         deaths=[_deaths_view(one) for one in incident.all_deaths],
         nodes=incident.nodes[:SHOWN_NODES],
         num_nodes=len(incident.nodes),
+        is_persistent=incident.is_persistent,
+        normal_signals=finding.normal_signals,
+        missing_signals=finding.missing_signals,
     )
 
 

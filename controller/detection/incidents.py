@@ -3,7 +3,7 @@
 Those of death are opened and closed in `controller/machine/rank_failures.py`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from pacekeeper.controller.state import device_history
@@ -12,10 +12,9 @@ from pacekeeper.controller.state.state import JobState, State, newest
 from pacekeeper.core.incidents import rank_failures
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.incidents.rank_ranges import iter_ranks
+from pacekeeper.predictor.causes.evidence import Cause
+from pacekeeper.predictor.causes.explain import examined_signals, in_words
 from pacekeeper.predictor.online.state import Judgement
-
-PERSISTENT = "persistent: it has lasted more than"
-
 
 FAULTS = (FindingKind.DEVICE, FindingKind.LINK, FindingKind.HOST, FindingKind.INPUT)
 
@@ -37,8 +36,8 @@ def note_persistent(job: JobState, horizon_steps: int) -> tuple[JobState, list[C
     incidents = []
     for incident in job.incidents:
         if _is_fault(incident) and _is_due(job, incident, horizon_steps):
-            text = f"{PERSISTENT} {horizon_steps} steps"
-            incident = replace(incident, actions=(*incident.actions, text))
+            text = f"persistent: it has lasted more than {horizon_steps} steps"
+            incident = replace(incident, is_persistent=True, actions=(*incident.actions, text))
             said = f"job={job.name} incident={incident.incident_id} {text}"
             commands += [SaveIncident(incident=incident), Say(text=said)]
         incidents.append(incident)
@@ -46,8 +45,7 @@ def note_persistent(job: JobState, horizon_steps: int) -> tuple[JobState, list[C
 
 
 def _is_due(job: JobState, incident: Incident, horizon_steps: int) -> bool:
-    is_told = any(action.startswith(PERSISTENT) for action in incident.actions)
-    return not is_told and _steps(job, incident) > horizon_steps
+    return not incident.is_persistent and _steps(job, incident) > horizon_steps
 
 
 def _is_fault(incident: Incident) -> bool:
@@ -91,7 +89,7 @@ def start_incident(
         Say(text=f"job={job.name} incident={incident.incident_id} {incident.finding.reason}"),
     ]
     if incident.finding.cause:
-        commands.append(_cause_told(incident))
+        commands.append(_cause_line(incident))
     return state, replace(job, incidents=newest((*job.incidents, incident))), commands
 
 
@@ -239,15 +237,21 @@ def update_incidents(
     return state, job, commands
 
 
-def name_cause(job: JobState, rank: int, cause: str) -> tuple[JobState, list[Command]]:
-    """By now it is known better why this rank is slow."""
+def name_cause(job: JobState, rank: int, causes: Sequence[Cause]) -> tuple[JobState, list[Command]]:
+    """Replace the cause of a rank's open finding by one that was determined later.
+
+    Args:
+        job: The job of the rank.
+        rank: The slow rank.
+        causes: The causes, the surest first.
+    """
     commands: list[Command] = []
     known = []
     for incident in job.incidents:
         finding = incident.finding
         if incident.is_open and finding.kind is FindingKind.DEVICE and finding.rank == rank:
-            incident = replace(incident, finding=replace(finding, cause=cause))
-            commands += [SaveIncident(incident=incident), _cause_told(incident)]
+            incident = replace(incident, finding=with_cause(finding, causes))
+            commands += [SaveIncident(incident=incident), _cause_line(incident)]
         known.append(incident)
     return replace(job, incidents=tuple(known)), commands
 
@@ -266,6 +270,12 @@ def note_probe(job: JobState, rank: int, tier: Tier, text: str) -> tuple[JobStat
     return replace(job, incidents=tuple(known)), commands
 
 
-def _cause_told(incident: Incident) -> Say:
-    text = f"job={incident.job} incident={incident.incident_id} cause: {incident.finding.cause}"
-    return Say(text=text)
+def with_cause(finding: Finding, causes: Sequence[Cause]) -> Finding:
+    """Return the finding with these causes; `causes` is not empty, the surest comes first."""
+    normal, missing = examined_signals(causes)
+    return replace(finding, cause=in_words(causes), normal_signals=normal, missing_signals=missing)
+
+
+def _cause_line(incident: Incident) -> Say:
+    cause = incident.finding.cause_text
+    return Say(text=f"job={incident.job} incident={incident.incident_id} cause: {cause}")

@@ -27,7 +27,7 @@ from pacekeeper.predictor.causes.evidence import (
     peers_of,
     symptoms_of,
 )
-from pacekeeper.predictor.causes.explain import explain, in_words, is_explained
+from pacekeeper.predictor.causes.explain import explain, is_explained
 
 KEPT_SAMPLES = 12  # of one device or host: a minute; each costs some 400 bytes
 SPACING_S = 5.0
@@ -146,9 +146,8 @@ def explained(
     search = replace(search, sure=_surest(causes))
     if search.sure is not Tier.CONFIRMED:
         searches[slow] = search
-    return replace(job, detection=replace(job.detection, searches=searches)), replace(
-        finding, cause=in_words(causes)
-    )
+    job = replace(job, detection=replace(job.detection, searches=searches))
+    return job, incidents.with_cause(finding, causes)
 
 
 def look_again(
@@ -164,7 +163,7 @@ def look_again(
         sure = _surest(causes)
         if _HEIGHT[sure] > _HEIGHT[search.sure]:
             search = replace(search, sure=sure)
-            job, said = incidents.name_cause(job, rank, in_words(causes))
+            job, said = incidents.name_cause(job, rank, causes)
             commands += said
         if sure is not Tier.CONFIRMED:
             searches[rank] = search

@@ -151,7 +151,7 @@ def _of_incidents(job: JobState) -> Iterator[Alert]:
         finding, labels = incident.finding, incident_labels(job, incident)
         if finding.kind.is_advice or job.coverage.watch is Watch.ENDED:
             continue
-        words = "; ".join(filter(None, (finding.reason, finding.cause)))
+        words = "; ".join(filter(None, (finding.reason, finding.cause_text)))
         extent = ""
         if finding.kind is FindingKind.DEATH:
             alert = "PacekeeperRecoveryStalled"

@@ -98,6 +98,9 @@ def incident_row(incident: Incident) -> tuple[Any, ...]:
         finding.role,
         json.dumps([astuple(one) for one in incident.deaths]),
         json.dumps(incident.nodes),
+        int(incident.is_persistent),
+        json.dumps(finding.normal_signals),
+        json.dumps(finding.missing_signals),
     )
 
 
@@ -117,6 +120,8 @@ def incident_of(row: tuple[Any, ...]) -> Incident:
             cause=text(row[13]),
             probe=text(row[14]),
             role=text(row[15]),
+            normal_signals=tuple(map(text, items(row[19]))),
+            missing_signals=tuple(map(text, items(row[20]))),
         ),
         opened_unix_s=real(row[9]),
         closed_unix_s=None if row[10] is None else real(row[10]),
@@ -124,6 +129,7 @@ def incident_of(row: tuple[Any, ...]) -> Incident:
         actions=tuple(map(text, items(row[12]))),
         deaths=tuple(map(_deaths, items(row[16]))),
         nodes=tuple(map(text, items(row[17]))),
+        is_persistent=whole(row[18]) != 0,
     )
 
 

@@ -3,7 +3,7 @@
 Whoever changes a table raises `SCHEMA_VERSION` and adds the way from the version before.
 """
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 OLDEST_VERSION = 8  # that is taken over
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 
@@ -18,13 +18,15 @@ CREATE TABLE layouts (
     job TEXT NOT NULL, generation INTEGER NOT NULL, layout BLOB NOT NULL, reason TEXT NOT NULL,
     unix_s REAL NOT NULL, PRIMARY KEY (job, generation));
 """
-_INCIDENTS = """
-CREATE TABLE incidents (
+_INCIDENT_COLUMNS_OF_14 = """
     incident_id INTEGER PRIMARY KEY, job TEXT NOT NULL, kind TEXT NOT NULL, tier TEXT NOT NULL,
     rank INTEGER, slowdown REAL, onset_step INTEGER NOT NULL, step INTEGER NOT NULL,
     reason TEXT NOT NULL, opened_unix_s REAL NOT NULL, closed_unix_s REAL, closed_step INTEGER,
     actions TEXT NOT NULL, cause TEXT NOT NULL, probe TEXT NOT NULL, role TEXT NOT NULL,
-    deaths TEXT NOT NULL, nodes TEXT NOT NULL);
+    deaths TEXT NOT NULL, nodes TEXT NOT NULL"""
+_INCIDENTS = f"""
+CREATE TABLE incidents ({_INCIDENT_COLUMNS_OF_14}, is_persistent INTEGER NOT NULL,
+    normal_signals TEXT NOT NULL, missing_signals TEXT NOT NULL);
 """
 _DECISIONS = """
 CREATE TABLE decisions (
@@ -99,9 +101,32 @@ DROP TABLE older_decisions;
 # One of death was about one rank, which its finding says.
 _OF_MANY_RANKS = f"""
 ALTER TABLE incidents RENAME TO older_incidents;
-{_INCIDENTS}
+CREATE TABLE incidents ({_INCIDENT_COLUMNS_OF_14});
 INSERT INTO incidents SELECT *, '[]', '[]' FROM older_incidents;
 DROP TABLE older_incidents;
+{_INCIDENTS_BY_AGE}
+"""
+
+
+def _move_signals(column: str, start: str) -> str:
+    """The statement that moves the list after `start` from the end of `cause` to a column."""
+    rest = f"substr(cause, instr(cause, '{start}') + {len(start)})"
+    return f"""
+UPDATE incidents SET {column} = '["' || replace({rest}, ', ', '","') || '"]',
+    cause = substr(cause, 1, instr(cause, '{start}') - 1)
+WHERE cause LIKE 'nothing seen%' AND instr(cause, '{start}') > 0;
+"""
+
+
+# Before, the text of the actions and of the cause held these values.
+_FIELDS_FROM_TEXT = f"""
+ALTER TABLE incidents RENAME TO older_incidents;
+{_INCIDENTS}
+INSERT INTO incidents SELECT *,
+    instr(actions, '"persistent: it has lasted more than') > 0, '[]', '[]' FROM older_incidents;
+DROP TABLE older_incidents;
+{_move_signals("missing_signals", "; not told: ")}
+{_move_signals("normal_signals", "; not unusual: ")}
 {_INCIDENTS_BY_AGE}
 """
 
@@ -112,5 +137,6 @@ UPGRADES = {
     11: _STRIKES,
     12: _WITH_TIMES,
     13: _OF_MANY_RANKS,
+    14: _FIELDS_FROM_TEXT,
 }
 """What makes of the tables of a version those of the next one."""

@@ -149,7 +149,7 @@ class Store:
     def save_incident(self, incident: Incident) -> None:
         """Insert or replace an incident."""
         self._connection.execute(
-            f"REPLACE INTO incidents VALUES ({', '.join('?' * 18)})", incident_row(incident)
+            f"REPLACE INTO incidents VALUES ({', '.join('?' * 21)})", incident_row(incident)
         )
 
     def save_decision(self, job: str, step: int, decision: Decision, unix_s: float) -> None:

@@ -4,6 +4,7 @@ Detection makes findings, the state machine keeps incidents, the policy makes de
 the API and the command line show them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,7 +31,17 @@ class FindingKind(StrEnum):
         """Whether the finding is about the distribution of work instead of a rank, a link or a
         host.
         """
-        return self.value.endswith("_imbalance")
+        return self in ADVISORY_KINDS
+
+
+ADVISORY_KINDS = frozenset(
+    {
+        FindingKind.SEQUENCE_IMBALANCE,
+        FindingKind.EXPERT_IMBALANCE,
+        FindingKind.STAGE_IMBALANCE,
+    }
+)
+"""Kinds of findings about uneven work."""
 
 
 class Tier(StrEnum):
@@ -80,6 +91,8 @@ class Finding:
         step: the newest step when the finding was made.
         cause: events around the onset that would explain it, or that there were none; empty: not
             searched.
+        normal_signals: where no cause was found: the signals that were examined and not unusual.
+        missing_signals: where no cause was found: the signals that the node did not report.
         probe: the probe's result for the rank, or why there is none; empty: not requested.
         role: the role whose ranks slowed down together; empty: not of one role.
     """
@@ -94,6 +107,29 @@ class Finding:
     cause: str = ""
     probe: str = ""
     role: str = ""
+    normal_signals: tuple[str, ...] = ()
+    missing_signals: tuple[str, ...] = ()
+
+    @property
+    def cause_text(self) -> str:
+        """The cause with the signals that were examined, for logs and alerts."""
+        return describe_cause(self.cause, self.normal_signals, self.missing_signals)
+
+
+def describe_cause(cause: str, normal: Sequence[str], missing: Sequence[str]) -> str:
+    """Write a cause and the examined signals as one line.
+
+    Args:
+        cause: What was observed; empty: no cause was searched for.
+        normal: Signals that were examined and not unusual.
+        missing: Signals that the node did not report.
+    """
+    parts = [cause] if cause else []
+    if normal:
+        parts.append(f"not unusual: {', '.join(normal)}")
+    if missing:
+        parts.append(f"not reported: {', '.join(missing)}")
+    return "; ".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +140,7 @@ class Incident:
         deaths: all failed ranks of a death incident; the finding names the first that was reported.
             Empty: only that one.
         nodes: the names of their nodes.
+        is_persistent: the fault outlasted the horizon of the policy; reported once per incident.
     """
 
     incident_id: int
@@ -115,6 +152,7 @@ class Incident:
     actions: tuple[str, ...] = ()
     deaths: tuple[RankFailures, ...] = ()
     nodes: tuple[str, ...] = ()
+    is_persistent: bool = False
 
     @property
     def is_open(self) -> bool:

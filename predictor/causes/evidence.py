@@ -39,12 +39,18 @@ class CauseKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Something that was seen and would explain a slow rank; `not_seen`: proof nobody gave."""
+    """An observation that would explain a slow rank, or (kind UNKNOWN) that there was none.
+
+    Attributes:
+        not_seen: signals that would prove or show it and were not reported.
+        normal: of kind UNKNOWN: the signals that were examined and not unusual.
+    """
 
     kind: CauseKind
     sure: Tier
     words: str
     not_seen: tuple[str, ...] = ()
+    normal: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

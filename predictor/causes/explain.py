@@ -70,17 +70,30 @@ def is_explained(causes: Sequence[Cause]) -> bool:
 
 
 def in_words(causes: Sequence[Cause]) -> str:
-    """One line for people: the surest causes, each with its tier and with what nobody told."""
+    """Write the surest causes as one line, each with its tier and the signals that are missing.
+
+    The signals of a cause of kind UNKNOWN are not part of the line.
+    """
     parts = []
     for cause in causes[:MOST_TOLD]:
         if cause.kind is CauseKind.UNKNOWN:
             parts.append(cause.words)
             continue
-        missing = f", not told: {', '.join(cause.not_seen)}" if cause.not_seen else ""
+        missing = f", not reported: {', '.join(cause.not_seen)}" if cause.not_seen else ""
         parts.append(f"{cause.sure} {cause.kind}: {cause.words}{missing}")
     if len(causes) > MOST_TOLD:
         parts.append(f"and {len(causes) - MOST_TOLD} weaker signs")
     return "; ".join(parts)
+
+
+def examined_signals(causes: Sequence[Cause]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the signals that were not unusual and those not reported, if no cause was found.
+
+    Both are empty where a cause was found, or where no signal was reported at all.
+    """
+    if is_explained(causes) or not causes[0].normal:
+        return (), ()
+    return causes[0].normal, causes[0].not_seen
 
 
 def _nothing(symptoms: Symptoms, looks: Sequence[Look]) -> Cause:
@@ -92,10 +105,10 @@ def _nothing(symptoms: Symptoms, looks: Sequence[Look]) -> Cause:
     thread = symptoms.thread
     if thread is None or (thread.run_queue_s is None and thread.stall_s is None):
         missing.append("no thread times")
-    clear = [look.subject for look in looks if look.is_told]
-    blind = [look.subject for look in looks if not look.is_told]
-    words = f"nothing seen: {', '.join(missing)}" if missing else "nothing seen"
-    if clear:
-        words += f"; not unusual: {', '.join(clear)}"
-        words += f"; not told: {', '.join(blind)}" if blind else ""
-    return Cause(kind=CauseKind.UNKNOWN, sure=Tier.SUSPECTED, words=words, not_seen=tuple(blind))
+    return Cause(
+        kind=CauseKind.UNKNOWN,
+        sure=Tier.SUSPECTED,
+        words=f"nothing seen: {', '.join(missing)}" if missing else "nothing seen",
+        not_seen=tuple(look.subject for look in looks if not look.is_told),
+        normal=tuple(look.subject for look in looks if look.is_told),
+    )

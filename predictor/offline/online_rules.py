@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import describe_cause
 from pacekeeper.predictor.causes.evidence import NodeWindow, Seat, ThreadTime, peers_of, symptoms_of
-from pacekeeper.predictor.causes.explain import explain, in_words
+from pacekeeper.predictor.causes.explain import examined_signals, explain, in_words
 from pacekeeper.predictor.cost.features import Flags, StepSample
 from pacekeeper.predictor.cost.model import log_ratios
 from pacekeeper.predictor.offline.anomalies import (
@@ -89,7 +90,8 @@ def _cause(
     symptoms = symptoms_of(
         trouble.rank, peers, seats=seats, nodes=nodes, threads=threads, slowdown=trouble.slowdown
     )
-    return in_words(explain(symptoms))
+    causes = explain(symptoms)
+    return describe_cause(in_words(causes), *examined_signals(causes))
 
 
 def _overlap(one: Trouble, other: Trouble) -> bool:

@@ -163,7 +163,9 @@ def incidents() -> list[status_pb2.Incident]:
         closed_unix_s=NOW_S - 142.0,
         closed_step=560,
         actions=["FIRST ACTION", "SECOND ACTION"],
-        cause="CONFIRMED CAUSE; PROBABLE CAUSE; not told: UNKNOWN SIGNAL",
+        cause="CONFIRMED CAUSE; PROBABLE CAUSE",
+        normal_signals=["NORMAL SIGNAL"],
+        missing_signals=["MISSING SIGNAL"],
         probe="PROBE RESULT",
     )
     deaths = [

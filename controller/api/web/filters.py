@@ -88,11 +88,6 @@ def parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(";") if part.strip()]
 
 
-def brief(cause: str) -> str:
-    """A cause for a table, without the parts that exclude a cause."""
-    return "; ".join(one for one in parts(cause) if not one.startswith(("not unusual", "not told")))
-
-
 def order(given: Mapping[str, Any]) -> str:
     """An operator order."""
     return _KIND_WORDS.get(given["kind"], "{}").format(given["subject"])
@@ -128,7 +123,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "count": count,
     "words": words,
     "parts": parts,
-    "brief": brief,
     "order": order,
     "ranks": ranks,
     "dead": dead,

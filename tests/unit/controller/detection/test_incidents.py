@@ -39,14 +39,14 @@ def test_a_fault_that_passes_within_the_horizon_is_called_transient() -> None:
 def test_a_fault_that_outlasts_the_horizon_is_called_persistent_once_while_it_is_open() -> None:
     driver, stored = after_a_fault(HORIZON + 10)
     (incident,) = driver.job.open_incidents
-    assert incident.actions == (f"persistent: it has lasted more than {HORIZON} steps",)
-    assert sum(i.actions == incident.actions for i in stored) == 1
+    assert incident.is_persistent and len(incident.actions) == 1
+    assert sum(i.is_persistent for i in stored) == 1
 
 
 def test_it_is_not_called_persistent_before() -> None:
     driver, _ = after_a_fault(HORIZON)
     (incident,) = driver.job.open_incidents
-    assert incident.actions == ()
+    assert not incident.is_persistent and incident.actions == ()
 
 
 def test_a_persistent_fault_that_ends_says_how_long_it_was() -> None:

@@ -153,7 +153,8 @@ def test_what_was_over_before_the_onset_is_not_named() -> None:
     fleet.shown.clear()
     fleet.train(5)
     fleet.train(12, slow=SLOW, until_found=True)
-    assert fleet.finding.cause.startswith("nothing seen: no thread times; not unusual: ")
+    assert fleet.finding.cause == "nothing seen: no thread times"
+    assert fleet.finding.normal_signals
 
 
 def test_what_the_peers_show_too_is_not_named() -> None:

@@ -54,6 +54,12 @@ def older_store(path: Path, version: int) -> None:
         "INSERT INTO incidents VALUES (7, 'moe', 'device', 'probable', 1, 1.6, 3, 5, 'slow', 9.5,"
         " NULL, NULL, '[\"told\"]', 'heat', '', '')"
     )
+    connection.execute(
+        "INSERT INTO incidents VALUES (6, 'moe', 'device', 'probable', 2, 1.6, 3, 5, 'slow', 9.5,"
+        " NULL, NULL, ?, 'nothing seen: no thread times; not unusual: loss, SM clock;"
+        " not told: fan speed', '', '')",
+        (json.dumps(["moved", "persistent: it has lasted more than 100 steps"]),),
+    )
     for step in (8, 9):
         connection.execute(
             f"INSERT INTO decisions VALUES ('moe', {step}, 'nothing', 'r', 1, 1, 1, 0, 0)"
@@ -90,10 +96,15 @@ def test_an_older_store_keeps_all_it_had_and_becomes_like_a_new_one(
     path = tmp_path / "store"
     older_store(path, version)
     store = Store.open(path)
-    (job,), (incident,), next_id = store.load()
+    (job,), (lasting, incident), next_id = store.load()
     assert (job.name, job.step, job.layout, job.run_id) == ("moe", 70, LAYOUT, 5)
     assert (incident.incident_id, incident.finding.cause, next_id) == (7, "heat", 8)
     assert (incident.deaths, incident.nodes) == ((), ())
+    assert (incident.is_persistent, lasting.is_persistent) == (False, True)
+    assert incident.finding.normal_signals == incident.finding.missing_signals == ()
+    assert lasting.finding.cause == "nothing seen: no thread times"
+    assert lasting.finding.normal_signals == ("loss", "SM clock")
+    assert lasting.finding.missing_signals == ("fan speed",)
     assert store.layout("moe", 2) == (LAYOUT, "it pays")
     assert store.open_proposals() == ((), 1) and store.orders() == () and store.strikes() == {}
     name, term = store.copy

@@ -10,7 +10,7 @@ starlette = pytest.importorskip("starlette.testclient", reason="needs pacekeeper
 
 from starlette.testclient import TestClient  # noqa: E402
 
-from pacekeeper.controller.api.web.filters import brief, ranks  # noqa: E402
+from pacekeeper.controller.api.web.filters import ranks  # noqa: E402
 from pacekeeper.controller.state.device_history import Strike  # noqa: E402
 from pacekeeper.core.incidents.findings import FindingKind  # noqa: E402
 from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind  # noqa: E402
@@ -100,12 +100,6 @@ def test_who_has_just_given_an_order_sees_it(seen: Scene) -> None:
     )
     seen.state = replace(seen.state, orders=(order,))
     assert "by ada: fan" in client.get("/part/nodes", headers=HTML).text
-
-
-def test_a_table_tells_of_a_cause_what_was_seen_and_the_incident_s_page_all_of_it() -> None:
-    cause = "confirmed clocks: held down; not unusual: load; not told: fan; probable heat: 92 C"
-    assert brief(cause) == "confirmed clocks: held down; probable heat: 92 C"
-    assert brief("") == brief("not told: all") == ""
 
 
 def test_moments_are_told_in_utc_for_the_browser_to_write_in_its_own_zone(seen: Scene) -> None:
