@@ -296,7 +296,7 @@ def _take_decision(
     is_news = (
         before is None
         or before.rung is not decision.rung
-        or rollout.is_exposed_anew(decision, before)
+        or rollout.has_new_exposure(decision, before)
     )
     is_told_only = config.policy.mode == "observe" or bool(overrides.why_dry(state))
     proposed = transition(None, PlanEvent.DECIDED, Proposed(decision=decision))

@@ -17,7 +17,7 @@ from pacekeeper.controller.state.plan_phase import (
     transition,
 )
 from pacekeeper.controller.state.state import JobState
-from pacekeeper.core.incidents.findings import Decision, MitigationLevel
+from pacekeeper.core.incidents.findings import Decision, MitigationLevel, NoPlanCode
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.codec import layout_crc
 from pacekeeper.core.layout.layout import Layout
@@ -53,7 +53,10 @@ def reject_plan(
     refused = Refused(level=rung, refusal=refusal)
     text = f"given up: {refusal.text}; no {rung} plan for {waits_s:.0f} s"
     decision = Decision(
-        rung=MitigationLevel.NOTHING, layout=None, reason=f"plan {plan.generation} {text}"
+        rung=MitigationLevel.NOTHING,
+        layout=None,
+        reason=f"plan {plan.generation} {text}",
+        no_plan=NoPlanCode.REJECTED,
     )
     job = replace(
         job,

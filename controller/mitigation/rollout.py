@@ -84,17 +84,23 @@ def offer(
 
 
 def with_news(decision: Decision, before: Decision | None) -> Decision:
-    """Add the remaining exposure to the reason, unless the decision before had the same one."""
-    if decision.exposed is None:
-        return replace(decision, exposed=None if before is None else before.exposed)
-    is_news = is_exposed_anew(decision, before)
-    return replace(decision, reason=decision.text) if is_news else decision
+    """Add the remaining exposure to the reason, unless the decision before had the same one.
+
+    Args:
+        decision: The new decision; one that did not compute its exposure takes over the known one.
+        before: The job's decision before; None: there was none.
+    """
+    if decision.exposure is None:
+        return replace(decision, exposure=None if before is None else before.exposure)
+    if not has_new_exposure(decision, before):
+        return decision
+    return replace(decision, reason=decision.text, is_exposure_in_reason=True)
 
 
-def is_exposed_anew(decision: Decision, before: Decision | None) -> bool:
-    """Does the decision have an exposure that the decision before did not report?"""
-    known = None if before is None else before.exposed
-    return bool(decision.exposed) and decision.exposed != known
+def has_new_exposure(decision: Decision, before: Decision | None) -> bool:
+    """Whether the decision has an exposure that the decision before did not report."""
+    known = None if before is None else before.exposure
+    return decision.exposure is not None and decision.exposure.is_any and decision.exposure != known
 
 
 def decision_log_line(name: str, decision: Decision) -> Say:

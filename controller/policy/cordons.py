@@ -1,10 +1,11 @@
-"""Cordoned ranks: no plan gives them work, and they are left out as soon as it may be. Pure.
+"""Cordoned ranks: no plan gives them work, and a plan leaves them out as soon as possible.
 
-A person wants that, so it need not gain time; it must leave every block with a holder and the job
-with enough ranks. What they hold is copied from them: they live.
+Called by `decide`. An operator's order need not gain time, but every block must keep a holder and
+the job enough ranks. The blocks of cordoned ranks are copied from these ranks, which are alive.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
@@ -12,22 +13,43 @@ from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 
-MARK = 0.5  # a speed below 1: who stands by with one is given no place when others join
-SLACK = 1e-6  # of a share: rounding
+STANDBY_SPEED = 0.5  # below 1: a standby rank with such a speed gets no work when nodes join
+SHARE_ROUNDING = 1e-6
+
+
+class KeptReason(StrEnum):
+    """Why cordoned ranks keep their work."""
+
+    TOO_MANY = "too_many"  # more than `max_acted_ratio` of the ranks are cordoned
+    LOST_STATE = "lost_state"  # a block would have no holder
+    LEVEL_WAITS = "level_waits"  # such a plan was rejected or denied a short time ago
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptAtWork:
+    """Cordoned ranks keep their work, for this reason."""
+
+    reason: KeptReason
+    text: str
 
 
 def leaving(view: PlanningSnapshot) -> tuple[int, ...]:
-    """Cordoned ranks that have work, ascending."""
+    """Return the cordoned ranks that have work, ascending."""
     return tuple(sorted(view.cordoned & set(view.layout.working)))
 
 
-def left_out(view: PlanningSnapshot, config: PolicyConfig) -> tuple[Layout | None, str]:
-    """The layout without them, or None and why there is none."""
+def layout_without_cordoned(view: PlanningSnapshot, config: PolicyConfig) -> Layout | KeptAtWork:
+    """Return the layout without the cordoned ranks, or why they keep their work.
+
+    Args:
+        view: The job, in whose layout cordoned ranks have work.
+        config: The policy's settings.
+    """
     ranks, layout = leaving(view), view.layout
-    assert ranks, "somebody is to be left out"
+    assert ranks, "cordoned ranks have work"
     if len(view.cordoned) > config.max_acted_ratio * len(layout.ranks):
         why = f"{len(view.cordoned)} of {len(layout.ranks)} are more than max_acted_ratio"
-        return None, why
+        return KeptAtWork(reason=KeptReason.TOO_MANY, text=why)
     floor = ReplicationFloor(
         replicas=config.min_hosts,
         domain_of=view.node_of,
@@ -42,29 +64,30 @@ def left_out(view: PlanningSnapshot, config: PolicyConfig) -> tuple[Layout | Non
             are_experts_filled=True,
         )
     except LostStateError as error:
-        return None, str(error)
-    standing_by = tuple(sorted({*fewer.standing_by, *ranks}))
-    return replace(fewer, standing_by=standing_by), ""
+        return KeptAtWork(reason=KeptReason.LOST_STATE, text=str(error))
+    return replace(fewer, standing_by=tuple(sorted({*fewer.standing_by, *ranks})))
 
 
-def marked(layout: Layout, view: PlanningSnapshot) -> Layout:
-    """Cordoned ranks that stand by are named with a speed: newcomers do not bring them back."""
-    speeds = {rank: min(speed, MARK) if rank in view.cordoned else speed
-              for rank, speed in layout.speeds}  # fmt: skip
+def with_standby_speeds(layout: Layout, view: PlanningSnapshot) -> Layout:
+    """Give cordoned standby ranks a low speed in the layout, so that a join gives them no work."""
+    speeds = {
+        rank: min(speed, STANDBY_SPEED) if rank in view.cordoned else speed
+        for rank, speed in layout.speeds
+    }
     for rank in set(layout.standing_by) & view.cordoned:
-        speeds.setdefault(rank, MARK)
+        speeds.setdefault(rank, STANDBY_SPEED)
     return replace(layout, speeds=tuple(sorted(speeds.items())))
 
 
 def adds_work(view: PlanningSnapshot, layout: Layout) -> tuple[int, ...]:
-    """Cordoned ranks to which `layout` gives work they have not now, ascending."""
+    """Return the cordoned ranks to which `layout` gives work that they do not have now."""
     now = view.layout
     return tuple(
         rank
         for rank in sorted(view.cordoned & set(layout.working))
         if rank not in now.working
         or _held(layout, rank) - _held(now, rank)
-        or _share(layout, rank) > _share(now, rank) + SLACK
+        or _share(layout, rank) > _share(now, rank) + SHARE_ROUNDING
     )
 
 
@@ -78,7 +101,7 @@ def _held(layout: Layout, rank: int) -> set[tuple[int, int]]:
 
 
 def _share(layout: Layout, rank: int) -> float:
-    """Of the batch, and of all experts' tokens."""
+    """Return a rank's share of the batch plus its mean share of the experts' tokens."""
     of_experts = sum(
         host.share
         for experts in layout.experts

@@ -1,6 +1,7 @@
-"""The floor on distinct failure domains: what experts want, and how many have less. Pure.
+"""How many distinct nodes and racks each expert must be on, and how many experts are on fewer.
 
-Racks count only where all are known: a rank of no known rack may stand beside any other.
+Called by the policy for every decision. Racks count only if the rack of every rank is known: a rank
+without one may be in the rack of any other.
 """
 
 from collections.abc import Iterable
@@ -8,16 +9,20 @@ from dataclasses import dataclass, field, replace
 
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
+from pacekeeper.core.incidents.findings import Exposure
 from pacekeeper.core.layout.layout import Layout, ReplicaSet
 from pacekeeper.core.layout.replica_spread import DomainOf, domain_of_rank, domains_of_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadFloor:
-    """Every expert stands on `least` distinct nodes (`domain_of`) and in `least_racks` distinct
-    racks, or as many as it has hosts or there are.
+    """The number of distinct nodes and racks that each expert needs, if it has so many replicas.
 
-    `rack_of`: of all ranks, or empty where racks are not known: then nobody asks for any.
+    Attributes:
+        least: required nodes, at most those that exist.
+        domain_of: the node of each rank.
+        least_racks: required racks, at most those that exist.
+        rack_of: the rack of each rank; empty: racks are not known, and none are required.
     """
 
     least: int = 1
@@ -27,7 +32,7 @@ class SpreadFloor:
 
     @property
     def levels(self) -> tuple[tuple[int, DomainOf], ...]:
-        """What is asked of each kind of domain that is known."""
+        """Each known kind of domain, with the required number."""
         nodes = (self.least, self.domain_of)
         return (nodes, (self.least_racks, self.rack_of)) if self.rack_of else (nodes,)
 
@@ -39,20 +44,22 @@ class SpreadFloor:
 
 
 def floor_of(view: PlanningSnapshot, config: PolicyConfig) -> SpreadFloor:
-    """What is asked of experts now."""
+    """Return the spread that the settings require of the experts of a snapshot."""
     nodes = SpreadFloor(least=config.min_nodes, domain_of=view.node_of)
     if not view.rack_of or _without_rack(view):
         return nodes
     return replace(nodes, least_racks=config.min_racks, rack_of=view.rack_of)
 
 
-def untold(view: PlanningSnapshot, config: PolicyConfig) -> str:
-    """Whose silence keeps racks from being counted; empty: nobody's, or all are silent."""
+def nodes_without_rack(view: PlanningSnapshot, config: PolicyConfig) -> tuple[str, ...]:
+    """Return the nodes without a rack that prevent the counting of racks.
+
+    Empty where no node reports a rack, or where the settings require none.
+    """
     ranks = _without_rack(view)
     if not view.rack_of or not ranks or config.min_racks < 2:
-        return ""
-    nodes = sorted({str(domain_of_rank(view.node_of, rank)) for rank in ranks})
-    return f"; racks are not counted: {', '.join(nodes)} told none"
+        return ()
+    return tuple(sorted({str(domain_of_rank(view.node_of, rank)) for rank in ranks}))
 
 
 def _without_rack(view: PlanningSnapshot) -> list[int]:
@@ -60,7 +67,7 @@ def _without_rack(view: PlanningSnapshot) -> list[int]:
 
 
 def num_narrow(layout: Layout, floor: SpreadFloor) -> int:
-    """How many experts of all layers stand in fewer domains than the floor asks for."""
+    """Return the number of experts of all layers that are in fewer domains than required."""
     return sum(_num_narrow(layout, layer, floor) for layer in range(layout.num_layers))
 
 
@@ -77,23 +84,36 @@ def _num_narrow(layout: Layout, layer: int, floor: SpreadFloor) -> int:
     )
 
 
-def exposed(layout: Layout, floor: SpreadFloor) -> str:
-    """What a node's or a rack's death would still take, to be added to a reason; empty: nothing."""
-    left = num_narrow(layout, floor)
-    if left:
-        return (
-            f"; experts on fewer than {floor.text}: {left} (where they lack one no replica can "
-            "make room, or it would slow the step)"
+def exposure_of(
+    layout: Layout, floor: SpreadFloor, nodes_without_rack: tuple[str, ...] = ()
+) -> Exposure:
+    """Return the experts of a layout that the failure of one node or rack would lose.
+
+    Args:
+        layout: The layout after the decision.
+        floor: The required spread.
+        nodes_without_rack: Nodes that prevent the counting of racks.
+    """
+    if left := num_narrow(layout, floor):
+        return Exposure(
+            num_experts=left, required=floor.text, nodes_without_rack=nodes_without_rack
         )
     num_nodes = len(domains_of_ranks(floor.domain_of, layout.working))
-    if num_nodes < floor.least and len(layout.working) >= floor.least:
-        where = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
-        return f"; all ranks are on {where}: experts can not stand on {floor.least}"
-    return ""
+    is_short = num_nodes < floor.least <= len(layout.working)
+    return Exposure(
+        num_nodes=num_nodes if is_short else None,
+        min_nodes=floor.least if is_short else 0,
+        nodes_without_rack=nodes_without_rack,
+    )
 
 
-def fatal(experts: Iterable[Iterable[ReplicaSet]], domain_of: DomainOf) -> set[object]:
-    """The domains that would each take an expert along, all its hosts at once."""
+def fatal_domains(experts: Iterable[Iterable[ReplicaSet]], domain_of: DomainOf) -> set[object]:
+    """Return the domains whose failure would lose all replicas of some expert.
+
+    Args:
+        experts: experts[layer][expert] with their replicas.
+        domain_of: The domain of each rank.
+    """
     found: set[object] = set()
     for layer in experts:
         for hosts in layer:

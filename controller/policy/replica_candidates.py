@@ -15,7 +15,7 @@ from pacekeeper.controller.planning.experts.planner import ExpertPlan, NoPlaceme
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices
 from pacekeeper.controller.planning.reliability import minimal_cut_sets, survival
 from pacekeeper.controller.planning.token_split.linear_program import Split
-from pacekeeper.controller.policy.failure_domains import SpreadFloor, fatal
+from pacekeeper.controller.policy.failure_domains import SpreadFloor, fatal_domains
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
 from pacekeeper.core.layout.replica_spread import DomainOf, domains_of_ranks, number_domains
 
@@ -221,7 +221,7 @@ def _of_racks(experts: Sequence[Sequence[ReplicaSet]], rack_of: DomainOf) -> str
     """What the loss of one whole rack takes, in words."""
     if not rack_of:
         return ""
-    lost = len(fatal(experts, rack_of))
+    lost = len(fatal_domains(experts, rack_of))
     number = len(set(rack_of.values()))
     return f"; {lost or 'none'} of {number} racks would take an expert along"
 

@@ -215,14 +215,73 @@ class ConsideredLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """Experts that the failure of one node or rack would still lose, and why.
+
+    Attributes:
+        num_experts: experts on fewer failure domains than required.
+        required: the required number of domains in words, like "2 nodes"; empty if no expert is
+            on fewer.
+        num_nodes: the number of nodes of the job if it is below `min_nodes`; None: it is not.
+        nodes_without_rack: nodes that report no rack, so that racks are not counted.
+    """
+
+    num_experts: int = 0
+    required: str = ""
+    num_nodes: int | None = None
+    min_nodes: int = 0
+    nodes_without_rack: tuple[str, ...] = ()
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is anything to report."""
+        return bool(self.num_experts or self.num_nodes is not None or self.nodes_without_rack)
+
+    @property
+    def text(self) -> str:
+        """The exposure as an addition to the reason of a decision."""
+        parts = []
+        if self.num_experts:
+            parts.append(
+                f"; experts on fewer than {self.required}: {self.num_experts} (where they lack one "
+                "no replica can make room, or it would slow the step)"
+            )
+        elif self.num_nodes is not None:
+            where = "one node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
+            parts.append(f"; all ranks are on {where}: experts cannot be on {self.min_nodes}")
+        if self.nodes_without_rack:
+            names = ", ".join(self.nodes_without_rack)
+            parts.append(f"; racks are not counted: {names} reported none")
+        return "".join(parts)
+
+
+class NoPlanCode(StrEnum):
+    """Why a decision has no plan."""
+
+    TOO_MANY_SLOW = "too_many_slow"  # more ranks are slow than `max_acted_ratio` allows
+    NOT_PRICEABLE = "not_priceable"
+    LOADS_UNSETTLED = "loads_unsettled"  # expert loads were measured over too few steps
+    LAYOUT_TOO_NEW = "layout_too_new"
+    NO_BETTER_LAYOUT = "no_better_layout"
+    NOT_PAID_BACK = "not_paid_back"  # a better layout costs more than it gains, or must wait
+    GAIN_TOO_SMALL = "gain_too_small"
+    NO_WAY_BACK = "no_way_back"  # an approved return or rollback is not possible any more
+    CORDONED = "cordoned"  # the approved plan would give work to cordoned ranks
+    NO_LONGER_PAYS = "no_longer_pays"  # the approved plan, at present prices
+    REJECTED = "rejected"  # a rank rejected the plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """A new layout or none, with the reason and the prices it rests on (seconds).
 
     Attributes:
         unconfirmed: ranks whose slowness a probe must confirm before the decision is applied.
         considered: the layouts that were priced; empty: none, or not recorded.
-        exposed: which experts the failure of one node or rack would still lose; added to the reason
-            when it changed. None: not computed.
+        exposure: the experts that the failure of one node or rack would still lose. None: not
+            computed.
+        is_exposure_in_reason: `reason` ends with the exposure, because it changed.
+        no_plan: why there is no plan; None: there is one, or the decision was restored.
     """
 
     rung: MitigationLevel
@@ -235,10 +294,13 @@ class Decision:
     moved_bytes: int = 0
     unconfirmed: tuple[int, ...] = ()
     considered: tuple[ConsideredLayout, ...] = ()
-    exposed: str | None = None
+    exposure: Exposure | None = None
+    is_exposure_in_reason: bool = False
+    no_plan: NoPlanCode | None = None
 
     @property
     def text(self) -> str:
-        """The reason including `exposed`, whether or not that changed."""
-        more = self.exposed or ""
-        return self.reason if self.reason.endswith(more) else self.reason + more
+        """The reason with the exposure, whether or not that changed."""
+        if self.exposure is None or self.is_exposure_in_reason:
+            return self.reason
+        return self.reason + self.exposure.text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacekeeper.controller.policy.failure_domains import fatal
+from pacekeeper.controller.policy.failure_domains import fatal_domains
 from pacekeeper.core.errors import LostStateError
 from support.closed_loop import CONFIG, WARM_STEPS, until
 from support.paper_cluster import PaperCluster
@@ -25,8 +25,8 @@ def dies(cluster: PaperCluster, rack: str) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_rack_dies_and_every_expert_still_has_a_live_copy(seed: int) -> None:
     cluster = cluster_of(seed, RACKS)
-    assert fatal(cluster.layout.experts, RACK_OF), "the first layout knows nodes only"
-    until(cluster, lambda: not fatal(cluster.layout.experts, RACK_OF))
+    assert fatal_domains(cluster.layout.experts, RACK_OF), "the first layout knows nodes only"
+    until(cluster, lambda: not fatal_domains(cluster.layout.experts, RACK_OF))
     if seed % 3 == 0:
         cluster.restart_controller()
     if seed % 3 == 1:  # a plan made around a slow rank keeps them apart, too
@@ -35,7 +35,7 @@ def test_a_rack_dies_and_every_expert_still_has_a_live_copy(seed: int) -> None:
         cluster.speeds[seed % 8] = 0.5
         until(cluster, lambda: len(cluster.applied) > before)
     cluster.run(WARM_STEPS)
-    assert not fatal(cluster.layout.experts, RACK_OF)
+    assert not fatal_domains(cluster.layout.experts, RACK_OF)
     dies(cluster, f"r{seed % 2}")  # raises where an expert is lost
     cluster.run(WARM_STEPS)
     assert {RACK_OF[rank] for rank in cluster.layout.ranks} == {f"r{1 - seed % 2}"}

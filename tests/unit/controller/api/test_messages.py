@@ -26,6 +26,7 @@ from pacekeeper.controller.state.state import (
 from pacekeeper.core.incidents.findings import (
     Blindness,
     Decision,
+    Exposure,
     Finding,
     FindingKind,
     Incident,
@@ -188,10 +189,10 @@ def test_the_newest_decision_is_given_in_words() -> None:
 
 
 def test_who_asks_is_told_what_stands_exposed_though_it_is_no_news() -> None:
-    alone = "; all ranks are on one node"
-    decision = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="why", exposed=alone)
-    for one in (decision, replace(decision, reason=decision.text)):
-        assert job_view(BOTH, job(last_decision=one)).last_decision == f"why{alone}"
+    alone = Exposure(num_nodes=1, min_nodes=2)
+    decision = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="why", exposure=alone)
+    for one in (decision, replace(decision, reason=decision.text, is_exposure_in_reason=True)):
+        assert job_view(BOTH, job(last_decision=one)).last_decision == f"why{alone.text}"
 
 
 def test_a_node_lists_the_jobs_that_live_on_it() -> None:

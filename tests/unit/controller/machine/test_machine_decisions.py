@@ -15,7 +15,7 @@ from pacekeeper.controller.state.events import (
     SaveDecision,
 )
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import Decision, FindingKind, MitigationLevel
+from pacekeeper.core.incidents.findings import Decision, Exposure, FindingKind, MitigationLevel
 from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
     FIRST,
@@ -189,7 +189,8 @@ def test_survivors_are_decided_for_though_a_decision_was_under_way(dead: int) ->
     assert driver.job.plan.desired.ranks == survivors.ranks
 
 
-ALONE = "; all ranks are on one node: experts can not stand on 2"
+ALONE = Exposure(num_nodes=1, min_nodes=2)
+LESS = Exposure(num_experts=3, required="2 nodes")
 
 
 def answered(driver: Driver, decision: Decision) -> str:
@@ -200,22 +201,22 @@ def answered(driver: Driver, decision: Decision) -> str:
     return driver.texts
 
 
-def nothing(exposed: str | None) -> Decision:
+def nothing(exposure: Exposure | None) -> Decision:
     return Decision(
-        rung=MitigationLevel.NOTHING, layout=None, reason="it would not pay", exposed=exposed
+        rung=MitigationLevel.NOTHING, layout=None, reason="it would not pay", exposure=exposure
     )
 
 
 def test_what_stands_exposed_is_said_with_the_first_decision_and_when_it_changes() -> None:
     driver, _ = asking()
-    assert answered(driver, nothing(ALONE)).endswith(f"it would not pay{ALONE}")
+    assert answered(driver, nothing(ALONE)).endswith(f"it would not pay{ALONE.text}")
     assert answered(driver, nothing(ALONE)) == "", "nothing of it is news"
     assert driver.job.plan.last_decision is not None
     assert driver.job.plan.last_decision.reason == "it would not pay"
-    assert driver.job.plan.last_decision.text.endswith(ALONE), "who asks is told what stands"
+    assert driver.job.plan.last_decision.text.endswith(ALONE.text), "who asks is told what stands"
     assert answered(driver, nothing(None)) == "", "nobody looked: it is as it was"
     assert answered(driver, nothing(ALONE)) == ""
-    assert answered(driver, nothing("; less")).endswith("it would not pay; less")
+    assert answered(driver, nothing(LESS)).endswith(f"it would not pay{LESS.text}")
 
 
 def test_a_plan_says_what_it_leaves_exposed_only_where_that_is_news() -> None:
@@ -223,11 +224,11 @@ def test_a_plan_says_what_it_leaves_exposed_only_where_that_is_news() -> None:
     decided = decide(question.view, driver.config.policy)
     before = replace(driver.job, plan=replace(driver.job.plan, last_decision=nothing(ALONE)))
     driver.state = replace(driver.state, jobs={JOB: before})
-    for told in (replace(decided, exposed=ALONE), replace(decided, exposed="; other")):
+    for told in (replace(decided, exposure=ALONE), replace(decided, exposure=LESS)):
         state = driver.state
         driver.event(DecisionMade(job=JOB, asked=question.asked, decision=told))
         (saved,) = driver.all_said(SaveDecision)
-        is_news = told.exposed != ALONE
-        assert saved.decision.reason == decided.reason + ("; other" if is_news else "")
+        is_news = told.exposure != ALONE
+        assert saved.decision.reason == decided.reason + (LESS.text if is_news else "")
         assert driver.job.layouts.offer_reasons[2] == saved.decision.reason
         driver.state = state

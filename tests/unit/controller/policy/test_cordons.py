@@ -4,11 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.policy.cordons import adds_work, leaving, left_out
+from pacekeeper.controller.policy.cordons import (
+    KeptAtWork,
+    KeptReason,
+    adds_work,
+    layout_without_cordoned,
+    leaving,
+)
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.plan_phase import RankRejection
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import MitigationLevel
+from pacekeeper.core.incidents.findings import MitigationLevel, NoPlanCode
 from pacekeeper.core.layout.layout import Layout, even_layout
 from support.partitioned import staged_layout, view_of
 
@@ -29,7 +35,6 @@ def test_a_rank_of_a_tensor_group_is_left_out_though_that_costs_time() -> None:
         decision.rung is MitigationLevel.LEAVE_OUT
         and decision.planned_step_s > decision.current_step_s
     )
-    assert decision.reason.startswith("ranks 1 are cordoned: without them a step goes from")
     layout = planned()
     assert layout.ranks == EVEN.ranks and layout.standing_by == (1,)
     assert decision.moved_bytes > 0, "its shards are copied from it"
@@ -46,23 +51,23 @@ def test_once_it_is_out_nothing_is_left_to_do() -> None:
 
 def test_more_than_the_circuit_breaker_allows_keep_their_work_and_it_is_said() -> None:
     many = replace(CORDONED, cordoned=frozenset(EVEN.ranks[: len(EVEN.ranks) // 2 + 1]))
-    layout, why = left_out(many, CONFIG)
-    assert layout is None and "more than max_acted_ratio" in why
-    assert "are cordoned and keep their work" in decide(many, CONFIG).reason
+    kept = layout_without_cordoned(many, CONFIG)
+    assert isinstance(kept, KeptAtWork) and kept.reason is KeptReason.TOO_MANY
+    assert decide(many, CONFIG).reason.endswith(kept.text)
 
 
 def test_a_rank_that_alone_holds_layers_keeps_its_work() -> None:
     lone = staged_layout(data=1, tensor=1, experts=0)
     view = replace(view_of(lone, slow={}, home=None), cordoned=frozenset({0}))
-    layout, why = left_out(view, CONFIG)
-    assert layout is None and "no living rank holds layers" in why
+    kept = layout_without_cordoned(view, CONFIG)
+    assert isinstance(kept, KeptAtWork) and kept.reason is KeptReason.LOST_STATE
 
 
 def test_a_refused_plan_of_this_kind_waits() -> None:
     refusal = RankRejection(plan=EVEN, rank=0, reason="no room", count=1, until_s=60.0)
     view = replace(CORDONED, refusals={MitigationLevel.LEAVE_OUT: refusal})
     decision = decide(view, CONFIG)
-    assert decision.rung is not MitigationLevel.LEAVE_OUT and "such plans wait" in decision.reason
+    assert decision.rung is not MitigationLevel.LEAVE_OUT and "cordoned" in decision.reason
 
 
 def test_home_waits_while_somebody_who_works_there_is_cordoned() -> None:
@@ -81,7 +86,7 @@ def test_an_approved_plan_that_would_give_it_work_is_given_up() -> None:
     gets_more = adds_work(replace(slow, cordoned=frozenset({1})), approved.layout)
     assert gets_more == (1,), "the partner of the slow rank takes over"
     view = replace(slow, approved=approved, cordoned=frozenset({1}))
-    assert "cordoned by now" in decide(view, CONFIG).reason
+    assert decide(view, CONFIG).no_plan is NoPlanCode.CORDONED
     assert decide(replace(slow, approved=approved), CONFIG).layout == approved.layout
 
 
@@ -89,7 +94,7 @@ def test_an_approved_plan_that_would_give_it_work_is_given_up() -> None:
 def test_what_is_taken_from_a_rank_is_no_work_for_it(rank: int) -> None:
     even = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=2)
     view = replace(view_of(EVEN, slow={}, home=None), layout=even, cordoned=frozenset({rank}))
-    layout, why = left_out(view, CONFIG)
-    assert layout is not None, why
+    layout = layout_without_cordoned(view, CONFIG)
+    assert isinstance(layout, Layout)
     assert adds_work(view, layout) == () and rank in layout.standing_by
     assert adds_work(replace(view, layout=layout), even) == (rank,)

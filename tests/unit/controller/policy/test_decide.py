@@ -8,7 +8,7 @@ from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.plan_phase import RankRejection
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import MitigationLevel
+from pacekeeper.core.incidents.findings import MitigationLevel, NoPlanCode
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry.attachment import ModelShape
@@ -63,7 +63,7 @@ def test_a_slow_rank_gets_a_smaller_share_of_tokens_and_rows() -> None:
     ]
     assert decision.moved_bytes == 0
     assert decision.cost_s == CONFIG.plan_s
-    assert decision.reason.startswith("rank 2 is x1.60 slow")
+    assert "rank 2" in decision.reason
     assert decision.fluid_step_s <= decision.planned_step_s < decision.current_step_s
 
 
@@ -132,7 +132,7 @@ def test_an_approved_plan_is_priced_again_and_no_other_is_looked_for() -> None:
     again = decide(slower, CONFIG)
     assert (again.rung, again.layout) == (approved.rung, approved.layout)
     assert again.current_step_s > approved.current_step_s
-    assert again.reason.startswith("approved, and priced again: a step from ")
+    assert again.reason.startswith("approved") and again.reason.endswith(approved.reason)
     assert again.unconfirmed == ()
 
 
@@ -141,7 +141,7 @@ def test_an_approved_plan_that_pays_no_more_is_not_done_and_says_its_price() -> 
     approved = decide(view, CONFIG)
     by_now = decide(replace(view, approved=approved), replace(CONFIG, move_s_per_byte=1.0))
     assert by_now.rung is MitigationLevel.NOTHING
-    assert by_now.reason.startswith("priced again it gains ") and " and costs " in by_now.reason
+    assert by_now.no_plan is NoPlanCode.NO_LONGER_PAYS
     well = replace(view, slow={}, approved=approved)
     assert decide(well, replace(CONFIG, min_gain=0.5)).rung is MitigationLevel.NOTHING
 
@@ -155,7 +155,7 @@ def test_an_approved_way_home_must_still_lead_there() -> None:
     again = decide(replace(over, approved=approved), CONFIG)
     assert (again.rung, again.layout) == (approved.rung, approved.layout)
     elsewhere = decide(replace(over, home=None, approved=approved), CONFIG)
-    assert (elsewhere.rung, elsewhere.layout) == (MitigationLevel.NOTHING, None)
+    assert (elsewhere.layout, elsewhere.no_plan) == (None, NoPlanCode.NO_WAY_BACK)
 
 
 def test_an_approved_plan_for_safety_need_not_gain_time() -> None:
@@ -172,9 +172,7 @@ def test_an_approved_plan_for_safety_need_not_gain_time() -> None:
     )
     narrow = replace(HEALTHY, layout=replace(close, experts=hosts), node_of=nodes)
     approved = decide(narrow, CONFIG)
-    assert (
-        approved.rung is MitigationLevel.MOVE_REPLICAS and "fewer than 2 nodes" in approved.reason
-    )
+    assert approved.rung is MitigationLevel.MOVE_REPLICAS
     dear = replace(CONFIG, move_s_per_byte=1e-5)
     assert decide(replace(narrow, approved=approved), dear).layout == approved.layout
     wide = replace(narrow, layout=replace(approved.layout or close, generation=6))
@@ -209,7 +207,7 @@ def test_too_many_slow_ranks_are_a_case_for_people() -> None:
     assert decide(replace(SLOW, slow=two), CONFIG).layout is not None
     decision = decide(replace(SLOW, slow=three), CONFIG)
     assert decision.layout is None
-    assert "3 of 4 ranks are slow" in decision.reason
+    assert decision.no_plan is NoPlanCode.TOO_MANY_SLOW
 
 
 def test_a_layout_that_fits_is_left_alone() -> None:
@@ -223,7 +221,7 @@ def test_a_small_gain_is_not_worth_a_plan() -> None:
     barely = replace(SLOW, slow={2: 1.03})
     decision = decide(barely, CONFIG)
     assert decision.layout is None
-    assert "less than 5% of a step" in decision.reason
+    assert decision.no_plan is NoPlanCode.GAIN_TOO_SMALL
     assert decide(barely, replace(CONFIG, min_gain=0.001)).layout is not None
 
 
@@ -278,17 +276,19 @@ def test_survivors_are_planned_for_at_their_speeds() -> None:
 def test_a_makeshift_is_improved_at_once_but_a_chosen_layout_is_not() -> None:
     lopsided = replace(EVEN, batch_shares=((0, 0.4), (1, 0.2), (2, 0.2), (3, 0.2)))
     young = replace(HEALTHY, layout=lopsided, steps_since_plan=3)
-    assert "young" in decide(young, CONFIG).reason
+    assert decide(young, CONFIG).no_plan is NoPlanCode.LAYOUT_TOO_NEW
     assert decide(replace(young, is_makeshift=True), CONFIG).layout is not None
 
 
 def test_hot_experts_alone_need_a_large_and_settled_gain() -> None:
     steady = replace(HEALTHY, workload=hot(6.0), step_s=0.0)
     assert decide(steady, CONFIG).layout is not None
-    assert "hot" in decide(steady, CONFIG).reason
-    assert "not settled" in decide(replace(steady, num_load_steps=39), CONFIG).reason
-    assert "young" in decide(replace(steady, steps_since_plan=39), CONFIG).reason
-    assert "less than 8%" in decide(replace(steady, workload=hot(1.5)), CONFIG).reason
+    for change, code in (
+        ({"num_load_steps": 39}, NoPlanCode.LOADS_UNSETTLED),
+        ({"steps_since_plan": 39}, NoPlanCode.LAYOUT_TOO_NEW),
+        ({"workload": hot(1.5)}, NoPlanCode.GAIN_TOO_SMALL),
+    ):
+        assert decide(replace(steady, **change), CONFIG).no_plan is code
     assert decide(HEALTHY, CONFIG).layout is None
 
 

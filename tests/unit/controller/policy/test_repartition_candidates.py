@@ -260,7 +260,7 @@ def test_a_job_whose_program_is_not_known_is_not_planned(schedule: Schedule | No
     assert decide(SLOW, CONFIG).layout is not None
     decision = decide(under(SLOW, schedule), CONFIG)
     assert (decision.rung, decision.layout) == (MitigationLevel.NOTHING, None)
-    assert decision.reason.startswith("no layout can be priced")
+    assert decision.no_plan is NoPlanCode.NOT_PRICEABLE
 
 
 def test_the_schedule_of_a_job_without_stages_is_of_no_account() -> None:
