@@ -12,7 +12,12 @@ from pacekeeper.controller.state.job_parts import Move
 from pacekeeper.controller.state.plan_phase import Forecast, Judged, RankRejection, Verdict
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import STATE_MOVING_LEVELS, Decision, MitigationLevel
+from pacekeeper.core.incidents.findings import (
+    STATE_MOVING_LEVELS,
+    Decision,
+    MitigationLevel,
+    NoPlanCode,
+)
 from pacekeeper.core.layout.diff import diff_layouts
 from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
@@ -272,7 +277,7 @@ def test_the_schedule_of_a_job_without_stages_is_of_no_account() -> None:
 def test_nothing_is_planned_before_the_work_of_the_stages_is_measured() -> None:
     decision = decide(replace(SLOW, work={}), CONFIG)
     assert decision.layout is None
-    assert "what its stages take is not measured yet" in decision.reason
+    assert decision.no_plan is NoPlanCode.NOT_PRICEABLE
 
 
 def test_pipelines_with_fewer_rows_than_micro_batches_are_not_planned() -> None:

@@ -87,7 +87,7 @@ def test_ours_gets_over_a_slow_node_and_goes_home_and_lazarus_waits_for_it() -> 
     assert lazarus.samples <= 0.80 * healthy.samples
     reasons = [told.reason for told in ours.told if told.cause is Cause.DUE]
     assert any("rank 2 is x" in reason for reason in reasons)
-    assert any("all findings are over" in reason for reason in reasons)
+    assert any("all findings are closed" in reason for reason in reasons)
 
 
 def test_a_slow_node_that_is_lost_is_nobodys_finding_any_more() -> None:
