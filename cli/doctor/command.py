@@ -9,13 +9,13 @@ import click
 from pacekeeper.cli.common.options import json_option
 from pacekeeper.cli.doctor.checks import check_table, exit_code_of
 from pacekeeper.cli.doctor.machine_checks import run_checks
-from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.telemetry.shm_ring import DEFAULT_RING_DIR
 
 
 @click.command()
 @click.option(
     "--ring-dir",
-    default=AgentConfig().ring_dir,
+    default=DEFAULT_RING_DIR,
     show_default=True,
     help="Directory of the rings to check.",
 )

@@ -1,47 +1,59 @@
 """Settings of the agent, table `[agent]`; each comment gives unit and trade-off."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Annotated
 
 from pacekeeper.core.addresses import GRPC_PORT, METRICS_PORT
-from pacekeeper.core.config.checks import address, at_least, positive
+from pacekeeper.core.config.base import (
+    Addresses,
+    Count,
+    NonEmpty,
+    OptionalListener,
+    Positive,
+    named,
+    settings,
+)
 from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.telemetry.attachment import NODE_NAME_RULE, is_node_name
+from pacekeeper.core.telemetry.shm_ring import DEFAULT_RING_DIR
+
+NodeName = Annotated[str, named(is_node_name, NODE_NAME_RULE, is_optional=True)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings
 class AgentConfig:
     """The daemon of one node."""
 
     # Directory on tmpfs, one sub-directory per job; ranks and agent must both be able to write it.
-    ring_dir: str = "/dev/shm/pacekeeper"
+    ring_dir: NonEmpty = DEFAULT_RING_DIR
     # Name under which this node appears; empty: the host name.
-    node: str = ""
+    node: NodeName = ""
     # Name of the rack it stands in, the same for all nodes that one switch or feed takes along.
     # Empty: not told, and plans for its jobs count nodes only.
-    rack: str = ""
+    rack: NodeName = ""
     # host:port of the controller; of several, with commas between: the one that leads is found.
-    controller: str = f"127.0.0.1:{GRPC_PORT}"
+    controller: Addresses = f"127.0.0.1:{GRPC_PORT}"
     # File with the bearer token to show it; empty: none, the certificate tells the node.
     token_file: str = ""
     # Whether to attach to a controller, and to serve metrics, beyond loopback without encryption.
     insecure: bool = False
     # host:port of the Prometheus endpoint; empty: none.
-    metrics_listen: str = f"127.0.0.1:{METRICS_PORT}"
+    metrics_listen: OptionalListener = f"127.0.0.1:{METRICS_PORT}"
     # Seconds between two looks into the rings. Raising it saves CPU and delays findings.
-    poll_interval_s: float = 0.1
+    poll_interval_s: Positive = 0.1
     # Seconds between two readings of every device (NVML) and of the kernel (load, pressure).
-    sample_interval_s: float = 1.0
+    sample_interval_s: Positive = 1.0
     # Batches kept while the controller is away; the oldest are dropped and counted beyond it.
-    spool_batches: int = 4096
+    spool_batches: Count = 4096
     # Seconds without an acknowledgement before the stream is opened anew.
-    ack_timeout_s: float = 15.0
+    ack_timeout_s: Positive = 15.0
     # Longest back-off between two attempts to connect (full jitter).
-    reconnect_max_s: float = 10.0
+    reconnect_max_s: Positive = 10.0
     # Directory for trace files of everything read, for `pacekeeper replay`; empty: none.
     record_dir: str = ""
     # A trace file ends at this size.
-    record_max_bytes: int = 1 << 30
+    record_max_bytes: Count = 1 << 30
     # Unix socket on which NVRx's ft_launcher asks whether this node may join; empty: none.
     health_socket: str = ""
     # Unix socket of NVSentinel's platform connector, which is told of changes; empty: none.
@@ -50,16 +62,3 @@ class AgentConfig:
     sentinel_remediates: bool = False
     tls: TlsConfig = field(default_factory=TlsConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
-
-    def __post_init__(self) -> None:
-        positive(self, "poll_interval_s", "sample_interval_s", "ack_timeout_s", "reconnect_max_s")
-        at_least(self, 1, "spool_batches", "record_max_bytes")
-        if not self.ring_dir:
-            raise ValueError("ring_dir: expected a directory, got ''")
-        address(self, "controller")
-        if self.metrics_listen:
-            address(self, "metrics_listen", first_port=0)
-        if self.node and not is_node_name(self.node):
-            raise ValueError(f"node: expected {NODE_NAME_RULE}, got {self.node!r}")
-        if self.rack and not is_node_name(self.rack):
-            raise ValueError(f"rack: expected {NODE_NAME_RULE}, got {self.rack!r}")

@@ -3,19 +3,40 @@
 Each comment gives unit and trade-off. `core/config/loader.py` reads the TOML file.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Annotated
 
-from pacekeeper.core.addresses import GRPC_PORT, split_address
-from pacekeeper.core.config.checks import address, at_least, at_most, positive
+from pydantic import Field
+
+from pacekeeper.core.addresses import GRPC_PORT
+from pacekeeper.core.config.base import (
+    Count,
+    Listener,
+    NonEmpty,
+    OptionalAddress,
+    OptionalListener,
+    Positive,
+    named,
+    reject,
+    settings,
+)
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.metrics import MetricsConfig, WebhookConfig
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
+from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig, lone_file
 
-MIN_STORE_BYTES = 1 << 20
+Days = Annotated[float, Field(gt=0.0, le=36_500.0)]
+LeaseUrl = Annotated[
+    str,
+    named(
+        lambda text: text.startswith(("etcd://", "k8s://")),
+        "etcd://HOST:PORT/KEY or k8s://NAMESPACE/NAME",
+        is_optional=True,
+    ),
+]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings
 class RetentionConfig:
     """Limits of the history in the store.
 
@@ -25,46 +46,40 @@ class RetentionConfig:
 
     # Days that the past is kept: closed incidents with their courses, decisions, proposals that
     # are over, layouts that were in force, how fast jobs went.
-    history_days: float = 90.0
+    history_days: Days = 90.0
     # The newest of each that are kept at most.
-    incidents: int = 50_000
-    decisions: int = 50_000
-    proposals: int = 10_000
-    layouts: int = 4096
+    incidents: Count = 50_000
+    decisions: Count = 50_000
+    proposals: Count = 10_000
+    layouts: Count = 4096
     # Bytes in the store; beyond, the oldest of these go whatever their age. A standby is sent all
     # of them when it begins to follow.
-    store_bytes: int = 512 << 20
+    store_bytes: Annotated[int, Field(ge=1 << 20)] = 512 << 20
     # Days, and number, of ended jobs that `pacekeeper status` still shows.
-    ended_job_days: float = 3.0
-    ended_jobs: int = 512
-
-    def __post_init__(self) -> None:
-        positive(self, "history_days", "ended_job_days")
-        at_most(self, 36_500.0, "history_days", "ended_job_days")
-        at_least(self, 1, "incidents", "decisions", "proposals", "layouts", "ended_jobs")
-        at_least(self, MIN_STORE_BYTES, "store_bytes")
+    ended_job_days: Days = 3.0
+    ended_jobs: Count = 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings
 class LeaseConfig:
     """The lease that selects the leader among several controllers."""
 
     # etcd://HOST:PORT,HOST:PORT/KEY or k8s://NAMESPACE/NAME; empty: this is the only controller.
-    url: str = ""
+    url: LeaseUrl = ""
     # This controller's name among them; empty: the host name.
     member: str = ""
     # host:port at which the others reach it; empty: where it listens.
-    advertise: str = ""
+    advertise: OptionalAddress = ""
     # Seconds without a renewal after which another takes over. Raising it bears longer pauses of
     # the lease's store, and makes a takeover as much later.
-    duration_s: float = 4.0
+    duration_s: Positive = 4.0
     # Seconds between two renewals.
-    renew_s: float = 1.0
+    renew_s: Positive = 1.0
     # Seconds by which the leader stops before another may begin: it bears clocks whose rates differ
     # by as large a part of duration_s.
-    margin_s: float = 1.0
+    margin_s: Positive = 1.0
     # Seconds for which a standby may hold up what the leader stores before it counts no more.
-    sync_within_s: float = 2.0
+    sync_within_s: Positive = 2.0
     # PEM files for the store of the lease: its authority, our certificate and key. Of Kubernetes
     # and of etcd://; without `ca` etcd is spoken to in the clear, on loopback only.
     ca: str = ""
@@ -75,40 +90,33 @@ class LeaseConfig:
     token_file: str = ""
 
     def __post_init__(self) -> None:
-        positive(self, "duration_s", "renew_s", "margin_s", "sync_within_s")
-        if self.url and not self.url.startswith(("etcd://", "k8s://")):
-            raise ValueError(
-                f"url: expected etcd://HOST:PORT/KEY or k8s://NAMESPACE/NAME, got {self.url!r}"
-            )
-        if self.renew_s + self.margin_s >= self.duration_s:
-            raise ValueError("duration_s: expected above renew_s + margin_s")
-        if bool(self.cert) != bool(self.key):
-            raise ValueError("cert, key: expected both files or neither")
-        if self.advertise:
-            try:
-                split_address(self.advertise)
-            except ValueError as error:
-                raise ValueError(f"advertise: {error}") from None
+        reject(
+            lone_file(self.cert, self.key),
+            (
+                self.renew_s + self.margin_s >= self.duration_s,
+                "duration_s: expected above renew_s + margin_s",
+            ),
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings
 class ControllerConfig:
     """The central service."""
 
     # host:port of gRPC; loopback unless you say otherwise.
-    listen: str = f"127.0.0.1:{GRPC_PORT}"
+    listen: Listener = f"127.0.0.1:{GRPC_PORT}"
     # Whether to listen beyond loopback without encryption, or without knowing who calls.
     insecure: bool = False
     # host:port of the Prometheus endpoint; empty: none.
-    metrics_listen: str = ""
+    metrics_listen: OptionalListener = ""
     # host:port of the web page; empty: none. Needs pacekeeper[web].
-    web: str = ""
+    web: OptionalListener = ""
     # SQLite file with jobs, incidents, decisions and layouts.
-    store: str = "pacekeeper.sqlite"
+    store: NonEmpty = "pacekeeper.sqlite"
     # Seconds between two ticks: policy and blindness are looked at then.
-    tick_interval_s: float = 0.2
+    tick_interval_s: Positive = 0.2
     # Seconds without a record before a job counts as blind.
-    blind_after_s: float = 30.0
+    blind_after_s: Positive = 30.0
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
@@ -118,10 +126,3 @@ class ControllerConfig:
     webhook: WebhookConfig = field(default_factory=WebhookConfig)
     lease: LeaseConfig = field(default_factory=LeaseConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
-
-    def __post_init__(self) -> None:
-        positive(self, "tick_interval_s", "blind_after_s")
-        if not self.store:
-            raise ValueError("store: expected a file, got ''")
-        others = [name for name in ("metrics_listen", "web") if getattr(self, name)]
-        address(self, "listen", *others, first_port=0)

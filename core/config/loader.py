@@ -1,36 +1,61 @@
-"""Reads settings from TOML text; every error names file, key and expectation."""
+"""Reads settings from TOML text; every error names file, key and expectation.
+
+Called by the commands (cli/common/settings.py) and by readers of scenario files. The classes of
+settings validate their values (pydantic); this module makes plain sentences of what they reject.
+"""
 
 import tomllib
-from dataclasses import MISSING, fields, is_dataclass, replace
-from math import inf, isfinite
+from dataclasses import Field, asdict, fields, is_dataclass, replace
+from functools import cache
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+from pydantic.dataclasses import dataclass, is_pydantic_dataclass
+from pydantic_core import ErrorDetails
+
 from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.config.base import STRICT
 from pacekeeper.core.config.client import ClientConfig
-from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.controller import ControllerConfig, LeaseConfig, RetentionConfig
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.config.metrics import MetricsConfig, WebhookConfig
+from pacekeeper.core.config.policy import PolicyConfig
+from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 T = TypeVar("T")
 
-_TABLES: tuple[tuple[str, type, str], ...] = (  # (table, settings it is of, their part)
-    ("agent", AgentConfig, ""),
-    ("client", ClientConfig, ""),
-    ("controller", ControllerConfig, ""),
-    ("detector", ControllerConfig, "detector"),
-    ("policy", ControllerConfig, "policy"),
-    ("access", ControllerConfig, "access"),
-    ("limits", ControllerConfig, "limits"),
-    ("metrics", AgentConfig, "metrics"),
-    ("metrics", ControllerConfig, "metrics"),
-    ("webhook", ControllerConfig, "webhook"),
-    ("lease", ControllerConfig, "lease"),
-    ("retention", ControllerConfig, "retention"),
-    ("tls", AgentConfig, "tls"),
-    ("tls", ClientConfig, "tls"),
-    ("tls", ControllerConfig, "tls"),
-    ("train", TrainConfig, ""),
-)
+# The tables of a file. Settings whose fields are settings again (`ControllerConfig.detector`) get
+# these from the table of that name.
+TABLES: dict[str, type] = {
+    "agent": AgentConfig,
+    "client": ClientConfig,
+    "controller": ControllerConfig,
+    "detector": DetectorConfig,
+    "policy": PolicyConfig,
+    "access": AccessConfig,
+    "limits": LimitsConfig,
+    "metrics": MetricsConfig,
+    "webhook": WebhookConfig,
+    "lease": LeaseConfig,
+    "retention": RetentionConfig,
+    "tls": TlsConfig,
+    "train": TrainConfig,
+}
+# What was expected, by pydantic's type of error.
+_EXPECTED = {
+    "bool_type": "bool",
+    "float_type": "float",
+    "int_type": "int",
+    "string_type": "str",
+    "finite_number": "a finite number",
+    "greater_than": "a value above {gt:g}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "one of {expected}",
+    "string_too_short": "a value that is not empty",
+}
 
 
 def read_config(kind: type[T], text: str, *, file: str) -> T:
@@ -42,108 +67,133 @@ def read_config(kind: type[T], text: str, *, file: str) -> T:
         file: its name, for errors.
 
     Raises:
-        ConfigError: the text is not TOML, or a table, key or value is invalid.
+        ConfigError: the text is not TOML, or tables, keys or values are invalid. It names all of
+            them, one a line.
     """
-    settings: T = _read(_document(text, file), file)[kind]
-    return settings
-
-
-def _document(text: str, file: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from None
-
-
-def _read(document: dict[str, Any], file: str) -> dict[type, Any]:
-    """The settings of every kind."""
-    known = tuple(dict.fromkeys(table for table, _, _ in _TABLES))
-    for table in document:
-        if table not in known:
-            raise ConfigError(
-                f"{file}: unknown table [{table}]",
-                remedy=f"expected one of {', '.join(f'[{name}]' for name in known)}",
-            )
-    result: dict[type, Any] = {}
-    for table, owner, part in _TABLES:
-        base = result.get(owner, owner())
-        values = document.get(table, {})
-        if not isinstance(values, dict):
-            raise ConfigError(f"{file}: {table}: expected a table, got {_kind_of(values)}")
-        where = f"{file}: [{table}]"
-        if part:
-            base = replace(base, **{part: _build(type(getattr(base, part)), values, where)})
-        else:
-            base = _build(owner, values, where, base)
-        result[owner] = base
-    return result
-
-
-def find_errors(text: str, *, file: str) -> list[ConfigError]:
-    """All errors in a file, key by key where a single key is at fault; empty: it is valid."""
-    try:
-        document = _document(text, file)
-    except ConfigError as error:
-        return [error]
-    found: list[ConfigError] = []
-    for table, values in document.items():
-        whole = _complaint({table: values}, file)
-        if whole is not None:
-            keys = values.items() if isinstance(values, dict) else ()
-            alone = [_complaint({table: {key: value}}, file) for key, value in keys]
-            found += [one for one in alone if one is not None] or [whole]
+    tables, errors = _read(text, file)
+    _raise(errors)
+    own = next(name for name, known in TABLES.items() if known is kind)
+    settings = tables.get(own, kind())
+    parts = {f.name: tables[f.name] for f in fields(settings) if _is_part(f) and f.name in tables}
+    found: T = replace(settings, **parts)
     return found
 
 
-def _complaint(document: dict[str, Any], file: str) -> ConfigError | None:
+def find_errors(text: str, *, file: str) -> list[ConfigError]:
+    """All errors in a file; empty: it is valid."""
+    return _read(text, file)[1]
+
+
+def _read(text: str, file: str) -> tuple[dict[str, Any], list[ConfigError]]:
+    """The settings of each table in a file, and all errors."""
     try:
-        _read(document, file)
-    except ConfigError as error:
-        return error
-    return None
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        return {}, [ConfigError(f"{file}: not valid TOML: {error}")]
+    tables: dict[str, Any] = {}
+    errors: list[ConfigError] = []
+    for name, values in document.items():
+        if name not in TABLES:
+            known = ", ".join(f"[{table}]" for table in TABLES)
+            errors.append(
+                ConfigError(f"{file}: unknown table [{name}]", remedy=f"expected one of {known}")
+            )
+        elif not isinstance(values, dict):
+            errors.append(ConfigError(f"{file}: {name}: expected a table, got {_typed(values)}"))
+        else:
+            tables[name], found = _build(TABLES[name], values, f"{file}: [{name}]")
+            errors += found
+    return tables, errors
 
 
 def read_table(kind: type[T], values: dict[str, Any], *, where: str) -> T:
-    """One table as `kind`; keys without default are required. Errors begin with `where`."""
-    for known in fields(kind):  # type: ignore[arg-type]
-        is_needed = known.default is MISSING and known.default_factory is MISSING
-        if is_needed and known.name not in values:
-            name = known.type.__name__ if isinstance(known.type, type) else str(known.type)
-            raise ConfigError(f"{where} {known.name}: missing", remedy=f"expected {name}")
-    return _build(kind, values, where)
+    """One table as `kind`, a frozen dataclass; keys without default are required.
+
+    Raises:
+        ConfigError: keys or values are invalid; it names all of them and begins with `where`.
+    """
+    checked, errors = _build(_validating(kind), values, where)  # type: ignore[arg-type]
+    _raise(errors)
+    return kind(**asdict(checked))
+
+
+@cache
+def _validating(kind: type) -> type:
+    """A subclass whose values are validated on construction; settings are that already."""
+    if is_pydantic_dataclass(kind):
+        return kind
+    return dataclass(kind, frozen=True, kw_only=True, config=STRICT)
 
 
 def override(settings: T, *, where: str = "command line", **values: Any) -> T:
-    """`settings` with those `values` that are not None; errors begin with `where`."""
+    """`settings` with those `values` that are not None.
+
+    Raises:
+        ConfigError: values are invalid; it names all of them and begins with `where`.
+    """
     given = {name: value for name, value in values.items() if value is not None}
-    return _build(type(settings), given, where, settings)
+    changed, errors = _build(type(settings), given, where, base=settings)
+    _raise(errors)
+    found: T = changed
+    return found
 
 
-def _build(kind: type[T], values: dict[str, Any], where: str, base: T | None = None) -> T:
-    known = {f.name: f for f in fields(kind) if not _is_nested(f)}  # type: ignore[arg-type]
-    checked: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known:
-            near = ", ".join(sorted(known))
-            raise ConfigError(f"{where} {key}: unknown key", remedy=f"expected one of: {near}")
-        expected = known[key].type
-        if expected is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value) if abs(value) < 2**63 else inf  # TOML's integers have 64 bits
-        if not isinstance(expected, type) or type(value) is not expected:
-            name = expected.__name__ if isinstance(expected, type) else str(expected)
-            raise ConfigError(f"{where} {key}: expected {name}, got {_kind_of(value)}")
-        if isinstance(value, float) and not isfinite(value):
-            raise ConfigError(f"{where} {key}: expected a finite number, got {values[key]}")
-        checked[key] = value
+def _raise(errors: list[ConfigError]) -> None:
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ConfigError("\n".join(map(str, errors)))
+
+
+def _build(
+    kind: type[T], values: dict[str, Any], where: str, base: T | None = None
+) -> tuple[Any, list[ConfigError]]:
+    """Settings of `values`, the others as in `base` or by default, and all errors.
+
+    With errors, the settings are None or lack the unknown keys.
+    """
+    known = {f.name: f.type for f in fields(kind) if not _is_part(f)}  # type: ignore[arg-type]
+    expected = f"expected one of: {', '.join(sorted(known))}"
+    errors = [
+        ConfigError(f"{where} {key}: unknown key", remedy=expected)
+        for key in values
+        if key not in known
+    ]
+    given = {key: value for key, value in values.items() if key in known}
     try:
-        return kind(**checked) if base is None else replace(base, **checked)  # type: ignore[type-var]
-    except ValueError as error:
-        raise ConfigError(f"{where} {error}") from None
+        made: Any = kind(**given) if base is None else replace(base, **given)  # type: ignore[type-var]
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            errors += _config_errors(problem, where, known)
+        return None, errors
+    return made, errors
 
 
-def _is_nested(f: Any) -> bool:
-    return f.default_factory is not MISSING and is_dataclass(f.default_factory)
+def _is_part(setting: Field[Any]) -> bool:
+    """Whether a field is a class of settings itself, read from a table of its own."""
+    return is_dataclass(setting.default_factory)
 
 
-def _kind_of(value: object) -> str:
-    return f"{type(value).__name__} {value!r}"
+def _config_errors(problem: ErrorDetails, where: str, types: dict[Any, Any]) -> list[ConfigError]:
+    """One problem that pydantic found, in our words; several where rules are violated."""
+    where = " ".join((where, *(f"{key}:" for key in problem["loc"])))
+    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
+    if kind == "value_error":  # of `reject`, `parsed` or `named`
+        return [ConfigError(f"{where} {text}") for text in context["error"].args]
+    if kind == "missing":
+        (missing,) = problem["loc"]
+        return [ConfigError(f"{where} missing", remedy=f"expected {types[missing].__name__}")]
+    expected = _EXPECTED[kind].format(**context)
+    got = _typed(value) if kind.endswith("_type") else _shown(value)
+    return [ConfigError(f"{where} expected {expected}, got {got}")]
+
+
+def _typed(value: object) -> str:
+    return f"{type(value).__name__} {_shown(value)}"
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # an integer in hexadecimal digits, too long for Python to print
+        return "of too many digits"

@@ -3,13 +3,15 @@
 The webhook is for fleets without Alertmanager.
 """
 
-from dataclasses import dataclass
+from typing import Annotated
 
-from pacekeeper.core.config.checks import at_least, at_most, one_of, positive
-from pacekeeper.core.config.security import TlsConfig, unauthenticated_listener
+from pydantic import Field
+
+from pacekeeper.core.config.base import NonNegative, one_of, reject, settings
+from pacekeeper.core.config.security import TlsConfig, lone_file, unauthenticated_listener
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings
 class WebhookConfig:
     """The destination of the controller's own notifications; without URL there are none."""
 
@@ -18,7 +20,7 @@ class WebhookConfig:
     url: str = ""
     url_file: str = ""
     # "alertmanager" (the JSON of its webhook, version 4) or "slack" (a message).
-    format: str = "alertmanager"
+    format: Annotated[str, one_of("alertmanager", "slack")] = "alertmanager"
     # File with the secret that deliveries are signed with (headers of Standard Webhooks), readable
     # by its owner only; empty: they are not signed.
     secret_file: str = ""
@@ -28,20 +30,13 @@ class WebhookConfig:
     # URL of a proxy on the way; empty: none, whatever the environment says.
     proxy: str = ""
     # Share of the time that the alert rules wait (`for`) before something is told; 0: at once.
-    hold_ratio: float = 1.0
+    hold_ratio: NonNegative = 1.0
     # Seconds for one attempt, and attempts, with pauses of 1, 2, 4, ... 30 s; then it is given up.
-    timeout_s: float = 5.0
-    attempts: int = 6
+    timeout_s: Annotated[float, Field(gt=0.0, le=60.0)] = 5.0
+    attempts: Annotated[int, Field(ge=1, le=100)] = 6
 
     def __post_init__(self) -> None:
-        one_of(self, "format", "alertmanager", "slack")
-        positive(self, "timeout_s")
-        at_most(self, 60.0, "timeout_s")
-        at_least(self, 0.0, "hold_ratio")
-        at_least(self, 1, "attempts")
-        at_most(self, 100, "attempts")
-        if self.url and self.url_file:
-            raise ValueError("url, url_file: expected one of them at most")
+        reject((bool(self.url and self.url_file), "url, url_file: expected one of them at most"))
 
     @property
     def is_on(self) -> bool:
@@ -49,7 +44,7 @@ class WebhookConfig:
         return bool(self.url or self.url_file)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings
 class MetricsConfig:
     """Protection of the metrics endpoint; all empty: unencrypted and open to every caller."""
 
@@ -63,10 +58,13 @@ class MetricsConfig:
     token_file: str = ""
 
     def __post_init__(self) -> None:
-        if bool(self.cert) != bool(self.key):
-            raise ValueError("cert, key: expected both files or neither")
-        if self.ca and not self.cert:
-            raise ValueError("ca: expected cert and key, too: without TLS nobody shows any")
+        reject(
+            lone_file(self.cert, self.key),
+            (
+                bool(self.ca and not self.cert),
+                "ca: expected cert and key, too: without TLS no client sends a certificate",
+            ),
+        )
 
     @property
     def tls(self) -> TlsConfig:

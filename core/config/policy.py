@@ -1,75 +1,69 @@
 """Settings of the policy, table `[policy]`: which findings lead to which actions."""
 
-from dataclasses import dataclass
+from typing import Annotated
 
-from pacekeeper.core.config.checks import MAX_WAIT_S, at_least, at_most, one_of, positive
+from pydantic import Field
+
+from pacekeeper.core.config.base import (
+    Count,
+    CountOrZero,
+    NonNegative,
+    Positive,
+    Ratio,
+    Wait,
+    one_of,
+    settings,
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings
 class PolicyConfig:
     """When a finding becomes an action."""
 
     # "act"; "observe": decide and report, but never offer a plan; "approve": propose plans to
     # people and offer those that they approve.
-    mode: str = "act"
+    mode: Annotated[str, one_of("act", "observe", "approve")] = "act"
     # Which plans wait for a person in that mode: "moves" (what copies state or leaves a rank out;
     # shares alone do not wait) or "all".
-    approve: str = "moves"
+    approve: Annotated[str, one_of("moves", "all")] = "moves"
     # Seconds that a proposal stands. Nobody answers: it is made anew if it still pays. Denied: its
     # kind waits as long, then twice as long each time (an hour at most, unless this is more).
-    approve_within_s: float = 900.0
+    approve_within_s: Wait = 900.0
     # Smallest predicted gain (share of the step time) worth a plan.
-    min_gain: float = 0.05
+    min_gain: NonNegative = 0.05
     # The same while nobody is slow (hot experts only), and steps of loads and layout before that.
-    rebalance_min_gain: float = 0.08
-    settle_steps: int = 40
+    rebalance_min_gain: NonNegative = 0.08
+    settle_steps: CountOrZero = 40
     # Steps over which a gain must pay the cost of moving, where the duration is unknown.
-    horizon_steps: int = 200
+    horizon_steps: Count = 200
     # Seconds one byte of state costs to move (1 / bandwidth), and one plan at the least: until the
     # job's own plans have been measured.
-    move_s_per_byte: float = 2e-9
-    plan_s: float = 0.1
+    move_s_per_byte: NonNegative = 2e-9
+    plan_s: NonNegative = 0.1
     # Least steps between two plans of one job. Raising it damps flapping and delays relief.
-    min_steps_between_plans: int = 3
+    min_steps_between_plans: CountOrZero = 3
     # Fewest hosts of an expert after any plan.
-    min_hosts: int = 2
+    min_hosts: Count = 2
     # Fewest nodes these stand on, where an expert has so many hosts and the job so many nodes.
-    min_nodes: int = 2
+    min_nodes: Count = 2
     # The same of racks, where all nodes of the job have told theirs (`rack` of [agent]).
-    min_racks: int = 2
+    min_racks: Count = 2
     # Likelihood that a rank fails before the next plan, until the job's own losses say more, and
     # seconds that a restart costs where an expert is lost with it: what a safer placement is worth.
-    failure_probability: float = 0.01
-    restart_s: float = 600.0
+    failure_probability: Ratio = 0.01
+    restart_s: NonNegative = 600.0
     # Likelihood that a rack fails with all its nodes before the next plan; 0: not known, then only
     # `min_racks` speaks for racks.
-    rack_failure_probability: float = 0.0
+    rack_failure_probability: Ratio = 0.0
     # Most bytes of state that one plan may move; 0: as many as pay.
-    max_moved_bytes: int = 0
+    max_moved_bytes: CountOrZero = 0
     # Bytes that a rank has for weights, master weights and moments, where layers and shards move;
     # 0: not told, and nothing is bounded.
-    memory_bytes: int = 0
+    memory_bytes: CountOrZero = 0
     # Whether a plan may leave a slow rank without work: it stands by, and comes back when a probe
     # finds it well.
     may_leave_out: bool = False
     # Largest share of a job's ranks that may be acted on at once (circuit breaker).
-    max_acted_ratio: float = 0.5
+    max_acted_ratio: Positive = 0.5
     # Weight of the newest step in the running mean of expert loads.
-    load_ema: float = 0.1
-
-    def __post_init__(self) -> None:
-        one_of(self, "mode", "act", "observe", "approve")
-        one_of(self, "approve", "moves", "all")
-        at_least(
-            self, 0.0, "min_gain", "rebalance_min_gain", "move_s_per_byte", "plan_s", "restart_s"
-        )
-        at_least(self, 1, "horizon_steps", "min_hosts", "min_nodes", "min_racks")
-        at_least(self, 0, "min_steps_between_plans", "settle_steps", "max_moved_bytes")
-        at_least(self, 0, "memory_bytes")
-        positive(self, "load_ema", "max_acted_ratio", "approve_within_s")
-        at_most(self, MAX_WAIT_S, "approve_within_s")
-        for name in ("failure_probability", "rack_failure_probability"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
-        if self.load_ema > 1.0:
-            raise ValueError(f"load_ema: expected at most 1, got {self.load_ema}")
+    load_ema: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1

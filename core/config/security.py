@@ -3,14 +3,30 @@
 What they mean together: docs/security.md. `core/config/loader.py` reads them.
 """
 
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from pacekeeper.core.addresses import is_loopback
+from pacekeeper.core.config.base import Count, Positive, named, reject, settings
 
 TRUST_DOMAIN = "pacekeeper"
+TrustDomain = Annotated[
+    str,
+    named(
+        lambda text: text != "" and all(c.isalnum() or c in "-._" for c in text),
+        "letters, digits, '-', '.' or '_'",
+    ),
+]
+MessageBytes = Annotated[int, Field(ge=1024, le=1 << 30)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def lone_file(cert: str, key: str) -> tuple[bool, str]:
+    """The rule that a certificate and its key are given together."""
+    return bool(cert) != bool(key), "cert, key: expected both files or neither"
+
+
+@settings
 class TlsConfig:
     """The certificate of this process and the authorities it trusts; all empty: no encryption."""
 
@@ -23,8 +39,7 @@ class TlsConfig:
     key: str = ""
 
     def __post_init__(self) -> None:
-        if bool(self.cert) != bool(self.key):
-            raise ValueError("cert, key: expected both files or neither")
+        reject(lone_file(self.cert, self.key))
 
     @property
     def is_on(self) -> bool:
@@ -32,12 +47,12 @@ class TlsConfig:
         return bool(self.ca or self.cert)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings
 class AccessConfig:
     """Identities of the controller's callers, and its audit log."""
 
     # The trust domain of identities in certificates: spiffe://DOMAIN/node/NAME and so on.
-    trust_domain: str = TRUST_DOMAIN
+    trust_domain: TrustDomain = TRUST_DOMAIN
     # Whether a certificate without such an identity counts as the node of its one DNS name.
     nodes_by_dns: bool = False
     # File of bearer tokens, made by `pacekeeper tokens`; empty: none are taken.
@@ -45,51 +60,27 @@ class AccessConfig:
     # File of the audit log, JSON lines; empty: the store's name with ".audit.jsonl" at its end.
     audit: str = ""
     # The audit log is set aside at this size, and so many old ones are kept.
-    audit_max_bytes: int = 64 << 20
-    audit_kept: int = 8
-
-    def __post_init__(self) -> None:
-        if not self.trust_domain or not all(c.isalnum() or c in "-._" for c in self.trust_domain):
-            raise ValueError(
-                f"trust_domain: expected letters, digits, '-', '.' or '_', got "
-                f"{self.trust_domain!r}"
-            )
-        if self.audit_max_bytes < 1 << 16:
-            raise ValueError(
-                f"audit_max_bytes: expected at least {1 << 16}, got {self.audit_max_bytes}"
-            )
-        if not 1 <= self.audit_kept <= 1000:
-            raise ValueError(f"audit_kept: expected 1 to 1000, got {self.audit_kept}")
+    audit_max_bytes: Annotated[int, Field(ge=1 << 16)] = 64 << 20
+    audit_kept: Annotated[int, Field(ge=1, le=1000)] = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings
 class LimitsConfig:
     """Limits for one caller of the controller; unidentified callers are counted by address."""
 
     # Largest report of an agent, and largest question of anybody.
-    max_report_bytes: int = 64 << 20
-    max_question_bytes: int = 64 << 10
+    max_report_bytes: MessageBytes = 64 << 20
+    max_question_bytes: MessageBytes = 64 << 10
     # Calls per second in the long run, and at once; beyond, a call is refused.
-    calls_per_s: float = 100.0
-    calls_at_once: int = 500
+    calls_per_s: Positive = 100.0
+    calls_at_once: Count = 500
     # The same of reports on one stream; beyond, they are read later: nothing is lost.
-    reports_per_s: float = 500.0
-    reports_at_once: int = 8192
+    reports_per_s: Positive = 500.0
+    reports_at_once: Count = 8192
     # Watches that one caller may have open.
-    watches: int = 64
+    watches: Count = 64
     # Seconds a connection lives before it is made anew: certificates and tokens are looked at then.
-    connection_s: float = 3600.0
-
-    def __post_init__(self) -> None:
-        for name in ("max_report_bytes", "max_question_bytes"):
-            if not 1024 <= getattr(self, name) <= 1 << 30:
-                raise ValueError(f"{name}: expected 1024 to {1 << 30}, got {getattr(self, name)}")
-        for name in ("calls_per_s", "reports_per_s", "connection_s"):
-            if not getattr(self, name) > 0.0:
-                raise ValueError(f"{name}: expected a value above 0, got {getattr(self, name)}")
-        for name in ("calls_at_once", "reports_at_once", "watches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+    connection_s: Positive = 3600.0
 
 
 def unencrypted_listener(option: str, address: str, tls: TlsConfig) -> str:

@@ -25,6 +25,7 @@ from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.record_codec import unpack
 from pacekeeper.core.telemetry.records import PAYLOAD_BYTES, Record
 
+DEFAULT_RING_DIR = "/dev/shm/pacekeeper"  # of agents and ranks that are given no other
 MAGIC = b"PACERING"
 VERSION = 10
 SLOT_BYTES = 128

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ SMALL = TrainConfig(
 def write_config(path: Path, config: TrainConfig) -> Path:
     """`config` as a TOML file."""
     lines = ["[train]"]
-    lines += [f"{name} = {json.dumps(getattr(config, name))}" for name in config.__slots__]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in asdict(config).items()]
     path.write_text("\n".join(lines) + "\n")
     return path
 

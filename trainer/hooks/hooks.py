@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
 from pacekeeper.core.telemetry.record_codec import (
@@ -29,6 +28,7 @@ from pacekeeper.core.telemetry.records import (
     ProbeRecord,
     SnapshotRecord,
 )
+from pacekeeper.core.telemetry.shm_ring import DEFAULT_RING_DIR
 from pacekeeper.trainer.hooks.compute_timers import (
     MAX_LATE,
     ComputeTime,
@@ -130,7 +130,7 @@ def attach(
         run_id=run_id,
         can_probe=can_probe,
     )
-    directory = ring_dir or os.environ.get(RING_DIR_VARIABLE) or AgentConfig().ring_dir
+    directory = ring_dir or os.environ.get(RING_DIR_VARIABLE) or DEFAULT_RING_DIR
     return Hooks(Ring.create(Path(directory), attachment), rank, timer or WallClock())
 
 

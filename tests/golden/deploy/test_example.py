@@ -1,6 +1,6 @@
-"""The example configuration says every key with its default and what the source says of it.
+"""The example configuration and its JSON schema have every key with what the source says of it.
 
-Rewritten by `pytest --update-golden`, so that the comments are kept in one place.
+Both are rewritten by `pytest --update-golden`, so that the comments are kept in one place.
 """
 
 import ast
@@ -8,19 +8,24 @@ import inspect
 import json
 import tomllib
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
+from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
+from pydantic import TypeAdapter
 
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.config.loader import read_config
+from pacekeeper.core.config.loader import TABLES, read_config
 from pacekeeper.core.config.train import TrainConfig
 from support.tree import ROOT
 
 EXAMPLE = ROOT / "deploy" / "pacekeeper.example.toml"
+SCHEMA = ROOT / "deploy" / "pacekeeper.schema.json"
 HEAD = """\
+#:schema ./pacekeeper.schema.json
 # All settings of pacekeeper with their defaults; each part reads its own tables from one file.
 # An unknown key is refused with the file, the key and what was expected.
 # Who may speak to whom, and how that is proven: docs/security.md.
@@ -48,32 +53,12 @@ def settings_of(kind: type) -> Iterator[tuple[list[str], str]]:
         yield [line.strip() for line in lines[first : statement.lineno - 1]], statement.target.id
 
 
-def parts() -> dict[str, object]:
-    """The settings of each table."""
-    controller = ControllerConfig()
-    return {
-        "agent": AgentConfig(),
-        "client": ClientConfig(),
-        "controller": controller,
-        "detector": controller.detector,
-        "policy": controller.policy,
-        "access": controller.access,
-        "limits": controller.limits,
-        "metrics": controller.metrics,
-        "webhook": controller.webhook,
-        "lease": controller.lease,
-        "retention": controller.retention,
-        "tls": controller.tls,
-        "train": TrainConfig(),
-    }
-
-
 def example() -> str:
     text = HEAD
-    for table, settings in parts().items():
+    for table, kind in TABLES.items():
         text += f"\n[{table}]\n"
-        for comments, name in settings_of(type(settings)):
-            value = getattr(settings, name)
+        for comments, name in settings_of(kind):
+            value = getattr(kind(), name)
             if not is_dataclass(value):
                 text += "".join(f"{line}\n" for line in comments)
                 text += f"{name} = {json.dumps(value)}\n"
@@ -91,7 +76,51 @@ def test_the_example_has_every_key_and_changes_nothing() -> None:
     for kind in (AgentConfig, ClientConfig, ControllerConfig, TrainConfig):
         assert read_config(kind, text, file="example") == kind()
     document = tomllib.loads(text)
-    for table, settings in parts().items():
-        assert is_dataclass(settings)
-        plain = [f.name for f in fields(settings) if not is_dataclass(getattr(settings, f.name))]
-        assert list(document[table]) == plain
+    assert {table: list(keys) for table, keys in document.items()} == {
+        table: plain_keys(kind) for table, kind in TABLES.items()
+    }
+
+
+def plain_keys(kind: type) -> list[str]:
+    """The keys of a table: the settings that are not tables of their own."""
+    return [name for _, name in settings_of(kind) if not is_dataclass(getattr(kind(), name))]
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a settings file; a comment describes all keys up to the next one."""
+    tables: dict[str, Any] = {}
+    for table, kind in TABLES.items():
+        made = TypeAdapter(kind).json_schema()
+        text, keys = "", dict[str, Any]()
+        for comments, name in settings_of(kind):
+            text = " ".join(line.removeprefix("# ") for line in comments) or text
+            keys[name] = made["properties"][name] | {"description": text}
+            keys[name].pop("title", None)
+        tables[table] = {
+            "type": "object",
+            "description": made["description"],
+            "properties": {name: keys[name] for name in plain_keys(kind)},
+            "additionalProperties": made["additionalProperties"],
+        }
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "pacekeeper"}
+    return {**head, "type": "object", "properties": tables, "additionalProperties": False}
+
+
+def test_the_schema_is_what_the_code_says(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--update-golden"):
+        SCHEMA.write_text(json.dumps(schema(), indent=1) + "\n")
+    assert json.loads(SCHEMA.read_text()) == schema(), "rewrite it by `pytest --update-golden`"
+
+
+def test_an_editor_accepts_the_example_and_marks_what_a_command_rejects() -> None:
+    Draft202012Validator.check_schema(schema())
+    validator = Draft202012Validator(schema())
+    assert list(validator.iter_errors(tomllib.loads(EXAMPLE.read_text()))) == []
+    wrong = "[agent]\nspool_batches = 0\nrign_dir = ''\n[policy]\nmode = 'maybe'\n[agnet]\n"
+    found = validator.iter_errors(tomllib.loads(wrong))
+    assert sorted(error.json_path for error in found) == [
+        "$",
+        "$.agent",
+        "$.agent.spool_batches",
+        "$.policy.mode",
+    ]

@@ -31,13 +31,23 @@ SLICE = (
     "tests/unit/trainer/hooks",
 )
 # What an image is to be spared: each extra is large or has no business where it is not named.
-HEAVY = ("grpc", "matplotlib", "numpy", "pyarrow", "scipy", "starlette", "textual", "torch")
+HEAVY = (
+    "grpc",
+    "matplotlib",
+    "numpy",
+    "pyarrow",
+    "pydantic",
+    "scipy",
+    "starlette",
+    "textual",
+    "torch",
+)
 HEAVY_OF = {
-    "agent": {"grpc"},
-    "controller": {"grpc", "numpy", "scipy"},
-    "web": {"grpc", "numpy", "scipy", "starlette"},
-    "cli": {"grpc", "numpy", "scipy", "textual"},
-    "trainer": {"numpy", "scipy", "torch"},
+    "agent": {"grpc", "pydantic"},
+    "controller": {"grpc", "pydantic", "numpy", "scipy"},
+    "web": {"grpc", "pydantic", "numpy", "scipy", "starlette"},
+    "cli": {"grpc", "pydantic", "numpy", "scipy", "textual"},
+    "trainer": {"pydantic", "numpy", "scipy", "torch"},
 }
 # The folders of the package whose every module an extra must be able to import.
 PARTS = {

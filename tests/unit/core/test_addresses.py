@@ -4,7 +4,7 @@ import pytest
 
 from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.agent import AgentConfig
-from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.controller import ControllerConfig, LeaseConfig
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,16 @@ def test_an_address_is_host_and_port_with_brackets_or_without() -> None:
 def test_port_0_is_for_those_who_listen() -> None:
     assert AgentConfig(metrics_listen="h:0").metrics_listen == "h:0"
     assert ControllerConfig(listen="h:0", metrics_listen="h:0").listen == "h:0"
-    with pytest.raises(ValueError, match="controller: expected HOST:PORT with a port from 1"):
+    with pytest.raises(ValueError, match="controller"):
         AgentConfig(controller="h:0")
+    with pytest.raises(ValueError, match="advertise"):
+        LeaseConfig(advertise="h:0")
+    with pytest.raises(ValueError, match="advertise"):
+        LeaseConfig(advertise="h:1,h:2")
 
 
-def test_a_place_without_a_name_is_none() -> None:
-    with pytest.raises(ValueError, match="ring_dir: expected a directory"):
+def test_a_file_or_directory_must_have_a_name() -> None:
+    with pytest.raises(ValueError, match="ring_dir"):
         AgentConfig(ring_dir="")
-    with pytest.raises(ValueError, match="store: expected a file"):
+    with pytest.raises(ValueError, match="store"):
         ControllerConfig(store="")

@@ -1,10 +1,16 @@
-"""A wrong setting is refused with file, key and what was expected; a right one is taken."""
+"""A wrong setting is rejected with file, key and expectation; a right one is accepted."""
+
+import math
+import pickle
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any
 
 import pytest
 
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.config.loader import override, read_config
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.config.loader import find_errors, override, read_config, read_table
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, ExitCode
 
@@ -20,44 +26,141 @@ def test_values_and_nested_tables_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "place", "expected"),
     [
-        ("[agent]\nrign_dir='x'", r"f.toml: \[agent\] rign_dir: unknown key.*ring_dir"),
-        (
-            "[agent]\nspool_batches='many'",
-            r"f.toml: \[agent\] spool_batches: expected int, got str",
+        ("[agent]\nrign_dir='x'", "[agent] rign_dir", "ring_dir"),
+        ("[agent]\nspool_batches='many'", "[agent] spool_batches", "int, got str"),
+        ("[agent]\nspool_batches='1'", "[agent] spool_batches", "int, got str"),
+        ("[agent]\nspool_batches=1.0", "[agent] spool_batches", "int, got float"),
+        ("[agent]\nspool_batches=true", "[agent] spool_batches", "int, got bool"),
+        ("[agent]\npoll_interval_s='1'", "[agent] poll_interval_s", "float, got str"),
+        ("[agent]\ninsecure=1", "[agent] insecure", "bool, got int"),
+        ("[agent]\nspool_batches=0", "[agent] spool_batches", "1, got 0"),
+        ("[agent]\nring_dir=''", "[agent] ring_dir", "''"),
+        ("[agnet]\n", "unknown table [agnet]; expected one of [agent], [client], [con", "train"),
+        ("agent = 3", "agent", "table, got int"),
+        ("[agent", "not valid TOML", ""),
+        pytest.param("x = " + "9" * 5000, "not valid TOML", "", id="endless number"),
+        pytest.param(
+            "[access]\naudit_kept = 0x" + "f" * 5000,
+            "[access] audit_kept",
+            "1000",
+            id="hex",
         ),
-        ("[agent]\nspool_batches=true", "expected int, got bool"),
-        ("[agent]\npoll_interval_s='1'", "expected float, got str"),
-        ("[agent]\nspool_batches=0", "spool_batches: expected at least 1, got 0"),
-        ("[agnet]\n", r"f.toml: unknown table \[agnet\]; expected one of \[agent\]"),
-        ("agent = 3", "agent: expected a table, got int"),
-        ("[agent", "f.toml: not valid TOML"),
-        pytest.param("x = " + "9" * 5000, "f.toml: not valid TOML", id="endless number"),
-        ("[detector]\nrecover_slowdown=1.5", "at most min_slowdown"),
-        ("[policy]\nload_ema=1.5", "load_ema: expected at most 1, got 1.5"),
-        ("[train]\nrow_tokens=0", "row_tokens: expected at least 16, got 0"),
-        ("[train]\nhidden_size=0", "hidden_size: expected at least 1, got 0"),
-        ("[policy]\nmode='maybe'", "expected one of 'act', 'observe', 'approve', got 'maybe'"),
+        ("[detector]\nrecover_slowdown=1.5", "[detector] recover_slowdown", "min_slowdown"),
+        ("[detector]\nblind_slowdown=1.1", "[detector] blind_slowdown", "min_slowdown"),
+        ("[detector]\nhistory_steps=11", "[detector] history_steps", "warmup_steps"),
+        ("[policy]\nload_ema=1.5", "[policy] load_ema", "1.0, got 1.5"),
+        ("[policy]\nmode='maybe'", "[policy] mode", "'act', 'observe' or 'approve', got 'maybe'"),
+        ("[lease]\nrenew_s=3", "[lease] duration_s", "renew_s + margin_s"),
+        ("[lease]\nurl='http://x'", "[lease] url", "etcd://"),
+        ("[webhook]\nurl='a'\nurl_file='b'", "[webhook] url, url_file", ""),
+        ("[metrics]\nca='a'", "[metrics] ca", "cert and key"),
+        ("[train]\nrow_tokens=0", "[train] row_tokens", "16, got 0"),
+        ("[train]\nclock='sundial'", "[train] clock", "'cpu' or 'emulated', got 'sundial'"),
+        ("[train]\nhidden_size=63", "[train] hidden_size", "num_heads"),
+        ("[train]\nnum_stages=5", "[train] num_stages", "num_layers = 4, got 5"),
+        ("[train]\ntensor_size=8", "[train] tensor_size", "num_heads = 4, got 8"),
+        ("[train]\nschedule='interleaved'", "[train] schedule", "'1f1b' or 'zero_bubble'"),
+        ("[train]\nexperts_per_token=9", "[train] experts_per_token", "num_experts = 8, got 9"),
+        ("[train]\nnum_microbatches=5", "[train] rows_per_step", "num_microbatches"),
+        ("[train]\nweight_decay=400", "[train] weight_decay", "learning_rate"),
         (
-            "[train]\nclock='sundial'",
-            "expected 'auto', 'device', 'cpu' or 'emulated', got 'sundial'",
+            "[train]\nexperts_per_checkpoint=1\ncheckpoint_window_steps=2",
+            "[train] checkpoint_window_steps",
+            "1",
         ),
-        ("[train]\nhidden_size=63", "multiple of 4 x num_heads"),
-        ("[train]\nnum_stages=5", "num_stages: expected at most num_layers = 4, got 5"),
-        ("[train]\ntensor_size=8", "tensor_size: expected at most num_heads = 4, got 8"),
-        ("[train]\nschedule='gpipe'", "schedule: expected '1f1b' or 'zero_bubble', got 'gpipe'"),
-        ("[train]\nexperts_per_token=9", "at most num_experts = 8, got 9"),
-        ("[controller]\ndetector=3", "detector: unknown key"),
+        (
+            "[train]\nexperts_per_checkpoint=1\ncheckpoint_period_steps=0",
+            "[train] checkpoint_period_steps",
+            "1",
+        ),
+        ("[train]\nresume='last'", "[train] resume", "'auto', 'never'"),
+        ("[controller]\ndetector=3", "[controller] detector", "listen"),
+        ("[controller.detector]\nwarmup_steps=9", "[controller] detector", "listen"),
     ],
 )
-def test_a_complaint_names_file_key_and_expectation(text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
+def test_an_error_names_file_key_and_expectation(text: str, place: str, expected: str) -> None:
+    (error,) = find_errors(text, file="f.toml")
+    said = str(error)
+    assert said.startswith(f"f.toml: {place}") and expected in said.partition(place)[2]
+    with pytest.raises(ConfigError) as caught:
         read_config(AgentConfig, text, file="f.toml")
+    assert str(caught.value) == said
     assert caught.value.exit_code is ExitCode.CONFIG
 
 
-def test_the_command_line_overrides_and_complains_in_its_own_name() -> None:
+def test_all_errors_of_a_file_are_reported_at_once() -> None:
+    text = """
+    [agent]
+    rign_dir = 'x'
+    spool_batches = 'many'
+    metrics_listen = 'here'
+    [agnet]
+    [train]
+    num_stages = 5
+    tensor_size = 8
+    """
+    errors = [str(error) for error in find_errors(text, file="f")]
+    places = ["[agent] rign_dir", "[agent] metrics_listen", "[agent] spool_batches"]
+    places += ["unknown table [agnet]", "[train] num_stages", "[train] tensor_size"]
+    assert len(errors) == len(places)
+    for error, place in zip(errors, places, strict=True):
+        assert error.startswith(f"f: {place}")
+    with pytest.raises(ConfigError) as caught:
+        read_config(TrainConfig, text, file="f")
+    assert str(caught.value).splitlines() == errors
+
+
+@pytest.mark.parametrize("key", ["self", "__dataclass_self__", "two words", "__post_init__"])
+def test_a_key_that_is_no_setting_is_unknown(key: str) -> None:
+    (error,) = find_errors(f"[agent]\n'{key}' = 1", file="f")
+    assert str(error).startswith(f"f: [agent] {key}: unknown key")
+
+
+def test_the_command_line_overrides_and_is_named_in_errors() -> None:
     assert override(TrainConfig(), steps=7, seed=None).steps == 7
-    with pytest.raises(ConfigError, match="command line steps: expected at least 1"):
+    with pytest.raises(ConfigError, match=r"^command line steps: .*got 0$"):
         override(TrainConfig(), steps=0)
+
+
+def test_settings_are_frozen_hashable_and_equal_by_value() -> None:
+    one, same = (ControllerConfig(detector=DetectorConfig(warmup_steps=9)) for _ in range(2))
+    assert one == same != ControllerConfig() and len({one, same}) == 1
+    with pytest.raises(FrozenInstanceError):
+        one.listen = "h:1"  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(one)) == one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of a scenario file."""
+
+    number: int
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.number == 7:
+            raise ValueError("number: expected another one")
+
+
+def test_a_table_becomes_a_value_of_its_own_class() -> None:
+    made = read_table(Table, {"number": 3, "share": 1}, where="f: [t]")
+    assert type(made) is Table and made == Table(number=3, share=1.0)
+    assert type(made.share) is float
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ({}, "number: missing; expected int"),
+        ({"number": 7}, "number: expected another one"),
+        ({"number": "1"}, "number: expected int"),
+        ({"number": 1, "share": math.inf}, "share: expected a finite"),
+        ({"number": 1, "nmber": 2}, "nmber: unknown key; expected one of: number, share"),
+    ],
+)
+def test_an_error_in_a_table_names_its_place(values: dict[str, Any], place: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_table(Table, values, where="f: [t]")
+    assert str(caught.value).startswith(f"f: [t] {place}") and "\n" not in str(caught.value)

@@ -104,14 +104,15 @@ def test_one_file_tells_every_part_its_certificates() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[tls]\ncert='c'", r"f: \[tls\] cert, key: expected both files or neither"),
-        ("[access]\ntrust_domain='a/b'", r"f: \[access\] trust_domain: expected letters"),
-        ("[access]\naudit_max_bytes=1", "audit_max_bytes: expected at least 65536, got 1"),
-        ("[access]\naudit_kept=0", "audit_kept: expected 1 to 1000, got 0"),
-        ("[limits]\ncalls_per_s=0", "calls_per_s: expected a value above 0"),
-        ("[limits]\nwatches=0", "watches: expected at least 1, got 0"),
-        ("[limits]\nmax_question_bytes=1", "max_question_bytes: expected 1024 to"),
-        ("[client]\ncontroller='nowhere'", r"\[client\] controller: expected HOST:PORT"),
+        ("[tls]\ncert='c'", r"^f: \[tls\] cert, key: "),
+        ("[access]\ntrust_domain='a/b'", r"^f: \[access\] trust_domain: .*'a/b'"),
+        ("[access]\ntrust_domain=''", r"^f: \[access\] trust_domain: .*''"),
+        ("[access]\naudit_max_bytes=1", r"^f: \[access\] audit_max_bytes: .*65536"),
+        ("[access]\naudit_kept=0", r"^f: \[access\] audit_kept: .* 1, got 0"),
+        ("[limits]\ncalls_per_s=0", r"^f: \[limits\] calls_per_s: .* 0, got 0"),
+        ("[limits]\nwatches=0", r"^f: \[limits\] watches: .* 1, got 0"),
+        ("[limits]\nmax_question_bytes=1", r"^f: \[limits\] max_question_bytes: .*1024"),
+        ("[client]\ncontroller='nowhere'", r"^f: \[client\] controller: .*HOST:PORT"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(text: str, words: str) -> None:
