@@ -13,36 +13,11 @@ from pydantic import ValidationError
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 from pydantic_core import ErrorDetails
 
-from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.base import STRICT
-from pacekeeper.core.config.client import ClientConfig
-from pacekeeper.core.config.controller import ControllerConfig, LeaseConfig, RetentionConfig
-from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.config.metrics import MetricsConfig, WebhookConfig
-from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 T = TypeVar("T")
 
-# The tables of a file. Settings whose fields are settings again (`ControllerConfig.detector`) get
-# these from the table of that name.
-TABLES: dict[str, type] = {
-    "agent": AgentConfig,
-    "client": ClientConfig,
-    "controller": ControllerConfig,
-    "detector": DetectorConfig,
-    "policy": PolicyConfig,
-    "access": AccessConfig,
-    "limits": LimitsConfig,
-    "metrics": MetricsConfig,
-    "webhook": WebhookConfig,
-    "lease": LeaseConfig,
-    "retention": RetentionConfig,
-    "tls": TlsConfig,
-    "train": TrainConfig,
-}
 # What was expected, by pydantic's type of error.
 _EXPECTED = {
     "bool_type": "bool",
@@ -56,6 +31,40 @@ _EXPECTED = {
     "literal_error": "one of {expected}",
     "string_too_short": "a value that is not empty",
 }
+
+
+@cache
+def table_classes() -> dict[str, type]:
+    """The class of each table of a file.
+
+    Settings whose fields are settings again (`ControllerConfig.detector`) get these from the table
+    of that name. Imported when a file is read: a command without one needs its own class only,
+    and all of them take a third longer to import.
+    """
+    from pacekeeper.core.config.agent import AgentConfig
+    from pacekeeper.core.config.client import ClientConfig
+    from pacekeeper.core.config.controller import ControllerConfig, LeaseConfig, RetentionConfig
+    from pacekeeper.core.config.detector import DetectorConfig
+    from pacekeeper.core.config.metrics import MetricsConfig, WebhookConfig
+    from pacekeeper.core.config.policy import PolicyConfig
+    from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
+    from pacekeeper.core.config.train import TrainConfig
+
+    return {
+        "agent": AgentConfig,
+        "client": ClientConfig,
+        "controller": ControllerConfig,
+        "detector": DetectorConfig,
+        "policy": PolicyConfig,
+        "access": AccessConfig,
+        "limits": LimitsConfig,
+        "metrics": MetricsConfig,
+        "webhook": WebhookConfig,
+        "lease": LeaseConfig,
+        "retention": RetentionConfig,
+        "tls": TlsConfig,
+        "train": TrainConfig,
+    }
 
 
 def read_config(kind: type[T], text: str, *, file: str) -> T:
@@ -72,7 +81,7 @@ def read_config(kind: type[T], text: str, *, file: str) -> T:
     """
     tables, errors = _read(text, file)
     _raise(errors)
-    own = next(name for name, known in TABLES.items() if known is kind)
+    own = next(name for name, known in table_classes().items() if known is kind)
     settings = tables.get(own, kind())
     parts = {f.name: tables[f.name] for f in fields(settings) if _is_part(f) and f.name in tables}
     found: T = replace(settings, **parts)
@@ -90,18 +99,19 @@ def _read(text: str, file: str) -> tuple[dict[str, Any], list[ConfigError]]:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         return {}, [ConfigError(f"{file}: not valid TOML: {error}")]
+    classes = table_classes()
     tables: dict[str, Any] = {}
     errors: list[ConfigError] = []
     for name, values in document.items():
-        if name not in TABLES:
-            known = ", ".join(f"[{table}]" for table in TABLES)
+        if name not in classes:
+            known = ", ".join(f"[{table}]" for table in classes)
             errors.append(
                 ConfigError(f"{file}: unknown table [{name}]", remedy=f"expected one of {known}")
             )
         elif not isinstance(values, dict):
             errors.append(ConfigError(f"{file}: {name}: expected a table, got {_typed(values)}"))
         else:
-            tables[name], found = _build(TABLES[name], values, f"{file}: [{name}]")
+            tables[name], found = _build(classes[name], values, f"{file}: [{name}]")
             errors += found
     return tables, errors
 

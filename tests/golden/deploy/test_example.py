@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.config.loader import TABLES, read_config
+from pacekeeper.core.config.loader import read_config, table_classes
 from pacekeeper.core.config.train import TrainConfig
 from support.tree import ROOT
 
@@ -55,7 +55,7 @@ def settings_of(kind: type) -> Iterator[tuple[list[str], str]]:
 
 def example() -> str:
     text = HEAD
-    for table, kind in TABLES.items():
+    for table, kind in table_classes().items():
         text += f"\n[{table}]\n"
         for comments, name in settings_of(kind):
             value = getattr(kind(), name)
@@ -77,7 +77,7 @@ def test_the_example_has_every_key_and_changes_nothing() -> None:
         assert read_config(kind, text, file="example") == kind()
     document = tomllib.loads(text)
     assert {table: list(keys) for table, keys in document.items()} == {
-        table: plain_keys(kind) for table, kind in TABLES.items()
+        table: plain_keys(kind) for table, kind in table_classes().items()
     }
 
 
@@ -89,7 +89,7 @@ def plain_keys(kind: type) -> list[str]:
 def schema() -> dict[str, Any]:
     """The JSON schema of a settings file; a comment describes all keys up to the next one."""
     tables: dict[str, Any] = {}
-    for table, kind in TABLES.items():
+    for table, kind in table_classes().items():
         made = TypeAdapter(kind).json_schema()
         text, keys = "", dict[str, Any]()
         for comments, name in settings_of(kind):
