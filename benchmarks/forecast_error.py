@@ -1,8 +1,8 @@
 """How far is the planners' forecast of a step from the same step played event by event?
 
 `python -m benchmarks.forecast_error`; a minute or two (`--cases N`). Partitions: random models,
-dense and with experts, layers that differ, some devices slow or dead; home and the plan that
-`plan_partition` makes, its price against `step_events.py`, which knows ranks, layers and links.
+dense and with experts, layers that differ, some devices slow or dead; the baseline and the plan of
+`plan_partition`, its price against `step_events.py`, which knows ranks, layers and links.
 Placements: random loads and speeds of a data-parallel job; the layout that our policy decides on,
 priced with what the detector says of the speeds and with the loads it saw, against the steps that
 follow, whose loads have moved on as far as recorded ones do in 100 steps. A forecast can be wrong
@@ -40,7 +40,7 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
-from pacekeeper.simulator.baselines.initial_partition import home_partition
+from pacekeeper.simulator.baselines.initial_partition import baseline_partition
 from pacekeeper.simulator.engine.detection_model import seen
 from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel
 from pacekeeper.simulator.policies.pacekeeper import model_of, shape_of, workload_of
@@ -85,7 +85,7 @@ def random_problem(seed: int) -> PartitionProblem:
             for rank in ranks
         )
         try:
-            home = home_partition(
+            baseline = baseline_partition(
                 model,
                 LINKS,
                 devices,
@@ -100,7 +100,7 @@ def random_problem(seed: int) -> PartitionProblem:
             continue
         schedule = (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE)[int(draw.integers(2))]
         return PartitionProblem(
-            model=model, devices=devices, links=LINKS, home=home, schedule=schedule
+            model=model, devices=devices, links=LINKS, baseline=baseline, schedule=schedule
         )
 
 
@@ -128,7 +128,7 @@ def partition_deviations(seeds: range) -> Deviations:
         problem = random_problem(seed)
         plan = plan_partition(problem)
         told: tuple[tuple[str, Partition, float], ...] = (
-            ("home, slow devices", problem.home, price(problem.home, problem).step_s),
+            ("baseline, slow devices", problem.baseline, price(problem.baseline, problem).step_s),
             ("plan", plan.partition, plan.step_s),
         )
         for name, partition, step_s in told:
@@ -210,10 +210,10 @@ def _view(
         model=model_of(job),
         workload=workload_of(job, parts, num_nodes),
         slow=slow,
-        home=None,
+        baseline=None,
         step_s=0.0,
         steps_since_plan=settled,
-        is_makeshift=True,
+        is_provisional=True,
         num_load_steps=settled,
         next_generation=2,
     )

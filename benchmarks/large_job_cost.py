@@ -108,7 +108,7 @@ def main() -> None:
     began_s = time.process_time()
     decision = decide(question.view, CONFIG.policy)
     decide_s = time.process_time() - began_s
-    print(f"decision in {decide_s:.2f} s: {decision.rung} {decision.text}")
+    print(f"decision in {decide_s:.2f} s: {decision.level} {decision.text}")
     result = {
         "ranks": job.num_ranks,
         "attach_s": round(attach_s, 2),

@@ -16,7 +16,7 @@ from pacekeeper.controller.planning.model.problem import (
     MovePrices,
     PartitionProblem,
 )
-from pacekeeper.simulator.baselines.initial_partition import home_partition
+from pacekeeper.simulator.baselines.initial_partition import baseline_partition
 
 FLOPS = 140e12
 TOKENS_PER_BATCH = 8192
@@ -117,7 +117,7 @@ def problem_of(
         Device(rank=rank, node=rank // RANKS_PER_NODE, memory_bytes=MEMORY_BYTES, speed=speed)
         for rank, speed in enumerate(speeds)
     )
-    home = home_partition(
+    baseline = baseline_partition(
         model,
         LINKS,
         devices,
@@ -128,5 +128,5 @@ def problem_of(
         num_microbatches=2 * case.stages,
     )
     return PartitionProblem(
-        model=model, devices=devices, links=LINKS, home=home, prices=prices or MovePrices()
+        model=model, devices=devices, links=LINKS, baseline=baseline, prices=prices or MovePrices()
     )

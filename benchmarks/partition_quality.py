@@ -29,7 +29,7 @@ SEVERITIES = {"weak": 0.65, "medium": 0.45, "severe": 0.3}
 MOST_SLOW = 8  # one device of so many, at most
 
 PLANNERS: dict[str, Callable[[PartitionProblem], float]] = {
-    "none": lambda problem: price(problem.home, problem).step_s,
+    "none": lambda problem: price(problem.baseline, problem).step_s,
     "greyhound": lambda problem: price(greyhound(problem), problem).step_s,
     "malleus": lambda problem: price(malleus(problem), problem).step_s,
     "resihp": lambda problem: resihp(problem).step_s,
@@ -54,16 +54,16 @@ def fractions(case: Case, speed: float, seed: int) -> dict[str, float]:
     result: dict[str, float] = {}
     for name, rows_per_batch in (("", 16), ("whole", 1)):
         problem = problem_of(case, speeds, rows_per_batch=rows_per_batch)
-        fluid_s = price(problem.home, healthy(problem)).step_s * problem.fluid_ratio
+        fluid_s = price(problem.baseline, healthy(problem)).step_s * problem.fluid_ratio
         chosen = {name: PLANNERS["ours"]} if name else PLANNERS
         result |= {of: fluid_s / step_s(problem) for of, step_s in chosen.items()}
     return result
 
 
 def healthy_gain(case: Case) -> float:
-    """What our planner adds where all devices are healthy: above 1, home is no fair measure."""
+    """What our planner adds where all devices are healthy: above 1, the baseline is not fair."""
     problem = problem_of(case, [1.0] * case.num_ranks)
-    return price(problem.home, problem).step_s / plan_partition(problem).step_s
+    return price(problem.baseline, problem).step_s / plan_partition(problem).step_s
 
 
 def cell(case: Case, severity: str, num_draws: int) -> Row:

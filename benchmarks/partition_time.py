@@ -55,7 +55,9 @@ def measure(data: int, faults: tuple[float, float], repeats: int) -> Row:
         taken_s.append(time.process_time() - began_s)
     closed = [price(plan.partition, made, is_exact=False).step_s / plan.step_s]
     if not plan.evicted:
-        closed.append(price(made.home, made, is_exact=False).step_s / price(made.home, made).step_s)
+        closed.append(
+            price(made.baseline, made, is_exact=False).step_s / price(made.baseline, made).step_s
+        )
     return {
         "devices": len(made.devices),
         "slow": faults[0],

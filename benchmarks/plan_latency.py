@@ -52,10 +52,10 @@ def view_of(num_layers: int, num_ranks: int) -> PlanningSnapshot:
             loads=tuple(map(tuple, loads.tolist())),
         ),
         slow={3: 1.6},
-        home=None,
+        baseline=None,
         step_s=1.0,
         steps_since_plan=100,
-        is_makeshift=False,
+        is_provisional=False,
         num_load_steps=100,
         next_generation=2,
     )

@@ -151,12 +151,12 @@ def run(mode: Mode, base: TrainConfig, seed: int) -> Result:
     with tempfile.TemporaryDirectory(prefix="pacekeeper-quality-", dir=SCRATCH) as folder:
         config = mode.config(replace(base, seed=seed), f"{folder}/kept")
         training, held = texts(config)
-        home = half_twice(first_layout(config, NUM_RANKS))
-        job = ThreadRanks(config=config, layout=home, corpus=training, directory=Path(folder))
+        baseline = half_twice(first_layout(config, NUM_RANKS))
+        job = ThreadRanks(config=config, layout=baseline, corpus=training, directory=Path(folder))
         after = []
         for death in deaths(mode, base, seed):
             job.train(death.step - job.step)
-            die(job, death, mode, home)
+            die(job, death, mode, baseline)
             after.append(loss_of(job, held))
         job.train(config.steps - job.step)
         job.close()
@@ -171,16 +171,16 @@ def run(mode: Mode, base: TrainConfig, seed: int) -> Result:
         )
 
 
-def die(job: "ThreadRanks", death: Death, mode: Mode, home: Layout) -> None:
+def die(job: "ThreadRanks", death: Death, mode: Mode, baseline: Layout) -> None:
     """Those who are left go on as the trainer does, and are joined by as many on the same layout;
     where nobody is left, all begin anew and resume.
     """
     from support.thread_jobs import reset
 
-    lost = [b for b in home.blocks() if set(home.holders(b)) <= set(death.victims)]
+    lost = [b for b in baseline.blocks() if set(baseline.holders(b)) <= set(death.victims)]
     if len(death.victims) < NUM_RANKS:
         job.die(death.victims)
-        job.join(death.victims, replace(home, generation=job.layout.generation + 1))
+        job.join(death.victims, replace(baseline, generation=job.layout.generation + 1))
     else:
         job.launch_again()
     if mode.is_reset:

@@ -97,9 +97,9 @@ def job_of(case: Case, flops: float, rows_per_batch: int) -> PipelineJob:
     )
 
 
-def home_step_s(job: PipelineJob, speed: dict[int, float] | None = None) -> float:
+def baseline_step_s(job: PipelineJob, speed: dict[int, float] | None = None) -> float:
     """Of the unmitigated job."""
-    work = Planned(partition=job.home)
+    work = Planned(partition=job.baseline)
     return job.step_s(work, job.routing.at(0), speed or {}, Dispatch.EVENED)
 
 
@@ -109,7 +109,7 @@ def fitted_flops(paper: Paper, rows_per_batch: int) -> float:
 
     def samples_per_s(flops: float) -> float:
         job = job_of(paper.case, flops, rows_per_batch)
-        return job.samples_per_step(Planned(partition=job.home)) / home_step_s(job)
+        return job.samples_per_step(Planned(partition=job.baseline)) / baseline_step_s(job)
 
     if not samples_per_s(low) < paper.samples_per_s < samples_per_s(high):
         raise ValueError(f"{paper.case.name}: no rate of devices explains {paper.samples_per_s}")
@@ -121,9 +121,11 @@ def fitted_flops(paper: Paper, rows_per_batch: int) -> float:
 
 def slow_speed(job: PipelineJob, rank: int, drop: float) -> float:
     """The speed of one device that costs the unmitigated job this part of its throughput."""
-    wanted_s = home_step_s(job) / (1.0 - drop)
+    wanted_s = baseline_step_s(job) / (1.0 - drop)
     low, high = 0.01, 1.0
     while high - low > 1e-4:
         middle = 0.5 * (low + high)
-        low, high = (low, middle) if home_step_s(job, {rank: middle}) < wanted_s else (middle, high)
+        low, high = (
+            (low, middle) if baseline_step_s(job, {rank: middle}) < wanted_s else (middle, high)
+        )
     return 0.5 * (low + high)

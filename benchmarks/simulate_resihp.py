@@ -26,8 +26,8 @@ from benchmarks.resihp_paper import (
     LARGE_OVER,
     PAPERS,
     Paper,
+    baseline_step_s,
     fitted_flops,
-    home_step_s,
     job_of,
     slow_speed,
 )
@@ -75,7 +75,7 @@ def played(
 
 def slow_history(job: PipelineJob, rank: int, speed: float, duration_s: float) -> History:
     """One device is slow from 0 s on, of a job that has warmed up."""
-    ranks = job.home.ranks
+    ranks = job.baseline.ranks
     return History(
         name="slow",
         num_nodes=len(ranks),
@@ -94,7 +94,7 @@ def slow_draw(paper: Paper, flops: float, severity: str, seed: int) -> Row:
     rank = int(draw.integers(case.num_ranks))
     job = job_of(case, flops, ROWS)
     speed = slow_speed(job, rank, DROPS[severity])
-    duration_s = STEPS * home_step_s(job)
+    duration_s = STEPS * baseline_step_s(job)
     history = slow_history(job, rank, speed, duration_s)
     found = played(history, job, {**SLOW, **BOTH}, seed)
     whole_job = job_of(case, flops, WHOLE_ROWS)
@@ -192,7 +192,7 @@ def stop_cell(paper: Paper, flops: float, interval: str, seeds: int, *, is_mixed
 def large(flops: float, steps: int, seeds: int, rate: tuple[float, float] = RATE) -> Row:
     """256 devices: one stops or becomes slow, in turn, so often; each is back after so long."""
     job = job_of(LARGE, flops, ROWS)
-    duration_s = steps * home_step_s(job)
+    duration_s = steps * baseline_step_s(job)
     every_h, mended_h = rate
     rule = FaultRule(
         kinds=(FaultKind.STOP, FaultKind.SLOW),
@@ -211,7 +211,9 @@ def large(flops: float, steps: int, seeds: int, rate: tuple[float, float] = RATE
             ratios.setdefault(f"resihp_{name}", []).append(ratio)
             most = found[name].fluid_samples / found[name].samples
             ratios.setdefault(f"most_{name}", []).append(most)
-        lost = 1.0 - found["ours"].samples / (duration_s / home_step_s(job) * _step_samples(job))
+        lost = 1.0 - found["ours"].samples / (
+            duration_s / baseline_step_s(job) * _step_samples(job)
+        )
         ratios.setdefault("lost", []).append(lost)
     return {name: round(float(np.mean(of)), 3) for name, of in ratios.items()}
 

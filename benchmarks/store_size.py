@@ -78,7 +78,7 @@ def main() -> None:
                     number += 1
                     store.save_incident(incident(number, unix_s))
                     decision = Decision(
-                        rung=MitigationLevel.NOTHING,
+                        level=MitigationLevel.NOTHING,
                         layout=None,
                         reason="moving costs more than it brings within 200 steps",
                         current_step_s=1.0,

@@ -126,7 +126,7 @@ class CommandExecutor:
             case SaveDecision(job=job, decision=decision):
                 self.metrics.count_decision(decision)
                 if decision.layout is not None:
-                    about = f"generation={decision.layout.generation} rung={decision.rung}"
+                    about = f"generation={decision.layout.generation} level={decision.level}"
                     self.listener_setup.audit_plan(job, about, decision.reason)
             case SaveLayout() | SaveProposal() | SaveJob() | SaveStrike():
                 pass  # stored already

@@ -26,27 +26,27 @@ _sym_db = _symbol_database.Default()
 from pacekeeper.protos import status_pb2 as pacekeeper_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpacekeeper/v1/operator.proto\x12\rpacekeeper.v1\x1a\x1apacekeeper/v1/status.proto\">\n\x16\x41pproveProposalRequest\x12\x13\n\x0bproposal_id\x18\x01 \x01(\x04\x12\x0f\n\x07said_by\x18\x02 \x01(\t\"D\n\x17\x41pproveProposalResponse\x12)\n\x08proposal\x18\x01 \x01(\x0b\x32\x17.pacekeeper.v1.Proposal\"K\n\x13\x44\x65nyProposalRequest\x12\x13\n\x0bproposal_id\x18\x01 \x01(\x04\x12\x0f\n\x07said_by\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"A\n\x14\x44\x65nyProposalResponse\x12)\n\x08proposal\x18\x01 \x01(\x0b\x32\x17.pacekeeper.v1.Proposal\"{\n\x10GiveOrderRequest\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.pacekeeper.v1.OrderKind\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\r\n\x05is_on\x18\x03 \x01(\x08\x12\x0f\n\x07said_by\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"8\n\x11GiveOrderResponse\x12#\n\x05order\x18\x01 \x01(\x0b\x32\x14.pacekeeper.v1.Order*\x8d\x01\n\tOrderKind\x12\x1a\n\x16ORDER_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16ORDER_KIND_CORDON_NODE\x10\x01\x12\x1a\n\x16ORDER_KIND_CORDON_RANK\x10\x02\x12\x14\n\x10ORDER_KIND_PAUSE\x10\x03\x12\x16\n\x12ORDER_KIND_DRY_RUN\x10\x04\x32\x9c\x02\n\x0fOperatorService\x12`\n\x0f\x41pproveProposal\x12%.pacekeeper.v1.ApproveProposalRequest\x1a&.pacekeeper.v1.ApproveProposalResponse\x12W\n\x0c\x44\x65nyProposal\x12\".pacekeeper.v1.DenyProposalRequest\x1a#.pacekeeper.v1.DenyProposalResponse\x12N\n\tGiveOrder\x12\x1f.pacekeeper.v1.GiveOrderRequest\x1a .pacekeeper.v1.GiveOrderResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpacekeeper/v1/operator.proto\x12\rpacekeeper.v1\x1a\x1apacekeeper/v1/status.proto\"?\n\x16\x41pproveProposalRequest\x12\x13\n\x0bproposal_id\x18\x01 \x01(\x04\x12\x10\n\x08operator\x18\x02 \x01(\t\"D\n\x17\x41pproveProposalResponse\x12)\n\x08proposal\x18\x01 \x01(\x0b\x32\x17.pacekeeper.v1.Proposal\"L\n\x13\x44\x65nyProposalRequest\x12\x13\n\x0bproposal_id\x18\x01 \x01(\x04\x12\x10\n\x08operator\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"A\n\x14\x44\x65nyProposalResponse\x12)\n\x08proposal\x18\x01 \x01(\x0b\x32\x17.pacekeeper.v1.Proposal\"|\n\x10GiveOrderRequest\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.pacekeeper.v1.OrderKind\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\r\n\x05is_on\x18\x03 \x01(\x08\x12\x10\n\x08operator\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"8\n\x11GiveOrderResponse\x12#\n\x05order\x18\x01 \x01(\x0b\x32\x14.pacekeeper.v1.Order*\x8d\x01\n\tOrderKind\x12\x1a\n\x16ORDER_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16ORDER_KIND_CORDON_NODE\x10\x01\x12\x1a\n\x16ORDER_KIND_CORDON_RANK\x10\x02\x12\x14\n\x10ORDER_KIND_PAUSE\x10\x03\x12\x16\n\x12ORDER_KIND_DRY_RUN\x10\x04\x32\x9c\x02\n\x0fOperatorService\x12`\n\x0f\x41pproveProposal\x12%.pacekeeper.v1.ApproveProposalRequest\x1a&.pacekeeper.v1.ApproveProposalResponse\x12W\n\x0c\x44\x65nyProposal\x12\".pacekeeper.v1.DenyProposalRequest\x1a#.pacekeeper.v1.DenyProposalResponse\x12N\n\tGiveOrder\x12\x1f.pacekeeper.v1.GiveOrderRequest\x1a .pacekeeper.v1.GiveOrderResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pacekeeper.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ORDERKIND']._serialized_start=537
-  _globals['_ORDERKIND']._serialized_end=678
+  _globals['_ORDERKIND']._serialized_start=540
+  _globals['_ORDERKIND']._serialized_end=681
   _globals['_APPROVEPROPOSALREQUEST']._serialized_start=75
-  _globals['_APPROVEPROPOSALREQUEST']._serialized_end=137
-  _globals['_APPROVEPROPOSALRESPONSE']._serialized_start=139
-  _globals['_APPROVEPROPOSALRESPONSE']._serialized_end=207
-  _globals['_DENYPROPOSALREQUEST']._serialized_start=209
-  _globals['_DENYPROPOSALREQUEST']._serialized_end=284
-  _globals['_DENYPROPOSALRESPONSE']._serialized_start=286
-  _globals['_DENYPROPOSALRESPONSE']._serialized_end=351
-  _globals['_GIVEORDERREQUEST']._serialized_start=353
-  _globals['_GIVEORDERREQUEST']._serialized_end=476
-  _globals['_GIVEORDERRESPONSE']._serialized_start=478
-  _globals['_GIVEORDERRESPONSE']._serialized_end=534
-  _globals['_OPERATORSERVICE']._serialized_start=681
-  _globals['_OPERATORSERVICE']._serialized_end=965
+  _globals['_APPROVEPROPOSALREQUEST']._serialized_end=138
+  _globals['_APPROVEPROPOSALRESPONSE']._serialized_start=140
+  _globals['_APPROVEPROPOSALRESPONSE']._serialized_end=208
+  _globals['_DENYPROPOSALREQUEST']._serialized_start=210
+  _globals['_DENYPROPOSALREQUEST']._serialized_end=286
+  _globals['_DENYPROPOSALRESPONSE']._serialized_start=288
+  _globals['_DENYPROPOSALRESPONSE']._serialized_end=353
+  _globals['_GIVEORDERREQUEST']._serialized_start=355
+  _globals['_GIVEORDERREQUEST']._serialized_end=479
+  _globals['_GIVEORDERRESPONSE']._serialized_start=481
+  _globals['_GIVEORDERRESPONSE']._serialized_end=537
+  _globals['_OPERATORSERVICE']._serialized_start=684
+  _globals['_OPERATORSERVICE']._serialized_end=968
 # @@protoc_insertion_point(module_scope)

@@ -21,12 +21,12 @@ ORDER_KIND_PAUSE: OrderKind
 ORDER_KIND_DRY_RUN: OrderKind
 
 class ApproveProposalRequest(_message.Message):
-    __slots__ = ("proposal_id", "said_by")
+    __slots__ = ("proposal_id", "operator")
     PROPOSAL_ID_FIELD_NUMBER: _ClassVar[int]
-    SAID_BY_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
     proposal_id: int
-    said_by: str
-    def __init__(self, proposal_id: _Optional[int] = ..., said_by: _Optional[str] = ...) -> None: ...
+    operator: str
+    def __init__(self, proposal_id: _Optional[int] = ..., operator: _Optional[str] = ...) -> None: ...
 
 class ApproveProposalResponse(_message.Message):
     __slots__ = ("proposal",)
@@ -35,14 +35,14 @@ class ApproveProposalResponse(_message.Message):
     def __init__(self, proposal: _Optional[_Union[_status_pb2.Proposal, _Mapping]] = ...) -> None: ...
 
 class DenyProposalRequest(_message.Message):
-    __slots__ = ("proposal_id", "said_by", "reason")
+    __slots__ = ("proposal_id", "operator", "reason")
     PROPOSAL_ID_FIELD_NUMBER: _ClassVar[int]
-    SAID_BY_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     proposal_id: int
-    said_by: str
+    operator: str
     reason: str
-    def __init__(self, proposal_id: _Optional[int] = ..., said_by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, proposal_id: _Optional[int] = ..., operator: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DenyProposalResponse(_message.Message):
     __slots__ = ("proposal",)
@@ -51,18 +51,18 @@ class DenyProposalResponse(_message.Message):
     def __init__(self, proposal: _Optional[_Union[_status_pb2.Proposal, _Mapping]] = ...) -> None: ...
 
 class GiveOrderRequest(_message.Message):
-    __slots__ = ("kind", "subject", "is_on", "said_by", "reason")
+    __slots__ = ("kind", "subject", "is_on", "operator", "reason")
     KIND_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     IS_ON_FIELD_NUMBER: _ClassVar[int]
-    SAID_BY_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     kind: OrderKind
     subject: str
     is_on: bool
-    said_by: str
+    operator: str
     reason: str
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., subject: _Optional[str] = ..., is_on: bool = ..., said_by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., subject: _Optional[str] = ..., is_on: bool = ..., operator: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class GiveOrderResponse(_message.Message):
     __slots__ = ("order",)

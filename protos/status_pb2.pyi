@@ -55,18 +55,18 @@ class Job(_message.Message):
     def __init__(self, name: _Optional[str] = ..., watch: _Optional[str] = ..., generation: _Optional[int] = ..., desired_generation: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., open_incidents: _Optional[int] = ..., clock: _Optional[str] = ..., last_decision: _Optional[str] = ..., watch_reason: _Optional[str] = ..., blind_cause: _Optional[str] = ..., detectable_slowdown: _Optional[float] = ..., detectable_steps: _Optional[int] = ..., advice: _Optional[_Iterable[str]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., checkpoints: _Optional[_Union[Checkpoints, _Mapping]] = ..., snapshots: _Optional[_Union[Checkpoints, _Mapping]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("kind", "subject", "said_by", "reason", "since_unix_s")
+    __slots__ = ("kind", "subject", "operator", "reason", "since_unix_s")
     KIND_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
-    SAID_BY_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     kind: str
     subject: str
-    said_by: str
+    operator: str
     reason: str
     since_unix_s: float
-    def __init__(self, kind: _Optional[str] = ..., subject: _Optional[str] = ..., said_by: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, kind: _Optional[str] = ..., subject: _Optional[str] = ..., operator: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ...) -> None: ...
 
 class Checkpoints(_message.Message):
     __slots__ = ("step", "duration_s", "trouble", "reason", "since_step", "missed")
@@ -249,11 +249,11 @@ class RankRun(_message.Message):
     def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("proposal_id", "job", "answer", "rung", "reason", "incident_ids", "generation", "base_generation", "current_step_s", "planned_step_s", "cost_s", "moved_bytes", "made_unix_s", "expires_unix_s", "said_by", "note")
+    __slots__ = ("proposal_id", "job", "answer", "level", "reason", "incident_ids", "generation", "base_generation", "current_step_s", "planned_step_s", "cost_s", "moved_bytes", "made_unix_s", "expires_unix_s", "operator", "note")
     PROPOSAL_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
-    RUNG_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     INCIDENT_IDS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -264,12 +264,12 @@ class Proposal(_message.Message):
     MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MADE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
-    SAID_BY_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     proposal_id: int
     job: str
     answer: str
-    rung: str
+    level: str
     reason: str
     incident_ids: _containers.RepeatedScalarFieldContainer[int]
     generation: int
@@ -280,9 +280,9 @@ class Proposal(_message.Message):
     moved_bytes: int
     made_unix_s: float
     expires_unix_s: float
-    said_by: str
+    operator: str
     note: str
-    def __init__(self, proposal_id: _Optional[int] = ..., job: _Optional[str] = ..., answer: _Optional[str] = ..., rung: _Optional[str] = ..., reason: _Optional[str] = ..., incident_ids: _Optional[_Iterable[int]] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., current_step_s: _Optional[float] = ..., planned_step_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., moved_bytes: _Optional[int] = ..., made_unix_s: _Optional[float] = ..., expires_unix_s: _Optional[float] = ..., said_by: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+    def __init__(self, proposal_id: _Optional[int] = ..., job: _Optional[str] = ..., answer: _Optional[str] = ..., level: _Optional[str] = ..., reason: _Optional[str] = ..., incident_ids: _Optional[_Iterable[int]] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., current_step_s: _Optional[float] = ..., planned_step_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., moved_bytes: _Optional[int] = ..., made_unix_s: _Optional[float] = ..., expires_unix_s: _Optional[float] = ..., operator: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()
@@ -419,22 +419,22 @@ class GetExplanationResponse(_message.Message):
     def __init__(self, explanation: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
 
 class Explanation(_message.Message):
-    __slots__ = ("incident", "measured", "phases", "gain_ratio", "plans", "notes", "course")
+    __slots__ = ("incident", "measured", "phases", "gain_ratio", "plans", "notes", "timeline")
     INCIDENT_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     GAIN_RATIO_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
-    COURSE_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     incident: Incident
     measured: SlowdownEstimate
     phases: _containers.RepeatedCompositeFieldContainer[Phase]
     gain_ratio: float
     plans: _containers.RepeatedCompositeFieldContainer[PlanNote]
     notes: _containers.RepeatedCompositeFieldContainer[Note]
-    course: IncidentTimeline
-    def __init__(self, incident: _Optional[_Union[Incident, _Mapping]] = ..., measured: _Optional[_Union[SlowdownEstimate, _Mapping]] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., gain_ratio: _Optional[float] = ..., plans: _Optional[_Iterable[_Union[PlanNote, _Mapping]]] = ..., notes: _Optional[_Iterable[_Union[Note, _Mapping]]] = ..., course: _Optional[_Union[IncidentTimeline, _Mapping]] = ...) -> None: ...
+    timeline: IncidentTimeline
+    def __init__(self, incident: _Optional[_Union[Incident, _Mapping]] = ..., measured: _Optional[_Union[SlowdownEstimate, _Mapping]] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., gain_ratio: _Optional[float] = ..., plans: _Optional[_Iterable[_Union[PlanNote, _Mapping]]] = ..., notes: _Optional[_Iterable[_Union[Note, _Mapping]]] = ..., timeline: _Optional[_Union[IncidentTimeline, _Mapping]] = ...) -> None: ...
 
 class SlowdownEstimate(_message.Message):
     __slots__ = ("slowdown", "low", "high", "num_values")
@@ -465,10 +465,10 @@ class Phase(_message.Message):
     def __init__(self, when: _Optional[str] = ..., generation: _Optional[int] = ..., first_step: _Optional[int] = ..., num_steps: _Optional[int] = ..., step_s: _Optional[float] = ..., slowdown: _Optional[float] = ...) -> None: ...
 
 class PlanNote(_message.Message):
-    __slots__ = ("step", "unix_s", "rung", "reason", "generation", "current_step_s", "planned_step_s", "fluid_step_s", "cost_s", "moved_bytes", "considered")
+    __slots__ = ("step", "unix_s", "level", "reason", "generation", "current_step_s", "planned_step_s", "fluid_step_s", "cost_s", "moved_bytes", "considered")
     STEP_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
-    RUNG_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CURRENT_STEP_S_FIELD_NUMBER: _ClassVar[int]
@@ -479,7 +479,7 @@ class PlanNote(_message.Message):
     CONSIDERED_FIELD_NUMBER: _ClassVar[int]
     step: int
     unix_s: float
-    rung: str
+    level: str
     reason: str
     generation: int
     current_step_s: float
@@ -488,21 +488,21 @@ class PlanNote(_message.Message):
     cost_s: float
     moved_bytes: int
     considered: _containers.RepeatedCompositeFieldContainer[ConsideredPlan]
-    def __init__(self, step: _Optional[int] = ..., unix_s: _Optional[float] = ..., rung: _Optional[str] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., current_step_s: _Optional[float] = ..., planned_step_s: _Optional[float] = ..., fluid_step_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., moved_bytes: _Optional[int] = ..., considered: _Optional[_Iterable[_Union[ConsideredPlan, _Mapping]]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., unix_s: _Optional[float] = ..., level: _Optional[str] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., current_step_s: _Optional[float] = ..., planned_step_s: _Optional[float] = ..., fluid_step_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., moved_bytes: _Optional[int] = ..., considered: _Optional[_Iterable[_Union[ConsideredPlan, _Mapping]]] = ...) -> None: ...
 
 class ConsideredPlan(_message.Message):
-    __slots__ = ("rung", "planned_step_s", "cost_s", "moved_bytes", "why_not")
-    RUNG_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("level", "planned_step_s", "cost_s", "moved_bytes", "why_not")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     PLANNED_STEP_S_FIELD_NUMBER: _ClassVar[int]
     COST_S_FIELD_NUMBER: _ClassVar[int]
     MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     WHY_NOT_FIELD_NUMBER: _ClassVar[int]
-    rung: str
+    level: str
     planned_step_s: float
     cost_s: float
     moved_bytes: int
     why_not: str
-    def __init__(self, rung: _Optional[str] = ..., planned_step_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., moved_bytes: _Optional[int] = ..., why_not: _Optional[str] = ...) -> None: ...
+    def __init__(self, level: _Optional[str] = ..., planned_step_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., moved_bytes: _Optional[int] = ..., why_not: _Optional[str] = ...) -> None: ...
 
 class Note(_message.Message):
     __slots__ = ("step", "unix_s", "text")

@@ -97,13 +97,13 @@ def _job(job: JobModel | PipelineJob) -> str:
                 f"steps of {job.balanced_step_s:g} s."
             )
         case PipelineJob():
-            pipelines = job.home.pipelines
+            pipelines = job.baseline.pipelines
             cells = pipelines[0].cells
             return (
                 f"A node is one device. A job of {job.num_layers} layers in {len(pipelines)} "
                 f"pipelines of {len(cells)} stages, {len(cells[0].ranks)} devices each, with "
                 f"{len(pipelines[0].micro_batches)} micro-batches in steps of "
-                f"{job.home_step_s:.3g} s."
+                f"{job.baseline_step_s:.3g} s."
             )
 
 

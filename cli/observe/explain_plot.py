@@ -13,7 +13,7 @@ def write_plot(path: Path, explanation: Any) -> None:
         HostError: the file cannot be written.
         PacekeeperError: the controller stored no step around the incident.
     """
-    if not explanation.course.step:
+    if not explanation.timeline.step:
         raise PacekeeperError(
             f"no steps are stored around incident {explanation.incident.incident_id}"
         )
@@ -30,14 +30,14 @@ def _draw_figure(explanation: Any) -> Any:
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    incident, course = explanation.incident, explanation.course
+    incident, timeline = explanation.incident, explanation.timeline
     figure = Figure(figsize=(10, 5.2), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
-    steps = list(course.step)
-    above.plot(steps, [1e3 * v for v in course.observed_s], color="#c0392b", label="observed")
-    above.plot(steps, [1e3 * v for v in course.expected_s], color="#2471a3", label="expected")
+    steps = list(timeline.step)
+    above.plot(steps, [1e3 * v for v in timeline.observed_s], color="#c0392b", label="observed")
+    above.plot(steps, [1e3 * v for v in timeline.expected_s], color="#2471a3", label="expected")
     above.set_ylabel("compute, ms" if incident.HasField("rank") else "median compute, ms")
-    below.plot(steps, [1e3 * v for v in course.step_s], color="#444444", label="step")
+    below.plot(steps, [1e3 * v for v in timeline.step_s], color="#444444", label="step")
     below.set_ylabel("step, ms")
     below.set_xlabel("step")
     for axis in (above, below):
@@ -51,7 +51,7 @@ def _draw_figure(explanation: Any) -> Any:
             lw=0,
         )
         axis.axvline(incident.found_step, color="#c0392b", ls=":", lw=1, label="found")
-        for at in _layout_changes(course):
+        for at in _layout_changes(timeline):
             axis.axvline(at, color="#1e8449", ls="--", lw=1)
         axis.spines[["top", "right"]].set_visible(False)
     above.legend(loc="upper left", frameon=False, ncols=3)
@@ -65,7 +65,7 @@ def _draw_figure(explanation: Any) -> Any:
     return figure
 
 
-def _layout_changes(course: Any) -> list[int]:
+def _layout_changes(timeline: Any) -> list[int]:
     """Return the steps at which the layout generation changed."""
-    pairs = zip(course.generation, course.generation[1:], course.step[1:], strict=False)
+    pairs = zip(timeline.generation, timeline.generation[1:], timeline.step[1:], strict=False)
     return [step for before, now, step in pairs if now != before]

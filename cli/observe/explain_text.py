@@ -87,7 +87,7 @@ def _header_lines(incident: Any) -> Iterator[str]:
 
 
 def _measurement_lines(explanation: Any) -> Iterator[str]:
-    course = explanation.course
+    timeline = explanation.timeline
     yield ""
     yield "[bold]Measurement[/]"
     yield f"  {escape(explanation.incident.reason)}"
@@ -95,25 +95,26 @@ def _measurement_lines(explanation: Any) -> Iterator[str]:
         yield f"  {text}"
     ratios = [
         o / e if e > 0.0 else math.nan
-        for o, e in zip(course.observed_s, course.expected_s, strict=True)
+        for o, e in zip(timeline.observed_s, timeline.expected_s, strict=True)
     ]
-    peers = list(course.peers_slowdown)
+    peers = list(timeline.peers_slowdown)
     known = [value for value in [*ratios, *peers] if math.isfinite(value)]
     same = (min(known), max(known)) if known else None  # one scale for the rank and its peers
     for name, values, between in (
         ("observed/expected", ratios, same),
         ("peers", peers, same),
-        ("step time", list(course.step_s), None),
+        ("step time", list(timeline.step_s), None),
     ):
         if bars := sparkline(values, width=BAR_WIDTH, between=between):
             yield f"  {name:>17} {bars} {_range(values, is_time=name == 'step time')}"
-    if course.step:
-        yield f"  {'':>17} step {course.step[0]} to {course.step[-1] + course.num_steps[-1] - 1}"
+    if timeline.step:
+        last = timeline.step[-1] + timeline.num_steps[-1] - 1
+        yield f"  {'':>17} step {timeline.step[0]} to {last}"
 
 
 def _decision_lines(note: Any) -> Iterator[str]:
     plan = f", generation {note.generation}" if note.HasField("generation") else ""
-    yield f"  step {note.step}: [bold]{escape(note.rung)}[/]{plan}"
+    yield f"  step {note.step}: [bold]{escape(note.level)}[/]{plan}"
     yield f"    {escape(note.reason)}"
     if note.HasField("generation"):
         yield (
@@ -124,7 +125,7 @@ def _decision_lines(note: Any) -> Iterator[str]:
     for one in note.considered:
         if one.why_not:
             yield (
-                f"    [dim]not chosen: {escape(one.rung)} "
+                f"    [dim]not chosen: {escape(one.level)} "
                 f"({one.planned_step_s * 1e3:.0f} ms per step): "
                 f"{escape(one.why_not)}[/]"
             )

@@ -56,7 +56,7 @@ def node_history(node: Any, unix_s: float) -> Group:
     if node.HasField("cordon"):
         order = node.cordon
         reason = f": {escape(order.reason)}" if order.reason else ""
-        lines.append(f"cordoned by {escape(order.said_by)}{reason}")
+        lines.append(f"cordoned by {escape(order.operator)}{reason}")
     if not node.strikes:
         lines.append("no slow device in the last 90 days")
     for device, strikes in strikes_by_device(node):

@@ -19,7 +19,7 @@ def order_line(order: Any) -> str:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(order.since_unix_s))
     reason = f": {order.reason}" if order.reason else ""
     text = _ORDER_TEXTS.get(order.kind, f"{{}} {order.kind}").format(order.subject)
-    return f"{text} since {since} by {order.said_by}{reason}"
+    return f"{text} since {since} by {order.operator}{reason}"
 
 
 def proposal_lines(proposal: Any) -> list[str]:
@@ -27,10 +27,10 @@ def proposal_lines(proposal: Any) -> list[str]:
     until = time.strftime("%H:%M:%S", time.localtime(proposal.expires_unix_s))
     states = {
         "waiting": f"awaits `pacekeeper approve {proposal.proposal_id}` or `deny` until {until}",
-        "approved": f"approved by {proposal.said_by}; forecast is being updated",
-        "offered": f"approved by {proposal.said_by}; offered to the ranks",
+        "approved": f"approved by {proposal.operator}; forecast is being updated",
+        "offered": f"approved by {proposal.operator}; offered to the ranks",
     }
-    by = f" by {proposal.said_by}" if proposal.said_by else ""
+    by = f" by {proposal.operator}" if proposal.operator else ""
     note = f": {proposal.note}" if proposal.note else ""
     gain_s = proposal.current_step_s - proposal.planned_step_s
     share = f" ({gain_s / proposal.current_step_s:.1%})" if proposal.current_step_s > 0.0 else ""
@@ -38,7 +38,7 @@ def proposal_lines(proposal: Any) -> list[str]:
     state = states.get(proposal.answer, f"{proposal.answer}{by}{note}")
     return [
         f"proposal {proposal.proposal_id} {state}",
-        f"    {proposal.rung}: generation {proposal.base_generation} -> {proposal.generation}; "
+        f"    {proposal.level}: generation {proposal.base_generation} -> {proposal.generation}; "
         f"forecast: {gain_s * 1e3:.0f} ms per step saved{share}; applying it costs "
         f"{proposal.cost_s:.1f} s and moves {proposal.moved_bytes / 1e6:,.1f} MB"
         + (f"; for incidents {incidents}" if incidents else ""),

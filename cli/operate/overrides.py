@@ -29,7 +29,7 @@ def set_order(
     subject: str,
     *,
     is_on: bool,
-    said_by: str,
+    operator: str,
     reason: str = "",
 ) -> Any:
     """Give an order or cancel it.
@@ -39,7 +39,7 @@ def set_order(
         kind: what is ordered.
         subject: node, JOB/RANK or job; empty for a dry run.
         is_on: False cancels the order.
-        said_by: name for the audit log; empty: the user of this process.
+        operator: name for the audit log; empty: the user of this process.
         reason: shown wherever the order is listed.
 
     Returns:
@@ -56,19 +56,19 @@ def set_order(
             kind=f"ORDER_KIND_{kind.name}",
             subject=subject,
             is_on=is_on,
-            said_by=said_by or current_user(),
+            operator=operator or current_user(),
             reason=reason,
         )
         return call(stub.GiveOrder, request).order
 
 
 def set_cordon(
-    client: ClientConfig, subject: str, *, is_on: bool, said_by: str, reason: str = ""
+    client: ClientConfig, subject: str, *, is_on: bool, operator: str, reason: str = ""
 ) -> Any:
     """Cordon or uncordon: JOB/RANK is a rank of a known job, else the name of a node."""
 
     def cordon(kind: OrderKind) -> Any:
-        return set_order(client, kind, subject, is_on=is_on, said_by=said_by, reason=reason)
+        return set_order(client, kind, subject, is_on=is_on, operator=operator, reason=reason)
 
     if parse_rank_subject(subject) is None:
         return cordon(OrderKind.CORDON_NODE)
@@ -106,7 +106,7 @@ def cordon_command(client: ClientConfig, subject: str, reason: str, by: str, as_
     No new plan assigns work to it; the next plan that the policy allows moves its work to other
     ranks. Training continues. `pacekeeper uncordon` cancels the order.
     """
-    order = set_cordon(client, subject, is_on=True, said_by=by, reason=reason)
+    order = set_cordon(client, subject, is_on=True, operator=by, reason=reason)
     print_order(order, is_on=True, as_json=as_json)
 
 
@@ -117,7 +117,7 @@ def cordon_command(client: ClientConfig, subject: str, reason: str, by: str, as_
 @json_option()
 def uncordon_command(client: ClientConfig, subject: str, by: str, as_json: bool) -> None:
     """Cancel the cordon of a node, or of one rank of a job."""
-    order = set_cordon(client, subject, is_on=False, said_by=by)
+    order = set_cordon(client, subject, is_on=False, operator=by)
     print_order(order, is_on=False, as_json=as_json)
 
 
@@ -130,7 +130,7 @@ def uncordon_command(client: ClientConfig, subject: str, by: str, as_json: bool)
 def dry_run_command(client: ClientConfig, state: str, reason: str, by: str, as_json: bool) -> None:
     """Switch the dry run on or off: plans are made and logged, but not offered to any job."""
     is_on = state == "on"
-    order = set_order(client, OrderKind.DRY_RUN, "", is_on=is_on, said_by=by, reason=reason)
+    order = set_order(client, OrderKind.DRY_RUN, "", is_on=is_on, operator=by, reason=reason)
     print_order(order, is_on=is_on, as_json=as_json)
 
 
@@ -145,7 +145,7 @@ def pause_command(client: ClientConfig, subject: str, reason: str, by: str, as_j
 
     An offered plan is withdrawn. Detection, root-cause analysis and probes continue.
     """
-    order = set_order(client, OrderKind.PAUSE, subject, is_on=True, said_by=by, reason=reason)
+    order = set_order(client, OrderKind.PAUSE, subject, is_on=True, operator=by, reason=reason)
     print_order(order, is_on=True, as_json=as_json)
 
 
@@ -156,5 +156,5 @@ def pause_command(client: ClientConfig, subject: str, reason: str, by: str, as_j
 @json_option()
 def resume_command(client: ClientConfig, subject: str, by: str, as_json: bool) -> None:
     """Plan again for a paused job."""
-    order = set_order(client, OrderKind.PAUSE, subject, is_on=False, said_by=by)
+    order = set_order(client, OrderKind.PAUSE, subject, is_on=False, operator=by)
     print_order(order, is_on=False, as_json=as_json)

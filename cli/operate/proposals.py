@@ -33,7 +33,7 @@ def current_user() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-def approve_proposal(client: ClientConfig, proposal_id: int, said_by: str) -> Any:
+def approve_proposal(client: ClientConfig, proposal_id: int, operator: str) -> Any:
     """Approve a proposal and wait until the controller has updated its forecast.
 
     Returns:
@@ -47,10 +47,10 @@ def approve_proposal(client: ClientConfig, proposal_id: int, said_by: str) -> An
     from pacekeeper.protos import operator_pb2, operator_pb2_grpc, status_pb2, status_pb2_grpc
 
     with open_channel(client) as channel:
-        operator: Any = operator_pb2_grpc.OperatorServiceStub(channel)
+        stub: Any = operator_pb2_grpc.OperatorServiceStub(channel)
         status: Any = status_pb2_grpc.StatusServiceStub(channel)
-        request = operator_pb2.ApproveProposalRequest(proposal_id=proposal_id, said_by=said_by)
-        proposal = call(operator.ApproveProposal, request).proposal
+        request = operator_pb2.ApproveProposalRequest(proposal_id=proposal_id, operator=operator)
+        proposal = call(stub.ApproveProposal, request).proposal
         listing = status_pb2.ListProposalsRequest(job=proposal.job)
         give_up_s = time.monotonic() + PRICING_TIMEOUT_S
         while proposal.answer == "approved" and time.monotonic() < give_up_s:
@@ -62,16 +62,16 @@ def approve_proposal(client: ClientConfig, proposal_id: int, said_by: str) -> An
     return proposal
 
 
-def deny_proposal(client: ClientConfig, proposal_id: int, said_by: str, reason: str) -> Any:
+def deny_proposal(client: ClientConfig, proposal_id: int, operator: str, reason: str) -> Any:
     """Deny a proposal and return it with its new answer. Raises as `approve_proposal`."""
     from pacekeeper.protos import operator_pb2, operator_pb2_grpc
 
     with open_channel(client) as channel:
-        operator: Any = operator_pb2_grpc.OperatorServiceStub(channel)
+        stub: Any = operator_pb2_grpc.OperatorServiceStub(channel)
         request = operator_pb2.DenyProposalRequest(
-            proposal_id=proposal_id, said_by=said_by, reason=reason
+            proposal_id=proposal_id, operator=operator, reason=reason
         )
-        return call(operator.DenyProposal, request).proposal
+        return call(stub.DenyProposal, request).proposal
 
 
 def print_proposal(proposal: Any, *, as_json: bool) -> None:

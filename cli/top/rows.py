@@ -130,7 +130,7 @@ def header_text(job: Any, number: int, count: int, orders: Sequence[Any]) -> Tex
         gain_s = job.proposal.current_step_s - job.proposal.planned_step_s
         text.append(
             f"proposal {job.proposal.proposal_id} awaits approval (a: approve, d: deny): "
-            f"{job.proposal.rung}, saves {gain_s * 1e3:.0f} ms per step",
+            f"{job.proposal.level}, saves {gain_s * 1e3:.0f} ms per step",
             style="bold yellow",
         )
     elif standing:

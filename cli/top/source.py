@@ -61,7 +61,7 @@ class ControllerSource:
 
     def order(self, kind: OrderKind, subject: str, *, is_on: bool) -> str:
         """Give or cancel an order; return it as text."""
-        given = overrides.set_order(self._client, kind, subject, is_on=is_on, said_by="")
+        given = overrides.set_order(self._client, kind, subject, is_on=is_on, operator="")
         return overrides.order_text(given, is_on=is_on)
 
     def close(self) -> None:

@@ -227,7 +227,7 @@ def proposal_view(proposal: Proposal) -> status_pb2.Proposal:
         proposal_id=proposal.proposal_id,
         job=proposal.job,
         answer=proposal.answer,
-        rung=decision.rung,
+        level=decision.level,
         reason=decision.reason,
         incident_ids=list(proposal.incident_ids),
         generation=proposal.plan.generation,
@@ -238,7 +238,7 @@ def proposal_view(proposal: Proposal) -> status_pb2.Proposal:
         moved_bytes=decision.moved_bytes,
         made_unix_s=proposal.made_unix_s,
         expires_unix_s=proposal.expires_unix_s,
-        said_by=proposal.said_by,
+        operator=proposal.operator,
         note=proposal.note,
     )
 
@@ -248,7 +248,7 @@ def order_view(order: OperatorOrder) -> status_pb2.Order:
     return status_pb2.Order(
         kind=order.kind,
         subject=order.subject,
-        said_by=order.said_by,
+        operator=order.operator,
         reason=order.reason,
         since_unix_s=order.since_unix_s,
     )
@@ -319,7 +319,7 @@ def explanation_view(state: State, explanation: Explanation) -> status_pb2.Expla
             status_pb2.Note(step=note.step, unix_s=note.unix_s, text=note.text)
             for note in explanation.notes
         ],
-        course=status_pb2.IncidentTimeline(
+        timeline=status_pb2.IncidentTimeline(
             step=[row.step for row in rows],
             unix_s=[row.unix_s for row in rows],
             num_steps=[row.num_steps for row in rows],
@@ -332,7 +332,7 @@ def explanation_view(state: State, explanation: Explanation) -> status_pb2.Expla
     )
 
 
-def pace_view(rows: list[JobRow]) -> status_pb2.JobTimeline:
+def job_timeline_view(rows: list[JobRow]) -> status_pb2.JobTimeline:
     """The timeline of a job, as columns."""
     return status_pb2.JobTimeline(
         step=[row.step for row in rows],
@@ -360,7 +360,7 @@ def _plan_view(note: PlanNote) -> status_pb2.PlanNote:
     return status_pb2.PlanNote(
         step=note.step,
         unix_s=note.unix_s,
-        rung=note.rung,
+        level=note.level,
         reason=note.reason,
         generation=note.generation,
         current_step_s=note.current_step_s,
@@ -370,7 +370,7 @@ def _plan_view(note: PlanNote) -> status_pb2.PlanNote:
         moved_bytes=note.moved_bytes,
         considered=[
             status_pb2.ConsideredPlan(
-                rung=one.rung,
+                level=one.level,
                 planned_step_s=one.planned_step_s,
                 cost_s=one.cost_s,
                 moved_bytes=one.moved_bytes,

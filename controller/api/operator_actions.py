@@ -45,14 +45,14 @@ class OperatorActions:
     put: Callable[[Event], Awaitable[None]]
 
     async def answer(
-        self, number: int, *, is_approved: bool, said_by: str, caller: str, reason: str = ""
+        self, number: int, *, is_approved: bool, operator: str, caller: str, reason: str = ""
     ) -> Proposal:
         """Approve or deny a waiting proposal.
 
         Args:
             number: The proposal.
             is_approved: Whether it is approved.
-            said_by: The operator's name, as given.
+            operator: The operator's name, as given.
             caller: The authenticated principal.
             reason: Why it is denied.
 
@@ -70,13 +70,13 @@ class OperatorActions:
             raise ActionRejectedError(
                 RejectReason.UNKNOWN, f"unknown proposal {number}; open proposals: {known}"
             )
-        who = f"{one_line(said_by).strip() or 'unnamed'} ({caller})"
+        who = f"{one_line(operator).strip() or 'unnamed'} ({caller})"
         if before.answer is ProposalState.WAITING:
             await self.put(
                 ProposalAnswered(
                     proposal_id=number,
                     is_approved=is_approved,
-                    said_by=who,
+                    operator=who,
                     reason="" if is_approved else one_line(reason).strip(),
                 )
             )
@@ -89,7 +89,7 @@ class OperatorActions:
         )
         if after.answer is ProposalState.WAITING:
             raise ActionRejectedError(RejectReason.FAILED, _NOT_APPLIED)
-        if after.said_by != who or after.answer not in meant:
+        if after.operator != who or after.answer not in meant:
             raise ActionRejectedError(RejectReason.OVER, _outcome(after))
         return after
 
@@ -99,7 +99,7 @@ class OperatorActions:
         subject: str,
         *,
         is_on: bool,
-        said_by: str,
+        operator: str,
         caller: str,
         reason: str = "",
     ) -> OperatorOrder:
@@ -109,7 +109,7 @@ class OperatorActions:
             kind: The kind of order.
             subject: Node, rank or job; empty for an order about everything.
             is_on: Whether it is given, and not withdrawn.
-            said_by: The operator's name, as given.
+            operator: The operator's name, as given.
             caller: The authenticated principal.
             reason: Why it is given.
 
@@ -126,13 +126,13 @@ class OperatorActions:
             raise ActionRejectedError(
                 RejectReason.UNKNOWN, f"no order {kind} for {subject or 'everything'} is in effect"
             )
-        who = f"{one_line(said_by).strip() or 'unnamed'} ({caller})"
+        who = f"{one_line(operator).strip() or 'unnamed'} ({caller})"
         await self.put(
             OrderGiven(
                 kind=kind,
                 subject=subject,
                 is_on=is_on,
-                said_by=who,
+                operator=who,
                 reason=one_line(reason).strip(),
             )
         )
@@ -145,7 +145,7 @@ class OperatorActions:
 
 
 def _outcome(proposal: Proposal) -> str:
-    by = f" by {proposal.said_by}" if proposal.said_by else ""
+    by = f" by {proposal.operator}" if proposal.operator else ""
     note = f": {proposal.note}" if proposal.note else ""
     return f"proposal {proposal.proposal_id} is {proposal.answer}{by}{note}"
 

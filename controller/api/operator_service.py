@@ -66,7 +66,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 _KINDS[request.kind],
                 request.subject,
                 is_on=request.is_on,
-                said_by=request.said_by,
+                operator=request.operator,
                 caller=PRINCIPAL.get().name,
                 reason=request.reason,
             )
@@ -84,7 +84,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             return await self._actions.answer(
                 request.proposal_id,
                 is_approved=is_approved,
-                said_by=request.said_by,
+                operator=request.operator,
                 caller=PRINCIPAL.get().name,
                 reason="" if is_approved else request.reason,
             )

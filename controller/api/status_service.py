@@ -15,10 +15,10 @@ from pacekeeper.controller.api.messages import (
     explanation_view,
     gone_nodes,
     incident_view,
+    job_timeline_view,
     job_view,
     node_views,
     order_view,
-    pace_view,
     proposal_view,
     step_view,
 )
@@ -178,7 +178,9 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         """The timeline of a job."""
         assert self.history is not None, "a serving controller has one"
         job = await self._job(request.job, context)
-        return status_pb2.GetPaceResponse(pace=pace_view(self.history.pace(job.name)))
+        return status_pb2.GetPaceResponse(
+            pace=job_timeline_view(self.history.job_timeline(job.name))
+        )
 
     async def ListOrders(self, request: Any, context: Context) -> Any:
         """The operator orders in effect."""

@@ -285,7 +285,11 @@ def _take_decision(
     before = job.plan.last_decision
     decision = rollout.with_news(decision, before)
     job = replace(job, plan=replace(job.plan, last_decision=decision))
-    if job.layouts.baseline is None and decision.rung is MitigationLevel.LEAVE_OUT and job.cordoned:
+    if (
+        job.layouts.baseline is None
+        and decision.level is MitigationLevel.LEAVE_OUT
+        and job.cordoned
+    ):
         job = replace(
             job, layouts=replace(job.layouts, baseline=job.layouts.current)
         )  # to come back to, once nobody is cordoned
@@ -295,15 +299,15 @@ def _take_decision(
     job, commands = approvals.close_if_stale(job, config.policy, unix_s)
     is_news = (
         before is None
-        or before.rung is not decision.rung
+        or before.level is not decision.level
         or rollout.has_new_exposure(decision, before)
     )
     is_told_only = config.policy.mode == "observe" or bool(overrides.why_dry(state))
     proposed = transition(None, PlanEvent.DECIDED, Proposed(decision=decision))
-    if decision.rung is MitigationLevel.NOTHING or is_told_only:
+    if decision.level is MitigationLevel.NOTHING or is_told_only:
         job, said = approvals.withdraw(job, decision.reason)
         said += [rollout.decision_log_line(name, decision)] if is_news else []
-        if decision.rung is not MitigationLevel.NOTHING:
+        if decision.level is not MitigationLevel.NOTHING:
             outcome = Withdrawn(cause=WithdrawCause.REPORT_ONLY)
             outcome = transition(proposed, PlanEvent.WITHDRAWN, outcome)
             job = replace(job, plan=replace(job.plan, last_outcome=outcome))

@@ -377,8 +377,8 @@ def _enter_layout(
     in_force = verification.in_force(job, layout)
     job = backoff.clear_refusals(job, layout)
     job = _with_plan_in_force(job, in_force, layout)
-    # Back there while a rank is still slow: the next plan will want a way home again.
-    is_home = (
+    # Back there while a rank is still slow: the next plan will want a way back again.
+    is_baseline = (
         job.layouts.baseline is not None
         and not job.detection.evidence.slow
         and is_same_work(job.layouts.baseline, layout)
@@ -393,7 +393,7 @@ def _enter_layout(
             reason=reason,
             is_provisional=not is_ours and before is not None,
             baseline=None
-            if is_home or leaves_ranks_out(job.layouts.baseline, layout)
+            if is_baseline or leaves_ranks_out(job.layouts.baseline, layout)
             else job.layouts.baseline,
             known=kept,
             offer_reasons={g: why for g, why in job.layouts.offer_reasons.items() if g in kept},

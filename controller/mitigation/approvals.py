@@ -33,7 +33,7 @@ def is_asked(config: PolicyConfig, decision: Decision) -> bool:
     if config.mode != "approve":
         return False
     return (
-        config.approve == "all" or decision.rung in STATE_MOVING_LEVELS or decision.moved_bytes > 0
+        config.approve == "all" or decision.level in STATE_MOVING_LEVELS or decision.moved_bytes > 0
     )
 
 
@@ -88,7 +88,7 @@ def propose(
         f"proposal {proposal.proposal_id}, to be approved within {config.approve_within_s:.0f} s:"
         f" {decision.reason}",
     )
-    text = f"job={job.name} proposal={proposal.proposal_id} {decision.rung} {decision.reason}"
+    text = f"job={job.name} proposal={proposal.proposal_id} {decision.level} {decision.reason}"
     return state, job, [*commands, SaveProposal(proposal=proposal), Say(text=text), *said]
 
 
@@ -105,18 +105,20 @@ def answer(
     if said.is_approved:
         # What is being decided on now is not what was approved.
         job = replace(job, plan=replace(job.plan, asked=0, decided_on=None))
-        approved = replace(proposal, answer=ProposalState.APPROVED, said_by=said.said_by)
+        approved = replace(proposal, answer=ProposalState.APPROVED, operator=said.operator)
         job, more = _changed(job, approved)
-        job, noted = _noted(job, proposal, f"approved by {said.said_by}")
+        job, noted = _noted(job, proposal, f"approved by {said.operator}")
         return job, [*commands, *more, *noted]
-    denial = backoff.denial(job, proposal, said.said_by, said.reason, now_s)
-    level = proposal.decision.rung
+    denial = backoff.denial(job, proposal, said.operator, said.reason, now_s)
+    level = proposal.decision.level
     job = replace(job, plan=replace(job.plan, refusals={**job.plan.refusals, level: denial}))
-    denied = replace(proposal, answer=ProposalState.DENIED, note=said.reason, said_by=said.said_by)
+    denied = replace(
+        proposal, answer=ProposalState.DENIED, note=said.reason, operator=said.operator
+    )
     outcome = Refused(level=level, refusal=denial)
     outcome = transition(job.plan.pending, PlanEvent.DENIED, outcome)
     job, more = _closed(job, denied, outcome)
-    text = f"{denied.answer} by {said.said_by}" + (f": {said.reason}" if said.reason else "")
+    text = f"{denied.answer} by {said.operator}" + (f": {said.reason}" if said.reason else "")
     job, noted = _noted(job, proposal, text)
     more = [*more, *noted]
     return job, [*commands, *more]

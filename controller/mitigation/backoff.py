@@ -1,8 +1,8 @@
 """A plan that a rank refused or a person denied is given up at once, and no other of its kind is
 offered for a while, longer each time. Pure.
 
-The kind is the rung, not the content alone: shares follow the loads, so that the next plan would be
-another one to the letter and refused all the same. A restarted controller tries once more.
+The kind is the level, not the content alone: shares follow the loads, so that the next plan would
+be another one to the letter and refused all the same. A restarted controller tries once more.
 """
 
 from dataclasses import replace
@@ -43,17 +43,17 @@ def reject_plan(
     plan = offer.plan
     if record.rank not in job.ranks or layout_crc(plan) != record.layout_crc:
         return job, []
-    rung = offer.decision.rung
-    before = job.plan.refusals.get(rung)
+    level = offer.decision.level
+    before = job.plan.refusals.get(level)
     count = 1 if before is None else before.count + 1
     waits_s = wait_s(count)
     refusal = RankRejection(
         plan=plan, rank=record.rank, reason=record.reason, count=count, until_s=now_s + waits_s
     )
-    refused = Refused(level=rung, refusal=refusal)
-    text = f"given up: {refusal.text}; no {rung} plan for {waits_s:.0f} s"
+    refused = Refused(level=level, refusal=refusal)
+    text = f"given up: {refusal.text}; no {level} plan for {waits_s:.0f} s"
     decision = Decision(
-        rung=MitigationLevel.NOTHING,
+        level=MitigationLevel.NOTHING,
         layout=None,
         reason=f"plan {plan.generation} {text}",
         no_plan=NoPlanCode.REJECTED,
@@ -65,7 +65,7 @@ def reject_plan(
             pending=None,
             last_outcome=transition(job.plan.pending, PlanEvent.REJECTED, refused),
             last_decision=decision,
-            refusals={**job.plan.refusals, rung: refusal},
+            refusals={**job.plan.refusals, level: refusal},
         ),
     )
     job, said = incidents.note_action(job, decision.reason)
@@ -78,19 +78,19 @@ def reject_plan(
 
 
 def denial(
-    job: JobState, proposal: Proposal, said_by: str, reason: str, now_s: float
+    job: JobState, proposal: Proposal, operator: str, reason: str, now_s: float
 ) -> OperatorDenial:
     """Return the denial of a proposal, with the time until which plans of its level wait.
 
     They wait at first as long as an unanswered proposal stands, and no shorter than plans that a
     rank refused.
     """
-    before = job.plan.refusals.get(proposal.decision.rung)
+    before = job.plan.refusals.get(proposal.decision.level)
     count = 1 if before is None else before.count + 1
     stands_s = proposal.expires_unix_s - proposal.made_unix_s
     return OperatorDenial(
         plan=proposal.plan,
-        operator=said_by,
+        operator=operator,
         reason=reason,
         count=count,
         until_s=now_s + wait_s(count, first_s=max(FIRST_WAIT_S, stands_s)),
@@ -111,10 +111,10 @@ def clear_refusals(job: JobState, layout: Layout) -> JobState:
     offer = job.plan.offer
     if offer is None or offer.plan != layout:
         return job
-    rung = offer.decision.rung
+    level = offer.decision.level
     return replace(
         job,
         plan=replace(
-            job.plan, refusals={r: kept for r, kept in job.plan.refusals.items() if r is not rung}
+            job.plan, refusals={r: kept for r, kept in job.plan.refusals.items() if r is not level}
         ),
     )

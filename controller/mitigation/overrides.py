@@ -60,7 +60,7 @@ def apply_order(state: State, event: OrderGiven, unix_s: float) -> tuple[State, 
     others = tuple(order for order in state.orders if order is not before)
     if before is not None:
         state = replace(state, orders=others)
-        said = f"order={before.kind} subject={before.subject} taken back by {event.said_by}"
+        said = f"order={before.kind} subject={before.subject} taken back by {event.operator}"
         state, commands = _woken(state, before)
         return state, [
             DropOrder(kind=before.kind, subject=before.subject),
@@ -73,7 +73,7 @@ def apply_order(state: State, event: OrderGiven, unix_s: float) -> tuple[State, 
     order = OperatorOrder(
         kind=event.kind,
         subject=event.subject,
-        said_by=event.said_by,
+        operator=event.operator,
         reason=event.reason,
         since_unix_s=unix_s,
         run_id=0 if named is None else state.jobs[named[0]].run_id,

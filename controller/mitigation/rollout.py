@@ -49,7 +49,7 @@ def offer(
         decision: The plan, as priced last.
         now_s: The machine's clock.
     """
-    assert decision.layout is not None, "a rung other than nothing has a layout"
+    assert decision.layout is not None, "a level other than nothing has a layout"
     base = job.layouts.current
     assert base is not None, "an actionable job has a layout"
     plan = decision.layout
@@ -105,7 +105,7 @@ def has_new_exposure(decision: Decision, before: Decision | None) -> bool:
 
 def decision_log_line(name: str, decision: Decision) -> Say:
     """A decision on this job in one line."""
-    return Say(text=f"job={name} decision={decision.rung} {decision.reason}")
+    return Say(text=f"job={name} decision={decision.level} {decision.reason}")
 
 
 def repeat_notices(
@@ -150,7 +150,7 @@ def stale_reason(job: JobState, plan: Layout, base: int, slow: Collection[int]) 
         return f"generation {present} came first"
     if over := sorted(set(slow) - job.detection.evidence.slow.keys()):
         return f"ranks {format_ranks(over)}, for which it was made, are slow no more"
-    if job.detection.evidence.slow and not slow:  # as the way home, or better shares for all
+    if job.detection.evidence.slow and not slow:  # as the way back, or better shares for all
         return f"made for no one slow, and ranks {format_ranks(job.detection.evidence.slow)} are"
     return ""
 
@@ -193,12 +193,12 @@ def _offered(job: JobState, offer: Offered) -> OfferPlan:
 
 
 def on_all_recovered(job: JobState) -> JobState:
-    """The last finding closed: without a way home, the layout made for it is a makeshift."""
-    home, layout = job.layouts.baseline, job.layouts.current
-    if home is None:
+    """The last finding closed: without a baseline, the layout made for it is provisional."""
+    baseline, layout = job.layouts.baseline, job.layouts.current
+    if baseline is None:
         return replace(job, layouts=replace(job.layouts, is_provisional=True))
-    is_there = layout is not None and is_same_work(home, layout)
-    return replace(job, layouts=replace(job.layouts, baseline=None if is_there else home))
+    is_there = layout is not None and is_same_work(baseline, layout)
+    return replace(job, layouts=replace(job.layouts, baseline=None if is_there else baseline))
 
 
 def is_same_work(one: Layout, other: Layout) -> bool:
@@ -210,6 +210,6 @@ def is_same_work(one: Layout, other: Layout) -> bool:
     )
 
 
-def leaves_ranks_out(home: Layout | None, layout: Layout) -> bool:
-    """Would going home leave ranks out that joined since?"""
-    return home is not None and home.ranks != layout.ranks
+def leaves_ranks_out(baseline: Layout | None, layout: Layout) -> bool:
+    """Would the baseline leave ranks out that joined since?"""
+    return baseline is not None and baseline.ranks != layout.ranks

@@ -50,7 +50,7 @@ def in_force(job: JobState, layout: Layout) -> InForce | None:
 
 def _forecast_of(job: JobState, decision: Decision, layout: Layout) -> Forecast | None:
     base = job.layouts.current
-    if base is None or decision.rung in (MitigationLevel.RETURN_HOME, MitigationLevel.ROLL_BACK):
+    if base is None or decision.level in (MitigationLevel.RETURN_HOME, MitigationLevel.ROLL_BACK):
         return None
     gain_s = decision.current_step_s - decision.planned_step_s
     measured_s = measured_step_s(job)
@@ -60,7 +60,7 @@ def _forecast_of(job: JobState, decision: Decision, layout: Layout) -> Forecast 
     before_s = max(measured_s, decision.current_step_s)
     return Forecast(
         plan=layout,
-        rung=decision.rung,
+        level=decision.level,
         base=base,
         before_s=before_s,
         planned_s=before_s - gain_s,
@@ -124,7 +124,7 @@ def judge(job: JobState) -> tuple[JobState, list[Command]]:
     kept = {
         level: rollback
         for level, rollback in job.plan.rollbacks.items()
-        if level is not forecast.rung or verdict is Verdict.NOTHING
+        if level is not forecast.level or verdict is Verdict.NOTHING
     }
     job = replace(job, plan=replace(job.plan, current=after, rollbacks=kept))
     job, said = incidents.note_action(job, text)
@@ -142,10 +142,10 @@ def verdict_of(forecast: Forecast, took_s: float) -> Verdict:
 def note_rollback(job: JobState, decision: Decision, now_s: float) -> JobState:
     """Record the rollback that `decision` offers, if it is one: plans of the same level wait."""
     judged = job.plan.failed
-    if decision.rung is not MitigationLevel.ROLL_BACK or judged is None:
+    if decision.level is not MitigationLevel.ROLL_BACK or judged is None:
         return job
     forecast = judged.forecast
-    before = job.plan.rollbacks.get(forecast.rung)
+    before = job.plan.rollbacks.get(forecast.level)
     count = 1 if before is None else before.count + 1
     rollback = Rollback(
         plan=forecast.plan,
@@ -160,6 +160,6 @@ def note_rollback(job: JobState, decision: Decision, now_s: float) -> JobState:
         plan=replace(
             job.plan,
             current=transition(job.plan.current, PlanEvent.ROLLBACK_OFFERED, rolled_back),
-            rollbacks={**job.plan.rollbacks, forecast.rung: rollback},
+            rollbacks={**job.plan.rollbacks, forecast.level: rollback},
         ),
     )

@@ -60,9 +60,9 @@ class Explanation:
     notes: tuple[Note, ...]
 
 
-def explain(incident: Incident, course: IncidentTimeline | None) -> Explanation:
+def explain(incident: Incident, timeline: IncidentTimeline | None) -> Explanation:
     """`course` None: nothing was kept of it (any more)."""
-    rows = tuple(course.rows) if course is not None else ()
+    rows = tuple(timeline.rows) if timeline is not None else ()
     during = [row for row in rows if _when(row, incident) == DURING]
     phases = phases_of(rows, incident)
     return Explanation(
@@ -73,8 +73,8 @@ def explain(incident: Incident, course: IncidentTimeline | None) -> Explanation:
         phases=phases,
         gain_ratio=_gain(phases),
         rows=rows,
-        plans=tuple(course.plans) if course is not None else (),
-        notes=tuple(course.notes) if course is not None else (),
+        plans=tuple(timeline.plans) if timeline is not None else (),
+        notes=tuple(timeline.notes) if timeline is not None else (),
     )
 
 

@@ -58,7 +58,7 @@ class ControllerMetrics:
         self._plans_refused = counters["plans_refused"]
         self._webhook = {True: counters["webhook_sent"], False: counters["webhook_lost"]}
         self._plans = Counter(
-            "pacekeeper_plans_total", "Plans decided.", ["rung"], registry=self.registry
+            "pacekeeper_plans_total", "Plans decided.", ["level"], registry=self.registry
         )
         self._incidents = Counter(
             "pacekeeper_incidents_total", "Incidents opened.", ["kind"], registry=self.registry
@@ -66,8 +66,8 @@ class ControllerMetrics:
         # Series start at 0: Prometheus sees no increase in a series that appears at 1.
         for kind in FindingKind:
             self._incidents.labels(kind.value)
-        for rung in MitigationLevel:
-            self._plans.labels(rung.value)
+        for level in MitigationLevel:
+            self._plans.labels(level.value)
         self.advance = Summary(
             "pacekeeper_advance_seconds",
             "Duration of one event in the state machine.",
@@ -117,7 +117,7 @@ class ControllerMetrics:
         if decision.layout is None:
             self._plans_refused.inc()
         else:
-            self._plans.labels(decision.rung.value).inc()
+            self._plans.labels(decision.level.value).inc()
 
     def count_webhook(self, is_taken: bool, count: int) -> None:
         """Count notifications that the webhook accepted or lost; called from any thread."""

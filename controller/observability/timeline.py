@@ -20,10 +20,12 @@ from pacekeeper.core.incidents.findings import ConsideredLayout, Decision, Incid
 RECENT_STEPS = 48  # with the times of all ranks
 MOST_ROWS = 240  # of one incident
 RAW_ROWS = 96  # of these the first are never merged: before the onset, and what followed at once
-MOST_PACE_ROWS = 480  # of one job
+MOST_JOB_ROWS = 480  # of one job
 AFTER_STEPS = 24  # that an incident's course goes on once it is closed
 MOST_PLANS, MOST_NOTES = 12, 64  # of one incident
-MOST_COURSES = 64  # of one job at a time: what strikes more ranks at once is the same of all
+MOST_INCIDENT_TIMELINES = (
+    64  # of one job at a time: what strikes more ranks at once is the same of all
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ class PlanNote:
 
     step: int
     unix_s: float
-    rung: MitigationLevel
+    level: MitigationLevel
     reason: str
     generation: int | None
     current_step_s: float
@@ -134,7 +136,7 @@ class _Step:
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Job:
     recent: deque[_Step] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    pace: list[JobRow] = field(default_factory=list)
+    job_timeline: list[JobRow] = field(default_factory=list)
     step: int = 0
 
 
@@ -142,9 +144,9 @@ class _Job:
 class TimelineRecorder:
     """The timelines of all jobs; `past_*` return what an earlier process stored."""
 
-    past_course: Callable[[int], IncidentTimeline | None] = lambda incident_id: None
-    past_pace: Callable[[str], Sequence[JobRow]] = lambda job: ()
-    courses: dict[int, IncidentTimeline] = field(
+    past_timeline: Callable[[int], IncidentTimeline | None] = lambda incident_id: None
+    past_job_timeline: Callable[[str], Sequence[JobRow]] = lambda job: ()
+    incident_timelines: dict[int, IncidentTimeline] = field(
         default_factory=dict
     )  # open, or over since a few steps
     # Of these, since they were stored; who has waited longest is the first.
@@ -152,9 +154,9 @@ class TimelineRecorder:
     changed_jobs: dict[str, None] = field(default_factory=dict)
     _jobs: dict[str, _Job] = field(default_factory=dict)
 
-    def pace(self, job: str) -> list[JobRow]:
+    def job_timeline(self, job: str) -> list[JobRow]:
         """The timeline of a job, oldest first."""
-        return self._job(job).pace
+        return self._job(job).job_timeline
 
     def on_step(self, summary: StepSummary, unix_s: float) -> None:
         """Record a complete step."""
@@ -164,7 +166,7 @@ class TimelineRecorder:
         job.recent.append(known)
         slowest = max((s for s in summary.slowdown if not isnan(s)), default=nan)
         _append(
-            job.pace,
+            job.job_timeline,
             JobRow(
                 step=summary.step,
                 unix_s=unix_s,
@@ -174,47 +176,50 @@ class TimelineRecorder:
                 tokens_per_s=summary.tokens / summary.duration_s if summary.duration_s else nan,
                 slowest=slowest,
             ),
-            most=MOST_PACE_ROWS,
+            most=MOST_JOB_ROWS,
             raw=0,
         )
         self.changed_jobs[summary.job] = None
-        for course in [one for one in self.courses.values() if one.job == summary.job]:
-            _append(course.rows, _row(known, course.rank), most=MOST_ROWS, raw=RAW_ROWS)
-            self.changed[course.incident_id] = None
-            if course.left_steps is not None:
-                course.left_steps -= 1
+        for timeline in [one for one in self.incident_timelines.values() if one.job == summary.job]:
+            _append(timeline.rows, _row(known, timeline.rank), most=MOST_ROWS, raw=RAW_ROWS)
+            self.changed[timeline.incident_id] = None
+            if timeline.left_steps is not None:
+                timeline.left_steps -= 1
 
     def on_incident(self, incident: Incident, unix_s: float) -> None:
         """Record that an incident opened or changed."""
-        course = self.courses.get(incident.incident_id)
-        if course is None:
-            course = self.past_course(incident.incident_id)
-            if course is None:
-                if sum(one.job == incident.job for one in self.courses.values()) >= MOST_COURSES:
+        timeline = self.incident_timelines.get(incident.incident_id)
+        if timeline is None:
+            timeline = self.past_timeline(incident.incident_id)
+            if timeline is None:
+                if (
+                    sum(one.job == incident.job for one in self.incident_timelines.values())
+                    >= MOST_INCIDENT_TIMELINES
+                ):
                     return
-                course = self._begun(incident)
-            self.courses[incident.incident_id] = course
-        known = {note.text for note in course.notes}
+                timeline = self._begun(incident)
+            self.incident_timelines[incident.incident_id] = timeline
+        known = {note.text for note in timeline.notes}
         for action in incident.actions:
             if action not in known:
-                course.note(Note(step=self._job(incident.job).step, unix_s=unix_s, text=action))
-        if not incident.is_open and course.left_steps is None:
-            course.left_steps = AFTER_STEPS
+                timeline.note(Note(step=self._job(incident.job).step, unix_s=unix_s, text=action))
+        if not incident.is_open and timeline.left_steps is None:
+            timeline.left_steps = AFTER_STEPS
         self.changed[incident.incident_id] = None
 
     def go_on(self, incidents: Iterable[Incident]) -> None:
         """Continue the stored timelines of incidents that are open at the start."""
         for incident in incidents:
-            course = self.past_course(incident.incident_id)
-            if course is not None:
-                self.courses.setdefault(incident.incident_id, course)
+            timeline = self.past_timeline(incident.incident_id)
+            if timeline is not None:
+                self.incident_timelines.setdefault(incident.incident_id, timeline)
 
     def decided(self, job: str, decision: Decision, unix_s: float) -> None:
         """Record a decision of the policy in the timelines of a job's open incidents."""
         note = PlanNote(
             step=self._job(job).step,
             unix_s=unix_s,
-            rung=decision.rung,
+            level=decision.level,
             reason=decision.reason,
             generation=None if decision.layout is None else decision.layout.generation,
             current_step_s=decision.current_step_s,
@@ -224,18 +229,18 @@ class TimelineRecorder:
             moved_bytes=decision.moved_bytes,
             considered=decision.considered,
         )
-        for course in self.courses.values():
-            if course.job == job and course.left_steps is None:
-                course.plan(note)
-                self.changed[course.incident_id] = None
+        for timeline in self.incident_timelines.values():
+            if timeline.job == job and timeline.left_steps is None:
+                timeline.plan(note)
+                self.changed[timeline.incident_id] = None
 
     def stored(self, incidents: Iterable[int], jobs: Iterable[str]) -> None:
         """Mark timelines as stored; finished ones are dropped from memory."""
         for incident_id in incidents:
             self.changed.pop(incident_id, None)
-            course = self.courses[incident_id]
-            if course.left_steps is not None and course.left_steps <= 0:
-                del self.courses[incident_id]
+            timeline = self.incident_timelines[incident_id]
+            if timeline.left_steps is not None and timeline.left_steps <= 0:
+                del self.incident_timelines[incident_id]
         for job in jobs:
             self.changed_jobs.pop(job, None)
 
@@ -245,14 +250,16 @@ class TimelineRecorder:
         for name in self._jobs.keys() - known:
             if name not in self.changed_jobs:
                 del self._jobs[name]
-        for incident_id, course in list(self.courses.items()):
-            if course.job not in known and incident_id not in self.changed:
-                del self.courses[incident_id]
+        for incident_id, timeline in list(self.incident_timelines.items()):
+            if timeline.job not in known and incident_id not in self.changed:
+                del self.incident_timelines[incident_id]
 
     def _job(self, name: str) -> _Job:
         if name not in self._jobs:
-            pace = list(self.past_pace(name))
-            self._jobs[name] = _Job(pace=pace, step=pace[-1].step if pace else 0)
+            job_timeline = list(self.past_job_timeline(name))
+            self._jobs[name] = _Job(
+                job_timeline=job_timeline, step=job_timeline[-1].step if job_timeline else 0
+            )
         return self._jobs[name]
 
     def _begun(self, incident: Incident) -> IncidentTimeline:

@@ -21,18 +21,18 @@ FORMAT = 1
 MOST_BYTES = 8 << 20  # of one, unpacked: a damaged row can not ask for more
 
 
-def encode_incident_timeline(course: IncidentTimeline) -> bytes:
+def encode_incident_timeline(timeline: IncidentTimeline) -> bytes:
     """Encode the timeline of an incident."""
     return _packed(
         {
             "format": FORMAT,
-            "incident_id": course.incident_id,
-            "job": course.job,
-            "rank": course.rank,
-            "left_steps": course.left_steps,
-            "rows": _plain_rows(course.rows),
-            "plans": [asdict(note) for note in course.plans],
-            "notes": [[note.step, note.unix_s, note.text] for note in course.notes],
+            "incident_id": timeline.incident_id,
+            "job": timeline.job,
+            "rank": timeline.rank,
+            "left_steps": timeline.left_steps,
+            "rows": _plain_rows(timeline.rows),
+            "plans": [asdict(note) for note in timeline.plans],
+            "notes": [[note.step, note.unix_s, note.text] for note in timeline.notes],
         }
     )
 
@@ -96,15 +96,13 @@ def _values(plain: Any, kind: type[IncidentRow] | type[JobRow]) -> dict[str, Any
 
 def _plan(plain: Any) -> PlanNote:
     considered = tuple(
-        ConsideredLayout(
-            rung=MitigationLevel(one["rung"]), why_not=text(one["why_not"]), **_prices(one)
-        )
+        ConsideredLayout(level=_level(one), why_not=text(one["why_not"]), **_prices(one))
         for one in plain["considered"]
     )
     return PlanNote(
         step=whole(plain["step"]),
         unix_s=real(plain["unix_s"]),
-        rung=MitigationLevel(plain["rung"]),
+        level=_level(plain),
         reason=text(plain["reason"]),
         generation=_perhaps(whole, plain["generation"]),
         current_step_s=real(plain["current_step_s"]),
@@ -112,6 +110,10 @@ def _plan(plain: Any) -> PlanNote:
         considered=considered,
         **_prices(plain),
     )
+
+
+def _level(plain: Any) -> MitigationLevel:
+    return MitigationLevel(plain["level"] if "level" in plain else plain["rung"])  # its old name
 
 
 def _prices(plain: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class History:
     store: Store
     config: RetentionConfig = field(default_factory=RetentionConfig)
     _retention: Retention = field(init=False)
-    _chronicle: TimelineRecorder = field(init=False)
+    _recorder: TimelineRecorder = field(init=False)
     _decisions: dict[str, Decision] = field(default_factory=dict)  # the last one noted of each job
     _written_s: float = field(default_factory=time.monotonic)
     _goes_on: bool = False  # with what was open when we were started
@@ -47,15 +47,17 @@ class History:
 
     def __post_init__(self) -> None:
         self._retention = Retention(store=self.store, config=self.config)
-        self._chronicle = TimelineRecorder(past_course=self._past_course, past_pace=self._past_pace)
+        self._recorder = TimelineRecorder(
+            past_timeline=self._past_timeline, past_job_timeline=self._past_job_timeline
+        )
 
     def on_command(self, command: Command) -> None:
         """Record a command of the state machine."""
         match command:
             case StepSummary():
-                self._chronicle.on_step(command, time.time())
+                self._recorder.on_step(command, time.time())
             case SaveIncident(incident=incident):
-                self._chronicle.on_incident(incident, time.time())
+                self._recorder.on_incident(incident, time.time())
             case _:
                 pass
 
@@ -64,18 +66,18 @@ class History:
         if not self._goes_on:
             self._goes_on = True
             for job in state.jobs.values():
-                self._chronicle.go_on(job.open_incidents)
+                self._recorder.go_on(job.open_incidents)
         for name, job in state.jobs.items():
             decision = job.plan.last_decision
             if decision is None or not job.open_incidents:
                 continue
             if decision is not self._decisions.get(name):
                 self._decisions[name] = decision
-                self._chronicle.decided(name, decision, time.time())
+                self._recorder.decided(name, decision, time.time())
         if time.monotonic() - self._written_s >= WRITE_EVERY_S:
             self._written_s = time.monotonic()
             self.write()
-            self._chronicle.forget(state.jobs)
+            self._recorder.forget(state.jobs)
             self._decisions = {n: d for n, d in self._decisions.items() if n in state.jobs}
         else:
             self._retention.on_tick(time.monotonic(), time.time())
@@ -86,22 +88,22 @@ class History:
         Returns:
             Whether it succeeded and more is waiting.
         """
-        chronicle = self._chronicle
-        courses = list(islice(chronicle.changed, MOST_AT_ONCE))
-        jobs = list(islice(chronicle.changed_jobs, MOST_AT_ONCE))
-        if not courses and not jobs:
+        recorder = self._recorder
+        incident_timelines = list(islice(recorder.changed, MOST_AT_ONCE))
+        jobs = list(islice(recorder.changed_jobs, MOST_AT_ONCE))
+        if not incident_timelines and not jobs:
             return False
         try:
             with self.store.transaction():
-                for incident_id in courses:
-                    course = chronicle.courses[incident_id]
-                    self.store.history_tables.save_course(
-                        incident_id, course.job, encode_incident_timeline(course)
+                for incident_id in incident_timelines:
+                    timeline = recorder.incident_timelines[incident_id]
+                    self.store.history_tables.save_incident_timeline(
+                        incident_id, timeline.job, encode_incident_timeline(timeline)
                     )
                 for job in jobs:
-                    rows = chronicle.pace(job)
+                    rows = recorder.job_timeline(job)
                     newest_unix_s = rows[-1].unix_s if rows else 0.0
-                    self.store.history_tables.save_pace(
+                    self.store.history_tables.save_job_timeline(
                         job, encode_job_timeline(rows), newest_unix_s
                     )
         except sqlite3.Error as error:
@@ -110,29 +112,31 @@ class History:
                 _log.warning("Timelines cannot be written and are kept in memory: %s", error)
             return False
         self._trouble = ""
-        chronicle.stored(courses, jobs)
-        return bool(chronicle.changed or chronicle.changed_jobs)
+        recorder.stored(incident_timelines, jobs)
+        return bool(recorder.changed or recorder.changed_jobs)
 
     def close(self) -> None:
         """Write everything that is waiting."""
         while self.write():
             pass
 
-    def pace(self, job: str) -> list[JobRow]:
+    def job_timeline(self, job: str) -> list[JobRow]:
         """The timeline of a job."""
-        return self._chronicle.pace(job)
+        return self._recorder.job_timeline(job)
 
     def explain(self, state: State, incident_id: int) -> Explanation | None:
         """The explanation of an incident; None: its number is unknown."""
         incident = self._incident(state, incident_id)
         if incident is None:
             return None
-        course = self._chronicle.courses.get(incident_id) or self._past_course(incident_id)
-        return explain(incident, course)
+        timeline = self._recorder.incident_timelines.get(incident_id) or self._past_timeline(
+            incident_id
+        )
+        return explain(incident, timeline)
 
-    def _past_course(self, incident_id: int) -> IncidentTimeline | None:
+    def _past_timeline(self, incident_id: int) -> IncidentTimeline | None:
         """The stored timeline of an incident; None: none is stored or readable."""
-        data = self.store.history_tables.course(incident_id)
+        data = self.store.history_tables.incident_timeline(incident_id)
         try:
             return None if data is None else decode_incident_timeline(data)
         except ValueError as error:
@@ -141,9 +145,9 @@ class History:
             )
             return None
 
-    def _past_pace(self, job: str) -> list[JobRow]:
+    def _past_job_timeline(self, job: str) -> list[JobRow]:
         """The stored timeline of a job; empty: none is stored or readable."""
-        data = self.store.history_tables.pace(job)
+        data = self.store.history_tables.job_timeline(job)
         try:
             return [] if data is None else decode_job_timeline(data)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""The rungs of the ladder as layouts, each on top of the one before. Pure.
+"""The mitigation levels as layouts, each on top of the one before. Pure.
 
 What is dear is found when it is first asked for, and once.
 """
@@ -78,16 +78,16 @@ class CandidateSearch:
         return tuple((rank, speed) for rank, speed in sorted(speeds.items()) if speed < 1.0)
 
     def candidates(self) -> list[Candidate]:
-        """The rungs, cheapest first."""
+        """The levels, cheapest first."""
         view, problem = self._view, self._pricing.problem
         shared = tuple(split.hosts for split in self.splits)
         batch = self._batch_shares()
         found = [
             Candidate(
-                rung=MitigationLevel.TOKEN_SHARES,
+                level=MitigationLevel.TOKEN_SHARES,
                 layout=self.made(shared, view.layout.batch_shares),
             ),
-            Candidate(rung=MitigationLevel.BATCH_SHARES, layout=self.made(shared, batch)),
+            Candidate(level=MitigationLevel.BATCH_SHARES, layout=self.made(shared, batch)),
         ]
         # State is moved for nobody whose device is well by the probe, or of whom it is still to
         # tell; shares cost nothing.
@@ -98,7 +98,7 @@ class CandidateSearch:
             hosts.append(plan.experts)
             found.append(
                 Candidate(
-                    rung=MitigationLevel.MOVE_REPLICAS,
+                    level=MitigationLevel.MOVE_REPLICAS,
                     layout=self.made(plan.experts, batch),
                     proof=f"; {plan.proof}",
                 )

@@ -84,15 +84,15 @@ def decide(view: PlanningSnapshot, config: PolicyConfig) -> Decision:
     cordoned = _without_cordoned(view, now)
     decision = cordoned if isinstance(cordoned, Decision) else _fastest(view, now, search)
     # Other shares alone would make it a planned layout, with the replicas where survivors put them.
-    is_hasty = view.by_survivors and decision.rung not in STATE_MOVING_LEVELS
+    is_hasty = view.by_survivors and decision.level not in STATE_MOVING_LEVELS
     if is_hasty or (decision.layout is None and now.num_narrow):
         decision = _safer(view, now, search, decision.layout or view.layout) or decision
     exposure = exposure_of(decision.layout or view.layout, floor, nodes_without_rack(view, config))
-    more = _backoff_notes(view, decision.rung)
+    more = _backoff_notes(view, decision.level)
     if isinstance(cordoned, cordons.KeptAtWork):
         ranks = format_ranks(cordons.leaving(view))
         more += f"; ranks {ranks} are cordoned and keep their work: {cordoned.text}"
-    if decision.layout is not None and decision.rung not in (
+    if decision.layout is not None and decision.level not in (
         MitigationLevel.RETURN_HOME,
         MitigationLevel.ROLL_BACK,
     ):
@@ -109,10 +109,10 @@ class _Present:
     floor: SpreadFloor
     num_narrow: int
 
-    def plan(self, rung: MitigationLevel, layout: Layout, reason: str, price: Price) -> Decision:
+    def plan(self, level: MitigationLevel, layout: Layout, reason: str, price: Price) -> Decision:
         """Return a decision for `layout` with its prices."""
         return Decision(
-            rung=rung,
+            level=level,
             layout=layout,
             reason=reason,
             current_step_s=self.pricing.current_s,
@@ -152,7 +152,7 @@ def _fastest(view: PlanningSnapshot, now: _Present, search: CandidateSearch) -> 
         return back
     config = now.config
     min_gain = config.min_gain
-    if not view.slow and not view.is_makeshift:
+    if not view.slow and not view.is_provisional:
         if view.num_load_steps < config.settle_steps:
             return _nothing(
                 NoPlanCode.LOADS_UNSETTLED, "no rank is slow; expert loads are not settled yet"
@@ -176,8 +176,8 @@ def _best_of(
     priced: list[_Priced] = []
     is_proposed = config.mode == "approve" and config.approve == "moves"
     for candidate in search.candidates():
-        rung, layout = candidate.rung, candidate.layout
-        if is_proposed and rung in STATE_MOVING_LEVELS and best.layout is not None:
+        level, layout = candidate.level, candidate.layout
+        if is_proposed and level in STATE_MOVING_LEVELS and best.layout is not None:
             break  # plans that need no approval come first; the others are proposed after them
         price = now.pricing.price(layout)
         gain_s = current_s - price.step_s
@@ -186,9 +186,9 @@ def _best_of(
         # A higher level must be worth the disturbance of moving state: 1 % of a step of the best so
         # far, and more than its shares would gain alone, even if plans of shares must wait.
         to_beat_s = (
-            max(best_value_s, shares_value_s) if rung in STATE_MOVING_LEVELS else best_value_s
+            max(best_value_s, shares_value_s) if level in STATE_MOVING_LEVELS else best_value_s
         )
-        if rung not in STATE_MOVING_LEVELS:
+        if level not in STATE_MOVING_LEVELS:
             shares_value_s = max(shares_value_s, value_s)
         step_s = best.planned_step_s if best.layout is not None else current_s
         margin_s = MIN_LEVEL_ADVANTAGE * step_s * config.horizon_steps * bool(to_beat_s)
@@ -196,7 +196,7 @@ def _best_of(
         one = _Priced(
             layout=layout,
             price=ConsideredLayout(
-                rung=rung,
+                level=level,
                 planned_step_s=price.step_s,
                 cost_s=cost_s,
                 moved_bytes=now.pricing.moved(layout).total_bytes,
@@ -229,8 +229,8 @@ def _best_of(
             continue
         best_value_s = value_s
         priced.append(one)
-        best = now.plan(rung, layout, _reason(view, now, rung, price) + candidate.proof, price)
-        if rung in STATE_MOVING_LEVELS:
+        best = now.plan(level, layout, _reason(view, now, level, price) + candidate.proof, price)
+        if level in STATE_MOVING_LEVELS:
             best = replace(best, unconfirmed=tuple(sorted(view.unread & set(view.slow))))
     return replace(best, considered=tuple(one.considered(best.layout) for one in priced))
 
@@ -285,8 +285,8 @@ def _why_wait(
         gain_s: Seconds that a step gains.
         cost_s: Seconds that the move takes.
     """
-    rung, layout = candidate.rung, candidate.layout
-    if _must_wait(view, rung, layout):
+    level, layout = candidate.level, candidate.layout
+    if _must_wait(view, level, layout):
         return Wait(code=WaitCode.LEVEL_WAITS, text="plans of its kind wait")
     if more := cordons.adds_work(view, layout):
         ranks = format_ranks(more)
@@ -309,12 +309,12 @@ def _why_wait(
 
 def _priced_again(view: PlanningSnapshot, now: _Present, approved: Decision) -> Decision:
     """Return the approved plan at present prices, if it still pays."""
-    layout, rung = approved.layout, approved.rung
+    layout, level = approved.layout, approved.level
     assert layout is not None, "a plan was approved"
-    if rung in (MitigationLevel.RETURN_HOME, MitigationLevel.ROLL_BACK):
+    if level in (MitigationLevel.RETURN_HOME, MitigationLevel.ROLL_BACK):
         back = (
             _return_to_baseline(view, now)
-            if rung is MitigationLevel.RETURN_HOME
+            if level is MitigationLevel.RETURN_HOME
             else _roll_back(view, now)
         )
         if back is None or back.layout != layout:
@@ -345,7 +345,7 @@ def _priced_again(view: PlanningSnapshot, now: _Present, approved: Decision) -> 
         f"approved, and priced again: a step from {current_s * 1e3:.0f} to "
         f"{price.step_s * 1e3:.0f} ms; made for: {approved.reason}"
     )
-    return now.plan(rung, layout, reason, price)
+    return now.plan(level, layout, reason, price)
 
 
 def _return_to_baseline(view: PlanningSnapshot, now: _Present) -> Decision | None:
@@ -353,21 +353,21 @@ def _return_to_baseline(view: PlanningSnapshot, now: _Present) -> Decision | Non
 
     It need not gain time: the present layout was meant to be temporary.
     """
-    home = None if view.slow else view.home
-    if home is None or not _is_elsewhere(view.layout, home):
+    baseline = None if view.slow else view.baseline
+    if baseline is None or not _is_elsewhere(view.layout, baseline):
         return None
-    if view.cordoned & set(home.working):
+    if view.cordoned & set(baseline.working):
         return None
-    if _must_wait(view, MitigationLevel.RETURN_HOME, home):
+    if _must_wait(view, MitigationLevel.RETURN_HOME, baseline):
         return None
-    price = now.pricing.price(now.pricing.as_run(home))
+    price = now.pricing.price(now.pricing.as_run(baseline))
     # Not if loads changed so that it is slower by now, or if experts would be spread less.
-    is_safe = num_narrow(home, now.floor) <= now.num_narrow
+    is_safe = num_narrow(baseline, now.floor) <= now.num_narrow
     # Layouts that differ by rounding only are equally fast: then the baseline is restored, too.
     tolerance = max(now.config.min_gain, SAME_TIME)
     if not is_safe or price.step_s > now.pricing.current_s * (1.0 + tolerance):
         return None
-    layout = replace(home, generation=view.next_generation)
+    layout = replace(baseline, generation=view.next_generation)
     reason = "all findings are closed: back to the layout from before the first one"
     return now.plan(MitigationLevel.RETURN_HOME, layout, reason, price)
 
@@ -389,7 +389,7 @@ def _roll_back(view: PlanningSnapshot, now: _Present) -> Decision | None:
     if gain_s < config.min_gain * view.step_s or gain_s * config.horizon_steps <= cost_s:
         return None
     reason = (
-        f"plan {forecast.plan.generation} ({forecast.rung}) was to take a step from"
+        f"plan {forecast.plan.generation} ({forecast.level}) was to take a step from"
         f" {forecast.before_s * 1e3:.0f} to {forecast.planned_s * 1e3:.0f} ms and took it to"
         f" {view.step_s * 1e3:.0f} ms: back to the layout before it"
     )
@@ -431,11 +431,11 @@ def _safer(
     return now.plan(MitigationLevel.MOVE_REPLICAS, layout, reason, price)
 
 
-def _must_wait(view: PlanningSnapshot, rung: MitigationLevel, layout: Layout) -> bool:
+def _must_wait(view: PlanningSnapshot, level: MitigationLevel, layout: Layout) -> bool:
     """Whether a plan of this level, or this layout at another level, failed a short time ago."""
     return any(
         refusal.until_s > view.asked_s
-        and (kind is rung or replace(layout, generation=refusal.plan.generation) == refusal.plan)
+        and (kind is level or replace(layout, generation=refusal.plan.generation) == refusal.plan)
         for kind, refusal in view.refusals.items()
     )
 
@@ -452,25 +452,25 @@ def _backoff_notes(view: PlanningSnapshot, decided: MitigationLevel) -> str:
     return "".join(texts)
 
 
-def _is_elsewhere(layout: Layout, home: Layout) -> bool:
-    """Whether `home` has the same ranks and another distribution of work."""
+def _is_elsewhere(layout: Layout, baseline: Layout) -> bool:
+    """Whether `baseline` has the same ranks and another distribution of work."""
     here = (layout.stages, layout.experts, layout.batch_shares, layout.speeds)
-    there = (home.stages, home.experts, home.batch_shares, home.speeds)
-    return home.ranks == layout.ranks and here != there
+    there = (baseline.stages, baseline.experts, baseline.batch_shares, baseline.speeds)
+    return baseline.ranks == layout.ranks and here != there
 
 
-def _reason(view: PlanningSnapshot, now: _Present, rung: MitigationLevel, price: Price) -> str:
+def _reason(view: PlanningSnapshot, now: _Present, level: MitigationLevel, price: Price) -> str:
     if view.slow:
         cause = ", ".join(f"rank {r} is x{s:.2f} slow" for r, s in sorted(view.slow.items()))
-    elif view.is_makeshift:
+    elif view.is_provisional:
         cause = "the present layout was made for a finding that is closed"
     else:
         cause = "some experts are hot"
     return (
-        f"{cause}: {CHANGES[rung]} take a step from {now.pricing.current_s * 1e3:.0f} to "
+        f"{cause}: {CHANGES[level]} take a step from {now.pricing.current_s * 1e3:.0f} to "
         f"{price.step_s * 1e3:.0f} ms (no layout can be below {price.fluid_step_s * 1e3:.0f} ms)"
     )
 
 
 def _nothing(code: NoPlanCode, reason: str) -> Decision:
-    return Decision(rung=MitigationLevel.NOTHING, layout=None, reason=reason, no_plan=code)
+    return Decision(level=MitigationLevel.NOTHING, layout=None, reason=reason, no_plan=code)

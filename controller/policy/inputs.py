@@ -43,10 +43,10 @@ def snapshot_of(
         is_probing=job.detection.probe is not None,
         refusals={**job.plan.refusals, **job.plan.rollbacks},
         asked_s=now_s,
-        home=job.layouts.baseline,
+        baseline=job.layouts.baseline,
         step_s=measured_step_s(job) or 0.0,
         steps_since_plan=job.progress.step - job.layouts.first_step,
-        is_makeshift=job.layouts.is_provisional,
+        is_provisional=job.layouts.is_provisional,
         by_survivors=job.layouts.is_provisional
         and layout.generation not in job.layouts.offer_reasons,
         num_load_steps=job.workload.num_load_steps,

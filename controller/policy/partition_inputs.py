@@ -31,7 +31,7 @@ BACKWARD_RATIO = 2.0  # of a forward pass; a rank's time is told for both togeth
 def problem_of(
     view: PlanningSnapshot, config: PolicyConfig, costs: MoveCosts, *, unevenness: float
 ) -> PartitionProblem:
-    """The present layout, home and the devices, under the schedule that the job reported.
+    """The present layout, the baseline and the devices, under the schedule that the job reported.
 
     Raises ValueError, saying why, where it cannot be put so: times are not measured yet, a pipeline
     has fewer rows than micro-batches, or no program is known of the schedule.
@@ -44,7 +44,7 @@ def problem_of(
     if view.work.keys() < set(view.layout.working):
         raise ValueError("what its stages take is not measured yet")
     now = as_partition(view, view.layout)
-    home = view.home
+    baseline = view.baseline
     speeds = view.speeds
     node = number_domains(view.node_of, view.layout.ranks)
     bandwidth = 1.0 / costs.busiest_s_per_byte if costs.busiest_s_per_byte > 0.0 else inf
@@ -67,7 +67,9 @@ def problem_of(
             inside_latency_s=0.0,
             between_latency_s=0.0,
         ),
-        home=now if home is None or home.ranks != view.layout.ranks else as_partition(view, home),
+        baseline=now
+        if baseline is None or baseline.ranks != view.layout.ranks
+        else as_partition(view, baseline),
         present=now,
         schedule=view.shape.schedule,
         prices=MovePrices(num_steps=config.horizon_steps, pause_s=costs.pause_s),

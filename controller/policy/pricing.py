@@ -103,7 +103,7 @@ class Pricing:
 
     @cached_property
     def _fluid_s(self) -> float:
-        """The healthy step of home, experts spread evenly, over the mean of all speeds."""
+        """The healthy step of the baseline, experts spread evenly, over the mean of all speeds."""
         assert self.problem is not None, "of pipelines only"
         whole = healthy(replace(self.problem, unevenness=1.0))
-        return price(self.problem.home, whole).step_s * self.problem.fluid_ratio
+        return price(self.problem.baseline, whole).step_s * self.problem.fluid_ratio

@@ -37,7 +37,7 @@ Speeds = tuple[tuple[int, float], ...]
 class Candidate:
     """A layout to be priced, with what is proven of it in words."""
 
-    rung: MitigationLevel
+    level: MitigationLevel
     layout: Layout
     proof: str = ""
 
@@ -50,7 +50,7 @@ def repartitions(
     speeds: Speeds,
     floor: SpreadFloor,
 ) -> list[Candidate]:
-    """One candidate for each rung that there is, cheapest first; shards with each of these hosts.
+    """One candidate for each level that there is, cheapest first; shards with each of these hosts.
 
     `speeds`: what the layouts say of slow ranks; `floor`: on what experts are to be spread.
     """
@@ -103,16 +103,16 @@ def difference(new: Layout, old: Layout) -> str:
     return "; ".join(words)
 
 
-def _named(rung: MitigationLevel, layout: Layout, old: Layout) -> Candidate:
+def _named(level: MitigationLevel, layout: Layout, old: Layout) -> Candidate:
     words = difference(layout, old)
-    return Candidate(rung=rung, layout=layout, proof=f"; {words}" if words else "")
+    return Candidate(level=level, layout=layout, proof=f"; {words}" if words else "")
 
 
 def _of_joint(
-    rung: MitigationLevel, joint: JointPlan, view: PlanningSnapshot, speeds: Speeds
+    level: MitigationLevel, joint: JointPlan, view: PlanningSnapshot, speeds: Speeds
 ) -> Candidate:
     layout = _layout(view, joint.plan.partition, joint.experts, speeds)
-    found = _named(rung, layout, view.layout)
+    found = _named(level, layout, view.layout)
     idle = set(layout.standing_by) - set(view.layout.standing_by) - view.slow.keys()
     if not (rested := idle & view.doubted):
         return found

@@ -130,7 +130,7 @@ def _with_left(
     present: tuple[ReplicaSet, ...],
     wishes: PlacementRequest,
 ) -> tuple[ReplicaSet, ...]:
-    """Replicas that are there stay, without a share, where a slot is free: no copies back home.
+    """Replicas that are there stay, without a share, where a slot is free: no copies back later.
 
     Not those of an expert in too few domains: more hosts would ask for more of them.
     """

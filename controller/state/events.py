@@ -66,11 +66,11 @@ class DecisionMade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalAnswered:
-    """A person approves or denies a proposal; `said_by`: who, `reason`: why it is denied."""
+    """A person approves or denies a proposal; `operator`: the name, `reason`: why it is denied."""
 
     proposal_id: int
     is_approved: bool
-    said_by: str
+    operator: str
     reason: str = ""
 
 
@@ -81,7 +81,7 @@ class OrderGiven:
     kind: OrderKind
     subject: str
     is_on: bool
-    said_by: str
+    operator: str
     reason: str = ""
 
 
@@ -168,7 +168,7 @@ class SaveLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveDecision:
-    """A plan was decided on, or one was refused (rung nothing, no layout): store it."""
+    """A plan was decided on, or one was refused (level nothing, no layout): store it."""
 
     job: str
     step: int

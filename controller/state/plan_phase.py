@@ -89,7 +89,7 @@ class Forecast:
     """
 
     plan: Layout
-    rung: MitigationLevel
+    level: MitigationLevel
     base: Layout
     before_s: float
     planned_s: float

@@ -31,12 +31,12 @@ class PlanningSnapshot:
 
     `node_of`: where each rank sits; one that is not named is alone on its node. `rack_of`: the rack
     of each rank whose node has told it.
-    `home`: the layout before the first open finding, None where there is nothing to go back to.
+    `baseline`: the layout before the first open finding, None where there is nothing to go back to.
     `step_s`: the measured step under `layout`, 0 where unknown. `steps_since_plan`: steps under it.
     `unread`: slow ranks of which no probe has been read; `refuted`: those whose probe was not slow.
     `is_probing`: a probe is under way, and what is costly waits for it.
     `refusals`: of each kind of plan the last one, and until when such plans wait; `asked_s`: now.
-    `is_makeshift`: the layout was made for what is over, so any better one is welcome at once;
+    `is_provisional`: the layout was made for what is over, so any better one is welcome at once;
     `by_survivors`: it stands where survivors of a death could put it in a hurry.
     `slow_steps`: since the newest finding's onset; None: nobody is slow, or it is not known.
     `work`: by rank, needed of stages and tensor groups only; empty: not measured yet.
@@ -54,10 +54,10 @@ class PlanningSnapshot:
     model: CostModel | None
     workload: Workload
     slow: Mapping[int, float]
-    home: Layout | None
+    baseline: Layout | None
     step_s: float
     steps_since_plan: int
-    is_makeshift: bool
+    is_provisional: bool
     num_load_steps: int
     next_generation: int
     node_of: DomainOf = field(default_factory=dict)

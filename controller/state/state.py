@@ -184,10 +184,10 @@ class JobRecord:
     layout: Layout | None
     layout_reason: str
     desired: Layout | None
-    home: Layout | None
+    baseline: Layout | None
     ranks: tuple[RankRecord, ...] = ()
     run_id: int = 0
-    is_makeshift: bool = False
+    is_provisional: bool = False
 
 
 KEPT_INCIDENTS = 256  # of one job, beside the open ones; the store keeps all

@@ -13,7 +13,7 @@ from pacekeeper.controller.storage.rows import LARGE, real, text, whole
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 
-MOST_COURSES, MOST_PACES, MOST_STRIKES = 4096, 512, 16384
+MOST_INCIDENT_TIMELINES, MOST_JOB_TIMELINES, MOST_STRIKES = 4096, 512, 16384
 _log = logging.getLogger(__name__)
 
 
@@ -23,17 +23,17 @@ class HistoryTables:
     def __init__(self, connection: Journal) -> None:
         self._connection = connection
 
-    def save_course(self, incident_id: int, job: str, course: bytes) -> None:
+    def save_incident_timeline(self, incident_id: int, job: str, incident_timeline: bytes) -> None:
         """Insert or replace an encoded course; delete the oldest beyond `MOST_COURSES`."""
         execute = self._connection.execute
-        execute("REPLACE INTO courses VALUES (?, ?, ?)", (incident_id, job, course))
+        execute("REPLACE INTO courses VALUES (?, ?, ?)", (incident_id, job, incident_timeline))
         execute(
             "DELETE FROM courses WHERE incident_id <= (SELECT incident_id FROM courses"
             " ORDER BY incident_id DESC LIMIT 1 OFFSET ?)",
-            (MOST_COURSES,),
+            (MOST_INCIDENT_TIMELINES,),
         )
 
-    def course(self, incident_id: int) -> bytes | None:
+    def incident_timeline(self, incident_id: int) -> bytes | None:
         """Return the encoded course of an incident; None where none is stored or readable."""
         try:
             row = self._connection.execute(
@@ -44,17 +44,17 @@ class HistoryTables:
             _log.warning("course of incident=%d can not be read: %s", incident_id, error)
             return None
 
-    def save_pace(self, job: str, pace: bytes, newest_unix_s: float) -> None:
+    def save_job_timeline(self, job: str, job_timeline: bytes, newest_unix_s: float) -> None:
         """Insert or replace an encoded pace; delete the oldest jobs beyond `MOST_PACES`."""
         execute = self._connection.execute
-        execute("REPLACE INTO paces VALUES (?, ?, ?)", (job, pace, newest_unix_s))
+        execute("REPLACE INTO paces VALUES (?, ?, ?)", (job, job_timeline, newest_unix_s))
         execute(
             "DELETE FROM paces WHERE newest_unix_s <= (SELECT newest_unix_s FROM paces"
             " ORDER BY newest_unix_s DESC LIMIT 1 OFFSET ?)",
-            (MOST_PACES,),
+            (MOST_JOB_TIMELINES,),
         )
 
-    def pace(self, job: str) -> bytes | None:
+    def job_timeline(self, job: str) -> bytes | None:
         """Return the encoded pace of a job; None where none is stored or readable."""
         try:
             found = self._connection.execute("SELECT pace FROM paces WHERE job = ?", (job,))
@@ -109,7 +109,7 @@ class HistoryTables:
             (
                 order.kind,
                 order.subject,
-                order.said_by,
+                order.operator,
                 order.reason,
                 order.since_unix_s,
                 order.run_id,
@@ -129,7 +129,7 @@ class HistoryTables:
             OperatorOrder(
                 kind=OrderKind(row[0]),
                 subject=text(row[1]),
-                said_by=text(row[2]),
+                operator=text(row[2]),
                 reason=text(row[3]),
                 since_unix_s=real(row[4]),
                 run_id=whole(row[5], LARGE),

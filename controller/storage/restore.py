@@ -56,8 +56,8 @@ def restored(
             layouts=LayoutState(
                 current=job.layout,
                 reason=job.layout_reason,
-                is_provisional=job.is_makeshift,
-                baseline=job.home,
+                is_provisional=job.is_provisional,
+                baseline=job.baseline,
                 known=known,
                 newest_generation=job.newest_generation,
                 offer_reasons={plan.generation: "offered before a restart" for plan in ours},
@@ -123,13 +123,13 @@ def job_record(state: State, job: str) -> JobRecord:
     return JobRecord(
         name=job,
         run_id=known.run_id,
-        is_makeshift=known.layouts.is_provisional,
+        is_provisional=known.layouts.is_provisional,
         newest_generation=known.layouts.newest_generation,
         step=known.progress.step,
         layout=known.layouts.current,
         layout_reason=known.layouts.reason,
         desired=known.plan.desired,
-        home=known.layouts.baseline,
+        baseline=known.layouts.baseline,
         ranks=tuple(
             RankRecord(rank=rank, pid=r.attachment.pid, status=r.status)
             for rank, r in sorted(known.ranks.items())

@@ -158,7 +158,7 @@ def proposal_row(proposal: Proposal) -> tuple[Any, ...]:
         proposal.proposal_id,
         proposal.job,
         proposal.answer,
-        decision.rung,
+        decision.level,
         decision.reason,
         decision.current_step_s,
         decision.planned_step_s,
@@ -171,7 +171,7 @@ def proposal_row(proposal: Proposal) -> tuple[Any, ...]:
         json.dumps(proposal.incident_ids),
         proposal.made_unix_s,
         proposal.expires_unix_s,
-        proposal.said_by,
+        proposal.operator,
         proposal.note,
     )
 
@@ -183,7 +183,7 @@ def proposal_of(row: tuple[Any, ...]) -> Proposal:
         job=text(row[1]),
         answer=ProposalState(row[2]),
         decision=Decision(
-            rung=MitigationLevel(row[3]),
+            level=MitigationLevel(row[3]),
             reason=text(row[4]),
             current_step_s=real(row[5]),
             planned_step_s=real(row[6]),
@@ -197,6 +197,6 @@ def proposal_of(row: tuple[Any, ...]) -> Proposal:
         incident_ids=tuple(whole(one, LARGE) for one in items(row[13])),
         made_unix_s=real(row[14]),
         expires_unix_s=real(row[15]),
-        said_by=text(row[16]),
+        operator=text(row[16]),
         note=text(row[17]),
     )

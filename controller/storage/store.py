@@ -124,10 +124,10 @@ class Store:
                 _encoded(job.layout),
                 job.layout_reason,
                 _encoded(job.desired),
-                _encoded(job.home),
+                _encoded(job.baseline),
                 json.dumps([[rank.rank, rank.pid, rank.status] for rank in job.ranks]),
                 job.run_id,
-                job.is_makeshift,
+                job.is_provisional,
             ),
         )
 
@@ -160,7 +160,7 @@ class Store:
                 unix_s,
                 job,
                 step,
-                decision.rung,
+                decision.level,
                 decision.reason,
                 decision.current_step_s,
                 decision.planned_step_s,
@@ -246,13 +246,13 @@ class Store:
                 layout=_decoded(row[3]),
                 layout_reason=text(row[4]),
                 desired=_decoded(row[5]),
-                home=_decoded(row[6]),
+                baseline=_decoded(row[6]),
                 ranks=tuple(
                     RankRecord(rank=whole(rank), pid=whole(pid), status=RankStatus(status))
                     for rank, pid, status in items(row[7])
                 ),
                 run_id=whole(row[8], LARGE),
-                is_makeshift=bool(row[9]),
+                is_provisional=bool(row[9]),
             )
             for row in self._connection.execute("SELECT * FROM jobs ORDER BY name")
         )

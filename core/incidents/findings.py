@@ -207,7 +207,7 @@ STATE_MOVING_LEVELS = (
 class ConsideredLayout:
     """A layout that was priced for a decision. `why_not`: why it was not chosen; empty: chosen."""
 
-    rung: MitigationLevel
+    level: MitigationLevel
     planned_step_s: float
     cost_s: float
     moved_bytes: int
@@ -284,7 +284,7 @@ class Decision:
         no_plan: why there is no plan; None: there is one, or the decision was restored.
     """
 
-    rung: MitigationLevel
+    level: MitigationLevel
     layout: Layout | None
     reason: str
     current_step_s: float = 0.0

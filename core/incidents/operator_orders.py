@@ -17,13 +17,13 @@ class OrderKind(StrEnum):
 class OperatorOrder:
     """One order.
 
-    `said_by`: the operator, as given and as authenticated; `run_id`: of the job whose rank is the
+    `operator`: the operator, as given and as authenticated; `run_id`: of the job whose rank is the
     subject, 0 otherwise.
     """
 
     kind: OrderKind
     subject: str
-    said_by: str
+    operator: str
     reason: str
     since_unix_s: float
     run_id: int = 0
@@ -32,7 +32,7 @@ class OperatorOrder:
     def text(self) -> str:
         """The operator and the reason, for display."""
         why = f": {self.reason}" if self.reason else ""
-        return f"by {self.said_by}{why}"
+        return f"by {self.operator}{why}"
 
 
 def rank_subject(job: str, rank: int) -> str:

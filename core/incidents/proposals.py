@@ -30,7 +30,7 @@ class Proposal:
     Attributes:
         slow: rank -> slowdown that it was made for.
         incident_ids: the open incidents that it answers.
-        said_by: the operator who approved or denied it, as given and as authenticated; empty: none.
+        operator: who approved or denied it, as given and as authenticated; empty: no answer.
         note: why it was denied or has ended.
 
     Raises:
@@ -46,7 +46,7 @@ class Proposal:
     made_unix_s: float
     expires_unix_s: float
     answer: ProposalState = ProposalState.WAITING
-    said_by: str = ""
+    operator: str = ""
     note: str = ""
 
     def __post_init__(self) -> None:

@@ -123,8 +123,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Plans": (
         Panel(
             title="Plans made",
-            expr="sum by (rung) (increase(pacekeeper_plans_total[$__rate_interval]))",
-            legend="{{rung}}",
+            expr="sum by (level) (increase(pacekeeper_plans_total[$__rate_interval]))",
+            legend="{{level}}",
         ),
         Panel(
             title="Plans rejected or rolled back",

@@ -45,19 +45,19 @@ def even_cost(ranks: Sequence[int], problem: PartitionProblem) -> GroupCost:
     return group_cost(cell.attention, cell.mlp, problem.model, problem.links, problem.device_of)
 
 
-def home_groups(problem: PartitionProblem) -> list[list[Ranks]]:
-    """Per pipeline and stage the ranks of home, dead ones too."""
-    return [[cell.ranks for cell in pipeline.cells] for pipeline in problem.home.pipelines]
+def baseline_groups(problem: PartitionProblem) -> list[list[Ranks]]:
+    """Per pipeline and stage the ranks of the baseline, dead ones too."""
+    return [[cell.ranks for cell in pipeline.cells] for pipeline in problem.baseline.pipelines]
 
 
 def batch_rows(problem: PartitionProblem) -> int:
-    """Rows of one micro-batch at home."""
-    return max(max(pipeline.micro_batches) for pipeline in problem.home.pipelines)
+    """Rows of one micro-batch of the baseline."""
+    return max(max(pipeline.micro_batches) for pipeline in problem.baseline.pipelines)
 
 
 def num_batches(problem: PartitionProblem) -> int:
     """Micro-batches of all pipelines together."""
-    return sum(len(pipeline.micro_batches) for pipeline in problem.home.pipelines)
+    return sum(len(pipeline.micro_batches) for pipeline in problem.baseline.pipelines)
 
 
 def cuts_for(
@@ -94,7 +94,7 @@ def assembled(
     problem: PartitionProblem,
 ) -> Partition:
     """Pipelines of even cells with whole micro-batches, so many each."""
-    sizes = [size for p in problem.home.pipelines for size in p.micro_batches]
+    sizes = [size for p in problem.baseline.pipelines for size in p.micro_batches]
     assert sum(counts) == len(sizes), "micro-batches are handed on whole"
     pipelines = []
     for of_pipeline, cuts, count in zip(groups, ends, counts, strict=True):

@@ -15,9 +15,9 @@ from pacekeeper.controller.planning.partition_cost.compute import layer_sums
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.simulator.baselines.even_pipelines import (
     assembled,
+    baseline_groups,
     batch_rows,
     even_cost,
-    home_groups,
     num_batches,
     stage_s,
 )
@@ -27,16 +27,16 @@ SLOW = 1.1  # times the median: what counts as a slow pipeline
 
 def greyhound(problem: PartitionProblem) -> Partition:
     """The better of S2 alone, S3 with S2, and nothing. Raises ValueError where a rank is dead."""
-    dead = [rank for rank in problem.home.ranks if problem.device_of[rank].speed <= 0.0]
+    dead = [rank for rank in problem.baseline.ranks if problem.device_of[rank].speed <= 0.0]
     if dead:
         raise ValueError(f"Greyhound plans around slow ranks, {dead} are dead")
-    choices = [problem.home, s2(problem, home_groups(problem)), s2(problem, s3(problem))]
+    choices = [problem.baseline, s2(problem, baseline_groups(problem)), s2(problem, s3(problem))]
     return min(choices, key=lambda partition: price(partition, problem).step_s)
 
 
 def s2(problem: PartitionProblem, groups: Sequence[Sequence[tuple[int, ...]]]) -> Partition:
     """Whole micro-batches by the pace of each pipeline's slowest stage."""
-    ends = [pipeline.cuts for pipeline in problem.home.pipelines]
+    ends = [pipeline.cuts for pipeline in problem.baseline.pipelines]
     sums, rows = layer_sums(problem.model, problem.links), batch_rows(problem)
     paces = [
         max(
@@ -46,7 +46,7 @@ def s2(problem: PartitionProblem, groups: Sequence[Sequence[tuple[int, ...]]]) -
         for of_pipeline, cuts in zip(groups, ends, strict=True)
     ]
     if max(paces) <= SLOW * float(np.median(paces)):
-        counts = tuple(len(p.micro_batches) for p in problem.home.pipelines)
+        counts = tuple(len(p.micro_batches) for p in problem.baseline.pipelines)
     else:
         counts = least_variance(num_batches(problem), paces)
     return assembled(groups, ends, counts, problem)
@@ -54,7 +54,7 @@ def s2(problem: PartitionProblem, groups: Sequence[Sequence[tuple[int, ...]]]) -
 
 def s3(problem: PartitionProblem) -> list[list[tuple[int, ...]]]:
     """In each stage the groups by their slowest rank: slow ones in the same pipelines."""
-    groups = home_groups(problem)
+    groups = baseline_groups(problem)
     for stage in range(len(groups[0])):
         ordered = sorted(
             (of_pipeline[stage] for of_pipeline in groups),

@@ -15,7 +15,7 @@ from pacekeeper.controller.planning.partition_cost.compute import group_cost, la
 from pacekeeper.core.layout.apportion import apportion
 
 
-def home_partition(
+def baseline_partition(
     model: ModelCost,
     links: Links,
     devices: Sequence[Device],

@@ -15,11 +15,11 @@ from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.simulator.baselines.even_pipelines import (
     Ranks,
     assembled,
+    baseline_groups,
     batch_rows,
     cuts_for,
     even_cost,
     even_counts,
-    home_groups,
     num_batches,
 )
 
@@ -48,8 +48,8 @@ def _planned(problem: PartitionProblem, least_part: int | None) -> Partition | N
     groups: list[list[Ranks]] = []
     ends: list[tuple[int, ...]] = []
     paces: list[float] = []
-    per_pipeline = total // len(problem.home.pipelines)
-    for of_pipeline in home_groups(problem):
+    per_pipeline = total // len(problem.baseline.pipelines)
+    for of_pipeline in baseline_groups(problem):
         parts = [part for ranks in of_pipeline for part in parts_of(ranks, problem, least_part)]
         cuts = (
             cuts_for([even_cost(part, problem) for part in parts], sums, rows, per_pipeline)

@@ -16,10 +16,10 @@ from pacekeeper.controller.planning.partition_cost.compute import GroupCost, lay
 from pacekeeper.controller.planning.partition_cost.memory import shard_bytes
 from pacekeeper.simulator.baselines.even_pipelines import (
     Ranks,
+    baseline_groups,
     batch_rows,
     even_cell,
     even_cost,
-    home_groups,
 )
 from pacekeeper.simulator.baselines.resihp_migration import Migration
 from pacekeeper.simulator.baselines.step_simulation import NEVER, walks
@@ -50,7 +50,9 @@ def resihp(problem: PartitionProblem) -> ResihpPlan:
             exclude(ranks, problem, pipeline.cells[stage].first_layer, cell_end)
             for stage, (ranks, cell_end) in enumerate(zip(of_pipeline, pipeline.cuts, strict=True))
         ]
-        for of_pipeline, pipeline in zip(home_groups(problem), problem.home.pipelines, strict=True)
+        for of_pipeline, pipeline in zip(
+            baseline_groups(problem), problem.baseline.pipelines, strict=True
+        )
     ]
     _use_standbys(groups, problem)
     costs = [[even_cost(ranks, problem) if ranks else None for ranks in of] for of in groups]
@@ -72,7 +74,7 @@ def resihp(problem: PartitionProblem) -> ResihpPlan:
                     step_s=walk.step_s,
                     standby=standby,
                 )
-    assert best is not None, "home's cuts are always tried"
+    assert best is not None, "the baseline's cuts are always tried"
     return best
 
 
@@ -84,7 +86,7 @@ def _use_standbys(groups: list[list[Ranks]], problem: PartitionProblem) -> None:
     for rank in problem.living:
         if rank not in used:
             spare.setdefault(device_of[rank].node, []).append(rank)
-    for at, stage, cell in problem.home.places():
+    for at, stage, cell in problem.baseline.places():
         mine = groups[at][stage]
         nodes = {device_of[rank].node for rank in cell.ranks}
         if len(mine) == len(cell.ranks) or len(nodes) > 1:
@@ -138,12 +140,12 @@ def _fits(ranks: Ranks, problem: PartitionProblem, first_layer: int, end_layer: 
 def _choices(
     costs: Sequence[Sequence[GroupCost | None]], problem: PartitionProblem
 ) -> list[tuple[int, ...]]:
-    """Cuts to try: those of home; layers by what a stage is worth, its slowest or its mean."""
-    home = problem.home.pipelines[0].cuts
-    sizes = [end - first for first, end in zip((0, *home[:-1]), home, strict=True)]
+    """Cuts to try: the baseline's; layers by what a stage is worth, its slowest or its mean."""
+    baseline = problem.baseline.pipelines[0].cuts
+    sizes = [end - first for first, end in zip((0, *baseline[:-1]), baseline, strict=True)]
     sums = layer_sums(problem.model, problem.links)
     worth = []
-    for stage in range(len(home)):
+    for stage in range(len(baseline)):
         known = [of[stage] for of in costs]
         healthy = max(1.0 / float(row_s(sums, cost)[-1]) for cost in known if cost is not None)
         worth.append(
@@ -154,7 +156,7 @@ def _choices(
         )
     slowest = [min((w for w in of if w > 0.0), default=1.0) for of in worth]
     means = [sum(of) / len(of) for of in worth]
-    found = [home, _repartition(sizes, slowest), _repartition(sizes, means)]
+    found = [baseline, _repartition(sizes, slowest), _repartition(sizes, means)]
     return list(dict.fromkeys(found))
 
 

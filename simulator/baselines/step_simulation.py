@@ -42,7 +42,7 @@ def walked(
 ) -> Walk:
     """groups[pipeline][stage]: the ranks of each (none: dead); ends: of the stages.
 
-    counts: micro-batches that each pipeline begins with, as at home if not given. `is_eager`: a
+    counts: micro-batches that each pipeline begins with, as the baseline if absent. `is_eager`: a
     stage runs forwards as they come, 1F1B's bound on activations aside; `is_split`: weight
     gradients wait for idle time. Raises ValueError where a rank of a group is dead.
     """
@@ -107,7 +107,7 @@ def _work(
             backward[-1].append(ratio * own + told)
             weight[-1].append(0.5 * ratio * own if is_split else 0.0)
     num_stages = len(ends)
-    batches = [len(pipeline.micro_batches) for pipeline in problem.home.pipelines]
+    batches = [len(pipeline.micro_batches) for pipeline in problem.baseline.pipelines]
     if counts is not None:
         batches = list(counts)
     most = sum(batches)

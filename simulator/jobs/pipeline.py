@@ -24,7 +24,7 @@ from pacekeeper.simulator.jobs.pipeline_step import partition_step_s
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineJob:
-    """`problem`: model, links and devices as specified, running at home. Its rows are what a
+    """`problem`: model, links and devices as specified, as the baseline. Its rows are what a
     micro-batch is made of: `samples_per_row` of them, `tokens_per_row` each.
 
     Experts, if it has any, are spread evenly. Raises ValueError for counts not above 0.
@@ -39,8 +39,8 @@ class PipelineJob:
             raise ValueError("a row has tokens, and is a part of a sample at least")
 
     @property
-    def home(self) -> Partition:
-        return self.problem.home
+    def baseline(self) -> Partition:
+        return self.problem.baseline
 
     @property
     def num_layers(self) -> int:
@@ -58,8 +58,8 @@ class PipelineJob:
 
     @cached_property
     def micro_batch_tokens(self) -> int:
-        """Of a mean micro-batch at home."""
-        sizes = [rows for pipeline in self.home.pipelines for rows in pipeline.micro_batches]
+        """Of a mean micro-batch of the baseline."""
+        sizes = [rows for pipeline in self.baseline.pipelines for rows in pipeline.micro_batches]
         return max(1, round(sum(sizes) / len(sizes) * self.tokens_per_row))
 
     @property
@@ -86,19 +86,19 @@ class PipelineJob:
         return self.problem.rows_per_step * self.samples_per_row
 
     @cached_property
-    def home_step_s(self) -> float:
-        """Of a healthy step at home."""
-        return partition_step_s(self.home, self.problem)
+    def baseline_step_s(self) -> float:
+        """Of a healthy step of the baseline."""
+        return partition_step_s(self.baseline, self.problem)
 
     def paced_s(self, work: Work) -> float:
-        """Of a step at full pace: that at home, for fewer or more ranks."""
-        return self.home_step_s * len(self.home.ranks) / len(work.ranks)
+        """Of a step at full pace: that of the baseline, for fewer or more ranks."""
+        return self.baseline_step_s * len(self.baseline.ranks) / len(work.ranks)
 
     @property
     def samples_per_node_s(self) -> float:
-        """Samples that a healthy device trains in a second at home."""
+        """Samples that a healthy device trains in a second of the baseline."""
         samples = self.problem.rows_per_step * self.samples_per_row
-        return samples / (self.home_step_s * len(self.home.ranks))
+        return samples / (self.baseline_step_s * len(self.baseline.ranks))
 
     def step_s(
         self, work: Work, parts: Array, speed: Mapping[int, float], dispatch: Dispatch

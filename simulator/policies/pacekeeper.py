@@ -39,13 +39,13 @@ OURS = replace(PUBLISHED, notice_s=(1.0, 1.0), copy_s_per_byte=1e-9)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Known:
-    """What the controller remembers. `slow`: open findings; `home`: the layout before the first;
+    """What the controller remembers. `slow`: open findings; `baseline`: the layout before them;
     `coming`, `coming_step`: what the detector will have seen at that step; `refused`: what it was
     asked about last, with the answer to do nothing; `losses`: the part of the nodes each took.
     """
 
     slow: Mapping[int, float] = field(default_factory=dict)
-    home: Layout | None = None
+    baseline: Layout | None = None
     coming: Sight | None = None
     coming_step: int = 0
     refused: tuple[Layout, Array] | None = None
@@ -59,10 +59,10 @@ class _Known:
         )
 
     def within(self, held: Sequence[int], nodes: Collection[int]) -> "_Known":
-        """Some of these are gone, or everybody sits elsewhere: there is no way home any more."""
+        """Some of these are gone, or everybody sits elsewhere: there is no baseline any more."""
         slow = {rank: slowdown for rank, slowdown in self.slow.items() if rank in nodes}
         losses = after_change(self.losses, held, nodes)
-        return replace(self, slow=slow, home=None, refused=None, losses=losses)
+        return replace(self, slow=slow, baseline=None, refused=None, losses=losses)
 
     def again_after(self, step: int, usual: int | None) -> int | None:
         return usual if self.coming is None else max(1, self.coming_step - step)
@@ -161,7 +161,9 @@ class Pacekeeper:
             )
         moved = copied_bytes(held, layout, job)
         phases = self.costs.regrouping(moment, moved, is_planned=True)
-        decision = self._decision(moment, job, layout, known, is_makeshift=True, by_survivors=True)
+        decision = self._decision(
+            moment, job, layout, known, is_provisional=True, by_survivors=True
+        )
         if decision.layout is None and self.config.rebalance_min_gain >= self.config.min_gain:
             # Once settled it would be asked the same again, and be harder to win over.
             known = replace(known, refused=(layout, moment.parts))
@@ -182,11 +184,11 @@ class Pacekeeper:
         if known.coming is not None and moment.step >= known.coming_step:
             slow = {r: s for r, s in known.coming.slow.items() if r in held.ranks}
             is_over = bool(known.slow) and not slow
-            home = known.home if known.slow else held
-            known = replace(known, slow=slow, home=home, coming=None, refused=None)
+            baseline = known.baseline if known.slow else held
+            known = replace(known, slow=slow, baseline=baseline, coming=None, refused=None)
         if known.has_refused(held, moment.parts):
             return Answer(layout=held, memory=known, reason="nothing has changed")
-        decision = self._decision(moment, job, held, known, is_makeshift=is_over)
+        decision = self._decision(moment, job, held, known, is_provisional=is_over)
         again = known.again_after(moment.step, None)
         if decision.layout is None:
             known = replace(known, refused=(held, moment.parts))
@@ -194,7 +196,7 @@ class Pacekeeper:
                 layout=held, again_after_steps=again, memory=known, reason=decision.reason
             )
         if not known.slow:
-            known = replace(known, home=None)
+            known = replace(known, baseline=None)
         moved = copied_bytes(held, decision.layout, job)
         return Answer(
             layout=decision.layout,
@@ -212,7 +214,7 @@ class Pacekeeper:
         layout: Layout,
         known: _Known,
         *,
-        is_makeshift: bool,
+        is_provisional: bool,
         by_survivors: bool = False,
     ) -> Decision:
         """What the controller says of a view like a live one's. The probe that comes before costly
@@ -226,10 +228,10 @@ class Pacekeeper:
             model=model_of(job),
             workload=workload,
             slow={rank: slowdown for rank, slowdown in known.slow.items() if rank in layout.ranks},
-            home=known.home,
+            baseline=known.baseline,
             step_s=0.0,
             steps_since_plan=settled,
-            is_makeshift=is_makeshift,
+            is_provisional=is_provisional,
             by_survivors=by_survivors,
             num_load_steps=settled,
             next_generation=layout.generation + 1,

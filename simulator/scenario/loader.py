@@ -139,7 +139,7 @@ def read_scenario(path: Path) -> Scenario:
     if history is not None and isinstance(job, JobModel):
         _check_size(job, max((number for _, number in history.num_there()), default=0), where)
     duration_s = failures.duration_s if history is None else history.duration_s
-    step_s = job.home_step_s if isinstance(job, PipelineJob) else job.balanced_step_s
+    step_s = job.baseline_step_s if isinstance(job, PipelineJob) else job.balanced_step_s
     _check_turns(step_s, policies, duration_s, where)
     return Scenario(
         name=path.stem,

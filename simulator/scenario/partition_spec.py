@@ -26,7 +26,7 @@ from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.layout.layout import ShardRun
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
-from pacekeeper.simulator.baselines.initial_partition import home_partition
+from pacekeeper.simulator.baselines.initial_partition import baseline_partition
 
 TABLES = ("model", "layers", "devices", "links", "home", "speeds", "prices")
 NEEDED = ("model", "layers", "devices", "links", "home")
@@ -69,8 +69,8 @@ class DeviceTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HomeTable:
-    """[home]: how the healthy job is divided (`home_partition`), and its schedule."""
+class BaselineTable:
+    """[home]: how the healthy job is divided (`baseline_partition`), and its schedule."""
 
     tensor: int
     data: int
@@ -106,7 +106,7 @@ def read_problem(
     model = _model(path, document)
     table = read_table(DeviceTable, _table(path, document, "devices"), where=f"{path}: [devices]")
     links = read_table(Links, _table(path, document, "links"), where=f"{path}: [links]")
-    home = read_table(HomeTable, _table(path, document, "home"), where=f"{path}: [home]")
+    baseline = read_table(BaselineTable, _table(path, document, "home"), where=f"{path}: [home]")
     prices = read_table(MovePrices, _table(path, document, "prices"), where=f"{path}: [prices]")
     paces = {**_speeds(path, _table(path, document, "speeds")), **speeds}
     number = table.num_nodes * table.ranks_per_node
@@ -123,13 +123,13 @@ def read_problem(
             )
             for rank in range(number)
         )
-        division = asdict(home)
+        division = asdict(baseline)
         schedule = Schedule(division.pop("schedule"))
         return PartitionProblem(
             model=model,
             devices=devices,
             links=links,
-            home=home_partition(model, links, devices, **division),
+            baseline=baseline_partition(model, links, devices, **division),
             present=present,
             schedule=schedule,
             prices=prices,

@@ -88,14 +88,14 @@ def service_seeds() -> dict[str, tuple[bytes, ...]]:
 
 def _course() -> IncidentTimeline:
     considered = ConsideredLayout(
-        rung=next(iter(MitigationLevel)),
+        level=next(iter(MitigationLevel)),
         planned_step_s=0.9,
         cost_s=1.0,
         moved_bytes=64,
         why_not="dear",
     )
     plan = PlanNote(
-        step=4, unix_s=4.0, rung=next(iter(MitigationLevel)), reason="slow", generation=2,
+        step=4, unix_s=4.0, level=next(iter(MitigationLevel)), reason="slow", generation=2,
         current_step_s=1.0, planned_step_s=0.9, fluid_step_s=0.8, cost_s=1.0, moved_bytes=64,
         considered=(considered,),
     )  # fmt: skip
@@ -180,15 +180,15 @@ def _questions() -> tuple[bytes, ...]:
 
 def _acts() -> tuple[bytes, ...]:
     known: dict[str, Any] = {
-        "ApproveProposal": {"proposal_id": 1, "said_by": "ann"},
-        "DenyProposal": {"proposal_id": 1, "said_by": "ann", "reason": "no"},
-        "GiveOrder": {"kind": 1, "subject": "gpu-001", "is_on": True, "said_by": "ann"},
+        "ApproveProposal": {"proposal_id": 1, "operator": "ann"},
+        "DenyProposal": {"proposal_id": 1, "operator": "ann", "reason": "no"},
+        "GiveOrder": {"kind": 1, "subject": "gpu-001", "is_on": True, "operator": "ann"},
     }
     found = [
         bytes([at]) + getattr(operator_pb2, f"{name}Request")(**known[name]).SerializeToString()
         for at, name in enumerate(ACTS)
     ]
-    order: Any = {"is_on": True, "said_by": "ann", "reason": "r"}
+    order: Any = {"is_on": True, "operator": "ann", "reason": "r"}
     kinds: Any = ((2, "ablation-7/1"), (3, "ablation-7"), (4, ""))
     for kind, subject in kinds:
         request = operator_pb2.GiveOrderRequest(kind=kind, subject=subject, **order)
@@ -206,8 +206,8 @@ def _pages() -> tuple[bytes, ...]:
     )  # fmt: skip
     found = [f"GET {page} HTTP/1.1\r\n{head}\r\n\r\n" for page in pages]
     acts = {
-        "/act/order": "kind=pause&subject=ablation-7&is_on=1&said_by=ann&reason=r",
-        "/act/answer": "proposal=1&is_approved=1&said_by=ann",
+        "/act/order": "kind=pause&subject=ablation-7&is_on=1&operator=ann&reason=r",
+        "/act/answer": "proposal=1&is_approved=1&operator=ann",
         "/login": "token=pk1.00000000." + "s" * 43,
         "/logout": "",
     }

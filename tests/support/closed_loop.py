@@ -20,7 +20,7 @@ def until(cluster: PaperCluster, holds: Callable[[], bool]) -> None:
     raise AssertionError(f"seed {cluster.seed}: not within {PATIENCE_STEPS} steps")
 
 
-def is_home(cluster: PaperCluster) -> bool:
+def is_baseline(cluster: PaperCluster) -> bool:
     """Does everybody hold and compute what the first layout gave it?"""
     here, first = cluster.layout, cluster.first_layout
     return is_same_work(here, first)

@@ -13,7 +13,7 @@ OLD, FRESH = "old", "fresh"
 def saved(store: Store, count: int) -> None:
     for number in range(count):
         order = OperatorOrder(
-            kind=OrderKind.CORDON_NODE, subject=f"gpu-{number}", said_by="ada", reason="x" * 9000,
+            kind=OrderKind.CORDON_NODE, subject=f"gpu-{number}", operator="ada", reason="x" * 9000,
             since_unix_s=1.0,
         )  # fmt: skip
         store.history_tables.save_order(order)

@@ -28,7 +28,7 @@ def job_with(name: str, **values: Any) -> JobState:
 
 def offered(plan: Layout, *, offered_s: float = 0.0) -> Offered:
     """Return the phase of a plan that is on offer."""
-    decision = Decision(rung=MitigationLevel.BATCH_SHARES, layout=plan, reason="")
+    decision = Decision(level=MitigationLevel.BATCH_SHARES, layout=plan, reason="")
     return Offered(
         decision=decision,
         plan=plan,

@@ -107,12 +107,12 @@ class Driver:
         self.report(*applied(layout))
 
     def hear(
-        self, proposal_id: int, *, is_approved: bool, said_by: str = "ada", reason: str = ""
+        self, proposal_id: int, *, is_approved: bool, operator: str = "ada", reason: str = ""
     ) -> None:
         """A person says this of a proposal."""
         self.event(
             ProposalAnswered(
-                proposal_id=proposal_id, is_approved=is_approved, said_by=said_by, reason=reason
+                proposal_id=proposal_id, is_approved=is_approved, operator=operator, reason=reason
             )
         )
 

@@ -96,7 +96,7 @@ def even_partition(
 
 def problem_of(
     model: ModelCost,
-    home: Partition,
+    baseline: Partition,
     *,
     slow: dict[int, float] | None = None,
     ranks_per_node: int = 8,
@@ -105,7 +105,7 @@ def problem_of(
     prices: MovePrices = FREE,
     schedule: Schedule = Schedule.ONE_F_ONE_B,
 ) -> PartitionProblem:
-    """All ranks of `home`; `slow` names the speeds that are not 1."""
+    """All ranks of `baseline`; `slow` names the speeds that are not 1."""
     return PartitionProblem(
         model=model,
         devices=tuple(
@@ -115,10 +115,10 @@ def problem_of(
                 memory_bytes=memory_bytes,
                 speed=(slow or {}).get(rank, 1.0),
             )
-            for rank in home.ranks
+            for rank in baseline.ranks
         ),
         links=links,
-        home=home,
+        baseline=baseline,
         schedule=schedule,
         prices=prices,
     )

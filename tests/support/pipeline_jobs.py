@@ -19,9 +19,9 @@ def pipeline_job(
 ) -> PipelineJob:
     """Each layer 4 s of one row on one device: steps of minutes, so that pauses are small."""
     model = model_of(num_layers, attention=8, mlp=64)
-    home = even_partition(
+    baseline = even_partition(
         model, data=data, stages=stages, tensor=tensor, rows=rows, micro_batches=2 * stages
     )
     prices = MovePrices(num_steps=1000, pause_s=pause_s)
-    problem = problem_of(model, home, prices=prices, memory_bytes=memory_bytes)
+    problem = problem_of(model, baseline, prices=prices, memory_bytes=memory_bytes)
     return PipelineJob(problem=problem, samples_per_row=1.0, tokens_per_row=512)

@@ -20,7 +20,7 @@ DAY_S = 86_400.0
 
 def order(kind: str, subject: str, by: str = "ada (open)", reason: str = "") -> status_pb2.Order:
     return status_pb2.Order(
-        kind=kind, subject=subject, said_by=by, reason=reason, since_unix_s=NOW_S - 600.0
+        kind=kind, subject=subject, operator=by, reason=reason, since_unix_s=NOW_S - 600.0
     )
 
 
@@ -29,7 +29,7 @@ def proposal(number: int, answer: str, by: str = "", note: str = "") -> status_p
         proposal_id=number,
         job="pretrain",
         answer=answer,
-        rung="move expert replicas",
+        level="move expert replicas",
         reason="REASON OF THE PLAN",
         incident_ids=[2],
         generation=4,
@@ -40,7 +40,7 @@ def proposal(number: int, answer: str, by: str = "", note: str = "") -> status_p
         moved_bytes=3_400_000_000,
         made_unix_s=NOW_S - 60.0,
         expires_unix_s=NOW_S + 540.0,
-        said_by=by,
+        operator=by,
         note=note,
     )
 
@@ -240,14 +240,14 @@ def explanation(incident: status_pb2.Incident) -> status_pb2.Explanation:
         )
     found.gain_ratio = 0.221
     considered = [
-        status_pb2.ConsideredPlan(rung="batch shares", planned_step_s=1.064, why_not="WHY NOT"),
-        status_pb2.ConsideredPlan(rung="move expert replicas", planned_step_s=1.02),
+        status_pb2.ConsideredPlan(level="batch shares", planned_step_s=1.064, why_not="WHY NOT"),
+        status_pb2.ConsideredPlan(level="move expert replicas", planned_step_s=1.02),
     ]
     found.plans.append(
         status_pb2.PlanNote(
             step=405,
             unix_s=NOW_S - 295.0,
-            rung="move expert replicas",
+            level="move expert replicas",
             reason="REASON OF THE PLAN",
             generation=2,
             current_step_s=1.31,
@@ -258,19 +258,19 @@ def explanation(incident: status_pb2.Incident) -> status_pb2.Explanation:
             considered=considered,
         )
     )
-    found.plans.append(status_pb2.PlanNote(step=403, rung="nothing", reason="REASON"))
+    found.plans.append(status_pb2.PlanNote(step=403, level="nothing", reason="REASON"))
     found.notes.append(status_pb2.Note(step=402, unix_s=NOW_S - 298.0, text="FIRST NOTE"))
-    course = found.course
+    timeline = found.timeline
     for step in range(380, 600):
         is_slow = 400 <= step < 560
-        course.step.append(step)
-        course.unix_s.append(NOW_S - 320.0 + step - 380)
-        course.num_steps.append(1)
-        course.generation.append(1 if step < 412 else 2 if step < 560 else 3)
-        course.step_s.append(1.31 if 400 <= step < 412 else 1.02 if is_slow else 0.98)
-        course.observed_s.append(1.29 if is_slow else 0.796)
-        course.expected_s.append(0.796)
-        course.peers_slowdown.append(1.01 if step % 2 else 0.99)
+        timeline.step.append(step)
+        timeline.unix_s.append(NOW_S - 320.0 + step - 380)
+        timeline.num_steps.append(1)
+        timeline.generation.append(1 if step < 412 else 2 if step < 560 else 3)
+        timeline.step_s.append(1.31 if 400 <= step < 412 else 1.02 if is_slow else 0.98)
+        timeline.observed_s.append(1.29 if is_slow else 0.796)
+        timeline.expected_s.append(0.796)
+        timeline.peers_slowdown.append(1.01 if step % 2 else 0.99)
     return found
 
 
@@ -328,20 +328,20 @@ class Answers(status_pb2_grpc.StatusServiceServicer, operator_pb2_grpc.OperatorS
     def ApproveProposal(self, request: Any, context: Any) -> Any:
         if request.proposal_id != 1:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it was denied")
-        answered = proposal(1, "approved", f"{request.said_by} (open)")
+        answered = proposal(1, "approved", f"{request.operator} (open)")
         return operator_pb2.ApproveProposalResponse(proposal=answered)
 
     def DenyProposal(self, request: Any, context: Any) -> Any:
-        answered = proposal(1, "denied", f"{request.said_by} (open)", request.reason)
+        answered = proposal(1, "denied", f"{request.operator} (open)", request.reason)
         return operator_pb2.DenyProposalResponse(proposal=answered)
 
     def GiveOrder(self, request: Any, context: Any) -> Any:
         if "unknown" in request.subject:
             context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.subject!r}")
-        if request.said_by == "viewer":
+        if request.operator == "viewer":
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "the role viewer may not")
         kind = operator_pb2.OrderKind.Name(request.kind).removeprefix("ORDER_KIND_").lower()
-        given = order(kind, request.subject, f"{request.said_by} (open)", request.reason)
+        given = order(kind, request.subject, f"{request.operator} (open)", request.reason)
         return operator_pb2.GiveOrderResponse(order=given)
 
 

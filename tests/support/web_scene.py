@@ -187,7 +187,7 @@ def _large(on: Sequence[str]) -> JobState:
         ),
         plan=PlanState(
             last_decision=Decision(
-                rung=MitigationLevel.NOTHING, layout=None, reason="no layout is better"
+                level=MitigationLevel.NOTHING, layout=None, reason="no layout is better"
             )
         ),
     )
@@ -200,7 +200,7 @@ def _small(on: Sequence[str]) -> JobState:
     )  # fmt: skip
     plan = replace(layout, generation=2)
     decision = Decision(
-        rung=MitigationLevel.MOVE_REPLICAS,
+        level=MitigationLevel.MOVE_REPLICAS,
         layout=plan,
         reason="rank 3 is x1.35 slow: other expert replicas, token shares and batch shares take a "
         "step from 412 to 371 ms (no layout can be below 366 ms)",
@@ -267,7 +267,7 @@ def _heard(count: int) -> RankMap[float]:
 
 def _happened(history: History, job: JobState) -> None:
     """700 steps of it, a second each: the fault, the plan, the relief, the end."""
-    chronicle = history._chronicle
+    recorder = history._recorder
     ranks = tuple(range(min(64, len(job.ranks))))
     for step in range(701):
         is_slow = ONSET <= step < END
@@ -290,13 +290,13 @@ def _happened(history: History, job: JobState) -> None:
             slowdown=slowdown,
             watch="healthy",
         )
-        chronicle.on_step(summary, BEGAN_S + step)
+        recorder.on_step(summary, BEGAN_S + step)
         if step == FOUND:
             history.on_command(SaveIncident(incident=replace(incident(1, is_open=True))))
         if step == FOUND + 3:
-            chronicle.decided(job.name, _decision(job.layouts.current), BEGAN_S + step)
+            recorder.decided(job.name, _decision(job.layouts.current), BEGAN_S + step)
     for one in job.incidents:
-        chronicle.on_incident(one, BEGAN_S + END)
+        recorder.on_incident(one, BEGAN_S + END)
 
 
 def _decision(layout: Layout | None) -> Decision:
@@ -315,7 +315,7 @@ def _decision(layout: Layout | None) -> Decision:
         ),
     )
     return Decision(
-        rung=MitigationLevel.MOVE_REPLICAS,
+        level=MitigationLevel.MOVE_REPLICAS,
         layout=replace(layout, generation=2),
         reason=PLAN_REASON,
         current_step_s=1.31,
@@ -325,8 +325,8 @@ def _decision(layout: Layout | None) -> Decision:
         moved_bytes=9_800_000_000,
         considered=tuple(
             ConsideredLayout(
-                rung=rung, planned_step_s=step_s, cost_s=cost_s, moved_bytes=size, why_not=why
+                level=level, planned_step_s=step_s, cost_s=cost_s, moved_bytes=size, why_not=why
             )
-            for rung, step_s, cost_s, size, why in passed
+            for level, step_s, cost_s, size, why in passed
         ),
     )

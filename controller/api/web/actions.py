@@ -41,7 +41,7 @@ class ActionEndpoints:
         proposal = await self.actions.answer(
             int(number),
             is_approved=form.get("is_approved") == "1",
-            said_by=form.get("said_by") or "web",
+            operator=form.get("operator") or "web",
             caller=visitor.caller.name,
             reason=form.get("reason", ""),
         )
@@ -60,7 +60,7 @@ class ActionEndpoints:
             kind,
             form.get("subject", ""),
             is_on=is_on,
-            said_by=form.get("said_by") or "web",
+            operator=form.get("operator") or "web",
             caller=visitor.caller.name,
             reason=form.get("reason", ""),
         )

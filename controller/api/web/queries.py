@@ -137,16 +137,16 @@ def fleet(state: State) -> dict[str, Any]:
 def job(state: State, history: History, name: str) -> dict[str, Any]:
     """The timeline of a job, and its incidents as spans of time."""
     incidents = [incident_view(state, incident) for incident in state.jobs[name].incidents]
-    pace = history.pace(name)
+    rows = history.job_timeline(name)
     return {
-        "pace": {
-            "step": [row.step for row in pace],
-            "unix_s": [row.unix_s for row in pace],
-            "num_steps": [row.num_steps for row in pace],
-            "generation": [row.generation for row in pace],
-            "step_s": [_number(row.step_s) for row in pace],
-            "tokens_per_s": [_number(row.tokens_per_s) for row in pace],
-            "slowest": [_number(row.slowest) for row in pace],
+        "timeline": {
+            "step": [row.step for row in rows],
+            "unix_s": [row.unix_s for row in rows],
+            "num_steps": [row.num_steps for row in rows],
+            "generation": [row.generation for row in rows],
+            "step_s": [_number(row.step_s) for row in rows],
+            "tokens_per_s": [_number(row.tokens_per_s) for row in rows],
+            "slowest": [_number(row.slowest) for row in rows],
         },
         "incidents": [
             {
@@ -262,7 +262,7 @@ def _node_words(node: Any) -> str:
     words += ["lemon"] if node.is_lemon else []
     words += ["struck"] if node.strikes else []
     words += (
-        ["cordoned", node.cordon.said_by, node.cordon.reason] if node.HasField("cordon") else []
+        ["cordoned", node.cordon.operator, node.cordon.reason] if node.HasField("cordon") else []
     )
     return " ".join([*words, *(one.device_uuid for one in node.strikes)])
 

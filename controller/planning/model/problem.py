@@ -165,8 +165,8 @@ class PartitionProblem:
         model: cost of the layers.
         devices: one for each rank.
         links: bandwidth and latency.
-        home: partition of the healthy job, the reference of the fluid limit.
-        present: the running partition; None: `home`.
+        baseline: partition of the healthy job, the reference of the fluid limit.
+        present: the running partition; None: `baseline`.
         schedule: pipeline schedule that prices a step.
         prices: of moves.
         unevenness: largest expert rows / speed of a rank, over that of all ranks together.
@@ -179,7 +179,7 @@ class PartitionProblem:
     model: ModelCost
     devices: tuple[Device, ...]
     links: Links
-    home: Partition
+    baseline: Partition
     present: Partition | None = None
     schedule: Schedule = Schedule.ONE_F_ONE_B
     prices: MovePrices = MovePrices()
@@ -191,22 +191,22 @@ class PartitionProblem:
             raise ValueError("one device for each rank")
         if self.schedule is Schedule.INTERLEAVED:
             raise ValueError("several model chunks in a stage are not planned")
-        for partition in (self.home, self.now):
+        for partition in (self.baseline, self.now):
             unknown = set(partition.ranks) - self.device_of.keys()
             if unknown:
                 raise ValueError(f"no device is known of ranks {sorted(unknown)}")
-            if partition.rows_per_step != self.home.rows_per_step:
+            if partition.rows_per_step != self.baseline.rows_per_step:
                 raise ValueError("the rows of a step never depend on the partition")
         if not 1.0 <= self.unevenness < inf:
             raise ValueError("unevenness is 1 or more")
 
     @property
     def now(self) -> Partition:
-        return self.present or self.home
+        return self.present or self.baseline
 
     @property
     def rows_per_step(self) -> int:
-        return self.home.rows_per_step
+        return self.baseline.rows_per_step
 
     @cached_property
     def device_of(self) -> Mapping[int, Device]:
@@ -220,12 +220,12 @@ class PartitionProblem:
     @property
     def fluid_ratio(self) -> float:
         """The least step time over the healthy one: devices over the sum of their speeds."""
-        total = sum(self.device_of[rank].speed for rank in self.home.ranks)
-        return len(self.home.ranks) / total if total > 0.0 else inf
+        total = sum(self.device_of[rank].speed for rank in self.baseline.ranks)
+        return len(self.baseline.ranks) / total if total > 0.0 else inf
 
 
 def healthy(problem: PartitionProblem) -> PartitionProblem:
-    """The same with all devices and links as specified, running at home."""
+    """The same with all devices and links as specified, running as the baseline."""
     return replace(
         problem,
         devices=tuple(replace(d, speed=1.0, link_speed=1.0) for d in problem.devices),

@@ -45,8 +45,8 @@ class Builder:
         self.problem = problem
         self.pricer = pricer
         self.sums = layer_sums(problem.model, problem.links)
-        self.num_microbatches = max(len(p.micro_batches) for p in problem.home.pipelines)
-        self.per_batch = max(max(p.micro_batches) for p in problem.home.pipelines)
+        self.num_microbatches = max(len(p.micro_batches) for p in problem.baseline.pipelines)
+        self.per_batch = max(max(p.micro_batches) for p in problem.baseline.pipelines)
         self._shapes: dict[object, GroupShape | None] = {}
         self._units: dict[object, LockstepPlan | None] = {}
 

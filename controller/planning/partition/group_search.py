@@ -33,10 +33,13 @@ def candidate_groups(problem: PartitionProblem) -> list[CandidateGroups]:
     # Who has a bad past stands by first, if it costs nothing: so the others are drafted, too.
     trusting = _trusting(problem)
     found: list[CandidateGroups] = []
-    now, home = ("groups as they are", problem.now, False), ("groups of home", problem.home, True)
-    for name, partition, is_home in (now, home):
+    now, baseline = (
+        ("groups as they are", problem.now, False),
+        ("groups of the baseline", problem.baseline, True),
+    )
+    for name, partition, is_baseline in (now, baseline):
         start = _living(_draft(name, partition), living)
-        if is_home:
+        if is_baseline:
             start = _with_spares(start, problem, living)
         ways = [start, *_without_hopeless(start, problem)]
         for how, deal in (("slow ones together", _by_speed), ("even groups", _even_speeds)):
@@ -86,7 +89,7 @@ def _living(draft: CandidateGroups, living: set[int]) -> CandidateGroups:
 
 def _without_hopeless(draft: CandidateGroups, problem: PartitionProblem) -> list[CandidateGroups]:
     """Without groups for which one layer takes longer than a healthy group's whole stage."""
-    healthy = problem.home.pipelines[0].cells
+    healthy = problem.baseline.pipelines[0].cells
     size = len(shard_ranks(healthy[0]))
     per_stage = len(problem.model.layers) / len(healthy)
     groups = tuple(
@@ -116,7 +119,7 @@ def _with_spares(
     if not spares:
         return draft
     groups = [[list(ranks) for ranks in pipeline] for pipeline in draft.groups]
-    for at, stage, cell in problem.home.places():
+    for at, stage, cell in problem.baseline.places():
         lost = len(cell.ranks) - len(groups[at][stage])
         nodes = {problem.device_of[rank].node for rank in cell.ranks}
         for _ in range(lost):

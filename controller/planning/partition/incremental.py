@@ -1,6 +1,6 @@
 """The cheaper steps towards another partition: other rows only, other runs of shards only. Pure.
 
-Layers, groups and pipelines stay as they are, so that a layout's cheap rungs are priced like its
+Layers, groups and pipelines stay as they are, so that a layout's cheap levels are priced like its
 dear ones.
 """
 

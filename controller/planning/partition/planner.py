@@ -93,8 +93,8 @@ def _candidate(name: str, partition: Partition, pricer: Pricer, *, is_exact: boo
 
 def _plan(best: _Candidate, num_candidates: int, problem: PartitionProblem) -> PartitionPlan:
     placed = set(best.partition.ranks)
-    known = set(problem.home.ranks) | set(problem.now.ranks)
-    fluid_s = price(problem.home, healthy(problem)).step_s * problem.fluid_ratio
+    known = set(problem.baseline.ranks) | set(problem.now.ranks)
+    fluid_s = price(problem.baseline, healthy(problem)).step_s * problem.fluid_ratio
     return PartitionPlan(
         partition=best.partition,
         step_s=best.step_s,

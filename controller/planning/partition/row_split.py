@@ -217,7 +217,7 @@ def rows_at_least(total: int, weights: Sequence[float], least: int) -> tuple[int
 
 
 def micro_batches(rows: int, *, per_batch: int, num_microbatches: int) -> tuple[int, ...]:
-    """Rows of each: as many micro-batches as at home, more where they would be larger than there.
+    """Rows of each: as many micro-batches as in the baseline, more where they would be larger.
 
     Fewer only where there are fewer rows. The smaller ones come first.
     """

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.pipeline_schedule import Schedule
-from pacekeeper.simulator.baselines.even_pipelines import home_groups
+from pacekeeper.simulator.baselines.even_pipelines import baseline_groups
 from pacekeeper.simulator.baselines.step_simulation import NEVER, walked
 from pacekeeper.simulator.jobs.pipeline_assignment import Handed, Planned, Work
-from pacekeeper.simulator.policies.pipeline.base import PipelinePolicy, all_at_home
+from pacekeeper.simulator.policies.pipeline.base import PipelinePolicy, all_at_baseline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,21 +23,21 @@ class Adaptra(PipelinePolicy):
     validate_s: float = 3.0
 
     def work_for(self, problem: PartitionProblem) -> Work | None:
-        home = all_at_home(problem)
-        if home is None:
+        baseline = all_at_baseline(problem)
+        if baseline is None:
             return None
         eager = Handed(
-            groups=tuple(tuple(of_pipeline) for of_pipeline in home_groups(problem)),
-            ends=problem.home.pipelines[0].cuts,
-            counts=tuple(len(pipeline.micro_batches) for pipeline in problem.home.pipelines),
+            groups=tuple(tuple(of_pipeline) for of_pipeline in baseline_groups(problem)),
+            ends=problem.baseline.pipelines[0].cuts,
+            counts=tuple(len(pipeline.micro_batches) for pipeline in problem.baseline.pipelines),
             delta=NEVER,
             is_eager=True,
         )
-        filled = Planned(partition=problem.home, schedule=Schedule.ZERO_BUBBLE)
-        filled_s = price(problem.home, replace(problem, schedule=Schedule.ZERO_BUBBLE)).step_s
+        filled = Planned(partition=problem.baseline, schedule=Schedule.ZERO_BUBBLE)
+        filled_s = price(problem.baseline, replace(problem, schedule=Schedule.ZERO_BUBBLE)).step_s
         eager_s = walked(eager.groups, eager.ends, problem, delta=NEVER, is_eager=True).step_s
         choices = [
-            (price(problem.home, problem).step_s, home),
+            (price(problem.baseline, problem).step_s, baseline),
             (filled_s, filled),
             (eager_s, eager),
         ]

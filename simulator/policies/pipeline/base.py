@@ -152,8 +152,8 @@ def gone_to(
     )
 
 
-def all_at_home(problem: PartitionProblem) -> Work | None:
+def all_at_baseline(problem: PartitionProblem) -> Work | None:
     """The healthy job's partition; None where one of its ranks is gone."""
-    if any(problem.device_of[rank].speed <= 0.0 for rank in problem.home.ranks):
+    if any(problem.device_of[rank].speed <= 0.0 for rank in problem.baseline.ranks):
         return None
-    return Planned(partition=problem.home)
+    return Planned(partition=problem.baseline)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from pacekeeper.controller.planning.model.problem import PartitionProblem
-from pacekeeper.simulator.baselines.even_pipelines import home_groups
+from pacekeeper.simulator.baselines.even_pipelines import baseline_groups
 from pacekeeper.simulator.baselines.greyhound import s2, s3
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
 from pacekeeper.simulator.jobs.pipeline_assignment import Planned, Work
@@ -20,7 +20,7 @@ from pacekeeper.simulator.policies.pipeline.base import (
     PipelineAnswer,
     PipelineMoment,
     PipelinePolicy,
-    all_at_home,
+    all_at_baseline,
 )
 
 S2_STEPS = 10  # slow iterations whose loss is S2's price: interval 20, halved
@@ -35,9 +35,9 @@ class Greyhound(PipelinePolicy):
     validate_s: float = 3.0
 
     def work_for(self, problem: PartitionProblem) -> Work | None:
-        if all_at_home(problem) is None:
+        if all_at_baseline(problem) is None:
             return None
-        return Planned(partition=s2(problem, home_groups(problem)))
+        return Planned(partition=s2(problem, baseline_groups(problem)))
 
     def answer(self, moment: PipelineMoment, job: PipelineJob) -> PipelineAnswer:
         known = moment.memory if isinstance(moment.memory, Known) else Known()
@@ -50,7 +50,7 @@ class Greyhound(PipelinePolicy):
             return answer
         exchanged = self._exchanged(job, known)
         now_s, then_s = (self._step_s(job, work, known) for work in (answer.layout, exchanged))
-        lost_s = now_s - self._step_s(job, Planned(partition=job.home), Known())
+        lost_s = now_s - self._step_s(job, Planned(partition=job.baseline), Known())
         if then_s > BETTER * now_s or lost_s <= 0.0:
             return answer
         return replace(answer, again_after_steps=ceil(S3_S / lost_s))

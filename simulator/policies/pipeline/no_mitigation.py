@@ -9,7 +9,7 @@ from pacekeeper.simulator.policies.pipeline.base import (
     Known,
     PipelineMoment,
     PipelinePolicy,
-    all_at_home,
+    all_at_baseline,
 )
 
 
@@ -18,7 +18,7 @@ class Unmitigated(PipelinePolicy):
     name: str = "degraded"
 
     def work_for(self, problem: PartitionProblem) -> Work | None:
-        return all_at_home(problem)
+        return all_at_baseline(problem)
 
     def notices(self, moment: PipelineMoment, job: PipelineJob, known: Known) -> bool:
         return False

@@ -63,15 +63,15 @@ def _template(problem: PartitionProblem, num_groups: int) -> StageBoundaries | N
     """The best cuts for so many healthy groups; None where they do not hold the model."""
     if num_groups > len(problem.model.layers):
         return None
-    cost = even_cost(problem.home.pipelines[0].cells[0].ranks, problem)
+    cost = even_cost(problem.baseline.pipelines[0].cells[0].ranks, problem)
     sums = layer_sums(problem.model, problem.links)
-    per_pipeline = num_batches(problem) // len(problem.home.pipelines)
+    per_pipeline = num_batches(problem) // len(problem.baseline.pipelines)
     return cuts_for([cost] * num_groups, sums, batch_rows(problem), per_pipeline)
 
 
 def _smallest(problem: PartitionProblem) -> int:
-    """The fewest groups that hold the model; as many as at home do."""
-    most = len(problem.home.pipelines[0].cells)
+    """The fewest groups that hold the model; as many as the baseline has."""
+    most = len(problem.baseline.pipelines[0].cells)
     fitting = (size for size in range(1, most) if _template(problem, size) is not None)
     return next(fitting, most)
 

@@ -69,10 +69,10 @@ class Repartition:
             return self._sees(moment, job, known, held)
         if known.coming is not None and moment.step >= known.coming_step:
             known = known.arrived()
-        if held is None and moment.is_fresh and set(job.home.ranks) <= set(moment.nodes):
-            return PipelineAnswer(layout=Planned(partition=job.home), reason="begins")
+        if held is None and moment.is_fresh and set(job.baseline.ranks) <= set(moment.nodes):
+            return PipelineAnswer(layout=Planned(partition=job.baseline), reason="begins")
         known = self._with_nodes(moment, job, known)
-        problem = job.as_is(known.speed, living=moment.nodes, present=held or job.home)
+        problem = job.as_is(known.speed, living=moment.nodes, present=held or job.baseline)
         prices = replace(problem.prices, num_steps=self.config.policy.horizon_steps)
         problem = replace(problem, prices=prices)
         try:

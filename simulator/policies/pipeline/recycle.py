@@ -14,9 +14,9 @@ from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.compute import layer_sums
 from pacekeeper.simulator.baselines.even_pipelines import (
     Ranks,
+    baseline_groups,
     batch_rows,
     even_cost,
-    home_groups,
     num_batches,
     stage_s,
 )
@@ -28,7 +28,7 @@ from pacekeeper.simulator.policies.pipeline.base import (
     Known,
     PipelineMoment,
     PipelinePolicy,
-    all_at_home,
+    all_at_baseline,
 )
 from pacekeeper.simulator.policies.pipeline.greyhound import S2_STEPS
 
@@ -42,16 +42,16 @@ class ReCycle(PipelinePolicy):
 
     def work_for(self, problem: PartitionProblem) -> Work | None:
         if all(device.speed == 1.0 for device in problem.devices):
-            return all_at_home(problem)
+            return all_at_baseline(problem)
         groups = whole_groups(problem)
         if not all(any(of[stage] for of in groups) for stage in range(len(groups[0]))):
             return None
-        counts = tuple(len(pipeline.micro_batches) for pipeline in problem.home.pipelines)
+        counts = tuple(len(pipeline.micro_batches) for pipeline in problem.baseline.pipelines)
         if self.is_strengthened:
             counts = evened(groups, counts, problem)
         return Handed(
             groups=groups,
-            ends=problem.home.pipelines[0].cuts,
+            ends=problem.baseline.pipelines[0].cuts,
             counts=counts,
             delta=NEVER,
             is_split=True,
@@ -62,13 +62,13 @@ class ReCycle(PipelinePolicy):
 
 
 def whole_groups(problem: PartitionProblem) -> tuple[tuple[Ranks, ...], ...]:
-    """groups[pipeline][stage] of home whose ranks all live; () for the others."""
+    """groups[pipeline][stage] of the baseline whose ranks all live; () for the others."""
     return tuple(
         tuple(
             ranks if all(problem.device_of[rank].speed > 0.0 for rank in ranks) else ()
             for ranks in of_pipeline
         )
-        for of_pipeline in home_groups(problem)
+        for of_pipeline in baseline_groups(problem)
     )
 
 
@@ -77,7 +77,7 @@ def evened(
 ) -> tuple[int, ...]:
     """Greyhound's S2: whole micro-batches by the pace of each pipeline's slowest living stage."""
     sums, rows = layer_sums(problem.model, problem.links), batch_rows(problem)
-    ends = problem.home.pipelines[0].cuts
+    ends = problem.baseline.pipelines[0].cuts
     paces = [
         max(
             (

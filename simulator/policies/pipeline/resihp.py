@@ -17,7 +17,7 @@ from pacekeeper.simulator.policies.pipeline.base import (
     Known,
     PipelineMoment,
     PipelinePolicy,
-    all_at_home,
+    all_at_baseline,
 )
 
 GATE = 1.25  # observed over predicted iteration
@@ -31,12 +31,12 @@ class ResiHP(PipelinePolicy):
 
     def work_for(self, problem: PartitionProblem) -> Work | None:
         if all(device.speed == 1.0 for device in problem.devices):
-            return all_at_home(problem)
+            return all_at_baseline(problem)
         plan = resihp(problem)
         return Handed(
             groups=plan.groups,
             ends=plan.ends,
-            counts=tuple(len(pipeline.micro_batches) for pipeline in problem.home.pipelines),
+            counts=tuple(len(pipeline.micro_batches) for pipeline in problem.baseline.pipelines),
             delta=plan.delta,
         )
 

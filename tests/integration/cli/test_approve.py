@@ -52,7 +52,7 @@ def test_a_plan_is_denied_and_the_next_one_approved(tmp_path: Path) -> None:
         assert denied.returncode == ExitCode.OK, denied.stderr
         answer = json.loads(denied.stdout)
         assert (answer["answer"], answer["note"]) == ("denied", "a release is on")
-        assert "ada" in answer["said_by"] and "127.0.0.1" in answer["said_by"]
+        assert "ada" in answer["operator"] and "127.0.0.1" in answer["operator"]
         again = pacekeeper("approve", "1", *where)
         assert (again.returncode, again.stdout) == (ExitCode.USAGE, "")
         assert "ada" in again.stderr
@@ -62,7 +62,7 @@ def test_a_plan_is_denied_and_the_next_one_approved(tmp_path: Path) -> None:
         approved = pacekeeper("approve", "2", "--by", "bob", "--json", *where)
         assert approved.returncode == ExitCode.OK, approved.stderr
         answer = json.loads(approved.stdout)
-        assert answer["answer"] == "offered" and answer["said_by"].startswith("bob")
+        assert answer["answer"] == "offered" and answer["operator"].startswith("bob")
         (offer, *_) = until("the plan is offered", agent.offers)
         assert offer.generation == answer["generation"]
         (incident,) = json.loads(pacekeeper("incidents", "--json", *where).stdout)

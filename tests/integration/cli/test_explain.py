@@ -62,15 +62,15 @@ def test_an_incident_is_explained_before_and_after_a_restart(tmp_path: Path) -> 
         assert controller.stop() == 0
     assert (told["incident"]["rank"], told["incident"]["node"]) == (2, "node-0")
     assert (tmp_path / "plot.png").read_bytes().startswith(PNG)
-    course = told["course"]
-    assert course["step"][0] == 0 and len({len(column) for column in course.values()}) == 1
+    timeline = told["timeline"]
+    assert timeline["step"][0] == 0 and len({len(column) for column in timeline.values()}) == 1
     assert told["measured"]["slowdown"] == pytest.approx(1.8, rel=0.05)
     assert told["plans"][-1]["considered"], "what was passed over is told"
 
     with ControllerProcess(tmp_path) as controller:
         where = ("--controller", controller.address)
         again = json.loads(said("explain", "1", "--json", *where))
-        assert again["course"]["step"] == course["step"]
+        assert again["timeline"]["step"] == timeline["step"]
         said("explain", "9", *where, code=ExitCode.USAGE)
         assert orders(where) == [("dry_run", "")], "the dry run outlived the restart"
         said("dry-run", "off", *where)

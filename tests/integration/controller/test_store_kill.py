@@ -29,7 +29,7 @@ while True:
             Incident(incident_id=number, job="j", finding=finding, opened_unix_s=0.0))
         store.save_layout("j", replace(layout, generation=number), f"of {number}", 0.0)
         store.save_job(JobRecord(name="j", newest_generation=number, step=number, layout=None,
-                                 layout_reason="", desired=None, home=None))
+                                 layout_reason="", desired=None, baseline=None))
     print(number, flush=True)
     number += 1
 """

@@ -87,14 +87,14 @@ def test_partial_checkpoints_lose_tokens_and_change_the_run() -> None:
 
 
 def test_what_is_reset_is_what_the_dead_rank_held_alone(tmp_path: Path) -> None:
-    home = half_twice(first_layout(SHORT, 2))
+    baseline = half_twice(first_layout(SHORT, 2))
     config = FULL.config(SHORT, str(tmp_path))
-    job = ThreadRanks(config=config, layout=home, directory=tmp_path)
+    job = ThreadRanks(config=config, layout=baseline, directory=tmp_path)
     job.train(3)
-    die(job, Death(step=3, victims=(1,)), FULL, home)
+    die(job, Death(step=3, victims=(1,)), FULL, baseline)
     assert job.step == 3 and set(job.layout.ranks) == {0, 1}
     before = job.blocks()
-    alone = {b for b in home.blocks() if home.holders(b) == (1,)}
+    alone = {b for b in baseline.blocks() if baseline.holders(b) == (1,)}
     reset(job, alone)
     now = job.blocks()
     assert {b for b in now if not same(now[b], before[b])} == alone != set()

@@ -9,8 +9,8 @@ from benchmarks.resihp_paper import (
     DROPS,
     LARGE_OVER,
     PAPERS,
+    baseline_step_s,
     fitted_flops,
-    home_step_s,
     job_of,
     slow_speed,
 )
@@ -42,7 +42,7 @@ def met(*rows: dict[str, Any], large: dict[str, float] | None = None) -> bool:
 
 def test_the_one_number_that_is_fitted_explains_the_printed_fault_free_rate() -> None:
     job = job_of(PAPER.case, fitted_flops(PAPER, ROWS), ROWS)
-    rate = job.samples_per_step(Planned(partition=job.home)) / home_step_s(job)
+    rate = job.samples_per_step(Planned(partition=job.baseline)) / baseline_step_s(job)
     assert rate == pytest.approx(PAPER.samples_per_s, rel=2e-3)
 
 
@@ -50,7 +50,7 @@ def test_the_one_number_that_is_fitted_explains_the_printed_fault_free_rate() ->
 def test_a_severity_is_what_it_costs_the_job_that_does_nothing(severity: str) -> None:
     job = job_of(PAPER.case, 1e14, ROWS)
     speed = slow_speed(job, 9, DROPS[severity])
-    kept = home_step_s(job) / home_step_s(job, {9: speed})
+    kept = baseline_step_s(job) / baseline_step_s(job, {9: speed})
     assert kept == pytest.approx(1.0 - DROPS[severity], abs=2e-3)
     (change,) = [
         c for c in slow_history(job, 9, speed, 10.0).changes if isinstance(c, SpeedChanged)

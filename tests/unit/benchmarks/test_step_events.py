@@ -31,8 +31,8 @@ def problem_of(
         Device(rank=rank, node=0, memory_bytes=1e9, speed=speed)
         for rank, speed in enumerate(speeds)
     )
-    home = Partition(pipelines=pipelines)
-    return PartitionProblem(model=model, devices=devices, links=LINKS, home=home)
+    baseline = Partition(pipelines=pipelines)
+    return PartitionProblem(model=model, devices=devices, links=LINKS, baseline=baseline)
 
 
 def cell(first: int, end: int, *ranks: int) -> StageShard:
@@ -48,7 +48,9 @@ def test_one_device_computes_one_layer_after_the_other() -> None:
     pipeline = Pipeline(cells=(cell(0, 2, 0),), micro_batches=(3, 1))
     problem = problem_of(model, pipeline, speeds=(0.5,))
     # Four rows of 2 x 3.5 and the head at half speed, launches at full; backwards take twice.
-    assert event_step_s(problem.home, problem) == pytest.approx(3 * (4 * 8.0 / 0.5 + 2 * 2 * 0.25))
+    assert event_step_s(problem.baseline, problem) == pytest.approx(
+        3 * (4 * 8.0 / 0.5 + 2 * 2 * 0.25)
+    )
 
 
 def test_a_tensor_group_waits_for_its_slowest_rank_twice_in_a_layer() -> None:
@@ -57,7 +59,7 @@ def test_a_tensor_group_waits_for_its_slowest_rank_twice_in_a_layer() -> None:
     problem = problem_of(model, pipeline, speeds=(1.0, 0.5))
     sums_s = 2 * 2 * 2 * LINKS.inside_latency_s
     taken_s = 3 * ((0.25 + 0.5) / 0.5 + (0.25 + 1.0) / 0.5) + sums_s
-    assert event_step_s(problem.home, problem) == pytest.approx(taken_s)
+    assert event_step_s(problem.baseline, problem) == pytest.approx(taken_s)
 
 
 def test_pipelines_that_share_experts_wait_for_each_other_in_every_layer() -> None:
@@ -73,7 +75,7 @@ def test_pipelines_that_share_experts_wait_for_each_other_in_every_layer() -> No
     problem = problem_of(model, *pipelines, speeds=(1.0, 1.0))
     # In both micro-batches one of them has two rows; experts compute all three on two devices.
     sync_s = 2.0 * LINKS.inside_latency_s
-    assert event_step_s(problem.home, problem) == pytest.approx(
+    assert event_step_s(problem.baseline, problem) == pytest.approx(
         2 * 3 * (2 * 3.5 + 3 * 4.0 / 2) + sync_s
     )
 
@@ -111,9 +113,9 @@ def test_who_is_last_at_one_meeting_need_not_be_last_at_the_next(
     problem = replace(problem_of(model, *pipelines, speeds=(1.0,) * 4), schedule=schedule)
     # Each of them waits for three of four shards once: one in the first layer, one in the second.
     forward_s = 3.0 + 3.0 + 2 * 2 * 1.0 / 4
-    played_s = event_step_s(problem.home, problem)
+    played_s = event_step_s(problem.baseline, problem)
     assert played_s == pytest.approx(2 * (forward_s + backward_s), rel=1e-3)
-    assert price(problem.home, problem).step_s == pytest.approx(played_s, rel=1e-3)
+    assert price(problem.baseline, problem).step_s == pytest.approx(played_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", (5, 15, 28, 39, 45))
@@ -126,10 +128,10 @@ def test_a_plan_with_groups_of_several_kinds_is_priced_as_it_is_played(seed: int
 @pytest.mark.parametrize("seed", range(6))
 def test_with_even_shards_the_planners_price_is_what_is_played(seed: int) -> None:
     problem = random_problem(seed)
-    told_s = price(problem.home, problem).step_s
-    assert told_s == pytest.approx(event_step_s(problem.home, problem), rel=1e-9)
-    jittered_s = event_step_s(problem.home, problem, jitter=0.05, seed=1)
-    assert jittered_s == event_step_s(problem.home, problem, jitter=0.05, seed=1) != told_s
+    told_s = price(problem.baseline, problem).step_s
+    assert told_s == pytest.approx(event_step_s(problem.baseline, problem), rel=1e-9)
+    jittered_s = event_step_s(problem.baseline, problem, jitter=0.05, seed=1)
+    assert jittered_s == event_step_s(problem.baseline, problem, jitter=0.05, seed=1) != told_s
 
 
 def test_deviations_count_by_their_size() -> None:

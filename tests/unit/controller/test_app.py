@@ -37,7 +37,7 @@ def deciding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def advance(state: State, event: Event, *, config: ControllerConfig, now_s: float) -> Any:
         assert isinstance(event, Tick)
-        decision = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="r" * ROW_BYTES)
+        decision = Decision(level=MitigationLevel.NOTHING, layout=None, reason="r" * ROW_BYTES)
         number = int(event.unix_offset_s or 0)
         return state, [SaveDecision(job="j", step=i, decision=decision) for i in range(number)]
 

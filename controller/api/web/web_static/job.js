@@ -5,17 +5,17 @@ document.addEventListener("DOMContentLoaded", () => {
   let plots = null, told = null;
   const spans = () => told.incidents.filter((one) => !one.kind.endsWith("_imbalance"))
     .map((one) => [one.opened_unix_s, one.closed_unix_s]);
-  const marks = () => pk.changes(told.pace.generation, told.pace.unix_s);
+  const marks = () => pk.changes(told.timeline.generation, told.timeline.unix_s);
 
   pk.follow(place.dataset.url, 2000, (answer) => {
     told = answer;
-    const pace = told.pace, ms = (values) => values.map((v) => v === null ? null : v * 1e3);
-    const rows = [pace.tokens_per_s, ms(pace.step_s), pace.slowest];
+    const job = told.timeline, ms = (values) => values.map((v) => v === null ? null : v * 1e3);
+    const rows = [job.tokens_per_s, ms(job.step_s), job.slowest];
     if (plots) {
-      plots.forEach((plot, i) => plot.setData([pace.unix_s, rows[i]]));
+      plots.forEach((plot, i) => plot.setData([job.unix_s, rows[i]]));
       return;
     }
-    if (!pace.unix_s.length) { document.getElementById("pace").textContent = "No step is complete yet."; return; }
+    if (!job.unix_s.length) { document.getElementById("pace").textContent = "No step is complete yet."; return; }
     const line = (label, colour, digits, unit) => ({ label, stroke: pk.colour(colour), width: 1.6, points: { show: false },
       value: (u, v) => v === null ? "" : v.toLocaleString("en", { maximumFractionDigits: digits }) + unit });
     plots = [
@@ -23,7 +23,7 @@ document.addEventListener("DOMContentLoaded", () => {
       ["step", "step, ms", line("step", "expected", 1, " ms"), true, 150],
       ["slowest", "slowest rank", line("slowest rank", "observed", 2, "\u00d7"), false, 130],
     ].map(([id, label, series, fromZero, height], i) => pk.plot(document.getElementById(id), {
-      height, label, series: [series], data: [pace.unix_s, rows[i]], isTime: true, spans, marks, fromZero,
+      height, label, series: [series], data: [job.unix_s, rows[i]], isTime: true, spans, marks, fromZero,
     }));
   });
 });

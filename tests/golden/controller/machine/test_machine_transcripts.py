@@ -134,7 +134,7 @@ def told(command: Command) -> str:
                 f"x{finding.slowdown:.1f}, {state}, {len(incident.actions)} actions"
             )
         case SaveDecision(decision=decision):
-            return f"store    decision {decision.rung}"
+            return f"store    decision {decision.level}"
         case SaveProposal(proposal=proposal):
             return f"store    proposal {proposal.proposal_id} {proposal.answer}"
         case OfferPlan(layout=layout, base_generation=base, nodes=nodes):
@@ -171,7 +171,7 @@ def digest(driver: Driver) -> str:
         for layout in (job.layouts.current, job.plan.desired, job.layouts.baseline)
     ]
     return (
-        f"layout {numbers[0]} desired {numbers[1]} home {numbers[2]} newest "
+        f"layout {numbers[0]} desired {numbers[1]} baseline {numbers[2]} newest "
         f"{job.layouts.newest_generation} step {job.progress.step} "
         f"{job.coverage.watch} living {list(job.living)} "
         f"open {[i.incident_id for i in job.open_incidents]}"

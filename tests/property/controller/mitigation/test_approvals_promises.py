@@ -94,7 +94,7 @@ class Watched:
             before = self.known.get(proposal.proposal_id)
             assert before is None or not before.answer.is_final, "what is over stays over"
             if proposal.answer is ProposalState.APPROVED:
-                assert proposal.said_by == "ada"
+                assert proposal.operator == "ada"
                 self.approved.add(proposal.proposal_id)
             self.known[proposal.proposal_id] = proposal
         for offer in driver.all_said(OfferPlan):

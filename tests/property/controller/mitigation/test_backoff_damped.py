@@ -28,12 +28,12 @@ def test_no_kind_of_plan_comes_back_before_its_wait_is_over(
         if plan is not None and plan != said:
             assert decision is not None
             assert driver.job.plan.offer is not None
-            assert driver.job.plan.offer.offered_s >= free_s.get(decision.rung, 0.0)
+            assert driver.job.plan.offer.offered_s >= free_s.get(decision.level, 0.0)
             said = plan
         if plan is not None and decision is not None and is_refused:
             driver.report(refused(plan, 1, "can not"))
-            number = refusals[decision.rung] = refusals.get(decision.rung, 0) + 1
+            number = refusals[decision.level] = refusals.get(decision.level, 0) + 1
             wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (number - 1))
-            free_s[decision.rung] = driver.now_s + wait_s
+            free_s[decision.level] = driver.now_s + wait_s
         driver.tick(after_s)
         train(driver, driver.job.progress.step + 1, driver.job.progress.step + 2, slow=2)

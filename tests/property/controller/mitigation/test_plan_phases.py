@@ -47,7 +47,7 @@ def decision_on(view: PlanningSnapshot, random: Random) -> Decision:
     if view.failed is not None:
         level = MitigationLevel.ROLL_BACK
     return Decision(
-        rung=level,
+        level=level,
         layout=replace(view.layout, generation=view.next_generation),
         reason="at random",
         current_step_s=1.0,

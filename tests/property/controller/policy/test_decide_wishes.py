@@ -48,10 +48,10 @@ def views(draw: st.DrawFn) -> PlanningSnapshot:
             loads=tuple(draw(loads) for _ in range(num_layers)),
         ),
         slow=draw(st.dictionaries(st.sampled_from(layout.ranks), st.floats(1.1, 4.0))),
-        home=draw(st.sampled_from([None, layout])),
+        baseline=draw(st.sampled_from([None, layout])),
         step_s=draw(st.floats(0.0, 5.0)),
         steps_since_plan=draw(st.sampled_from([0, 3, 100])),
-        is_makeshift=draw(st.booleans()),
+        is_provisional=draw(st.booleans()),
         num_load_steps=draw(st.sampled_from([0, 100])),
         next_generation=draw(st.integers(2, 99)),
     )
@@ -73,7 +73,7 @@ def test_a_plan_pays_by_forecast_and_keeps_what_must_be_kept(
     decision = decide(view, config)
     assert decision.reason
     if decision.layout is None:
-        assert decision.rung is MitigationLevel.NOTHING
+        assert decision.level is MitigationLevel.NOTHING
         return
     layout = decision.layout
     assert layout.generation == view.next_generation
@@ -94,7 +94,7 @@ def test_a_plan_pays_by_forecast_and_keeps_what_must_be_kept(
     for before, after in zip(view.layout.experts, layout.experts, strict=True):
         for hosts, fresh in zip(before, after, strict=True):
             assert len(fresh) >= min(len(hosts), config.min_hosts)
-    assert (decision.rung is MitigationLevel.MOVE_REPLICAS) == (decision.moved_bytes > 0)
+    assert (decision.level is MitigationLevel.MOVE_REPLICAS) == (decision.moved_bytes > 0)
 
 
 @settings(max_examples=30)
@@ -115,7 +115,7 @@ def test_a_layout_once_chosen_is_not_left_at_the_next_look(
     if decision.layout is None:
         return
     after = replace(
-        view, layout=decision.layout, step_s=decision.planned_step_s, is_makeshift=False
+        view, layout=decision.layout, step_s=decision.planned_step_s, is_provisional=False
     )
     again = decide(after, config)
     # A larger step may follow (a replica more where several pay), but never one that undoes it.

@@ -42,10 +42,10 @@ def view_of(layout: Layout, node_of: NodeOf, slots: int, **change: object) -> Pl
             num_rows=16, tokens=1600.0, sum_len_squared=1e5, loads=((100.0,) * num_experts,)
         ),
         slow={},
-        home=None,
+        baseline=None,
         step_s=0.0,
         steps_since_plan=100,
-        is_makeshift=False,
+        is_provisional=False,
         num_load_steps=100,
         next_generation=9,
         node_of=node_of,
@@ -126,7 +126,7 @@ def narrowed(layout: Layout) -> Layout:
 def test_a_narrow_layout_is_mended_though_nothing_is_gained_and_no_slot_is_free() -> None:
     for change in ({}, {"num_load_steps": 0}, {"steps_since_plan": 3}, {"slow": {1: 1.01}}):
         decision = decide(view_of(narrowed(SPREAD), PAIRS, 4, **change), CONFIG)
-        assert decision.rung is MitigationLevel.MOVE_REPLICAS
+        assert decision.level is MitigationLevel.MOVE_REPLICAS
         assert decision.layout is not None
         assert on_nodes(decision.layout, PAIRS) == [[2] * 8]
         assert decision.moved_bytes == 8 * 1000
@@ -136,7 +136,7 @@ def test_replicas_that_a_rank_refused_are_not_moved_for_safety_either() -> None:
     refusal = RankRejection(plan=SPREAD, rank=3, reason="no room", count=1, until_s=60.0)
     held = view_of(narrowed(SPREAD), PAIRS, 4, refusals={MitigationLevel.MOVE_REPLICAS: refusal})
     assert decide(held, CONFIG).layout is None
-    assert decide(replace(held, asked_s=60.0), CONFIG).rung is MitigationLevel.MOVE_REPLICAS
+    assert decide(replace(held, asked_s=60.0), CONFIG).level is MitigationLevel.MOVE_REPLICAS
 
 
 def test_who_may_stand_on_one_node_is_left_alone() -> None:
@@ -147,11 +147,11 @@ def test_who_may_stand_on_one_node_is_left_alone() -> None:
 
 
 def test_the_way_home_is_not_taken_where_it_is_less_safe() -> None:
-    home = replace(narrowed(SPREAD), generation=3)
+    baseline = replace(narrowed(SPREAD), generation=3)
     lopsided = replace(SPREAD, batch_shares=((0, 0.3), (1, 0.3), (2, 0.2), (3, 0.2)))
-    view = view_of(lopsided, PAIRS, 4, home=home)
-    assert decide(replace(view, node_of={}), CONFIG).rung is MitigationLevel.RETURN_HOME
-    assert decide(view, CONFIG).rung is not MitigationLevel.RETURN_HOME
+    view = view_of(lopsided, PAIRS, 4, baseline=baseline)
+    assert decide(replace(view, node_of={}), CONFIG).level is MitigationLevel.RETURN_HOME
+    assert decide(view, CONFIG).level is not MitigationLevel.RETURN_HOME
 
 
 def test_a_mending_that_would_slow_the_step_is_not_offered_but_said() -> None:
@@ -177,7 +177,7 @@ RACKS = {0: "R", 1: "R", 2: "S", 3: "S"}
 def test_experts_within_one_rack_are_brought_to_two() -> None:
     view = view_of(narrowed(SPREAD), ALONE, 4, rack_of=RACKS)
     decision = decide(view, CONFIG)
-    assert decision.rung is MitigationLevel.MOVE_REPLICAS and decision.layout is not None
+    assert decision.level is MitigationLevel.MOVE_REPLICAS and decision.layout is not None
     assert on_nodes(decision.layout, RACKS) == [[2] * 8]
 
 
@@ -203,10 +203,10 @@ def test_a_rack_that_may_fail_is_a_reason_by_itself_after_a_death() -> None:
 def test_a_plan_that_made_nothing_faster_is_not_undone_where_that_is_less_safe() -> None:
     base = replace(narrowed(SPREAD), generation=4)
     forecast = Forecast(
-        plan=SPREAD, rung=MitigationLevel.MOVE_REPLICAS, base=base, before_s=0.1, planned_s=0.09,
+        plan=SPREAD, level=MitigationLevel.MOVE_REPLICAS, base=base, before_s=0.1, planned_s=0.09,
         slow={},
     )  # fmt: skip
     failed = Judged(forecast=forecast, verdict=Verdict.NOTHING, measured_s=0.2)
-    view = view_of(SPREAD, PAIRS, 4, failed=failed, step_s=0.2, is_makeshift=True)
-    assert decide(replace(view, node_of={}), CONFIG).rung is MitigationLevel.ROLL_BACK
-    assert decide(view, CONFIG).rung is not MitigationLevel.ROLL_BACK
+    view = view_of(SPREAD, PAIRS, 4, failed=failed, step_s=0.2, is_provisional=True)
+    assert decide(replace(view, node_of={}), CONFIG).level is MitigationLevel.ROLL_BACK
+    assert decide(view, CONFIG).level is not MitigationLevel.ROLL_BACK

@@ -39,7 +39,7 @@ def views(draw: st.DrawFn) -> PlanningSnapshot:
         view_of(
             layout,
             slow=slow,
-            home=layout if slow else None,
+            baseline=layout if slow else None,
             microbatches=draw(st.sampled_from([1, 4])),
             rows=draw(st.sampled_from([8, 64])),
         ),
@@ -67,13 +67,13 @@ def test_a_plan_keeps_the_rules_and_pays_by_its_own_forecast() -> None:
     @settings(deadline=None, max_examples=60)
     @given(views(), configs)
     def keeps_the_rules(view: PlanningSnapshot, config: PolicyConfig) -> None:
-        drawn[decide(view, config).rung] += 1
+        drawn[decide(view, config).level] += 1
         check_decision(view, config)
 
     keeps_the_rules()
     plans = drawn.total() - drawn[MitigationLevel.NOTHING]
     assert plans >= MIN_PLANS * drawn.total()
-    assert sum(drawn[rung] for rung in STATE_MOVING_LEVELS) > 0
+    assert sum(drawn[level] for level in STATE_MOVING_LEVELS) > 0
 
 
 def check_decision(view: PlanningSnapshot, config: PolicyConfig) -> None:
@@ -81,18 +81,18 @@ def check_decision(view: PlanningSnapshot, config: PolicyConfig) -> None:
     assert decision.reason
     assert decide(view, config) == decision
     if decision.layout is None:
-        assert decision.rung is MitigationLevel.NOTHING
+        assert decision.level is MitigationLevel.NOTHING
         return
     layout = decision.layout
     assert layout.generation == view.next_generation
     assert decode_layout(encode_layout(layout)) == layout
     assert layout.ranks == view.layout.ranks
-    assert bool(layout.standing_by) == (decision.rung is MitigationLevel.LEAVE_OUT)
+    assert bool(layout.standing_by) == (decision.level is MitigationLevel.LEAVE_OUT)
     assert config.may_leave_out or not layout.standing_by
     pricing = Pricing(view, config)
     assert pricing.problem is not None
     if layout.stages != view.layout.stages:
-        assert decision.rung in STATE_MOVING_LEVELS
+        assert decision.level in STATE_MOVING_LEVELS
         check_partition(as_partition(view, layout), pricing.problem)
     gain_s = pricing.current_s - pricing.price(layout).step_s
     assert decision.planned_step_s == pytest.approx(pricing.current_s - gain_s)
@@ -130,7 +130,7 @@ def test_a_baseline_that_is_as_fast_but_for_rounding_is_restored() -> None:
     """Three stages of 4 layers: both cuts take 3.2 s, one forecast is 3e-16 above the other."""
     layout = staged_layout(stages=3, data=1, tensor=2, layers=4, experts=0)
     view = replace(
-        view_of(layout, slow={0: 1.15}, home=layout, microbatches=1, rows=8),
+        view_of(layout, slow={0: 1.15}, baseline=layout, microbatches=1, rows=8),
         node_of={rank: f"node-{rank // 4}" for rank in layout.ranks},
         step_s=0.0,
         slow_steps=None,
@@ -139,7 +139,7 @@ def test_a_baseline_that_is_as_fast_but_for_rounding_is_restored() -> None:
         min_gain=0.0, plan_s=0.0, horizon_steps=1, min_nodes=1, memory_bytes=0, max_acted_ratio=1.0
     )
     decision = decide(view, config)
-    assert decision.rung is MitigationLevel.MOVE_LAYERS
+    assert decision.level is MitigationLevel.MOVE_LAYERS
     check_return(view, config, decision)
 
 
@@ -155,7 +155,7 @@ def check_return(view: PlanningSnapshot, config: PolicyConfig, decision: Decisio
         next_generation=view.next_generation + 1,
     )
     back = decide(over, config)
-    assert back.rung is MitigationLevel.RETURN_HOME
+    assert back.level is MitigationLevel.RETURN_HOME
     assert back.layout == replace(view.layout, generation=over.next_generation)
-    there = replace(over, layout=back.layout, home=None, work=view.work, steps_since_plan=3)
+    there = replace(over, layout=back.layout, baseline=None, work=view.work, steps_since_plan=3)
     assert decide(there, config).layout is None

@@ -58,7 +58,7 @@ jobs = st.builds(
     layout=st.none() | layouts(),
     layout_reason=words,
     desired=st.none() | layouts(),
-    home=st.none() | layouts(),
+    baseline=st.none() | layouts(),
     run_id=st.integers(0, 2**42),
     ranks=st.lists(
         st.builds(RankRecord, rank=numbers, pid=numbers, status=st.sampled_from(RankStatus)),

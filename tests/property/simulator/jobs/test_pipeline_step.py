@@ -23,11 +23,11 @@ def test_without_messages_and_jitter_a_planned_step_takes_what_is_forecast(
     slow: dict[int, float], schedule: Schedule, shares_experts: bool
 ) -> None:
     model = model_of(8, attention=8, mlp=64, expert_s=3.0 if shares_experts else 0.0)
-    home = even_partition(
+    baseline = even_partition(
         model, data=2, stages=2, tensor=4, rows=64, micro_batches=4, shares_experts=shares_experts
     )
-    problem = problem_of(model, home, slow=slow, schedule=schedule)
-    for partition in (home, plan_partition(problem).partition):
+    problem = problem_of(model, baseline, slow=slow, schedule=schedule)
+    for partition in (baseline, plan_partition(problem).partition):
         forecast_s = price(partition, problem).step_s
         assert partition_step_s(partition, problem) == pytest.approx(forecast_s, rel=1e-9)
 
@@ -38,28 +38,28 @@ def test_messages_that_wait_for_their_link_only_add_to_the_longest_path(
     slow: dict[int, float], schedule: Schedule
 ) -> None:
     model = model_of(8, attention=8, mlp=64)
-    home = even_partition(model, data=2, stages=4, tensor=2, rows=64, micro_batches=8)
-    problem = problem_of(model, home, slow=slow, links=SLOW_LINKS, schedule=schedule)
-    forecast_s = price(home, problem).step_s
-    assert partition_step_s(home, problem) >= forecast_s * (1.0 - 1e-9)
+    baseline = even_partition(model, data=2, stages=4, tensor=2, rows=64, micro_batches=8)
+    problem = problem_of(model, baseline, slow=slow, links=SLOW_LINKS, schedule=schedule)
+    forecast_s = price(baseline, problem).step_s
+    assert partition_step_s(baseline, problem) >= forecast_s * (1.0 - 1e-9)
 
 
 def test_a_link_carries_one_message_after_the_other() -> None:
     model = model_of(2, attention=1, mlp=1)
-    home = even_partition(model, data=1, stages=2, tensor=1, rows=8, micro_batches=8)
+    baseline = even_partition(model, data=1, stages=2, tensor=1, rows=8, micro_batches=8)
     links = Links(inside_bytes_per_s=1e4, between_bytes_per_s=1e4)  # 100 s a micro-batch
-    problem = problem_of(model, home, links=links, schedule=Schedule.ZERO_BUBBLE)
+    problem = problem_of(model, baseline, links=links, schedule=Schedule.ZERO_BUBBLE)
     # Forward of one row takes 4 s; the last of eight messages has waited for the other seven.
-    assert partition_step_s(home, problem) > 8 * 100.0 + 100.0 > price(home, problem).step_s
+    assert partition_step_s(baseline, problem) > 8 * 100.0 + 100.0 > price(baseline, problem).step_s
 
 
 @given(st.integers(0, 5))
 def test_jitter_of_chunks_is_drawn_by_the_seed_and_makes_steps_a_little_longer(seed: int) -> None:
     model = model_of(8, attention=8, mlp=64)
-    home = even_partition(model, data=4, stages=4, tensor=1, rows=64, micro_batches=8)
-    problem = problem_of(model, home)
-    still_s = partition_step_s(home, problem)
-    one, same = (partition_step_s(home, problem, jitter=0.02, seed=seed) for _ in range(2))
+    baseline = even_partition(model, data=4, stages=4, tensor=1, rows=64, micro_batches=8)
+    problem = problem_of(model, baseline)
+    still_s = partition_step_s(baseline, problem)
+    one, same = (partition_step_s(baseline, problem, jitter=0.02, seed=seed) for _ in range(2))
     assert one == same
-    many = [partition_step_s(home, problem, jitter=0.02, seed=10 * seed + i) for i in range(8)]
+    many = [partition_step_s(baseline, problem, jitter=0.02, seed=10 * seed + i) for i in range(8)]
     assert still_s < float(np.mean(many)) < 1.05 * still_s

@@ -11,7 +11,7 @@ from statistics import mean
 import pytest
 
 from pacekeeper.core.incidents.findings import FindingKind, Incident
-from support.closed_loop import CONFIG, WARM_STEPS, is_home, until
+from support.closed_loop import CONFIG, WARM_STEPS, is_baseline, until
 from support.paper_cluster import PaperCluster
 from support.paper_work import shares_of
 
@@ -57,10 +57,10 @@ def test_slow_rank_is_relieved_layout_returns_home_and_survivors_go_on(seed: int
 
     # Recovered: the finding is over, the layout comes home and stays there.
     cluster.speeds.clear()
-    until(cluster, lambda: is_home(cluster) and not cluster.has_open_fault)
+    until(cluster, lambda: is_baseline(cluster) and not cluster.has_open_fault)
     perhaps_restart("recovered")
     cluster.run(WARM_STEPS)
-    assert is_home(cluster)
+    assert is_baseline(cluster)
     assert len(cluster.applied) - 1 <= plans_while_slow + 2
     assert [i.finding.rank for i in of_kind(cluster, FindingKind.DEVICE)] == [victim]
 

@@ -10,7 +10,7 @@ import pytest
 
 from pacekeeper.controller.state.events import AskDecision
 from pacekeeper.core.incidents.findings import FindingKind
-from support.closed_loop import CONFIG, WARM_STEPS, is_home, until
+from support.closed_loop import CONFIG, WARM_STEPS, is_baseline, until
 from support.paper_cluster import PaperCluster
 from support.paper_work import shares_of
 
@@ -41,9 +41,9 @@ def test_slow_rank_is_found_and_relieved_and_the_layout_returns_home(seed: int) 
     assert plans_while_slow <= 2
 
     cluster.speeds.clear()
-    until(cluster, lambda: is_home(cluster) and not cluster.has_open_fault)
+    until(cluster, lambda: is_baseline(cluster) and not cluster.has_open_fault)
     cluster.run(WARM_STEPS)
-    assert is_home(cluster)
+    assert is_baseline(cluster)
     assert len(cluster.applied) - 1 <= plans_while_slow + 2
     assert len(cluster.faults) == 1
 

@@ -16,7 +16,7 @@ from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.findings import Decision, FindingKind
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.jobs.pipeline_step import partition_step_s
-from support.closed_loop import CONFIG, WARM_STEPS, is_home, until
+from support.closed_loop import CONFIG, WARM_STEPS, is_baseline, until
 from support.paper_cluster import OVERHEAD_S, PaperCluster
 
 
@@ -50,9 +50,9 @@ def test_a_slow_rank_gives_shards_or_layers_away_and_gets_them_back(
     assert relieved_s < healthy_s + 0.6 * (slow_s - healthy_s)
 
     cluster.speeds.clear()
-    until(cluster, lambda: is_home(cluster) and not cluster.has_open_fault)
+    until(cluster, lambda: is_baseline(cluster) and not cluster.has_open_fault)
     cluster.run(WARM_STEPS)
-    assert is_home(cluster)
+    assert is_baseline(cluster)
     assert mean(cluster.step_s[-10:]) == pytest.approx(healthy_s, rel=0.05)
     (closed,) = cluster.faults.values()
     assert closed.finding.rank == victim
@@ -137,9 +137,9 @@ def test_a_hopeless_rank_stands_by_until_a_probe_finds_it_well(seed: int) -> Non
     assert cluster.job.progress.step > cluster.step - 5, "steps are judged without its work"
 
     cluster.speeds.clear()
-    until(cluster, lambda: is_home(cluster) and not cluster.has_open_fault)
+    until(cluster, lambda: is_baseline(cluster) and not cluster.has_open_fault)
     cluster.run(WARM_STEPS)
-    assert is_home(cluster) and not cluster.layout.standing_by
+    assert is_baseline(cluster) and not cluster.layout.standing_by
     assert mean(cluster.step_s[-10:]) == pytest.approx(healthy_s, rel=0.05)
     (closed,) = cluster.faults.values()
     assert any("stands by and is well again" in action for action in closed.actions)

@@ -24,7 +24,7 @@ def backed_up(store: Path, to: Path) -> str:
 
 def order(subject: str) -> OperatorOrder:
     return OperatorOrder(
-        kind=OrderKind.CORDON_NODE, subject=subject, said_by="ada", reason="fan", since_unix_s=1.0
+        kind=OrderKind.CORDON_NODE, subject=subject, operator="ada", reason="fan", since_unix_s=1.0
     )
 
 

@@ -41,7 +41,7 @@ def views() -> dict[str, status_pb2.Node]:
     order = OperatorOrder(
         kind=OrderKind.CORDON_NODE,
         subject="cordoned",
-        said_by="ada",
+        operator="ada",
         reason="fan",
         since_unix_s=NOW_S,
     )

@@ -16,7 +16,12 @@ from textual.widgets import DataTable, Static
 from pacekeeper.cli.top.app import ConfirmScreen, ExplanationScreen, TopApp
 from pacekeeper.cli.top.rows import SortKey, select_ranks
 from pacekeeper.cli.top.source import Snapshot
-from pacekeeper.controller.api.messages import explanation_view, incident_view, job_view, pace_view
+from pacekeeper.controller.api.messages import (
+    explanation_view,
+    incident_view,
+    job_timeline_view,
+    job_view,
+)
 from pacekeeper.core.errors import ExitCode, UnreachableError
 from pacekeeper.core.incidents.operator_orders import OrderKind
 from pacekeeper.protos import status_pb2
@@ -37,7 +42,7 @@ class Told:
             name: tuple(incident_view(state, one) for one in job.incidents)
             for name, job in state.jobs.items()
         }
-        self.pace = pace_view(found.history.pace("pretrain-moe"))
+        self.pace = job_timeline_view(found.history.job_timeline("pretrain-moe"))
         explanation = found.history.explain(state, 1)
         assert explanation is not None
         self.explanation = explanation_view(state, explanation)

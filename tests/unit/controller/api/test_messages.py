@@ -184,13 +184,13 @@ def test_a_job_before_its_first_step_has_no_negative_step() -> None:
 
 
 def test_the_newest_decision_is_given_in_words() -> None:
-    decision = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="no gain")
+    decision = Decision(level=MitigationLevel.NOTHING, layout=None, reason="no gain")
     assert job_view(BOTH, job(last_decision=decision)).last_decision == "no gain"
 
 
 def test_who_asks_is_told_what_stands_exposed_though_it_is_no_news() -> None:
     alone = Exposure(num_nodes=1, min_nodes=2)
-    decision = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="why", exposure=alone)
+    decision = Decision(level=MitigationLevel.NOTHING, layout=None, reason="why", exposure=alone)
     for one in (decision, replace(decision, reason=decision.text, is_exposure_in_reason=True)):
         assert job_view(BOTH, job(last_decision=one)).last_decision == f"why{alone.text}"
 

@@ -44,19 +44,19 @@ class Desk:
         service = OperatorService(state=lambda: self.driver.state, put=put or self.put)
         return asyncio.run(getattr(service, name)(request, Caller()))
 
-    def approve(self, number: int = 1, said_by: str = "ada") -> Any:
-        request = operator_pb2.ApproveProposalRequest(proposal_id=number, said_by=said_by)
+    def approve(self, number: int = 1, operator: str = "ada") -> Any:
+        request = operator_pb2.ApproveProposalRequest(proposal_id=number, operator=operator)
         return self.call("ApproveProposal", request).proposal
 
-    def deny(self, number: int = 1, reason: str = "", said_by: str = "ada") -> Any:
+    def deny(self, number: int = 1, reason: str = "", operator: str = "ada") -> Any:
         request = operator_pb2.DenyProposalRequest(
-            proposal_id=number, said_by=said_by, reason=reason
+            proposal_id=number, operator=operator, reason=reason
         )
         return self.call("DenyProposal", request).proposal
 
     def order(self, kind: str, subject: str, *, is_on: bool = True, reason: str = "") -> Any:
         request = operator_pb2.GiveOrderRequest(
-            kind=kind, subject=subject, is_on=is_on, said_by="ada", reason=reason
+            kind=kind, subject=subject, is_on=is_on, operator="ada", reason=reason
         )
         return self.call("GiveOrder", request).order
 
@@ -66,16 +66,16 @@ def test_who_approves_and_from_where_is_kept_and_the_plan_is_priced_again() -> N
     shown = job_view(desk.driver.state, desk.driver.job).proposal
     assert (shown.proposal_id, shown.answer, shown.base_generation) == (1, "waiting", 1)
     proposal = desk.approve()
-    assert (proposal.answer, proposal.said_by) == ("approved", "ada (open)")
-    assert proposal.rung == "batch_shares" and proposal.reason
+    assert (proposal.answer, proposal.operator) == ("approved", "ada (open)")
+    assert proposal.level == "batch_shares" and proposal.reason
     assert proposal.planned_step_s < proposal.current_step_s
     assert list(proposal.incident_ids) == [1]
 
 
 def test_who_denies_says_why_in_one_line() -> None:
     desk = Desk()
-    proposal = desk.deny(reason="not\nnow \x1b[2J" + "x" * 1000, said_by="")
-    assert (proposal.answer, proposal.said_by) == ("denied", "unnamed (open)")
+    proposal = desk.deny(reason="not\nnow \x1b[2J" + "x" * 1000, operator="")
+    assert (proposal.answer, proposal.operator) == ("denied", "unnamed (open)")
     assert proposal.note.startswith("not now  [2Jxxx")
     assert len(proposal.note) <= MAX_CHARACTERS
 
@@ -92,7 +92,7 @@ def test_what_somebody_else_answered_first_is_said_and_stays(second: str) -> Non
     desk = Desk()
     desk.deny(reason="no")
     with pytest.raises(Refused) as caught:
-        getattr(desk, second)(said_by="bob")
+        getattr(desk, second)(operator="bob")
     code, details = caught.value.args
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert details == "proposal 1 is denied by ada (open): no"
@@ -103,10 +103,10 @@ def test_of_two_at_once_the_second_learns_who_was_first() -> None:
     desk = Desk()
 
     async def after_another(event: Event) -> None:
-        await desk.put(ProposalAnswered(proposal_id=1, is_approved=True, said_by="bob (there)"))
+        await desk.put(ProposalAnswered(proposal_id=1, is_approved=True, operator="bob (there)"))
         await desk.put(event)
 
-    request = operator_pb2.ApproveProposalRequest(proposal_id=1, said_by="ada")
+    request = operator_pb2.ApproveProposalRequest(proposal_id=1, operator="ada")
     with pytest.raises(Refused) as caught:
         desk.call("ApproveProposal", request, after_another)
     assert caught.value.args[1] == "proposal 1 is approved by bob (there)"
@@ -126,7 +126,7 @@ def test_an_answer_that_is_lost_on_the_way_is_no_success() -> None:
     async def nowhere(event: Event) -> None:
         return None
 
-    request = operator_pb2.ApproveProposalRequest(proposal_id=1, said_by="ada")
+    request = operator_pb2.ApproveProposalRequest(proposal_id=1, operator="ada")
     with pytest.raises(Refused) as caught:
         Desk().call("ApproveProposal", request, nowhere)
     assert caught.value.args[0] is grpc.StatusCode.INTERNAL
@@ -135,7 +135,7 @@ def test_an_answer_that_is_lost_on_the_way_is_no_success() -> None:
 def test_an_order_stands_until_it_is_taken_back() -> None:
     desk = Desk()
     given = desk.order("ORDER_KIND_CORDON_NODE", "node-1", reason="fan\nbroken")
-    assert (given.kind, given.subject, given.said_by) == ("cordon_node", "node-1", "ada (open)")
+    assert (given.kind, given.subject, given.operator) == ("cordon_node", "node-1", "ada (open)")
     assert given.reason == "fan broken"
     again = desk.order("ORDER_KIND_CORDON_NODE", "node-1", reason="other")
     assert again == given, "the first one stands"

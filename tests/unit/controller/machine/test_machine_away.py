@@ -155,7 +155,7 @@ def test_a_probe_that_is_not_answered_keeps_no_cheap_plan_waiting() -> None:
     train(driver, WARM, WARM + 20, slow=2)
     assert driver.job.detection.probe is not None, "what is costly is asked about first"
     assert driver.job.plan.last_decision is not None
-    assert driver.job.plan.last_decision.rung is MitigationLevel.BATCH_SHARES
+    assert driver.job.plan.last_decision.level is MitigationLevel.BATCH_SHARES
     plan = driver.job.plan.desired
     assert plan is not None
     driver.report(*applied(plan))

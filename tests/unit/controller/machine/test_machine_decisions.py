@@ -203,7 +203,7 @@ def answered(driver: Driver, decision: Decision) -> str:
 
 def nothing(exposure: Exposure | None) -> Decision:
     return Decision(
-        rung=MitigationLevel.NOTHING, layout=None, reason="it would not pay", exposure=exposure
+        level=MitigationLevel.NOTHING, layout=None, reason="it would not pay", exposure=exposure
     )
 
 

@@ -141,7 +141,7 @@ class TestOffers:
             driver.report(*step(driver.job.progress.step + 1, generation=plan.generation))
             driver.tick(0.2)
         assert driver.job.plan.last_decision is not None
-        assert driver.job.plan.last_decision.rung is MitigationLevel.RETURN_HOME
+        assert driver.job.plan.last_decision.level is MitigationLevel.RETURN_HOME
         while not driver.job.detection.evidence.slow:
             assert driver.job.progress.step < first + 80
             driver.report(*step(driver.job.progress.step + 1, slow=2, generation=plan.generation))

@@ -106,9 +106,9 @@ def test_a_controller_started_anew_goes_on_where_the_old_one_stopped() -> None:
         after.report(*step(later, generation=2))
         if after.job.plan.desired is not None:
             break
-    home = after.job.plan.desired
-    assert home is not None
-    assert (home.generation, home.batch_shares) == (3, FIRST.batch_shares)
+    baseline = after.job.plan.desired
+    assert baseline is not None
+    assert (baseline.generation, baseline.batch_shares) == (3, FIRST.batch_shares)
     assert len(after.job.incidents) == 1
 
 

@@ -286,11 +286,11 @@ class TestFindings:
             number += 1
             assert number < 100, "it never recovers"
         train(driver, number, number + 6, generation=2)
-        home = driver.job.plan.desired
-        assert home is not None
-        assert (home.generation, home.ranks) == (3, FIRST.ranks)
-        assert (home.experts, home.batch_shares) == (FIRST.experts, FIRST.batch_shares)
-        driver.report(*applied(home))
+        baseline = driver.job.plan.desired
+        assert baseline is not None
+        assert (baseline.generation, baseline.ranks) == (3, FIRST.ranks)
+        assert (baseline.experts, baseline.batch_shares) == (FIRST.experts, FIRST.batch_shares)
+        driver.report(*applied(baseline))
         assert driver.job.layouts.baseline is None
         assert not driver.job.open_incidents
         assert driver.job.incidents[0].finding.slowdown == pytest.approx(1.6, rel=0.1)
@@ -362,7 +362,7 @@ class TestFindings:
             assert not driver.all_said(OfferPlan)
             said += driver.texts
         assert driver.job.plan.last_decision is not None
-        assert driver.job.plan.last_decision.rung is MitigationLevel.BATCH_SHARES
+        assert driver.job.plan.last_decision.level is MitigationLevel.BATCH_SHARES
         assert said.count("decision=batch_shares") == 1
         assert driver.job.layouts.newest_generation == 1
 

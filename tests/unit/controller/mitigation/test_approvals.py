@@ -51,7 +51,7 @@ def test_a_plan_is_proposed_and_not_offered() -> None:
     proposal = opened(driver)
     assert driver.job.plan.desired is None and driver.job.layouts.newest_generation == 1
     assert (proposal.proposal_id, proposal.job, proposal.answer) == (1, JOB, ProposalState.WAITING)
-    assert (proposal.decision.rung, proposal.base) == (MitigationLevel.BATCH_SHARES, FIRST)
+    assert (proposal.decision.level, proposal.base) == (MitigationLevel.BATCH_SHARES, FIRST)
     assert proposal.slow == driver.job.detection.evidence.slow and list(proposal.slow) == [2]
     assert proposal.expires_unix_s == proposal.made_unix_s + STANDS_S
     (incident,) = driver.job.open_incidents
@@ -73,10 +73,10 @@ def test_while_a_person_is_asked_nothing_else_is_decided() -> None:
 def test_what_is_approved_is_priced_again_and_offered_as_it_was_proposed() -> None:
     driver = asking()
     proposal = opened(driver)
-    driver.hear(1, is_approved=True, said_by="ada@desk")
+    driver.hear(1, is_approved=True, operator="ada@desk")
     (question,) = driver.all_said(AskDecision)
     assert question.view.approved == proposal.decision
-    answers = [(c.proposal.answer, c.proposal.said_by) for c in driver.all_said(SaveProposal)]
+    answers = [(c.proposal.answer, c.proposal.operator) for c in driver.all_said(SaveProposal)]
     assert answers == [(ProposalState.APPROVED, "ada@desk"), (ProposalState.OFFERED, "ada@desk")]
     (offer,) = driver.all_said(OfferPlan)
     assert (offer.layout, offer.base_generation) == (proposal.plan, 1)
@@ -105,7 +105,7 @@ def test_a_second_word_changes_nothing() -> None:
     driver.hear(1, is_approved=True)
     after = driver.state
     for is_approved in (True, False):
-        driver.hear(1, is_approved=is_approved, said_by="bob")
+        driver.hear(1, is_approved=is_approved, operator="bob")
         assert (driver.state, driver.said) == (after, ())
     driver.hear(7, is_approved=True)
     assert (driver.state, driver.said) == (after, ())
@@ -117,9 +117,9 @@ def test_a_second_word_on_what_is_being_priced_changes_nothing_either() -> None:
     driver.hear(1, is_approved=True)
     after = driver.state
     for is_approved in (True, False):
-        driver.hear(1, is_approved=is_approved, said_by="bob")
+        driver.hear(1, is_approved=is_approved, operator="bob")
         assert (driver.state, driver.said) == (after, ())
-    assert opened(driver).said_by == "ada"
+    assert opened(driver).operator == "ada"
 
 
 def test_a_denied_kind_waits_as_long_as_a_proposal_stands_then_twice_as_long() -> None:
@@ -127,10 +127,10 @@ def test_a_denied_kind_waits_as_long_as_a_proposal_stands_then_twice_as_long() -
     waits_s = []
     for _ in range(4):
         proposal = opened(driver)
-        assert proposal.decision.rung is MitigationLevel.BATCH_SHARES
+        assert proposal.decision.level is MitigationLevel.BATCH_SHARES
         driver.hear(proposal.proposal_id, is_approved=False, reason="not today")
         denied = ended(driver, proposal)
-        assert (denied.answer, denied.said_by, denied.note) == (
+        assert (denied.answer, denied.operator, denied.note) == (
             ProposalState.DENIED,
             "ada",
             "not today",
@@ -139,7 +139,7 @@ def test_a_denied_kind_waits_as_long_as_a_proposal_stands_then_twice_as_long() -
         waits_s.append(refusal.until_s - driver.now_s)
         train_until_proposed(driver)  # the next best
         other = opened(driver)
-        assert other.decision.rung is MitigationLevel.TOKEN_SHARES
+        assert other.decision.level is MitigationLevel.TOKEN_SHARES
         assert "s more: denied by ada" in other.decision.reason
         driver.hear(other.proposal_id, is_approved=False)
         driver.now_s = refusal.until_s
@@ -165,7 +165,7 @@ def test_one_that_nobody_answers_expires_and_what_still_pays_is_proposed_anew() 
     driver.now_s += 0.2
     driver.hear(1, is_approved=True)
     expired = ended(driver, first)
-    assert (expired.answer, expired.said_by) == (ProposalState.EXPIRED, "")
+    assert (expired.answer, expired.operator) == (ProposalState.EXPIRED, "")
     assert expired.note == "not approved within 900 s"
     train_until_proposed(driver)
     assert opened(driver).proposal_id == 2
@@ -257,10 +257,10 @@ def test_what_pays_no_more_is_not_offered_and_says_why() -> None:
     driver.is_deciding = False
     driver.hear(1, is_approved=True)
     (question,) = driver.all_said(AskDecision)
-    nothing = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="it gains 0.1 s")
+    nothing = Decision(level=MitigationLevel.NOTHING, layout=None, reason="it gains 0.1 s")
     driver.event(DecisionMade(job=JOB, asked=question.asked, decision=nothing))
     stale = ended(driver, proposal)
-    assert (stale.answer, stale.note, stale.said_by) == (
+    assert (stale.answer, stale.note, stale.operator) == (
         ProposalState.STALE,
         "it gains 0.1 s",
         "ada",
@@ -287,7 +287,7 @@ def test_an_answer_to_what_was_asked_before_is_not_taken_for_the_approved_plan()
     driver.hear(1, is_approved=True)
     (question,) = driver.all_said(AskDecision)
     assert question.asked == 6
-    other = replace(opened(driver).decision, rung=MitigationLevel.TOKEN_SHARES)
+    other = replace(opened(driver).decision, level=MitigationLevel.TOKEN_SHARES)
     driver.event(DecisionMade(job=JOB, asked=5, decision=other))
     assert driver.said == ()
     assert opened(driver).answer is ProposalState.APPROVED
@@ -332,14 +332,14 @@ def test_shares_are_taken_at_once_and_what_moves_state_is_proposed_on_top() -> N
     train(driver, WARM, WARM + 12, slow=2)
     plan, decision = driver.job.plan.desired, driver.job.plan.last_decision
     assert plan is not None and decision is not None, "shares need nobody's word"
-    assert (decision.rung, decision.moved_bytes) == (MitigationLevel.BATCH_SHARES, 0)
+    assert (decision.level, decision.moved_bytes) == (MitigationLevel.BATCH_SHARES, 0)
     assert driver.job.plan.proposals == ()
     driver.report(*applied(plan))
     for number in range(driver.job.progress.step + 1, driver.job.progress.step + 20):
         driver.report(*step(number, generation=2, slow=2))
         assert driver.job.plan.desired is None, "nothing is moved without a word"
     proposal = opened(driver)
-    assert proposal.decision.rung is MitigationLevel.MOVE_REPLICAS and proposal.base == plan
+    assert proposal.decision.level is MitigationLevel.MOVE_REPLICAS and proposal.base == plan
     driver.hear(proposal.proposal_id, is_approved=True)
     assert driver.job.plan.desired == proposal.plan
 

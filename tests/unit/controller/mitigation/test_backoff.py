@@ -42,12 +42,12 @@ def next_offer(driver: Driver, within_steps: int = 4) -> Layout | None:
 
 def bring_to_nothing(driver: Driver) -> list[MitigationLevel]:
     """Refuse whatever is offered until nothing is; the kinds of plan, in order."""
-    rungs = []
+    levels = []
     while (plan := next_offer(driver)) is not None:
         assert driver.job.plan.last_decision is not None
-        rungs.append(driver.job.plan.last_decision.rung)
+        levels.append(driver.job.plan.last_decision.level)
         driver.report(refused(plan, 3, WHY))
-    return rungs
+    return levels
 
 
 def test_a_refused_plan_is_given_up_at_once_with_the_reason_of_the_rank() -> None:
@@ -57,7 +57,7 @@ def test_a_refused_plan_is_given_up_at_once_with_the_reason_of_the_rank() -> Non
     said = f"rank 3 refused plan 2: {WHY}; no batch_shares plan for 60 s"
     assert f"plan=2 given up: {said}" in driver.texts
     (stored,) = driver.all_said(SaveDecision)
-    assert (stored.decision.rung, stored.decision.layout) == (MitigationLevel.NOTHING, None)
+    assert (stored.decision.level, stored.decision.layout) == (MitigationLevel.NOTHING, None)
     assert stored.decision.reason == f"plan 2 given up: {said}"
     (incident,) = [command.incident for command in driver.all_said(SaveIncident)]
     assert incident.actions[-1] == stored.decision.reason
@@ -72,7 +72,7 @@ def test_the_next_best_plan_is_offered_instead_and_says_so() -> None:
     plan = next_offer(driver)
     assert plan is not None and plan.generation == 3
     assert driver.job.plan.last_decision is not None
-    assert driver.job.plan.last_decision.rung is MitigationLevel.TOKEN_SHARES
+    assert driver.job.plan.last_decision.level is MitigationLevel.TOKEN_SHARES
     assert (
         f"no batch_shares plan for 60 s more: rank 3 refused plan 2: {WHY}"
         in (driver.job.layouts.offer_reasons[3])

@@ -24,7 +24,7 @@ from support.proposed import asking
 
 
 def say(driver: Driver, kind: OrderKind, subject: str, *, is_on: bool = True) -> None:
-    driver.event(OrderGiven(kind=kind, subject=subject, is_on=is_on, said_by="ada", reason="new"))
+    driver.event(OrderGiven(kind=kind, subject=subject, is_on=is_on, operator="ada", reason="new"))
 
 
 def slow_job(driver: Driver, *, until: int = WARM + 12) -> None:
@@ -44,7 +44,7 @@ def test_a_paused_job_has_findings_and_no_plans() -> None:
     assert [i.finding.rank for i in driver.job.open_incidents] == [2]
     assert driver.job.plan.desired is None
     decision = driver.job.plan.last_decision
-    assert decision is None or decision.rung is MitigationLevel.NOTHING
+    assert decision is None or decision.level is MitigationLevel.NOTHING
     say(driver, OrderKind.PAUSE, JOB, is_on=False)
     driver.tick()
     assert driver.job.plan.desired is not None, "resumed, it is decided at once"
@@ -109,7 +109,7 @@ def test_an_order_is_stored_once_and_dropped_once() -> None:
     say(driver, OrderKind.CORDON_NODE, "node-1")
     assert [c.order.subject for c in driver.all_said(SaveOrder)] == ["node-1"]
     (order,) = driver.state.orders
-    assert (order.said_by, order.reason) == ("ada", "new")
+    assert (order.operator, order.reason) == ("ada", "new")
     assert order.since_unix_s == driver.now_s + UNIX_OFFSET_S
     say(driver, OrderKind.CORDON_NODE, "node-1")
     assert not driver.said, "the same again changes nothing"
@@ -196,7 +196,7 @@ def test_orders_are_seen_in_the_status() -> None:
     assert [(o.kind, o.subject) for o in job.orders] == [("cordon_node", "node-1"), ("pause", JOB)]
     assert [r.rank for r in job.ranks if r.is_cordoned] == [2, 3]
     nodes = {view.name: view for view in node_views(driver.state, driver.state.nodes.values())}
-    assert nodes["node-1"].cordon.said_by == "ada"
+    assert nodes["node-1"].cordon.operator == "ada"
     assert not nodes["node-0"].HasField("cordon")
 
 
@@ -223,9 +223,9 @@ def test_a_cordoned_rank_is_left_out_and_comes_back() -> None:
     assert driver.job.layouts.current == plan and driver.job.plan.desired is None, "it stays so"
     say(driver, OrderKind.CORDON_RANK, f"{JOB}/3", is_on=False)
     driver.tick()
-    home = driver.job.plan.desired
-    assert home is not None and first is not None and home.standing_by == ()
-    assert (home.stages, home.experts, home.batch_shares) == (
+    baseline = driver.job.plan.desired
+    assert baseline is not None and first is not None and baseline.standing_by == ()
+    assert (baseline.stages, baseline.experts, baseline.batch_shares) == (
         first.stages,
         first.experts,
         first.batch_shares,

@@ -58,7 +58,7 @@ def test_a_plan_that_brings_what_was_forecast_is_told_on_the_incident() -> None:
     assert promise is not None and promise.base == FIRST
     assert promise.before_s >= 0.18 > promise.planned_s  # as measured since the onset
     undone = Rollback(plan=FIRST, measured_s=0.0, planned_s=0.0, count=1, until_s=0.0)
-    known = replace(driver.job, plan=replace(driver.job.plan, rollbacks={promise.rung: undone}))
+    known = replace(driver.job, plan=replace(driver.job.plan, rollbacks={promise.level: undone}))
     driver.state = replace(driver.state, jobs={**driver.state.jobs, known.name: known})
     run(driver, verification.JUDGED_STEPS - 1, promise.planned_s)
     assert not driver.all_said(SaveIncident)
@@ -90,13 +90,13 @@ def test_a_plan_that_brings_nothing_is_undone_and_plans_of_its_kind_wait() -> No
     driver = under_plan()
     promise = forecast_of(driver.job)
     assert promise is not None
-    rung = promise.rung
+    level = promise.level
     run(driver, verification.JUDGED_STEPS + 3, 0.3)
     assert "generation 2 brings nothing: a step takes 300 ms" in "\n".join(
         action for incident in driver.job.incidents for action in incident.actions
     )
     (stored,) = driver.all_said(SaveDecision)
-    assert stored.decision.rung is MitigationLevel.ROLL_BACK
+    assert stored.decision.level is MitigationLevel.ROLL_BACK
     back = driver.job.plan.desired
     assert back == replace(FIRST, generation=3)
     driver.report(*applied(back))
@@ -104,26 +104,26 @@ def test_a_plan_that_brings_nothing_is_undone_and_plans_of_its_kind_wait() -> No
     assert driver.job.layouts.baseline is not None, "the next plan will want a way home"
     run(driver, 8, 0.18)
     assert driver.job.plan.last_decision is not None
-    assert driver.job.plan.last_decision.rung is not rung
-    assert f"no {rung} plan for" in driver.job.plan.last_decision.reason
+    assert driver.job.plan.last_decision.level is not level
+    assert f"no {level} plan for" in driver.job.plan.last_decision.reason
     assert "plan 2 was undone: it took a step to 300 ms" in driver.job.plan.last_decision.reason
 
 
 def test_a_kind_that_is_undone_again_waits_twice_as_long() -> None:
     driver = with_plan()
     forecast = Forecast(
-        plan=FIRST, rung=MitigationLevel.MOVE_LAYERS, base=FIRST, before_s=1.0, planned_s=0.5,
+        plan=FIRST, level=MitigationLevel.MOVE_LAYERS, base=FIRST, before_s=1.0, planned_s=0.5,
         slow={},
     )  # fmt: skip
     failed = Judged(forecast=forecast, verdict=Verdict.NOTHING, measured_s=2.0)
     job = replace(driver.job, plan=replace(driver.job.plan, current=failed))
-    back = Decision(rung=MitigationLevel.ROLL_BACK, layout=FIRST, reason="")
+    back = Decision(level=MitigationLevel.ROLL_BACK, layout=FIRST, reason="")
     once = verification.note_rollback(job, back, 100.0)
     assert once.plan.rollbacks[MitigationLevel.MOVE_LAYERS].until_s == 160.0
     again = verification.note_rollback(once, back, 200.0)
     second = again.plan.rollbacks[MitigationLevel.MOVE_LAYERS]
     assert second.until_s == 320.0 and second.count == 2
-    other = Decision(rung=MitigationLevel.BATCH_SHARES, layout=FIRST, reason="")
+    other = Decision(level=MitigationLevel.BATCH_SHARES, layout=FIRST, reason="")
     assert verification.note_rollback(job, other, 100.0).plan.rollbacks == {}
 
 

@@ -259,11 +259,11 @@ def test_a_plan_that_is_offered_says_since_when_in_unix_time() -> None:
 
 def test_plans_are_counted_from_zero_by_their_rung_and_refused_ones_apart() -> None:
     metrics = ControllerMetrics()
-    assert value(metrics, "plans_total", rung="move_replicas") == 0
-    plan = Decision(rung=MitigationLevel.MOVE_REPLICAS, layout=first_layout(), reason="")
+    assert value(metrics, "plans_total", level="move_replicas") == 0
+    plan = Decision(level=MitigationLevel.MOVE_REPLICAS, layout=first_layout(), reason="")
     metrics.count_decision(plan)
-    metrics.count_decision(Decision(rung=MitigationLevel.NOTHING, layout=None, reason="refused"))
-    assert value(metrics, "plans_total", rung="move_replicas") == 1
+    metrics.count_decision(Decision(level=MitigationLevel.NOTHING, layout=None, reason="refused"))
+    assert value(metrics, "plans_total", level="move_replicas") == 1
     assert value(metrics, "plans_refused_total") == 1
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from pacekeeper.controller.observability.timeline import (
     AFTER_STEPS,
-    MOST_COURSES,
+    MOST_INCIDENT_TIMELINES,
+    MOST_JOB_ROWS,
     MOST_NOTES,
-    MOST_PACE_ROWS,
     MOST_PLANS,
     MOST_ROWS,
     RECENT_STEPS,
@@ -77,89 +77,91 @@ def incident(
 
 def found(*, steps: int = 13, rank: int | None = 2) -> TimelineRecorder:
     """Rank 2 is slow from step 10 on, found at the newest."""
-    chronicle = TimelineRecorder()
+    recorder = TimelineRecorder()
     for step in range(steps):
-        chronicle.on_step(summary(step, slow=1.6 if step >= 10 else 1.0), float(step))
-    chronicle.on_incident(incident(rank=rank), float(steps))
-    return chronicle
+        recorder.on_step(summary(step, slow=1.6 if step >= 10 else 1.0), float(step))
+    recorder.on_incident(incident(rank=rank), float(steps))
+    return recorder
 
 
 def test_a_course_begins_before_the_onset_with_the_times_of_its_rank_and_its_peers() -> None:
-    course = found().courses[7]
-    assert [row.step for row in course.rows] == list(range(13))
-    before, after = course.rows[9], course.rows[10]
+    timeline = found().incident_timelines[7]
+    assert [row.step for row in timeline.rows] == list(range(13))
+    before, after = timeline.rows[9], timeline.rows[10]
     assert before.observed_s == pytest.approx(0.1) and after.observed_s == pytest.approx(0.16)
     assert after.expected_s == pytest.approx(0.1) and after.peers_slowdown == pytest.approx(1.0)
     assert after.step_s == pytest.approx(0.16) and (after.generation, after.num_steps) == (1, 1)
 
 
 def test_what_is_nobodys_shows_the_median_of_all() -> None:
-    assert found(rank=None).courses[7].rows[12].observed_s == pytest.approx(0.1)
+    assert found(rank=None).incident_timelines[7].rows[12].observed_s == pytest.approx(0.1)
 
 
 def test_a_rank_that_tells_nothing_is_not_known_and_not_zero() -> None:
-    row = found(rank=9).courses[7].rows[0]
+    row = found(rank=9).incident_timelines[7].rows[0]
     assert isnan(row.observed_s) and isnan(row.expected_s) and row.peers_slowdown == 1.0
 
 
 def test_a_course_goes_on_for_some_steps_after_the_end_and_is_then_let_go() -> None:
-    chronicle = found()
-    chronicle.on_incident(incident(closed=True), 30.0)
+    recorder = found()
+    recorder.on_incident(incident(closed=True), 30.0)
     for step in range(31, 31 + AFTER_STEPS):
-        assert 7 in chronicle.courses
-        chronicle.on_step(summary(step), float(step))
-    chronicle.stored([7], ["moe"])
-    assert not chronicle.courses and not chronicle.changed
+        assert 7 in recorder.incident_timelines
+        recorder.on_step(summary(step), float(step))
+    recorder.stored([7], ["moe"])
+    assert not recorder.incident_timelines and not recorder.changed
 
 
 def test_one_that_is_stored_and_open_goes_on() -> None:
-    chronicle = found()
-    chronicle.stored([7], ["moe"])
-    assert not chronicle.changed and not chronicle.changed_jobs
-    chronicle.on_step(summary(13), 13.0)
-    assert list(chronicle.changed) == [7] and chronicle.courses[7].rows[-1].step == 13
+    recorder = found()
+    recorder.stored([7], ["moe"])
+    assert not recorder.changed and not recorder.changed_jobs
+    recorder.on_step(summary(13), 13.0)
+    assert list(recorder.changed) == [7] and recorder.incident_timelines[7].rows[-1].step == 13
 
 
 def test_rows_are_bounded_and_speak_of_every_step_once() -> None:
-    chronicle = found()
+    recorder = found()
     for step in range(13, 5000):
-        chronicle.on_step(summary(step, slow=1.6), float(step))
+        recorder.on_step(summary(step, slow=1.6), float(step))
     for rows, most in (
-        (chronicle.courses[7].rows, MOST_ROWS),
-        (chronicle.pace("moe"), MOST_PACE_ROWS),
+        (recorder.incident_timelines[7].rows, MOST_ROWS),
+        (recorder.job_timeline("moe"), MOST_JOB_ROWS),
     ):
         assert len(rows) == most
         assert sum(row.num_steps for row in rows) == 5000
         ends = [row.step + row.num_steps for row in rows]
         assert [row.step for row in rows[1:]] == ends[:-1]
-    course = chronicle.courses[7]
-    assert [row.num_steps for row in course.rows[:20]] == [1] * 20, "the onset stays as it was"
-    assert course.rows[-1].observed_s == pytest.approx(0.16)
-    assert max(row.num_steps for row in chronicle.pace("moe")) <= 16 < 5000 / MOST_PACE_ROWS * 2
+    timeline = recorder.incident_timelines[7]
+    assert [row.num_steps for row in timeline.rows[:20]] == [1] * 20, "the onset stays as it was"
+    assert timeline.rows[-1].observed_s == pytest.approx(0.16)
+    assert (
+        max(row.num_steps for row in recorder.job_timeline("moe")) <= 16 < 5000 / MOST_JOB_ROWS * 2
+    )
 
 
 def test_two_layouts_are_merged_last() -> None:
-    chronicle = TimelineRecorder()
-    for step in range(3 * MOST_PACE_ROWS):
-        chronicle.on_step(summary(step, generation=1 + step // 700), float(step))
-    cuts = {row.step for row in chronicle.pace("moe") if row.step in (700, 1400)}
+    recorder = TimelineRecorder()
+    for step in range(3 * MOST_JOB_ROWS):
+        recorder.on_step(summary(step, generation=1 + step // 700), float(step))
+    cuts = {row.step for row in recorder.job_timeline("moe") if row.step in (700, 1400)}
     assert cuts == {700, 1400}
 
 
 def test_the_newest_steps_with_all_ranks_are_bounded() -> None:
-    chronicle = TimelineRecorder()
+    recorder = TimelineRecorder()
     for step in range(RECENT_STEPS + 30):
-        chronicle.on_step(summary(step), float(step))
-    chronicle.on_incident(incident(), 100.0)
-    assert chronicle.courses[7].rows[0].step == 30
+        recorder.on_step(summary(step), float(step))
+    recorder.on_incident(incident(), 100.0)
+    assert recorder.incident_timelines[7].rows[0].step == 30
 
 
 def test_actions_are_noted_once_with_the_step_and_time_they_came() -> None:
-    chronicle = found()
-    chronicle.on_incident(incident(actions=("proposal 1",)), 20.0)
-    chronicle.on_step(summary(13), 21.0)
-    chronicle.on_incident(incident(actions=("proposal 1", "generation 2")), 22.0)
-    notes = chronicle.courses[7].notes
+    recorder = found()
+    recorder.on_incident(incident(actions=("proposal 1",)), 20.0)
+    recorder.on_step(summary(13), 21.0)
+    recorder.on_incident(incident(actions=("proposal 1", "generation 2")), 22.0)
+    notes = recorder.incident_timelines[7].notes
     assert [(n.step, n.unix_s, n.text) for n in notes] == [
         (12, 20.0, "proposal 1"),
         (13, 22.0, "generation 2"),
@@ -167,101 +169,103 @@ def test_actions_are_noted_once_with_the_step_and_time_they_came() -> None:
 
 
 def test_decisions_are_kept_with_what_was_passed_over_and_no_plan_again_is_said_once() -> None:
-    chronicle = found()
-    nothing = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="too little")
-    chronicle.decided("moe", nothing, 14.0)
-    chronicle.decided("moe", nothing, 15.0)
+    recorder = found()
+    nothing = Decision(level=MitigationLevel.NOTHING, layout=None, reason="too little")
+    recorder.decided("moe", nothing, 14.0)
+    recorder.decided("moe", nothing, 15.0)
     considered = ConsideredLayout(
-        rung=MitigationLevel.MOVE_REPLICAS,
+        level=MitigationLevel.MOVE_REPLICAS,
         planned_step_s=0.1,
         cost_s=2.0,
         moved_bytes=5,
         why_not="dear",
     )
     plan = Decision(
-        rung=MitigationLevel.BATCH_SHARES, layout=EVEN, reason="faster", considered=(considered,)
+        level=MitigationLevel.BATCH_SHARES, layout=EVEN, reason="faster", considered=(considered,)
     )
-    chronicle.decided("moe", plan, 16.0)
-    chronicle.decided("other", plan, 17.0)
-    first, second = chronicle.courses[7].plans
+    recorder.decided("moe", plan, 16.0)
+    recorder.decided("other", plan, 17.0)
+    first, second = recorder.incident_timelines[7].plans
     assert (first.unix_s, first.generation, first.reason) == (15.0, None, "too little")
     assert second.generation == EVEN.generation and second.considered == (considered,)
 
 
 def test_plans_and_notes_are_bounded_and_the_first_stays() -> None:
-    course = found().courses[7]
-    chronicle = TimelineRecorder(courses={7: course})
+    timeline = found().incident_timelines[7]
+    recorder = TimelineRecorder(incident_timelines={7: timeline})
     for i in range(100):
-        plan = Decision(rung=MitigationLevel.BATCH_SHARES, layout=EVEN, reason=str(i))
-        chronicle.decided("moe", plan, float(i))
-        chronicle.on_incident(incident(actions=(f"note {i}",)), float(i))
-    assert len(course.plans) == MOST_PLANS and len(course.notes) == MOST_NOTES
-    assert (course.plans[0].reason, course.plans[-1].reason) == ("0", "99")
-    assert (course.notes[0].text, course.notes[-1].text) == ("note 0", "note 99")
+        plan = Decision(level=MitigationLevel.BATCH_SHARES, layout=EVEN, reason=str(i))
+        recorder.decided("moe", plan, float(i))
+        recorder.on_incident(incident(actions=(f"note {i}",)), float(i))
+    assert len(timeline.plans) == MOST_PLANS and len(timeline.notes) == MOST_NOTES
+    assert (timeline.plans[0].reason, timeline.plans[-1].reason) == ("0", "99")
+    assert (timeline.notes[0].text, timeline.notes[-1].text) == ("note 0", "note 99")
 
 
 def test_what_was_stored_before_a_restart_goes_on() -> None:
     before = found()
-    course = decode_incident_timeline(encode_incident_timeline(before.courses[7]))
-    pace = decode_job_timeline(encode_job_timeline(before.pace("moe")))
-    after = TimelineRecorder(past_course=lambda number: course, past_pace=lambda job: pace)
+    timeline = decode_incident_timeline(encode_incident_timeline(before.incident_timelines[7]))
+    job_timeline = decode_job_timeline(encode_job_timeline(before.job_timeline("moe")))
+    after = TimelineRecorder(
+        past_timeline=lambda number: timeline, past_job_timeline=lambda job: job_timeline
+    )
     after.on_step(summary(13, slow=1.6), 13.0)
     after.on_incident(incident(actions=("plan",)), 14.0)
     after.on_step(summary(14, slow=1.6), 15.0)
-    assert [row.step for row in after.courses[7].rows] == [*range(13), 14]
-    assert [row.step for row in after.pace("moe")] == list(range(15))
+    assert [row.step for row in after.incident_timelines[7].rows] == [*range(13), 14]
+    assert [row.step for row in after.job_timeline("moe")] == list(range(15))
 
 
 def test_jobs_that_are_over_are_let_go_once_they_are_stored() -> None:
-    chronicle = found()
-    chronicle.forget([])
-    assert chronicle.courses, "not stored yet"
-    chronicle.stored([7], ["moe"])
-    chronicle.forget([])
-    assert not chronicle.courses
-    assert not chronicle.pace("moe")
+    recorder = found()
+    recorder.forget([])
+    assert recorder.incident_timelines, "not stored yet"
+    recorder.stored([7], ["moe"])
+    recorder.forget([])
+    assert not recorder.incident_timelines
+    assert not recorder.job_timeline("moe")
 
 
 def test_an_incident_that_is_open_at_a_start_goes_on_with_the_next_step() -> None:
     before = found()
-    kept = {7: before.courses[7]}
-    after = TimelineRecorder(past_course=kept.get)
+    kept = {7: before.incident_timelines[7]}
+    after = TimelineRecorder(past_timeline=kept.get)
     after.go_on([incident(), replace(incident(), incident_id=8)])
-    assert set(after.courses) == {7}, "nothing was kept of the other one"
+    assert set(after.incident_timelines) == {7}, "nothing was kept of the other one"
     assert not after.changed
     after.forget(["moe"])
     after.on_step(summary(99), 99.0)
-    assert after.courses[7].rows[-1].step == 99
+    assert after.incident_timelines[7].rows[-1].step == 99
 
 
 def test_what_strikes_many_ranks_at_once_is_told_of_some() -> None:
-    chronicle = found()
-    for number in range(1000, 1000 + 2 * MOST_COURSES):
-        chronicle.on_incident(replace(incident(), incident_id=number), 20.0)
-    chronicle.on_incident(replace(incident(), incident_id=9000, job="other"), 20.0)
-    assert len(chronicle.courses) == MOST_COURSES + 1
-    assert {7, 9000} <= chronicle.courses.keys()
+    recorder = found()
+    for number in range(1000, 1000 + 2 * MOST_INCIDENT_TIMELINES):
+        recorder.on_incident(replace(incident(), incident_id=number), 20.0)
+    recorder.on_incident(replace(incident(), incident_id=9000, job="other"), 20.0)
+    assert len(recorder.incident_timelines) == MOST_INCIDENT_TIMELINES + 1
+    assert {7, 9000} <= recorder.incident_timelines.keys()
 
 
 def test_who_has_waited_longest_is_written_first() -> None:
-    chronicle = TimelineRecorder()
+    recorder = TimelineRecorder()
     for name in ("c", "a", "b"):
-        chronicle.on_step(summary(0, job=name), 0.0)
-    chronicle.on_step(summary(1, job="c"), 1.0)  # it waits since then
-    assert list(chronicle.changed_jobs) == ["c", "a", "b"]
-    chronicle.stored([], ["c"])
-    chronicle.on_step(summary(2, job="c"), 2.0)
-    assert list(chronicle.changed_jobs) == ["a", "b", "c"]
+        recorder.on_step(summary(0, job=name), 0.0)
+    recorder.on_step(summary(1, job="c"), 1.0)  # it waits since then
+    assert list(recorder.changed_jobs) == ["c", "a", "b"]
+    recorder.stored([], ["c"])
+    recorder.on_step(summary(2, job="c"), 2.0)
+    assert list(recorder.changed_jobs) == ["a", "b", "c"]
 
 
 def test_a_course_survives_the_store_as_it_is() -> None:
-    chronicle = found(rank=9)  # some values are not known
-    chronicle.on_incident(incident(rank=9, actions=("a",)), 3.0)
-    nothing = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="no")
-    chronicle.decided("moe", nothing, 4.0)
-    course = chronicle.courses[7]
-    again = decode_incident_timeline(encode_incident_timeline(course))
-    assert repr(again) == repr(course), "NaN is equal to nothing, but reads alike"
+    recorder = found(rank=9)  # some values are not known
+    recorder.on_incident(incident(rank=9, actions=("a",)), 3.0)
+    nothing = Decision(level=MitigationLevel.NOTHING, layout=None, reason="no")
+    recorder.decided("moe", nothing, 4.0)
+    timeline = recorder.incident_timelines[7]
+    again = decode_incident_timeline(encode_incident_timeline(timeline))
+    assert repr(again) == repr(timeline), "NaN is equal to nothing, but reads alike"
 
 
 @pytest.mark.parametrize(
@@ -280,16 +284,16 @@ def test_a_pace_is_no_course() -> None:
 
 
 def test_a_step_of_no_time_has_no_rate() -> None:
-    chronicle = TimelineRecorder()
+    recorder = TimelineRecorder()
     one = summary(0, slow=0.0)
-    chronicle.on_step(one, 0.0)
-    (row,) = chronicle.pace("moe")
+    recorder.on_step(one, 0.0)
+    (row,) = recorder.job_timeline("moe")
     assert isnan(row.tokens_per_s) and row.slowest == 1.0
     assert decode_job_timeline(encode_job_timeline([row]))[0].slowest == 1.0
 
 
 def test_courses_of_jobs_do_not_mix() -> None:
-    chronicle = found()
-    chronicle.on_step(summary(99, job="other"), 1.0)
-    assert isinstance(chronicle.courses[7], IncidentTimeline)
-    assert [row.step for row in chronicle.courses[7].rows] == list(range(13))
+    recorder = found()
+    recorder.on_step(summary(99, job="other"), 1.0)
+    assert isinstance(recorder.incident_timelines[7], IncidentTimeline)
+    assert [row.step for row in recorder.incident_timelines[7].rows] == list(range(13))

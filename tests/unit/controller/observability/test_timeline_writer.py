@@ -56,7 +56,7 @@ def test_no_job_waits_for_ever_while_others_go_on(store: Store) -> None:
         for name in NAMES:
             history.on_command(summary(step, name))
         assert history.write(), "more than goes at once"
-    assert all(store.history_tables.pace(name) for name in NAMES)
+    assert all(store.history_tables.job_timeline(name) for name in NAMES)
 
 
 def test_at_a_clean_end_all_of_it_is_written(store: Store) -> None:
@@ -66,8 +66,10 @@ def test_at_a_clean_end_all_of_it_is_written(store: Store) -> None:
     for number in range(1, MOST_AT_ONCE + 8):
         history.on_command(SaveIncident(incident=incident(number)))
     history.close()
-    assert all(store.history_tables.pace(name) for name in NAMES)
-    assert all(store.history_tables.course(number) for number in range(1, MOST_AT_ONCE + 8))
+    assert all(store.history_tables.job_timeline(name) for name in NAMES)
+    assert all(
+        store.history_tables.incident_timeline(number) for number in range(1, MOST_AT_ONCE + 8)
+    )
 
 
 def test_a_store_that_refuses_ends_the_end(store: Store, tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_what_can_not_be_read_was_never_kept(
     store.journal.execute("DROP TABLE paces")
     history = History(store=store)
     history.on_command(summary(0))
-    assert [row.step for row in history.pace("moe")] == [0]
+    assert [row.step for row in history.job_timeline("moe")] == [0]
     state = State(jobs={"moe": JobState(name="moe", incidents=(incident(7),))})
     told = history.explain(state, 7)
     assert told is not None and not told.rows

@@ -57,10 +57,10 @@ def view_after(layout: Layout, *, expert_bytes: int = 1000) -> PlanningSnapshot:
             loads=((100.0,) * NUM_EXPERTS,) * NUM_LAYERS,
         ),
         slow={},
-        home=None,
+        baseline=None,
         step_s=0.0,
         steps_since_plan=3,
-        is_makeshift=True,
+        is_provisional=True,
         num_load_steps=3,
         next_generation=9,
         node_of=NODE_OF,
@@ -84,13 +84,13 @@ def survivors_layout() -> Layout:
 def test_after_a_nodes_death_the_next_plan_regains_floors_and_alignment() -> None:
     left = survivors_layout()
     decision = decide(view_after(left), CONFIG)
-    assert decision.rung is MitigationLevel.MOVE_REPLICAS and decision.layout is not None
+    assert decision.level is MitigationLevel.MOVE_REPLICAS and decision.layout is not None
     assert min(map(min, on_nodes(decision.layout, NODE_OF))) >= 2
     before, after = survived(left), survived(decision.layout)
     assert after[1] == 1.0 and after[2] > 2.0 * before[2]
     assert "survived are 100.0% of losses of 1" in decision.reason
     assert "gap" in decision.reason and "replicas are copied" in decision.reason
-    later = replace(view_after(decision.layout), by_survivors=False, is_makeshift=False)
+    later = replace(view_after(decision.layout), by_survivors=False, is_provisional=False)
     assert decide(replace(later, num_load_steps=100, steps_since_plan=100), CONFIG).layout is None
 
 
@@ -126,7 +126,7 @@ def test_more_ranks_than_the_first_layout_had_are_used() -> None:
         view_after(wide), shape=shape, workload=workload, num_load_steps=100, steps_since_plan=100
     )
     decision = decide(replace(view, node_of={}), CONFIG)
-    assert decision.rung is MitigationLevel.MOVE_REPLICAS and decision.layout is not None
+    assert decision.level is MitigationLevel.MOVE_REPLICAS and decision.layout is not None
     assert any(host.rank >= NUM_RANKS for host in decision.layout.experts[0][0])
 
 

@@ -20,7 +20,7 @@ from support.partitioned import staged_layout, view_of
 
 CONFIG = PolicyConfig(min_nodes=1)
 EVEN = staged_layout()
-CORDONED = replace(view_of(EVEN, slow={}, home=None), cordoned=frozenset({1}))
+CORDONED = replace(view_of(EVEN, slow={}, baseline=None), cordoned=frozenset({1}))
 
 
 def planned() -> Layout:
@@ -32,7 +32,7 @@ def planned() -> Layout:
 def test_a_rank_of_a_tensor_group_is_left_out_though_that_costs_time() -> None:
     decision = decide(CORDONED, CONFIG)
     assert (
-        decision.rung is MitigationLevel.LEAVE_OUT
+        decision.level is MitigationLevel.LEAVE_OUT
         and decision.planned_step_s > decision.current_step_s
     )
     layout = planned()
@@ -58,7 +58,7 @@ def test_more_than_the_circuit_breaker_allows_keep_their_work_and_it_is_said() -
 
 def test_a_rank_that_alone_holds_layers_keeps_its_work() -> None:
     lone = staged_layout(data=1, tensor=1, experts=0)
-    view = replace(view_of(lone, slow={}, home=None), cordoned=frozenset({0}))
+    view = replace(view_of(lone, slow={}, baseline=None), cordoned=frozenset({0}))
     kept = layout_without_cordoned(view, CONFIG)
     assert isinstance(kept, KeptAtWork) and kept.reason is KeptReason.LOST_STATE
 
@@ -67,20 +67,20 @@ def test_a_refused_plan_of_this_kind_waits() -> None:
     refusal = RankRejection(plan=EVEN, rank=0, reason="no room", count=1, until_s=60.0)
     view = replace(CORDONED, refusals={MitigationLevel.LEAVE_OUT: refusal})
     decision = decide(view, CONFIG)
-    assert decision.rung is not MitigationLevel.LEAVE_OUT and "cordoned" in decision.reason
+    assert decision.level is not MitigationLevel.LEAVE_OUT and "cordoned" in decision.reason
 
 
 def test_home_waits_while_somebody_who_works_there_is_cordoned() -> None:
     out = planned()
-    home = replace(EVEN, generation=3)
-    view = replace(CORDONED, layout=out, home=home, next_generation=out.generation + 1)
-    assert decide(view, CONFIG).rung is not MitigationLevel.RETURN_HOME
+    baseline = replace(EVEN, generation=3)
+    view = replace(CORDONED, layout=out, baseline=baseline, next_generation=out.generation + 1)
+    assert decide(view, CONFIG).level is not MitigationLevel.RETURN_HOME
     free = replace(view, cordoned=frozenset())
-    assert decide(free, CONFIG).rung is MitigationLevel.RETURN_HOME
+    assert decide(free, CONFIG).level is MitigationLevel.RETURN_HOME
 
 
 def test_an_approved_plan_that_would_give_it_work_is_given_up() -> None:
-    slow = view_of(EVEN, slow={0: 2.0}, home=EVEN)
+    slow = view_of(EVEN, slow={0: 2.0}, baseline=EVEN)
     approved = decide(slow, CONFIG)
     assert approved.layout is not None
     gets_more = adds_work(replace(slow, cordoned=frozenset({1})), approved.layout)
@@ -93,7 +93,7 @@ def test_an_approved_plan_that_would_give_it_work_is_given_up() -> None:
 @pytest.mark.parametrize("rank", range(4))
 def test_what_is_taken_from_a_rank_is_no_work_for_it(rank: int) -> None:
     even = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=2)
-    view = replace(view_of(EVEN, slow={}, home=None), layout=even, cordoned=frozenset({rank}))
+    view = replace(view_of(EVEN, slow={}, baseline=None), layout=even, cordoned=frozenset({rank}))
     layout = layout_without_cordoned(view, CONFIG)
     assert isinstance(layout, Layout)
     assert adds_work(view, layout) == () and rank in layout.standing_by

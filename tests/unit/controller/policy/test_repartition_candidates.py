@@ -1,4 +1,4 @@
-"""The policy of a job with stages and tensor groups: which rung, with which layout, and why."""
+"""The policy of a job with stages and tensor groups: which level, with which layout, and why."""
 
 from collections import Counter
 from dataclasses import replace
@@ -26,7 +26,7 @@ from support.partitioned import staged_layout, view_of, work_of
 
 CONFIG = PolicyConfig(min_nodes=1)
 EVEN = staged_layout()
-SLOW = view_of(EVEN, slow={1: 2.0}, home=EVEN)
+SLOW = view_of(EVEN, slow={1: 2.0}, baseline=EVEN)
 PAIRS = staged_layout(tensor=1)  # no tensor groups: a slow rank can only give layers or rows away
 
 
@@ -54,11 +54,11 @@ def cuts(layout: Layout) -> list[int]:
     return [stage.end_layer for stage in layout.stages]
 
 
-def without(config: PolicyConfig, *rungs: MitigationLevel) -> Decision:
+def without(config: PolicyConfig, *levels: MitigationLevel) -> Decision:
     """What is decided of the slow job while plans of these kinds wait."""
     refusals = {
-        rung: RankRejection(plan=PAIRS, rank=0, reason="no", count=1, until_s=60.0)
-        for rung in rungs
+        level: RankRejection(plan=PAIRS, rank=0, reason="no", count=1, until_s=60.0)
+        for level in levels
     }
     return decide(replace(SLOW, refusals=refusals), config)
 
@@ -66,7 +66,7 @@ def without(config: PolicyConfig, *rungs: MitigationLevel) -> Decision:
 def test_a_slow_rank_keeps_fewer_shards_and_the_reason_says_which() -> None:
     decision = without(CONFIG, MitigationLevel.MOVE_LAYERS)
     layout = planned(decision)
-    assert decision.rung is MitigationLevel.TENSOR_SHARDS
+    assert decision.level is MitigationLevel.TENSOR_SHARDS
     assert layout.generation == 9
     assert cuts(layout) == cuts(EVEN) and layout.ranks == EVEN.ranks
     assert sizes(layout) == {**dict.fromkeys(EVEN.ranks, 4), 0: 6, 1: 2}
@@ -93,27 +93,27 @@ def test_the_bytes_and_seconds_of_a_move_are_those_of_its_transfers() -> None:
 
 def test_without_tensor_groups_layers_leave_the_stage_of_a_slow_rank() -> None:
     one_pipeline = staged_layout(data=1, tensor=1, layers=8, experts=0)
-    view = view_of(one_pipeline, slow={0: 2.0}, home=one_pipeline)
+    view = view_of(one_pipeline, slow={0: 2.0}, baseline=one_pipeline)
     decision = decide(view, CONFIG)
     layout = planned(decision)
-    assert decision.rung is MitigationLevel.MOVE_LAYERS
+    assert decision.level is MitigationLevel.MOVE_LAYERS
     assert cuts(layout) == [2, 8]
     assert "; layers of the stages 4+4 -> 2+6" in decision.reason
 
 
 def test_a_rank_that_all_but_stands_still_is_moved_around_where_moves_cost_nothing() -> None:
     one_pipeline = staged_layout(data=1, tensor=1, layers=8, experts=0)
-    view = view_of(one_pipeline, slow={0: 1e7}, home=one_pipeline)
+    view = view_of(one_pipeline, slow={0: 1e7}, baseline=one_pipeline)
     decision = decide(view, replace(CONFIG, move_s_per_byte=0.0))
-    assert decision.rung is MitigationLevel.MOVE_LAYERS
+    assert decision.level is MitigationLevel.MOVE_LAYERS
     assert cuts(planned(decision)) == [1, 8]
 
 
 def test_experts_go_with_their_layers_and_keep_their_hosts_number() -> None:
-    view = view_of(PAIRS, slow={0: 3.0, 2: 3.0}, home=PAIRS)
+    view = view_of(PAIRS, slow={0: 3.0, 2: 3.0}, baseline=PAIRS)
     decision = decide(view, CONFIG)
     layout = planned(decision)
-    assert decision.rung is MitigationLevel.MOVE_LAYERS
+    assert decision.level is MitigationLevel.MOVE_LAYERS
     first, _ = cuts(layout)
     assert first < 4
     for layer in range(first, 4):
@@ -123,7 +123,7 @@ def test_experts_go_with_their_layers_and_keep_their_hosts_number() -> None:
 
 def test_experts_go_to_two_racks_with_their_layers() -> None:
     layout = staged_layout(tensor=1, data=4)
-    view = view_of(layout, slow={0: 3.0, 2: 3.0, 4: 3.0}, home=layout)
+    view = view_of(layout, slow={0: 3.0, 2: 3.0, 4: 3.0}, baseline=layout)
     rack_of = {rank: rank // 4 for rank in layout.ranks}
     view = replace(view, shape=replace(view.shape, slots_per_rank=2), rack_of=rack_of)
     assert min(map(min, on_nodes(layout, rack_of))) == 1
@@ -135,7 +135,7 @@ def test_experts_go_to_two_racks_with_their_layers() -> None:
 def test_a_slow_pipeline_gets_fewer_rows_where_nothing_else_may_move() -> None:
     decision = without(CONFIG, *STATE_MOVING_LEVELS)
     layout = planned(decision)
-    assert decision.rung is MitigationLevel.BATCH_SHARES
+    assert decision.level is MitigationLevel.BATCH_SHARES
     rows = layout.rows_of(64)
     assert rows[0] < 32 < rows[4] and sum(rows.values()) == 64
     assert layout.stages == EVEN.stages
@@ -153,9 +153,9 @@ def test_all_rungs_are_priced_alike_and_the_dear_ones_bring_more() -> None:
 def test_what_is_costly_is_probed_first_and_a_refuted_rank_only_gets_other_shares() -> None:
     assert decide(replace(SLOW, unread=frozenset({1})), CONFIG).unconfirmed == (1,)
     assert (
-        decide(replace(SLOW, refuted=frozenset({1})), CONFIG).rung is MitigationLevel.BATCH_SHARES
+        decide(replace(SLOW, refuted=frozenset({1})), CONFIG).level is MitigationLevel.BATCH_SHARES
     )
-    assert decide(replace(SLOW, is_probing=True), CONFIG).rung is MitigationLevel.BATCH_SHARES
+    assert decide(replace(SLOW, is_probing=True), CONFIG).level is MitigationLevel.BATCH_SHARES
 
 
 def test_a_re_partition_waits_until_the_fault_has_cost_as_much() -> None:
@@ -167,10 +167,10 @@ def test_a_re_partition_waits_until_the_fault_has_cost_as_much() -> None:
     assert planned(decide(replace(SLOW, slow_steps=enough), dear)).stages != EVEN.stages
     assert planned(decide(replace(SLOW, slow_steps=None), dear)).stages != EVEN.stages
     only_layers = view_of(
-        lone := staged_layout(data=1, tensor=1, experts=0), slow={0: 2.0}, home=lone
+        lone := staged_layout(data=1, tensor=1, experts=0), slow={0: 2.0}, baseline=lone
     )
     decision = decide(replace(only_layers, slow_steps=1), dear)
-    assert decision.rung is MitigationLevel.NOTHING
+    assert decision.level is MitigationLevel.NOTHING
     assert "so far: it may pass" in decision.reason
 
 
@@ -181,12 +181,12 @@ def test_a_move_that_does_not_pay_over_the_horizon_is_not_made() -> None:
 def test_measured_moves_say_what_the_next_one_costs() -> None:
     moves = {3: Move(duration_s=0.5), 4: Move(duration_s=2.5, total_bytes=400, busiest_bytes=100)}
     decision = decide(replace(SLOW, moves=moves), CONFIG)
-    assert decision.rung is MitigationLevel.BATCH_SHARES  # a byte takes 20 ms
+    assert decision.level is MitigationLevel.BATCH_SHARES  # a byte takes 20 ms
     assert decision.cost_s == 0.5
 
 
 def test_the_budget_of_bytes_holds_for_shards_and_layers() -> None:
-    assert decide(SLOW, replace(CONFIG, max_moved_bytes=1000)).rung is MitigationLevel.BATCH_SHARES
+    assert decide(SLOW, replace(CONFIG, max_moved_bytes=1000)).level is MitigationLevel.BATCH_SHARES
 
 
 def test_memory_that_is_told_bounds_what_a_rank_takes_over() -> None:
@@ -198,11 +198,11 @@ def test_memory_that_is_told_bounds_what_a_rank_takes_over() -> None:
 
 
 def test_a_rank_is_left_out_only_where_that_is_allowed() -> None:
-    hopeless = view_of(EVEN, slow={1: 60.0}, home=EVEN)
+    hopeless = view_of(EVEN, slow={1: 60.0}, baseline=EVEN)
     kept = decide(hopeless, CONFIG)
     assert planned(kept).ranks == EVEN.ranks
     freed = decide(hopeless, replace(CONFIG, may_leave_out=True))
-    assert freed.rung is MitigationLevel.LEAVE_OUT
+    assert freed.level is MitigationLevel.LEAVE_OUT
     assert planned(freed).standing_by == (1,)
     assert planned(freed).ranks == EVEN.ranks
     assert "; ranks 1 stand by" in freed.reason
@@ -228,7 +228,7 @@ def test_where_a_healthy_rank_is_over_one_with_a_bad_past_stands_by(
 ) -> None:
     """Without rank 0 its stage has two pipelines left: one rank of the other is over."""
     config = replace(CONFIG, may_leave_out=True)
-    view = view_of(THREE, slow={0: 60.0}, home=THREE)
+    view = view_of(THREE, slow={0: 60.0}, baseline=THREE)
     usual = decide(view, config)
     decision = decide(replace(view, doubted=frozenset(doubted)), config)
     assert planned(decision).standing_by == standing_by
@@ -241,7 +241,7 @@ def test_where_a_healthy_rank_is_over_one_with_a_bad_past_stands_by(
 def test_a_bad_past_is_no_reason_where_it_costs_anything() -> None:
     """Rank 3 is slower than rank 5, if only a little."""
     config = replace(CONFIG, may_leave_out=True)
-    view = view_of(THREE, slow={0: 60.0, 3: 1.1}, home=THREE)
+    view = view_of(THREE, slow={0: 60.0, 3: 1.1}, baseline=THREE)
     decision = decide(replace(view, doubted=frozenset({5})), config)
     assert planned(decision).standing_by == (0, 3), "who is slow now goes first"
     assert "before others as fast" not in decision.reason
@@ -264,13 +264,13 @@ def test_a_job_is_priced_by_the_program_of_its_schedule(schedule: Schedule, thir
 def test_a_job_whose_program_is_not_known_is_not_planned(schedule: Schedule | None) -> None:
     assert decide(SLOW, CONFIG).layout is not None
     decision = decide(under(SLOW, schedule), CONFIG)
-    assert (decision.rung, decision.layout) == (MitigationLevel.NOTHING, None)
+    assert (decision.level, decision.layout) == (MitigationLevel.NOTHING, None)
     assert decision.no_plan is NoPlanCode.NOT_PRICEABLE
 
 
 def test_the_schedule_of_a_job_without_stages_is_of_no_account() -> None:
     flat = staged_layout(stages=1, tensor=1)
-    view = view_of(flat, slow={1: 2.0}, home=flat)
+    view = view_of(flat, slow={1: 2.0}, baseline=flat)
     assert decide(under(view, None), CONFIG) == decide(view, CONFIG)
 
 
@@ -288,16 +288,16 @@ def test_pipelines_with_fewer_rows_than_micro_batches_are_not_planned() -> None:
 def test_after_recovery_the_shards_and_layers_of_before_come_back() -> None:
     away = planned(decide(SLOW, CONFIG))
     assert away.stages != EVEN.stages
-    over = replace(view_of(away, home=EVEN, work=work_of(away)), next_generation=10)
+    over = replace(view_of(away, baseline=EVEN, work=work_of(away)), next_generation=10)
     decision = decide(over, CONFIG)
-    assert decision.rung is MitigationLevel.RETURN_HOME
+    assert decision.level is MitigationLevel.RETURN_HOME
     assert decision.layout == replace(EVEN, generation=10)
     assert decision.moved_bytes > 0
     assert decide(replace(over, layout=EVEN), CONFIG).layout is None
     runs = planned(without(CONFIG, MitigationLevel.MOVE_LAYERS)).stages
     other = replace(EVEN, stages=runs)  # in nothing else than its runs
-    alike = view_of(other, home=EVEN, work=work_of(other))
-    assert decide(alike, CONFIG).rung is MitigationLevel.RETURN_HOME
+    alike = view_of(other, baseline=EVEN, work=work_of(other))
+    assert decide(alike, CONFIG).level is MitigationLevel.RETURN_HOME
 
 
 def test_a_head_is_what_the_last_stage_takes_beyond_its_layers() -> None:
@@ -325,26 +325,26 @@ def test_a_plan_that_brought_nothing_is_undone_and_its_kind_waits() -> None:
     away = planned(without(CONFIG, MitigationLevel.MOVE_LAYERS))
     forecast = Forecast(
         plan=away,
-        rung=MitigationLevel.TENSOR_SHARDS,
+        level=MitigationLevel.TENSOR_SHARDS,
         base=EVEN,
         before_s=4.0,
         planned_s=3.0,
         slow={1: 2.0},
     )
     view = replace(
-        view_of(away, slow={1: 2.0}, home=EVEN, work=work_of(away)),
+        view_of(away, slow={1: 2.0}, baseline=EVEN, work=work_of(away)),
         step_s=5.0,
         failed=Judged(forecast=forecast, verdict=Verdict.NOTHING, measured_s=5.0),
         next_generation=10,
     )
     decision = decide(view, CONFIG)
-    assert decision.rung is MitigationLevel.ROLL_BACK
+    assert decision.level is MitigationLevel.ROLL_BACK
     assert decision.layout == replace(EVEN, generation=10)
     assert "was to take a step from 4000 to 3000 ms and took it to 5000 ms" in decision.reason
     dear = decide(view, replace(CONFIG, plan_s=1e4))
-    assert dear.rung is not MitigationLevel.ROLL_BACK
+    assert dear.level is not MitigationLevel.ROLL_BACK
     other = replace(view, slow={1: 2.0, 2: 2.0})
-    assert decide(other, CONFIG).rung is not MitigationLevel.ROLL_BACK
+    assert decide(other, CONFIG).level is not MitigationLevel.ROLL_BACK
 
 
 def test_a_layout_is_the_partition_it_says() -> None:

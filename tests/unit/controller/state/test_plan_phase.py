@@ -23,7 +23,7 @@ from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from support.job_parts import offered
 from support.machine_driver import FIRST
 
-PROPOSED = Proposed(decision=Decision(rung=MitigationLevel.BATCH_SHARES, layout=FIRST, reason=""))
+PROPOSED = Proposed(decision=Decision(level=MitigationLevel.BATCH_SHARES, layout=FIRST, reason=""))
 ENDS = {PhaseName.REFUSED, PhaseName.WITHDRAWN}
 DIAGRAM = Path(__file__).parents[4] / "docs/plan-phases.md"
 

@@ -51,7 +51,7 @@ def all_rows(store: Store) -> dict[str, list[Any]]:
 
 def decide(store: Store, step: int, num_bytes: int = 10) -> None:
     """Append one decision: to execute it twice makes two rows."""
-    decision = Decision(rung=MitigationLevel.NOTHING, layout=None, reason="r" * num_bytes)
+    decision = Decision(level=MitigationLevel.NOTHING, layout=None, reason="r" * num_bytes)
     store.save_decision("j", step, decision, 1760000000.0)
 
 

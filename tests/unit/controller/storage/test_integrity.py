@@ -122,12 +122,12 @@ def test_a_store_has_one_name(statement: str, path: Path) -> None:
 def test_a_job_that_has_not_ended_a_step_is_no_damage(path: Path) -> None:
     before = JobRecord(
         name="young", newest_generation=1, step=-1, layout=None, layout_reason="", desired=None,
-        home=None,
+        baseline=None,
     )  # fmt: skip
     store = Store.open(path)
     store.save_job(before)
     store.save_decision(
-        "young", -1, Decision(rung=MitigationLevel.NOTHING, layout=None, reason="r"), 1.0
+        "young", -1, Decision(level=MitigationLevel.NOTHING, layout=None, reason="r"), 1.0
     )
     (last,) = [one for one in [store.incident(INCIDENTS)] if one is not None]
     store.save_incident(replace(last, closed_unix_s=2.0, closed_step=-1))

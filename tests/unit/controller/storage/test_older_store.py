@@ -76,12 +76,12 @@ def test_its_orders_and_device_history_are_read(opened: tuple[Store, State]) -> 
 
 
 def test_its_timelines_are_read(opened: tuple[Store, State]) -> None:
-    stored = opened[0].history_tables.course(1)
+    stored = opened[0].history_tables.incident_timeline(1)
     assert stored is not None
     timeline = decode_incident_timeline(stored)
     assert (timeline.incident_id, timeline.rank, timeline.left_steps) == (1, 2, None)
     assert [note.generation for note in timeline.plans] == [2, 2, 2, None, 4]
     assert [row.generation for row in timeline.rows][-1] == 3
-    stored = opened[0].history_tables.pace("moe")
+    stored = opened[0].history_tables.job_timeline("moe")
     assert stored is not None
     assert sum(row.num_steps for row in decode_job_timeline(stored)) == 43

@@ -72,7 +72,7 @@ def incident(number: int, closed_unix_s: float | None, kind: str = "device") -> 
 
 def proposal(number: int, answer: ProposalState, made_unix_s: float) -> Proposal:
     decision = Decision(
-        rung=MitigationLevel.MOVE_REPLICAS,
+        level=MitigationLevel.MOVE_REPLICAS,
         layout=FIRST,
         reason="",
         current_step_s=2.0,
@@ -93,7 +93,7 @@ def proposal(number: int, answer: ProposalState, made_unix_s: float) -> Proposal
 
 def decision(text: str = "why") -> Decision:
     return Decision(
-        rung=MitigationLevel.NOTHING,
+        level=MitigationLevel.NOTHING,
         layout=None,
         reason=text,
         current_step_s=1.0,
@@ -116,7 +116,7 @@ class TestByAge:
     def test_closed_incidents_go_with_their_courses_and_open_ones_never(self, store: Store) -> None:
         for number, closed in ((1, LONG_AGO_S), (2, None), (3, NOW_S - DAY_S), (4, NOW_S)):
             store.save_incident(incident(number, closed))
-            store.history_tables.save_course(number, "moe", b"course")
+            store.history_tables.save_incident_timeline(number, "moe", b"course")
         let_go(store)
         assert numbers(store, "incidents", "incident_id") == [2, 3, 4]
         assert numbers(store, "courses", "incident_id") == [2, 3, 4]
@@ -154,7 +154,7 @@ class TestByAge:
         order = OperatorOrder(
             kind=OrderKind.CORDON_NODE,
             subject="n",
-            said_by="ada",
+            operator="ada",
             reason="noise",
             since_unix_s=LONG_AGO_S,
         )

@@ -52,7 +52,7 @@ def job(generation: int = 3) -> JobRecord:
         layout=LAYOUT,
         layout_reason="it began so",
         desired=None,
-        home=None,
+        baseline=None,
     )
 
 
@@ -120,9 +120,9 @@ def test_the_layouts_of_a_job_that_begins_anew_are_gone_and_those_of_others_stay
 
 def test_decisions_are_kept_in_order_with_their_prices(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store")
-    for step, rung in enumerate((MitigationLevel.TOKEN_SHARES, MitigationLevel.RETURN_HOME)):
+    for step, level in enumerate((MitigationLevel.TOKEN_SHARES, MitigationLevel.RETURN_HOME)):
         decision = Decision(
-            rung=rung, layout=None, reason=f"why {step}", current_step_s=0.4, planned_step_s=0.3
+            level=level, layout=None, reason=f"why {step}", current_step_s=0.4, planned_step_s=0.3
         )
         store.save_decision("train", step, decision, 5.0)
     store.close()
@@ -135,7 +135,7 @@ def test_decisions_are_kept_in_order_with_their_prices(tmp_path: Path) -> None:
 
 def proposal(number: int, answer: ProposalState = ProposalState.WAITING) -> Proposal:
     decision = Decision(
-        rung=MitigationLevel.MOVE_REPLICAS,
+        level=MitigationLevel.MOVE_REPLICAS,
         layout=replace(LAYOUT, generation=4),
         reason="it pays",
         current_step_s=0.4,
@@ -154,7 +154,7 @@ def proposal(number: int, answer: ProposalState = ProposalState.WAITING) -> Prop
         made_unix_s=1e9 + 0.1,
         expires_unix_s=1e9 + 900.1,
         answer=answer,
-        said_by="" if answer is ProposalState.WAITING else "ada (there)",
+        operator="" if answer is ProposalState.WAITING else "ada (there)",
         note="",
     )
 

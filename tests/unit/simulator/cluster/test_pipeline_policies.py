@@ -29,8 +29,10 @@ from pacekeeper.simulator.policies.pipeline.resihp import ResiHP
 from support.pipeline_jobs import PAUSE_S, pipeline_job
 
 JOB = pipeline_job()
-RANKS = JOB.home.ranks
-HEALTHY_S = JOB.step_s(Planned(partition=JOB.home), JOB.routing.at(0), {}, Repartition().dispatch)
+RANKS = JOB.baseline.ranks
+HEALTHY_S = JOB.step_s(
+    Planned(partition=JOB.baseline), JOB.routing.at(0), {}, Repartition().dispatch
+)
 STEPS = 200
 
 
@@ -142,7 +144,9 @@ def test_greyhound_waits_until_the_loss_is_worth_an_answer_and_exchanges_groups_
 
 
 def run_step_s(speed: dict[int, float]) -> float:
-    return JOB.step_s(Planned(partition=JOB.home), JOB.routing.at(0), speed, Repartition().dispatch)
+    return JOB.step_s(
+        Planned(partition=JOB.baseline), JOB.routing.at(0), speed, Repartition().dispatch
+    )
 
 
 def test_recycle_gives_a_lost_groups_micro_batches_to_its_peers_and_stops_without_any() -> None:
@@ -161,14 +165,14 @@ def test_oobleck_goes_on_with_a_shorter_pipeline() -> None:
 def test_oobleck_gives_the_rest_of_a_pipeline_that_is_too_short_to_the_others() -> None:
     # Two groups hold the model, one does not: 16 layers of 2 GB on four ranks are 8 GB each.
     job = pipeline_job(data=3, rows=16, memory_bytes=8.5e9)
-    gone = job.home.pipelines[0].cells[0].ranks[0]
-    living = [rank for rank in job.home.ranks if rank != gone]
+    gone = job.baseline.pipelines[0].cells[0].ranks[0]
+    living = [rank for rank in job.baseline.ranks if rank != gone]
     work = Oobleck().work_for(job.as_is({}, living=living))
     assert isinstance(work, Planned)
-    left = job.home.pipelines[0].cells[1].ranks
+    left = job.baseline.pipelines[0].cells[1].ranks
     assert sorted(len(pipeline.cells) for pipeline in work.partition.pipelines) == [2, 3]
     assert set(left) <= set(work.ranks) and work.partition.rows_per_step == 3 * 16
-    fewer = [rank for rank in living if rank not in job.home.pipelines[1].ranks]
+    fewer = [rank for rank in living if rank not in job.baseline.pipelines[1].ranks]
     assert Oobleck().work_for(job.as_is({}, living=fewer)) is None
 
 
@@ -192,20 +196,20 @@ def test_who_comes_back_has_work_again_and_is_judged_under_a_number_of_its_own()
 
 def test_the_machine_knows_who_came_back_under_a_number_of_its_own() -> None:
     watcher = Watcher(JOB, ControllerConfig(), 0)
-    watched = watcher.joined(watcher.gone(watcher.begun(RANKS, JOB.home), [0]), [0])
+    watched = watcher.joined(watcher.gone(watcher.begun(RANKS, JOB.baseline), [0]), [0])
     assert watched.number_of[0] == len(RANKS)
     job = watched.state.jobs[WATCHED]
     assert 0 not in job.living and len(RANKS) in job.living
-    steps, watched = watcher.until_seen(watched, JOB.home, {0: 0.5})
+    steps, watched = watcher.until_seen(watched, JOB.baseline, {0: 0.5})
     assert steps < MOST_STEPS and watched.slow == {0: pytest.approx(2.0, rel=0.1)}
 
 
 def test_jobs_that_begin_alike_are_warmed_up_once_and_jitter_goes_on_as_if_each_was() -> None:
     first, again = (Watcher(JOB, ControllerConfig(), 5) for _ in range(2))
-    watched = first.begun(RANKS, JOB.home)
-    assert again.begun(RANKS, JOB.home) is watched
+    watched = first.begun(RANKS, JOB.baseline)
+    assert again.begun(RANKS, JOB.baseline) is watched
     assert first.draw.random() == again.draw.random() != np.random.default_rng(5).random()
-    assert Watcher(JOB, ControllerConfig(), 6).begun(RANKS, JOB.home) is not watched
+    assert Watcher(JOB, ControllerConfig(), 6).begun(RANKS, JOB.baseline) is not watched
 
 
 def test_state_that_nobody_holds_comes_from_storage() -> None:

@@ -110,16 +110,16 @@ def test_ranks_of_a_pipelined_job_are_told_the_squares_of_their_own_heads() -> N
     job = pipeline_job()
     lengths = replace(ODD, doubling_tokens=16384.0)
     watcher = Watcher(job, ControllerConfig(), 0, lengths)
-    watched = watcher.begun(job.home.ranks, job.home)
+    watched = watcher.begun(job.baseline.ranks, job.baseline)
     assert watched.slow == {}
-    told = watcher._records(watched, job.home, {}, 0)
-    (pipeline, *_) = job.home.pipelines
+    told = watcher._records(watched, job.baseline, {}, 0)
+    (pipeline, *_) = job.baseline.pipelines
     for cell in pipeline.cells:
         first, second, *_ = (told[rank][:-1] for rank in cell.ranks)
         of_first = [(one.tokens, one.sum_len_squared) for one in first]  # type: ignore[union-attr]
         assert of_first == [(one.tokens, one.sum_len_squared) for one in second]  # type: ignore[union-attr]
         assert len({squares for _, squares in of_first}) > 1
-    steps, watched = watcher.until_seen(watched, job.home, {0: 0.5})
+    steps, watched = watcher.until_seen(watched, job.baseline, {0: 0.5})
     assert watched.slow == {0: pytest.approx(2.0, rel=0.1)} and steps < 10
 
 

@@ -69,7 +69,7 @@ def test_every_plan_keeps_its_promises() -> None:
             return
         check_plan(plan, problem, speeds)
         drawn["planned"] += 1
-        drawn["changed"] += plan.partition != problem.home
+        drawn["changed"] += plan.partition != problem.baseline
         drawn["dead"] += not all(speeds)
 
     keeps_its_promises()
@@ -82,7 +82,7 @@ def test_slow_ranks_lose_work(model: ModelCost) -> None:
     """Two of eight devices at 0.3: a plan is a quarter faster than the healthy partition."""
     problem = problem_of(model, home_of(model), slow={1: 0.3, 6: 0.3})
     plan = plan_partition(problem)
-    assert plan.step_s < 0.75 * price(problem.home, problem).step_s
+    assert plan.step_s < 0.75 * price(problem.baseline, problem).step_s
     check_plan(plan, problem, [0.3 if rank in (1, 6) else 1.0 for rank in range(8)])
 
 
@@ -91,7 +91,7 @@ def check_plan(plan: PartitionPlan, problem: PartitionProblem, speeds: list[floa
     assert plan == plan_partition(problem)
     assert plan.step_s == pytest.approx(price(plan.partition, problem).step_s)
     if all(speeds):
-        assert plan.step_s <= price(problem.home, problem).step_s * (1.0 + 1e-9)
+        assert plan.step_s <= price(problem.baseline, problem).step_s * (1.0 + 1e-9)
     assert plan.evicted == tuple(rank for rank in range(8) if speeds[rank] == 0.0)
     work = {*plan.partition.ranks}
     assert work.isdisjoint(plan.evicted) and work.isdisjoint(plan.standby)

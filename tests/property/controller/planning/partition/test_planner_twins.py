@@ -210,8 +210,8 @@ def test_the_closed_form_is_within_two_percent_of_the_longest_path(
 def test_a_plan_is_nearly_the_best_of_all(pace: list[float], num_layers: int) -> None:
     """Two pipelines of two stages of one rank: every order of ranks, cut and share of rows."""
     model = model_of(num_layers)
-    home = even_partition(model, data=2, stages=2, tensor=1, rows=16, micro_batches=4)
-    problem = problem_of(model, home, slow=dict(enumerate(pace)))
+    baseline = even_partition(model, data=2, stages=2, tensor=1, rows=16, micro_batches=4)
+    problem = problem_of(model, baseline, slow=dict(enumerate(pace)))
     plan = plan_partition(problem)
     check_partition(plan.partition, problem)
     assert plan.step_s == pytest.approx(price(plan.partition, problem).step_s)

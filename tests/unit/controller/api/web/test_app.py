@@ -302,7 +302,7 @@ def test_an_operator_acts_by_cookie_and_secret_and_it_is_audited_first(
     assert again.status_code == 409 and "is denied by web" in again.json()["error"]
     (event,) = seen.heard
     assert isinstance(event, ProposalAnswered)
-    assert (event.said_by, event.reason) == ("web (operator/operator-ann by token)", "not now")
+    assert (event.operator, event.reason) == ("web (operator/operator-ann by token)", "not now")
     assert [line["verdict"] for line in audited(seen)] == ["allowed", "refused", *["allowed"] * 2]
 
 

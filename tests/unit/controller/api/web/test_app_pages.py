@@ -96,7 +96,11 @@ def test_who_has_just_given_an_order_sees_it(seen: Scene) -> None:
     client = opened(seen)
     assert "by ada: fan" not in client.get("/part/nodes", headers=HTML).text
     order = OperatorOrder(
-        kind=OrderKind.CORDON_NODE, subject="gpu-001", said_by="ada", reason="fan", since_unix_s=0.0
+        kind=OrderKind.CORDON_NODE,
+        subject="gpu-001",
+        operator="ada",
+        reason="fan",
+        since_unix_s=0.0,
     )
     seen.state = replace(seen.state, orders=(order,))
     assert "by ada: fan" in client.get("/part/nodes", headers=HTML).text

@@ -38,10 +38,10 @@ def test_the_ranks_that_share_experts_are_those_of_one_stage() -> None:
 
 
 def test_pipelines_that_share_experts_run_the_same_layers() -> None:
-    home = moe_partition()
-    check_partition(home, problem_of(MOE, home))
+    baseline = moe_partition()
+    check_partition(baseline, problem_of(MOE, baseline))
     with pytest.raises(ValueError, match=r"share experts, but their stages end at \(2, 4\)"):
-        check_partition(other_cut(home), problem_of(MOE, home))
+        check_partition(other_cut(baseline), problem_of(MOE, baseline))
 
 
 def test_pipelines_that_share_experts_run_as_many_micro_batches_of_other_sizes() -> None:
@@ -54,8 +54,8 @@ def test_pipelines_that_share_experts_run_as_many_micro_batches_of_other_sizes()
 
 
 def test_pipelines_that_share_no_experts_may_differ() -> None:
-    home = even_partition(DENSE, data=2, stages=2, tensor=1, rows=8, micro_batches=4)
-    check_partition(other_cut(home), problem_of(DENSE, home))
+    baseline = even_partition(DENSE, data=2, stages=2, tensor=1, rows=8, micro_batches=4)
+    check_partition(other_cut(baseline), problem_of(DENSE, baseline))
     first, second = other_cut(moe_partition()).pipelines
     apart = Partition(pipelines=(first, replace(second, expert_group=1)))
     check_lock_step(apart, has_experts=True)
@@ -70,12 +70,14 @@ def test_a_pipeline_with_experts_names_its_expert_group() -> None:
 
 
 def test_the_dead_have_no_work_and_no_row_is_lost() -> None:
-    home = even_partition(DENSE, data=2, stages=1, tensor=2, rows=8, micro_batches=4)
+    baseline = even_partition(DENSE, data=2, stages=1, tensor=2, rows=8, micro_batches=4)
     with pytest.raises(ValueError, match=r"ranks \[3\] are dead"):
-        check_partition(home, problem_of(DENSE, home, slow={3: 0.0}))
-    fewer = replace(home.pipelines[0], micro_batches=(2, 2, 2, 1))
+        check_partition(baseline, problem_of(DENSE, baseline, slow={3: 0.0}))
+    fewer = replace(baseline.pipelines[0], micro_batches=(2, 2, 2, 1))
     with pytest.raises(ValueError, match="15 rows, a step has 16"):
-        check_partition(Partition(pipelines=(fewer, home.pipelines[1])), problem_of(DENSE, home))
+        check_partition(
+            Partition(pipelines=(fewer, baseline.pipelines[1])), problem_of(DENSE, baseline)
+        )
 
 
 def test_shards_are_whole_runs_in_order() -> None:
@@ -98,17 +100,17 @@ def test_a_rank_stands_in_one_place() -> None:
 
 
 def test_memory_is_state_and_activations_in_flight() -> None:
-    home = even_partition(DENSE, data=1, stages=2, tensor=2, rows=8, micro_batches=4)
-    used = memory_bytes(home, problem_of(DENSE, home))
+    baseline = even_partition(DENSE, data=1, stages=2, tensor=2, rows=8, micro_batches=4)
+    used = memory_bytes(baseline, problem_of(DENSE, baseline))
     # Two layers of 2 GB, halved; two micro-batches of two rows in flight in the first stage.
     assert used == pytest.approx({0: 2.4e9, 1: 2.4e9, 2: 2.2e9, 3: 2.2e9})
     with pytest.raises(ValueError, match="rank 0 needs"):
-        check_partition(home, problem_of(DENSE, home, memory_bytes=2.3e9))
+        check_partition(baseline, problem_of(DENSE, baseline, memory_bytes=2.3e9))
 
 
 def test_shared_experts_are_held_once_between_the_pipelines() -> None:
-    home = moe_partition()
-    used = memory_bytes(home, problem_of(MOE, home))
+    baseline = moe_partition()
+    used = memory_bytes(baseline, problem_of(MOE, baseline))
     # Of each layer 1 GB of attention and half of 4 GB of experts; 4 rows or 2 in flight.
     assert used == pytest.approx({0: 6.8e9, 1: 6.8e9, 2: 6.4e9, 3: 6.4e9})
 

@@ -92,10 +92,10 @@ def test_a_plan_is_a_layout() -> None:
 
 def test_a_layout_has_one_cut_and_one_run_for_both_kinds() -> None:
     dense = model_of(4, attention=4, mlp=4)
-    home = even_partition(dense, data=2, stages=2, tensor=2, rows=8, micro_batches=4)
-    layout = layout_of(home, ((),) * 4, generation=1)
-    assert layout.stages[0].groups[1] == home.pipelines[1].cells[0].attention
-    first, second = home.pipelines
+    baseline = even_partition(dense, data=2, stages=2, tensor=2, rows=8, micro_batches=4)
+    layout = layout_of(baseline, ((),) * 4, generation=1)
+    assert layout.stages[0].groups[1] == baseline.pipelines[1].cells[0].attention
+    first, second = baseline.pipelines
     one, two = second.cells
     moved = (replace(one, end_layer=3), replace(two, first_layer=3))
     with pytest.raises(ValueError, match="one cut for all"):

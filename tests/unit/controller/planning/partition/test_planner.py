@@ -13,7 +13,7 @@ from pacekeeper.controller.planning.partition_cost.compute import message_s
 from pacekeeper.controller.planning.partition_cost.state_transfer import moves
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.pipeline_schedule import Schedule
-from pacekeeper.simulator.baselines.initial_partition import home_partition
+from pacekeeper.simulator.baselines.initial_partition import baseline_partition
 from support.partitions import FAST, even_partition, model_of, problem_of
 
 MODEL = model_of(16, attention=32, mlp=64)
@@ -59,11 +59,11 @@ def test_messages_and_gradients_take_their_time() -> None:
     links = Links(
         inside_bytes_per_s=1e15, between_bytes_per_s=1e9, inside_latency_s=0, between_latency_s=0
     )
-    home = even_partition(model, data=2, stages=2, tensor=1, rows=1, micro_batches=1)
-    problem = problem_of(model, home, ranks_per_node=1, links=links)
+    baseline = even_partition(model, data=2, stages=2, tensor=1, rows=1, micro_batches=1)
+    problem = problem_of(model, baseline, ranks_per_node=1, links=links)
     # There and back through 2 x 2 layers of 4 s, one boundary of 1 MB each way, and a ring of two
     # for a ninth of 2 layers of 2 GB.
-    assert price(home, problem).step_s == pytest.approx(48.0 + 0.002 + 4.0 / 9.0)
+    assert price(baseline, problem).step_s == pytest.approx(48.0 + 0.002 + 4.0 / 9.0)
     one, *two = problem.devices
     assert message_s(3.0, [one], two[:1], model, links) == pytest.approx(3e-3)
     assert message_s(3.0, two[:2], [one, two[2]], model, links) == pytest.approx(1.5e-3)
@@ -86,24 +86,24 @@ def test_who_shares_experts_waits_for_the_slowest_in_all_it_does(
     links = Links(
         inside_bytes_per_s=1e15, between_bytes_per_s=1.0, inside_latency_s=0, between_latency_s=0
     )
-    home = even_partition(
+    baseline = even_partition(
         model, data=2, stages=1, tensor=1, rows=5, micro_batches=1, shares_experts=True
     )
-    problem = problem_of(model, home, slow={0: 0.5}, links=links, schedule=schedule)
+    problem = problem_of(model, baseline, slow={0: 0.5}, links=links, schedule=schedule)
     slow, far = problem.devices
     problem = replace(problem, devices=(slow, replace(far, link_speed=0.5)))
     experts_s = 10 * 3.0 / 1.5  # a forward pass of all rows, at the speed of both
-    assert price(home, problem).step_s == pytest.approx(5 * chunks_s + 3 * experts_s)
+    assert price(baseline, problem).step_s == pytest.approx(5 * chunks_s + 3 * experts_s)
 
 
 def test_pipelines_keep_their_expert_groups() -> None:
     model = model_of(4, attention=8, expert_s=3.0)
-    home = even_partition(
+    baseline = even_partition(
         model, data=4, stages=2, tensor=1, rows=32, micro_batches=4, shares_experts=True
     )
     crossed = Partition(
         pipelines=tuple(
-            replace(pipeline, expert_group=at % 2) for at, pipeline in enumerate(home.pipelines)
+            replace(pipeline, expert_group=at % 2) for at, pipeline in enumerate(baseline.pipelines)
         )
     )
     problem = problem_of(model, crossed, slow={0: 0.5})
@@ -133,8 +133,8 @@ def test_a_group_that_died_leaves_a_shorter_pipeline_or_one_less() -> None:
 
 
 def test_a_rank_too_slow_for_a_single_layer_stands_by() -> None:
-    home = even_partition(MODEL, data=2, stages=4, tensor=1, rows=32, micro_batches=8)
-    problem = problem_of(MODEL, home, slow={2: 0.05})
+    baseline = even_partition(MODEL, data=2, stages=4, tensor=1, rows=32, micro_batches=8)
+    problem = problem_of(MODEL, baseline, slow={2: 0.05})
     plan = plan_partition(problem)
     check_partition(plan.partition, problem)
     assert plan.standby == (2,)
@@ -188,10 +188,10 @@ def test_recovery_brings_the_healthy_partition_back() -> None:
 
 def test_pipelines_that_share_experts_stay_in_lock_step() -> None:
     model = model_of(8, attention=8, expert_s=3.0)
-    home = even_partition(
+    baseline = even_partition(
         model, data=4, stages=2, tensor=1, rows=32, micro_batches=4, shares_experts=True
     )
-    problem = problem_of(model, home, slow={1: 0.5, 6: 0.7})
+    problem = problem_of(model, baseline, slow={1: 0.5, 6: 0.7})
     plan = plan_partition(problem)
     check_partition(plan.partition, problem)
     assert len({pipeline.cuts for pipeline in plan.partition.pipelines}) == 1
@@ -202,10 +202,10 @@ def test_pipelines_that_share_experts_stay_in_lock_step() -> None:
 
 def test_the_stage_of_a_slow_rank_keeps_its_layers_where_rows_and_shards_do_more() -> None:
     model = model_of(8, attention=4, expert_s=3.0)
-    home = even_partition(
+    baseline = even_partition(
         model, data=2, stages=2, tensor=2, rows=32, micro_batches=4, shares_experts=True
     )
-    plan = plan_partition(problem_of(model, home, slow={3: 0.5}))
+    plan = plan_partition(problem_of(model, baseline, slow={3: 0.5}))
     assert plan.partition.pipelines[0].cuts == (4, 8)
     assert plan.fluid_fraction > 0.955
 
@@ -223,7 +223,7 @@ def test_memory_keeps_layers_off_a_rank() -> None:
 def test_stages_of_a_healthy_job_leave_room_for_the_head() -> None:
     model = model_of(8, head_s=8.0)
     devices = problem_of(model, HOME).devices
-    home = home_partition(
+    baseline = baseline_partition(
         model,
         FAST,
         devices,
@@ -233,9 +233,9 @@ def test_stages_of_a_healthy_job_leave_room_for_the_head() -> None:
         rows_per_batch=8,
         num_microbatches=4,
     )
-    assert home.pipelines[0].cuts == (5, 8)
+    assert baseline.pipelines[0].cuts == (5, 8)
     with pytest.raises(ValueError, match="4 x 3 x 2 ranks, 16 devices"):
-        home_partition(
+        baseline_partition(
             model,
             FAST,
             devices,
@@ -250,15 +250,15 @@ def test_stages_of_a_healthy_job_leave_room_for_the_head() -> None:
 def test_of_partitions_that_cost_the_same_the_one_without_a_bad_past_is_taken() -> None:
     """By rounding one is cheaper; where one is cheaper indeed, the past is no reason."""
     model = model_of(4)
-    home = even_partition(model, data=3, stages=2, tensor=1, rows=12, micro_batches=2)
-    problem = problem_of(model, home)
+    baseline = even_partition(model, data=3, stages=2, tensor=1, rows=12, micro_batches=2)
+    problem = problem_of(model, baseline)
     devices = tuple(replace(one, is_doubted=one.rank == 3) for one in problem.devices)
     problem = replace(problem, devices=devices, prices=MovePrices(num_steps=10, pause_s=0.0))
     with_it, without = (
-        Partition(pipelines=tuple(p for p in problem.home.pipelines if rank not in p.ranks))
+        Partition(pipelines=tuple(p for p in problem.baseline.pipelines if rank not in p.ranks))
         for rank in (5, 3)
     )
-    stays = moves(problem.home, problem)
+    stays = moves(problem.baseline, problem)
 
     def taken(other_s: float) -> Partition:
         found = [
