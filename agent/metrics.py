@@ -99,7 +99,7 @@ _DEVICE_SERIES = tuple(
 
 
 _CLOCKS_THROTTLED = _family(
-    "device_clocks_held_seconds_total",
+    "device_clocks_throttled_seconds_total",
     "Time in which clocks were throttled, by reason.",
     *_LABELS,
     "reason",

@@ -20,7 +20,7 @@ from pacekeeper.controller.planning.experts.certificate import lower_bound
 from pacekeeper.controller.planning.token_split.linear_program import batch_rows
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
-from pacekeeper.controller.policy.replica_candidates import PlacementRequest, plan_replicas
+from pacekeeper.controller.policy.replica_candidates import ReplicaRequest, plan_replicas
 from pacekeeper.core.layout.layout import ReplicaSet, even_layout
 
 Loads = npt.NDArray[np.float64]  # [layers, experts]
@@ -47,9 +47,9 @@ def recorded_loads(data: Path) -> Loads | None:
     return counts
 
 
-def wishes(loads: Loads, num_ranks: int, slots: int) -> PlacementRequest:
+def placement_request(loads: Loads, num_ranks: int, slots: int) -> ReplicaRequest:
     """A step of a second, a thousand of them until the next plan, 50 ms for each copy."""
-    return PlacementRequest(
+    return ReplicaRequest(
         slots_per_rank=slots,
         min_hosts=MIN_HOSTS,
         spread=SpreadFloor(),
@@ -82,7 +82,9 @@ def measure(
     began_s = time.perf_counter()
     splits = split_layers(layout, loads=by_layer, speeds=speeds)
     shared_s = time.perf_counter()
-    plan = plan_replicas(layout, splits, by_layer, speeds, wishes(loads, num_ranks, slots))
+    plan = plan_replicas(
+        layout, splits, by_layer, speeds, placement_request(loads, num_ranks, slots)
+    )
     placed = plan.experts if plan else tuple(split.hosts for split in splits)
     placed_s = time.perf_counter()
     batch_rows(8 * num_ranks, speeds)

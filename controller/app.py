@@ -230,7 +230,7 @@ class Controller:
             self.listener_setup.settings(listen, inner),
             on_frames=self.agents.take,
             on_gone=self._lose_agents,
-            on_restart=self.metrics.front_restarts.inc,
+            on_restart=self.metrics.ingest_restarts.inc,
             on_handshake_failed=self.listener_setup.count_handshake_failure,
         )
         try:

@@ -27,7 +27,7 @@ UNKNOWN = "unknown"  # a rank of the layout that no agent has reported
 def job_view(state: State, job: JobState) -> status_pb2.Job:
     """A job with its ranks, also those known from the store only and those never reported."""
     layout = job.layouts.current
-    away = {name for name, node in state.nodes.items() if not node.is_connected}
+    disconnected = {name for name, node in state.nodes.items() if not node.is_connected}
     generation = 0 if layout is None else layout.generation
     message = status_pb2.Job(
         name=job.name,
@@ -67,7 +67,9 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
                 )
             )
             continue
-        is_silent = rank.node in away or number in job.coverage.silent or number not in job.heard_s
+        is_silent = (
+            rank.node in disconnected or number in job.coverage.silent or number not in job.heard_s
+        )
         message.ranks.append(
             _rank_view(
                 number,

@@ -25,13 +25,14 @@ def worst_first(nodes: Iterable[Any], *, with_well: bool) -> list[Any]:
 
 def fleet_summary(nodes: Sequence[Any]) -> str:
     """One line with the numbers of nodes: disconnected, with strikes, cordoned."""
-    away = sum(not one.is_connected for one in nodes)
+    disconnected = sum(not one.is_connected for one in nodes)
     struck = sum(bool(one.strikes) for one in nodes)
     lemons = sum(one.is_lemon for one in nodes)
     cordoned = sum(one.HasField("cordon") for one in nodes)
     return (
-        f"{_counted(len(nodes), 'node')}: {away:,} away, {_counted(lemons, 'lemon')}, {struck:,} "
-        f"with a slow device in the last 90 days, {cordoned:,} cordoned"
+        f"{_counted(len(nodes), 'node')}: {disconnected:,} disconnected, "
+        f"{_counted(lemons, 'lemon')}, {struck:,} with a slow device in the last 90 days, "
+        f"{cordoned:,} cordoned"
     )
 
 

@@ -8,7 +8,7 @@ begins and ends between two updates leaves an incident only.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pacekeeper.controller.observability.state_metrics import incident_labels, nodes_away
+from pacekeeper.controller.observability.state_metrics import disconnected_nodes, incident_labels
 from pacekeeper.controller.state.state import JobState, RankStatus, State
 from pacekeeper.core.incidents.findings import FindingKind, Watch
 from pacekeeper.core.incidents.rank_failures import ranks_label
@@ -24,7 +24,7 @@ RULES: Mapping[str, tuple[str, float]] = {
     "PacekeeperProposalWaits": ("warning", 60.0),
     "PacekeeperCheckpointsMissed": ("warning", 600.0),
     "PacekeeperSnapshotsMissed": ("warning", 600.0),
-    "PacekeeperAgentAway": ("warning", 120.0),
+    "PacekeeperAgentDisconnected": ("warning", 120.0),
 }
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -138,9 +138,9 @@ def _notices(state: State) -> Iterator[Alert]:
                     summary=f"{level}s of job {job.name} do not come about ({saves.trouble})",
                     description=saves.reason,
                 )
-    for node in nodes_away(state):
+    for node in disconnected_nodes(state):
         yield Alert(
-            alert="PacekeeperAgentAway",
+            alert="PacekeeperAgentDisconnected",
             labels={"node": node},
             summary=f"No agent speaks of node {node}, where ranks run",
         )

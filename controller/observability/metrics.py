@@ -25,7 +25,7 @@ _COUNTERS = {
     "reports_repeated": "Reports ignored because they were accepted before.",
     "reports_rejected": "Invalid streams and reports that were rejected.",
     "advance_failures": "Events dropped because of an internal error.",
-    "front_restarts": "Restarts of the ingest process, which serves agents' streams.",
+    "ingest_restarts": "Restarts of the ingest process, which serves agents' streams.",
     "store_retries": "Writes to the store that were retried.",
     "refusals": "Calls, streams and connections rejected by access control or rate limits.",
     "audit_failures": "Audit entries that could not be written.",
@@ -51,7 +51,7 @@ class ControllerMetrics:
         self._repeated = counters["reports_repeated"]
         self._exported_sequences = (0, 0)
         self.failures = counters["advance_failures"]
-        self.front_restarts = counters["front_restarts"]
+        self.ingest_restarts = counters["ingest_restarts"]
         self.store_retries = counters["store_retries"]
         self.refusals = counters["refusals"]
         self.audit_failures = counters["audit_failures"]

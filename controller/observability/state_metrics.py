@@ -25,7 +25,9 @@ def _family(name: str, text: str, *labels: str) -> MetricFamily:
 
 JOBS = _family("jobs", "Known jobs.")
 NODES_CONNECTED = _family("nodes_connected", "Attached agents.")
-NODE_AWAY = _family("node_away", "1 for a node with running ranks and no attached agent.", "node")
+NODE_DISCONNECTED = _family(
+    "node_disconnected", "1 for a node with running ranks and no attached agent.", "node"
+)
 INCIDENTS_OPEN = _family("incidents_open", "Open incidents.", "kind")
 INCIDENT_SLOWDOWN = _family(
     "incident_slowdown_ratio",
@@ -84,8 +86,8 @@ def write(page: MetricsPage, state: State) -> None:
         page.lines_of(family)
     page.add(JOBS, len(state.jobs))
     page.add(NODES_CONNECTED, sum(node.is_connected for node in state.nodes.values()))
-    for name in nodes_away(state):
-        page.add(NODE_AWAY, 1, name)
+    for name in disconnected_nodes(state):
+        page.add(NODE_DISCONNECTED, 1, name)
     kinds = Tally(i.finding.kind for job in state.jobs.values() for i in job.open_incidents)
     for kind in FindingKind:
         page.add(INCIDENTS_OPEN, kinds[kind], kind.value)
@@ -163,13 +165,13 @@ def incident_labels(job: JobState, incident: Incident) -> Mapping[str, str]:
     }
 
 
-def nodes_away(state: State) -> list[str]:
+def disconnected_nodes(state: State) -> list[str]:
     """Nodes with live ranks and without an attached agent, by name."""
-    away = {name for name, node in state.nodes.items() if not node.is_connected}
-    if not away:
+    disconnected = {name for name, node in state.nodes.items() if not node.is_connected}
+    if not disconnected:
         return []
     used = {job.ranks[rank].node for job in state.jobs.values() for rank in job.living}
-    return sorted(away & used)
+    return sorted(disconnected & used)
 
 
 def slowest_ranks(job: JobState) -> list[tuple[int, float]]:

@@ -15,8 +15,8 @@ from pacekeeper.controller.policy.failure_rates import likelihood
 from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.policy.repartition_candidates import Candidate, Experts, repartitions
 from pacekeeper.controller.policy.replica_candidates import (
-    PlacementRequest,
     ReplicaPlan,
+    ReplicaRequest,
     plan_replicas,
 )
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
@@ -55,7 +55,7 @@ class CandidateSearch:
             self.splits,
             view.workload.loads,
             self._pricing.speeds,
-            PlacementRequest(
+            ReplicaRequest(
                 slots_per_rank=view.shape.slots_per_rank,
                 min_hosts=config.min_hosts,
                 spread=self._floor,

@@ -60,12 +60,12 @@ def repartitions(
         for experts in hosts:
             layout = _layout(view, shards, experts, speeds)
             found.append(_named(MitigationLevel.TENSOR_SHARDS, layout, view.layout))
-    wishes = _wishes(view, config, problem, floor)
-    whole = _joint(replace(problem, is_whole=True), wishes)
+    request = _placement_request(view, config, problem, floor)
+    whole = _joint(replace(problem, is_whole=True), request)
     if whole is not None and _places(whole.plan.partition) != _places(problem.now):
         found.append(_of_joint(MitigationLevel.MOVE_LAYERS, whole, view, speeds))
     if config.may_leave_out:
-        fewer = _joint(problem, wishes)
+        fewer = _joint(problem, request)
         if fewer is not None and fewer.plan.standby:
             found.append(_of_joint(MitigationLevel.LEAVE_OUT, fewer, view, speeds))
     return found
@@ -133,14 +133,14 @@ def _layout(
     )
 
 
-def _joint(problem: PartitionProblem, wishes: PlacementRequest) -> JointPlan | None:
+def _joint(problem: PartitionProblem, request: PlacementRequest) -> JointPlan | None:
     try:
-        return plan_jointly(problem, wishes)
+        return plan_jointly(problem, request)
     except ValueError:
         return None  # no partition that is allowed, or no room for its experts
 
 
-def _wishes(
+def _placement_request(
     view: PlanningSnapshot, config: PolicyConfig, problem: PartitionProblem, floor: SpreadFloor
 ) -> PlacementRequest:
     """As for replicas on fixed stages (`replica_candidates.py`)."""

@@ -28,7 +28,7 @@ DOUBTED_TIMES = 10.0  # as likely as others do ranks fail whose node was slow ag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementRequest:
+class ReplicaRequest:
     """What a placement is judged by. `min_hosts` ranks for each expert, on as many nodes and racks
     as `spread` says; one with fewer keeps what it has, where no other placement is better.
 
@@ -74,7 +74,7 @@ def plan_replicas(
     splits: Sequence[Split],
     loads: Sequence[Sequence[float]],
     speeds: Mapping[int, float],
-    wishes: PlacementRequest,
+    request: ReplicaRequest,
 ) -> ReplicaPlan | None:
     """The cheapest hosts for these loads[layer][expert] in rows, from the present ones on.
 
@@ -83,10 +83,10 @@ def plan_replicas(
     none.
     """
     experts = [split.hosts for split in splits]
-    node = number_domains(wishes.spread.domain_of, layout.ranks)
-    rack_of = wishes.spread.rack_of
+    node = number_domains(request.spread.domain_of, layout.ranks)
+    rack_of = request.spread.rack_of
     rack = number_domains(rack_of, layout.ranks) if rack_of else node
-    rack_failure = wishes.rack_failure_probability if rack_of else 0.0
+    rack_failure = request.rack_failure_probability if rack_of else 0.0
     parts: list[tuple[tuple[int, ...], ExpertPlan]] = []
     losses, losses_now, num_copied = 0.0, 0.0, 0
     for ranks, layers in _alike_layers(layout):
@@ -94,15 +94,15 @@ def plan_replicas(
         present = [[[at[host.rank] for host in on] for on in layout.experts[i]] for i in layers]
         cluster = Cluster(
             speeds=tuple(speeds[rank] for rank in ranks),
-            slots=(max(1, wishes.slots_per_rank),) * len(ranks),
-            failure_probability=tuple(wishes.failure_of(rank) for rank in ranks),
+            slots=(max(1, request.slots_per_rank),) * len(ranks),
+            failure_probability=tuple(request.failure_of(rank) for rank in ranks),
             nodes=tuple(node[rank] for rank in ranks),
             racks=tuple(rack[rank] for rank in ranks),
             rack_failure={rack[rank]: rack_failure for rank in ranks} if rack_failure else {},
         )
         loss_now = loss_of(_flags(present, len(ranks)), cluster)
         losses_now += loss_now
-        plan = _planned([loads[i] for i in layers], cluster, present, wishes, num_copied)
+        plan = _planned([loads[i] for i in layers], cluster, present, request, num_copied)
         if plan is None:
             losses += loss_now
             continue
@@ -114,7 +114,7 @@ def plan_replicas(
                 tuple(ExpertReplica(ranks[h.rank], h.share) for h in on) for on in planned
             )
             if _ranks(hosts) != _ranks(layout.experts[layer]):
-                experts[layer] = _with_left(hosts, layout.experts[layer], wishes)
+                experts[layer] = _with_left(hosts, layout.experts[layer], request)
     if num_copied == 0:
         return None
     return ReplicaPlan(
@@ -128,7 +128,7 @@ def plan_replicas(
 def _with_left(
     planned: tuple[ReplicaSet, ...],
     present: tuple[ReplicaSet, ...],
-    wishes: PlacementRequest,
+    request: ReplicaRequest,
 ) -> tuple[ReplicaSet, ...]:
     """Replicas that are there stay, without a share, where a slot is free: no copies back later.
 
@@ -144,13 +144,13 @@ def _with_left(
         left = [host.rank for host in then if host.rank not in kept]
         if not left or any(
             len(domains_of_ranks(domain_of, kept)) < least
-            for least, domain_of in wishes.spread.levels
+            for least, domain_of in request.spread.levels
         ):
             result.append(now)
             continue
         stays = []
         for rank in left:
-            if held.get(rank, 0) < wishes.slots_per_rank:
+            if held.get(rank, 0) < request.slots_per_rank:
                 stays.append(ExpertReplica(rank, 0.0))
                 held[rank] = held.get(rank, 0) + 1
         result.append(tuple(sorted((*now, *stays))))
@@ -161,30 +161,30 @@ def _planned(
     loads: Sequence[Sequence[float]],
     cluster: Cluster,
     present: list[list[list[int]]],
-    wishes: PlacementRequest,
+    request: ReplicaRequest,
     num_copied: int,
 ) -> ExpertPlan | None:
-    racks = min(wishes.spread.least_racks, len(set(cluster.racks)))
-    nodes = max(racks, min(wishes.spread.least, len(set(cluster.nodes))))
+    racks = min(request.spread.least_racks, len(set(cluster.racks)))
+    nodes = max(racks, min(request.spread.least, len(set(cluster.nodes))))
     rows = sum(map(sum, loads)) / sum(cluster.speeds)
-    left = None if wishes.max_copies is None else wishes.max_copies - num_copied
+    left = None if request.max_copies is None else request.max_copies - num_copied
     try:
         return plan_experts(
             loads,
             cluster,
             floors=Floors(
-                ranks=min(max(wishes.min_hosts, nodes), cluster.num_ranks),
+                ranks=min(max(request.min_hosts, nodes), cluster.num_ranks),
                 nodes=nodes,
                 racks=racks,
                 is_strict=False,
             ),
             prices=Prices(
-                step_s=wishes.row_s * rows,
-                num_steps=wishes.num_steps,
-                restart_s=wishes.restart_s,
-                move_s=wishes.move_s,
+                step_s=request.row_s * rows,
+                num_steps=request.num_steps,
+                restart_s=request.restart_s,
+                move_s=request.move_s,
                 # Replicas are spread evenly: one more makes each rank a little slower.
-                hold_s=wishes.replica_s * wishes.num_steps / cluster.num_ranks,
+                hold_s=request.replica_s * request.num_steps / cluster.num_ranks,
             ),
             present=present,
             max_copies=left,

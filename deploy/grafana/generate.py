@@ -43,10 +43,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(title="Known jobs", expr="sum(pacekeeper_jobs)", kind="stat"),
         Panel(title="Agents attached", expr="sum(pacekeeper_nodes_connected)", kind="stat"),
         Panel(
-            title="Agents away",
-            expr="sum(pacekeeper_node_away) or vector(0)",
+            title="Disconnected agents",
+            expr="sum(pacekeeper_node_disconnected) or vector(0)",
             kind="stat",
-            text="Nodes with running ranks whose agent is away.",
+            text="Nodes with running ranks whose agent is disconnected.",
         ),
         Panel(
             title="Open incidents",

@@ -4,8 +4,8 @@ from pacekeeper.controller.planning.token_split.linear_program import Split
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.controller.policy.replica_candidates import (
-    PlacementRequest,
     ReplicaPlan,
+    ReplicaRequest,
     plan_replicas,
 )
 from pacekeeper.core.layout.layout import Layout
@@ -26,13 +26,13 @@ def planned(
     """The best splits over the hosts there are, and the plan made from them: a second for a row."""
     layout, loads, speeds, slots = case
     splits = split_layers(layout, loads=loads, speeds=speeds)
-    asked = wishes(
+    asked = placement_request(
         slots, min_hosts, spread=spread, move_s=move_s, restart_s=restart_s, max_copies=max_copies
     )
     return splits, plan_replicas(layout, splits, loads, speeds, asked)
 
 
-def wishes(
+def placement_request(
     slots: int,
     min_hosts: int,
     *,
@@ -40,9 +40,9 @@ def wishes(
     move_s: float = 0.0,
     restart_s: float = 0.0,
     max_copies: int | None = None,
-) -> PlacementRequest:
+) -> ReplicaRequest:
     """A second for a row."""
-    return PlacementRequest(
+    return ReplicaRequest(
         slots_per_rank=slots,
         min_hosts=min_hosts,
         spread=spread or SpreadFloor(),

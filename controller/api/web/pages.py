@@ -170,7 +170,7 @@ class FleetPages:
             "jobs": await self.shared.get("jobs", queries.jobs_of),
             "incidents": queries.incidents_of(state, TableQuery(open_only=True)),
             "num_nodes": len(state.nodes),
-            "num_away": sum(not node.is_connected for node in state.nodes.values()),
+            "num_disconnected": sum(not node.is_connected for node in state.nodes.values()),
         }
 
     async def _job(self, request: Request) -> dict[str, Any]:

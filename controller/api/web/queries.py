@@ -258,7 +258,7 @@ def node_and_devices(node: Any) -> dict[str, Any]:
 def _node_words(node: Any) -> str:
     """The searchable text of a node."""
     words = [node.name, node.rack, node.product_version, *node.jobs, node.nvml, *node.unreadable]
-    words += [] if node.is_connected else ["away"]
+    words += [] if node.is_connected else ["disconnected"]
     words += ["lemon"] if node.is_lemon else []
     words += ["struck"] if node.strikes else []
     words += (

@@ -59,12 +59,12 @@ class JointPlan:
     num_copied: int
 
 
-def plan_jointly(problem: PartitionProblem, wishes: PlacementRequest) -> JointPlan:
+def plan_jointly(problem: PartitionProblem, request: PlacementRequest) -> JointPlan:
     """Plan partition and expert placement in turns.
 
     Args:
         problem: the partition problem; its `unevenness` is the first guess.
-        wishes: the expert placement.
+        request: the expert placement.
 
     Returns:
         The turn with the shortest step; the fluid limit is that of evenly spread experts.
@@ -72,8 +72,8 @@ def plan_jointly(problem: PartitionProblem, wishes: PlacementRequest) -> JointPl
     Raises:
         ValueError: either plan is impossible, or `loads` has other layers than the model.
     """
-    if len(wishes.loads) != len(problem.model.layers):
-        raise ValueError(f"loads of {len(wishes.loads)} layers, the model has others")
+    if len(request.loads) != len(problem.model.layers):
+        raise ValueError(f"loads of {len(request.loads)} layers, the model has others")
     fluid_s = 0.0
     best: JointPlan | None = None
     unevenness = problem.unevenness
@@ -81,7 +81,7 @@ def plan_jointly(problem: PartitionProblem, wishes: PlacementRequest) -> JointPl
         plan = plan_partition(replace(problem, unevenness=unevenness))
         if turn == 0:
             fluid_s = plan.fluid_s
-        found = _placed(replace(plan, fluid_s=fluid_s), problem, wishes)
+        found = _placed(replace(plan, fluid_s=fluid_s), problem, request)
         if best is None or found.plan.step_s < best.plan.step_s:
             best = found
         if isclose(found.unevenness, unevenness, rel_tol=SETTLED):
@@ -91,19 +91,19 @@ def plan_jointly(problem: PartitionProblem, wishes: PlacementRequest) -> JointPl
     return best
 
 
-def _placed(plan: PartitionPlan, problem: PartitionProblem, wishes: PlacementRequest) -> JointPlan:
+def _placed(plan: PartitionPlan, problem: PartitionProblem, request: PlacementRequest) -> JointPlan:
     """Experts of each stage on the ranks of each expert group, in proportion to its rows."""
-    on: list[list[list[ExpertReplica]]] = [[[] for _ in of_layer] for of_layer in wishes.loads]
+    on: list[list[list[ExpertReplica]]] = [[[] for _ in of_layer] for of_layer in request.loads]
     unevenness, num_copied = 1.0, 0
     for (group, stage), ranks in plan.partition.expert_groups().items():
         share = _share(plan.partition, group)
         first, end = _layers(plan.partition, group, stage)
-        layers = [layer for layer in range(first, end) if wishes.loads[layer]]
+        layers = [layer for layer in range(first, end) if request.loads[layer]]
         if not layers:
             continue
         value = fluid = 0.0
-        for alike in _alike(layers, ranks, wishes):
-            found = _hosts(alike, ranks, share, problem, wishes)
+        for alike in _alike(layers, ranks, request):
+            found = _hosts(alike, ranks, share, problem, request)
             num_copied += found.proof.num_copied
             value += sum(proof.value for proof in found.proof.layers)
             fluid += sum(proof.fluid for proof in found.proof.layers)
@@ -124,21 +124,21 @@ def _placed(plan: PartitionPlan, problem: PartitionProblem, wishes: PlacementReq
 
 
 def _alike(
-    layers: Sequence[int], ranks: Sequence[int], wishes: PlacementRequest
+    layers: Sequence[int], ranks: Sequence[int], request: PlacementRequest
 ) -> list[tuple[int, ...]]:
     """Layers that are planned together: with as many experts, all there or come from elsewhere."""
     found: dict[tuple[int, bool], list[int]] = {}
     for layer in layers:
-        key = (len(wishes.loads[layer]), _is_here(layer, ranks, wishes))
+        key = (len(request.loads[layer]), _is_here(layer, ranks, request))
         found.setdefault(key, []).append(layer)
     return [tuple(alike) for alike in found.values()]
 
 
-def _is_here(layer: int, ranks: Sequence[int], wishes: PlacementRequest) -> bool:
+def _is_here(layer: int, ranks: Sequence[int], request: PlacementRequest) -> bool:
     """Has every expert of the layer a host among these ranks now?"""
     here = frozenset(ranks)
-    return wishes.present is not None and all(
-        not here.isdisjoint(on) for on in wishes.present[layer]
+    return request.present is not None and all(
+        not here.isdisjoint(on) for on in request.present[layer]
     )
 
 
@@ -166,32 +166,32 @@ def _hosts(
     ranks: Sequence[int],
     share: float,
     problem: PartitionProblem,
-    wishes: PlacementRequest,
+    request: PlacementRequest,
 ) -> ExpertPlan:
     devices = [problem.device_of[rank] for rank in ranks]
     at = {rank: position for position, rank in enumerate(ranks)}
     present = None
-    if wishes.present is not None and _is_here(layers[0], ranks, wishes):
+    if request.present is not None and _is_here(layers[0], ranks, request):
         present = [
-            [[at[rank] for rank in on if rank in at] for on in wishes.present[layer]]
+            [[at[rank] for rank in on if rank in at] for on in request.present[layer]]
             for layer in layers
         ]
     nodes = tuple(device.node for device in devices)
-    racks = tuple(wishes.rack_of[node] for node in nodes) if wishes.rack_of else nodes
-    rack_failure = wishes.rack_failure_probability if wishes.rack_of else 0.0
+    racks = tuple(request.rack_of[node] for node in nodes) if request.rack_of else nodes
+    rack_failure = request.rack_failure_probability if request.rack_of else 0.0
     cluster = Cluster(
         speeds=tuple(device.speed for device in devices),
-        slots=(wishes.slots_per_rank,) * len(devices),
-        failure_probability=(wishes.failure_probability,) * len(devices),
+        slots=(request.slots_per_rank,) * len(devices),
+        failure_probability=(request.failure_probability,) * len(devices),
         nodes=nodes,
         racks=racks,
         rack_failure=dict.fromkeys(racks, rack_failure) if rack_failure else {},
     )
     return plan_experts(
-        [[share * rows for rows in wishes.loads[layer]] for layer in layers],
+        [[share * rows for rows in request.loads[layer]] for layer in layers],
         cluster,
-        floors=_reached(wishes.floors, cluster, len(wishes.loads[layers[0]])),
-        prices=wishes.prices,
+        floors=_reached(request.floors, cluster, len(request.loads[layers[0]])),
+        prices=request.prices,
         present=present,
     )
 

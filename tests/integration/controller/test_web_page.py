@@ -115,10 +115,10 @@ def test_a_page_whose_controller_is_gone_says_so(tmp_path: Path) -> None:
     try:
         with ControllerProcess(tmp_path, "--web", "127.0.0.1:0") as controller:
             browser.go(f"{url_of(controller)}incidents")
-            assert browser.says("return document.getElementById('away').hidden")
+            assert browser.says("return document.getElementById('connection').hidden")
             assert controller.stop() == 0
             until("it is said", lambda: browser.says("return document.body.matches('.stale')"))
-        told = browser.says("return document.getElementById('away').innerText")
+        told = browser.says("return document.getElementById('connection').innerText")
         assert "what is shown here is from before" in told and "can not be reached" in told
     finally:
         browser.close()

@@ -134,9 +134,9 @@ CASES = {
         },
         labels={"job_name": "j", "cause": "noise"},
     ),
-    "PacekeeperAgentAway": Case(
-        fires={once("node_away", node="n7"): ON},
-        quiet={once("node_away", node="n7"): "1x30 stale"},
+    "PacekeeperAgentDisconnected": Case(
+        fires={once("node_disconnected", node="n7"): ON},
+        quiet={once("node_disconnected", node="n7"): "1x30 stale"},
         labels={"node": "n7"},
     ),
     "PacekeeperAgentUnattached": Case(

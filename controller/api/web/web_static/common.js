@@ -20,12 +20,12 @@ pk.say = (text, isWrong) => {
 };
 
 // A page that is not renewed any more must not pass for what is: it says since when, and fades.
-pk.away = new Map();
+pk.failures = new Map();
 pk.answered = (what, why) => {
-  if (!why) pk.away.delete(what);
-  else if (!pk.away.has(what)) pk.away.set(what, { since: Date.now() / 1e3, why });
-  else pk.away.get(what).why = why;
-  const place = document.getElementById("away"), [first] = pk.away.values();
+  if (!why) pk.failures.delete(what);
+  else if (!pk.failures.has(what)) pk.failures.set(what, { since: Date.now() / 1e3, why });
+  else pk.failures.get(what).why = why;
+  const place = document.getElementById("connection"), [first] = pk.failures.values();
   document.body.classList.toggle("stale", Boolean(first));
   place.hidden = !first;
   if (first) place.textContent = `No answer since ${pk.clock(first.since)}: what is shown here is from before. (${first.why})`;

@@ -11,8 +11,8 @@ from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.controller.policy.inputs import snapshot_of
 from pacekeeper.controller.policy.replica_candidates import (
     DOUBTED_TIMES,
-    PlacementRequest,
     ReplicaPlan,
+    ReplicaRequest,
     plan_replicas,
 )
 from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, remember
@@ -36,7 +36,7 @@ def planned(doubted: set[int]) -> ReplicaPlan | None:
         split_layers(layout, loads=loads, speeds=speeds),
         loads,
         speeds,
-        PlacementRequest(
+        ReplicaRequest(
             slots_per_rank=2,
             min_hosts=2,
             spread=SpreadFloor(domain_of=NODES, least=2),
@@ -64,7 +64,7 @@ def test_where_nobody_is_doubted_nothing_moves() -> None:
 
 
 def test_a_doubted_rank_is_ten_times_as_likely_to_fail_and_never_more_than_sure() -> None:
-    wishes = PlacementRequest(
+    request = ReplicaRequest(
         slots_per_rank=2,
         min_hosts=2,
         spread=SpreadFloor(),
@@ -76,9 +76,9 @@ def test_a_doubted_rank_is_ten_times_as_likely_to_fail_and_never_more_than_sure(
         failure_probability=0.03,
         doubted=frozenset({2}),
     )
-    assert wishes.failure_of(1) == 0.03
-    assert wishes.failure_of(2) == 0.03 * DOUBTED_TIMES
-    assert replace(wishes, failure_probability=0.3).failure_of(2) == 1.0
+    assert request.failure_of(1) == 0.03
+    assert request.failure_of(2) == 0.03 * DOUBTED_TIMES
+    assert replace(request, failure_probability=0.3).failure_of(2) == 1.0
 
 
 def test_a_decision_knows_the_ranks_of_lemons() -> None:
@@ -117,7 +117,7 @@ def test_what_a_decision_knows_of_them_reaches_the_planner(monkeypatch: pytest.M
         doubted=frozenset({1}),
         slow={2: 2.0},
     )
-    seen: list[PlacementRequest] = []
+    seen: list[ReplicaRequest] = []
     monkeypatch.setattr(candidates, "plan_replicas", lambda *given: seen.append(given[-1]))
     decide(known, config)
-    assert [wishes.doubted for wishes in seen] == [{1}]
+    assert [request.doubted for request in seen] == [{1}]

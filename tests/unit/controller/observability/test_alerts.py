@@ -168,7 +168,7 @@ MISSED = Outcome(rank=0, slowdown=1.5, is_found=False, num_steps=10, step=9)
         ),
         (of(job(saves=Saves(trouble="late", reason="full"))), ["PacekeeperCheckpointsMissed"]),
         (of(job(snapshots=Saves(trouble="late", reason="far"))), ["PacekeeperSnapshotsMissed"]),
-        (State(jobs={"j": job()}, nodes={"n7": AWAY}), ["PacekeeperAgentAway"]),
+        (State(jobs={"j": job()}, nodes={"n7": AWAY}), ["PacekeeperAgentDisconnected"]),
         (State(jobs={"j": job()}, nodes={"n8": replace(AWAY, name="n8")}), []),
     ],
 )

@@ -240,10 +240,10 @@ def test_a_node_is_away_where_living_ranks_have_no_agent() -> None:
     job = job_of([None])
     metrics = ControllerMetrics()
     metrics.update(State(jobs={"train": job}, nodes=gone))
-    assert [x for n, x, _ in samples(metrics) if n.endswith("node_away")] == [{"node": "a"}]
+    assert [x for n, x, _ in samples(metrics) if n.endswith("node_disconnected")] == [{"node": "a"}]
     dead = {0: replace(job.ranks[0], status=RankStatus.DEAD)}
     metrics.update(State(jobs={"train": replace(job, ranks=dead)}, nodes=gone))
-    assert value(metrics, "node_away", node="a") is None
+    assert value(metrics, "node_disconnected", node="a") is None
     assert value(metrics, "job_ranks", job_name="train", state="dead") == 1
 
 

@@ -9,7 +9,7 @@ from pacekeeper.controller.planning.token_split.proportional import SLACK, token
 from pacekeeper.controller.policy.replica_candidates import plan_replicas
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
 from support.placements import hosts_after as layers_after
-from support.placements import planned, wishes
+from support.placements import placement_request, planned
 
 
 def shares(split_hosts: tuple[tuple[ExpertReplica, ...], ...]) -> list[dict[int, float]]:
@@ -197,7 +197,11 @@ def test_hot_experts_end_near_what_the_slots_allow(
 
 
 def test_a_wrong_question_is_told_and_too_small_a_budget_is_no_error() -> None:
-    layout, speeds, asked = layout_of([[0], [1]], ranks=2), {0: 1.0, 1: 1.0}, wishes(2, 1)
+    layout, speeds, asked = (
+        layout_of([[0], [1]], ranks=2),
+        {0: 1.0, 1: 1.0},
+        placement_request(2, 1),
+    )
     splits, plan = planned((layout, [[30.0, 10.0]], speeds, 2), 2, max_copies=0)
     assert plan is None
     with pytest.raises(ValueError, match="finite"):

@@ -54,7 +54,10 @@ def test_nodes_by_their_past_come_lemons_first_also_those_that_are_gone(seen: Sc
     struck(seen, on="gone-node", times=4)
     page = opened(seen).get("/strikes", headers=HTML).text
     assert page.index(">gone-node<") < page.index(">gpu-001<") and ">gpu-002<" not in page
-    assert "5 nodes: 1 away, 1 lemon, 2 with a slow device in the last 90 days, 0 cordoned" in page
+    assert (
+        "5 nodes: 1 disconnected, 1 lemon, 2 with a slow device in the last 90 days, 0 cordoned"
+        in page
+    )
     assert page.count(">Cordon<") == 1, "there is nothing to cordon of a node that is gone"
     node = opened(seen).get("/nodes/gone-node", headers=HTML).text
     assert "GPU-1" in node and "4 strikes" in node and 'href="/incidents/4"' in node

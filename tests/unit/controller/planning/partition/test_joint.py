@@ -16,7 +16,7 @@ MODEL = model_of(4, attention=8, expert_s=3.0)
 HOME = even_partition(
     MODEL, data=4, stages=2, tensor=1, rows=32, micro_batches=4, shares_experts=True
 )
-WISHES = PlacementRequest(
+REQUEST = PlacementRequest(
     loads=((400.0, 100.0, 100.0, 40.0),) * 4,
     slots_per_rank=3,
     floors=Floors(nodes=1),
@@ -26,13 +26,13 @@ WISHES = PlacementRequest(
 
 def test_experts_stand_on_the_ranks_of_their_stage_and_slow_ones_compute_less() -> None:
     problem = problem_of(MODEL, HOME, slow={1: 0.5})
-    joint = plan_jointly(problem, WISHES)
+    joint = plan_jointly(problem, REQUEST)
     check_partition(joint.plan.partition, problem)
     groups = joint.plan.partition.expert_groups()
     rows = dict.fromkeys(range(8), 0.0)
     for layer, experts in enumerate(joint.experts):
         ranks = groups[0, int(layer >= joint.plan.partition.pipelines[0].cuts[0])]
-        for load, hosts in zip(WISHES.loads[layer], experts, strict=True):
+        for load, hosts in zip(REQUEST.loads[layer], experts, strict=True):
             assert {host.rank for host in hosts} <= set(ranks)
             assert sum(host.share for host in hosts) == pytest.approx(1.0)
             for host in hosts:
@@ -42,10 +42,10 @@ def test_experts_stand_on_the_ranks_of_their_stage_and_slow_ones_compute_less() 
 
 def test_unevenness_of_the_experts_is_in_the_price() -> None:
     problem = problem_of(MODEL, HOME)
-    even = plan_jointly(problem, WISHES)
+    even = plan_jointly(problem, REQUEST)
     assert even.unevenness == pytest.approx(1.0, abs=0.01)
     # One slot for each expert: the rank of the first one has 400 of 640 rows, 2.5 times its part.
-    scarce = plan_jointly(problem, replace(WISHES, slots_per_rank=1))
+    scarce = plan_jointly(problem, replace(REQUEST, slots_per_rank=1))
     assert scarce.unevenness == pytest.approx(2.5)
     assert scarce.plan.step_s > 1.5 * even.plan.step_s
     assert scarce.plan.fluid_s == pytest.approx(even.plan.fluid_s)
@@ -60,27 +60,27 @@ def test_experts_stand_in_two_racks_where_those_of_a_stage_have_room(
     own = tuple(replace(device, node=device.rank) for device in problem.devices)
     groups = HOME.expert_groups().values()
     rack_of = {rank: int(at < in_other_rack) for ranks in groups for at, rank in enumerate(ranks)}
-    wishes = replace(
-        WISHES,
+    request = replace(
+        REQUEST,
         rack_of=rack_of,
         floors=Floors(nodes=2, racks=2, is_strict=False),
         slots_per_rank=2,
         rack_failure_probability=0.01,
         prices=Prices(restart_s=600.0),
     )
-    joint = plan_jointly(replace(problem, devices=own), wishes)
+    joint = plan_jointly(replace(problem, devices=own), request)
     on = [len({rack_of[host.rank] for host in hosts}) for of in joint.experts for hosts in of]
     assert min(on) == racks
 
 
 def test_loads_are_of_the_models_layers() -> None:
     with pytest.raises(ValueError, match="loads of 3 layers"):
-        plan_jointly(problem_of(MODEL, HOME), replace(WISHES, loads=WISHES.loads[:3]))
+        plan_jointly(problem_of(MODEL, HOME), replace(REQUEST, loads=REQUEST.loads[:3]))
 
 
 def test_a_plan_is_a_layout() -> None:
     problem = problem_of(MODEL, HOME, slow={1: 0.5})
-    joint = plan_jointly(problem, WISHES)
+    joint = plan_jointly(problem, REQUEST)
     partition = joint.plan.partition
     layout = layout_of(partition, joint.experts, generation=2, speeds=((1, 0.5),))
     assert decode_layout(encode_layout(layout)) == layout
