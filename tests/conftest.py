@@ -1,5 +1,6 @@
 """What holds for all tests: one switch, two profiles, and nothing that they leave behind."""
 
+import math
 import os
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
+from support.examples import DEFAULT, SHARES
 from support.leftovers import left_behind
 from support.tree import ROOT
 
@@ -26,7 +28,13 @@ settings.register_profile(
     "whole",
     parent=settings.get_profile("pacekeeper"),
     derandomize=True,
+    max_examples=math.ceil(DEFAULT * SHARES["whole"]),
     phases=(Phase.explicit, Phase.generate, Phase.target),
+)
+settings.register_profile(
+    "deep",
+    parent=settings.get_profile("pacekeeper"),
+    max_examples=math.ceil(DEFAULT * SHARES["deep"]),
 )
 settings.load_profile("pacekeeper")
 

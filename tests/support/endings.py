@@ -25,7 +25,7 @@ class KeepsEnding:
 
         def train(spec: RankSpec, **options: Any) -> Rank:
             rank = original(spec, **options)
-            torch.save(held_state(rank), ending_path(Path(self.directory), spec.rank))
+            torch.save(held_state(rank), ending_path(Path(self.directory), spec.rank))  # noqa: TID251
             return rank
 
         train_loop.train = train
@@ -39,7 +39,7 @@ def ending_path(directory: Path, rank: int) -> Path:
 
 def read_ending(directory: Path, rank: int) -> dict[str, Tensor]:
     """What it held: "BLOCK/w1", and moments beside it."""
-    state: dict[str, Tensor] = torch.load(ending_path(directory, rank))
+    state: dict[str, Tensor] = torch.load(ending_path(directory, rank))  # noqa: TID251
     return state
 
 

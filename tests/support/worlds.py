@@ -168,7 +168,7 @@ def run_processes(
             failure = directory / f"failure-{rank}.txt"
             text = failure.read_text() if failure.exists() else f"exit code {process.exitcode}"
             raise RuntimeError(f"rank {rank}: {text}")
-    return {rank: torch.load(directory / f"result-{rank}.pt") for rank in ranks}
+    return {rank: torch.load(directory / f"result-{rank}.pt") for rank in ranks}  # noqa: TID251
 
 
 def _process_main(
@@ -191,7 +191,7 @@ def _process_main(
             timeout_s=60.0,
         )
         result = body(fabric, argument)
-        torch.save(result, directory / f"result-{rank}.pt")
+        torch.save(result, directory / f"result-{rank}.pt")  # noqa: TID251
         fabric.exchange([1.0])  # nobody leaves while a peer still waits for its bytes
         fabric.close()
     except BaseException:

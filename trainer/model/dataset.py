@@ -13,6 +13,7 @@ import sysconfig
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -86,23 +87,9 @@ class Corpus:
 
         Raises HostError where this Python came without its source, or it can not be read.
         """
-        documents = [
-            piece
-            for document in _stdlib_documents()
-            for piece in _cut(document, config.row_tokens)
-            if len(piece) >= MIN_DOCUMENT_TOKENS
-        ]
-        if not documents:
-            raise HostError(
-                f"no Python source below {sysconfig.get_path('stdlib')} to train on",
-                remedy="use a Python whose standard library is not zipped",
-            )
-        order = random.Random(config.seed)
-        order.shuffle(documents)
-        rows = list(_pack(documents, config.row_tokens))
-        order.shuffle(rows)  # packing closes rows of one long document early
+        root = sysconfig.get_path("stdlib")
         return cls(
-            rows=tuple(rows),
+            rows=_stdlib_rows(root, config.row_tokens, config.seed),
             row_tokens=config.row_tokens,
             rows_per_step=config.rows_per_step,
             seed=config.seed,
@@ -110,10 +97,7 @@ class Corpus:
 
     def crc(self) -> int:
         """A name of the text and its packing: what a step is made of, given seed and batch."""
-        crc = 0
-        for row in self.rows:
-            crc = zlib.crc32(b"\0".join(row), crc)
-        return crc
+        return _crc(self.rows)
 
     def row(self, step: int, index: int) -> tuple[bytes, ...]:
         """The documents of row `index` of the global batch of `step`."""
@@ -176,9 +160,37 @@ class Corpus:
         )
 
 
-def _stdlib_documents() -> Iterator[bytes]:
+@lru_cache(maxsize=4)
+def _stdlib_rows(root: str, row_tokens: int, seed: int) -> tuple[tuple[bytes, ...], ...]:
+    """Rows of `row_tokens` from the source below `root`; read and packed once per process."""
+    documents = [
+        piece
+        for document in _stdlib_documents(root)
+        for piece in _cut(document, row_tokens)
+        if len(piece) >= MIN_DOCUMENT_TOKENS
+    ]
+    if not documents:
+        raise HostError(
+            f"no Python source below {root} to train on",
+            remedy="use a Python whose standard library is not zipped",
+        )
+    order = random.Random(seed)
+    order.shuffle(documents)
+    rows = list(_pack(documents, row_tokens))
+    order.shuffle(rows)  # packing closes rows of one long document early
+    return tuple(rows)
+
+
+@lru_cache(maxsize=4)
+def _crc(rows: tuple[tuple[bytes, ...], ...]) -> int:
+    crc = 0
+    for row in rows:
+        crc = zlib.crc32(b"\0".join(row), crc)
+    return crc
+
+
+def _stdlib_documents(root: str) -> Iterator[bytes]:
     """Paragraphs of the standard library's modules, files in a fixed order."""
-    root = sysconfig.get_path("stdlib")
     modules = []
     for folder, inner, names in os.walk(root):
         # Pruned before they are walked: site-packages may be larger than all the rest.

@@ -17,6 +17,7 @@ from pacekeeper.predictor.stats.cusum_design import (
     samples_between_alarms,
     threshold,
 )
+from support.examples import examples
 
 RULES = chart_rules(gaussian(), samples=200.0)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -51,7 +52,7 @@ def one_rank(rules: tuple[ChartRule, ...], values: list[float], r: float) -> lis
 
 
 @given(seed=SEEDS, r=st.sampled_from([0.0, 0.2, -0.3]), gaps=st.sampled_from([0.0, 0.2]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_all_ranks_at_once_are_each_rank_by_itself(seed: int, r: float, gaps: float) -> None:
     values = residuals(seed, 120, 6, gaps)
     bank = cusum_bank.begin(RULES, 6)
@@ -61,7 +62,7 @@ def test_all_ranks_at_once_are_each_rank_by_itself(seed: int, r: float, gaps: fl
 
 
 @given(seed=SEEDS, cut=st.integers(0, 50), gaps=st.sampled_from([0.0, 0.2]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_batches_are_folded_as_their_samples_one_after_the_other(
     seed: int, cut: int, gaps: float
 ) -> None:
@@ -77,7 +78,7 @@ def test_batches_are_folded_as_their_samples_one_after_the_other(
 
 
 @given(seed=SEEDS, gaps=st.sampled_from([0.0, 0.2]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_permutation_of_ranks_permutes_the_alarms(seed: int, gaps: float) -> None:
     values = residuals(seed, 80, 9, gaps)
     order = np.random.default_rng(seed).permutation(9)
@@ -94,7 +95,7 @@ def test_a_permutation_of_ranks_permutes_the_alarms(seed: int, gaps: float) -> N
     k=st.sampled_from(REFERENCES),
     clip=st.sampled_from([3.0, 8.0]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_rarer_alarms_take_a_higher_threshold(
     samples: float, factor: float, k: float, clip: float
 ) -> None:
@@ -130,7 +131,7 @@ def test_twice_the_ranks_or_samples_or_half_the_alarms_ask_for_twice_as_many_sam
 
 
 @given(seed=SEEDS, scale=st.floats(0.1, 10.0))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_thresholds_scale_with_the_residuals(seed: int, scale: float) -> None:
     history = np.random.default_rng(seed).standard_t(4, 3_000)
     one = threshold(empirical(history), k=0.5, clip=2.0, samples=1e4)

@@ -14,10 +14,13 @@ from pacekeeper.cli.analysis.replay import verdicts_document
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.offline.analyze import judge
 from pacekeeper.simulator.readers.registry import open_runs
+from support.examples import examples
 from support.foreign_traces import FILES, TABLES, Row, csv_text
 
 relaxed = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 odd = st.sampled_from(
     [None, "", "nan", "inf", "-inf", -1, 0, 1, 2**31, 2**63, 10**400, 1e-300, 1e300, "x", "0x1",

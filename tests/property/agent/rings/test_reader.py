@@ -16,6 +16,7 @@ from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.records import Record, StepRecord
 from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import step
+from support.examples import examples
 
 SLOTS = shm_ring.SLOT_COUNT
 
@@ -66,7 +67,7 @@ damage = st.tuples(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.sampled_from([5, SLOTS - 1, SLOTS, SLOTS + 9]),
     st.lists(damage, max_size=4),

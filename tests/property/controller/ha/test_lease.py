@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.controller.ha import lease
 from pacekeeper.controller.ha.lease import Timing
+from support.examples import examples
 from support.lease_world import DRIFT, TIMING, Chaos, World
 
 CALM_S = 3 * TIMING.duration_s * (1 + DRIFT)
@@ -36,7 +37,7 @@ def played(world: World, until_s: float) -> dict[int, str]:
     return led
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seeds, st.sampled_from([2, 3, 5]), st.sampled_from([0.0, 0.2, 0.6]))
 def test_never_two_and_one_a_term_and_soon_somebody(seed: int, members: int, lost: float) -> None:
     world = World(Random(seed), Chaos(until_s=60.0, lost_ratio=lost), members)
@@ -45,7 +46,7 @@ def test_never_two_and_one_a_term_and_soon_somebody(seed: int, members: int, los
     assert len(world.commanders()) == 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(seeds, st.sampled_from([2, 3, 5]), st.sampled_from([0.0, 0.2, 0.6]))
 def test_whose_copy_is_damaged_never_leads_and_does_not_keep_others_from_it(
     seed: int, members: int, lost: float
@@ -88,7 +89,7 @@ def test_a_term_that_somebody_has_seen_is_passed(seed: int, heard: int) -> None:
     assert min(world.commanders().values()) > heard or heard == 1
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(seeds, st.sampled_from([1, 1000, 1 << 20, 1 << 52, 1 << 64]))
 def test_whoever_lies_about_terms_does_not_keep_leaders_from_leading(seed: int, step: int) -> None:
     """An agent always says to have seen a later term: leaders change seldom, and terms last."""

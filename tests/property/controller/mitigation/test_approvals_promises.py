@@ -17,6 +17,7 @@ from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import shrink
+from support.examples import examples
 from support.machine_driver import (
     FLOOR,
     QUICK,
@@ -165,7 +166,7 @@ def happen(watched: Watched, what: str, number: float, flag: bool) -> None:
     watched.look()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(moves)
 def test_a_plan_is_offered_once_in_time_approved_and_on_its_own_layout(
     story: list[tuple[str, float, bool]],

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.controller.mitigation.backoff import FIRST_WAIT_S, LONGEST_WAIT_S
 from pacekeeper.core.incidents.findings import MitigationLevel
+from support.examples import examples
 from support.machine_driver import refused, train, with_plan
 
 moves = st.lists(
@@ -14,7 +15,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(moves)
 def test_no_kind_of_plan_comes_back_before_its_wait_is_over(
     story: list[tuple[bool, float]],

@@ -11,6 +11,7 @@ from pacekeeper.controller.planning import reliability
 from pacekeeper.controller.planning.experts.planner import plan_experts
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
 from pacekeeper.controller.planning.reliability import loss_with_racks, minimal_cut_sets
+from support.examples import examples
 
 Case = tuple[list[frozenset[int]], dict[int, float], dict[int, int], dict[int, float]]
 
@@ -54,7 +55,7 @@ def placements(
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(placements())
 def test_what_is_lost_with_racks_is_what_trying_all_failures_gives(
     case: Case,
@@ -78,7 +79,7 @@ def test_beyond_few_sets_of_events_it_is_never_below(
         )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.integers(2, 3),
     st.sampled_from([0.002, 0.05]),

@@ -14,6 +14,7 @@ from pacekeeper.core.layout.diff import diff_layouts
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload, forecast
+from support.examples import examples
 
 
 @st.composite
@@ -65,7 +66,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(views(), configs)
 def test_a_plan_pays_by_forecast_and_keeps_what_must_be_kept(
     view: PlanningSnapshot, config: PolicyConfig
@@ -97,7 +98,7 @@ def test_a_plan_pays_by_forecast_and_keeps_what_must_be_kept(
     assert (decision.level is MitigationLevel.MOVE_REPLICAS) == (decision.moved_bytes > 0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(views(), configs)
 def test_the_same_view_gives_the_same_decision(
     view: PlanningSnapshot, config: PolicyConfig
@@ -105,7 +106,7 @@ def test_the_same_view_gives_the_same_decision(
     assert decide(view, config) == decide(view, config)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(views(), configs)
 def test_a_layout_once_chosen_is_not_left_at_the_next_look(
     view: PlanningSnapshot, config: PolicyConfig

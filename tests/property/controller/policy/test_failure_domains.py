@@ -16,6 +16,7 @@ from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
+from support.examples import examples
 from support.layouts import on_nodes
 from support.spread_cases import NodeOf, SpreadCase, hosted
 
@@ -53,7 +54,7 @@ def view_of(layout: Layout, node_of: NodeOf, slots: int, **change: object) -> Pl
     return replace(view, **change)  # type: ignore[arg-type]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(hosted(), skewed, st.booleans(), st.booleans())
 def test_no_decision_goes_below_the_floor_and_what_is_left_is_said(
     case: SpreadCase, loads: list[float], is_slow: bool, is_young: bool
@@ -77,7 +78,7 @@ def test_no_decision_goes_below_the_floor_and_what_is_left_is_said(
     assert (decision.exposure.num_nodes == 1) == (len(set(node_of.values())) == 1)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     hosted(),
     skewed,

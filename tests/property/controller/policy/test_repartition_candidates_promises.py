@@ -15,6 +15,7 @@ from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import STATE_MOVING_LEVELS, Decision, MitigationLevel
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
+from support.examples import examples
 from support.partitioned import staged_layout, view_of, work_of
 
 MIN_PLANS = 0.2  # of all examples: a policy that never plans must not pass
@@ -64,7 +65,7 @@ configs = st.builds(
 def test_a_plan_keeps_the_rules_and_pays_by_its_own_forecast() -> None:
     drawn: Counter[MitigationLevel] = Counter()
 
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=examples(60))
     @given(views(), configs)
     def keeps_the_rules(view: PlanningSnapshot, config: PolicyConfig) -> None:
         drawn[decide(view, config).level] += 1
@@ -112,7 +113,7 @@ def check_decision(view: PlanningSnapshot, config: PolicyConfig) -> None:
 def test_after_recovery_home_returns_and_stays() -> None:
     returned = Counter[bool]()
 
-    @settings(deadline=None, max_examples=30)
+    @settings(deadline=None, max_examples=examples(30))
     @given(views(), configs)
     def returns_and_stays(view: PlanningSnapshot, config: PolicyConfig) -> None:
         config = replace(config, may_leave_out=False, min_nodes=1, memory_bytes=0)

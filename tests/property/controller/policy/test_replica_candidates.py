@@ -14,6 +14,7 @@ from pacekeeper.controller.planning.experts.problem import Cluster, Floors
 from pacekeeper.controller.planning.experts.repair import SpreadRequirements, repair
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.core.layout.layout import ReplicaSet, even_layout
+from support.examples import examples
 from support.layouts import on_nodes
 from support.placements import Case, planned
 from support.spread_cases import SpreadCase, full, hosted, is_stuck
@@ -49,7 +50,7 @@ def height(
     return max(at[rank] / speeds[rank] for rank in speeds)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(skewed(), st.integers(1, 3))
 def test_hosts_and_slots_are_kept_and_shares_are_whole(case: Case, min_hosts: int) -> None:
     layout, _, _, slots = case
@@ -68,7 +69,7 @@ def test_hosts_and_slots_are_kept_and_shares_are_whole(case: Case, min_hosts: in
         assert all(n <= max(slots, len(layout.experts_on(r, layer))) for r, n in held.items())
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(skewed(), st.sampled_from([0.0, 1.0, 30.0, 300.0]))
 def test_what_is_copied_is_repaid(case: Case, move_s: float) -> None:
     """Ranks are nodes here, so nothing has to be mended: all that is done is done for its price."""
@@ -106,7 +107,7 @@ def test_a_budget_of_copies_is_kept(case: Case, max_copies: int) -> None:
     assert 0 < len(pairs[1] - pairs[0]) <= max_copies
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.one_of(hosted(), full()), skewed_loads, listed_speeds, st.integers(1, 3), st.integers(1, 3)
 )
@@ -141,7 +142,7 @@ def cluster_of(case: SpreadCase) -> Cluster:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.one_of(hosted(), full()), st.integers(1, 3))
 def test_what_is_mended_takes_few_moves_and_what_is_left_can_not_be(
     case: SpreadCase, least: int
@@ -176,7 +177,7 @@ def closed_form(
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.sampled_from([0.0, 1.0, 5.0, 20.0]), min_size=1, max_size=3),
     st.lists(speeds_, min_size=1, max_size=3),

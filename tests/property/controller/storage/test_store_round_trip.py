@@ -11,6 +11,7 @@ from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.incidents.rank_ranges import to_ranges
+from support.examples import examples
 from support.layouts import layouts
 
 numbers = st.integers(0, 2**32 - 1)
@@ -67,7 +68,7 @@ jobs = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)  # each one waits for the disk
+@settings(max_examples=examples(25), deadline=None)  # each one waits for the disk
 @given(
     st.lists(jobs, max_size=3, unique_by=lambda job: job.name),
     st.lists(incidents, max_size=4, unique_by=lambda incident: incident.incident_id),

@@ -18,6 +18,7 @@ from pacekeeper.core.checkpoint.partial_experts import (
     select_experts,
     suspect_priority,
 )
+from support.examples import examples
 
 weights = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=8)
 heavy = st.lists(st.floats(0.01, 100.0), min_size=2, max_size=8)
@@ -71,7 +72,7 @@ def test_one_at_risk_among_safe_ones_is_saved_each_time() -> None:
     assert expected_loss([1.0], [0.0]) == inf
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.floats(0.1, 10.0), min_size=2, max_size=6), st.integers(1, 3))
 def test_the_greatest_needs_lose_little_more_than_the_bound(rates: list[float], k: int) -> None:
     """The index in whole saves: within the rounding of gaps to whole checkpoints."""

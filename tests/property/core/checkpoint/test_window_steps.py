@@ -14,6 +14,7 @@ from pacekeeper.core.checkpoint.window_steps import (
     window_within_bytes,
 )
 from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
+from support.examples import examples
 from support.layouts import layouts
 
 KINDS = ("", "exp_avg", "exp_avg_sq")
@@ -27,7 +28,7 @@ def sizes_of(draw: st.DrawFn, layout: Layout) -> dict[Piece, int]:
     return {Piece(block, kind): size for block, size in sizes.items() for kind in KINDS}
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.data(), st.integers(1, 9))
 def test_a_window_of_so_many_steps_has_each_state_once_and_no_step_too_many(
     data: st.DataObject, num_steps: int
@@ -50,7 +51,7 @@ def test_a_window_of_so_many_steps_has_each_state_once_and_no_step_too_many(
     assert max(busiest) <= everything
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.data())
 def test_more_steps_never_copy_more_after_the_busiest(data: st.DataObject) -> None:
     sizes = data.draw(sizes_of(STAGES))

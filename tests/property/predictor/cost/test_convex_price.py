@@ -13,6 +13,7 @@ from pacekeeper.predictor.cost.features import BENDS, FEATURES, Array, StepSampl
 from pacekeeper.predictor.cost.model import CostModel, fit
 from pacekeeper.predictor.online.state import begin, model_of
 from pacekeeper.predictor.online.update import fold
+from support.examples import examples
 from support.synthetic_job import DEVICE_CLOCK, SyntheticJob
 
 RANKS, EXPERTS, FEW = 4, 16, 12
@@ -78,7 +79,7 @@ def expert_s(model: CostModel, rows: float) -> float:
     knee=st.sampled_from([float(knot) for knot in KNOTS[:3]]),
     row_s=st.floats(1e-6, 2e-5),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_knee_in_the_price_of_experts_is_recovered(seed: int, knee: float, row_s: float) -> None:
     model = fit(steps(seed, knee, row_s, noise=0.002, num_steps=150))
     told = [expert_s(model, rows) for rows in (8.0, knee, 2.0 * knee, 400.0)]
@@ -90,7 +91,7 @@ def test_a_knee_in_the_price_of_experts_is_recovered(seed: int, knee: float, row
 
 
 @given(seed=st.integers(0, 10_000), noise=st.floats(0.001, 0.2))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_the_price_of_experts_is_convex_and_never_falls(seed: int, noise: float) -> None:
     model = fit(steps(seed, 64.0, 1e-5, noise=noise, num_steps=FEW))
     rows = np.arange(1.0, 3000.0, 7.0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
 from pacekeeper.predictor.offline.trace import OpType
+from support.examples import examples
 from support.synthetic_trace import Compute, Job, step_times, timeline
 
 
@@ -26,7 +27,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(job=jobs(), seed=st.integers(0, 2**32 - 1))
 def test_replay_equals_playing_the_operations(job: Job, seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -51,7 +52,7 @@ def test_replay_equals_playing_the_operations(job: Job, seed: int) -> None:
     assert what_if_of(replay).slowdown == pytest.approx(np.mean(played_s) / np.mean(ideal_s))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(job=jobs(), seed=st.integers(0, 2**32 - 1))
 def test_numbers_of_ranks_do_not_matter(job: Job, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -12,10 +12,11 @@ from pacekeeper.predictor.job_level.detect import job_faults, judge_job
 from pacekeeper.predictor.offline.anomalies import TroubleKind
 from pacekeeper.predictor.offline.trace import Trace
 from pacekeeper.predictor.stats.change_points import SPIKE_WINDOW
+from support.examples import examples
 from support.step_times import job, slowed, with_work
 
 EDGE_STEPS = SPIKE_WINDOW // 2  # fewer steps beside a jump pass for a spike
-FEW = settings(max_examples=30, deadline=None)
+FEW = settings(max_examples=examples(30), deadline=None)
 seeds = st.integers(0, 10_000)
 FLAT_S = np.full(1200, 0.06)
 SCHEDULE = np.repeat([0, 1, 2], 500)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.predictor.offline.online_rules import slow_links
 from pacekeeper.predictor.offline.trace import OwnTransferTable, Trace, Worker
+from support.examples import examples
 
 NUM_STEPS, NUM_RANKS = 30, 3
 times = st.sampled_from([np.nan, 0.0, 1e-300, 1e-9, 0.01, 0.5, 1e6, 9e8])
@@ -16,7 +17,7 @@ sizes = st.sampled_from([0.0, 1.0, 1e6, 2.0**52])
 odd_rows = st.lists(st.tuples(st.integers(0, NUM_STEPS * NUM_RANKS - 1), times, sizes), max_size=25)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     rows=odd_rows,
     seed=st.integers(0, 99),

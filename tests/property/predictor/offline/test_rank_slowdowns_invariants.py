@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.predictor.offline.anomalies import Trouble
 from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
+from support.examples import examples
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 
 SEEDS = st.integers(0, 10_000)
@@ -18,7 +19,7 @@ def told(trouble: Trouble) -> tuple[int | None, int, int | None, float]:
     return trouble.rank, trouble.first_step, trouble.last_step, round(trouble.slowdown, 6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=SEEDS, rank=RANKS, scale=st.floats(1e-3, 1e3), sums=st.booleans())
 def test_the_unit_of_time_changes_nothing(seed: int, rank: int, scale: float, sums: bool) -> None:
     trace = slowed(pipeline(seed=seed), rank, 1.3, first=5)
@@ -27,7 +28,7 @@ def test_the_unit_of_time_changes_nothing(seed: int, rank: int, scale: float, su
     assert [told(t) for t in rank_faults(scaled)] == [told(t) for t in rank_faults(trace)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=SEEDS, rank=RANKS, data=st.data())
 def test_other_names_of_ranks_and_another_order_of_rows_only_rename_findings(
     seed: int, rank: int, data: st.DataObject
@@ -48,7 +49,7 @@ def test_other_names_of_ranks_and_another_order_of_rows_only_rename_findings(
     assert {(t.rank, t.first_step) for t in rank_faults(renamed)} == expected
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=SEEDS, factor=st.floats(1.05, 5.0), first=st.integers(0, 10), sums=st.booleans())
 def test_a_slowdown_of_everybody_accuses_nobody(
     seed: int, factor: float, first: int, sums: bool
@@ -59,7 +60,7 @@ def test_a_slowdown_of_everybody_accuses_nobody(
     assert rank_faults(timed(trace, later)) == rank_faults(trace) == ()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     seed=SEEDS,
     rank=RANKS,

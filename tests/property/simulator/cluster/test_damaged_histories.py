@@ -11,6 +11,7 @@ from pacekeeper.core.errors import DataError
 from pacekeeper.simulator.cluster.fault_log import read_faults
 from pacekeeper.simulator.cluster.history import History
 from pacekeeper.simulator.cluster.spot_trace import read_spot
+from support.examples import examples
 
 EVENTS = "0,add,a\n0,add,b\n60000,remove,a\n120000,add,c\n"
 COUNTS = "0,2\n10,1\n20,3\n"
@@ -37,7 +38,7 @@ def damaged(draw: st.DrawFn, text: str) -> str:
     return text[:start] + draw(odd) + (text[end:] if draw(st.booleans()) else "")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=st.sampled_from([EVENTS, COUNTS, DATED, INTERVALS]).flatmap(damaged))
 def test_a_damaged_spot_trace(text: str) -> None:
     with TemporaryDirectory() as folder:
@@ -49,7 +50,7 @@ def test_a_damaged_spot_trace(text: str) -> None:
             assert "trace.csv" in str(error) and "\n" not in str(error), error
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=damaged(FAULTS))
 def test_a_damaged_fault_log(text: str) -> None:
     with TemporaryDirectory() as folder:

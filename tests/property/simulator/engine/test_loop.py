@@ -14,6 +14,7 @@ from pacekeeper.simulator.policies.base import Policy, Use
 from pacekeeper.simulator.policies.checkpoint_restart import Regrouping, Restarting
 from pacekeeper.simulator.policies.lazarus import Lazarus
 from pacekeeper.simulator.policies.pacekeeper import Pacekeeper
+from support.examples import examples
 from support.sim_jobs import EXACT, histories, small_job
 from support.sim_walk import Walk
 
@@ -27,7 +28,7 @@ POLICIES: tuple[Policy, ...] = (
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(history=histories(is_paced=True), seed=st.integers(0, 3))
 def test_every_second_and_every_sample_is_told_once(
     policy: Policy, history: History, seed: int
@@ -47,7 +48,7 @@ def test_every_second_and_every_sample_is_told_once(
     assert outcome == simulate(history, job, even_routing(2, 2), policy, seed=seed)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     history=histories(),
     every=st.integers(1, 5),
@@ -66,7 +67,7 @@ def test_a_walk_second_by_second_sees_the_same(history: History, every: int, ste
     assert (outcome.samples, outcome.restarts) == (walk.samples, walk.restarts)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(history=histories(is_paced=True), policy=st.sampled_from(POLICIES[:4]))
 def test_few_points_tell_as_many_samples_at_every_moment_within_their_distance(
     history: History, policy: Policy

@@ -10,6 +10,7 @@ from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.jobs.pipeline_step import partition_step_s
+from support.examples import examples
 from support.partitions import even_partition, model_of, problem_of
 
 SLOW_LINKS = Links(inside_bytes_per_s=1e7, between_bytes_per_s=1e6)
@@ -17,7 +18,7 @@ schedules = st.sampled_from([Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE])
 speeds = st.dictionaries(st.integers(0, 15), st.sampled_from([0.3, 0.5, 0.8]), max_size=4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(speeds, schedules, st.sampled_from([False, True]))
 def test_without_messages_and_jitter_a_planned_step_takes_what_is_forecast(
     slow: dict[int, float], schedule: Schedule, shares_experts: bool
@@ -32,7 +33,7 @@ def test_without_messages_and_jitter_a_planned_step_takes_what_is_forecast(
         assert partition_step_s(partition, problem) == pytest.approx(forecast_s, rel=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(speeds, schedules)
 def test_messages_that_wait_for_their_link_only_add_to_the_longest_path(
     slow: dict[int, float], schedule: Schedule

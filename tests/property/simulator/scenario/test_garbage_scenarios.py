@@ -14,6 +14,7 @@ from pacekeeper.cli.analysis.simulate import simulation_document
 from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.simulator.engine.statistics import summarised
 from pacekeeper.simulator.scenario.loader import played, read_scenario
+from support.examples import examples
 from support.scenarios import Tables, small_tables, written
 
 ODD: tuple[Any, ...] = (
@@ -41,7 +42,7 @@ def garbage(draw: st.DrawFn) -> Tables:
     return tables
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(tables=garbage())
 def test_a_garbage_scenario(tables: Tables) -> None:
     with TemporaryDirectory() as folder:

@@ -17,6 +17,7 @@ from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.checkpoint.reader import complete_ids, damages, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.checkpoints import Lone
+from support.examples import examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,9 @@ def spoil(path: Path, data: st.DataObject) -> bool:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.data())
 def test_damage_is_named_and_never_taken(bench: Bench, data: st.DataObject) -> None:

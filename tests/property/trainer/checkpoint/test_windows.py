@@ -19,6 +19,7 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
 from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
+from support.examples import examples
 from support.trainees import State, assert_all_same, trained
 
 CONFIG = TrainConfig(
@@ -73,7 +74,7 @@ def newest_whole(steps: int, window: int) -> int:
     return (whole - 1) * window + 1 if whole else 0
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     window=st.integers(1, 5),
     killed=st.integers(1, STEPS - 1),

@@ -23,6 +23,7 @@ from pacekeeper.trainer.elastic.consensus import Agreement, AllDone, Fenced
 from pacekeeper.trainer.elastic.messages import Report, Verdict
 from pacekeeper.trainer.elastic.quorum import Group, rule
 from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
+from support.examples import examples
 from support.fake_stores import FakeCluster, Killed
 
 TICKET = 7
@@ -114,7 +115,9 @@ def _hurry() -> Iterator[None]:
 
 
 # A failing example waits for long: it is shown as it was found.
-@settings(max_examples=150, deadline=None, phases=(Stage.explicit, Stage.reuse, Stage.generate))
+@settings(
+    max_examples=examples(150), deadline=None, phases=(Stage.explicit, Stage.reuse, Stage.generate)
+)
 @given(clusters(), st.data())
 def test_the_living_reach_one_verdict(
     drawn: tuple[FakeCluster, frozenset[int]], data: st.DataObject

@@ -19,6 +19,7 @@ from pacekeeper.trainer.elastic.consensus import Agreement, Fenced
 from pacekeeper.trainer.elastic.messages import Report
 from pacekeeper.trainer.elastic.quorum import Group
 from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
+from support.examples import examples
 from support.fake_stores import FakeCluster, Killed
 
 MAX_ROUNDS = 8
@@ -140,7 +141,9 @@ def broken(draw: st.DrawFn) -> FakeCluster:
 
 
 # A failing example waits for long: it is shown as it was found.
-@settings(max_examples=40, deadline=None, phases=(Stage.explicit, Stage.reuse, Stage.generate))
+@settings(
+    max_examples=examples(40), deadline=None, phases=(Stage.explicit, Stage.reuse, Stage.generate)
+)
 @given(broken())
 def test_groups_that_stand_follow_one_another(cluster: FakeCluster) -> None:
     """A group may stand and be left at once; what stands next follows it, never goes beside it.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.trainer.elastic import quorum
 from pacekeeper.trainer.elastic.quorum import FIRST_GROUP, NO_GROUP, Group
+from support.examples import examples
 
 
 @st.composite
@@ -25,7 +26,7 @@ def splits(draw: st.DrawFn) -> tuple[Group, list[set[int]], set[int]]:
     return Group.first(1, tuple(ranks)), list(sides.values()), dead
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(splits(), st.data())
 def test_at_most_one_side_goes_on_whatever_each_knows_of_the_dead(
     split: tuple[Group, list[set[int]], set[int]], data: st.DataObject
@@ -236,7 +237,7 @@ class BrokenNetwork:
             assert name == earlier, f"{earlier} and {later} both went on"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.integers(0, 2**32))
 def test_at_most_one_side_goes_on_in_any_order_of_events(seed: int) -> None:
     network = BrokenNetwork(Random(seed))

@@ -8,6 +8,7 @@ from torch import Tensor
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.model.transformer import MoETransformer
 from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
+from support.examples import examples
 from support.training import RANKS, random_layout
 from support.worlds import ThreadFabric, run_world
 
@@ -27,7 +28,7 @@ def expert_gradients(model: MoETransformer) -> dict[tuple[int, int], Tensor]:
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 10_000), st.sets(st.sampled_from(RANKS)))
 def test_every_holder_gets_the_sum_in_rank_order(seed: int, without: set[int]) -> None:
     """Ranks in `without` computed nothing: their gradients are missing and count as zero."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage, even_layout
+from support.examples import examples
 from support.training import CONFIG, Run, alone, train
 from support.worlds import ThreadFabric, run_world
 
@@ -152,7 +153,7 @@ def test_so_do_those_that_are_left_while_others_stand_by_and_come_back() -> None
 
 
 @given(st.permutations([0, 1, 2]))
-@settings(deadline=None, max_examples=3)
+@settings(deadline=None, max_examples=examples(3))
 def test_whatever_the_order_of_layouts(order: list[int]) -> None:
     layouts = (even(), uneven(1), uneven(2))
     check(tuple(replace(layouts[i], generation=n + 1) for n, i in enumerate(order)))

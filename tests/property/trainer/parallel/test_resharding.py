@@ -20,6 +20,7 @@ from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
 from pacekeeper.trainer.model.transformer import MoETransformer
 from pacekeeper.trainer.parallel import resharding
 from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
+from support.examples import examples
 from support.worlds import ThreadFabric, ThreadWorld, run_world
 
 CONFIG = TrainConfig(
@@ -93,7 +94,7 @@ def test_an_identity_move_changes_no_bit() -> None:
     run_world(RANKS, body)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(placements())
 def test_training_through_a_move_equals_training_without_it(new: Layout) -> None:
     def moved(fabric: ThreadFabric) -> Worker:

@@ -15,6 +15,7 @@ from pacekeeper.trainer.parallel.token_balancing import (
     split_rows,
     whole_capacities,
 )
+from support.examples import examples
 
 Case = tuple[list[list[int]], Ints, list[float]]
 
@@ -108,7 +109,7 @@ def test_rows_stay_on_their_rank_then_on_their_node(case: Case, data: st.DataObj
             assert within == min(brought, taken)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(cases())
 def test_only_ratios_of_speeds_count(case: Case) -> None:
     hosts, counts, speeds = case

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet, even_layout
 from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
 from pacekeeper.trainer.parallel.token_dispatcher import Routes, combine, dispatch
+from support.examples import examples
 from support.worlds import ThreadFabric, ThreadWorld, run_world
 
 RANKS = (1, 2, 5, 9)
@@ -77,7 +78,7 @@ def test_senders_and_receivers_agree_on_every_row(
             assert (other.sent_P[mine] == way.received_WQ[sender]).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     layers,
     speeds,

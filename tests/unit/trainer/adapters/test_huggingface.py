@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
 from pacekeeper.trainer.adapters import huggingface
 from pacekeeper.trainer.adapters.huggingface import Pacekeeper
+from support.examples import examples
 from support.foreign_models import TinyModel
 from support.rings import records_in
 
@@ -78,7 +79,7 @@ MOMENTS = ("on_train_begin", "on_step_begin", "on_step_end", "on_substep_end", "
 ACTS = (*MOMENTS, "on_prediction_step", "pass", "evaluate", "load")
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(acts=st.lists(st.sampled_from(ACTS), max_size=25))
 def test_in_any_order_nothing_raises_and_nothing_is_told_twice(
     tmp_path_factory: pytest.TempPathFactory, acts: list[str]

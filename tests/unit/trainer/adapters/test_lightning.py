@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
 from pacekeeper.trainer.adapters import lightning
 from pacekeeper.trainer.adapters.lightning import Pacekeeper
+from support.examples import examples
 from support.foreign_models import TinyModel
 from support.rings import records_in
 
@@ -76,7 +77,7 @@ class Run:
 ACTS = ("accumulate", "step", "no loss", "load", "validate", "epoch", "exception")
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(acts=st.lists(st.sampled_from(ACTS), max_size=16), is_automatic=st.booleans(),
        is_wrapped=st.booleans())  # fmt: skip
 def test_in_any_order_each_step_and_micro_batch_is_told_once(

@@ -13,6 +13,7 @@ from pacekeeper.trainer.adapters import reporter
 from pacekeeper.trainer.adapters.reporter import StepReporter
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime
+from support.examples import examples
 from support.rings import records_in
 
 CALLS = (
@@ -146,7 +147,7 @@ def test_where_nobody_tells_of_loading_nothing_is_told_of_it(tmp_path: Path) -> 
     assert isinstance(ended, StepRecord) and ended.input_wait_s is None
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(calls=st.lists(st.sampled_from(CALLS), max_size=40))
 def test_in_any_order_only_what_began_and_ended_is_told(
     tmp_path_factory: pytest.TempPathFactory, calls: list[str]

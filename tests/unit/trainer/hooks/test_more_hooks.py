@@ -321,7 +321,7 @@ def test_the_example_of_the_readme_runs_as_printed(
     }
     before = model.weight.detach().clone()
     monkeypatch.setenv(hooks.RING_DIR_VARIABLE, str(tmp_path))
-    exec(code, names)
+    exec(code, names)  # noqa: S102
     made = records(names["pace"])
     assert [type(record) for record in made] == [MicroBatchRecord, StepRecord] * 2
     assert [r.tokens for r in made if isinstance(r, MicroBatchRecord)] == [6, 2]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pacekeeper.controller.planning.experts.planner import ExpertPlan, NoPlacement, plan_experts
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
 from support.densest import least_of_all_hosts, least_split
+from support.examples import examples
 
 LOADS = st.one_of(st.just(0.0), st.floats(1e-3, 100.0))
 
@@ -43,7 +44,7 @@ def nodes_of(plan: ExpertPlan, cluster: Cluster) -> list[set[int]]:
     return [{cluster.nodes[host.rank] for host in on} for layer in plan.hosts for on in layer]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(clusters(), st.integers(1, 3), st.integers(1, 9), st.integers(1, 2), st.data())
 def test_fewer_losses_than_the_floor_are_survived_and_no_slot_is_used_twice(
     cluster: Cluster, floor: int, num_experts: int, num_layers: int, data: st.DataObject
@@ -75,7 +76,7 @@ def test_fewer_losses_than_the_floor_are_survived_and_no_slot_is_used_twice(
 def test_floors_of_nodes_and_racks_hold_anew_and_from_any_present_hosts() -> None:
     planned: Counter[bool] = Counter()
 
-    @settings(max_examples=1000)
+    @settings(max_examples=examples(1000))
     @given(clusters(), st.integers(1, 3), st.integers(1, 2), st.integers(1, 7), st.data())
     def floors_hold(
         cluster: Cluster, nodes: int, racks: int, num_experts: int, data: st.DataObject
@@ -110,7 +111,7 @@ def check_floors(plan: ExpertPlan, cluster: Cluster, floors: Floors) -> None:
     assert all(n <= slots for n, slots in zip(held, cluster.slots, strict=True))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(clusters(), st.integers(1, 3), st.integers(1, 9), st.data())
 def test_the_proof_of_survival_is_what_trying_every_loss_gives(
     cluster: Cluster, floor: int, num_experts: int, data: st.DataObject
@@ -137,7 +138,7 @@ def test_the_proof_of_survival_is_what_trying_every_loss_gives(
     assert plan.proof.loss_probability == pytest.approx(lost, rel=1e-6, abs=1e-15)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(2, 4), st.integers(1, 2), st.integers(2, 5), st.data())
 def test_no_hosts_at_all_beat_the_bound_of_the_slots(
     num: int, slots: int, num_experts: int, data: st.DataObject

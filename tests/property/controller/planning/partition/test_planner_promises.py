@@ -12,6 +12,7 @@ from pacekeeper.controller.planning.partition.constraints import check_partition
 from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.pipeline_schedule import Schedule
+from support.examples import examples
 from support.partitions import even_partition, model_of, problem_of
 
 DENSE, MOE = model_of(6, attention=8, mlp=16), model_of(6, attention=8, expert_s=3.0)
@@ -32,7 +33,7 @@ def home_of(model: ModelCost) -> Partition:
 def test_every_plan_keeps_its_promises() -> None:
     drawn: Counter[str] = Counter()
 
-    @settings(deadline=None, max_examples=30)
+    @settings(deadline=None, max_examples=examples(30))
     @given(
         model=st.sampled_from([DENSE, MOE]),
         speeds=st.lists(

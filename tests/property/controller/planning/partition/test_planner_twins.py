@@ -23,6 +23,7 @@ from pacekeeper.controller.planning.partition_cost.compute import (
 from pacekeeper.controller.planning.partition_cost.stage_times import PipelineTimes
 from pacekeeper.controller.planning.partition_cost.step_time import closed_ends, path_ends, price
 from pacekeeper.core.layout.pipeline_schedule import Schedule
+from support.examples import examples
 from support.partitions import FAST, even_partition, model_of, problem_of, runs_of, with_cuts
 
 speeds = st.floats(0.2, 1.0)
@@ -202,7 +203,7 @@ def test_the_closed_form_is_within_two_percent_of_the_longest_path(
     assert closed_ends(times).max() == pytest.approx(exact.max(), rel=0.02)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=examples(12))
 @given(
     pace=st.lists(st.sampled_from([1.0, 1.0, 0.7, 0.45, 0.3]), min_size=4, max_size=4),
     num_layers=st.integers(2, 5),

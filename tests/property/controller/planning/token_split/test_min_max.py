@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.controller.planning.token_split.min_max import unique_rows
+from support.examples import examples
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 63, 64, 65, 130])
 @pytest.mark.parametrize("is_turned", [False, True], ids=["in memory's order", "transposed"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 10_000), num_rows=st.integers(0, 40))
 def test_rows_are_numbered_as_they_appear(
     width: int, is_turned: bool, seed: int, num_rows: int

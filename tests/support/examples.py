@@ -1,0 +1,23 @@
+"""How many examples a property draws: few in `make test`, many in `make stress`.
+
+Hypothesis profiles (tests/conftest.py): `pacekeeper` when a developer runs some tests, `whole` in
+`make test` (the same examples each time), `deep` in `make stress` (other examples each time).
+"""
+
+import math
+
+from hypothesis import settings
+
+SHARES = {"whole": 0.25, "deep": 3.0}
+LEAST = 5
+DEFAULT = 100  # Hypothesis' own
+
+
+def examples(count: int) -> int:
+    """Return the number of examples in the current profile.
+
+    Args:
+        count: The number in a developer's run; as many as make a broken rule likely to be seen.
+    """
+    share = SHARES.get(settings.get_current_profile_name(), 1.0)
+    return max(math.ceil(count * share), min(count, LEAST))

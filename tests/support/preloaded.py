@@ -1,0 +1,19 @@
+"""What the tests' fork server runs as its main module: what each forked process would do again."""
+
+import gc
+import importlib
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from pacekeeper.trainer.model.dataset import Corpus
+from support.fleet import SMALL
+from support.fork_server import LOADED
+
+for name in LOADED:
+    importlib.import_module(name)
+Corpus.from_stdlib(SMALL).crc()
+# A collection in a forked process copies no page of what is loaded here.
+gc.collect()
+gc.freeze()
