@@ -27,7 +27,7 @@ from support.ports import free_port
 PATIENCE_S = 180.0
 SMALL = TrainConfig(
     job="test",
-    steps=32,
+    steps=24,
     num_layers=2,
     hidden_size=16,
     num_heads=2,

@@ -29,16 +29,6 @@ def test_moves_deaths_and_joins_change_no_loss(tmp_path: Path) -> None:
     assert outcome.num_joined >= 1 and outcome.has_lost_store
 
 
-# A node dies; all ranks die twice, and are started again. More of them: benchmarks/fault_schedules.
-@pytest.mark.parametrize("number", [0, 8])
-def test_random_faults_hang_nothing_and_lose_nothing(tmp_path: Path, number: int) -> None:
-    schedule = drawn(20, number)
-    print(schedule)
-    reference = undisturbed(schedule, tmp_path / "reference")
-    complaints = run(schedule, tmp_path / "run", reference).complaints
-    assert not complaints, "\n".join(complaints)
-
-
 def test_schedules_draw_all_kinds_of_faults_and_are_the_same_for_a_seed() -> None:
     schedules = [drawn(0, number) for number in range(50)]
     acts = {fault.act for s in schedules for burst in s.bursts for fault in burst.faults}
