@@ -1,7 +1,7 @@
 """A wrong setting is rejected with file, key and expectation; a right one is accepted."""
 
 import math
-import pickle
+import pickle  # noqa: TID251
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Any
 
