@@ -24,7 +24,7 @@ from statistics import median
 
 from benchmarks.fleet_reports import DEVICES, Job, body_of
 from pacekeeper.controller.api.auth.peer_identity import PeerIdentity
-from pacekeeper.controller.app import preload_numerics
+from pacekeeper.controller.app.controller import preload_numerics
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.ingest.ipc import Frame

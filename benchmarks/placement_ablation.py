@@ -26,7 +26,12 @@ from rich.console import Console
 from rich.table import Table
 
 from pacekeeper.controller.planning.experts import incremental, planner, search
-from pacekeeper.controller.planning.experts.planner import ExpertPlan, NoPlacement, plan_experts
+from pacekeeper.controller.planning.experts.planner import (
+    ExpertPlan,
+    NoPlacement,
+    PresentPlacement,
+    plan_experts,
+)
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices, alike
 
 THRESHOLD = 0.005  # relative: a generator that changes no result by so much is not needed
@@ -214,7 +219,7 @@ def result_and_plan(
             cluster,
             floors=floors,
             prices=PRICES,
-            present=present,
+            present=None if present is None else PresentPlacement(present),
             max_losses=MAX_LOSSES,
         )
     except NoPlacement:

@@ -19,7 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pacekeeper.controller.planning.experts.incremental import nearest_ranks
-from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
+from pacekeeper.controller.planning.experts.planner import (
+    ExpertPlan,
+    PresentPlacement,
+    plan_experts,
+)
 from pacekeeper.controller.planning.experts.problem import Floors, Prices, alike
 from pacekeeper.controller.planning.token_split.min_max import min_max_split
 from pacekeeper.simulator.baselines import eplb
@@ -103,7 +107,7 @@ def next_snapshots(counts: Loads, slots: int, floor: int, slow: float, stride: i
                 cluster,
                 floors=floors,
                 drift=DRIFT,
-                present=known if way == "update" else None,
+                present=None if way == "anew" or known is None else PresentPlacement(known),
             )
             following = counts[at + stride]
             flags = flags_of(hosts_of(plan), NUM_RANKS)

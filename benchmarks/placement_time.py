@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from pacekeeper.controller.planning.experts.planner import plan_experts
+from pacekeeper.controller.planning.experts.planner import PresentPlacement, plan_experts
 from pacekeeper.controller.planning.experts.problem import Floors, alike
 from pacekeeper.controller.planning.experts.ring_arcs import drift_deviation
 
@@ -53,7 +53,9 @@ def measure(case: tuple[int, int, int, int, int], repeats: int, *, has_update: b
         drifted, update_s = np.maximum(loads + spread * noise, 0.0), []
         for _ in range(repeats):
             began_s = time.process_time()
-            update = plan_experts(drifted, cluster, floors=floors, drift=DRIFTS[0], present=present)
+            update = plan_experts(
+                drifted, cluster, floors=floors, drift=DRIFTS[0], present=PresentPlacement(present)
+            )
             update_s.append(time.process_time() - began_s)
         updates.append(
             {

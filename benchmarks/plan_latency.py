@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 from benchmarks.placement_scale import zipf_loads
-from pacekeeper.controller.effects import Planner
+from pacekeeper.controller.app.effects import Planner
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.events import AskDecision, Event
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot

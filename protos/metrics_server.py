@@ -8,7 +8,6 @@ after `TIMEOUT_S` and blocks no other client before.
 
 import hmac
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -74,7 +73,10 @@ class MetricsServer:
                 join_address(host, port), error, option="--metrics-listen", rival=rival
             ) from None
         if contexts is not None:
-            self._server.socket = _tls_listener(self._server.socket, contexts)
+            # The handshake is left to the connection's thread: `accept` must not wait for a client.
+            self._server.socket = contexts.for_listener().wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.server_port = self._server.server_port
         serve = self._server.serve_forever
         threading.Thread(target=serve, args=(0.1,), name="metrics", daemon=True).start()
@@ -143,20 +145,6 @@ class _RequestHandler(WSGIRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Log nothing: the client sees its own status."""
-
-
-def _tls_listener(listener: socket.socket, contexts: tls.ServerContexts) -> ssl.SSLSocket:
-    """The listening socket over TLS, with the files of now for each connection.
-
-    The handshake is left to the connection's own thread: `accept` must not wait for a client.
-    """
-
-    def use_current_files(connection: ssl.SSLObject, *_: object) -> None:
-        connection.context = contexts.now()
-
-    context = contexts.now()
-    context.sni_callback = use_current_files
-    return context.wrap_socket(listener, server_side=True, do_handshake_on_connect=False)
 
 
 def write_expiry(page: MetricsPage, files: Mapping[str, str]) -> None:

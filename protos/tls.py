@@ -9,10 +9,10 @@ import ssl
 import stat
 import threading
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
@@ -25,6 +25,7 @@ MAX_PEM_BYTES = 1 << 20
 MAX_TOKEN_BYTES = 4096
 _log = logging.getLogger(__name__)
 Metadata = tuple[tuple[str, str], ...]
+_T = TypeVar("_T")
 
 
 def client_channel(address: str, tls: TlsConfig) -> grpc.Channel:
@@ -75,42 +76,15 @@ def server_credentials(tls: TlsConfig) -> grpc.ServerCredentials:
     With a `ca` every client needs a certificate from it. Changed files that are not usable are
     logged, and the previous ones stay in use. Raises as `check_client`.
     """
-    files = _ServerFiles(tls)
+    files = _ReloadedFiles(tls, _grpc_configuration)
+
+    def changed() -> Any:
+        """The configuration if it is a new one; None: that of before."""
+        return files.value if files.refresh() else None
+
     return grpc.dynamic_ssl_server_credentials(
-        files.first, files.news, require_client_authentication=bool(tls.ca)
+        files.value, changed, require_client_authentication=bool(tls.ca)
     )
-
-
-class _ServerFiles:
-    """A server's certificate files, read again when they change."""
-
-    def __init__(self, tls: TlsConfig) -> None:
-        self._tls = tls
-        self._lock = threading.Lock()
-        self._stamp = _stamps(self._tls)
-        self.first = self._configuration()
-
-    def news(self) -> Any:
-        """The new configuration after the files changed; None if unchanged or not usable."""
-        with self._lock:
-            stamp = _stamps(self._tls)
-            if stamp == self._stamp:
-                return None
-            self._stamp = stamp
-            try:
-                found = self._configuration()
-            except PacekeeperError as error:
-                _log.error(
-                    "changed certificates are not usable, the previous ones stay in use: %s", error
-                )
-                return None
-            _log.info("certificate=%s read again", self._tls.cert)
-            return found
-
-    def _configuration(self) -> Any:
-        cert, key = _pair(self._tls)
-        root = _read(self._tls.ca, MAX_PEM_BYTES) if self._tls.ca else None
-        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=root)
 
 
 class ServerContexts:
@@ -122,33 +96,69 @@ class ServerContexts:
 
     def __init__(self, tls: TlsConfig, *, protocols: Sequence[str] = ()) -> None:
         """Read the files. `protocols`: offered by ALPN. Raises as `check_client`."""
-        self._tls = tls
         self._protocols = tuple(protocols)
-        self._stamp = _stamps(tls)
-        self._context = self._made()
+        self._files = _ReloadedFiles(tls, self._context)
 
     def now(self) -> ssl.SSLContext:
         """The context for a connection that begins now."""
-        stamp = _stamps(self._tls)
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self._context = self._made()
-                _log.info("certificate=%s read again", self._tls.cert)
-            except PacekeeperError as error:
-                _log.error(
-                    "changed certificates are not usable, the previous ones stay in use: %s", error
-                )
-        return self._context
+        self._files.refresh()
+        return self._files.value
 
-    def _made(self) -> ssl.SSLContext:
-        context = server_context(self._tls)
+    def for_listener(self) -> ssl.SSLContext:
+        """A context for a listening socket: each of its connections uses the files of its time."""
+
+        def use_current_files(connection: ssl.SSLObject, *_: object) -> None:
+            connection.context = self.now()
+
+        context = self.now()
+        context.sni_callback = use_current_files
+        return context
+
+    def _context(self, tls: TlsConfig) -> ssl.SSLContext:
+        context = server_context(tls)
         if self._protocols:
             context.set_alpn_protocols(self._protocols)
         # No session resumption: a client's certificate is checked at each connection.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
         return context
+
+
+class _ReloadedFiles(Generic[_T]):
+    """A value made of a server's certificate files, made anew when they change.
+
+    Changed files that are not usable are logged, and the value of before stays in use.
+    """
+
+    def __init__(self, tls: TlsConfig, make: Callable[[TlsConfig], _T]) -> None:
+        """Read the files. Raises as `make`."""
+        self._tls, self._make = tls, make
+        self._lock = threading.Lock()
+        self._stamp = _stamps(tls)
+        self.value = make(tls)
+
+    def refresh(self) -> bool:
+        """Read the files if they changed; return whether there is a new value."""
+        with self._lock:
+            stamp = _stamps(self._tls)
+            if stamp == self._stamp:
+                return False
+            self._stamp = stamp
+            try:
+                self.value = self._make(self._tls)
+            except PacekeeperError as error:
+                _log.error(
+                    "changed certificates are not usable, the previous ones stay in use: %s", error
+                )
+                return False
+            _log.info("certificate=%s read again", self._tls.cert)
+            return True
+
+
+def _grpc_configuration(tls: TlsConfig) -> Any:
+    cert, key = _pair(tls)
+    root = _read(tls.ca, MAX_PEM_BYTES) if tls.ca else None
+    return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=root)
 
 
 def _stamps(tls: TlsConfig) -> tuple[tuple[int, int, int] | None, ...]:

@@ -42,7 +42,7 @@ def _copy_store(store: Path, part: Path) -> str:
         HostError, OSError, sqlite3.Error: the store is not one of a controller, damaged, or not
             readable.
     """
-    from pacekeeper.controller.storage import integrity, sqlite_file
+    from pacekeeper.controller.storage import sqlite_file
     from pacekeeper.controller.storage.schema import APPLICATION_ID
 
     part.unlink(missing_ok=True)  # left by an interrupted backup
@@ -57,7 +57,7 @@ def _copy_store(store: Path, part: Path) -> str:
         source.backup(copy, pages=PAGES_PER_STEP)
         copy.execute("PRAGMA journal_mode = DELETE")  # one file; a controller sets its own
         (schema,) = copy.execute("PRAGMA user_version").fetchone()
-        if why := integrity.broken_pages(copy):
+        if why := sqlite_file.broken_pages(copy):
             raise sqlite_file.damaged(store, why)
         # The copy misses all later transactions: it must not pass for an in-sync replica.
         if copy.execute("SELECT 1 FROM sqlite_master WHERE name = 'copy'").fetchone():

@@ -105,8 +105,21 @@ class Throughput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The last line of `pacekeeper demo --json`, field by field.
+class DetectionFigures:
+    """What was injected, and what was found of it."""
+
+    injected_rank: int
+    injected_slowdown: float
+    found_rank: int | None
+    found_slowdown: float | None
+    last_slowdown: float | None
+    delay_iterations: int | None
+    false_findings: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedFigures:
+    """Throughput of the phases, and what limited it.
 
     Attributes:
         fluid_limit_tokens_per_s: healthy rate times mean speed: the rate if every part of a healthy
@@ -121,13 +134,6 @@ class Outcome:
             this machine.
     """
 
-    injected_rank: int
-    found_rank: int | None
-    found_slowdown: float | None
-    last_slowdown: float | None
-    injected_slowdown: float
-    delay_iterations: int | None
-    false_findings: int
     tokens_per_s: Throughput
     fluid_limit_tokens_per_s: float | None
     degraded_of_fluid: float | None
@@ -136,20 +142,44 @@ class Outcome:
     devices_busy_healthy: float | None
     devices_busy_mitigated: float | None
     host_overrun_share: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryFigures:
+    """What the killed rank cost."""
+
+    killed_rank: int
+    survivors: int
     kill_to_next_step_s: float | None
     steps_lost: int
     steps_redone: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFigures:
+    """The training as a whole, by the log of the first survivor."""
+
     loss_first: float
     loss_last: float
     generations: int
-    killed_rank: int
-    survivors: int
     clock: str
     steps: int
     seed: int
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The figures of the demo, by subject."""
+
+    detection: DetectionFigures
+    speed: SpeedFigures
+    recovery: RecoveryFigures
+    training: TrainingFigures
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return all figures in one object: the last line of `pacekeeper demo --json`."""
+        parts = (self.detection, self.speed, self.recovery, self.training)
+        return {name: value for part in parts for name, value in asdict(part).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,22 +346,59 @@ def compute_outcome(
     phases = split_phases(
         steps, truth, warmup_steps=trained.warmup_steps, kill_step=step_at(steps, truth.kill_s)
     )
-    throughput = throughput_of_phases(steps, phases)
+    known = list(survivors.values())
+    return Outcome(
+        detection=_detection_figures(steps, incidents, truth),
+        speed=_speed_figures(logs, steps, phases, truth, is_cpu=trained.clock == "cpu"),
+        recovery=RecoveryFigures(
+            killed_rank=truth.killed_rank,
+            survivors=len([log for log in known if log[-1].ended_s > truth.kill_s]),
+            kill_to_next_step_s=kill_to_next_step_s(known, truth.kill_s),
+            steps_lost=lost_steps(known, schedule.steps),
+            steps_redone=sum(s.is_redone for s in steps),
+        ),
+        training=TrainingFigures(
+            loss_first=mean(s.loss for s in steps[:5]),
+            loss_last=mean(s.loss for s in steps[-5:]),
+            generations=steps[-1].generation,
+            clock=trained.clock,
+            steps=steps[-1].step + 1,
+            seed=trained.seed,
+        ),
+    )
+
+
+def _detection_figures(
+    steps: Sequence[LoggedStep], incidents: Sequence[LoggedIncident], truth: GroundTruth
+) -> DetectionFigures:
     true_findings = [i for i in incidents if i.kind == "device" and is_true_finding(i, truth)]
     found = min(true_findings, key=lambda i: i.found_s, default=None)
     true_deaths = [i for i in incidents if i.kind == "death" and i.rank == truth.killed_rank]
     accusing = [i for i in incidents if i.rank is not None]
     expected_incidents = min(1, len(true_findings)) + min(1, len(true_deaths))
-    is_cpu = trained.clock == "cpu"
-    fluid = None if is_cpu else fluid_limit(throughput.healthy, truth.slowdown, len(logs))
-    return Outcome(
+    return DetectionFigures(
         injected_rank=truth.rank,
+        injected_slowdown=truth.slowdown,
         found_rank=None if found is None else found.rank,
         found_slowdown=None if found is None else round(found.slowdown, 4),
         last_slowdown=None if found is None else found.last_slowdown,
-        injected_slowdown=truth.slowdown,
         delay_iterations=None if found is None else delay_iterations(steps, truth, found),
         false_findings=len(accusing) - expected_incidents,
+    )
+
+
+def _speed_figures(
+    logs: Mapping[int, tuple[LoggedStep, ...]],
+    steps: Sequence[LoggedStep],
+    phases: Phases,
+    truth: GroundTruth,
+    *,
+    is_cpu: bool,
+) -> SpeedFigures:
+    throughput = throughput_of_phases(steps, phases)
+    fluid = None if is_cpu else fluid_limit(throughput.healthy, truth.slowdown, len(logs))
+    overruns = [overrun_share(logs, phase) for phase in (phases.healthy, phases.mitigated)]
+    return SpeedFigures(
         tokens_per_s=throughput,
         fluid_limit_tokens_per_s=fluid,
         degraded_of_fluid=_ratio(throughput.degraded, fluid),
@@ -339,22 +406,7 @@ def compute_outcome(
         host_was_measured=is_fault_hidden(throughput, fluid),
         devices_busy_healthy=busy_share(logs, phases.healthy, {}),
         devices_busy_mitigated=busy_share(logs, phases.mitigated, {truth.rank: truth.slowdown}),
-        host_overrun_share=(
-            None
-            if is_cpu
-            else max(overrun_share(logs, phases.healthy), overrun_share(logs, phases.mitigated))
-        ),
-        kill_to_next_step_s=kill_to_next_step_s(list(survivors.values()), truth.kill_s),
-        steps_lost=lost_steps(list(survivors.values()), schedule.steps),
-        steps_redone=sum(s.is_redone for s in steps),
-        loss_first=mean(s.loss for s in steps[:5]),
-        loss_last=mean(s.loss for s in steps[-5:]),
-        generations=steps[-1].generation,
-        killed_rank=truth.killed_rank,
-        survivors=len([log for log in survivors.values() if log[-1].ended_s > truth.kill_s]),
-        clock=trained.clock,
-        steps=steps[-1].step + 1,
-        seed=trained.seed,
+        host_overrun_share=None if is_cpu else max(overruns),
     )
 
 

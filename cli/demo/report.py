@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pacekeeper.cli.analysis.html import PAGE_STYLE, inline_png
-from pacekeeper.cli.demo.metrics import Outcome
+from pacekeeper.cli.demo.metrics import Outcome, SpeedFigures
 from pacekeeper.cli.demo.recorder import DemoEvent, StepView
 from pacekeeper.cli.demo.script import ScriptRunner
 from pacekeeper.core.layout.layout import Layout
@@ -66,33 +66,34 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
 
 def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
     """Return (name, value) of each figure in the order of the demo."""
-    speed = outcome.tokens_per_s
+    detection, speed, recovery = outcome.detection, outcome.speed, outcome.recovery
+    rates = speed.tokens_per_s
     lines = [
-        ("slowed rank", f"rank {outcome.injected_rank}, x{outcome.injected_slowdown:g}"),
+        ("slowed rank", f"rank {detection.injected_rank}, x{detection.injected_slowdown:g}"),
         (
             "detected",
             "nothing"
-            if outcome.found_rank is None
-            else f"rank {outcome.found_rank}, x{outcome.found_slowdown:.2f}, after "
-            f"{outcome.delay_iterations} iterations; false findings: {outcome.false_findings}",
+            if detection.found_rank is None
+            else f"rank {detection.found_rank}, x{detection.found_slowdown:.2f}, after "
+            f"{detection.delay_iterations} iterations; false findings: {detection.false_findings}",
         ),
-        ("tokens/s healthy", _rate_text(speed.healthy)),
-        ("tokens/s degraded", _rate_text(speed.degraded)),
-        ("tokens/s mitigated", _rate_text(speed.mitigated)),
+        ("tokens/s healthy", _rate_text(rates.healthy)),
+        ("tokens/s degraded", _rate_text(rates.degraded)),
+        ("tokens/s mitigated", _rate_text(rates.mitigated)),
     ]
-    if outcome.fluid_limit_tokens_per_s is not None and outcome.mitigated_of_fluid is not None:
-        limit = f"{outcome.fluid_limit_tokens_per_s:,.0f}"
-        lines.append(("fluid limit", f"{limit}; {_fluid_share_text(outcome)}"))
-        if outcome.devices_busy_healthy is not None and outcome.devices_busy_mitigated is not None:
+    if speed.fluid_limit_tokens_per_s is not None and speed.mitigated_of_fluid is not None:
+        limit = f"{speed.fluid_limit_tokens_per_s:,.0f}"
+        lines.append(("fluid limit", f"{limit}; {_fluid_share_text(speed)}"))
+        if speed.devices_busy_healthy is not None and speed.devices_busy_mitigated is not None:
             lines.append(
                 (
                     "devices busy",
-                    f"healthy {outcome.devices_busy_healthy:.1%}, mitigated "
-                    f"{outcome.devices_busy_mitigated:.1%} of their capacity; the fluid limit is "
+                    f"healthy {speed.devices_busy_healthy:.1%}, mitigated "
+                    f"{speed.devices_busy_mitigated:.1%} of their capacity; the fluid limit is "
                     "the healthy rate x mean speed and can be exceeded",
                 )
             )
-        overrun = outcome.host_overrun_share or 0.0
+        overrun = speed.host_overrun_share or 0.0
         if overrun > MAX_OVERRUN_SHARE:
             lines.append(
                 (
@@ -101,31 +102,31 @@ def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
                     "the fluid limit was reached by this machine, not by the layout",
                 )
             )
-    elif outcome.clock == "cpu":
+    elif outcome.training.clock == "cpu":
         lines.append(("fluid limit", "not computed: with --clock cpu the ranks share cores"))
-    gap = outcome.kill_to_next_step_s
+    gap = recovery.kill_to_next_step_s
     lines += [
-        ("tokens/s recovered", _rate_text(speed.recovered)),
-        ("killed rank", f"rank {outcome.killed_rank}; {outcome.survivors} survivors continued"),
+        ("tokens/s recovered", _rate_text(rates.recovered)),
+        ("killed rank", f"rank {recovery.killed_rank}; {recovery.survivors} survivors continued"),
         ("kill to next step", "never" if gap is None else f"{gap:.2f} s"),
-        ("steps lost", str(outcome.steps_lost)),
-        ("tokens/s after the kill", _rate_text(speed.after_kill)),
-        ("loss", f"{outcome.loss_first:.3f} -> {outcome.loss_last:.3f}"),
-        ("layout generations", str(outcome.generations)),
-        ("clock", outcome.clock),
+        ("steps lost", str(recovery.steps_lost)),
+        ("tokens/s after the kill", _rate_text(rates.after_kill)),
+        ("loss", f"{outcome.training.loss_first:.3f} -> {outcome.training.loss_last:.3f}"),
+        ("layout generations", str(outcome.training.generations)),
+        ("clock", outcome.training.clock),
     ]
     return lines
 
 
-def _fluid_share_text(outcome: Outcome) -> str:
+def _fluid_share_text(speed: SpeedFigures) -> str:
     """Return the share of the fluid limit that was reached, or why it is not judged."""
-    assert outcome.mitigated_of_fluid is not None, "called only if it is known"
-    if outcome.host_was_measured and outcome.degraded_of_fluid is not None:
+    assert speed.mitigated_of_fluid is not None, "called only if it is known"
+    if speed.host_was_measured and speed.degraded_of_fluid is not None:
         return (
-            f"reached: not judged (the degraded rate is {outcome.degraded_of_fluid:.0%} of it: "
+            f"reached: not judged (the degraded rate is {speed.degraded_of_fluid:.0%} of it: "
             "this machine limits the rate, not the devices; repeat on an idle machine)"
         )
-    return f"reached: {outcome.mitigated_of_fluid:.1%}"
+    return f"reached: {speed.mitigated_of_fluid:.1%}"
 
 
 def _rate_text(value: float | None) -> str:
@@ -148,10 +149,10 @@ def _overview_figure(outcome: Outcome, runner: ScriptRunner) -> Any:
     top.plot(times, rates, color="#444444", lw=1.2, drawstyle="steps-post")
     top.set_ylim(0, max(rates) * 1.25)
     top.set_ylabel("tokens/s")
-    if outcome.fluid_limit_tokens_per_s is not None:
+    if outcome.speed.fluid_limit_tokens_per_s is not None:
         fault_s, lift_s = _fault_window(runner)
         top.hlines(
-            outcome.fluid_limit_tokens_per_s, fault_s - start_s, lift_s - start_s,
+            outcome.speed.fluid_limit_tokens_per_s, fault_s - start_s, lift_s - start_s,
             colors="#D55E00", ls=":", label="fluid limit with the slow rank",
         )  # fmt: skip
         top.legend(loc="lower left", frameon=False)
@@ -168,9 +169,10 @@ def _overview_figure(outcome: Outcome, runner: ScriptRunner) -> Any:
     middle.legend(*bottom.get_legend_handles_labels(), loc="lower left", frameon=False, ncols=4)
     for axis in (top, middle, bottom):
         axis.spines[["top", "right"]].set_visible(False)
+    found = outcome.detection
     figure.suptitle(
-        f"rank {outcome.injected_rank} slowed x{outcome.injected_slowdown:g}, then lifted; "
-        f"rank {outcome.killed_rank} killed ({outcome.clock} clock)",
+        f"rank {found.injected_rank} slowed x{found.injected_slowdown:g}, then lifted; "
+        f"rank {outcome.recovery.killed_rank} killed ({outcome.training.clock} clock)",
         x=0.01, ha="left",
     )  # fmt: skip
     return figure
@@ -273,7 +275,7 @@ def _page(outcome: Outcome, runner: ScriptRunner, body: str) -> str:
     clock = (
         "The ranks ran on an emulated accelerator: real arithmetic, after which each rank waits "
         "until the modelled device time (counted operations and bytes, speed, jitter) has passed."
-        if outcome.clock == "emulated"
+        if outcome.training.clock == "emulated"
         else "The ranks reported their thread CPU time; no throughput limit is computed."
     )
     return f"""<!doctype html>

@@ -94,7 +94,7 @@ class PlacementOptions:
         Raises:
             ValueError: as `plan_experts`.
         """
-        from pacekeeper.controller.planning.experts.planner import plan_experts
+        from pacekeeper.controller.planning.experts.planner import PresentPlacement, plan_experts
         from pacekeeper.controller.planning.experts.problem import Floors
 
         return plan_experts(
@@ -102,8 +102,7 @@ class PlacementOptions:
             cluster,
             floors=Floors(nodes=self.min_nodes, racks=self.min_racks),
             drift=self.drift,
-            present=present,
-            max_copies=self.max_copies,
+            present=None if present is None else PresentPlacement(present, self.max_copies),
         )
 
 

@@ -60,6 +60,6 @@ async def _run(config: ControllerConfig) -> None:
 
         await leader_election.run(config)
         return
-    from pacekeeper.controller.app import Controller
+    from pacekeeper.controller.app.controller import Controller
 
     await Controller(config).run()

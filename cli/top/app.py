@@ -4,6 +4,7 @@ Queries and acts run in worker threads through a `DataSource`, so that the scree
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from rich.text import Text
@@ -37,6 +38,69 @@ class DataSource(Protocol):
     def explain(self, incident_id: int) -> Any: ...
     def answer(self, proposal_id: int, *, is_approved: bool) -> str: ...
     def order(self, kind: OrderKind, subject: str, *, is_on: bool) -> str: ...
+
+
+@dataclass(slots=True)
+class JobView:
+    """The newest answer of the controller, and what of it is on the screen.
+
+    Attributes:
+        job_name: job to show; the first one if no job has this name.
+        sort_key: order of the ranks.
+        is_reversed: whether that order is reversed.
+        text: filter of the ranks.
+    """
+
+    job_name: str = ""
+    snapshot: Snapshot = field(default_factory=lambda: Snapshot(jobs=()))
+    sort_key: SortKey = SortKey.SLOWDOWN
+    is_reversed: bool = False
+    text: str = ""
+
+    @property
+    def job_index(self) -> int:
+        """Place of the job among all jobs."""
+        names = [job.name for job in self.snapshot.jobs]
+        return names.index(self.job_name) if self.job_name in names else 0
+
+    @property
+    def job(self) -> Any:
+        """The job on the screen; None without jobs."""
+        return self.snapshot.jobs[self.job_index] if self.snapshot.jobs else None
+
+    @property
+    def ranks(self) -> list[Any]:
+        """The ranks of the job that match the filter, in order."""
+        ranks = [] if self.job is None else self.job.ranks
+        return select_ranks(ranks, self.text, self.sort_key, is_reversed=self.is_reversed)[
+            :MAX_ROWS
+        ]
+
+    @property
+    def incidents(self) -> list[Any]:
+        """The newest incidents of the job, open ones first."""
+        job = self.job
+        found = [one for one in self.snapshot.incidents if job is not None and one.job == job.name]
+        found.sort(key=lambda one: (one.HasField("closed_unix_s"), -one.incident_id))
+        return found[:MAX_ROWS]
+
+    def select_job(self, by: int) -> None:
+        """Select the job that is `by` places after the one on the screen."""
+        jobs = self.snapshot.jobs
+        if jobs:
+            self.job_name = jobs[(self.job_index + by) % len(jobs)].name
+
+    def header(self) -> Text | str:
+        """The lines above the tables."""
+        if self.job is None:
+            return "no jobs"
+        return header_text(self.job, self.job_index, len(self.snapshot.jobs), self.snapshot.orders)
+
+    def throughput_line(self, width: int) -> str:
+        """The newest rates of the job as bars in `width` characters."""
+        pace = self.snapshot.pace
+        bars = "" if pace is None else sparkline(list(pace.tokens_per_s), width=width - 12)
+        return f"tokens/s {bars}"
 
 
 class ExplanationScreen(ModalScreen[None]):
@@ -112,9 +176,7 @@ class TopApp(App[None]):
 
     def __init__(self, source: DataSource, *, job: str = "", period_s: float = 1.0) -> None:
         super().__init__()
-        self._source, self._job, self._period_s = source, job, period_s
-        self._snapshot = Snapshot(jobs=())
-        self._sort_key, self._is_reversed, self._filter = SortKey.SLOWDOWN, False, ""
+        self._source, self._view, self._period_s = source, JobView(job), period_s
         self._is_polling = self._is_unreachable = False
 
     def compose(self) -> ComposeResult:
@@ -145,13 +207,13 @@ class TopApp(App[None]):
 
     def action_sort(self) -> None:
         """Sort by the next key."""
-        self._sort_key = self._sort_key.next
-        self._show_message(f"sorted by {self._sort_key}")
+        self._view.sort_key = self._view.sort_key.next
+        self._show_message(f"sorted by {self._view.sort_key}")
         self._draw()
 
     def action_reverse(self) -> None:
         """Reverse the order."""
-        self._is_reversed = not self._is_reversed
+        self._view.is_reversed = not self._view.is_reversed
         self._draw()
 
     def action_filter(self) -> None:
@@ -162,18 +224,16 @@ class TopApp(App[None]):
 
     def action_leave(self) -> None:
         """Clear the filter and focus the ranks."""
-        self._filter = self.query_one("#filter", Input).value = ""
+        self._view.text = self.query_one("#filter", Input).value = ""
         self.query_one("#filter", Input).remove_class("open")
         self._ranks.focus()
         self._draw()
 
     def action_job(self, by: int) -> None:
         """Show the next or previous job."""
-        jobs = self._snapshot.jobs
-        if jobs:
-            self._job = jobs[(self._job_index + by) % len(jobs)].name
-            self._draw()
-            self.poll()
+        self._view.select_job(by)
+        self._draw()
+        self.poll()
 
     def action_incidents(self) -> None:
         """Move the focus between ranks and incidents."""
@@ -181,7 +241,7 @@ class TopApp(App[None]):
 
     def action_cordon(self) -> None:
         """Cordon or uncordon the rank at the cursor."""
-        job, rows = self._current_job, self._rows
+        job, rows = self._view.job, self._view.ranks
         at = self._ranks.cursor_row
         if job is None or not 0 <= at < len(rows):
             return
@@ -195,7 +255,7 @@ class TopApp(App[None]):
 
     def action_pause(self) -> None:
         """Pause or resume planning for this job."""
-        job = self._current_job
+        job = self._view.job
         if job is None:
             return
         name, is_on = job.name, all(order.kind != OrderKind.PAUSE for order in job.orders)
@@ -207,13 +267,13 @@ class TopApp(App[None]):
 
     def action_dry_run(self) -> None:
         """Switch the dry run of all jobs on or off."""
-        is_on = all(order.kind != OrderKind.DRY_RUN for order in self._snapshot.orders)
+        is_on = all(order.kind != OrderKind.DRY_RUN for order in self._view.snapshot.orders)
         question = f"Switch the dry run {'on' if is_on else 'off'} for all jobs?"
         self._act(question, lambda: self._source.order(OrderKind.DRY_RUN, "", is_on=is_on))
 
     def action_answer(self, is_approved: bool) -> None:
         """Approve or deny the pending proposal."""
-        job = self._current_job
+        job = self._view.job
         if job is None or not job.HasField("proposal") or job.proposal.answer != "waiting":
             self._show_message("no proposal awaits approval")
             return
@@ -225,19 +285,19 @@ class TopApp(App[None]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Apply the filter while it is typed."""
-        self._filter = event.value
+        self._view.text = event.value
         self._draw()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Focus the ranks and keep the filter."""
-        self.query_one("#filter", Input).set_class(bool(self._filter), "open")
+        self.query_one("#filter", Input).set_class(bool(self._view.text), "open")
         self._ranks.focus()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Explain the selected incident."""
         if event.data_table is not self._incidents or event.cursor_row < 0:
             return
-        incidents = self._listed_incidents
+        incidents = self._view.incidents
         if event.cursor_row < len(incidents):
             number = incidents[event.cursor_row].incident_id
             self.run_worker(lambda: self._explain(number), thread=True)
@@ -250,70 +310,34 @@ class TopApp(App[None]):
     def _incidents(self) -> DataTable[Text]:
         return self.query_one("#incidents", DataTable)
 
-    @property
-    def _job_index(self) -> int:
-        names = [job.name for job in self._snapshot.jobs]
-        return names.index(self._job) if self._job in names else 0
-
-    @property
-    def _current_job(self) -> Any:
-        """The job on the screen; None without jobs."""
-        return self._snapshot.jobs[self._job_index] if self._snapshot.jobs else None
-
-    @property
-    def _rows(self) -> list[Any]:
-        job = self._current_job
-        ranks = [] if job is None else job.ranks
-        return select_ranks(ranks, self._filter, self._sort_key, is_reversed=self._is_reversed)[
-            :MAX_ROWS
-        ]
-
-    @property
-    def _listed_incidents(self) -> list[Any]:
-        """The newest incidents of this job, open ones first."""
-        job = self._current_job
-        found = [one for one in self._snapshot.incidents if job is not None and one.job == job.name]
-        found.sort(key=lambda one: (one.HasField("closed_unix_s"), -one.incident_id))
-        return found[:MAX_ROWS]
-
     def _fetch(self) -> None:
         try:
-            shown = self._source.fetch(self._job)
+            shown: Snapshot | str = self._source.fetch(self._view.job_name)
         except PacekeeperError as error:
-            self.call_from_thread(self._fetch_failed, str(error))
-        else:
-            self.call_from_thread(self._fetched, shown)
+            shown = str(error)
+        self.call_from_thread(self._fetched, shown)
 
-    def _fetch_failed(self, text: str) -> None:
-        self._is_polling, self._is_unreachable = False, True
-        self._show_message(text)
-
-    def _fetched(self, shown: Snapshot) -> None:
+    def _fetched(self, shown: Snapshot | str) -> None:
+        """Show the answer, or the text of the error; the error goes with the next answer."""
+        self._is_polling = False
+        if isinstance(shown, str):
+            self._is_unreachable = True
+            self._show_message(shown)
+            return
         if self._is_unreachable:
             self._show_message("")
-        self._is_polling = self._is_unreachable = False
-        self._snapshot = shown
+        self._is_unreachable = False
+        self._view.snapshot = shown
         self._draw()
 
     def _draw(self) -> None:
-        job = self._current_job
-        head = self.query_one("#head", Static)
-        if job is None:
-            head.update("no jobs")
+        view = self._view
+        self.query_one("#head", Static).update(view.header())
+        if view.job is None:
             return
-        head.update(
-            header_text(job, self._job_index, len(self._snapshot.jobs), self._snapshot.orders)
-        )
-        self.query_one("#throughput", Static).update(self._throughput_line())
-        _fill(self._ranks, [rank_cells(rank) for rank in self._rows])
-        _fill(self._incidents, [incident_cells(one) for one in self._listed_incidents])
-
-    def _throughput_line(self) -> str:
-        pace = self._snapshot.pace
-        bars = (
-            "" if pace is None else sparkline(list(pace.tokens_per_s), width=self.size.width - 12)
-        )
-        return f"tokens/s {bars}"
+        self.query_one("#throughput", Static).update(view.throughput_line(self.size.width))
+        _fill(self._ranks, [rank_cells(rank) for rank in view.ranks])
+        _fill(self._incidents, [incident_cells(one) for one in view.incidents])
 
     def _show_message(self, text: str) -> None:
         self.query_one("#message", Static).update(text)

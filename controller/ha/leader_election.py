@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pacekeeper.controller.api.auth.listeners import bind_error, reject_unprotected_listeners
-from pacekeeper.controller.app import Controller
+from pacekeeper.controller.app.controller import Controller
 from pacekeeper.controller.ha.backends import open_lease_store
 from pacekeeper.controller.ha.lease import Member, Timing
 from pacekeeper.controller.ha.lease_renewer import LeaseRenewer

@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from pacekeeper.controller.ha.replication_server import change_of
-from pacekeeper.controller.storage import integrity, replica_marker, sqlite_file
+from pacekeeper.controller.storage import replica_marker, sqlite_file
 from pacekeeper.controller.storage.schema import SCHEMA_VERSION
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
@@ -106,7 +106,7 @@ class Replica:
         except TimeoutError:
             return f"no snapshot within {FIRST_PART_WITHIN_S:g} s"
         except (OSError, sqlite3.Error) as error:
-            if integrity.is_damage(error):
+            if sqlite_file.is_damage(error):
                 self._give_up(sqlite_file.damaged(self._path, error).what)
                 raise HostError(self.damage) from None
             raise HostError(
@@ -220,7 +220,7 @@ def _write_named(path: Path, data: bytes, name: str, term: int) -> None:
             connection.execute("UPDATE copy SET name = ?, term = ?", (name, term))
         sqlite_file.connect(path).close()  # a leader's may be damaged, too, and not know it yet
     except sqlite3.DatabaseError as error:
-        if not integrity.is_damage(error):
+        if not sqlite_file.is_damage(error):
             raise
         raise _damaged_snapshot(str(error)) from None
     except DamagedError as error:

@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
+from pacekeeper.controller.planning.experts.planner import (
+    ExpertPlan,
+    PresentPlacement,
+    plan_experts,
+)
 from pacekeeper.controller.planning.experts.problem import Floors, alike
 
 EMPTY = -1  # in the second table: no further replica
@@ -78,7 +82,9 @@ def rebalance_experts(
             speeds=None if speeds is None else tuple(float(speed) for speed in speeds),
         ),
         floors=Floors(nodes=min_hosts),
-        present=None if present is None else _hosts_of(present, num_gpus, num_experts),
+        present=None
+        if present is None
+        else PresentPlacement(_hosts_of(present, num_gpus, num_experts)),
     )
     tables = _tables(plan, loads, present, slots, num_gpus)
     logical, number = _inverted(tables, num_experts)

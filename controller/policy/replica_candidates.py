@@ -11,7 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.controller.planning.experts.certificate import loss_of
-from pacekeeper.controller.planning.experts.planner import ExpertPlan, NoPlacement, plan_experts
+from pacekeeper.controller.planning.experts.planner import (
+    ExpertPlan,
+    NoPlacement,
+    PresentPlacement,
+    plan_experts,
+)
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices
 from pacekeeper.controller.planning.reliability import minimal_cut_sets, survival
 from pacekeeper.controller.planning.token_split.linear_program import Split
@@ -186,8 +191,7 @@ def _planned(
                 # Replicas are spread evenly: one more makes each rank a little slower.
                 hold_s=request.replica_s * request.num_steps / cluster.num_ranks,
             ),
-            present=present,
-            max_copies=left,
+            present=PresentPlacement(present, left),
             max_losses=MAX_LOSSES,
         )
     except NoPlacement:

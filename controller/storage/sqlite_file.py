@@ -13,7 +13,6 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from pacekeeper.controller.storage import integrity
 from pacekeeper.controller.storage.schema import (
     APPLICATION_ID,
     OLDEST_VERSION,
@@ -22,6 +21,10 @@ from pacekeeper.controller.storage.schema import (
     UPGRADES,
 )
 from pacekeeper.core.errors import HostError, VersionError
+
+# SQLITE_ERROR: the tables are not what they were when the store was opened.
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+
 
 BUSY_S = 0.1  # who waits for a lock here stalls the whole service: the caller tries again
 LOG_BYTES = 16 << 20  # that the write-ahead log keeps on disk once it was written back
@@ -80,7 +83,7 @@ def connect(path: Path) -> sqlite3.Connection:
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
         version = _version(connection, path)
-        if why := integrity.broken_pages(connection):
+        if why := broken_pages(connection):
             raise damaged(path, why)
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect before any table
         connection.execute("PRAGMA journal_mode = WAL")
@@ -101,8 +104,8 @@ def connect(path: Path) -> sqlite3.Connection:
         if connection is not None:
             connection.close()
         if isinstance(error, sqlite3.DatabaseError | UnicodeDecodeError):  # or in SQLite's words
-            is_damage = isinstance(error, UnicodeDecodeError) or integrity.is_damage(error)
-            raise _refused(path, str(error), DamagedError if is_damage else HostError) from None
+            is_damaged = isinstance(error, UnicodeDecodeError) or is_damage(error)
+            raise _refused(path, str(error), DamagedError if is_damaged else HostError) from None
         raise
     return connection
 
@@ -227,3 +230,19 @@ def damaged(path: Path, why: object) -> DamagedError:
 
 def _refused(path: Path, why: str, kind: type[HostError] = HostError) -> HostError:
     return kind(f"store {path}: {why}", remedy="name a writable file of ours with --store")
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether an SQLite error means a damaged file, and not a full, locked or slow disk."""
+    # The low byte is the kind of error, the rest says where it occurred.
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _DAMAGE
+
+
+def broken_pages(connection: sqlite3.Connection) -> str:
+    """The first fault that `PRAGMA quick_check` reports; empty: none. Reads the whole file once.
+
+    Raises:
+        sqlite3.DatabaseError: the file is damaged too much to be checked.
+    """
+    (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    return "" if result == "ok" else " ".join(str(result).split())

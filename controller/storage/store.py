@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pacekeeper.controller.state.device_history import Strikes
 from pacekeeper.controller.state.state import JobRecord, RankRecord, RankStatus
-from pacekeeper.controller.storage import integrity, replica_marker, sqlite_file
+from pacekeeper.controller.storage import replica_marker, sqlite_file
 from pacekeeper.controller.storage.change_log import Change, Journal
 from pacekeeper.controller.storage.history_tables import HistoryTables
 from pacekeeper.controller.storage.rows import (
@@ -231,7 +231,7 @@ class Store:
 
     def raise_if_damaged(self, error: sqlite3.DatabaseError) -> None:
         """Raises DamagedError where `error` says that the file is no whole store any more."""
-        if integrity.is_damage(error):
+        if sqlite_file.is_damage(error):
             raise self._damaged(error) from None
 
     def _damaged(self, error: Exception) -> HostError:

@@ -240,28 +240,33 @@ def lost_token_ratio(lost_tokens: Sequence[int], routed: Sequence[float]) -> flo
     return sum(parts) / len(parts) if parts else 0.0
 
 
+def expected_faults(num_faults: int, step: int, total_steps: int) -> float:
+    """The number of faults of the rest of a run, by the rate of its first `step` steps; at least 1.
+
+    At least one, so that under uniform routing a limit holds after every fault but the first.
+    """
+    rate = num_faults / step if step > 0 else 0.0
+    return max(1.0, rate * max(0, total_steps - step))
+
+
 def next_num_saved(
     *,
     num_saved: int,
     num_experts: int,
     plt_so_far: float,
     limit: float,
-    num_faults: int,
-    step: int,
+    num_faults: float,
     total_steps: int,
     period_steps: int,
 ) -> int:
     """The number of experts of each layer that are saved from now on (Dynamic-K).
 
-    K doubles, as in MoC-System (section 5.3), until the PLT so far and the expected rest fit in
-    `limit`: as many faults as the rate so far predicts, at least one, so that under uniform routing
-    the limit holds after every fault but the first. Never fewer than `num_saved`.
+    K doubles, as in MoC-System (section 5.3), until the PLT so far and that of the expected
+    `num_faults` fit in `limit`. Never fewer than `num_saved`.
     """
-    rate = num_faults / step if step > 0 else 0.0
-    coming = max(1.0, rate * max(0, total_steps - step))
     while num_saved < num_experts:
         more = expected_lost_token_ratio(
-            num_faults=coming,
+            num_faults=num_faults,
             period_steps=period_steps,
             total_steps=total_steps,
             num_experts=num_experts,

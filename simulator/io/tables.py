@@ -1,7 +1,8 @@
 """Reads tables of others by the names of their columns: Parquet, CSV or JSON lines, also gzipped.
 
 Types and order of columns do not matter. A cell that is no number is NaN; a row whose key columns
-tell no possible number is left out by the reader of the format, and counted.
+tell no possible number is left out by the reader of the format, and counted. Parquet files need the
+extra `parquet`.
 """
 
 import csv
@@ -17,7 +18,6 @@ import numpy as np
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
 from pacekeeper.predictor.stats.group_ids import grouped
-from pacekeeper.simulator.io.parquet import column_names, read_parquet
 from pacekeeper.simulator.io.text import head_of, lines_of
 
 PARQUET_MAGIC = b"PAR1"
@@ -94,7 +94,7 @@ def read_table(path: Path) -> Table:
 def names_in(path: Path, head: bytes) -> list[str]:
     """The names of its columns, as its first bytes tell them; [] where they tell none."""
     if head[: len(PARQUET_MAGIC)] == PARQUET_MAGIC:
-        return column_names(path)
+        return _column_names(path)
     lines = head.decode("utf-8", errors="replace").lstrip("\ufeff").splitlines()
     if not lines:
         return []
@@ -135,8 +135,30 @@ def left_out(count: int, why: str) -> list[str]:
     return [f"{count} {why}"] if count else []
 
 
+def _read_parquet(path: Path) -> Any:
+    """The file's table. Raises DataError where it is none."""
+    return _opened(path, "read_table")
+
+
+def _column_names(path: Path) -> list[str]:
+    """The names of its columns, without reading them. Raises as `_read_parquet`."""
+    names: list[str] = _opened(path, "read_schema").names
+    return names
+
+
+def _opened(path: Path, how: str) -> Any:
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    try:
+        return getattr(parquet, how)(path)
+    except (OSError, arrow.ArrowException, ValueError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{path}: damaged Parquet: {why}") from None
+
+
 def _parquet_columns(path: Path) -> dict[str, Any]:
-    table = read_parquet(path)
+    table = _read_parquet(path)
     columns: dict[str, Any] = {}
     for name in table.schema.names:
         column = table.column(table.schema.get_field_index(name))

@@ -19,7 +19,7 @@ LOADED = (
     "pacekeeper.trainer.elastic.restart_policy",
     "pacekeeper.cli.group",
     "pacekeeper.agent.daemon",
-    "pacekeeper.controller.app",
+    "pacekeeper.controller.app.controller",
     "pacekeeper.simulator.readers.registry",
     "scipy.optimize",
     "matplotlib.backends.backend_agg",

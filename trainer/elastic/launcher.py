@@ -16,6 +16,9 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Protocol
+
+from torch._C._distributed_c10d import TCPStore
 
 from pacekeeper.core.addresses import split_address
 from pacekeeper.core.errors import ExitCode
@@ -40,13 +43,33 @@ from pacekeeper.trainer.elastic.launch_spec import NodeSpec, check_startable, no
 from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts
 from pacekeeper.trainer.elastic.quorum import FIRST_GROUP, NO_GROUP
 from pacekeeper.trainer.elastic.rendezvous import meet, newest_run_id
-from pacekeeper.trainer.elastic.restart_hooks import LastRung
 from pacekeeper.trainer.engine.train_loop import LEFT_BEHIND, rank_main
 from pacekeeper.trainer.engine.worker import RankSpec
 from pacekeeper.trainer.hooks.ring_writer import Ring, claim_directory
 
 # The optimizer imports dynamo at its first step: here once, else in every rank.
 RANKS_NEED = ("pacekeeper.trainer.engine.train_loop", "torch._dynamo")
+
+
+class LauncherRun(Protocol):
+    """What is left of a launcher's work when its ranks have ended."""
+
+    run_id: int
+    stores: Stores
+    stop_asked_s: float  # 0: nobody asked
+    is_waiting: bool  # to be let into a job that is running
+
+
+class LastRung(Protocol):
+    """`first_run_id`: of the job, 0 while it has had none (trainer/elastic/restart_policy.py)."""
+
+    first_run_id: int
+
+    def open(self, server: TCPStore) -> None:
+        """Before the launchers meet; `server` is this node's store."""
+
+    def end(self, ended: LauncherRun, code: ExitCode) -> None:
+        """After this node's ranks ended with `code`, while its store is still there."""
 
 
 def rank_server(loaded: Sequence[str] = RANKS_NEED) -> ForkServerContext:

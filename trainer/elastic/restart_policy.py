@@ -30,10 +30,9 @@ from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
 from pacekeeper.trainer.distributed.kv_store import STOP_KEY, Stores
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec
-from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, supervise
+from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, LastRung, LauncherRun, supervise
 from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts, number_in
 from pacekeeper.trainer.elastic.rendezvous import RENDEZVOUS_TIMEOUT_S
-from pacekeeper.trainer.elastic.restart_hooks import LastRung, LauncherRun
 from pacekeeper.trainer.engine.train_loop import rank_main
 from pacekeeper.trainer.engine.worker import RankSpec
 

@@ -1,7 +1,7 @@
 """Builds what stands in front of the controller's services: audit log, authenticator, gRPC server.
 
 Also checks that no listener beyond loopback is unprotected unless `insecure` is set. Used by
-`controller/app.py` and, for the checks, by standbys.
+`controller/app` and, for the checks, by standbys.
 """
 
 import logging

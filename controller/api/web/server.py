@@ -1,6 +1,6 @@
 """The HTTP server of the web page: uvicorn in the controller's event loop.
 
-`controller/app.py` builds it with `build_web_server`, which imports starlette and jinja2 only if a
+`controller/app` builds it with `build_web_server`, which imports starlette and jinja2 only if a
 page is configured. Its certificate is read again when it changes.
 """
 

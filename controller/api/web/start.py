@@ -1,4 +1,4 @@
-"""Builds the web server for `controller/app.py`: checks its settings before anything is imported.
+"""Builds the web server for `controller/app`: checks its settings before anything is imported.
 
 uvicorn, starlette and jinja2 are imported only if a page is configured: they are an extra of the
 package.
@@ -27,14 +27,8 @@ if TYPE_CHECKING:
 
 def web_tls_context(tls: TlsConfig) -> ssl.SSLContext:
     """A context whose certificate is read again when its files change. Raises ConfigError."""
-    contexts = secure.ServerContexts(replace(tls, ca=""))  # browsers are not asked for one
-
-    def use_current_files(connection: ssl.SSLObject, *_: object) -> None:
-        connection.context = contexts.now()
-
-    context = contexts.now()
-    context.sni_callback = use_current_files
-    return context
+    # Browsers are not asked for a certificate.
+    return secure.ServerContexts(replace(tls, ca="")).for_listener()
 
 
 def build_web_server(

@@ -26,11 +26,24 @@ from pacekeeper.core.layout.layout import ExpertReplica, ReplicaSet
 MOST_DRIFT = 100.0  # beyond, a load of today says nothing about that of tomorrow
 
 Flags = npt.NDArray[np.bool_]
-PresentHosts = Sequence[Sequence[Sequence[int]]]
 
 
 class NoPlacement(ValueError):
     """Floors, slots or the limit of copies leave no placement; the input itself is valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class PresentPlacement:
+    """The placement in use, which a new plan changes.
+
+    Attributes:
+        ranks: ranks[layer][expert], the ranks that hold it, without ranks that left. Every other
+            replica of the new plan is a copy.
+        max_copies: the most replicas to copy; None: no limit.
+    """
+
+    ranks: Sequence[Sequence[Sequence[int]]]
+    max_copies: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +61,7 @@ def plan_experts(
     floors: Floors | None = None,
     prices: Prices | None = None,
     drift: float = 0.0,
-    present: PresentHosts | None = None,
-    max_copies: int | None = None,
+    present: PresentPlacement | None = None,
     max_losses: int = 8,
 ) -> ExpertPlan:
     """The cheapest placement of all experts, with token shares and its proof.
@@ -61,9 +73,7 @@ def plan_experts(
         prices: convert waiting, losses and copies into seconds until the next plan.
         drift: standard deviation by which the load of an expert with one rank's fair work changes
             until the next plan, relative to it; a new plan keeps room for it.
-        present: present[layer][expert], the ranks that hold it now, without ranks that left. Every
-            other replica is a copy. None: plan from scratch.
-        max_copies: the most replicas to copy; None: no limit.
+        present: the placement in use; None: plan from scratch.
         max_losses: the largest number of lost nodes that survival is proven for.
 
     Returns:
@@ -82,11 +92,14 @@ def plan_experts(
         prices=prices or Prices(),
         drift=drift,
     )
-    now = None if present is None else _flags(present, task)
+    limit = task.loads.size * cluster.num_ranks
+    now = None
+    if present is not None:
+        now = _flags(present.ranks, task)
+        limit = limit if present.max_copies is None else present.max_copies
     lacking = _lacking_room(task)
     if lacking and (task.floors.is_strict or now is None):
         raise NoPlacement(lacking)
-    limit = task.loads.size * cluster.num_ranks if max_copies is None else max_copies
     best: CandidatePlacement | None = None
     saved_s = 0.0
     if now is not None:
@@ -108,7 +121,7 @@ def plan_experts(
     return _finished(best, task, now, max_losses)
 
 
-def _flags(present: PresentHosts, task: PlacementProblem) -> Flags:
+def _flags(present: Sequence[Sequence[Sequence[int]]], task: PlacementProblem) -> Flags:
     """[layers, experts, ranks]"""
     num_layers, num_experts = task.loads.shape
     if len(present) != num_layers or any(len(layer) != num_experts for layer in present):

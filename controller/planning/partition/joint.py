@@ -9,7 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isclose
 
-from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
+from pacekeeper.controller.planning.experts.planner import (
+    ExpertPlan,
+    PresentPlacement,
+    plan_experts,
+)
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices
 from pacekeeper.controller.planning.model.partition import Partition, PartitionPlan
 from pacekeeper.controller.planning.model.problem import PartitionProblem
@@ -192,7 +196,7 @@ def _hosts(
         cluster,
         floors=_reached(request.floors, cluster, len(request.loads[layers[0]])),
         prices=request.prices,
-        present=present,
+        present=None if present is None else PresentPlacement(present),
     )
 
 

@@ -449,7 +449,14 @@ def doctor(terminal: Terminal) -> None:
 def demo(terminal: Terminal) -> None:
     """The first frame, a frame after the fault, the lines without a terminal, and the figures."""
     from pacekeeper.cli.demo.live_view import LiveView
-    from pacekeeper.cli.demo.metrics import Outcome, Throughput
+    from pacekeeper.cli.demo.metrics import (
+        DetectionFigures,
+        Outcome,
+        RecoveryFigures,
+        SpeedFigures,
+        Throughput,
+        TrainingFigures,
+    )
     from pacekeeper.cli.demo.recorder import DemoEvent, StepView
     from pacekeeper.cli.demo.report import print_outcome
 
@@ -489,27 +496,39 @@ def demo(terminal: Terminal) -> None:
     LiveView(console=console, recorder=recorder, title="TITLE", total_steps=200).update()
     terminal.show("== without a terminal", printed(console))
     outcome = Outcome(
-        injected_rank=2, found_rank=2, found_slowdown=1.58, last_slowdown=1.59,
-        injected_slowdown=1.6, delay_iterations=2, false_findings=0,
-        tokens_per_s=Throughput(
-            healthy=1000.0, degraded=667.0, mitigated=909.0, recovered=1000.0, after_kill=769.0
+        detection=DetectionFigures(
+            injected_rank=2, injected_slowdown=1.6, found_rank=2, found_slowdown=1.58,
+            last_slowdown=1.59, delay_iterations=2, false_findings=0,
         ),
-        fluid_limit_tokens_per_s=906.25, degraded_of_fluid=0.736, mitigated_of_fluid=1.003,
-        host_was_measured=False, devices_busy_healthy=0.81, devices_busy_mitigated=0.88,
-        host_overrun_share=0.01, kill_to_next_step_s=0.42, steps_lost=0, steps_redone=1,
-        loss_first=5.0, loss_last=3.0, generations=4, killed_rank=3, survivors=3,
-        clock="emulated", steps=100, seed=0,
+        speed=SpeedFigures(
+            tokens_per_s=Throughput(
+                healthy=1000.0, degraded=667.0, mitigated=909.0, recovered=1000.0, after_kill=769.0
+            ),
+            fluid_limit_tokens_per_s=906.25, degraded_of_fluid=0.736, mitigated_of_fluid=1.003,
+            host_was_measured=False, devices_busy_healthy=0.81, devices_busy_mitigated=0.88,
+            host_overrun_share=0.01,
+        ),
+        recovery=RecoveryFigures(
+            killed_rank=3, survivors=3, kill_to_next_step_s=0.42, steps_lost=0, steps_redone=1
+        ),
+        training=TrainingFigures(
+            loss_first=5.0, loss_last=3.0, generations=4, clock="emulated", steps=100, seed=0
+        ),
     )  # fmt: skip
+    busy = replace(
+        outcome.speed, host_was_measured=True, degraded_of_fluid=1.136, host_overrun_share=0.3
+    )
+    nothing = Outcome(
+        detection=replace(outcome.detection, found_rank=None),
+        speed=replace(outcome.speed, fluid_limit_tokens_per_s=None),
+        recovery=replace(outcome.recovery, kill_to_next_step_s=None),
+        training=replace(outcome.training, clock="cpu"),
+    )
     cases = {
         "as wished": outcome,
-        "a busy host": replace(
-            outcome, host_was_measured=True, degraded_of_fluid=1.136, host_overrun_share=0.3
-        ),
-        "nothing found, CPU clock": replace(
-            outcome, found_rank=None, clock="cpu", fluid_limit_tokens_per_s=None,
-            kill_to_next_step_s=None,
-        ),
-    }  # fmt: skip
+        "a busy host": replace(outcome, speed=busy),
+        "nothing found, CPU clock": nothing,
+    }
     for title, one in cases.items():
         console = Console(width=COLUMNS, file=StringIO())
         print_outcome(console, one)

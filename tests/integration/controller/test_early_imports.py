@@ -11,7 +11,7 @@ LATE = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
 import numpy as np
-from pacekeeper.controller.app import preload_numerics
+from pacekeeper.controller.app.controller import preload_numerics
 from pacekeeper.predictor.cost.model import fit
 from pacekeeper.predictor.online.thresholds import thresholds
 from support.synthetic_job import SyntheticJob

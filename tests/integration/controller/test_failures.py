@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pacekeeper.controller.app import Controller
+from pacekeeper.controller.app.controller import Controller
 from pacekeeper.controller.ingest import runtime_dir
 from pacekeeper.controller.machine import machine
 from pacekeeper.controller.state.events import Event, NodeAttached, Tick
@@ -143,7 +143,8 @@ def test_a_bug_of_ours_costs_one_event_and_is_said_once(
     monkeypatch.setattr(machine, "advance", failing)
     said: list[str] = []
     monkeypatch.setattr(
-        "pacekeeper.controller.app._log.error", lambda text, *a, **k: said.append(text % a)
+        "pacekeeper.controller.app.controller._log.error",
+        lambda text, *a, **k: said.append(text % a),
     )
     config = replace(ControllerConfig(), listen="127.0.0.1:0", store=str(tmp_path / "store"))
     controller = Controller(config)

@@ -10,8 +10,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from pacekeeper.controller import effects
-from pacekeeper.controller.app import Controller
+from pacekeeper.controller.app import effects
+from pacekeeper.controller.app.controller import Controller
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.events import NodeReported
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
@@ -114,7 +114,8 @@ def test_a_bug_in_a_decision_is_counted_and_the_next_facts_are_decided_on(
 
     monkeypatch.setattr(effects, "decide", failing)
     monkeypatch.setattr(
-        "pacekeeper.controller.app._log.error", lambda text, *a, **k: said.append(text % a)
+        "pacekeeper.controller.app.controller._log.error",
+        lambda text, *a, **k: said.append(text % a),
     )
     controller = play(tmp_path, scene)
     assert said == ["no decision: job=moe: KeyError('a bug')"]

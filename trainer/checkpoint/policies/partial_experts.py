@@ -21,6 +21,7 @@ from pacekeeper.core.checkpoint.manifest import (
 )
 from pacekeeper.core.checkpoint.partial_experts import (
     ExpertOrder,
+    expected_faults,
     loss_bound,
     loss_probability,
     lost_token_ratio,
@@ -254,8 +255,7 @@ class PartialSaves:
                 num_experts=config.num_experts,
                 plt_so_far=self.plt_of_run(step),
                 limit=config.lost_tokens_limit,
-                num_faults=self.books.num_faults,
-                step=step,
+                num_faults=expected_faults(self.books.num_faults, step, config.steps),
                 total_steps=config.steps,
                 period_steps=config.checkpoint_period_steps,
             )

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.checkpoint.partial_experts import (
     LOST_TOKENS_LIMIT,
+    expected_faults,
     expected_lost_token_ratio,
     longest_save_gap,
     lost_token_ratio,
@@ -126,7 +127,7 @@ def test_dynamic_k_keeps_plt_within_its_limit_once_it_could(
         before = k
         k = next_num_saved(
             num_saved=k, num_experts=n, plt_so_far=so_far, limit=LOST_TOKENS_LIMIT,
-            num_faults=number, step=step, total_steps=total, period_steps=period,
+            num_faults=expected_faults(number, step, total), total_steps=total, period_steps=period,
         )  # fmt: skip
         assert before <= k <= n
 
@@ -136,7 +137,7 @@ def test_k_doubles_until_the_next_fault_fits(limit: float, wanted: int) -> None:
     """16 experts, one fault to come, 1/200 of the run between checkpoints: K = 1 costs 0.0375."""
     found = next_num_saved(
         num_saved=1, num_experts=16, plt_so_far=0.02 if limit == 0.05 else 0.0, limit=limit,
-        num_faults=0, step=10, total_steps=1000, period_steps=5,
+        num_faults=expected_faults(0, 10, 1000), total_steps=1000, period_steps=5,
     )  # fmt: skip
     assert found == wanted
 

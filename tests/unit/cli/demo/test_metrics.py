@@ -87,23 +87,23 @@ def test_phases_lie_between_the_changes_and_never_across_one() -> None:
 
 def test_throughput_is_tokens_over_the_time_of_the_phase() -> None:
     result = outcome(FOUND, DEATH)
-    assert result.tokens_per_s.healthy == pytest.approx(1000.0)
-    assert result.tokens_per_s.degraded == pytest.approx(1000 / 1.5)
-    assert result.tokens_per_s.mitigated == pytest.approx(1000 / 1.1)
-    assert result.tokens_per_s.recovered == pytest.approx(1000.0)
-    assert result.tokens_per_s.after_kill == pytest.approx(1000 / 1.3)
+    assert result.speed.tokens_per_s.healthy == pytest.approx(1000.0)
+    assert result.speed.tokens_per_s.degraded == pytest.approx(1000 / 1.5)
+    assert result.speed.tokens_per_s.mitigated == pytest.approx(1000 / 1.1)
+    assert result.speed.tokens_per_s.recovered == pytest.approx(1000.0)
+    assert result.speed.tokens_per_s.after_kill == pytest.approx(1000 / 1.3)
 
 
 def test_the_fluid_limit_is_healthy_times_the_mean_speed() -> None:
     result = outcome(FOUND, DEATH)
-    assert result.fluid_limit_tokens_per_s == pytest.approx(1000 * (3 + 1 / 1.6) / 4)
-    assert result.mitigated_of_fluid == pytest.approx((1000 / 1.1) / 906.25)
+    assert result.speed.fluid_limit_tokens_per_s == pytest.approx(1000 * (3 + 1 / 1.6) / 4)
+    assert result.speed.mitigated_of_fluid == pytest.approx((1000 / 1.1) / 906.25)
 
 
 def test_no_limit_is_claimed_with_the_cpu_clock() -> None:
     result = outcome(FOUND, DEATH, clock="cpu")
-    assert result.fluid_limit_tokens_per_s is None
-    assert (result.degraded_of_fluid, result.host_was_measured) == (None, None)
+    assert result.speed.fluid_limit_tokens_per_s is None
+    assert (result.speed.degraded_of_fluid, result.speed.host_was_measured) == (None, None)
 
 
 def rates(degraded: float | None) -> Throughput:
@@ -130,13 +130,15 @@ def test_of_a_phase_without_steps_nothing_is_said() -> None:
 
 def test_the_story_s_devices_set_the_pace() -> None:
     result = outcome(FOUND, DEATH)
-    assert result.host_was_measured is False
-    assert result.degraded_of_fluid == pytest.approx((1000 / 1.5) / 906.25)
+    assert result.speed.host_was_measured is False
+    assert result.speed.degraded_of_fluid == pytest.approx((1000 / 1.5) / 906.25)
     assert "100.3%" in dict(outcome_lines(result))["fluid limit"]
 
 
 def test_where_the_host_was_measured_people_read_no_part_of_the_limit() -> None:
-    busy = replace(outcome(FOUND, DEATH), host_was_measured=True, degraded_of_fluid=1.136)
+    quiet = outcome(FOUND, DEATH)
+    speed = replace(quiet.speed, host_was_measured=True, degraded_of_fluid=1.136)
+    busy = replace(quiet, speed=speed)
     said = dict(outcome_lines(busy))["fluid limit"]
     assert "114%" in said and "100.3%" not in said
 
@@ -147,28 +149,30 @@ def test_the_delay_counts_slow_iterations_that_were_over_when_the_finding_arrive
 
 def test_a_finding_of_another_rank_is_false() -> None:
     wrong = replace(FOUND, incident_id=3, rank=1)
-    assert outcome(FOUND, DEATH).false_findings == 0
-    assert outcome(FOUND, DEATH, wrong).false_findings == 1
-    assert outcome(DEATH, wrong).found_rank is None
+    assert outcome(FOUND, DEATH).detection.false_findings == 0
+    assert outcome(FOUND, DEATH, wrong).detection.false_findings == 1
+    assert outcome(DEATH, wrong).detection.found_rank is None
 
 
 def test_a_finding_before_the_fault_is_false_even_for_the_right_rank() -> None:
     early = replace(FOUND, incident_id=3, onset_step=20, found_s=TRUTH.fault_s - 5.0)
-    assert outcome(early, DEATH).false_findings == 1
+    assert outcome(early, DEATH).detection.false_findings == 1
 
 
 def test_naming_the_same_rank_twice_counts_once_as_right() -> None:
     again = replace(FOUND, incident_id=3, found_s=FOUND.found_s + 9.0)
-    assert outcome(FOUND, again, DEATH).false_findings == 1
+    assert outcome(FOUND, again, DEATH).detection.false_findings == 1
 
 
 def test_a_death_of_the_living_is_false() -> None:
-    assert outcome(FOUND, DEATH, replace(DEATH, incident_id=4, rank=0)).false_findings == 1
+    assert (
+        outcome(FOUND, DEATH, replace(DEATH, incident_id=4, rank=0)).detection.false_findings == 1
+    )
 
 
 def test_kill_to_next_step_waits_for_the_last_survivors_own_layout() -> None:
     # The step under way at the kill was voted on already: it proves nothing.
-    assert outcome(FOUND, DEATH).kill_to_next_step_s == pytest.approx(0.5 + 1.3)
+    assert outcome(FOUND, DEATH).recovery.kill_to_next_step_s == pytest.approx(0.5 + 1.3)
 
 
 def test_steps_committed_twice_never_or_unlike_the_others_are_lost() -> None:
@@ -182,7 +186,7 @@ def test_steps_committed_twice_never_or_unlike_the_others_are_lost() -> None:
 
 def test_the_slowdown_judged_is_the_one_that_was_found() -> None:
     found = outcome(replace(FOUND, last_slowdown=1.9), DEATH)
-    assert (found.found_slowdown, found.last_slowdown) == (1.58, 1.9)
+    assert (found.detection.found_slowdown, found.detection.last_slowdown) == (1.58, 1.9)
 
 
 def test_an_empty_phase_has_no_throughput() -> None:
@@ -243,5 +247,5 @@ def test_what_the_host_held_up_is_told_by_the_worst_rank_of_the_worst_phase() ->
     assert overrun_share({0: STEPS, 1: late}, range(11, 30)) == 0.0
     assert overrun_share({0: STEPS, 1: late}, range(35, 60)) == pytest.approx(0.2)
     assert overrun_share({0: STEPS}, range(5, 5)) == 0.0
-    assert outcome(FOUND, DEATH).host_overrun_share == 0.0
-    assert outcome(FOUND, DEATH, clock="cpu").host_overrun_share is None
+    assert outcome(FOUND, DEATH).speed.host_overrun_share == 0.0
+    assert outcome(FOUND, DEATH, clock="cpu").speed.host_overrun_share is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller.app import Controller
+from pacekeeper.controller.app.controller import Controller
 from pacekeeper.controller.ha import leader_election
 from pacekeeper.controller.ha.replica import Replica
 from pacekeeper.controller.storage import replica_marker

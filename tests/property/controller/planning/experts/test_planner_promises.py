@@ -7,7 +7,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.planning.experts.planner import ExpertPlan, NoPlacement, plan_experts
+from pacekeeper.controller.planning.experts.planner import (
+    ExpertPlan,
+    NoPlacement,
+    PresentPlacement,
+    plan_experts,
+)
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
 from support.densest import least_of_all_hosts, least_split
 from support.examples import examples
@@ -87,7 +92,10 @@ def test_floors_of_nodes_and_racks_hold_anew_and_from_any_present_hosts() -> Non
         floors = Floors(nodes=max(nodes, racks), racks=racks)
         try:
             plan = plan_experts(
-                loads, cluster, floors=floors, present=None if present is None else [present]
+                loads,
+                cluster,
+                floors=floors,
+                present=None if present is None else PresentPlacement([present]),
             )
         except NoPlacement:
             planned[False] += 1

@@ -5,7 +5,11 @@ import numpy.typing as npt
 import pytest
 
 from pacekeeper.controller.planning.experts.incremental import nearest_ranks
-from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
+from pacekeeper.controller.planning.experts.planner import (
+    ExpertPlan,
+    PresentPlacement,
+    plan_experts,
+)
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices, alike
 from pacekeeper.controller.planning.experts.repair import SpreadRequirements, keeps_spread, repair
 
@@ -28,7 +32,7 @@ def skewed(num_layers: int = 3, num_experts: int = 32) -> npt.NDArray[np.float64
 def test_loads_that_stayed_copy_nothing() -> None:
     loads, cluster = skewed(), alike(16, 4)
     first = plan_experts(loads, cluster, drift=0.1)
-    again = plan_experts(1.7 * loads, cluster, drift=0.1, present=hosts_of(first))
+    again = plan_experts(1.7 * loads, cluster, drift=0.1, present=PresentPlacement(hosts_of(first)))
     assert hosts_of(again) == hosts_of(first)
     assert again.proof.num_copied == 0
     assert first.proof.num_copied == first.proof.num_replicas
@@ -39,7 +43,9 @@ def test_a_layer_that_drifted_is_evened_out_by_few_copies_and_the_others_stay() 
     first = plan_experts(loads, cluster)
     alone = [e for e, on in enumerate(hosts_of(first)[1]) if len(on) == 1]
     loads[1, alone[0]] += 2.0 * loads[1].sum() / 16
-    again = plan_experts(loads, cluster, prices=Prices(move_s=1.0), present=hosts_of(first))
+    again = plan_experts(
+        loads, cluster, prices=Prices(move_s=1.0), present=PresentPlacement(hosts_of(first))
+    )
     assert hosts_of(again)[0] == hosts_of(first)[0]
     assert hosts_of(again)[2] == hosts_of(first)[2]
     assert 1 <= again.proof.num_copied <= 6
@@ -51,7 +57,9 @@ def test_what_a_lost_rank_took_is_on_enough_nodes_again() -> None:
     first = hosts_of(plan_experts(loads, alike(16, 6), floors=floors))
     left = [[[rank for rank in on if rank != 15] for on in layer] for layer in first]
     dear = Prices(move_s=1.0)
-    again = plan_experts(loads, alike(15, 6), floors=floors, prices=dear, present=left)
+    again = plan_experts(
+        loads, alike(15, 6), floors=floors, prices=dear, present=PresentPlacement(left)
+    )
     assert min(len(on) for layer in hosts_of(again) for on in layer) >= 2
     held = sum(len(on) for layer in first for on in layer)
     assert again.proof.num_copied < held / 4
@@ -74,15 +82,21 @@ def test_without_a_free_slot_an_expert_with_a_host_to_spare_makes_room() -> None
 def test_a_rank_that_joined_gets_work() -> None:
     loads = skewed()
     present = hosts_of(plan_experts(loads, alike(8, 8)))
-    again = plan_experts(loads, alike(9, 8), present=present, prices=Prices(move_s=0.0))
+    again = plan_experts(
+        loads, alike(9, 8), present=PresentPlacement(present), prices=Prices(move_s=0.0)
+    )
     assert again.proof.gap < 0.01
 
 
 def test_copies_that_cost_more_than_they_save_are_not_made() -> None:
     loads, cluster = skewed(), alike(16, 4)
     present = hosts_of(plan_experts(loads[:, ::-1], cluster))
-    free = plan_experts(loads, cluster, present=present, prices=Prices(move_s=0.0))
-    dear = plan_experts(loads, cluster, present=present, prices=Prices(move_s=1e6))
+    free = plan_experts(
+        loads, cluster, present=PresentPlacement(present), prices=Prices(move_s=0.0)
+    )
+    dear = plan_experts(
+        loads, cluster, present=PresentPlacement(present), prices=Prices(move_s=1e6)
+    )
     assert dear.proof.num_copied < free.proof.num_copied
     assert dear.proof.gap > free.proof.gap
 
@@ -90,7 +104,9 @@ def test_copies_that_cost_more_than_they_save_are_not_made() -> None:
 def test_experts_beyond_the_slots_count_for_what_could_be_survived() -> None:
     # On two nodes each, as the floor asks: nobody can spare a replica, though slots are too few.
     floors = Floors(nodes=2, is_strict=False)
-    proof = plan_experts([[1.0, 1.0]], alike(2, 1), floors=floors, present=[[[0, 1], [0, 1]]]).proof
+    proof = plan_experts(
+        [[1.0, 1.0]], alike(2, 1), floors=floors, present=PresentPlacement([[[0, 1], [0, 1]]])
+    ).proof
     assert proof.survival[1] == 1.0
     assert proof.survival_bound[1] == 1.0
 
@@ -99,7 +115,7 @@ def test_experts_beyond_the_slots_count_for_what_could_be_survived() -> None:
 def test_no_more_is_copied_than_allowed(limit: int) -> None:
     loads, cluster = skewed(), alike(16, 4)
     present = hosts_of(plan_experts(loads[:, ::-1], cluster))
-    plan = plan_experts(loads, cluster, present=present, max_copies=limit)
+    plan = plan_experts(loads, cluster, present=PresentPlacement(present, limit))
     assert plan.proof.num_copied <= limit
 
 
@@ -107,7 +123,7 @@ def test_a_floor_that_needs_more_copies_than_allowed_is_refused() -> None:
     present = [[[0], [1]]]
     with pytest.raises(ValueError, match="limit of copies"):
         plan_experts(
-            [[1.0, 1.0]], alike(2, 2), floors=Floors(nodes=2), present=present, max_copies=1
+            [[1.0, 1.0]], alike(2, 2), floors=Floors(nodes=2), present=PresentPlacement(present, 1)
         )
 
 
@@ -117,11 +133,11 @@ def test_a_floor_that_needs_more_copies_than_allowed_is_refused() -> None:
 )
 def test_present_hosts_that_are_none_are_refused(present: Hosts, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        plan_experts([[1.0, 1.0]], alike(2, 2), present=present)
+        plan_experts([[1.0, 1.0]], alike(2, 2), present=PresentPlacement(present))
 
 
 def test_an_expert_without_host_comes_back() -> None:
-    plan = plan_experts([[1.0, 1.0]], alike(2, 2), present=[[[0], []]])
+    plan = plan_experts([[1.0, 1.0]], alike(2, 2), present=PresentPlacement([[[0], []]]))
     assert all(plan.hosts[0])
 
 

@@ -1,7 +1,7 @@
 """Executes the commands of the state machine.
 
-It sends to agents, publishes to watchers, queues planning and logs. `controller/app.py` calls it
-after everything that must last is stored.
+It sends to agents, publishes to watchers, queues planning and logs. `controller` calls it after
+everything that must last is stored.
 """
 
 import asyncio

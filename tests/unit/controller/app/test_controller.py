@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2
 
-from pacekeeper.controller import app
-from pacekeeper.controller.app import Controller
+from pacekeeper.controller.app import controller as app
+from pacekeeper.controller.app.controller import Controller
 from pacekeeper.controller.ha.leader_election import LeaseLeadership
 from pacekeeper.controller.ha.leadership import Standalone
 from pacekeeper.controller.ha.replica import Replica

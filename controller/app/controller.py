@@ -30,7 +30,7 @@ from pacekeeper.controller.api.auth.listeners import (
 from pacekeeper.controller.api.operator_service import OperatorService
 from pacekeeper.controller.api.status_service import StatusService
 from pacekeeper.controller.api.web.start import build_web_server
-from pacekeeper.controller.effects import CommandExecutor, Planner
+from pacekeeper.controller.app.effects import CommandExecutor, Planner
 from pacekeeper.controller.ha.leadership import Leadership, Standalone
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.ingest.runtime_dir import SOCKET, no_folder, own_folder, stays
