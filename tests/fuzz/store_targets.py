@@ -242,9 +242,9 @@ def _rows() -> Rows:
         ],
         "layouts": [["moe", 1, layout, "as told", 1.0]],
         "incidents": [
-            [1, "moe", *finding, None, None, ["a plan"], *why, [], []],
-            [2, "moe", *finding, 2.0, 5, [], *why, deaths, ["n"]],
-            [3, "gone", *finding, 2.0, 5, [], *why, [], []],
+            [1, "moe", *finding, None, None, ["a plan"], *why, [], [], 0, [], []],
+            [2, "moe", *finding, 2.0, 5, [], *why, deaths, ["n"], 1, ["power"], ["loss"]],
+            [3, "gone", *finding, 2.0, 5, [], *why, [], [], 0, [], []],
         ],
         "decisions": [[1, 1.0, "moe", 4, *prices]],
         "proposals": [

@@ -54,9 +54,9 @@ def test_an_incident_is_explained_before_and_after_a_restart(tmp_path: Path) -> 
 
         def decided() -> Any:
             told = json.loads(said("explain", "1", "--json", *where))
-            return told if told["plans"] else None
+            return told if any(plan["considered"] for plan in told["plans"]) else None
 
-        told = until("a decision is noted", decided)
+        told = until("a decision and what was passed over are noted", decided)
         said("explain", "1", "--plot", str(tmp_path / "plot.png"), *where)
         agent.close()
         assert controller.stop() == 0
@@ -65,7 +65,6 @@ def test_an_incident_is_explained_before_and_after_a_restart(tmp_path: Path) -> 
     timeline = told["timeline"]
     assert timeline["step"][0] == 0 and len({len(column) for column in timeline.values()}) == 1
     assert told["measured"]["slowdown"] == pytest.approx(1.8, rel=0.05)
-    assert told["plans"][-1]["considered"], "what was passed over is told"
 
     with ControllerProcess(tmp_path) as controller:
         where = ("--controller", controller.address)

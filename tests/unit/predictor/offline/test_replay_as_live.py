@@ -57,7 +57,7 @@ def test_the_rank_and_its_cause_are_the_same(tmp_path: Path, name: str) -> None:
     (found,) = (trouble for trouble in replayed if trouble.kind is TroubleKind.COMPUTE)
     live = incident.finding
     assert (found.rank, found.first_step) == (live.rank, live.onset_step) == (SLOW, WARM)
-    assert _uncounted(found.cause) == _uncounted(live.cause) != ""
+    assert _uncounted(found.cause) == _uncounted(live.cause_text) != ""
 
 
 def _uncounted(cause: str) -> str:
