@@ -3,22 +3,16 @@
 from dataclasses import field
 from typing import Annotated
 
+from pydantic import PositiveFloat, PositiveInt
+
 from pacekeeper.core.addresses import GRPC_PORT, METRICS_PORT
-from pacekeeper.core.config.base import (
-    Addresses,
-    Count,
-    NonEmpty,
-    OptionalListener,
-    Positive,
-    named,
-    settings,
-)
+from pacekeeper.core.config.base import Addresses, NonEmpty, OptionalListener, named, settings
 from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.telemetry.attachment import NODE_NAME_RULE, is_node_name
 from pacekeeper.core.telemetry.shm_ring import DEFAULT_RING_DIR
 
-NodeName = Annotated[str, named(is_node_name, NODE_NAME_RULE, is_optional=True)]
+NodeName = Annotated[str, named(lambda name: not name or is_node_name(name), NODE_NAME_RULE)]
 
 
 @settings
@@ -41,19 +35,19 @@ class AgentConfig:
     # host:port of the Prometheus endpoint; empty: none.
     metrics_listen: OptionalListener = f"127.0.0.1:{METRICS_PORT}"
     # Seconds between two looks into the rings. Raising it saves CPU and delays findings.
-    poll_interval_s: Positive = 0.1
+    poll_interval_s: PositiveFloat = 0.1
     # Seconds between two readings of every device (NVML) and of the kernel (load, pressure).
-    sample_interval_s: Positive = 1.0
+    sample_interval_s: PositiveFloat = 1.0
     # Batches kept while the controller is away; the oldest are dropped and counted beyond it.
-    spool_batches: Count = 4096
+    spool_batches: PositiveInt = 4096
     # Seconds without an acknowledgement before the stream is opened anew.
-    ack_timeout_s: Positive = 15.0
+    ack_timeout_s: PositiveFloat = 15.0
     # Longest back-off between two attempts to connect (full jitter).
-    reconnect_max_s: Positive = 10.0
+    reconnect_max_s: PositiveFloat = 10.0
     # Directory for trace files of everything read, for `pacekeeper replay`; empty: none.
     record_dir: str = ""
     # A trace file ends at this size.
-    record_max_bytes: Count = 1 << 30
+    record_max_bytes: PositiveInt = 1 << 30
     # Unix socket on which NVRx's ft_launcher asks whether this node may join; empty: none.
     health_socket: str = ""
     # Unix socket of NVSentinel's platform connector, which is told of changes; empty: none.

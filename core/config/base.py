@@ -22,12 +22,8 @@ MAX_WAIT_S = 7 * 86400.0  # of anything in a step: beyond, clocks of libraries o
 # built when its first value is made: a command that needs one class does not pay for all.
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
-Positive = Annotated[float, Field(gt=0.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Wait = Annotated[float, Field(gt=0.0, le=MAX_WAIT_S)]  # in seconds
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
@@ -38,13 +34,9 @@ def settings(kind: type[T]) -> type[T]:
     return cast(type[T], made)
 
 
-def reject(*rules: tuple[bool, str]) -> None:
-    """Raise ValueError with the texts of all rules that are violated, for `__post_init__`.
-
-    Args:
-        rules: (whether the settings violate it, "KEY: EXPECTATION").
-    """
-    if texts := [text for is_violated, text in rules if is_violated]:
+def reject(*violations: str | bool) -> None:
+    """Raise ValueError with all texts "KEY: EXPECTATION"; a rule that holds gives none."""
+    if texts := [text for text in violations if text]:
         raise ValueError(*texts)
 
 
@@ -54,7 +46,7 @@ def one_of(*values: str) -> GetPydanticSchema:
 
 
 def parsed(parse: Callable[[str], object], *, is_optional: bool = False) -> AfterValidator:
-    """Accept a text that `parse` accepts.
+    """Accept a text that `parse` accepts, or an empty one if `is_optional`.
 
     Args:
         parse: raises ValueError, with what it expects, for any other text.
@@ -69,22 +61,14 @@ def parsed(parse: Callable[[str], object], *, is_optional: bool = False) -> Afte
     return AfterValidator(check)
 
 
-def named(
-    is_valid: Callable[[str], bool], rule: str, *, is_optional: bool = False
-) -> AfterValidator:
-    """Accept a text that is valid.
-
-    Args:
-        is_valid: whether the text is.
-        rule: what is valid, for the error.
-        is_optional: whether the text may be empty.
-    """
+def named(is_valid: Callable[[str], bool], rule: str) -> AfterValidator:
+    """Accept a text that `is_valid`; `rule` says which, for the error."""
 
     def parse(text: str) -> None:
         if not is_valid(text):
             raise ValueError(f"expected {rule}, got {text!r}")
 
-    return parsed(parse, is_optional=is_optional)
+    return parsed(parse)
 
 
 Addresses = Annotated[str, parsed(split_addresses)]  # of one host, or of several

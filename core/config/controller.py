@@ -6,16 +6,14 @@ Each comment gives unit and trade-off. `core/config/loader.py` reads the TOML fi
 from dataclasses import field
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from pacekeeper.core.addresses import GRPC_PORT
 from pacekeeper.core.config.base import (
-    Count,
     Listener,
     NonEmpty,
     OptionalAddress,
     OptionalListener,
-    Positive,
     named,
     reject,
     settings,
@@ -29,9 +27,8 @@ Days = Annotated[float, Field(gt=0.0, le=36_500.0)]
 LeaseUrl = Annotated[
     str,
     named(
-        lambda text: text.startswith(("etcd://", "k8s://")),
+        lambda url: not url or url.startswith(("etcd://", "k8s://")),
         "etcd://HOST:PORT/KEY or k8s://NAMESPACE/NAME",
-        is_optional=True,
     ),
 ]
 
@@ -48,16 +45,16 @@ class RetentionConfig:
     # are over, layouts that were in force, how fast jobs went.
     history_days: Days = 90.0
     # The newest of each that are kept at most.
-    incidents: Count = 50_000
-    decisions: Count = 50_000
-    proposals: Count = 10_000
-    layouts: Count = 4096
+    incidents: PositiveInt = 50_000
+    decisions: PositiveInt = 50_000
+    proposals: PositiveInt = 10_000
+    layouts: PositiveInt = 4096
     # Bytes in the store; beyond, the oldest of these go whatever their age. A standby is sent all
     # of them when it begins to follow.
     store_bytes: Annotated[int, Field(ge=1 << 20)] = 512 << 20
     # Days, and number, of ended jobs that `pacekeeper status` still shows.
     ended_job_days: Days = 3.0
-    ended_jobs: Count = 512
+    ended_jobs: PositiveInt = 512
 
 
 @settings
@@ -72,14 +69,14 @@ class LeaseConfig:
     advertise: OptionalAddress = ""
     # Seconds without a renewal after which another takes over. Raising it bears longer pauses of
     # the lease's store, and makes a takeover as much later.
-    duration_s: Positive = 4.0
+    duration_s: PositiveFloat = 4.0
     # Seconds between two renewals.
-    renew_s: Positive = 1.0
+    renew_s: PositiveFloat = 1.0
     # Seconds by which the leader stops before another may begin: it bears clocks whose rates differ
     # by as large a part of duration_s.
-    margin_s: Positive = 1.0
+    margin_s: PositiveFloat = 1.0
     # Seconds for which a standby may hold up what the leader stores before it counts no more.
-    sync_within_s: Positive = 2.0
+    sync_within_s: PositiveFloat = 2.0
     # PEM files for the store of the lease: its authority, our certificate and key. Of Kubernetes
     # and of etcd://; without `ca` etcd is spoken to in the clear, on loopback only.
     ca: str = ""
@@ -92,10 +89,8 @@ class LeaseConfig:
     def __post_init__(self) -> None:
         reject(
             lone_file(self.cert, self.key),
-            (
-                self.renew_s + self.margin_s >= self.duration_s,
-                "duration_s: expected above renew_s + margin_s",
-            ),
+            self.renew_s + self.margin_s >= self.duration_s
+            and "duration_s: expected above renew_s + margin_s",
         )
 
 
@@ -114,9 +109,9 @@ class ControllerConfig:
     # SQLite file with jobs, incidents, decisions and layouts.
     store: NonEmpty = "pacekeeper.sqlite"
     # Seconds between two ticks: policy and blindness are looked at then.
-    tick_interval_s: Positive = 0.2
+    tick_interval_s: PositiveFloat = 0.2
     # Seconds without a record before a job counts as blind.
-    blind_after_s: Positive = 30.0
+    blind_after_s: PositiveFloat = 30.0
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)

@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from pacekeeper.core.config.base import Count, CountOrZero, Positive, reject, settings
+from pacekeeper.core.config.base import reject, settings
 
 Slowdown = Annotated[float, Field(ge=1.0)]
 
@@ -16,53 +16,47 @@ class DetectorConfig:
     # Steps of a generation-independent warm-up before the cost model is fitted.
     warmup_steps: Annotated[int, Field(ge=4)] = 12
     # Steps ignored at the start of a job (allocators, caches, first-touch).
-    skip_steps: CountOrZero = 2
+    skip_steps: NonNegativeInt = 2
     # Most recent healthy steps kept for a refit.
     history_steps: int = 256
     # Floor of sigma: below it a perfect clock would make everything suspicious.
-    sigma_floor: Positive = 0.015
+    sigma_floor: PositiveFloat = 0.015
     # False alarms per day of a job that the charts may raise; their thresholds follow at each fit
     # from the ranks, the length of a step and the residuals. Ten times fewer cost a small slowdown
     # some steps and a large one nothing. It holds for device clocks; few ranks (below 2,000 recent
     # residuals) count as normal, so wild samples of shared hosts raise some ten times more there.
     # The guards below then decide, and take nearly all away.
-    false_alarms_per_job_day: Positive = 0.1
+    false_alarms_per_job_day: PositiveFloat = 0.1
     # Last steps that must agree on a slowdown; twice as many with a noisy clock.
-    min_steps: Count = 2
+    min_steps: PositiveInt = 2
     # Sigma above which a clock counts as noisy (shared CPU cores; devices stay far below: with 2 %
     # jitter and three peers a log ratio has 0.025, and an unlucky warm-up makes it 0.04).
-    noisy_sigma: Positive = 0.05
+    noisy_sigma: PositiveFloat = 0.05
     # A slowdown must stand this many standard errors (sigma / sqrt(steps that agree)) above
     # health. Above the usual 3 to 5: the run of steps is chosen after the fact, and the noise of
     # hosts is not normal (5.5 made a false finding on a very noisy one).
-    min_sigmas: Positive = 6.0
+    min_sigmas: PositiveFloat = 6.0
     # Smallest slowdown worth a finding (observed / expected).
     min_slowdown: Slowdown = 1.10
     # An open incident closes below this slowdown, held for `recover_steps` steps.
     recover_slowdown: Slowdown = 1.05
-    recover_steps: Count = 3
+    recover_steps: PositiveInt = 3
     # Steps over which the slowdown of an open incident is measured (median).
-    measure_steps: Count = 5
+    measure_steps: PositiveInt = 5
     # Steps for which the smallest visible slowdown is stated: more show a smaller one, later.
-    see_within_steps: Count = 10
+    see_within_steps: PositiveInt = 10
     # A watch that would miss this slowdown for so long is blind, not healthy: half the speed.
     blind_slowdown: float = 2.0
     # Steps between two canaries: a made-up slow rank, in a copy, that must be found in time. While
     # one is under way (`see_within_steps` at most) judging costs twice as much. 0: none.
-    canary_period_steps: CountOrZero = 200
+    canary_period_steps: NonNegativeInt = 200
 
     def __post_init__(self) -> None:
         reject(
-            (
-                self.recover_slowdown > self.min_slowdown,
-                "recover_slowdown: expected at most min_slowdown (hysteresis)",
-            ),
-            (
-                self.blind_slowdown <= self.min_slowdown,
-                "blind_slowdown: expected above min_slowdown",
-            ),
-            (
-                self.history_steps < self.warmup_steps,
-                "history_steps: expected at least warmup_steps",
-            ),
+            self.recover_slowdown > self.min_slowdown
+            and "recover_slowdown: expected at most min_slowdown (hysteresis)",
+            self.blind_slowdown <= self.min_slowdown
+            and "blind_slowdown: expected above min_slowdown",
+            self.history_steps < self.warmup_steps
+            and "history_steps: expected at least warmup_steps",
         )

@@ -18,28 +18,13 @@ from pacekeeper.core.errors import ConfigError
 
 T = TypeVar("T")
 
-# What was expected, by pydantic's type of error.
-_EXPECTED = {
-    "bool_type": "bool",
-    "float_type": "float",
-    "int_type": "int",
-    "string_type": "str",
-    "finite_number": "a finite number",
-    "greater_than": "a value above {gt:g}",
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "literal_error": "one of {expected}",
-    "string_too_short": "a value that is not empty",
-}
-
 
 @cache
 def table_classes() -> dict[str, type]:
     """The class of each table of a file.
 
     Settings whose fields are settings again (`ControllerConfig.detector`) get these from the table
-    of that name. Imported when a file is read: a command without one needs its own class only,
-    and all of them take a third longer to import.
+    of that name. They are imported when a file is read: a command without one needs its own only.
     """
     from pacekeeper.core.config.agent import AgentConfig
     from pacekeeper.core.config.client import ClientConfig
@@ -79,8 +64,7 @@ def read_config(kind: type[T], text: str, *, file: str) -> T:
         ConfigError: the text is not TOML, or tables, keys or values are invalid. It names all of
             them, one a line.
     """
-    tables, errors = _read(text, file)
-    _raise(errors)
+    tables = _checked(_read(text, file))
     own = next(name for name, known in table_classes().items() if known is kind)
     settings = tables.get(own, kind())
     parts = {f.name: tables[f.name] for f in fields(settings) if _is_part(f) and f.name in tables}
@@ -109,7 +93,7 @@ def _read(text: str, file: str) -> tuple[dict[str, Any], list[ConfigError]]:
                 ConfigError(f"{file}: unknown table [{name}]", remedy=f"expected one of {known}")
             )
         elif not isinstance(values, dict):
-            errors.append(ConfigError(f"{file}: {name}: expected a table, got {_typed(values)}"))
+            errors.append(ConfigError(f"{file}: {name}: expected a table, got {_shown(values)}"))
         else:
             tables[name], found = _build(classes[name], values, f"{file}: [{name}]")
             errors += found
@@ -122,9 +106,8 @@ def read_table(kind: type[T], values: dict[str, Any], *, where: str) -> T:
     Raises:
         ConfigError: keys or values are invalid; it names all of them and begins with `where`.
     """
-    checked, errors = _build(_validating(kind), values, where)  # type: ignore[arg-type]
-    _raise(errors)
-    return kind(**asdict(checked))
+    built = _build(_validating(kind), values, where)  # type: ignore[arg-type]
+    return kind(**asdict(_checked(built)))
 
 
 @cache
@@ -142,17 +125,15 @@ def override(settings: T, *, where: str = "command line", **values: Any) -> T:
         ConfigError: values are invalid; it names all of them and begins with `where`.
     """
     given = {name: value for name, value in values.items() if value is not None}
-    changed, errors = _build(type(settings), given, where, base=settings)
-    _raise(errors)
-    found: T = changed
-    return found
+    changed: T = _checked(_build(type(settings), given, where, base=settings))
+    return changed
 
 
-def _raise(errors: list[ConfigError]) -> None:
-    if len(errors) == 1:
-        raise errors[0]
+def _checked(built: tuple[Any, list[ConfigError]]) -> Any:
+    made, errors = built
     if errors:
         raise ConfigError("\n".join(map(str, errors)))
+    return made
 
 
 def _build(
@@ -162,20 +143,16 @@ def _build(
 
     With errors, the settings are None or lack the unknown keys.
     """
-    known = {f.name: f.type for f in fields(kind) if not _is_part(f)}  # type: ignore[arg-type]
-    expected = f"expected one of: {', '.join(sorted(known))}"
-    errors = [
-        ConfigError(f"{where} {key}: unknown key", remedy=expected)
-        for key in values
-        if key not in known
-    ]
+    known = {f.name for f in fields(kind) if not _is_part(f)}  # type: ignore[arg-type]
+    remedy = f"expected one of: {', '.join(sorted(known))}"
+    unknown = [key for key in values if key not in known]
+    errors = [ConfigError(f"{where} {key}: unknown key", remedy=remedy) for key in unknown]
     given = {key: value for key, value in values.items() if key in known}
     try:
         made: Any = kind(**given) if base is None else replace(base, **given)  # type: ignore[type-var]
     except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            errors += _config_errors(problem, where, known)
-        return None, errors
+        found = (ConfigError(f"{where} {text}") for one in error.errors() for text in _texts(one))
+        return None, [*errors, *found]
     return made, errors
 
 
@@ -184,26 +161,19 @@ def _is_part(setting: Field[Any]) -> bool:
     return is_dataclass(setting.default_factory)
 
 
-def _config_errors(problem: ErrorDetails, where: str, types: dict[Any, Any]) -> list[ConfigError]:
-    """One problem that pydantic found, in our words; several where rules are violated."""
-    where = " ".join((where, *(f"{key}:" for key in problem["loc"])))
-    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
-    if kind == "value_error":  # of `reject`, `parsed` or `named`
-        return [ConfigError(f"{where} {text}") for text in context["error"].args]
-    if kind == "missing":
-        (missing,) = problem["loc"]
-        return [ConfigError(f"{where} missing", remedy=f"expected {types[missing].__name__}")]
-    expected = _EXPECTED[kind].format(**context)
-    got = _typed(value) if kind.endswith("_type") else _shown(value)
-    return [ConfigError(f"{where} expected {expected}, got {got}")]
-
-
-def _typed(value: object) -> str:
-    return f"{type(value).__name__} {_shown(value)}"
+def _texts(problem: ErrorDetails) -> list[str]:
+    """Key and expectation of a problem that pydantic found; several where rules are violated."""
+    key = "".join(f"{name}: " for name in problem["loc"])
+    if problem["type"] == "value_error":  # of `reject`, `parsed` or `named`
+        return [f"{key}{text}" for text in problem["ctx"]["error"].args]
+    if problem["type"] == "missing":
+        return [f"{key}missing"]
+    expected = problem["msg"].replace("Input should be", "expected")
+    return [f"{key}{expected}, got {_shown(problem['input'])}"]
 
 
 def _shown(value: object) -> str:
     try:
         return repr(value)
     except ValueError:  # an integer in hexadecimal digits, too long for Python to print
-        return "of too many digits"
+        return "one of too many digits"

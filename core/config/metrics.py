@@ -5,9 +5,9 @@ The webhook is for fleets without Alertmanager.
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
-from pacekeeper.core.config.base import NonNegative, one_of, reject, settings
+from pacekeeper.core.config.base import one_of, reject, settings
 from pacekeeper.core.config.security import TlsConfig, lone_file, unauthenticated_listener
 
 
@@ -30,13 +30,13 @@ class WebhookConfig:
     # URL of a proxy on the way; empty: none, whatever the environment says.
     proxy: str = ""
     # Share of the time that the alert rules wait (`for`) before something is told; 0: at once.
-    hold_ratio: NonNegative = 1.0
+    hold_ratio: NonNegativeFloat = 1.0
     # Seconds for one attempt, and attempts, with pauses of 1, 2, 4, ... 30 s; then it is given up.
     timeout_s: Annotated[float, Field(gt=0.0, le=60.0)] = 5.0
     attempts: Annotated[int, Field(ge=1, le=100)] = 6
 
     def __post_init__(self) -> None:
-        reject((bool(self.url and self.url_file), "url, url_file: expected one of them at most"))
+        reject(self.url and self.url_file and "url, url_file: expected one of them at most")
 
     @property
     def is_on(self) -> bool:
@@ -60,10 +60,9 @@ class MetricsConfig:
     def __post_init__(self) -> None:
         reject(
             lone_file(self.cert, self.key),
-            (
-                bool(self.ca and not self.cert),
-                "ca: expected cert and key, too: without TLS no client sends a certificate",
-            ),
+            self.ca
+            and not self.cert
+            and "ca: expected cert and key, too: without TLS no client sends a certificate",
         )
 
     @property

@@ -2,18 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from pacekeeper.core.config.base import (
-    Count,
-    CountOrZero,
-    NonNegative,
-    Positive,
-    Ratio,
-    Wait,
-    one_of,
-    settings,
-)
+from pacekeeper.core.config.base import Ratio, Wait, one_of, settings
 
 
 @settings
@@ -30,40 +21,40 @@ class PolicyConfig:
     # kind waits as long, then twice as long each time (an hour at most, unless this is more).
     approve_within_s: Wait = 900.0
     # Smallest predicted gain (share of the step time) worth a plan.
-    min_gain: NonNegative = 0.05
+    min_gain: NonNegativeFloat = 0.05
     # The same while nobody is slow (hot experts only), and steps of loads and layout before that.
-    rebalance_min_gain: NonNegative = 0.08
-    settle_steps: CountOrZero = 40
+    rebalance_min_gain: NonNegativeFloat = 0.08
+    settle_steps: NonNegativeInt = 40
     # Steps over which a gain must pay the cost of moving, where the duration is unknown.
-    horizon_steps: Count = 200
+    horizon_steps: PositiveInt = 200
     # Seconds one byte of state costs to move (1 / bandwidth), and one plan at the least: until the
     # job's own plans have been measured.
-    move_s_per_byte: NonNegative = 2e-9
-    plan_s: NonNegative = 0.1
+    move_s_per_byte: NonNegativeFloat = 2e-9
+    plan_s: NonNegativeFloat = 0.1
     # Least steps between two plans of one job. Raising it damps flapping and delays relief.
-    min_steps_between_plans: CountOrZero = 3
+    min_steps_between_plans: NonNegativeInt = 3
     # Fewest hosts of an expert after any plan.
-    min_hosts: Count = 2
+    min_hosts: PositiveInt = 2
     # Fewest nodes these stand on, where an expert has so many hosts and the job so many nodes.
-    min_nodes: Count = 2
+    min_nodes: PositiveInt = 2
     # The same of racks, where all nodes of the job have told theirs (`rack` of [agent]).
-    min_racks: Count = 2
+    min_racks: PositiveInt = 2
     # Likelihood that a rank fails before the next plan, until the job's own losses say more, and
     # seconds that a restart costs where an expert is lost with it: what a safer placement is worth.
     failure_probability: Ratio = 0.01
-    restart_s: NonNegative = 600.0
+    restart_s: NonNegativeFloat = 600.0
     # Likelihood that a rack fails with all its nodes before the next plan; 0: not known, then only
     # `min_racks` speaks for racks.
     rack_failure_probability: Ratio = 0.0
     # Most bytes of state that one plan may move; 0: as many as pay.
-    max_moved_bytes: CountOrZero = 0
+    max_moved_bytes: NonNegativeInt = 0
     # Bytes that a rank has for weights, master weights and moments, where layers and shards move;
     # 0: not told, and nothing is bounded.
-    memory_bytes: CountOrZero = 0
+    memory_bytes: NonNegativeInt = 0
     # Whether a plan may leave a slow rank without work: it stands by, and comes back when a probe
     # finds it well.
     may_leave_out: bool = False
     # Largest share of a job's ranks that may be acted on at once (circuit breaker).
-    max_acted_ratio: Positive = 0.5
+    max_acted_ratio: PositiveFloat = 0.5
     # Weight of the newest step in the running mean of expert loads.
     load_ema: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1

@@ -3,27 +3,28 @@
 What they mean together: docs/security.md. `core/config/loader.py` reads them.
 """
 
+import re
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from pacekeeper.core.addresses import is_loopback
-from pacekeeper.core.config.base import Count, Positive, named, reject, settings
+from pacekeeper.core.config.base import named, reject, settings
 
 TRUST_DOMAIN = "pacekeeper"
 TrustDomain = Annotated[
     str,
     named(
-        lambda text: text != "" and all(c.isalnum() or c in "-._" for c in text),
+        lambda name: re.fullmatch(r"[\w.-]+", name) is not None,
         "letters, digits, '-', '.' or '_'",
     ),
 ]
 MessageBytes = Annotated[int, Field(ge=1024, le=1 << 30)]
 
 
-def lone_file(cert: str, key: str) -> tuple[bool, str]:
-    """The rule that a certificate and its key are given together."""
-    return bool(cert) != bool(key), "cert, key: expected both files or neither"
+def lone_file(cert: str, key: str) -> str:
+    """The violation of a certificate without its key, or a key without certificate; or empty."""
+    return "" if bool(cert) == bool(key) else "cert, key: expected both files or neither"
 
 
 @settings
@@ -72,15 +73,15 @@ class LimitsConfig:
     max_report_bytes: MessageBytes = 64 << 20
     max_question_bytes: MessageBytes = 64 << 10
     # Calls per second in the long run, and at once; beyond, a call is refused.
-    calls_per_s: Positive = 100.0
-    calls_at_once: Count = 500
+    calls_per_s: PositiveFloat = 100.0
+    calls_at_once: PositiveInt = 500
     # The same of reports on one stream; beyond, they are read later: nothing is lost.
-    reports_per_s: Positive = 500.0
-    reports_at_once: Count = 8192
+    reports_per_s: PositiveFloat = 500.0
+    reports_at_once: PositiveInt = 8192
     # Watches that one caller may have open.
-    watches: Count = 64
+    watches: PositiveInt = 64
     # Seconds a connection lives before it is made anew: certificates and tokens are looked at then.
-    connection_s: Positive = 3600.0
+    connection_s: PositiveFloat = 3600.0
 
 
 def unencrypted_listener(option: str, address: str, tls: TlsConfig) -> str:

@@ -2,21 +2,11 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId
 from pacekeeper.core.checkpoint.partial_experts import LOST_TOKENS_LIMIT, ExpertOrder
-from pacekeeper.core.config.base import (
-    Count,
-    CountOrZero,
-    NonNegative,
-    Ratio,
-    Wait,
-    named,
-    one_of,
-    reject,
-    settings,
-)
+from pacekeeper.core.config.base import Ratio, Wait, named, one_of, reject, settings
 from pacekeeper.core.telemetry.attachment import JOB_NAME_RULE, is_job_name
 
 MIN_DOCUMENT_TOKENS = 16  # of the trainer's text; a row must have room for one
@@ -44,32 +34,32 @@ class TrainConfig:
     """Our own MoE trainer."""
 
     job: JobName = "train"
-    steps: Count = 200
-    seed: CountOrZero = 0
+    steps: PositiveInt = 200
+    seed: NonNegativeInt = 0
     # Model.
-    num_layers: Count = 4
-    hidden_size: Count = 64
-    num_heads: Count = 4
-    expert_hidden_size: Count = 128
-    num_experts: Count = 8
-    experts_per_token: Count = 2
-    balance_loss: NonNegative = 0.01
+    num_layers: PositiveInt = 4
+    hidden_size: PositiveInt = 64
+    num_heads: PositiveInt = 4
+    expert_hidden_size: PositiveInt = 128
+    num_experts: PositiveInt = 8
+    experts_per_token: PositiveInt = 2
+    balance_loss: NonNegativeFloat = 0.01
     # Hosts of each expert at the start; memory for replicas per rank and layer (0: all experts).
-    replicas: Count = 2
-    slots_per_rank: CountOrZero = 0
+    replicas: PositiveInt = 2
+    slots_per_rank: NonNegativeInt = 0
     # Pipeline stages, and ranks of a tensor group, at the start: the ranks make whole pipelines of
     # num_stages x tensor_size. A plan may change both while the job runs.
-    num_stages: Count = 1
-    tensor_size: Count = 1
+    num_stages: PositiveInt = 1
+    tensor_size: PositiveInt = 1
     # Order of the work in a pipeline: "1f1b", or "zero_bubble" (weight gradients fill the bubbles).
     schedule: Annotated[str, one_of("1f1b", "zero_bubble")] = "1f1b"
     # Global batch: rows of `row_tokens` tokens, packed with whole documents.
-    rows_per_step: Count = 32
+    rows_per_step: PositiveInt = 32
     row_tokens: Annotated[int, Field(ge=MIN_DOCUMENT_TOKENS)] = 160
-    num_microbatches: Count = 1
+    num_microbatches: PositiveInt = 1
     learning_rate: LearningRate = 3e-3
-    weight_decay: NonNegative = 0.01
-    warmup_steps: CountOrZero = 20
+    weight_decay: NonNegativeFloat = 0.01
+    warmup_steps: NonNegativeInt = 20
     # Where compute times come from: "device" (CUDA events; the model is there), "cpu", "emulated",
     # or "auto": "device" where node 0 has a CUDA device, else "emulated". The launcher says which.
     clock: Annotated[str, one_of("auto", "device", "cpu", "emulated")] = "auto"
@@ -88,23 +78,23 @@ class TrainConfig:
     # Steps between two bitwise comparisons of all copies of weights, moments and gradients (0:
     # none): one small exchange, and a checksum of everything a rank holds. A difference ends the
     # job.
-    replica_check_period_steps: CountOrZero = 0
+    replica_check_period_steps: NonNegativeInt = 0
     # Directory that all nodes see (or a URL that fsspec knows); checkpoints lie below it in one
     # directory per job. Empty: none are written.
     checkpoint_dir: str = ""
     # Steps between two checkpoints; raising it saves storage and redoes more after a loss. 0: what
     # costs least, by measured times and the restores so far; windows follow without a pause.
-    checkpoint_period_steps: CountOrZero = 100
+    checkpoint_period_steps: NonNegativeInt = 100
     # Steps over which a checkpoint is spread (a window): after each some blocks are copied, which
     # holds training for less; going back does all but one again, and is exact. 1: all after one
     # step; 0: as few as hold training for 2 % of a step, measured.
-    checkpoint_window_steps: CountOrZero = 1
+    checkpoint_window_steps: NonNegativeInt = 1
     # Complete checkpoints that stay. At least 2: the newest may turn out damaged.
     checkpoints_kept: Annotated[int, Field(ge=2)] = 3
     # Experts of each layer in a checkpoint (0: all). Fewer make it smaller; going back then takes
     # the others from older checkpoints: the tokens they saw since are lost, counted and said. An
     # expert that lost all its hosts then goes back alone, the others stay where they are.
-    experts_per_checkpoint: CountOrZero = 0
+    experts_per_checkpoint: NonNegativeInt = 0
     # Which ones: "turn" (one after the other), "load" (most tokens since they were saved) or "risk"
     # (most tokens likely to be lost: few hosts, or slow ones).
     expert_order: Annotated[str, one_of(*ExpertOrder)] = "turn"
@@ -112,53 +102,38 @@ class TrainConfig:
     partial_state: Annotated[str, one_of("both", "weights", "moments")] = "both"
     # Share of the run's tokens that restores may lose (PLT): where one more would pass it, twice as
     # many experts are saved from then on. 0: always as many.
-    lost_tokens_limit: NonNegative = LOST_TOKENS_LIMIT
+    lost_tokens_limit: NonNegativeFloat = LOST_TOKENS_LIMIT
     # Steps between two snapshots (0: none): each rank's part of the state in host memory, with a
     # copy on another node. Lost state comes from there where that is newer than storage.
-    snapshot_period_steps: CountOrZero = 0
+    snapshot_period_steps: NonNegativeInt = 0
     # Where to begin: "auto" (the newest checkpoint below checkpoint_dir, else step 0), "never"
     # (step 0), or the path of one checkpoint.
     resume: Resume = "auto"
     # Times the launchers start everything again, from the newest checkpoint, when all ranks of all
     # nodes have ended without having finished.
-    max_restarts: CountOrZero = 0
+    max_restarts: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         reject(
-            (
-                self.weight_decay > 1.0 / self.learning_rate,  # beyond, signs change
-                f"weight_decay: expected at most 1 / learning_rate = {1.0 / self.learning_rate:g}, "
-                f"got {self.weight_decay}",
-            ),
-            (
-                self.experts_per_token > self.num_experts,
-                f"experts_per_token: expected at most num_experts = {self.num_experts}, "
-                f"got {self.experts_per_token}",
-            ),
-            (
-                self.hidden_size % (self.num_heads * 4) != 0,
-                "hidden_size: expected a multiple of 4 x num_heads",
-            ),
-            (
-                self.num_stages > self.num_layers,
-                f"num_stages: expected at most num_layers = {self.num_layers}, "
-                f"got {self.num_stages}",
-            ),
-            (
-                self.tensor_size > self.num_heads,
-                f"tensor_size: expected at most num_heads = {self.num_heads}, "
-                f"got {self.tensor_size}",
-            ),
-            (
-                self.rows_per_step % self.num_microbatches != 0,
-                "rows_per_step: expected a multiple of num_microbatches",
-            ),
-            (
-                self.experts_per_checkpoint > 0 and self.checkpoint_window_steps != 1,
-                "checkpoint_window_steps: expected 1 with experts_per_checkpoint set",
-            ),
-            (
-                self.experts_per_checkpoint > 0 and self.checkpoint_period_steps == 0,
-                "checkpoint_period_steps: expected at least 1 with experts_per_checkpoint set",
-            ),
+            self.weight_decay > 1.0 / self.learning_rate  # beyond, signs change
+            and f"weight_decay: expected at most 1 / learning_rate, got {self.weight_decay}",
+            self.experts_per_token > self.num_experts
+            and f"experts_per_token: expected at most num_experts = {self.num_experts}, "
+            f"got {self.experts_per_token}",
+            self.hidden_size % (self.num_heads * 4) != 0
+            and "hidden_size: expected a multiple of 4 x num_heads",
+            self.num_stages > self.num_layers
+            and f"num_stages: expected at most num_layers = {self.num_layers}, "
+            f"got {self.num_stages}",
+            self.tensor_size > self.num_heads
+            and f"tensor_size: expected at most num_heads = {self.num_heads}, "
+            f"got {self.tensor_size}",
+            self.rows_per_step % self.num_microbatches != 0
+            and "rows_per_step: expected a multiple of num_microbatches",
+            self.experts_per_checkpoint > 0
+            and self.checkpoint_window_steps != 1
+            and "checkpoint_window_steps: expected 1 with experts_per_checkpoint set",
+            self.experts_per_checkpoint > 0
+            and self.checkpoint_period_steps == 0
+            and "checkpoint_period_steps: expected at least 1 with experts_per_checkpoint set",
         )

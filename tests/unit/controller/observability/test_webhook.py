@@ -287,7 +287,7 @@ def test_a_mistake_of_ours_is_said_and_counted_and_ends_nothing(
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"url": "a", "url_file": "b"}, "expected one of them"),
+        ({"url": "a", "url_file": "b"}, "url, url_file"),
         ({"format": "xml"}, "format"),
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"attempts": 0}, "attempts"),

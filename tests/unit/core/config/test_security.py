@@ -110,7 +110,7 @@ def test_one_file_tells_every_part_its_certificates() -> None:
         ("[access]\naudit_max_bytes=1", r"^f: \[access\] audit_max_bytes: .*65536"),
         ("[access]\naudit_kept=0", r"^f: \[access\] audit_kept: .* 1, got 0"),
         ("[limits]\ncalls_per_s=0", r"^f: \[limits\] calls_per_s: .* 0, got 0"),
-        ("[limits]\nwatches=0", r"^f: \[limits\] watches: .* 1, got 0"),
+        ("[limits]\nwatches=0", r"^f: \[limits\] watches: .* 0, got 0"),
         ("[limits]\nmax_question_bytes=1", r"^f: \[limits\] max_question_bytes: .*1024"),
         ("[client]\ncontroller='nowhere'", r"^f: \[client\] controller: .*HOST:PORT"),
     ],

@@ -103,7 +103,7 @@ def test_the_example_is_a_scenario() -> None:
         ("job", {"partition": "none.json"}, "none.json: No such file"),
         ("job", {"partition": ""}, "[job] partition: expected a path"),
         ("job", {"partition": "\0"}, "[job] partition: expected a path"),
-        ("job", {"samples_per_row": None}, "[job] samples_per_row: missing; expected float"),
+        ("job", {"samples_per_row": None}, "[job] samples_per_row: missing"),
         ("job", {"samples_per_row": 0.0}, "[job] samples_per_row: expected above 0"),
         ("job", {"tokens_per_row": 10**10}, "[job] tokens_per_row: expected above 0, at most"),
         ("job", {"num_layers": 3}, "[job] num_layers: unknown key"),
