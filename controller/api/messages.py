@@ -31,7 +31,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
     generation = 0 if layout is None else layout.generation
     message = status_pb2.Job(
         name=job.name,
-        watch=job.coverage.watch,
+        watch=job.coverage.state,
         generation=generation,
         desired_generation=generation if job.plan.desired is None else job.plan.desired.generation,
         step=max(0, job.progress.step),
@@ -202,7 +202,7 @@ def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
         actions=list(incident.actions),
         cause=finding.cause,
         probe=finding.probe,
-        deaths=[_deaths_view(one) for one in incident.all_deaths],
+        deaths=[_deaths_view(one) for one in incident.all_rank_failures],
         nodes=incident.nodes[:SHOWN_NODES],
         num_nodes=len(incident.nodes),
         is_persistent=incident.is_persistent,

@@ -22,7 +22,7 @@ from pacekeeper.controller.api.messages import (
     proposal_view,
     step_view,
 )
-from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.events import StepSummary
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.errors import HostError
@@ -52,7 +52,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
 
     state: Callable[[], State]
     past_layout: Callable[[str, int], tuple[Layout, str] | None]
-    history: History | None = None
+    history: TimelineWriter | None = None
     _step_watchers: Watchers[StepSummary] = field(default_factory=dict)
     _incident_watchers: Watchers[Incident] = field(default_factory=dict)
 

@@ -39,7 +39,7 @@ from pacekeeper.controller.machine import machine
 from pacekeeper.controller.machine.report_parsing import merge_reports
 from pacekeeper.controller.observability.event_loop_lag import run_heartbeat
 from pacekeeper.controller.observability.metrics import ControllerMetrics
-from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.observability.webhook import Webhook
 from pacekeeper.controller.state.events import (
     Command,
@@ -124,7 +124,7 @@ class Controller:
             attach_policy=self.listener_setup.interceptor,
             leadership=self.leadership,
         )
-        self.history = History(store=self.store, config=config.retention)
+        self.history = TimelineWriter(store=self.store, config=config.retention)
         self.status = StatusService(
             state=lambda: self.state, past_layout=self.store.layout, history=self.history
         )

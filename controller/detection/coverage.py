@@ -15,7 +15,7 @@ from pacekeeper.controller.detection.peer_groups import Peers, peers
 from pacekeeper.controller.state.events import Command, Say
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.incidents.findings import Blindness, Watch
+from pacekeeper.core.incidents.findings import Blindness, CoverageState
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.predictor.assurance.canary import carried_on, unproved
 from pacekeeper.predictor.assurance.sensitivity import Blind, Sight, blindness, sight_of
@@ -57,12 +57,12 @@ def after_step(
     job, commands = _with_canary(job, work, groups, sight if blind is None else None, config)
     blind = blind or unproved(config.detector, job.detection.canaries, judgement.step)
     watch, reason = judgement.watch, judgement.reason
-    if blind is not None and watch is Watch.DEGRADED:
+    if blind is not None and watch is CoverageState.DEGRADED:
         reason = f"and blind for more: {blind.reason}"
-    elif blind is not None and watch is Watch.MEASURING:
+    elif blind is not None and watch is CoverageState.MEASURING:
         reason = f"{reason}; {blind.reason}"
     elif blind is not None:
-        watch, reason = Watch.BLIND, blind.reason
+        watch, reason = CoverageState.BLIND, blind.reason
     elif sight is not None:
         reason = f"{reason}; {sight}" if reason else str(sight)
     job = replace(job, coverage=replace(job.coverage, sight=sight, judged_s=now_s, silent=()))
@@ -81,16 +81,16 @@ def after_whole_step(
     why = f"ranks {format_ranks(untimed)} report" if untimed else "its ranks report"
     why += " no compute time for their work"
     if whole.knowledge is None:
-        now, seen = Watch.MEASURING, f"{whole.num_steps} of {LEAST_STEPS} step times"
+        now, seen = CoverageState.MEASURING, f"{whole.num_steps} of {LEAST_STEPS} step times"
     elif whole.sight is None:
-        now, seen = Watch.JOB_LEVEL, "only a slowdown that went away again would be seen"
+        now, seen = CoverageState.JOB_LEVEL, "only a slowdown that went away again would be seen"
         blind = Blind(why=Blindness.NO_TIMES, reason=why)
     else:
-        now, seen = Watch.JOB_LEVEL, str(whole.sight)
+        now, seen = CoverageState.JOB_LEVEL, str(whole.sight)
         if whole.sight.slowdown > config.detector.blind_slowdown:
             blind = Blind(why=Blindness.NOISE, reason=seen)
     if whole.is_open or job.detection.evidence.slow:
-        now = Watch.DEGRADED
+        now = CoverageState.DEGRADED
         seen = f"x{whole.slowdown:.2f} slow; {seen}" if whole.is_open else seen
     reason = f"{why}: the job is watched as a whole; {seen}"
     reason += f"; {whole.note}" if whole.note else ""
@@ -177,7 +177,7 @@ def after_silence(
     blind = _blind_between_steps(job, ranks, now_s, limit_s)
     if blind is None:
         return job, []
-    return _entered(job, Watch.BLIND, blind.reason, blind)
+    return _entered(job, CoverageState.BLIND, blind.reason, blind)
 
 
 def _blind_between_steps(
@@ -212,12 +212,12 @@ def _apart(job: JobState) -> str:
 
 
 def _entered(
-    job: JobState, watch: Watch, reason: str, blind: Blind | None
+    job: JobState, watch: CoverageState, reason: str, blind: Blind | None
 ) -> tuple[JobState, list[Command]]:
     """Going blind and coming back is told; what else changes is shown."""
-    was = job.coverage.watch
+    was = job.coverage.state
     why = None if blind is None else blind.why
-    job = replace(job, coverage=replace(job.coverage, watch=watch, reason=reason, blind=why))
-    is_news = watch is not was and Watch.BLIND in (watch, was)
+    job = replace(job, coverage=replace(job.coverage, state=watch, reason=reason, blind=why))
+    is_news = watch is not was and CoverageState.BLIND in (watch, was)
     said = Say(text=f"job={job.name} watch={watch} was={was} ({reason})")
     return job, [said] if is_news else []

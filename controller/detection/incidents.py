@@ -156,14 +156,14 @@ def closed(
     job: JobState, incident: Incident, unix_s: float, action: str
 ) -> tuple[Incident, list[Command]]:
     """This one is over, for all the ranks it is about."""
-    everybody = {rank for one in incident.deaths for rank in iter_ranks(one.ranks)}
+    everybody = {rank for one in incident.rank_failures for rank in iter_ranks(one.ranks)}
     incident = replace(
         incident,
         closed_unix_s=unix_s,
         closed_step=job.progress.step,
         actions=(*incident.actions, action),
-        deaths=rank_failures.close_failures(
-            incident.deaths, everybody, unix_s, max(0, job.progress.step)
+        rank_failures=rank_failures.close_failures(
+            incident.rank_failures, everybody, unix_s, max(0, job.progress.step)
         ),
     )
     said = f"job={job.name} incident={incident.incident_id} closed: {action}"

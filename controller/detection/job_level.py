@@ -95,6 +95,6 @@ def judge_step(
         observed_s=(),
         expected_s=(),
         slowdown=(),
-        watch=job.coverage.watch,
+        watch=job.coverage.state,
     )
     return state, job, [*commands, summary]

@@ -12,13 +12,18 @@ import numpy as np
 
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.incidents.findings import FindingKind, Watch
+from pacekeeper.core.incidents.findings import CoverageState, FindingKind
 from pacekeeper.predictor.cost.features import StepSample, Work, sample_of_work
 from pacekeeper.predictor.online.global_slowdown import PaceNews
 from pacekeeper.predictor.online.state import Evidence, Judgement, restore
 from pacekeeper.predictor.online.update import fold
 
-WORST_FIRST = (Watch.DEGRADED, Watch.SUSPICIOUS, Watch.MEASURING, Watch.HEALTHY)
+WORST_FIRST = (
+    CoverageState.DEGRADED,
+    CoverageState.SUSPICIOUS,
+    CoverageState.MEASURING,
+    CoverageState.HEALTHY,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

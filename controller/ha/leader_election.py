@@ -18,7 +18,7 @@ from typing import Any
 from pacekeeper.controller.api.auth.listeners import bind_error, reject_unprotected_listeners
 from pacekeeper.controller.app.controller import Controller
 from pacekeeper.controller.ha.backends import open_lease_store
-from pacekeeper.controller.ha.lease import Member, Timing
+from pacekeeper.controller.ha.lease import ElectionMember, Timing
 from pacekeeper.controller.ha.lease_renewer import LeaseRenewer
 from pacekeeper.controller.ha.replica import Replica
 from pacekeeper.controller.ha.replication_server import ReplicationServer
@@ -89,7 +89,7 @@ async def run(config: ControllerConfig) -> None:
     if not port:
         port = _free_port(host)
         config = replace(config, listen=join_address(host, port))
-    member = Member(
+    member = ElectionMember(
         name=config.lease.member or socket.gethostname(),
         life=secrets.token_hex(8),
         address=_advertised(config),
@@ -113,7 +113,11 @@ async def run(config: ControllerConfig) -> None:
 
 
 async def _stand_by(
-    config: ControllerConfig, keeper: LeaseRenewer, member: Member, stop: asyncio.Event, damage: str
+    config: ControllerConfig,
+    keeper: LeaseRenewer,
+    member: ElectionMember,
+    stop: asyncio.Event,
+    damage: str,
 ) -> int | None:
     """Follow whoever leads until this one does: its term. None: it shall stop.
 
@@ -160,7 +164,7 @@ async def _stand_by(
 
 
 async def _follow(
-    config: ControllerConfig, keeper: LeaseRenewer, member: Member, copy: Replica
+    config: ControllerConfig, keeper: LeaseRenewer, member: ElectionMember, copy: Replica
 ) -> None:
     said = ""
     while True:

@@ -89,7 +89,7 @@ Step = Read | Write | Wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class ElectionMember:
     """One controller, as far as the lease goes.
 
     `copy`: the name of its store of state as it is now; "" where it has none. `term` and `until_s`:
@@ -119,12 +119,12 @@ class Member:
     is_leaving: bool = False
 
 
-def active_term(member: Member, now_s: float) -> int:
+def active_term(member: ElectionMember, now_s: float) -> int:
     """The term in which it may command now; 0: it may not."""
     return member.term if member.is_candidate and now_s < member.until_s else 0
 
 
-def next_step(member: Member, now_s: float) -> Step:
+def next_step(member: ElectionMember, now_s: float) -> Step:
     """What to do with the lease's store. After a step, say what came of it by the functions below.
 
     A leader renews; who follows looks, and takes over what nobody holds any more.
@@ -142,7 +142,7 @@ def next_step(member: Member, now_s: float) -> Step:
     return Wait(min(member.due_s, free_s))
 
 
-def _lead(member: Member, seen: Seen, now_s: float) -> Step:
+def _lead(member: ElectionMember, seen: Seen, now_s: float) -> Step:
     record = seen.record
     assert record is not None, "who leads has written one"
     is_ending = member.is_leaving or not member.is_candidate
@@ -164,7 +164,7 @@ def _lead(member: Member, seen: Seen, now_s: float) -> Step:
     return Write(record=renewed, expected=seen.version, sent_s=now_s)
 
 
-def free_from_s(member: Member) -> float:
+def free_from_s(member: ElectionMember) -> float:
     """When this member may take over, if the record stays as it is; infinity: it may not."""
     seen = member.seen
     assert seen is not None, "it has been read"
@@ -183,7 +183,7 @@ def free_from_s(member: Member) -> float:
     return seen.since_s + times * duration_s
 
 
-def _taken(member: Member) -> Record:
+def _taken(member: ElectionMember) -> Record:
     """The other copies stay named until it wants its own only: before, it tells nobody anything."""
     assert member.seen is not None, "it has been read"
     old = member.seen.record
@@ -204,7 +204,9 @@ def _next(seen: Seen) -> int:
     return 1 if seen.record is None else seen.record.renewals + 1
 
 
-def has_read(member: Member, record: Record | None, version: str, now_s: float) -> Member:
+def has_read(
+    member: ElectionMember, record: Record | None, version: str, now_s: float
+) -> ElectionMember:
     """The record is so, and of this version; the answer came at `now_s`."""
     if member.seen is None or member.seen.version != version:
         member = replace(member, seen=Seen(record=record, version=version, since_s=now_s))
@@ -221,36 +223,36 @@ def has_read(member: Member, record: Record | None, version: str, now_s: float) 
     return member
 
 
-def has_written(member: Member, write: Write, version: str, now_s: float) -> Member:
+def has_written(member: ElectionMember, write: Write, version: str, now_s: float) -> ElectionMember:
     """The write was done; the record has this version now."""
     seen = Seen(record=write.record, version=version, since_s=now_s)
     return _holds(replace(member, seen=seen, pending=None), write)
 
 
-def was_refused(member: Member, now_s: float) -> Member:
+def was_refused(member: ElectionMember, now_s: float) -> ElectionMember:
     """What was there had another version: somebody else wrote, or we did, and were not told."""
     return replace(member, is_unsure=True, due_s=now_s)
 
 
-def is_unknown(member: Member, step: Read | Write, now_s: float) -> Member:
+def is_unknown(member: ElectionMember, step: Read | Write, now_s: float) -> ElectionMember:
     """No answer: a read is done again, a write may have been done or be done yet."""
     sent = step if isinstance(step, Write) else member.pending
     return replace(member, pending=sent, is_unsure=True, due_s=now_s + member.timing.renew_s / 4.0)
 
 
-def time_passes(member: Member, now_s: float) -> Member:
+def time_passes(member: ElectionMember, now_s: float) -> ElectionMember:
     """Who could not renew in time leads no more, and has to take a new term."""
     if member.term and now_s >= member.until_s:
         return _steps_down(member)
     return member
 
 
-def set_wanted_replicas(member: Member, copies: tuple[str, ...]) -> Member:
+def set_wanted_replicas(member: ElectionMember, copies: tuple[str, ...]) -> ElectionMember:
     """The record shall name these copies; of who leads the first one is its own."""
     return replace(member, copy=copies[0], wanted=copies)
 
 
-def observe_term(member: Member, term: int, now_s: float) -> Member:
+def observe_term(member: ElectionMember, term: int, now_s: float) -> ElectionMember:
     """Somebody says that a command of this term was seen; it is believed, or not."""
     record = None if member.seen is None else member.seen.record
     stored = 0 if record is None else max(record.term, record.floor)
@@ -261,28 +263,28 @@ def observe_term(member: Member, term: int, now_s: float) -> Member:
     return replace(member, heard=term, heard_s=now_s)
 
 
-def set_eligible(member: Member, copy: str) -> Member:
+def set_eligible(member: ElectionMember, copy: str) -> ElectionMember:
     """It may lead from now on, with this store of state; "": with an empty one."""
     member = member if member.is_candidate else _steps_down(member)  # won for another store
     return replace(member, copy=copy, is_candidate=True, is_withdrawn=False)
 
 
-def set_ineligible(member: Member) -> Member:
+def set_ineligible(member: ElectionMember) -> ElectionMember:
     """Its store is no whole one: what it has won, or wins yet, goes back to the other copies."""
     return replace(member, is_candidate=False, is_withdrawn=True)
 
 
-def resign(member: Member) -> Member:
+def resign(member: ElectionMember) -> ElectionMember:
     """What it led has ended, and it is no candidate until it stands again."""
     return replace(_steps_down(member), is_candidate=False)
 
 
-def leave(member: Member) -> Member:
+def leave(member: ElectionMember) -> ElectionMember:
     """It goes down: what it leads it releases, and takes nothing over any more."""
     return replace(member, is_leaving=True)
 
 
-def _holds(member: Member, write: Write) -> Member:
+def _holds(member: ElectionMember, write: Write) -> ElectionMember:
     """Our write stands. It counts from when it was sent."""
     record, timing = write.record, member.timing
     if record.life != member.life:  # released
@@ -300,7 +302,7 @@ def _holds(member: Member, write: Write) -> Member:
     )
 
 
-def _steps_down(member: Member) -> Member:
+def _steps_down(member: ElectionMember) -> ElectionMember:
     return replace(member, term=0, until_s=-inf, wanted=())
 
 

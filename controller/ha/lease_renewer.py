@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pacekeeper.controller.ha import lease
 from pacekeeper.controller.ha.http_client import AwayError
-from pacekeeper.controller.ha.lease import Member, Read, Record, Wait, Write
+from pacekeeper.controller.ha.lease import ElectionMember, Read, Record, Wait, Write
 
 RELEASE_WITHIN_S = 2.0
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class LeaseRenewer:
 
     def __init__(
         self,
-        member: Member,
+        member: ElectionMember,
         store: LeaseStore,
         clock_s: Callable[[], float] = clock_s,
     ) -> None:
@@ -105,11 +105,11 @@ class LeaseRenewer:
     def _holds_something(self) -> bool:
         return bool(self._member.term) or self._is_writing
 
-    def _change(self, change: Callable[[Member], Member]) -> None:
+    def _change(self, change: Callable[[ElectionMember], ElectionMember]) -> None:
         with self._news:
             self._take(change(self._member))
 
-    def _take(self, member: Member) -> None:
+    def _take(self, member: ElectionMember) -> None:
         """Called with the lock."""
         before, self._member = self._member, member
         record = None if member.seen is None else member.seen.record

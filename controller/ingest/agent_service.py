@@ -102,7 +102,7 @@ class AgentControl:
     attach_policy: AttachPolicy = field(default_factory=AttachPolicy)
     leadership: Leadership = field(default_factory=Standalone)
     sequences: Sequences = field(default_factory=Sequences)
-    _seldom: LogRateLimiter = field(default_factory=LogRateLimiter)
+    _log_limiter: LogRateLimiter = field(default_factory=LogRateLimiter)
     _streams: dict[int, _Stream] = field(default_factory=dict)
     _of_node: dict[str, _Stream] = field(default_factory=dict)
     _to_acknowledge: deque[tuple[float, _Stream]] = field(default_factory=deque)
@@ -272,7 +272,7 @@ class AgentControl:
 
     def _say_of(self, caller: str, words: str, *about: object) -> None:
         """A line that a caller can bring about as often as it likes: not each is written."""
-        ending = self._seldom.suffix(caller, time.monotonic())
+        ending = self._log_limiter.suffix(caller, time.monotonic())
         if ending is not None:
             _log.warning(words + "%s", *about, ending)
 

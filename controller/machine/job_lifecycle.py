@@ -18,7 +18,7 @@ from pacekeeper.controller.state.persistent_map import RankMap, node_map
 from pacekeeper.controller.state.plan_phase import WithdrawCause
 from pacekeeper.controller.state.state import JobState, NodeState, RankStatus, State
 from pacekeeper.core.config.controller import RetentionConfig
-from pacekeeper.core.incidents.findings import FindingKind, Watch
+from pacekeeper.core.incidents.findings import CoverageState, FindingKind
 from pacekeeper.core.telemetry.records import StepRecord
 from pacekeeper.predictor.assurance.canary import Canaries
 from pacekeeper.predictor.online.cusum import no_charts
@@ -45,12 +45,12 @@ def update_lifecycle(job: JobState, now_s: float, unix_s: float) -> tuple[JobSta
         awake = replace(
             job,
             ended_s=None,
-            coverage=Coverage(watch=Watch.BLIND, reason="it runs again"),
+            coverage=Coverage(state=CoverageState.BLIND, reason="it runs again"),
         )
         return awake, []
-    if job.coverage.watch is Watch.ENDED:
+    if job.coverage.state is CoverageState.ENDED:
         return job, []
-    commands: list[Command] = [Say(text=f"job={job.name} watch=ended was={job.coverage.watch}")]
+    commands: list[Command] = [Say(text=f"job={job.name} watch=ended was={job.coverage.state}")]
     job, said = approvals.withdraw(job, "the job ended")
     commands += said
     if job.plan.offer is not None:

@@ -40,7 +40,7 @@ from pacekeeper.controller.state.plan_phase import (
 )
 from pacekeeper.controller.state.state import JobState, NodeState, State
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.incidents.findings import Blindness, MitigationLevel, Watch
+from pacekeeper.core.incidents.findings import Blindness, CoverageState, MitigationLevel
 from pacekeeper.core.telemetry.node_report import JobReport
 
 Part = Callable[[State], tuple[State, Sequence[Command]]]
@@ -70,7 +70,7 @@ def contain_failure(
             progress=replace(job.progress, pending={} if drops_steps else job.progress.pending),
             coverage=replace(
                 job.coverage,
-                watch=Watch.BLIND,
+                state=CoverageState.BLIND,
                 reason=f"{doing} fails by a mistake in pacekeeper: {error!r:.500}",
                 blind=Blindness.FAILED,
             ),
@@ -202,7 +202,7 @@ def _tick(
 
         state, said = contain_failure(state, name, "following it", follow)
         commands += said
-        if state.jobs[name].coverage.watch is not Watch.ENDED:
+        if state.jobs[name].coverage.state is not CoverageState.ENDED:
             state, said = contain_failure(state, name, "saying it again", repeat)
             commands += said
     state, said = job_lifecycle.forget_jobs(state, now_s, config.retention)
@@ -217,7 +217,7 @@ def _follow(
     job, commands = job_lifecycle.update_lifecycle(state.jobs[name], now_s, unix_s)
     if job.reported_s is None:
         job = replace(job, reported_s=now_s)  # of a stored past: its silence begins now
-    if job.coverage.watch is not Watch.ENDED:
+    if job.coverage.state is not CoverageState.ENDED:
         job, said = coverage.after_silence(job, config, now_s)
         commands += said
         if job.plan.asked and now_s - job.plan.asked_s > DECIDE_WITHIN_S:
@@ -229,7 +229,7 @@ def _follow(
         commands += said
     if job is not state.jobs[name]:
         state = _with_job(state, job)
-    if job.coverage.watch is Watch.ENDED:
+    if job.coverage.state is CoverageState.ENDED:
         return state, commands
     state, asked = _act(state, name, config, now_s)
     return state, (*commands, *asked)

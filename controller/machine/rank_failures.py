@@ -89,16 +89,16 @@ def _recorded(
             job=job.name,
             finding=finding,
             opened_unix_s=unix_s,
-            deaths=died,
+            rank_failures=died,
             nodes=nodes,
         )
         return incidents.start_incident(state, job, incident)
     known = job.incidents[at]
-    died = rank_failures.add_failures(known.all_deaths, dead, step, unix_s)
+    died = rank_failures.add_failures(known.all_rank_failures, dead, step, unix_s)
     incident = replace(
         known,
         finding=replace(known.finding, reason=rank_failures.describe_failures(died)),
-        deaths=died,
+        rank_failures=died,
         nodes=tuple(sorted({*known.nodes, *nodes})),
     )
     grown = (*job.incidents[:at], incident, *job.incidents[at + 1 :])
@@ -112,7 +112,7 @@ def _young(job: JobState, unix_s: float) -> int | None:
         incident = job.incidents[at]
         if incident.finding.kind is not FindingKind.DEATH:
             continue
-        is_whole = incident.is_open and all(one.is_open for one in incident.deaths)
+        is_whole = incident.is_open and all(one.is_open for one in incident.rank_failures)
         return at if is_whole and abs(unix_s - incident.opened_unix_s) < GATHER_S else None
     return None
 
@@ -128,15 +128,15 @@ def continue_without_ranks(
     commands: list[Command] = []
     after = list(job.incidents)
     for i, incident in enumerate(job.incidents):
-        before = incident.waits_for
+        before = incident.unresolved_ranks
         concerned = [rank for rank in iter_ranks(before) if rank in ranks]
         if not concerned:
             continue
         died = rank_failures.close_failures(
-            incident.all_deaths, concerned, unix_s, max(0, job.progress.step)
+            incident.all_rank_failures, concerned, unix_s, max(0, job.progress.step)
         )
-        incident = replace(incident, deaths=died)
-        if not (left := incident.waits_for):
+        incident = replace(incident, rank_failures=died)
+        if not (left := incident.unresolved_ranks):
             after[i], said = incidents.closed(job, incident, unix_s, action)
             commands += said
             continue

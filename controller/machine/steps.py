@@ -257,7 +257,7 @@ def _judge(
             observed_s=judgement.observed_s,
             expected_s=judgement.expected_s,
             slowdown=judgement.slowdown,
-            watch=job.coverage.watch,
+            watch=job.coverage.state,
         )
     )
     return state, job, commands

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from pacekeeper.controller.state.job_parts import Move
+from pacekeeper.controller.state.job_parts import MeasuredMove
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.diff import added_replicas, diff_layouts
@@ -39,7 +39,7 @@ class Moved:
     busiest_bytes: int
 
 
-def costs_of(moves: Sequence[Move], config: PolicyConfig) -> MoveCosts:
+def costs_of(moves: Sequence[MeasuredMove], config: PolicyConfig) -> MoveCosts:
     """From what is measured: the pause by moves of nothing, the rest by all seconds over all bytes,
     so that large moves count for more.
     """
@@ -81,11 +81,11 @@ def record_moves(job: JobState, records: Iterable[PlanAppliedRecord]) -> JobStat
     )
 
 
-def _with(known: Move | None, told: Mapping[int, PlanAppliedRecord]) -> Move:
+def _with(known: MeasuredMove | None, told: Mapping[int, PlanAppliedRecord]) -> MeasuredMove:
     """All of a report at once: the ranks are thousands, and copied for each change."""
-    known = known or Move()
+    known = known or MeasuredMove()
     num_bytes = [record.moved_bytes for record in told.values()]
-    return Move(
+    return MeasuredMove(
         ranks=known.ranks.union(told),
         duration_s=max(known.duration_s, *(record.duration_s for record in told.values())),
         total_bytes=known.total_bytes + sum(num_bytes),

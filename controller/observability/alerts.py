@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pacekeeper.controller.observability.state_metrics import disconnected_nodes, incident_labels
 from pacekeeper.controller.state.state import JobState, RankStatus, State
-from pacekeeper.core.incidents.findings import FindingKind, Watch
+from pacekeeper.core.incidents.findings import CoverageState, FindingKind
 from pacekeeper.core.incidents.rank_failures import ranks_label
 
 # Severity and seconds, as in deploy/pacekeeper.alerts.yml.
@@ -149,13 +149,13 @@ def _notices(state: State) -> Iterator[Alert]:
 def _of_incidents(job: JobState) -> Iterator[Alert]:
     for incident in job.open_incidents:
         finding, labels = incident.finding, incident_labels(job, incident)
-        if finding.kind.is_advice or job.coverage.watch is Watch.ENDED:
+        if finding.kind.is_advice or job.coverage.state is CoverageState.ENDED:
             continue
         words = "; ".join(filter(None, (finding.reason, finding.cause_text)))
         extent = ""
         if finding.kind is FindingKind.DEATH:
             alert = "PacekeeperRecoveryStalled"
-            extent = ranks_label(incident.waits_for)
+            extent = ranks_label(incident.unresolved_ranks)
             summary = f"Job {job.name} has not gone on without {extent}"
         elif finding.rank is None:
             alert = "PacekeeperJobSlow"
@@ -171,7 +171,7 @@ def _of_incidents(job: JobState) -> Iterator[Alert]:
 
 def _of_watch(job: JobState) -> Iterator[Alert]:
     has_finished = any(rank.status is RankStatus.FINISHED for rank in job.ranks.values())
-    if job.coverage.watch is Watch.ENDED and not has_finished:
+    if job.coverage.state is CoverageState.ENDED and not has_finished:
         yield Alert(
             alert="PacekeeperJobDied",
             labels={"job_name": job.name},

@@ -122,7 +122,7 @@ def _progress(page: MetricsPage, name: str, job: JobState, unix_offset_s: float)
 
 
 def _watch(page: MetricsPage, name: str, job: JobState) -> None:
-    page.add(INFO, 1, name, job.coverage.watch.value)
+    page.add(INFO, 1, name, job.coverage.state.value)
     if job.coverage.blind is not None:
         page.add(BLIND, 1, name, job.coverage.blind.value)
     if job.coverage.sight is not None:
@@ -139,8 +139,8 @@ def _incident(page: MetricsPage, job: JobState, incident: Incident) -> None:
     labels = incident_labels(job, incident)
     values = tuple(labels[label] for label in _INCIDENT)
     page.add_line(INCIDENT_OPENED, INCIDENT_OPENED.line_once(incident.opened_unix_s, *values))
-    if waits_for := incident.waits_for:
-        line = INCIDENT_RANKS.line_once(count_ranks(waits_for), *values)
+    if unresolved_ranks := incident.unresolved_ranks:
+        line = INCIDENT_RANKS.line_once(count_ranks(unresolved_ranks), *values)
         page.add_line(INCIDENT_RANKS, line)
     if incident.finding.kind is not FindingKind.DEATH:
         line = INCIDENT_SLOWDOWN.line_once(incident.finding.slowdown, *values)

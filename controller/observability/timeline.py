@@ -20,10 +20,10 @@ from pacekeeper.core.incidents.findings import ConsideredLayout, Decision, Incid
 RECENT_STEPS = 48  # with the times of all ranks
 MOST_ROWS = 240  # of one incident
 RAW_ROWS = 96  # of these the first are never merged: before the onset, and what followed at once
-MOST_JOB_ROWS = 480  # of one job
-AFTER_STEPS = 24  # that an incident's course goes on once it is closed
+MAX_JOB_ROWS = 480  # of one job
+AFTER_STEPS = 24  # that an incident's timeline goes on once it is closed
 MOST_PLANS, MOST_NOTES = 12, 64  # of one incident
-MOST_INCIDENT_TIMELINES = (
+MAX_INCIDENT_TIMELINES = (
     64  # of one job at a time: what strikes more ranks at once is the same of all
 )
 
@@ -136,16 +136,16 @@ class _Step:
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Job:
     recent: deque[_Step] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    job_timeline: list[JobRow] = field(default_factory=list)
+    rows: list[JobRow] = field(default_factory=list)
     step: int = 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TimelineRecorder:
-    """The timelines of all jobs; `past_*` return what an earlier process stored."""
+    """The timelines of all jobs; `stored_*` return those an earlier process stored."""
 
-    past_timeline: Callable[[int], IncidentTimeline | None] = lambda incident_id: None
-    past_job_timeline: Callable[[str], Sequence[JobRow]] = lambda job: ()
+    stored_incident_timeline: Callable[[int], IncidentTimeline | None] = lambda incident_id: None
+    stored_job_timeline: Callable[[str], Sequence[JobRow]] = lambda job: ()
     incident_timelines: dict[int, IncidentTimeline] = field(
         default_factory=dict
     )  # open, or over since a few steps
@@ -156,7 +156,7 @@ class TimelineRecorder:
 
     def job_timeline(self, job: str) -> list[JobRow]:
         """The timeline of a job, oldest first."""
-        return self._job(job).job_timeline
+        return self._job(job).rows
 
     def on_step(self, summary: StepSummary, unix_s: float) -> None:
         """Record a complete step."""
@@ -166,7 +166,7 @@ class TimelineRecorder:
         job.recent.append(known)
         slowest = max((s for s in summary.slowdown if not isnan(s)), default=nan)
         _append(
-            job.job_timeline,
+            job.rows,
             JobRow(
                 step=summary.step,
                 unix_s=unix_s,
@@ -176,7 +176,7 @@ class TimelineRecorder:
                 tokens_per_s=summary.tokens / summary.duration_s if summary.duration_s else nan,
                 slowest=slowest,
             ),
-            most=MOST_JOB_ROWS,
+            most=MAX_JOB_ROWS,
             raw=0,
         )
         self.changed_jobs[summary.job] = None
@@ -190,11 +190,11 @@ class TimelineRecorder:
         """Record that an incident opened or changed."""
         timeline = self.incident_timelines.get(incident.incident_id)
         if timeline is None:
-            timeline = self.past_timeline(incident.incident_id)
+            timeline = self.stored_incident_timeline(incident.incident_id)
             if timeline is None:
                 if (
                     sum(one.job == incident.job for one in self.incident_timelines.values())
-                    >= MOST_INCIDENT_TIMELINES
+                    >= MAX_INCIDENT_TIMELINES
                 ):
                     return
                 timeline = self._begun(incident)
@@ -210,7 +210,7 @@ class TimelineRecorder:
     def go_on(self, incidents: Iterable[Incident]) -> None:
         """Continue the stored timelines of incidents that are open at the start."""
         for incident in incidents:
-            timeline = self.past_timeline(incident.incident_id)
+            timeline = self.stored_incident_timeline(incident.incident_id)
             if timeline is not None:
                 self.incident_timelines.setdefault(incident.incident_id, timeline)
 
@@ -256,10 +256,8 @@ class TimelineRecorder:
 
     def _job(self, name: str) -> _Job:
         if name not in self._jobs:
-            job_timeline = list(self.past_job_timeline(name))
-            self._jobs[name] = _Job(
-                job_timeline=job_timeline, step=job_timeline[-1].step if job_timeline else 0
-            )
+            rows = list(self.stored_job_timeline(name))
+            self._jobs[name] = _Job(rows=rows, step=rows[-1].step if rows else 0)
         return self._jobs[name]
 
     def _begun(self, incident: Incident) -> IncidentTimeline:

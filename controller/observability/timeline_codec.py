@@ -46,7 +46,7 @@ def decode_incident_timeline(data: bytes) -> IncidentTimeline:
             job=text(document["job"]),
             rank=_perhaps(whole, document["rank"]),
             left_steps=_perhaps(int, document["left_steps"]),
-            rows=[_course_row(row) for row in document["rows"]],
+            rows=[_incident_row(row) for row in document["rows"]],
             plans=[_plan(plain) for plain in document["plans"]],
             notes=[
                 Note(step=whole(step), unix_s=real(unix_s), text=text(words))
@@ -54,7 +54,7 @@ def decode_incident_timeline(data: bytes) -> IncidentTimeline:
             ],
         )
     except (TypeError, KeyError, IndexError, OverflowError) as error:
-        raise ValueError(f"no course of an incident: {error!r:.200}") from None
+        raise ValueError(f"no timeline of an incident: {error!r:.200}") from None
 
 
 def encode_job_timeline(rows: Sequence[JobRow]) -> bytes:
@@ -68,14 +68,14 @@ def decode_job_timeline(data: bytes) -> list[JobRow]:
     try:
         return [_pace_row(row) for row in document["rows"]]
     except (TypeError, KeyError, IndexError, OverflowError) as error:
-        raise ValueError(f"no pace of a job: {error!r:.200}") from None
+        raise ValueError(f"no timeline of a job: {error!r:.200}") from None
 
 
 def _plain_rows(rows: Sequence[IncidentRow] | Sequence[JobRow]) -> list[list[float | None]]:
     return [[value if isfinite(value) else None for value in astuple(row)] for row in rows]
 
 
-def _course_row(plain: Any) -> IncidentRow:
+def _incident_row(plain: Any) -> IncidentRow:
     return IncidentRow(**_values(plain, IncidentRow))
 
 

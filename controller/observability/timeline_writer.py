@@ -28,12 +28,12 @@ from pacekeeper.core.incidents.findings import Decision, Incident
 
 WRITE_EVERY_S = 10.0
 END_OF_NUMBERS = 1 << 63  # SQLite knows no larger one
-MOST_AT_ONCE = 32  # courses and paces in one transaction: a few milliseconds
+MOST_AT_ONCE = 32  # timelines in one transaction: a few milliseconds
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class History:
+class TimelineWriter:
     """The history of one controller. Use from its event loop."""
 
     store: Store
@@ -48,7 +48,8 @@ class History:
     def __post_init__(self) -> None:
         self._retention = Retention(store=self.store, config=self.config)
         self._recorder = TimelineRecorder(
-            past_timeline=self._past_timeline, past_job_timeline=self._past_job_timeline
+            stored_incident_timeline=self._stored_incident_timeline,
+            stored_job_timeline=self._stored_job_timeline,
         )
 
     def on_command(self, command: Command) -> None:
@@ -89,13 +90,13 @@ class History:
             Whether it succeeded and more is waiting.
         """
         recorder = self._recorder
-        incident_timelines = list(islice(recorder.changed, MOST_AT_ONCE))
+        incident_ids = list(islice(recorder.changed, MOST_AT_ONCE))
         jobs = list(islice(recorder.changed_jobs, MOST_AT_ONCE))
-        if not incident_timelines and not jobs:
+        if not incident_ids and not jobs:
             return False
         try:
             with self.store.transaction():
-                for incident_id in incident_timelines:
+                for incident_id in incident_ids:
                     timeline = recorder.incident_timelines[incident_id]
                     self.store.history_tables.save_incident_timeline(
                         incident_id, timeline.job, encode_incident_timeline(timeline)
@@ -112,7 +113,7 @@ class History:
                 _log.warning("Timelines cannot be written and are kept in memory: %s", error)
             return False
         self._trouble = ""
-        recorder.stored(incident_timelines, jobs)
+        recorder.stored(incident_ids, jobs)
         return bool(recorder.changed or recorder.changed_jobs)
 
     def close(self) -> None:
@@ -129,12 +130,12 @@ class History:
         incident = self._incident(state, incident_id)
         if incident is None:
             return None
-        timeline = self._recorder.incident_timelines.get(incident_id) or self._past_timeline(
+        timeline = self._recorder.incident_timelines.get(
             incident_id
-        )
+        ) or self._stored_incident_timeline(incident_id)
         return explain(incident, timeline)
 
-    def _past_timeline(self, incident_id: int) -> IncidentTimeline | None:
+    def _stored_incident_timeline(self, incident_id: int) -> IncidentTimeline | None:
         """The stored timeline of an incident; None: none is stored or readable."""
         data = self.store.history_tables.incident_timeline(incident_id)
         try:
@@ -145,7 +146,7 @@ class History:
             )
             return None
 
-    def _past_job_timeline(self, job: str) -> list[JobRow]:
+    def _stored_job_timeline(self, job: str) -> list[JobRow]:
         """The stored timeline of a job; empty: none is stored or readable."""
         data = self.store.history_tables.job_timeline(job)
         try:

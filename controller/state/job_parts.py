@@ -25,7 +25,13 @@ from pacekeeper.controller.state.plan_phase import (
     Withdrawn,
 )
 from pacekeeper.controller.state.rank_timings import RankTimings
-from pacekeeper.core.incidents.findings import Blindness, Decision, MitigationLevel, Tier, Watch
+from pacekeeper.core.incidents.findings import (
+    Blindness,
+    CoverageState,
+    Decision,
+    MitigationLevel,
+    Tier,
+)
 from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
@@ -120,7 +126,7 @@ class ProbeQuestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class MeasuredMove:
     """How a plan was applied, by its ranks: the slowest time, bytes of all and of the busiest."""
 
     ranks: frozenset[int] = frozenset()
@@ -197,7 +203,7 @@ class PlanState:
     closed_proposals: tuple[Proposal, ...] = ()
     refusals: Mapping[MitigationLevel, Refusal] = field(default_factory=dict)
     rollbacks: Mapping[MitigationLevel, Rollback] = field(default_factory=dict)
-    moves: Mapping[int, Move] = field(default_factory=dict)
+    moves: Mapping[int, MeasuredMove] = field(default_factory=dict)
     last_decision: Decision | None = None
     decided_on: Hashable = None
     asked: int = 0
@@ -383,7 +389,7 @@ class Coverage:
         judged_s: When a step was judged last.
     """
 
-    watch: Watch = Watch.BLIND
+    state: CoverageState = CoverageState.BLIND
     reason: str = ""
     blind: Blindness | None = Blindness.NO_RECORDS
     sight: Sight | None = None
@@ -391,7 +397,7 @@ class Coverage:
     judged_s: float | None = None
 
 
-ENDED = Coverage(watch=Watch.ENDED, reason="no rank runs any more", blind=None)
+ENDED = Coverage(state=CoverageState.ENDED, reason="no rank runs any more", blind=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pacekeeper.controller.state.job_parts import Move
+from pacekeeper.controller.state.job_parts import MeasuredMove
 from pacekeeper.controller.state.plan_phase import BackoffReason, Judged
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
@@ -71,7 +71,7 @@ class PlanningSnapshot:
     slow_steps: int | None = None
     slow_links: Mapping[int, float] = field(default_factory=dict)
     work: Mapping[int, RankTime] = field(default_factory=dict)
-    moves: Mapping[int, Move] = field(default_factory=dict)
+    moves: Mapping[int, MeasuredMove] = field(default_factory=dict)
     failed: Judged | None = None
     approved: Decision | None = None
     cordoned: frozenset[int] = frozenset()

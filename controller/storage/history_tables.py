@@ -1,7 +1,7 @@
-"""What the store keeps beside jobs and incidents: courses, paces, orders; tables of their own.
+"""The store's tables of timelines, operator orders and strikes.
 
-Courses and paces are for people: the newest of them are kept, and one that can not be read is as
-one that was never kept. Orders are obeyed: one that can not be read is damage.
+Timelines are for display: the newest are kept, and one that cannot be read counts as not stored.
+Orders take effect: one that cannot be read is damage of the store.
 """
 
 import logging
@@ -13,7 +13,7 @@ from pacekeeper.controller.storage.rows import LARGE, real, text, whole
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 
-MOST_INCIDENT_TIMELINES, MOST_JOB_TIMELINES, MOST_STRIKES = 4096, 512, 16384
+MAX_INCIDENT_TIMELINES, MAX_JOB_TIMELINES, MAX_STRIKES = 4096, 512, 16384
 _log = logging.getLogger(__name__)
 
 
@@ -23,49 +23,51 @@ class HistoryTables:
     def __init__(self, connection: Journal) -> None:
         self._connection = connection
 
-    def save_incident_timeline(self, incident_id: int, job: str, incident_timeline: bytes) -> None:
-        """Insert or replace an encoded course; delete the oldest beyond `MOST_COURSES`."""
+    def save_incident_timeline(self, incident_id: int, job: str, timeline: bytes) -> None:
+        """Insert or replace a timeline; delete the oldest beyond `MAX_INCIDENT_TIMELINES`."""
         execute = self._connection.execute
-        execute("REPLACE INTO courses VALUES (?, ?, ?)", (incident_id, job, incident_timeline))
+        execute("REPLACE INTO courses VALUES (?, ?, ?)", (incident_id, job, timeline))
         execute(
             "DELETE FROM courses WHERE incident_id <= (SELECT incident_id FROM courses"
             " ORDER BY incident_id DESC LIMIT 1 OFFSET ?)",
-            (MOST_INCIDENT_TIMELINES,),
+            (MAX_INCIDENT_TIMELINES,),
         )
 
     def incident_timeline(self, incident_id: int) -> bytes | None:
-        """Return the encoded course of an incident; None where none is stored or readable."""
+        """Return the encoded timeline of an incident; None where none is stored or readable."""
         try:
             row = self._connection.execute(
                 "SELECT course FROM courses WHERE incident_id = ?", (incident_id,)
             ).fetchone()
             return None if row is None else _blob(row[0])
         except (sqlite3.Error, ValueError) as error:
-            _log.warning("course of incident=%d can not be read: %s", incident_id, error)
+            _log.warning(
+                "The stored timeline of incident %d cannot be read: %s", incident_id, error
+            )
             return None
 
-    def save_job_timeline(self, job: str, job_timeline: bytes, newest_unix_s: float) -> None:
-        """Insert or replace an encoded pace; delete the oldest jobs beyond `MOST_PACES`."""
+    def save_job_timeline(self, job: str, timeline: bytes, newest_unix_s: float) -> None:
+        """Insert or replace a timeline; delete the oldest jobs beyond `MAX_JOB_TIMELINES`."""
         execute = self._connection.execute
-        execute("REPLACE INTO paces VALUES (?, ?, ?)", (job, job_timeline, newest_unix_s))
+        execute("REPLACE INTO paces VALUES (?, ?, ?)", (job, timeline, newest_unix_s))
         execute(
             "DELETE FROM paces WHERE newest_unix_s <= (SELECT newest_unix_s FROM paces"
             " ORDER BY newest_unix_s DESC LIMIT 1 OFFSET ?)",
-            (MOST_JOB_TIMELINES,),
+            (MAX_JOB_TIMELINES,),
         )
 
     def job_timeline(self, job: str) -> bytes | None:
-        """Return the encoded pace of a job; None where none is stored or readable."""
+        """Return the encoded timeline of a job; None where none is stored or readable."""
         try:
             found = self._connection.execute("SELECT pace FROM paces WHERE job = ?", (job,))
             row = found.fetchone()
             return None if row is None else _blob(row[0])
         except (sqlite3.Error, ValueError) as error:
-            _log.warning("pace of job=%s can not be read: %s", job, error)
+            _log.warning("The stored timeline of job %s cannot be read: %s", job, error)
             return None
 
     def save_strike(self, strike: Strike) -> None:
-        """Insert or replace; what is too old, and the oldest beyond `MOST_STRIKES`, go."""
+        """Insert or replace; what is too old, and the oldest beyond `MAX_STRIKES`, go."""
         execute = self._connection.execute
         execute(
             "REPLACE INTO strikes VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -83,7 +85,7 @@ class HistoryTables:
         execute(
             "DELETE FROM strikes WHERE incident_id <= (SELECT incident_id FROM strikes"
             " ORDER BY incident_id DESC LIMIT 1 OFFSET ?)",
-            (MOST_STRIKES,),
+            (MAX_STRIKES,),
         )
 
     def strikes(self) -> Strikes:

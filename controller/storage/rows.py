@@ -96,7 +96,7 @@ def incident_row(incident: Incident) -> tuple[Any, ...]:
         finding.cause,
         finding.probe,
         finding.role,
-        json.dumps([astuple(one) for one in incident.deaths]),
+        json.dumps([astuple(one) for one in incident.rank_failures]),
         json.dumps(incident.nodes),
         int(incident.is_persistent),
         json.dumps(finding.normal_signals),
@@ -127,7 +127,7 @@ def incident_of(row: tuple[Any, ...]) -> Incident:
         closed_unix_s=None if row[10] is None else real(row[10]),
         closed_step=None if row[11] is None else step_of(row[11]),
         actions=tuple(map(text, items(row[12]))),
-        deaths=tuple(map(_deaths, items(row[16]))),
+        rank_failures=tuple(map(_deaths, items(row[16]))),
         nodes=tuple(map(text, items(row[17]))),
         is_persistent=whole(row[18]) != 0,
     )

@@ -52,7 +52,7 @@ class Tier(StrEnum):
     CONFIRMED = "confirmed"
 
 
-class Watch(StrEnum):
+class CoverageState(StrEnum):
     """The state of detection for one job; missing data never counts as healthy."""
 
     BLIND = "blind"  # a rank could become slow and nobody would be told: see Blindness
@@ -137,8 +137,8 @@ class Incident:
     """A finding over time: opened, perhaps measured again, closed after recovery.
 
     Attributes:
-        deaths: all failed ranks of a death incident; the finding names the first that was reported.
-            Empty: only that one.
+        rank_failures: all failed ranks of a death incident; the finding names the first that was
+            reported. Empty: only that one.
         nodes: the names of their nodes.
         is_persistent: the fault outlasted the horizon of the policy; reported once per incident.
     """
@@ -150,7 +150,7 @@ class Incident:
     closed_unix_s: float | None = None
     closed_step: int | None = None
     actions: tuple[str, ...] = ()
-    deaths: tuple[RankFailures, ...] = ()
+    rank_failures: tuple[RankFailures, ...] = ()
     nodes: tuple[str, ...] = ()
     is_persistent: bool = False
 
@@ -159,11 +159,11 @@ class Incident:
         return self.closed_unix_s is None
 
     @property
-    def all_deaths(self) -> tuple[RankFailures, ...]:
+    def all_rank_failures(self) -> tuple[RankFailures, ...]:
         """The failed ranks, also where only the finding names one."""
         finding = self.finding
-        if self.deaths or finding.kind is not FindingKind.DEATH or finding.rank is None:
-            return self.deaths
+        if self.rank_failures or finding.kind is not FindingKind.DEATH or finding.rank is None:
+            return self.rank_failures
         only = RankFailures(
             ranks=((finding.rank, finding.rank),),
             reason=finding.reason.removeprefix(f"rank {finding.rank} is dead: "),
@@ -175,9 +175,9 @@ class Incident:
         return (only,)
 
     @property
-    def waits_for(self) -> RankRanges:
+    def unresolved_ranks(self) -> RankRanges:
         """The failed ranks that the job has not continued without."""
-        return open_failed_ranks(self.all_deaths) if self.is_open else ()
+        return open_failed_ranks(self.all_rank_failures) if self.is_open else ()
 
 
 class MitigationLevel(StrEnum):

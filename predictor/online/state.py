@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.incidents.findings import Finding, Watch
+from pacekeeper.core.incidents.findings import CoverageState, Finding
 from pacekeeper.predictor.cost.features import Array, Flags, StepSample
 from pacekeeper.predictor.cost.model import CostModel
 from pacekeeper.predictor.online import cusum
@@ -60,7 +60,7 @@ class Judgement:
     recovered: tuple[int, ...] = ()
     changed: Mapping[int, float] = field(default_factory=dict)
     common: PaceNews = NO_NEWS
-    watch: Watch = Watch.MEASURING
+    watch: CoverageState = CoverageState.MEASURING
     reason: str = ""
 
 

@@ -11,7 +11,7 @@ from math import exp, log
 import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.incidents.findings import Watch
+from pacekeeper.core.incidents.findings import CoverageState
 from pacekeeper.predictor.cost.features import Array, Positions, StepSample
 from pacekeeper.predictor.cost.model import log_ratios
 from pacekeeper.predictor.online import cusum
@@ -166,18 +166,18 @@ def _judgement(
     common = float(np.median(np.log(np.maximum(sample.observed_s, 1e-9) / expected_s)))
     together = 1.0 if evidence.common is None else evidence.common.slowdown
     if evidence.slow or together > 1.0:
-        watch = Watch.DEGRADED
+        watch = CoverageState.DEGRADED
         if together > 1.0:
             reason = f"all ranks together are x{together:.2f} slow"
     elif common > log(EVERYBODY_LATE):
-        watch = Watch.SUSPICIOUS
+        watch = CoverageState.SUSPICIOUS
         reason = f"all ranks are x{exp(common):.2f} late: host, fabric or input, not a rank"
     elif float(suspicion.max(initial=0.0)) > cusum.QUIET_SUSPICION:
-        watch = Watch.SUSPICIOUS
+        watch = CoverageState.SUSPICIOUS
         worst = int(np.argmax(suspicion))
         reason = f"rank {sample.ranks[worst]} is under suspicion"
     else:
-        watch = Watch.HEALTHY
+        watch = CoverageState.HEALTHY
     slowdown = np.exp(median_of_steps(charts.recent[-config.measure_steps :])[at])
     return Judgement(
         step=sample.step,

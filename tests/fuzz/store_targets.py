@@ -19,7 +19,7 @@ from fuzz.service_seeds import service_seeds
 from fuzz.service_targets import AnsweredError, Context
 from pacekeeper.controller.api.status_service import StatusService
 from pacekeeper.controller.machine.machine import advance
-from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.events import Tick
 from pacekeeper.controller.storage.restore import restored
 from pacekeeper.controller.storage.schema import TABLES
@@ -94,7 +94,7 @@ def _used(path: Path, may_be: Sequence[dict[str, int]]) -> object:
         )  # fmt: skip
         if len(state.jobs) != found["jobs"]:
             raise LostRowsError(f"{len(state.jobs)} jobs of {found['jobs']}")
-        history = History(store=store)
+        history = TimelineWriter(store=store)
         history.on_tick(state)
         status = StatusService(state=lambda: state, past_layout=store.layout, history=history)
         told = asyncio.run(_asked(status, list(state.jobs)))

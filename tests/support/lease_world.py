@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 
 from pacekeeper.controller.ha import lease
-from pacekeeper.controller.ha.lease import Member, Read, Record, Timing, Wait, Write
+from pacekeeper.controller.ha.lease import ElectionMember, Read, Record, Timing, Wait, Write
 
 TIMING = Timing(duration_s=5.0, renew_s=1.0, margin_s=1.0)
 DRIFT = 0.1  # rates of two clocks from 0.9 to 1.1: at the edge of what the margin bears
@@ -32,7 +32,7 @@ class Chaos:
 class Node:
     """One member with its clock; `frozen_until_s` in true time."""
 
-    member: Member
+    member: ElectionMember
     offset_s: float
     rate: float
     life: int = 0
@@ -87,8 +87,8 @@ class World:
         }
         return {life: term for life, term in now.items() if term}
 
-    def _born(self, index: int, life: int) -> Member:
-        member = Member(
+    def _born(self, index: int, life: int) -> ElectionMember:
+        member = ElectionMember(
             name=f"m{index}", life=f"m{index}.{life}", address=f"h{index}:1", timing=self.timing
         )
         return lease.set_eligible(member, f"c{index}")

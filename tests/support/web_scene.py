@@ -13,7 +13,7 @@ from pacekeeper.controller.api.operator_actions import OperatorActions
 from pacekeeper.controller.api.web.app import WebApp
 from pacekeeper.controller.api.web.auth import WebAuthenticator
 from pacekeeper.controller.machine.machine import advance
-from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.events import Event, SaveIncident, StepSummary
 from pacekeeper.controller.state.job_parts import (
     Coverage,
@@ -38,13 +38,13 @@ from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig
 from pacekeeper.core.incidents.findings import (
     ConsideredLayout,
+    CoverageState,
     Decision,
     Finding,
     FindingKind,
     Incident,
     MitigationLevel,
     Tier,
-    Watch,
 )
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.layout import Layout, even_layout
@@ -70,7 +70,7 @@ class Scene:
     """State, history and page of one controller that does not run."""
 
     state: State
-    history: History
+    history: TimelineWriter
     audit: AuditLog
     heard: list[Event] = field(default_factory=list)
 
@@ -123,7 +123,7 @@ def scene(folder: Path, *, num_nodes: int = 64, per_node: int = 8) -> Scene:
         unix_offset_s=BEGAN_S,
     )
     audit = AuditLog(folder / "audit.jsonl", max_bytes=1 << 20, kept=1, on_failure=lambda: None)
-    history = History(store=Store.open(folder / "store.sqlite"))
+    history = TimelineWriter(store=Store.open(folder / "store.sqlite"))
     _happened(history, large)
     return Scene(state=state, history=history, audit=audit)
 
@@ -179,7 +179,7 @@ def _large(on: Sequence[str]) -> JobState:
             step=700, recent_step_s=(0.98,), tokens_per_s=4_280_000.0, loss=2.417
         ),
         coverage=Coverage(
-            watch=Watch.DEGRADED,
+            state=CoverageState.DEGRADED,
             reason="a rank that becomes x1.10 slow is named within 4 steps",
             blind=None,
             silent=tuple(range(80, 88)) if len(on) > 100 else (),
@@ -234,7 +234,7 @@ def _small(on: Sequence[str]) -> JobState:
         plan=PlanState(pending=AwaitingApproval(proposal=proposal)),
         progress=StepProgress(step=2140, recent_step_s=(0.412,), tokens_per_s=188_000.0),
         coverage=Coverage(
-            watch=Watch.HEALTHY,
+            state=CoverageState.HEALTHY,
             reason="a rank that becomes x1.10 slow is named within 3 steps",
             blind=None,
         ),
@@ -265,7 +265,7 @@ def _heard(count: int) -> RankMap[float]:
     return RankMap(dict.fromkeys(range(count), 990.0))
 
 
-def _happened(history: History, job: JobState) -> None:
+def _happened(history: TimelineWriter, job: JobState) -> None:
     """700 steps of it, a second each: the fault, the plan, the relief, the end."""
     recorder = history._recorder
     ranks = tuple(range(min(64, len(job.ranks))))

@@ -32,7 +32,7 @@ from pacekeeper.controller.api.web.responses import (
     json_response,
     with_headers,
 )
-from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.layout.layout import Layout
@@ -57,7 +57,7 @@ class WebApp:
     """
 
     state: Callable[[], State]
-    history: History
+    history: TimelineWriter
     actions: OperatorActions
     authenticator: WebAuthenticator
     past_layout: Callable[[str, int], tuple[Layout, str] | None]

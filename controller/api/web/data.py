@@ -12,7 +12,7 @@ from pacekeeper.controller.api.web import queries
 from pacekeeper.controller.api.web.auth import Visitor
 from pacekeeper.controller.api.web.pages import SharedValues, explanation, job_name
 from pacekeeper.controller.api.web.responses import json_response
-from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.layout.layout import Layout
 
@@ -22,7 +22,7 @@ class DataEndpoints:
     """Data of the fleet, of a job, its layout, and an incident."""
 
     state: Callable[[], State]
-    history: History
+    history: TimelineWriter
     shared: SharedValues
     past_layout: Callable[[str, int], tuple[Layout, str] | None]
 

@@ -23,7 +23,7 @@ from pacekeeper.controller.api.web import queries
 from pacekeeper.controller.api.web.auth import Visitor
 from pacekeeper.controller.api.web.filters import FILTERS
 from pacekeeper.controller.api.web.queries import TableQuery
-from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.operator_orders import OperatorOrder
 from pacekeeper.protos.convert.json import message_to_dict
@@ -118,7 +118,7 @@ def job_name(state: State, request: Request) -> str:
     return name
 
 
-def explanation(state: State, history: History, request: Request) -> dict[str, Any]:
+def explanation(state: State, history: TimelineWriter, request: Request) -> dict[str, Any]:
     """The explanation of the incident in the path. Raises ActionRejectedError."""
     number = int(request.path_params["number"])
     found = history.explain(state, number) if number < 1 << 62 else None
@@ -132,7 +132,7 @@ class FleetPages:
     """Pages of all jobs, of one job and of incidents."""
 
     state: Callable[[], State]
-    history: History
+    history: TimelineWriter
     shared: SharedValues
     render: Callable[..., Response]
 

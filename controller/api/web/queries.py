@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from pacekeeper.controller.api.messages import gone_nodes, incident_view, job_view, node_views
 from pacekeeper.controller.api.node_sorting import strikes_by_device
-from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.incidents.rank_ranges import iter_ranks
@@ -134,7 +134,7 @@ def fleet(state: State) -> dict[str, Any]:
     return {"states": STATES, "jobs": jobs}
 
 
-def job(state: State, history: History, name: str) -> dict[str, Any]:
+def job(state: State, history: TimelineWriter, name: str) -> dict[str, Any]:
     """The timeline of a job, and its incidents as spans of time."""
     incidents = [incident_view(state, incident) for incident in state.jobs[name].incidents]
     rows = history.job_timeline(name)
@@ -223,7 +223,7 @@ def incidents_of(state: State, asked: TableQuery, *, job: str = "") -> TablePage
 def _incident_words(state: State, incident: Incident) -> str:
     one = incident_view(state, incident)
     rank = f"rank {one.rank}" if one.HasField("rank") else ""
-    dead = (rank for died in incident.deaths for rank in iter_ranks(died.ranks))
+    dead = (rank for died in incident.rank_failures for rank in iter_ranks(died.ranks))
     words = [f"#{one.incident_id} {one.kind} {one.job} {rank} {one.node} {one.tier} {one.cause}"]
     words += [f"rank {rank}" for rank in dead]
     return " ".join([*words, *incident.nodes])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pacekeeper.controller.api.auth.listeners import ListenerSetup
 from pacekeeper.controller.api.operator_actions import OperatorActions
-from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.events import Event
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.addresses import split_address
@@ -36,7 +36,7 @@ def build_web_server(
     *,
     state: Callable[[], State],
     put: Callable[[Event], Awaitable[None]],
-    history: History,
+    history: TimelineWriter,
     listener_setup: ListenerSetup,
     past_layout: Callable[[str, int], tuple[Layout, str] | None],
 ) -> "WebServer | None":

@@ -11,7 +11,7 @@ import pytest
 
 from pacekeeper.controller.ha.backends import open_lease_store
 from pacekeeper.controller.ha.http_client import AwayError, exchange
-from pacekeeper.controller.ha.lease import Member, Record, Timing
+from pacekeeper.controller.ha.lease import ElectionMember, Record, Timing
 from pacekeeper.controller.ha.lease_renewer import LeaseRenewer, LeaseStore
 from pacekeeper.core.config.controller import LeaseConfig
 from pacekeeper.core.errors import ConfigError
@@ -80,7 +80,7 @@ def test_of_two_keepers_one_leads_and_the_other_follows_when_it_leaves(
 ) -> None:
     keepers = [
         LeaseRenewer(
-            Member(name=name, life=f"{name}1", address=f"{name}:1", timing=STEADY),
+            ElectionMember(name=name, life=f"{name}1", address=f"{name}:1", timing=STEADY),
             open_lease_store(config),
         )
         for name in ("a", "b")
@@ -124,7 +124,9 @@ def test_a_store_that_fails_in_any_way_is_asked_again(failure: Exception) -> Non
             self.record = record
             return "1"
 
-    keeper = LeaseRenewer(Member(name="a", life="a1", address="a:1", timing=FAST), Failing())
+    keeper = LeaseRenewer(
+        ElectionMember(name="a", life="a1", address="a:1", timing=FAST), Failing()
+    )
     keeper.start()
     keeper.set_eligible("")
     try:

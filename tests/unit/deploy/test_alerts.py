@@ -10,7 +10,7 @@ import pytest
 from pacekeeper.controller.machine.checkpoints import FAILED, LATE
 from pacekeeper.controller.observability.alerts import RULES
 from pacekeeper.controller.state.state import RankStatus
-from pacekeeper.core.incidents.findings import Blindness, FindingKind, Watch
+from pacekeeper.core.incidents.findings import Blindness, CoverageState, FindingKind
 from support.alert_rules import FILE, Case, alerts, groups, judged
 from support.series import labels_of_series
 from support.tree import ROOT
@@ -21,7 +21,7 @@ VALUES: dict[str, set[str]] = {
     "cause": {*map(str, Blindness), LATE, FAILED},
     "kind": set(map(str, FindingKind)),
     "state": set(map(str, RankStatus)),
-    "watch": set(map(str, Watch)),
+    "watch": set(map(str, CoverageState)),
 }
 TARGET = {"instance"}  # labels that Prometheus gives by itself
 needs_promtool = pytest.mark.skipif(

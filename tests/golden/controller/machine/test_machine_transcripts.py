@@ -173,7 +173,7 @@ def digest(driver: Driver) -> str:
     return (
         f"layout {numbers[0]} desired {numbers[1]} baseline {numbers[2]} newest "
         f"{job.layouts.newest_generation} step {job.progress.step} "
-        f"{job.coverage.watch} living {list(job.living)} "
+        f"{job.coverage.state} living {list(job.living)} "
         f"open {[i.incident_id for i in job.open_incidents]}"
     )
 

@@ -48,7 +48,7 @@ incidents = st.builds(
     closed_unix_s=st.none() | times,
     closed_step=st.none() | numbers,
     actions=st.lists(words, max_size=3).map(tuple),
-    deaths=st.lists(deaths, max_size=3).map(tuple),
+    rank_failures=st.lists(deaths, max_size=3).map(tuple),
     nodes=st.lists(words, max_size=3).map(tuple),
 )
 jobs = st.builds(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.incidents.findings import Finding, Watch
+from pacekeeper.core.incidents.findings import CoverageState, Finding
 from pacekeeper.predictor.online.state import Judgement, begin, forget, restore
 from pacekeeper.predictor.online.update import fold
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, SyntheticJob
@@ -51,8 +51,8 @@ def test_a_healthy_job_is_left_alone_through_changing_layouts(seed: int) -> None
     said = play(SyntheticJob(seed=seed, **DEVICE_CLOCK), {seed % 4: 1.0})
     assert findings(said) == []
     assert {judgement.watch for judgement in said[CONFIG.warmup_steps + 4 :]} <= {
-        Watch.HEALTHY,
-        Watch.SUSPICIOUS,
+        CoverageState.HEALTHY,
+        CoverageState.SUSPICIOUS,
     }
 
 
@@ -80,7 +80,7 @@ def test_when_everybody_is_late_nobody_is_named() -> None:
     said = play(SyntheticJob(seed=3, **DEVICE_CLOCK), dict.fromkeys(range(4), 1.5), plans=False)
     assert findings(said) == []
     late = said[FAULT + 5]
-    assert late.watch is Watch.DEGRADED
+    assert late.watch is CoverageState.DEGRADED
     assert "all ranks together" in late.reason
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.incidents.findings import Finding, Tier, Watch
+from pacekeeper.core.incidents.findings import CoverageState, Finding, Tier
 from pacekeeper.predictor.online.state import Evidence, begin
 from pacekeeper.predictor.online.update import fold
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
@@ -157,7 +157,7 @@ def test_suspicion_is_told_before_anybody_is_named() -> None:
     evidence, _, _ = run(job, 40)
     _, judgement = fold(CONFIG, evidence, job.next({1: 1.6}))
     assert judgement.findings == ()
-    assert judgement.watch is Watch.SUSPICIOUS
+    assert judgement.watch is CoverageState.SUSPICIOUS
     assert "rank 1" in judgement.reason
 
 
@@ -177,7 +177,7 @@ def test_a_rank_without_peers_can_not_be_told_from_everybody() -> None:
     evidence, found, _ = run(job, 20, {0: 1.6}, evidence)
     _, judgement = fold(CONFIG, evidence, job.next({0: 1.6}))
     assert found == []
-    assert judgement.watch is Watch.SUSPICIOUS
+    assert judgement.watch is CoverageState.SUSPICIOUS
     assert "all ranks are x1.6" in judgement.reason
 
 

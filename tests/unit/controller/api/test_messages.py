@@ -25,6 +25,7 @@ from pacekeeper.controller.state.state import (
 )
 from pacekeeper.core.incidents.findings import (
     Blindness,
+    CoverageState,
     Decision,
     Exposure,
     Finding,
@@ -32,7 +33,6 @@ from pacekeeper.core.incidents.findings import (
     Incident,
     MitigationLevel,
     Tier,
-    Watch,
 )
 from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
@@ -67,7 +67,7 @@ def job(**changes: object) -> JobState:
     values: dict[str, object] = {
         "ranks": {1: rank(1, "b"), 0: rank(0, "a")},
         "current": LAYOUT,
-        "watch": Watch.HEALTHY,
+        "state": CoverageState.HEALTHY,
         "heard_s": RankMap({0: 1.0, 1: 1.0}),
         "step": 11,
     }
@@ -123,7 +123,7 @@ def test_a_rank_that_has_never_said_anything_is_silent() -> None:
 
 
 def test_the_watch_comes_with_its_reason_and_with_what_would_be_seen() -> None:
-    warming_up = Coverage(watch=Watch.MEASURING, reason="warm-up: 3 of 12 steps")
+    warming_up = Coverage(state=CoverageState.MEASURING, reason="warm-up: 3 of 12 steps")
     measuring = job_view(BOTH, replace(job(), coverage=warming_up))
     assert (measuring.watch, measuring.watch_reason) == ("measuring", "warm-up: 3 of 12 steps")
     assert not measuring.HasField("detectable_slowdown")
@@ -134,7 +134,7 @@ def test_the_watch_comes_with_its_reason_and_with_what_would_be_seen() -> None:
     outcome = Outcome(rank=3, slowdown=1.25, is_found=True, num_steps=2, step=70)
     proved = job_view(BOTH, job(canaries=Canaries(last=outcome)))
     assert (proved.canary.rank, proved.canary.num_steps, proved.canary.is_found) == (3, 2, True)
-    blind = job_view(BOTH, job(watch=Watch.BLIND, blind=Blindness.NOISE))
+    blind = job_view(BOTH, job(state=CoverageState.BLIND, blind=Blindness.NOISE))
     assert (blind.watch, blind.blind_cause) == ("blind", "noise")
 
 
@@ -251,7 +251,7 @@ def test_deaths_are_shown_as_runs_with_the_first_few_nodes() -> None:
     )  # fmt: skip
     finding = replace(incident(4).finding, kind=FindingKind.DEATH)
     nodes = tuple(f"n{i:04d}" for i in range(1024))
-    one = replace(incident(4), finding=finding, deaths=(died,), nodes=nodes)
+    one = replace(incident(4), finding=finding, rank_failures=(died,), nodes=nodes)
     view = incident_view(State(), one)
     (shown,) = view.deaths
     assert [(run.first, run.last) for run in shown.ranks] == [(0, 4095), (4097, 8191)]

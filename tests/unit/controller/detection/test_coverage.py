@@ -7,7 +7,7 @@ import pytest
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.incidents.findings import Blindness, Watch
+from pacekeeper.core.incidents.findings import Blindness, CoverageState
 from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
 from pacekeeper.predictor.online import update
 from support.machine_driver import QUICK, WARM, Driver, started, step, train
@@ -16,21 +16,21 @@ from support.scrapes import value
 QUIET = ControllerConfig(detector=DetectorConfig(warmup_steps=8, canary_period_steps=0))
 
 
-def state_of(driver: Driver) -> tuple[Watch, Blindness | None]:
-    return driver.job.coverage.watch, driver.job.coverage.blind
+def state_of(driver: Driver) -> tuple[CoverageState, Blindness | None]:
+    return driver.job.coverage.state, driver.job.coverage.blind
 
 
 def healthy() -> Driver:
     driver = started(QUICK)
     train(driver, 0, WARM)
-    assert state_of(driver) == (Watch.HEALTHY, None)
+    assert state_of(driver) == (CoverageState.HEALTHY, None)
     return driver
 
 
 def test_measuring_says_how_far_the_warm_up_is() -> None:
     driver = started(QUICK)
     train(driver, 0, 5)
-    assert state_of(driver) == (Watch.MEASURING, None)
+    assert state_of(driver) == (CoverageState.MEASURING, None)
     assert driver.job.coverage.reason == "warm-up: 3 of 8 steps"
 
 
@@ -47,11 +47,11 @@ def test_blind_names_the_silent_ranks_and_coming_back_is_told() -> None:
     driver.now_s += 31.0
     driver.report(*step(WARM, ranks=[0, 1]))
     driver.tick(0.1)
-    assert state_of(driver) == (Watch.BLIND, Blindness.NO_RECORDS)
+    assert state_of(driver) == (CoverageState.BLIND, Blindness.NO_RECORDS)
     assert driver.job.coverage.reason == "no record of ranks 2 and 3 for 30 s"
     assert list(driver.job.coverage.silent) == [2, 3]
     driver.report(*step(WARM, ranks=[2, 3]), node="node-1")
-    assert state_of(driver) == (Watch.HEALTHY, None)
+    assert state_of(driver) == (CoverageState.HEALTHY, None)
     assert not driver.job.coverage.silent
     assert "watch=healthy was=blind" in driver.texts
 
@@ -67,7 +67,7 @@ def test_records_that_make_no_step_are_blind_and_say_whose_are_missing() -> None
         ]
         driver.report(*kept)  # rank 2 ends its steps, but says nothing of its work
         driver.tick(0.0)
-    assert state_of(driver) == (Watch.BLIND, Blindness.NO_STEPS)
+    assert state_of(driver) == (CoverageState.BLIND, Blindness.NO_STEPS)
     assert f"of step {WARM} ranks 2 are missing" in driver.job.coverage.reason
 
 
@@ -81,28 +81,28 @@ def test_steps_longer_than_the_limit_are_waited_for() -> None:
         ]
         driver.report(*records)
     driver.tick(60.0)
-    assert state_of(driver) == (Watch.HEALTHY, None)
+    assert state_of(driver) == (CoverageState.HEALTHY, None)
     driver.tick(100.0)
-    assert state_of(driver) == (Watch.BLIND, Blindness.NO_RECORDS)
+    assert state_of(driver) == (CoverageState.BLIND, Blindness.NO_RECORDS)
 
 
 def test_a_watch_whose_noise_hides_half_speed_is_blind_though_nothing_is_wrong() -> None:
     hopeless = DetectorConfig(warmup_steps=8, sigma_floor=0.4)
     driver = started(ControllerConfig(detector=hopeless))
     train(driver, 0, WARM)
-    assert state_of(driver) == (Watch.BLIND, Blindness.NOISE)
+    assert state_of(driver) == (CoverageState.BLIND, Blindness.NOISE)
     assert "one step's noise is 40.0%" in driver.job.coverage.reason
 
 
 def test_a_degraded_job_that_would_miss_more_stays_degraded_and_says_so() -> None:
     driver = healthy()
     train(driver, WARM, WARM + 12, slow=2)
-    assert state_of(driver) == (Watch.DEGRADED, None)
+    assert state_of(driver) == (CoverageState.DEGRADED, None)
     config = replace(driver.config.detector, blind_slowdown=1.11)
     driver.config = replace(driver.config, detector=config)
     last = driver.job.progress.step
     driver.report(*step(last + 1, slow=2))
-    assert state_of(driver) == (Watch.DEGRADED, Blindness.NOISE)
+    assert state_of(driver) == (CoverageState.DEGRADED, Blindness.NOISE)
     assert driver.job.coverage.reason.startswith("and blind for more: ")
 
 
@@ -122,7 +122,7 @@ def test_a_canary_that_is_found_proves_the_watch_and_changes_nothing_else() -> N
     assert watched.job.plan.desired is None
     assert watched.job.plan.last_decision == alone.job.plan.last_decision
     assert watched.job.ranks == alone.job.ranks
-    assert state_of(watched) == state_of(alone) == (Watch.HEALTHY, None)
+    assert state_of(watched) == state_of(alone) == (CoverageState.HEALTHY, None)
 
 
 def test_a_broken_detector_is_blind_alarmed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_a_broken_detector_is_blind_alarmed_and_counted(monkeypatch: pytest.Monk
     for number in range(WARM + 15):
         train(driver, number, number + 1)
         told += driver.texts
-    assert state_of(driver) == (Watch.BLIND, Blindness.CANARY)
+    assert state_of(driver) == (CoverageState.BLIND, Blindness.CANARY)
     assert "alert=canary_missed" in told
     assert "watch=blind was=healthy (the canary was missed" in told
     assert not driver.job.incidents
@@ -142,7 +142,7 @@ def test_a_broken_detector_is_blind_alarmed_and_counted(monkeypatch: pytest.Monk
     assert found == 0.0
     monkeypatch.undo()
     train(driver, WARM + 15, WARM + 30)
-    assert state_of(driver) == (Watch.HEALTHY, None)
+    assert state_of(driver) == (CoverageState.HEALTHY, None)
     metrics.update(driver.state)
     found = value(metrics, "canary_found", job_name=driver.job.name)
     assert found == 1.0

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pacekeeper.controller.api.messages import incident_view, job_view
 from pacekeeper.controller.state.events import OfferPlan, SaveIncident
-from pacekeeper.core.incidents.findings import FindingKind, Watch
+from pacekeeper.core.incidents.findings import CoverageState, FindingKind
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record
 from support.machine_driver import QUICK, WARM, Driver, started, step
 
@@ -41,7 +41,7 @@ def test_it_is_one_incident_of_no_rank_and_the_watch_is_degraded() -> None:
     assert (finding.kind, finding.rank, finding.onset_step) == (FindingKind.HOST, None, FAULT)
     assert 1.28 < finding.slowdown < 1.32
     assert driver.job.detection.evidence.slow == {} and driver.job.layouts.baseline is None
-    assert driver.job.coverage.watch is Watch.DEGRADED
+    assert driver.job.coverage.state is CoverageState.DEGRADED
     assert "all ranks together are x1.30 slow" in driver.job.coverage.reason
     assert job_view(driver.state, driver.job).watch == "degraded"
     assert not incident_view(driver.state, incident).HasField("rank")

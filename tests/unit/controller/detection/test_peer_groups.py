@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.core.incidents.findings import Blindness, FindingKind, Watch
+from pacekeeper.core.incidents.findings import Blindness, CoverageState, FindingKind
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from support.machine_driver import QUICK, Driver, attachment
 
@@ -75,7 +75,7 @@ def test_a_role_with_more_work_accuses_nobody(heavy: float) -> None:
     pipeline.steps(WARM + 40)
     job = pipeline.driver.job
     assert job.incidents == ()
-    assert (job.coverage.watch, job.coverage.blind) == (Watch.HEALTHY, None)
+    assert (job.coverage.state, job.coverage.blind) == (CoverageState.HEALTHY, None)
     assert all(job.detection.measured.of(rank).slowdown is not None for rank in range(8))
 
 
@@ -87,7 +87,7 @@ def test_a_slow_rank_is_named_beside_its_own_role(victim: int) -> None:
     (incident,) = pipeline.driver.job.incidents
     assert incident.finding.rank == victim
     assert incident.finding.slowdown == pytest.approx(1.6, rel=0.05)
-    assert pipeline.driver.job.coverage.watch is Watch.DEGRADED
+    assert pipeline.driver.job.coverage.state is CoverageState.DEGRADED
     assert set(pipeline.driver.job.detection.evidence.slow) == {victim}
     pipeline.steps(12)
     assert not pipeline.driver.job.open_incidents, "it is seen to be over"
@@ -97,7 +97,7 @@ def test_ranks_that_are_alone_in_their_role_are_said_to_be_unwatched() -> None:
     pipeline = Pipeline(("s0", "s0", "s0", "head", "tail"))
     pipeline.steps(WARM + 5)
     job = pipeline.driver.job
-    assert (job.coverage.watch, job.coverage.blind) == (Watch.BLIND, Blindness.NO_PEERS)
+    assert (job.coverage.state, job.coverage.blind) == (CoverageState.BLIND, Blindness.NO_PEERS)
     assert job.coverage.reason == (
         "ranks 3 and 4 have a role of their own: no peer to be told from"
     )
@@ -173,7 +173,7 @@ def test_a_role_that_is_slow_as_a_whole_is_remembered_after_a_restart(role: str)
     pipeline.steps(WARM + 20)
     (still,) = pipeline.driver.job.open_incidents
     assert still.incident_id == found.incident_id, "neither closed nor found again"
-    assert pipeline.driver.job.coverage.watch is Watch.DEGRADED
+    assert pipeline.driver.job.coverage.state is CoverageState.DEGRADED
     pipeline.slow_role = ""
     pipeline.steps(14)
     assert pipeline.driver.job.open_incidents == ()

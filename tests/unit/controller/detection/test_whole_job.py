@@ -7,7 +7,7 @@ import pytest
 
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.events import OfferPlan, StepSummary
-from pacekeeper.core.incidents.findings import Blindness, Finding, FindingKind, Tier, Watch
+from pacekeeper.core.incidents.findings import Blindness, CoverageState, Finding, FindingKind, Tier
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.predictor.job_level.online import LEAST_STEPS, LOOK_STEPS
 from support.machine_driver import JOB, QUICK, Driver, attachment, step
@@ -60,7 +60,7 @@ class Foreign:
 
     @property
     def watch(self) -> str:
-        return self.driver.job.coverage.watch.value
+        return self.driver.job.coverage.state.value
 
     @property
     def found(self) -> list[Finding]:
@@ -81,15 +81,18 @@ def test_a_step_is_judged_once_the_last_rank_has_ended_it() -> None:
 def test_its_state_is_its_own_and_says_what_would_be_seen() -> None:
     job = Foreign()
     job.steps(LEAST_STEPS - 1)
-    assert (job.driver.job.coverage.watch, job.driver.job.coverage.blind) == (Watch.MEASURING, None)
+    assert (job.driver.job.coverage.state, job.driver.job.coverage.blind) == (
+        CoverageState.MEASURING,
+        None,
+    )
     assert f"{LEAST_STEPS - 1} of {LEAST_STEPS} step times" in job.driver.job.coverage.reason
     job.steps(1 + LOOK_STEPS)
     state = job.driver.job
-    assert (state.coverage.watch, state.coverage.blind) == (Watch.JOB_LEVEL, None)
+    assert (state.coverage.state, state.coverage.blind) == (CoverageState.JOB_LEVEL, None)
     assert "no compute time" in state.coverage.reason and "able to see x1." in state.coverage.reason
     assert state.coverage.sight is not None and state.coverage.sight.slowdown < 1.1
     (summary,) = job.driver.all_said(StepSummary)
-    assert (summary.watch, summary.tokens, summary.ranks) == (Watch.JOB_LEVEL, 4000, ())
+    assert (summary.watch, summary.tokens, summary.ranks) == (CoverageState.JOB_LEVEL, 4000, ())
     metrics = ControllerMetrics()
     metrics.update(job.driver.state)
     assert value(metrics, "job_info", job_name=JOB, watch="job_level") == 1.0
@@ -125,14 +128,17 @@ def test_longer_sequences_explain_longer_steps() -> None:
     job = Foreign()
     job.steps(600, tokens=lambda number: 6000 if 200 <= number < 320 else 4000 + 37 * (number % 19))
     assert job.found == []
-    assert job.driver.job.coverage.watch is Watch.JOB_LEVEL
+    assert job.driver.job.coverage.state is CoverageState.JOB_LEVEL
 
 
 def test_without_lengths_it_is_blind_for_what_lasts_and_suspects_what_went_away() -> None:
     job = Foreign(tells_lengths=False)
     job.steps(FAULT)
     state = job.driver.job
-    assert (state.coverage.watch, state.coverage.blind) == (Watch.JOB_LEVEL, Blindness.NO_TIMES)
+    assert (state.coverage.state, state.coverage.blind) == (
+        CoverageState.JOB_LEVEL,
+        Blindness.NO_TIMES,
+    )
     assert state.coverage.sight is None
     job.steps(LASTED, slowdown=1.2)
     assert job.found == [], "a schedule may have done it"
@@ -153,7 +159,7 @@ def test_work_that_is_told_some_steps_late_is_waited_for() -> None:
     job.driver.report(*late)
     assert job.driver.job.progress.step == 3
     assert job.driver.job.detection.whole.num_steps == 0
-    assert job.driver.job.coverage.watch is Watch.MEASURING
+    assert job.driver.job.coverage.state is CoverageState.MEASURING
 
 
 def test_the_first_work_told_ends_it_and_an_open_finding_is_that_of_all_ranks() -> None:
@@ -219,7 +225,7 @@ def test_a_rank_that_tells_work_leaves_the_others_missing_and_not_unwatched() ->
         ]
         job.driver.report(*records)
         job.driver.tick(0.0)
-    assert (job.driver.job.coverage.watch, job.driver.job.coverage.blind) == (
-        Watch.BLIND,
+    assert (job.driver.job.coverage.state, job.driver.job.coverage.blind) == (
+        CoverageState.BLIND,
         Blindness.NO_STEPS,
     )

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from pacekeeper.controller.ha.lease import Member, Record, Timing
+from pacekeeper.controller.ha.lease import ElectionMember, Record, Timing
 from pacekeeper.controller.ha.lease_renewer import LeaseRenewer
 
 PATIENCE_S = 30.0
@@ -32,7 +32,7 @@ class Slow:
 
 def test_a_term_that_begins_as_its_member_ends_is_let_go() -> None:
     store = Slow()
-    member = Member(name="a", life="a1", address="a:1", timing=TIMING)
+    member = ElectionMember(name="a", life="a1", address="a:1", timing=TIMING)
     keeper = LeaseRenewer(member, store)
     keeper.start()
     keeper.set_eligible("")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pacekeeper.controller.ha import lease
-from pacekeeper.controller.ha.lease import Member, Record, Timing, Write
+from pacekeeper.controller.ha.lease import ElectionMember, Record, Timing, Write
 
 TIMING = Timing(duration_s=5.0, renew_s=1.0, margin_s=1.0)
 LED = Record(
@@ -11,12 +11,12 @@ LED = Record(
 )
 
 
-def standing(name: str, copy: str) -> Member:
-    member = Member(name=name, life=f"{name}1", address=f"{name}:1", timing=TIMING)
+def standing(name: str, copy: str) -> ElectionMember:
+    member = ElectionMember(name=name, life=f"{name}1", address=f"{name}:1", timing=TIMING)
     return lease.set_eligible(member, copy)
 
 
-def after(member: Member, now_s: float) -> tuple[Member, Record | None]:
+def after(member: ElectionMember, now_s: float) -> tuple[ElectionMember, Record | None]:
     """It does what it wants to do now, and that is done; what it wrote."""
     match lease.next_step(member, now_s):
         case Write() as write:
@@ -24,7 +24,7 @@ def after(member: Member, now_s: float) -> tuple[Member, Record | None]:
     return member, None
 
 
-def winner(record: Record | None = LED) -> tuple[Member, Record]:
+def winner(record: Record | None = LED) -> tuple[ElectionMember, Record]:
     """`b`, which took the lease of a leader that has died."""
     member = lease.has_read(standing("b", "cb"), record, "v" if record else "", 0.0)
     member, taken = after(replace(member, due_s=9.0), 6.0)

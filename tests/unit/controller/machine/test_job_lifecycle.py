@@ -16,7 +16,7 @@ from pacekeeper.controller.state.events import (
 )
 from pacekeeper.controller.state.state import RankStatus
 from pacekeeper.core.config.controller import ControllerConfig, RetentionConfig
-from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier, Watch
+from pacekeeper.core.incidents.findings import CoverageState, Finding, FindingKind, Incident, Tier
 from support.machine_driver import (
     FIRST,
     JOB,
@@ -43,15 +43,18 @@ def ended() -> Driver:
     return driver
 
 
-def watch_of(driver: Driver) -> Watch:
-    return driver.job.coverage.watch
+def watch_of(driver: Driver) -> CoverageState:
+    return driver.job.coverage.state
 
 
 class TestEnding:
     def test_what_was_measured_is_dropped_and_what_happened_is_not(self) -> None:
         driver = ended()
         job = driver.job
-        assert (job.coverage.watch, job.coverage.reason) == (Watch.ENDED, "no rank runs any more")
+        assert (job.coverage.state, job.coverage.reason) == (
+            CoverageState.ENDED,
+            "no rank runs any more",
+        )
         assert job.detection.evidence.model is None and not job.detection.evidence.history
         assert (job.progress.pending, dict(job.heard_s), job.workload.loads, job.layouts.known) == (
             {},
@@ -87,15 +90,15 @@ class TestEnding:
         train(driver, 0, WARM)
         driver.report(*[exited(rank, signal=0) for rank in range(3)])
         driver.tick()
-        assert watch_of(driver) != Watch.ENDED
+        assert watch_of(driver) != CoverageState.ENDED
         assert driver.job.detection.evidence.model is not None
 
     def test_a_stored_job_that_was_over_is_ended_not_blind(self) -> None:
         driver = ended()
         driver.start_again()
-        assert watch_of(driver) == Watch.BLIND
+        assert watch_of(driver) == CoverageState.BLIND
         driver.tick()
-        assert watch_of(driver) == Watch.ENDED
+        assert watch_of(driver) == CoverageState.ENDED
         view = job_view(driver.state, driver.job)
         assert [rank.state for rank in view.ranks] == ["finished"] * 4
         assert [i.incident_id for i in driver.job.incidents] == [1]
@@ -106,14 +109,14 @@ class TestEnding:
         driver.start_again()
         driver.report(attached=[attachment(0)])  # the dead one is told first
         driver.tick()
-        assert watch_of(driver) == Watch.BLIND
+        assert watch_of(driver) == CoverageState.BLIND
 
     def test_an_agent_that_says_the_dead_again_brings_nobody_back(self) -> None:
         driver = ended()
         driver.start_again()
         driver.report(attached=[attachment(rank) for rank in range(4)], layouts=[FIRST])
         driver.tick()
-        assert watch_of(driver) == Watch.ENDED
+        assert watch_of(driver) == CoverageState.ENDED
         assert {rank.status for rank in driver.job.ranks.values()} == {RankStatus.FINISHED}
 
     def test_a_rank_that_comes_late_wakes_the_job(self) -> None:
@@ -122,7 +125,7 @@ class TestEnding:
         driver.report(attached=[attachment(0)], layouts=[FIRST])
         driver.report(exited(0, signal=0))
         driver.tick()
-        assert watch_of(driver) == Watch.ENDED
+        assert watch_of(driver) == CoverageState.ENDED
         driver.report(attached=[attachment(rank) for rank in range(1, 4)])
         driver.report(*applied(FIRST, ranks=range(1, 4)))
         driver.tick()
@@ -130,7 +133,7 @@ class TestEnding:
         for number in range(WARM):
             driver.report(*step(number, ranks=range(1, 4)))
         driver.tick()
-        assert watch_of(driver) == Watch.HEALTHY
+        assert watch_of(driver) == CoverageState.HEALTHY
 
     def test_a_new_life_begins_where_the_old_one_ended(self) -> None:
         driver = ended()
@@ -140,7 +143,7 @@ class TestEnding:
         assert driver.job.ended_s is None
         assert driver.job.living == (0, 1, 2, 3)
         train(driver, 0, WARM)
-        assert watch_of(driver) == Watch.HEALTHY
+        assert watch_of(driver) == CoverageState.HEALTHY
 
 
 class TestForgetting:
@@ -193,15 +196,15 @@ class TestForgetting:
         driver = started()
         driver.report(*[exited(rank) for rank in range(4)])
         driver.tick()
-        assert [i.waits_for for i in driver.job.open_incidents] == [((0, 3),)]
+        assert [i.unresolved_ranks for i in driver.job.open_incidents] == [((0, 3),)]
         driver.tick(KEEP_ENDED_S + 1.0)
         (told,) = [command.incident for command in driver.all_said(SaveIncident)]
-        assert not told.is_open and told.waits_for == ()
+        assert not told.is_open and told.unresolved_ranks == ()
 
     def test_a_job_nobody_speaks_of_goes_one_that_is_spoken_of_stays(self) -> None:
         driver = started()
         driver.tick(KEEP_SILENT_S - 1.0)
-        assert watch_of(driver) == Watch.BLIND
+        assert watch_of(driver) == CoverageState.BLIND
         driver.report(*step(0))
         driver.tick(2.0)
         driver.tick(KEEP_SILENT_S - 10.0)

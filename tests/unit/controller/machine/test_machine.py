@@ -9,7 +9,7 @@ import pytest
 from pacekeeper.controller.detection import peer_groups
 from pacekeeper.controller.machine import job_lifecycle
 from pacekeeper.controller.state.events import Failed, NodeReported
-from pacekeeper.core.incidents.findings import Blindness, Watch
+from pacekeeper.core.incidents.findings import Blindness, CoverageState
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record
 from support.machine_driver import (
@@ -74,7 +74,10 @@ def test_such_a_job_is_blind_and_says_why() -> None:
     driver = started(QUICK)
     driver.report(*step(0))
     driver.tick()
-    assert (driver.job.coverage.watch, driver.job.coverage.blind) == (Watch.BLIND, Blindness.FAILED)
+    assert (driver.job.coverage.state, driver.job.coverage.blind) == (
+        CoverageState.BLIND,
+        Blindness.FAILED,
+    )
     assert "judging its steps fails by a mistake" in driver.job.coverage.reason
     assert not driver.job.progress.pending, "the next report need not fail on the same step"
 
@@ -87,9 +90,9 @@ def test_it_sees_again_with_the_first_step_that_can_be_judged(
     with monkeypatch.context() as patch:
         patch.setattr(peer_groups, "fold", lambda *_: 1 // 0)
         driver.report(*step(WARM + 10))
-        assert driver.job.coverage.watch is Watch.BLIND
+        assert driver.job.coverage.state is CoverageState.BLIND
     driver.report(*step(WARM + 11))
-    assert (driver.job.coverage.watch, driver.job.coverage.blind) == (Watch.HEALTHY, None)
+    assert (driver.job.coverage.state, driver.job.coverage.blind) == (CoverageState.HEALTHY, None)
 
 
 def test_a_job_that_fails_on_a_tick_does_not_silence_the_others(
@@ -106,7 +109,7 @@ def test_a_job_that_fails_on_a_tick_does_not_silence_the_others(
 
     monkeypatch.setattr(job_lifecycle, "update_lifecycle", broken)
     driver.tick()
-    assert driver.state.jobs[OTHER].coverage.watch is Watch.ENDED
+    assert driver.state.jobs[OTHER].coverage.state is CoverageState.ENDED
     assert [told.what for told in driver.all_said(Failed)] == [f"job={JOB} following it failed"]
 
 
@@ -116,7 +119,7 @@ def test_a_job_whose_ranks_measure_no_time_is_judged_as_a_whole_and_fails_nowher
         driver.now_s += 0.2
         driver.report(*without_times(number))
         assert not driver.all_said(Failed)
-    assert (driver.job.coverage.watch, driver.job.coverage.blind) == (Watch.MEASURING, None)
+    assert (driver.job.coverage.state, driver.job.coverage.blind) == (CoverageState.MEASURING, None)
     assert driver.job.coverage.reason == (
         "ranks 0-3 report no compute time for their work: the job is watched as a whole; "
         f"{WARM + 10} of 60 step times"
@@ -129,8 +132,8 @@ def test_a_rank_that_measures_no_time_leaves_the_others_judged() -> None:
     for number in range(WARM + 4):
         driver.now_s += 0.2
         driver.report(*without_times(number, ranks=(3,)))
-    assert (driver.job.coverage.watch, driver.job.coverage.blind) == (
-        Watch.BLIND,
+    assert (driver.job.coverage.state, driver.job.coverage.blind) == (
+        CoverageState.BLIND,
         Blindness.NO_TIMES,
     )
     assert driver.job.coverage.reason == "ranks 3 report no compute time for their work"

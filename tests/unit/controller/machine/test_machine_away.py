@@ -9,7 +9,7 @@ from pacekeeper.controller.state.events import (
     NodeDetached,
     OfferPlan,
 )
-from pacekeeper.core.incidents.findings import FindingKind, MitigationLevel, Watch
+from pacekeeper.core.incidents.findings import CoverageState, FindingKind, MitigationLevel
 from pacekeeper.core.incidents.rank_failures import failed_ranks
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.layout.shrink import shrink
@@ -51,7 +51,7 @@ def test_a_node_that_was_lost_while_the_controller_was_down_is_buried() -> None:
     driver = lost_while_down()
     assert driver.job.dead == (2, 3)
     (found,) = driver.job.incidents
-    assert (found.finding.kind, failed_ranks(found.deaths)) == (FindingKind.DEATH, ((2, 3),))
+    assert (found.finding.kind, failed_ranks(found.rank_failures)) == (FindingKind.DEATH, ((2, 3),))
     assert not found.is_open
     assert states(driver) == {0: "alive", 1: "alive", 2: "dead", 3: "dead"}
 
@@ -60,7 +60,7 @@ def test_the_job_ends_with_the_last_of_those_that_went_on() -> None:
     driver = lost_while_down()
     driver.report(exited(0, signal=0), exited(1, signal=0))
     driver.tick()
-    assert driver.job.coverage.watch is Watch.ENDED
+    assert driver.job.coverage.state is CoverageState.ENDED
     assert driver.job.ended_s == driver.now_s
 
 
@@ -72,7 +72,7 @@ def test_where_no_rank_is_known_to_run_the_watch_is_blind() -> None:
     driver.report(attached=[attachment(0), attachment(1)])
     driver.report(exited(0, signal=0), exited(1, signal=0))
     driver.tick()
-    assert driver.job.coverage.watch is Watch.BLIND
+    assert driver.job.coverage.state is CoverageState.BLIND
     assert driver.job.coverage.reason == (
         "no rank is known to run; ranks 2 and 3 have not attached"
     )
@@ -101,7 +101,7 @@ def test_ranks_that_never_attach_are_named(has_layout: bool) -> None:
         driver.now_s += 1.0
         driver.report(*step(number, ranks=(0, 1)))
         driver.tick(0.0)
-    assert driver.job.coverage.watch is Watch.BLIND
+    assert driver.job.coverage.state is CoverageState.BLIND
     assert "ranks 2 and 3 have not attached" in driver.job.coverage.reason
     assert states(driver) == {0: "alive", 1: "alive", 2: "unknown", 3: "unknown"}
 

@@ -15,7 +15,7 @@ from pacekeeper.controller.state.events import (
 )
 from pacekeeper.controller.state.state import RankStatus
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import FindingKind, MitigationLevel, Watch
+from pacekeeper.core.incidents.findings import CoverageState, FindingKind, MitigationLevel
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry.records import EXIT_UNKNOWN
 from support.machine_driver import (
@@ -245,7 +245,7 @@ class TestDeaths:
         driver.tick()
         assert not driver.job.incidents
         assert {rank.status for rank in driver.job.ranks.values()} == {RankStatus.FINISHED}
-        assert driver.job.coverage.watch == Watch.ENDED
+        assert driver.job.coverage.state == CoverageState.ENDED
 
     def test_who_is_left_out_by_the_others_is_dead(self) -> None:
         driver = started()
@@ -261,7 +261,7 @@ class TestDeaths:
         driver.report(exited(1), *applied(first, ranks=[0, 2, 3]))
         driver.report(exited(2))
         driver.report(layouts=[first])
-        assert [i.waits_for for i in driver.job.open_incidents] == [((2, 2),)]
+        assert [i.unresolved_ranks for i in driver.job.open_incidents] == [((2, 2),)]
         second = shrink(first, dead=[2], generation=3, floor=FLOOR)
         driver.report(*applied(second), layouts=[second])
         assert not driver.job.open_incidents
@@ -297,11 +297,11 @@ class TestSilence:
     def test_no_records_is_blind_not_healthy(self) -> None:
         driver = started(QUICK)
         train(driver, 0, WARM)
-        seen = [driver.job.coverage.watch]
+        seen = [driver.job.coverage.state]
         for after_s in (29.0, 2.0):
             driver.tick(after_s)
-            seen.append(driver.job.coverage.watch)
-        assert seen == [Watch.HEALTHY, Watch.HEALTHY, Watch.BLIND]
+            seen.append(driver.job.coverage.state)
+        assert seen == [CoverageState.HEALTHY, CoverageState.HEALTHY, CoverageState.BLIND]
         assert "watch=blind was=healthy" in driver.texts
         driver.tick(1.0)
         assert not driver.texts
@@ -312,7 +312,7 @@ class TestSilence:
         driver.now_s += 31.0
         driver.report(*step(WARM, ranks=[0, 1]))
         driver.tick(0.1)
-        assert driver.job.coverage.watch == Watch.BLIND
+        assert driver.job.coverage.state == CoverageState.BLIND
         assert "ranks 2 and 3" in driver.job.coverage.reason
 
     def test_an_agent_that_is_away_kills_nobody(self) -> None:

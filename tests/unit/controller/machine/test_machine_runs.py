@@ -6,7 +6,7 @@ from pacekeeper.controller.state.events import NotifyDeaths, OfferPlan, SaveJob
 from pacekeeper.controller.state.state import RankStatus
 from pacekeeper.controller.storage.restore import job_record
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.incidents.findings import Watch
+from pacekeeper.core.incidents.findings import CoverageState
 from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
     FIRST,
@@ -95,7 +95,7 @@ def test_a_controller_started_anew_goes_on_where_the_old_one_stopped() -> None:
     after = killed_and_started(before)
     assert after.job.layouts.current == plan
     assert after.job.layouts.baseline == FIRST
-    assert after.job.coverage.watch is Watch.BLIND
+    assert after.job.coverage.state is CoverageState.BLIND
     assert after.state.next_incident_id == 2
     come_back(after)
     # Nobody says again which layout it runs: their steps do.

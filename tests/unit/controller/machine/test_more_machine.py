@@ -16,7 +16,7 @@ from pacekeeper.controller.state.events import (
     StepSummary,
 )
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import FindingKind, MitigationLevel, Watch
+from pacekeeper.core.incidents.findings import CoverageState, FindingKind, MitigationLevel
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
@@ -116,7 +116,7 @@ class TestSteps:
         assert summary.expected_s == ()
         assert summary.loss == 2.0
         assert driver.job.progress.tokens_per_s == pytest.approx(5120 / 0.12)
-        assert driver.job.coverage.watch == Watch.MEASURING
+        assert driver.job.coverage.state == CoverageState.MEASURING
 
     def test_what_is_said_twice_counts_once(self) -> None:
         once, twice = started(QUICK), started(QUICK)
@@ -262,7 +262,7 @@ class TestFindings:
         assert shares[2] == min(shares.values()) < max(shares.values())
         (decided,) = driver.all_said(SaveDecision)
         assert "rank 2 is x1." in decided.decision.reason
-        assert driver.job.coverage.watch == Watch.DEGRADED
+        assert driver.job.coverage.state == CoverageState.DEGRADED
 
     def test_a_plan_that_all_run_becomes_the_layout_and_is_noted(self) -> None:
         driver = with_plan()

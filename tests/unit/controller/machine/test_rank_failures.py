@@ -8,7 +8,7 @@ from pacekeeper.controller.state.events import SaveIncident, Say
 from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.rows import incident_of, incident_row
 from pacekeeper.controller.storage.write_batch import last_of_each
-from pacekeeper.core.incidents.findings import Incident, Watch
+from pacekeeper.core.incidents.findings import CoverageState, Incident
 from pacekeeper.core.incidents.rank_failures import failed_ranks
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry.node_report import JobReport
@@ -28,7 +28,7 @@ def test_a_nodes_ranks_are_one_incident_with_what_became_of_each() -> None:
     driver = started()
     driver.report(exited(2), exited(3, signal=0, exit_code=7), node="node-1")
     incident = only(driver)
-    assert [(one.ranks, one.reason) for one in incident.deaths] == [
+    assert [(one.ranks, one.reason) for one in incident.rank_failures] == [
         (((2, 2),), "its process ended by signal 9"),
         (((3, 3),), "its process ended by exit code 7 (lost state)"),
     ]
@@ -45,7 +45,7 @@ def test_who_dies_shortly_after_belongs_to_it_and_is_told() -> None:
     driver.now_s += 20.0
     driver.report(exited(3), node="node-1")
     incident = only(driver)
-    assert [one.unix_s for one in incident.deaths] == [1100.0, 1120.0]
+    assert [one.unix_s for one in incident.rank_failures] == [1100.0, 1120.0]
     assert (incident.opened_unix_s, incident.nodes) == (1100.0, ("node-0", "node-1"))
     assert driver.all_said(SaveIncident) == [SaveIncident(incident=incident)]
     assert driver.texts == (
@@ -75,7 +75,7 @@ def test_it_stays_open_for_those_that_the_layout_still_has() -> None:
     driver.report(exited(2), node="node-1")
     driver.report(layouts=[TWO])
     incident = only(driver)
-    assert incident.is_open and incident.waits_for == ((2, 2),)
+    assert incident.is_open and incident.unresolved_ranks == ((2, 2),)
     (note,) = incident.actions
     assert note.startswith("generation 2: the survivors 0, 2 and 3 went on by themselves")
     assert note.endswith(", without rank 1; not yet without rank 2")
@@ -84,7 +84,7 @@ def test_it_stays_open_for_those_that_the_layout_still_has() -> None:
     driver.report(*applied(three), layouts=[three])
     incident = only(driver)
     assert not incident.is_open and len(incident.actions) == 2
-    assert {one.ranks: one.closed_unix_s for one in incident.deaths} == {
+    assert {one.ranks: one.closed_unix_s for one in incident.rank_failures} == {
         ((1, 1),): 1100.0,
         ((2, 2),): 1100.0,
     }
@@ -96,7 +96,7 @@ def test_who_dies_while_one_is_over_only_in_part_is_an_incident_of_its_own() -> 
     driver.report(exited(2), node="node-1")
     driver.report(layouts=[TWO])
     driver.report(exited(3), node="node-1")
-    assert [i.waits_for for i in driver.job.open_incidents] == [((2, 2),), ((3, 3),)]
+    assert [i.unresolved_ranks for i in driver.job.open_incidents] == [((2, 2),), ((3, 3),)]
     three = shrink(TWO, dead=[2, 3], generation=3, floor=FLOOR)
     driver.report(*applied(three), layouts=[three])
     assert not driver.job.open_incidents
@@ -108,20 +108,20 @@ def test_after_a_restart_it_goes_on_where_it_was() -> None:
     driver.start_again()
     driver.attach_again(FIRST)
     driver.report(exited(3), node="node-1")
-    assert only(driver).waits_for == ((1, 1), (3, 3))
+    assert only(driver).unresolved_ranks == ((1, 1), (3, 3))
 
 
 def test_one_that_was_stored_with_its_finding_only_is_about_that_rank() -> None:
     driver = started()
     driver.report(exited(1), *applied(TWO, ranks=[0, 2, 3]))
-    older = replace(only(driver), deaths=(), nodes=())
+    older = replace(only(driver), rank_failures=(), nodes=())
     known = replace(driver.job, incidents=(older,))
     driver.state = replace(driver.state, jobs={JOB: known})
-    assert older.waits_for == ((1, 1),)
+    assert older.unresolved_ranks == ((1, 1),)
     driver.report(layouts=[TWO])
     incident = only(driver)
-    assert not incident.is_open and failed_ranks(incident.deaths) == ((1, 1),)
-    assert incident.deaths[0].reason == "its process ended by signal 9"
+    assert not incident.is_open and failed_ranks(incident.rank_failures) == ((1, 1),)
+    assert incident.rank_failures[0].reason == "its process ended by signal 9"
 
 
 def test_a_job_that_is_started_anew_waits_for_none_of_its_dead() -> None:
@@ -129,7 +129,9 @@ def test_a_job_that_is_started_anew_waits_for_none_of_its_dead() -> None:
     driver.report(exited(1), exited(0))
     driver.report(run_id=7)
     incident = only(driver)
-    assert incident.waits_for == () and not any(one.is_open for one in incident.deaths)
+    assert incident.unresolved_ranks == () and not any(
+        one.is_open for one in incident.rank_failures
+    )
     assert incident.actions == ("the job was started anew",)
 
 
@@ -141,7 +143,7 @@ def test_a_job_of_8192_ranks_that_is_killed_is_one_incident_of_a_few_lines() -> 
         state, more = killed(state, (node * 389) % (num_ranks // PER_NODE))
         said += last_of_each(more)
     (incident,) = state.jobs[JOB].incidents
-    (deaths,) = incident.deaths
+    (deaths,) = incident.rank_failures
     assert deaths.ranks == ((0, num_ranks - 1),) and len(incident.nodes) == num_ranks // PER_NODE
     assert incident.finding.reason == ("ranks 0-8191 are dead: their processes ended by signal 15")
     assert sum(isinstance(one, Say) for one in said) == 1, "what follows is told in parts"
@@ -178,7 +180,10 @@ def test_the_last_of_a_job_that_ends_is_in_the_log() -> None:
         },
     )
     driver.tick()
-    assert driver.job.coverage.watch is Watch.ENDED and not driver.job.notices.has_unsent_deaths
+    assert (
+        driver.job.coverage.state is CoverageState.ENDED
+        and not driver.job.notices.has_unsent_deaths
+    )
     assert "by now ranks 0-3 are dead" in driver.texts
 
 
@@ -186,7 +191,7 @@ def test_one_that_was_stored_with_its_finding_only_and_is_over_takes_in_nobody()
     driver = started()
     driver.report(exited(1))
     driver.report(*applied(TWO), layouts=[TWO])
-    older = replace(only(driver), deaths=(), nodes=())
+    older = replace(only(driver), rank_failures=(), nodes=())
     driver.state = replace(driver.state, jobs={JOB: replace(driver.job, incidents=(older,))})
     driver.report(exited(3), node="node-1")
-    assert [i.waits_for for i in driver.job.incidents] == [(), ((3, 3),)]
+    assert [i.unresolved_ranks for i in driver.job.incidents] == [(), ((3, 3),)]

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from pacekeeper.core.incidents.findings import Watch
+from pacekeeper.core.incidents.findings import CoverageState
 from pacekeeper.core.telemetry.records import Record, StepRecord
 from support.machine_driver import QUICK, WARM, Driver, attachment, started, step
 
@@ -31,7 +31,7 @@ def run(
 def trained() -> Driver:
     driver = started(QUICK)
     run(driver, 0, LAST + 1)
-    assert (driver.job.coverage.watch, driver.job.progress.step) == (Watch.HEALTHY, LAST)
+    assert (driver.job.coverage.state, driver.job.progress.step) == (CoverageState.HEALTHY, LAST)
     return driver
 
 
@@ -40,7 +40,7 @@ def test_ranks_that_go_back_are_judged_from_there_on() -> None:
     run(driver, 5, 6)
     assert f"went back: its ranks have ended step {LAST} and now end step 5" in driver.texts
     run(driver, 6, 9)
-    assert (driver.job.coverage.watch, driver.job.progress.step) == (Watch.HEALTHY, 8)
+    assert (driver.job.coverage.state, driver.job.progress.step) == (CoverageState.HEALTHY, 8)
 
 
 def test_a_new_run_with_the_same_pids_and_no_number_is_watched() -> None:

@@ -8,7 +8,7 @@ from pacekeeper.controller.mitigation import migration_costs, verification
 from pacekeeper.controller.mitigation.migration_costs import MoveCosts, costs_of
 from pacekeeper.controller.policy.inputs import snapshot_of
 from pacekeeper.controller.state.events import SaveDecision, SaveIncident
-from pacekeeper.controller.state.job_parts import Move
+from pacekeeper.controller.state.job_parts import MeasuredMove
 from pacekeeper.controller.state.plan_phase import Forecast, InForce, Judged, Rollback, Verdict
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
@@ -181,7 +181,7 @@ def test_a_move_takes_as_long_as_its_slowest_rank_and_is_counted_once() -> None:
     ]
     taken = migration_costs.record_moves(migration_costs.record_moves(job, records), records[:1])
     assert taken.plan.moves == {
-        2: Move(ranks=frozenset({0, 3}), duration_s=0.5, total_bytes=40, busiest_bytes=30)
+        2: MeasuredMove(ranks=frozenset({0, 3}), duration_s=0.5, total_bytes=40, busiest_bytes=30)
     }
     assert (
         migration_costs.record_moves(job, [*records, records[0]]).plan.moves == taken.plan.moves
@@ -195,12 +195,15 @@ def test_a_move_takes_as_long_as_its_slowest_rank_and_is_counted_once() -> None:
 
 def test_costs_are_as_measured_and_as_set_until_then() -> None:
     config = PolicyConfig(plan_s=0.1, move_s_per_byte=1e-3)
-    still, one = Move(duration_s=0.4), Move(duration_s=2.4, total_bytes=100, busiest_bytes=25)
+    still, one = (
+        MeasuredMove(duration_s=0.4),
+        MeasuredMove(duration_s=2.4, total_bytes=100, busiest_bytes=25),
+    )
     assert costs_of([], config) == MoveCosts(
         pause_s=0.1, total_s_per_byte=1e-3, busiest_s_per_byte=1e-3
     )
     assert costs_of([still], config).pause_s == 0.4
-    longer = Move(duration_s=0.9)  # moves of nothing say nothing of bytes
+    longer = MeasuredMove(duration_s=0.9)  # moves of nothing say nothing of bytes
     measured = costs_of([still, one, longer, still], config)
     assert measured.total_s_per_byte == pytest.approx(0.02)
     assert measured.busiest_s_per_byte == pytest.approx(0.08)

@@ -14,11 +14,11 @@ from pacekeeper.controller.state.job_parts import Saves
 from pacekeeper.controller.state.state import JobState, NodeState, RankState, RankStatus, State
 from pacekeeper.core.incidents.findings import (
     Blindness,
+    CoverageState,
     Finding,
     FindingKind,
     Incident,
     Tier,
-    Watch,
 )
 from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.telemetry.attachment import Attachment
@@ -45,7 +45,7 @@ def incident(kind: FindingKind = FindingKind.DEVICE, rank: int | None = 3) -> In
 
 
 def job(**values: object) -> JobState:
-    known = {"ranks": {3: RANK}, "blind": None, "watch": Watch.HEALTHY, **values}
+    known = {"ranks": {3: RANK}, "blind": None, "state": CoverageState.HEALTHY, **values}
     return job_with("j", **known)
 
 
@@ -119,7 +119,7 @@ def deaths(*died: tuple[int, float | None]) -> State:
         RankFailures(ranks=((rank, rank),), reason="why", step=1, unix_s=0.0, closed_unix_s=over_s)
         for rank, over_s in died
     )
-    return of(job(incidents=(replace(incident(FindingKind.DEATH), deaths=known),)))
+    return of(job(incidents=(replace(incident(FindingKind.DEATH), rank_failures=known),)))
 
 
 def test_deaths_are_told_once_for_all_ranks_and_again_where_it_is_about_others() -> None:
@@ -152,11 +152,13 @@ MISSED = Outcome(rank=0, slowdown=1.5, is_found=False, num_steps=10, step=9)
         (of(job(incidents=(incident(FindingKind.HOST, None),))), ["PacekeeperJobSlow"]),
         (of(job(incidents=(incident(FindingKind.DEATH),))), ["PacekeeperRecoveryStalled"]),
         (
-            of(job(incidents=(incident(FindingKind.DEATH),), watch=Watch.ENDED)),
+            of(job(incidents=(incident(FindingKind.DEATH),), state=CoverageState.ENDED)),
             ["PacekeeperJobDied"],
         ),
         (
-            of(job(ranks={3: replace(RANK, status=RankStatus.FINISHED)}, watch=Watch.ENDED)),
+            of(
+                job(ranks={3: replace(RANK, status=RankStatus.FINISHED)}, state=CoverageState.ENDED)
+            ),
             [],
         ),
         (of(job(incidents=(incident(FindingKind.EXPERT_IMBALANCE, None),))), []),

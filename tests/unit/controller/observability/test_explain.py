@@ -15,7 +15,7 @@ from pacekeeper.controller.observability.explain import (
     slowdown_interval,
 )
 from pacekeeper.controller.observability.timeline import IncidentRow, IncidentTimeline
-from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
@@ -115,5 +115,5 @@ def test_the_interval_holds_the_median_in_nineteen_of_twenty_cases(count: int) -
 @pytest.mark.parametrize("number", [7, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 def test_a_number_that_no_incident_has_is_none_however_large(number: int, tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store.sqlite")
-    assert History(store=store).explain(State(), number) is None
+    assert TimelineWriter(store=store).explain(State(), number) is None
     store.close()

@@ -30,13 +30,13 @@ from pacekeeper.controller.state.state import (
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.incidents.findings import (
     Blindness,
+    CoverageState,
     Decision,
     Finding,
     FindingKind,
     Incident,
     MitigationLevel,
     Tier,
-    Watch,
 )
 from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.telemetry.attachment import Attachment
@@ -78,7 +78,7 @@ def test_a_state_becomes_gauges() -> None:
         incidents=(incident(1), replace(incident(2), closed_unix_s=1.0)),
         progress=StepProgress(step=9, tokens_per_s=5000.0),
         layouts=LayoutState(current=first_layout()),
-        coverage=Coverage(watch=Watch.DEGRADED),
+        coverage=Coverage(state=CoverageState.DEGRADED),
     )
     metrics = ControllerMetrics()
     metrics.update(State(jobs={"train": job}, nodes=NodeMap(nodes)))
@@ -91,7 +91,11 @@ def test_a_state_becomes_gauges() -> None:
     assert value(metrics, "job_generation", job_name="train") == 1
     assert value(metrics, "job_info", job_name="train", watch="degraded") == 1
     metrics.update(
-        State(jobs={"train": replace(job, coverage=replace(job.coverage, watch=Watch.HEALTHY))})
+        State(
+            jobs={
+                "train": replace(job, coverage=replace(job.coverage, state=CoverageState.HEALTHY))
+            }
+        )
     )
     assert value(metrics, "job_info", job_name="train", watch="degraded") is None
     assert value(metrics, "job_info", job_name="train", watch="healthy") == 1
@@ -215,13 +219,13 @@ def test_deaths_are_counted_until_the_job_goes_on_without_them() -> None:
     finding = replace(incident(1).finding, kind=FindingKind.DEATH, slowdown=float("inf"))
     first = RankFailures(ranks=((0, 0),), reason="r", step=1, unix_s=1.0)
     died = (first, replace(first, ranks=((1, 7),)))
-    one = replace(incident(1), finding=finding, deaths=died)
+    one = replace(incident(1), finding=finding, rank_failures=died)
     metrics = ControllerMetrics()
     job = replace(job_of([1.0] * 8), incidents=(one,))
     where = {"job_name": "train", "incident": "1", "kind": "death", "node": "a", "UUID": ""}
     metrics.update(State(jobs={"train": job}))
     assert value(metrics, "incident_dead_ranks", rank="0", **where) == 8
-    gone = replace(one, deaths=(replace(first, closed_unix_s=2.0), died[1]))
+    gone = replace(one, rank_failures=(replace(first, closed_unix_s=2.0), died[1]))
     metrics.update(State(jobs={"train": replace(job, incidents=(gone,))}))
     assert value(metrics, "incident_dead_ranks", rank="0", **where) == 7
 

@@ -7,8 +7,8 @@ import pytest
 
 from pacekeeper.controller.observability.timeline import (
     AFTER_STEPS,
-    MOST_INCIDENT_TIMELINES,
-    MOST_JOB_ROWS,
+    MAX_INCIDENT_TIMELINES,
+    MAX_JOB_ROWS,
     MOST_NOTES,
     MOST_PLANS,
     MOST_ROWS,
@@ -126,7 +126,7 @@ def test_rows_are_bounded_and_speak_of_every_step_once() -> None:
         recorder.on_step(summary(step, slow=1.6), float(step))
     for rows, most in (
         (recorder.incident_timelines[7].rows, MOST_ROWS),
-        (recorder.job_timeline("moe"), MOST_JOB_ROWS),
+        (recorder.job_timeline("moe"), MAX_JOB_ROWS),
     ):
         assert len(rows) == most
         assert sum(row.num_steps for row in rows) == 5000
@@ -136,13 +136,13 @@ def test_rows_are_bounded_and_speak_of_every_step_once() -> None:
     assert [row.num_steps for row in timeline.rows[:20]] == [1] * 20, "the onset stays as it was"
     assert timeline.rows[-1].observed_s == pytest.approx(0.16)
     assert (
-        max(row.num_steps for row in recorder.job_timeline("moe")) <= 16 < 5000 / MOST_JOB_ROWS * 2
+        max(row.num_steps for row in recorder.job_timeline("moe")) <= 16 < 5000 / MAX_JOB_ROWS * 2
     )
 
 
 def test_two_layouts_are_merged_last() -> None:
     recorder = TimelineRecorder()
-    for step in range(3 * MOST_JOB_ROWS):
+    for step in range(3 * MAX_JOB_ROWS):
         recorder.on_step(summary(step, generation=1 + step // 700), float(step))
     cuts = {row.step for row in recorder.job_timeline("moe") if row.step in (700, 1400)}
     assert cuts == {700, 1400}
@@ -207,7 +207,8 @@ def test_what_was_stored_before_a_restart_goes_on() -> None:
     timeline = decode_incident_timeline(encode_incident_timeline(before.incident_timelines[7]))
     job_timeline = decode_job_timeline(encode_job_timeline(before.job_timeline("moe")))
     after = TimelineRecorder(
-        past_timeline=lambda number: timeline, past_job_timeline=lambda job: job_timeline
+        stored_incident_timeline=lambda number: timeline,
+        stored_job_timeline=lambda job: job_timeline,
     )
     after.on_step(summary(13, slow=1.6), 13.0)
     after.on_incident(incident(actions=("plan",)), 14.0)
@@ -229,7 +230,7 @@ def test_jobs_that_are_over_are_let_go_once_they_are_stored() -> None:
 def test_an_incident_that_is_open_at_a_start_goes_on_with_the_next_step() -> None:
     before = found()
     kept = {7: before.incident_timelines[7]}
-    after = TimelineRecorder(past_timeline=kept.get)
+    after = TimelineRecorder(stored_incident_timeline=kept.get)
     after.go_on([incident(), replace(incident(), incident_id=8)])
     assert set(after.incident_timelines) == {7}, "nothing was kept of the other one"
     assert not after.changed
@@ -240,10 +241,10 @@ def test_an_incident_that_is_open_at_a_start_goes_on_with_the_next_step() -> Non
 
 def test_what_strikes_many_ranks_at_once_is_told_of_some() -> None:
     recorder = found()
-    for number in range(1000, 1000 + 2 * MOST_INCIDENT_TIMELINES):
+    for number in range(1000, 1000 + 2 * MAX_INCIDENT_TIMELINES):
         recorder.on_incident(replace(incident(), incident_id=number), 20.0)
     recorder.on_incident(replace(incident(), incident_id=9000, job="other"), 20.0)
-    assert len(recorder.incident_timelines) == MOST_INCIDENT_TIMELINES + 1
+    assert len(recorder.incident_timelines) == MAX_INCIDENT_TIMELINES + 1
     assert {7, 9000} <= recorder.incident_timelines.keys()
 
 
@@ -279,7 +280,7 @@ def test_what_is_damaged_is_refused(data: bytes) -> None:
 
 
 def test_a_pace_is_no_course() -> None:
-    with pytest.raises(ValueError, match="no course"):
+    with pytest.raises(ValueError, match="incident"):
         decode_incident_timeline(encode_job_timeline([]))
 
 

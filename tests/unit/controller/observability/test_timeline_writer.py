@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.observability.timeline_writer import MOST_AT_ONCE, History
+from pacekeeper.controller.observability.timeline_writer import MOST_AT_ONCE, TimelineWriter
 from pacekeeper.controller.state.events import SaveIncident, StepSummary
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.controller.storage.store import Store
@@ -51,7 +51,7 @@ def incident(number: int) -> Incident:
 
 
 def test_no_job_waits_for_ever_while_others_go_on(store: Store) -> None:
-    history = History(store=store)
+    history = TimelineWriter(store=store)
     for step in range(2):
         for name in NAMES:
             history.on_command(summary(step, name))
@@ -60,7 +60,7 @@ def test_no_job_waits_for_ever_while_others_go_on(store: Store) -> None:
 
 
 def test_at_a_clean_end_all_of_it_is_written(store: Store) -> None:
-    history = History(store=store)
+    history = TimelineWriter(store=store)
     for name in NAMES:
         history.on_command(summary(0, name))
     for number in range(1, MOST_AT_ONCE + 8):
@@ -73,7 +73,7 @@ def test_at_a_clean_end_all_of_it_is_written(store: Store) -> None:
 
 
 def test_a_store_that_refuses_ends_the_end(store: Store, tmp_path: Path) -> None:
-    history = History(store=store)
+    history = TimelineWriter(store=store)
     history.on_command(summary(0))
     store.journal.execute("DROP TABLE paces")
     history.close()
@@ -81,11 +81,11 @@ def test_a_store_that_refuses_ends_the_end(store: Store, tmp_path: Path) -> None
 
 
 def test_an_open_incident_goes_on_after_a_start(store: Store) -> None:
-    before = History(store=store)
+    before = TimelineWriter(store=store)
     before.on_command(summary(0))
     before.on_command(SaveIncident(incident=incident(7)))
     before.close()
-    after = History(store=store)
+    after = TimelineWriter(store=store)
     state = State(jobs={"moe": JobState(name="moe", incidents=(incident(7),))})
     after.on_tick(state)
     after.on_command(summary(1))
@@ -98,10 +98,10 @@ def test_what_can_not_be_read_was_never_kept(
 ) -> None:
     store.journal.execute("DROP TABLE courses")
     store.journal.execute("DROP TABLE paces")
-    history = History(store=store)
+    history = TimelineWriter(store=store)
     history.on_command(summary(0))
     assert [row.step for row in history.job_timeline("moe")] == [0]
     state = State(jobs={"moe": JobState(name="moe", incidents=(incident(7),))})
     told = history.explain(state, 7)
     assert told is not None and not told.rows
-    assert "can not be read" in caplog.text
+    assert "incident 7" in caplog.text

@@ -8,7 +8,7 @@ import pytest
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.partition_inputs import as_partition
 from pacekeeper.controller.policy.pricing import Pricing
-from pacekeeper.controller.state.job_parts import Move
+from pacekeeper.controller.state.job_parts import MeasuredMove
 from pacekeeper.controller.state.plan_phase import Forecast, Judged, RankRejection, Verdict
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
@@ -179,7 +179,10 @@ def test_a_move_that_does_not_pay_over_the_horizon_is_not_made() -> None:
 
 
 def test_measured_moves_say_what_the_next_one_costs() -> None:
-    moves = {3: Move(duration_s=0.5), 4: Move(duration_s=2.5, total_bytes=400, busiest_bytes=100)}
+    moves = {
+        3: MeasuredMove(duration_s=0.5),
+        4: MeasuredMove(duration_s=2.5, total_bytes=400, busiest_bytes=100),
+    }
     decision = decide(replace(SLOW, moves=moves), CONFIG)
     assert decision.level is MitigationLevel.BATCH_SHARES  # a byte takes 20 ms
     assert decision.cost_s == 0.5

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from pacekeeper.cli.admin.backup import command
 from pacekeeper.controller.api.status_service import StatusService
-from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.state import JobRecord
 from pacekeeper.controller.storage.restore import restored
 from pacekeeper.controller.storage.sqlite_file import DamagedError
@@ -161,7 +161,7 @@ def test_who_asks_for_what_is_damaged_is_told_so_and_others_are_answered(path: P
     jobs, incidents, next_id = store.load()
     state = restored(jobs, incidents, next_incident_id=next_id, unix_offset_s=0.0)
     status = StatusService(
-        state=lambda: state, past_layout=store.layout, history=History(store=store)
+        state=lambda: state, past_layout=store.layout, history=TimelineWriter(store=store)
     )
 
     def explained(number: int) -> Any:

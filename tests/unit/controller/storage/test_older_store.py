@@ -54,7 +54,9 @@ def test_its_incidents_are_read(opened: tuple[Store, State]) -> None:
     death = opened[0].incident(2)
     assert death is not None and death.finding.kind is FindingKind.DEATH
     assert (death.closed_step, death.nodes) == (34, ("node-0",))
-    assert [(one.ranks, one.step, one.closed_step) for one in death.deaths] == [(((1, 1),), 34, 34)]
+    assert [(one.ranks, one.step, one.closed_step) for one in death.rank_failures] == [
+        (((1, 1),), 34, 34)
+    ]
 
 
 def test_its_proposal_still_waits(opened: tuple[Store, State]) -> None:

@@ -22,7 +22,7 @@ INCIDENT = Incident(
         reason="why",
     ),
     opened_unix_s=9.0,
-    deaths=(
+    rank_failures=(
         RankFailures(ranks=((0, 2), (4, 9)), reason="r", step=1, unix_s=9.0),
         RankFailures(
             ranks=((3, 3),), reason="q", step=1, unix_s=9, closed_unix_s=10.0, closed_step=2

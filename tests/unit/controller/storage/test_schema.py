@@ -99,7 +99,7 @@ def test_an_older_store_keeps_all_it_had_and_becomes_like_a_new_one(
     (job,), (lasting, incident), next_id = store.load()
     assert (job.name, job.step, job.layout, job.run_id) == ("moe", 70, LAYOUT, 5)
     assert (incident.incident_id, incident.finding.cause, next_id) == (7, "heat", 8)
-    assert (incident.deaths, incident.nodes) == ((), ())
+    assert (incident.rank_failures, incident.nodes) == ((), ())
     assert (incident.is_persistent, lasting.is_persistent) == (False, True)
     assert incident.finding.normal_signals == incident.finding.missing_signals == ()
     assert lasting.finding.cause == "nothing seen: no thread times"

@@ -129,7 +129,7 @@ def killed(seen: Scene) -> None:
     )
     finding = replace(incident(7).finding, kind=FindingKind.DEATH, rank=5, reason="words")
     nodes = ("gpu-000", "gpu-001")
-    one = replace(incident(7, is_open=True), finding=finding, deaths=died, nodes=nodes)
+    one = replace(incident(7, is_open=True), finding=finding, rank_failures=died, nodes=nodes)
     known = replace(seen.state.jobs["pretrain-moe"], incidents=(one,))
     seen.state = replace(seen.state, jobs={**seen.state.jobs, known.name: known})
 
