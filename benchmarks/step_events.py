@@ -21,7 +21,7 @@ from pacekeeper.core.layout.pipeline_schedule import (
     ChunkKind,
     ChunkOp,
     Schedule,
-    input_of,
+    input_stage,
     pipeline_program,
 )
 
@@ -83,9 +83,9 @@ class _Step:
         for op in program.stages[stage]:
             if not isinstance(op, ChunkOp):
                 continue
-            source = input_of(op, stage, num_stages=num_stages, num_model_chunks=1)
-            if source is not None and source[0] != stage:
-                yield Receive((at, *source))
+            source = input_stage(op.kind, stage, num_stages=num_stages)
+            if source is not None:
+                yield Receive((at, source, op))
             yield from self._chunk(at, stage, op)
             target = stage + (1 if op.kind is ChunkKind.FORWARD else -1)
             if op.kind is not ChunkKind.WEIGHT_GRADIENT and 0 <= target < num_stages:

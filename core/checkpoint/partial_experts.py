@@ -89,15 +89,6 @@ def least_loss(weights: Sequence[float], num_saved: float) -> float:
     return expected_loss(weights, save_frequencies(weights, num_saved))
 
 
-def round_robin_ratio(weights: Sequence[float], num_saved: float) -> float:
-    """Loss of round-robin / least loss, 1.0 or more; 1.0 where neither loses anything."""
-    least = least_loss(weights, num_saved)
-    turns = expected_loss(weights, [num_saved / len(weights)] * len(weights))
-    if turns == 0.0:
-        return 1.0
-    return turns / least if least > 0.0 else inf
-
-
 def save_priority(risk: float, unsaved_tokens: float, age: int) -> float:
     """The priority of saving an expert: the highest are saved first.
 

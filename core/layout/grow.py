@@ -20,6 +20,7 @@ def grow(
     newcomers: Collection[int],
     generation: int,
     floor: ReplicationFloor | None = None,
+    lost: Collection[tuple[int, int]] = (),
 ) -> Layout:
     """Add `newcomers`, which hold no state yet, to `layout`.
 
@@ -35,21 +36,12 @@ def grow(
         newcomers: the new ranks, at least one, none of them in `layout`.
         generation: the number of the new layout.
         floor: the replication every expert gets; default: `ReplicationFloor()`.
+        lost: (layer, expert) pairs of which existing ranks may take replicas, too.
 
     Raises:
         ValueError: there is no new rank, or one is already in `layout`.
     """
-    return _grown(layout, newcomers, generation, floor or ReplicationFloor(), frozenset())
-
-
-def _grown(
-    layout: Layout,
-    newcomers: Collection[int],
-    generation: int,
-    floor: ReplicationFloor,
-    lost: Collection[tuple[int, int]],
-) -> Layout:
-    """As `grow`; existing ranks may also take replicas of the (layer, expert) pairs in `lost`."""
+    floor = floor or ReplicationFloor()
     fresh = tuple(sorted(set(newcomers)))
     if not fresh or set(fresh) & set(layout.ranks):
         raise ValueError(f"ranks {list(fresh)} cannot join those of {list(layout.ranks)}")
@@ -125,7 +117,7 @@ def resize(
         for expert, replicas in enumerate(experts)
         if any(replica.rank in gone for replica in replicas)
     ]
-    return _grown(left, fresh, generation, floor, lost)
+    return grow(left, newcomers=fresh, generation=generation, floor=floor, lost=lost)
 
 
 def _order(layer: int, num_experts: int) -> list[int]:

@@ -21,7 +21,7 @@ class Schedule(StrEnum):
     """The order of chunks on a stage."""
 
     ONE_F_ONE_B = "1f1b"
-    INTERLEAVED = "interleaved"  # 1F1B, each stage holds several model chunks
+    INTERLEAVED = "interleaved"  # 1F1B, several model chunks per stage: reported, never run here
     ZERO_BUBBLE = "zero_bubble"  # ZB-H1: weight gradients fill the bubbles, memory as 1F1B
 
 
@@ -46,11 +46,10 @@ class ChunkKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkOp:
-    """One chunk to compute. Model chunk c of stage s comes at c * num_stages + s in the model."""
+    """One chunk to compute: a part of the work of a stage on a micro-batch."""
 
     kind: ChunkKind
     micro_batch: int
-    model_chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,7 @@ class Exchange:
     """Messages of one stage that are posted together, each identified by a chunk of this stage.
 
     `sends`: chunks whose output is sent; `receives`: chunks whose input is received. Forward
-    outputs go to the next stage, gradients to the previous one, around the ring between model
-    chunks.
+    outputs go to the next stage, gradients to the previous one.
     """
 
     sends: tuple[ChunkOp, ...]
@@ -75,7 +73,6 @@ class Program:
 
     schedule: Schedule
     num_microbatches: int
-    num_model_chunks: int
     stages: tuple[StageProgram, ...]
 
     @property
@@ -83,97 +80,69 @@ class Program:
         return len(self.stages)
 
 
-def pipeline_program(
-    schedule: Schedule, *, num_stages: int, num_microbatches: int, num_model_chunks: int = 1
-) -> Program:
+def pipeline_program(schedule: Schedule, *, num_stages: int, num_microbatches: int) -> Program:
     """The step program of a schedule.
 
     Args:
-        schedule: the order of chunks.
+        schedule: the order of chunks, not `INTERLEAVED`.
         num_stages: pipeline stages, at least 1.
         num_microbatches: micro-batches of a step, at least 1; may be fewer than stages.
-        num_model_chunks: chunks of the model per stage: 2 or more for `INTERLEAVED`, else 1.
 
     Raises:
-        ValueError: a count is below 1, or the schedule does not run so many model chunks.
+        ValueError: a count is below 1, or there is no program of this schedule.
     """
-    for name, count in (
-        ("num_stages", num_stages),
-        ("num_microbatches", num_microbatches),
-        ("num_model_chunks", num_model_chunks),
-    ):
+    for name, count in (("num_stages", num_stages), ("num_microbatches", num_microbatches)):
         if count < 1:
             raise ValueError(f"{name}: expected at least 1, got {count}")
-    if (schedule is Schedule.INTERLEAVED) != (num_model_chunks > 1):
-        raise ValueError(f"{schedule} does not run {num_model_chunks} model chunks per stage")
     orders = []
     for stage in range(num_stages):
         match schedule:
             case Schedule.ONE_F_ONE_B:
                 order = _one_f_one_b(stage, num_stages, num_microbatches)
-            case Schedule.INTERLEAVED:
-                order = _interleaved(stage, num_stages, num_microbatches, num_model_chunks)
             case Schedule.ZERO_BUBBLE:
                 order = _zero_bubble(stage, num_stages, num_microbatches)
+            case Schedule.INTERLEAVED:
+                raise ValueError(f"{schedule}: stages with several model chunks are not run")
         orders.append(order)
     return Program(
-        schedule=schedule,
-        num_microbatches=num_microbatches,
-        num_model_chunks=num_model_chunks,
-        stages=_with_exchanges(orders, num_model_chunks),
+        schedule=schedule, num_microbatches=num_microbatches, stages=_with_exchanges(orders)
     )
 
 
-def input_of(
-    op: ChunkOp, stage: int, *, num_stages: int, num_model_chunks: int
-) -> tuple[int, ChunkOp] | None:
-    """The stage and chunk whose output is the input of `op`; None if the input is local.
+def input_stage(kind: ChunkKind, stage: int, *, num_stages: int) -> int | None:
+    """The stage whose output of the same chunk is the input; None if the input is local.
 
-    The last model chunk's backward follows its own forward, a weight gradient its own backward.
+    The last stage's backward follows its own forward, a weight gradient its own backward.
     """
-    match op.kind:
+    match kind:
         case ChunkKind.FORWARD if stage > 0:
-            return stage - 1, op
-        case ChunkKind.FORWARD if op.model_chunk > 0:
-            return num_stages - 1, ChunkOp(op.kind, op.micro_batch, op.model_chunk - 1)
+            return stage - 1
         case ChunkKind.BACKWARD if stage < num_stages - 1:
-            return stage + 1, op
-        case ChunkKind.BACKWARD if op.model_chunk < num_model_chunks - 1:
-            return 0, ChunkOp(op.kind, op.micro_batch, op.model_chunk + 1)
+            return stage + 1
+        case _:
+            return None
+
+
+def output_stage(kind: ChunkKind, stage: int, *, num_stages: int) -> int | None:
+    """The stage whose input of the same chunk is the output; None if no message carries it."""
+    match kind:
+        case ChunkKind.FORWARD if stage < num_stages - 1:
+            return stage + 1
+        case ChunkKind.BACKWARD if stage > 0:
+            return stage - 1
         case _:
             return None
 
 
 def _one_f_one_b(stage: int, num_stages: int, num_microbatches: int) -> list[ChunkOp]:
     """Narayanan et al. 2021 (PipeDream-flush): warm up, then one forward for each backward."""
-    everyone = range(num_microbatches)
-    return _alternating(
-        [ChunkOp(ChunkKind.FORWARD, i) for i in everyone],
-        [ChunkOp(ChunkKind.BACKWARD, i) for i in everyone],
-        warm_up=num_stages - stage - 1,
-    )
-
-
-def _interleaved(
-    stage: int, num_stages: int, num_microbatches: int, num_chunks: int
-) -> list[ChunkOp]:
-    """Narayanan et al. 2021 (Megatron-LM), 2.2: groups of num_stages micro-batches per chunk.
-
-    It needs full groups: the order is made for the next multiple of num_stages, then what does not
-    exist is left out. What is left of an order that progresses progresses.
-    """
-    turns = [
-        (first + i, chunk)
-        for first in range(0, num_microbatches, num_stages)
-        for chunk in range(num_chunks)
-        for i in range(num_stages)
-    ]
-    order = _alternating(
-        [ChunkOp(ChunkKind.FORWARD, i, chunk) for i, chunk in turns],
-        [ChunkOp(ChunkKind.BACKWARD, i, num_chunks - 1 - chunk) for i, chunk in turns],
-        warm_up=2 * (num_stages - stage - 1) + (num_chunks - 1) * num_stages,
-    )
-    return [op for op in order if op.micro_batch < num_microbatches]
+    forwards = [ChunkOp(ChunkKind.FORWARD, i) for i in range(num_microbatches)]
+    backwards = [ChunkOp(ChunkKind.BACKWARD, i) for i in range(num_microbatches)]
+    warm_up = num_stages - stage - 1
+    order = forwards[:warm_up]
+    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
+        order += (forward, backward)
+    return order + backwards[len(forwards[warm_up:]) :]
 
 
 def _zero_bubble(stage: int, num_stages: int, num_microbatches: int) -> list[ChunkOp]:
@@ -192,29 +161,14 @@ def _zero_bubble(stage: int, num_stages: int, num_microbatches: int) -> list[Chu
     return order + [ChunkOp(ChunkKind.WEIGHT_GRADIENT, i) for i in left]
 
 
-def _alternating(
-    forwards: Sequence[ChunkOp], backwards: Sequence[ChunkOp], *, warm_up: int
-) -> list[ChunkOp]:
-    order = list(forwards[:warm_up])
-    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
-        order += (forward, backward)
-    return order + list(backwards[len(forwards[warm_up:]) :])
-
-
-def _with_exchanges(
-    orders: Sequence[Sequence[ChunkOp]], num_model_chunks: int
-) -> tuple[StageProgram, ...]:
+def _with_exchanges(orders: Sequence[Sequence[ChunkOp]]) -> tuple[StageProgram, ...]:
     """Chunks and exchanges of every stage. Chunks are numbered: large programs are repetition."""
     num_stages = len(orders)
     number = {op: i for i, op in enumerate(dict.fromkeys(chain.from_iterable(orders)))}
     ops = list(number)
     coded = [[number[op] for op in order] for order in orders]
-    where = {"num_stages": num_stages, "num_model_chunks": num_model_chunks}
     sources = [
-        [
-            (source[0], number[source[1]]) if (source := input_of(op, stage, **where)) else None
-            for op in ops
-        ]
+        [input_stage(op.kind, stage, num_stages=num_stages) for op in ops]
         for stage in range(num_stages)
     ]
     starts = _dry_run(coded, sources)
@@ -223,12 +177,11 @@ def _with_exchanges(
     receives = [[nothing] * (len(order) + 1) for order in orders]
     for stage, codes in enumerate(coded):
         for gap, code in enumerate(codes):
-            came_from = sources[stage][code]
-            if came_from is not None and came_from[0] != stage:
-                other, produced = came_from
+            other = sources[stage][code]
+            if other is not None:
                 sender_gap = bisect_left(starts[other], starts[stage][gap])
                 receives[stage][gap] = (ops[code],)
-                sends[other][sender_gap] += (ops[produced],)
+                sends[other][sender_gap] += (ops[code],)
     programs = []
     for stage, codes in enumerate(coded):
         items: list[ChunkOp | Exchange] = []
@@ -242,7 +195,7 @@ def _with_exchanges(
 
 
 def _dry_run(
-    orders: Sequence[Sequence[int]], sources: Sequence[Sequence[tuple[int, int] | None]]
+    orders: Sequence[Sequence[int]], sources: Sequence[Sequence[int | None]]
 ) -> list[list[int]]:
     """When each chunk of each order would start if every chunk took 1 and messages no time.
 
@@ -261,9 +214,9 @@ def _dry_run(
             code = order[len(began)]
             source = sources[stage][code]
             if source is not None:
-                arrived = ends[source[0]][source[1]]
+                arrived = ends[source][code]
                 if not arrived:
-                    waiting[source] = stage
+                    waiting[source, code] = stage
                     break
                 free = max(free, arrived)
             began.append(free)
@@ -280,22 +233,18 @@ LETTERS = {ChunkKind.FORWARD: "F", ChunkKind.BACKWARD: "B", ChunkKind.WEIGHT_GRA
 
 def format_program(program: Program) -> tuple[str, ...]:
     """The program as text: one line per stage, in the order of execution."""
-    return tuple(
-        " ".join(_item(item, program.num_model_chunks) for item in stage)
-        for stage in program.stages
-    )
+    return tuple(" ".join(map(_item, stage)) for stage in program.stages)
 
 
-def _item(item: ChunkOp | Exchange, num_model_chunks: int) -> str:
+def _item(item: ChunkOp | Exchange) -> str:
     match item:
         case ChunkOp():
-            return _chunk(item, num_model_chunks)
+            return _chunk(item)
         case Exchange():
-            sends = [f">{_chunk(op, num_model_chunks)}" for op in item.sends]
-            receives = [f"<{_chunk(op, num_model_chunks)}" for op in item.receives]
+            sends = [f">{_chunk(op)}" for op in item.sends]
+            receives = [f"<{_chunk(op)}" for op in item.receives]
             return f"[{' '.join((*sends, *receives))}]"
 
 
-def _chunk(op: ChunkOp, num_model_chunks: int) -> str:
-    end = f".{op.model_chunk}" if num_model_chunks > 1 else ""
-    return f"{LETTERS[op.kind]}{op.micro_batch}{end}"
+def _chunk(op: ChunkOp) -> str:
+    return f"{LETTERS[op.kind]}{op.micro_batch}"

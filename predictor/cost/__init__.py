@@ -1,5 +1,5 @@
 """Predicts times from workload, layout and speeds.
 
 `features` turns micro-batches into feature tables, `model` fits compute times to healthy steps,
-`forecast` and `pipeline_time` price a step of a layout.
+`forecast` and `longest_path` price a step of a layout.
 """

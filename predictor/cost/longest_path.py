@@ -1,6 +1,8 @@
-"""A step program as a graph whose longest path is the step's time: built once, priced often. Pure.
+"""A step program as a graph whose longest path is the step's time (ResiHP, eq. 2). Pure.
 
-Nodes stand in an order in which each comes after all it waits for; each waits for at most two.
+Built once and priced often, by `controller/planning/partition_cost/step_time.py`. Data edges carry
+messages, resource edges keep each stage's order; an output travels as soon as it is there, and its
+sender goes on.
 """
 
 from collections.abc import Sequence
@@ -8,31 +10,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pacekeeper.core.layout.pipeline_schedule import (
-    ChunkKind,
-    ChunkOp,
-    Exchange,
-    Program,
-    input_of,
-)
-from pacekeeper.predictor.cost.features import Positions
+from pacekeeper.core.layout.pipeline_schedule import ChunkKind, ChunkOp, Program, input_stage
+from pacekeeper.predictor.cost.features import Array, Positions
 
-Message = tuple[int, ChunkOp]  # the stage and the chunk whose output it carries
 NO_COST = 0
+Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PathGraph:
-    """Nodes 0..num_stages-1 are the stages' beginnings; the rest follow in topological order.
+    """The chunks of a program in topological order; node num_stages + i is chunk i.
 
-    Node i begins when `first[i]` has ended and `second[i]` has ended + lag. Costs and lags are
-    positions in one array: 0 stands for nothing, then the chunk seconds, then the message seconds,
-    both flattened from [kinds, stages, micro-batches, model chunks]. `last`: each stage's last
-    node.
+    Nodes 0..num_stages-1 are the stages' beginnings. A chunk begins when node `first[i]` has ended
+    and `second[i]` has ended + lag. Costs and lags are positions in one array: 0 stands for
+    nothing, then the chunk seconds, then the message seconds, both flattened from `shape`: kinds,
+    stages, micro-batches. `last`: each stage's last node.
     """
 
-    program: Program
-    shape: tuple[int, int, int, int]
+    shape: Shape
     first: Sequence[int]
     second: Sequence[int]
     cost_at: Positions
@@ -40,139 +35,73 @@ class PathGraph:
     last: Sequence[int]
 
 
-def path_graph(program: Program, *, is_blocking: bool = False) -> PathGraph:
-    """The graph of one data-parallel rank's program.
+def path_graph(program: Program) -> PathGraph:
+    """The graph of one pipeline's program.
 
-    Not blocking: an output travels as soon as it is there, its sender goes on (data edges and
-    resource edges of ResiHP, eq. 2). Blocking: exchanges are rendezvous, as trainers with batched
-    send and receive run them: a message begins when both ends are there, and both wait for its end.
-    Raises ValueError for a program that can not be run to its end.
+    Raises:
+        ValueError: the program cannot be run to its end.
     """
-    builder = _Builder(program, is_blocking=is_blocking)
-    runnable = list(range(program.num_stages))
+    num_stages = program.num_stages
+    shape = (len(ChunkKind), num_stages, program.num_microbatches)
+    size = int(np.prod(shape))
+    orders = [[item for item in stage if isinstance(item, ChunkOp)] for stage in program.stages]
+    last = list(range(num_stages))
+    first, second, cost_at, lag_at = [], [], [], []
+    node_of: list[dict[ChunkOp, int]] = [{} for _ in orders]
+    waiting: dict[tuple[int, ChunkOp], int] = {}  # for an output: which stage
+    runnable = list(range(num_stages))
     while runnable:
         stage = runnable.pop()
-        while builder.advance(stage, runnable):
-            pass
-    if not builder.is_done():
-        raise ValueError("the program dead-locks")
-    return builder.graph()
+        for op in orders[stage][len(node_of[stage]) :]:
+            before, lag = last[stage], NO_COST
+            source = input_stage(op.kind, stage, num_stages=num_stages)
+            if source is not None:
+                if op not in node_of[source]:
+                    waiting[source, op] = stage
+                    break
+                before, lag = node_of[source][op], 1 + size + _place(op, source, shape)
+            first.append(last[stage])
+            second.append(before)
+            cost_at.append(1 + _place(op, stage, shape))
+            lag_at.append(lag)
+            last[stage] = node_of[stage][op] = num_stages + len(first) - 1
+            if (stage, op) in waiting:
+                runnable.append(waiting.pop((stage, op)))
+    if waiting:
+        raise ValueError("the program deadlocks")
+    return PathGraph(
+        shape=shape,
+        first=first,
+        second=second,
+        cost_at=np.array(cost_at, dtype=np.intp),
+        lag_at=np.array(lag_at, dtype=np.intp),
+        last=last,
+    )
 
 
-class _Builder:
-    """Runs the program without a clock and writes down who waited for whom."""
+def _place(op: ChunkOp, stage: int, shape: Shape) -> int:
+    return (op.kind * shape[1] + stage) * shape[2] + op.micro_batch
 
-    def __init__(self, program: Program, *, is_blocking: bool) -> None:
-        p = program.num_stages
-        self.program = program
-        self.is_blocking = is_blocking
-        self.shape = (len(ChunkKind), p, program.num_microbatches, program.num_model_chunks)
-        self.size = int(np.prod(self.shape))
-        self.first, self.second = list(range(p)), list(range(p))
-        self.costs, self.lags = [NO_COST] * p, [NO_COST] * p
-        self.at = [0] * p
-        self.ready = [(stage, stage) for stage in range(p)]  # what the next item waits for
-        self.done: list[dict[ChunkOp, int]] = [{} for _ in range(p)]
-        self.waiting: dict[Message, int] = {}  # for an output: which stage
-        self.posted: dict[Message, tuple[int, int]] = {}  # one end is there: its stage and node
-        self.carried: dict[Message, int] = {}
 
-    def is_done(self) -> bool:
-        stages = self.program.stages
-        return all(at == len(items) for at, items in zip(self.at, stages, strict=True))
+def stage_ends(graph: PathGraph, *, chunk_s: Array, message_s: Array) -> Array:
+    """[stages] seconds when each has run its last chunk.
 
-    def advance(self, stage: int, runnable: list[int]) -> bool:
-        """Take the stage's next item if what it waits for is known."""
-        items = self.program.stages[stage]
-        if self.at[stage] == len(items):
-            return False
-        item = items[self.at[stage]]
-        if isinstance(item, Exchange):
-            taken = not self.is_blocking or self._exchange(stage, item, runnable)
-        else:
-            taken = self._compute(stage, item, runnable)
-        self.at[stage] += taken
-        return taken
+    Args:
+        graph: of the pipeline's program.
+        chunk_s: seconds of each chunk, of `graph.shape`.
+        message_s: the same for the message that carries a chunk's output.
 
-    def _source(self, op: ChunkOp, stage: int) -> Message | None:
-        return input_of(
-            op,
-            stage,
-            num_stages=self.program.num_stages,
-            num_model_chunks=self.program.num_model_chunks,
-        )
-
-    def _compute(self, stage: int, op: ChunkOp, runnable: list[int]) -> bool:
-        first, second = self.ready[stage]
-        lag = NO_COST
-        source = self._source(op, stage)
-        if source is not None and source[0] != stage and self.is_blocking:
-            if source not in self.carried:
-                raise ValueError(f"stage {stage}: the input of {op} is not received before it")
-        elif source is not None:
-            node = self.done[source[0]].get(source[1])
-            if node is None:
-                self.waiting[source] = stage
-                return False
-            second = node
-            lag = NO_COST if source[0] == stage else self._slot(*source) + self.size
-        node = self._node(first, second, self._slot(stage, op), lag)
-        self.done[stage][op] = node
-        self.ready[stage] = (node, node)
-        if (stage, op) in self.waiting:
-            runnable.append(self.waiting.pop((stage, op)))
-        return True
-
-    def _exchange(self, stage: int, exchange: Exchange, runnable: list[int]) -> bool:
-        """Post all messages; go on when the other end of each has posted too."""
-        messages: list[Message] = [(stage, op) for op in exchange.sends]
-        if any(op not in self.done[stage] for op in exchange.sends):
-            raise ValueError(f"stage {stage} sends what is not computed yet: {exchange.sends}")
-        for op in exchange.receives:
-            source = self._source(op, stage)
-            if source is None:
-                raise ValueError(f"{op} of stage {stage} receives nothing")
-            messages.append(source)
-        here = self._joined(self.ready[stage])
-        self.ready[stage] = (here, here)
-        for message in messages:
-            if message in self.carried:
-                continue
-            there, node = self.posted.setdefault(message, (stage, here))
-            if there != stage:
-                cost = self._slot(*message) + self.size
-                self.carried[message] = self._node(node, here, cost, NO_COST)
-                runnable.append(there)
-        if any(message not in self.carried for message in messages):
-            return False
-        ends = [self.carried[message] for message in messages]
-        while len(ends) > 2:
-            ends[-2:] = [self._joined((ends[-2], ends[-1]))]
-        self.ready[stage] = (ends[0], ends[-1])
-        return True
-
-    def _joined(self, nodes: tuple[int, int]) -> int:
-        return nodes[0] if nodes[0] == nodes[1] else self._node(*nodes, NO_COST, NO_COST)
-
-    def _slot(self, stage: int, op: ChunkOp) -> int:
-        _, stages, micro_batches, chunks = self.shape
-        place = (op.kind * stages + stage) * micro_batches + op.micro_batch
-        return 1 + place * chunks + op.model_chunk
-
-    def _node(self, first: int, second: int, cost_at: int, lag_at: int) -> int:
-        self.first.append(first)
-        self.second.append(second)
-        self.costs.append(cost_at)
-        self.lags.append(lag_at)
-        return len(self.first) - 1
-
-    def graph(self) -> PathGraph:
-        return PathGraph(
-            program=self.program,
-            shape=self.shape,
-            last=[self._joined(nodes) for nodes in self.ready],
-            first=self.first,
-            second=self.second,
-            cost_at=np.array(self.costs, dtype=np.intp),
-            lag_at=np.array(self.lags, dtype=np.intp),
-        )
+    Raises:
+        ValueError: seconds are negative or not finite, or of another shape.
+    """
+    if np.shape(chunk_s) != graph.shape or np.shape(message_s) != graph.shape:
+        raise ValueError(f"expected seconds of shape {graph.shape}")
+    slots = np.concatenate([[0.0], chunk_s.ravel(), message_s.ravel()])
+    if not (np.isfinite(slots) & (slots >= 0.0)).all():
+        raise ValueError("seconds must be finite and not below 0")
+    ends = [0.0] * len(graph.last)
+    costs, lags = slots[graph.cost_at].tolist(), slots[graph.lag_at].tolist()
+    for first, second, lag, cost in zip(graph.first, graph.second, lags, costs, strict=True):
+        one, other = ends[first], ends[second] + lag
+        ends.append((one if one >= other else other) + cost)
+    return np.array([ends[node] for node in graph.last])

@@ -107,12 +107,6 @@ def _graphs(ops: OpTable, lanes: tuple[Lane, ...]) -> tuple[list[StepGraph], lis
     return graphs, left_out
 
 
-def what_if(trace: Trace) -> WhatIf | None:
-    """S and its parts: None for a trace without a timeline or without one whole step."""
-    replay = replay_of(trace)
-    return None if replay is None else what_if_of(replay)
-
-
 def what_if_of(replay: Replay) -> WhatIf:
     """S and its parts. A part's slowdown: only its operations keep their real times.
 

@@ -9,7 +9,7 @@ charts share one budget: each gets its part of the rate, and the sum bounds what
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import inf, log, sqrt
+from math import inf, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -224,25 +224,3 @@ def whitened_shift(shift: float, correlation: float) -> float:
     Of the second slow sample and all later ones: sqrt((1 - r) / (1 + r)) of it.
     """
     return shift * sqrt((1.0 - correlation) / (1.0 + correlation))
-
-
-def optimal_delay(shift: float, samples: float) -> float:
-    """Least worst-case delay of any rule for a Gaussian shift, at so many samples between alarms.
-
-    CUSUM with the likelihood ratio has it (Moustakides 1986): k = shift / 2. Never below 1.
-    """
-    law = gaussian()
-    h = threshold(law, k=0.5 * shift, clip=inf, samples=samples)
-    return max(1.0, mean_run_length(law.shifted(shift), k=0.5 * shift, clip=inf, h=h))
-
-
-def brownian_delay(shift: float, samples: float) -> float:
-    """The closed form of `optimal_delay` for Brownian motion: a little low at large shifts.
-
-    Solves e^v - v - 1 = samples shift^2 / 2; the delay is 2 / shift^2 (e^-v + v - 1).
-    """
-    wanted = 0.5 * samples * shift**2
-    v = log(wanted + 1.0)
-    for _ in range(60):
-        v -= (np.exp(v) - v - 1.0 - wanted) / (np.exp(v) - 1.0)
-    return float(2.0 / shift**2 * (np.exp(-v) + v - 1.0))

@@ -37,16 +37,13 @@ class Migration:
     to_pipeline: int
 
 
-def migrate(work: StageWork, *, delta: int) -> tuple[float, tuple[Migration, ...]]:
-    """How long the step takes, and what changed hands, in order."""
-    (found,) = migrate_each(work, deltas=(delta,))
-    return found
-
-
 def migrate_each(
     work: StageWork, *, deltas: Sequence[int]
 ) -> tuple[tuple[float, tuple[Migration, ...]], ...]:
-    """For each delta. Where no gap of progress passes a smaller one it is the same walk."""
+    """For each delta how long the step takes, and what changed hands, in order.
+
+    Where no gap of progress passes a smaller delta it is the same walk.
+    """
     found: dict[int, tuple[float, tuple[Migration, ...]]] = {}
     widest = None
     for delta in sorted(set(deltas), reverse=True):

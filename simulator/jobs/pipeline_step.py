@@ -19,49 +19,33 @@ from pacekeeper.controller.planning.model.partition import Partition
 from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.stage_times import PipelineTimes, StageTimeModel
 from pacekeeper.core.layout.pipeline_schedule import (
-    ChunkKind,
     ChunkOp,
     Schedule,
-    input_of,
+    input_stage,
+    output_stage,
     pipeline_program,
 )
 
 Array = npt.NDArray[np.float64]
+Orders = tuple[tuple[ChunkOp, ...], ...]
 Output = tuple[int, ChunkOp]  # the stage and the chunk that made it
 
 
-def partition_step_s(
-    partition: Partition, problem: PartitionProblem, *, jitter: float = 0.0, seed: int = 0
-) -> float:
-    """Seconds of one step at the devices' speeds in `problem`.
-
-    jitter: standard deviation of the log of each chunk's time, drawn by `seed`; pipelines that
-    share experts draw the same, since they wait for each other in every layer.
-    """
-    draw = np.random.default_rng(seed)
-    stretched: dict[object, Array] = {}
+def partition_step_s(partition: Partition, problem: PartitionProblem) -> float:
+    """Seconds of one step at the devices' speeds in `problem`."""
     known: dict[tuple[object, ...], Array] = {}
     times = StageTimeModel(problem).times(partition)
     ends = []
-    for at, (pipeline, each) in enumerate(zip(partition.pipelines, times, strict=True)):
+    for each in times:
         key = each.key()
-        if jitter:
-            together = ("alone", at) if pipeline.expert_group is None else pipeline.expert_group
-            if together not in stretched:
-                shape = (len(ChunkKind), *each.forward_s.shape)
-                stretched[together] = np.exp(draw.normal(0.0, jitter, shape))
-            ends.append(pipeline_ends(each, problem.schedule, stretched[together]))
-            continue
         if key not in known:
             known[key] = pipeline_ends(each, problem.schedule)
         ends.append(known[key])
     return _with_exchange(times, ends)
 
 
-def pipeline_ends(times: PipelineTimes, schedule: Schedule, stretch: Array | None = None) -> Array:
-    """[stages] when each has run its last chunk. stretch: of times, by kind, stage, micro-batch."""
-    num_stages, num_microbatches = times.forward_s.shape
-    script = _script(schedule, num_stages, num_microbatches)
+def pipeline_ends(times: PipelineTimes, schedule: Schedule) -> Array:
+    """[stages] when each has run its last chunk."""
     is_split = schedule is Schedule.ZERO_BUBBLE
     chunk_s = np.stack(
         [
@@ -70,46 +54,23 @@ def pipeline_ends(times: PipelineTimes, schedule: Schedule, stretch: Array | Non
             times.weight_s,
         ]
     )
-    if stretch is not None:
-        chunk_s = chunk_s * stretch
-    return _Play(script, chunk_s.tolist(), times.message_s.tolist()).run()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Script:
-    """orders[stage]: its chunks; needs[stage][i]: the output that chunk i waits for, None: nothing;
-    consumers: of each output that leaves its stage, who waits for it.
-    """
-
-    orders: tuple[tuple[ChunkOp, ...], ...]
-    needs: tuple[tuple[Output | None, ...], ...]
-    consumers: dict[Output, int]
+    orders = _orders(schedule, *times.forward_s.shape)
+    return _Play(orders, chunk_s.tolist(), times.message_s.tolist()).run()
 
 
 @lru_cache(maxsize=256)
-def _script(schedule: Schedule, num_stages: int, num_microbatches: int) -> _Script:
+def _orders(schedule: Schedule, num_stages: int, num_microbatches: int) -> Orders:
     program = pipeline_program(schedule, num_stages=num_stages, num_microbatches=num_microbatches)
-    orders = tuple(
+    return tuple(
         tuple(item for item in items if isinstance(item, ChunkOp)) for items in program.stages
     )
-    needs = tuple(
-        tuple(input_of(op, stage, num_stages=num_stages, num_model_chunks=1) for op in order)
-        for stage, order in enumerate(orders)
-    )
-    consumers = {
-        output: stage
-        for stage, outputs in enumerate(needs)
-        for output in outputs
-        if output is not None and output[0] != stage
-    }
-    return _Script(orders=orders, needs=needs, consumers=consumers)
 
 
 @dataclass(slots=True)
 class _Play:
     """One pipeline in time. chunk_s[kind][stage][micro-batch], message_s[boundary][micro-batch]."""
 
-    script: _Script
+    orders: Orders  # the chunks of each stage
     chunk_s: Sequence[Sequence[Sequence[float]]]
     message_s: Sequence[Sequence[float]]
     events: list[tuple[float, int, Output]] = field(default_factory=list)
@@ -120,7 +81,7 @@ class _Play:
     ends_s: list[float] = field(default_factory=list)
 
     def run(self) -> Array:
-        num_stages = len(self.script.orders)
+        num_stages = len(self.orders)
         self.at, self.is_busy = [0] * num_stages, [False] * num_stages
         self.ends_s = [0.0] * num_stages
         for stage in range(num_stages):
@@ -132,20 +93,20 @@ class _Play:
             else:
                 self.there.add((stage, output))
             self._begin(stage, now_s)
-        assert all(
-            at == len(order) for at, order in zip(self.at, self.script.orders, strict=True)
-        ), "a step runs to its end"
+        assert all(at == len(order) for at, order in zip(self.at, self.orders, strict=True)), (
+            "a step runs to its end"
+        )
         return np.array(self.ends_s)
 
     def _begin(self, stage: int, now_s: float) -> None:
         """The stage's next chunk, if it is free and has its input."""
-        at, order = self.at[stage], self.script.orders[stage]
+        at, order = self.at[stage], self.orders[stage]
         if self.is_busy[stage] or at == len(order):
             return
-        needed = self.script.needs[stage][at]
-        if needed is not None and needed[0] != stage and (stage, needed) not in self.there:
-            return
         op = order[at]
+        source = input_stage(op.kind, stage, num_stages=len(self.orders))
+        if source is not None and (stage, (source, op)) not in self.there:
+            return
         self.is_busy[stage] = True
         self.at[stage] += 1
         taken_s = self.chunk_s[op.kind][stage][op.micro_batch]
@@ -154,7 +115,7 @@ class _Play:
     def _end(self, stage: int, output: Output, now_s: float) -> None:
         self.is_busy[stage] = False
         self.ends_s[stage] = now_s
-        consumer = self.script.consumers.get(output)
+        consumer = output_stage(output[1].kind, stage, num_stages=len(self.orders))
         if consumer is None:
             return
         link = (stage, consumer)

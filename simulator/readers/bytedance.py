@@ -22,7 +22,6 @@ from pacekeeper.simulator.io.tables import (
 )
 
 NEEDED = ("dp_rank", "stage", "step", "optype", "duration")
-COLUMNS = (*NEEDED, "rank", "start_ts", "seq_id", "mc", "mb_id")
 MAX_PLACE = 1 << 16  # of a stage or a data-parallel rank: more is no such table
 OPS = {
     "forward-compute": OpType.FORWARD,

@@ -29,14 +29,6 @@ def is_steps(names: list[str]) -> bool:
     return any(name in names for name in STEPS) and any(name in names for name in DURATIONS)
 
 
-def read_steps(path: Path) -> Trace:
-    """The one run of a file; raises as `read_runs`, and where there are several."""
-    runs = read_runs(path)
-    if len(runs) != 1:
-        raise DataError(f"{path} holds {len(runs)} runs", remedy="name one with --run")
-    return runs[0]
-
-
 def read_runs(path: Path) -> tuple[Trace, ...]:
     """All runs of a table or an archive: columns step (iteration), duration_s (seconds, ms), and if
     known tokens, sum_len_squared, work_class (equal for steps of equal work), name and run.

@@ -9,7 +9,7 @@ filled, no more.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -32,7 +32,6 @@ from pacekeeper.trainer.model.transformer import MoETransformer
 
 NUM_COMPLETE = 2
 GROUP = "snapshots"
-STILL_BUSY = "the one before is still on its way"
 _log = logging.getLogger(__name__)
 Pieces = Mapping[Piece, Mapping[str, Tensor]]
 
@@ -205,11 +204,6 @@ class Snapshots:
             client=client,
             clients=() if client is None else of(client),
         )
-
-
-def newest_of(kept: Sequence[Kept]) -> CheckpointId | None:
-    """The newest complete one that this rank has."""
-    return kept[0].id if kept else None
 
 
 KINDS = tuple(sorted(ending[1:] for ending in ENDINGS))

@@ -29,7 +29,6 @@ LEAST_GAIN = 1e-4  # of the value, for a change
 FREE_SLOT = -1  # in the place of a guest: a free slot
 
 Array = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from pacekeeper.controller.planning.experts.bin_packing import greedy_fill, values_with_drift
 from pacekeeper.controller.planning.experts.chained_declustering import (
@@ -32,9 +31,6 @@ MAX_CIRCLE = 256  # groups: a larger circle takes too long, and its slots suffic
 MAX_WORK = 1_500_000  # places of tables: a second or two
 MAX_CIRCLES = 4  # group sizes tried
 FILL_WORK = 8  # places of tables that take as long as a group of a fill
-
-Array = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,8 +16,7 @@ from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.compute import Array
 from pacekeeper.controller.planning.partition_cost.stage_times import PipelineTimes, StageTimeModel
 from pacekeeper.core.layout.pipeline_schedule import ChunkKind, Schedule, pipeline_program
-from pacekeeper.predictor.cost.longest_path import PathGraph, path_graph
-from pacekeeper.predictor.cost.pipeline_time import critical_path
+from pacekeeper.predictor.cost.longest_path import PathGraph, path_graph, stage_ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +63,16 @@ def price(
 def path_ends(times: PipelineTimes, schedule: Schedule) -> Array:
     """[stages] when each has run its last chunk, by the longest path (ResiHP, eq. 2)."""
     num_stages, num_microbatches = times.forward_s.shape
-    chunk_s = np.zeros((len(ChunkKind), num_stages, num_microbatches, 1))
-    chunk_s[ChunkKind.FORWARD, ..., 0] = times.forward_s
     is_split = schedule is Schedule.ZERO_BUBBLE
-    chunk_s[ChunkKind.BACKWARD, ..., 0] = times.backward_s + (0.0 if is_split else times.weight_s)
-    chunk_s[ChunkKind.WEIGHT_GRADIENT, ..., 0] = times.weight_s
-    sent_s = np.zeros(chunk_s.shape)
-    sent_s[ChunkKind.FORWARD, :-1, :, 0] = times.message_s
-    sent_s[ChunkKind.BACKWARD, 1:, :, 0] = times.message_s
-    run = critical_path(
-        [_graph(schedule, num_stages, num_microbatches)], chunk_s=[chunk_s], transfer_s=[sent_s]
-    )
-    last: Array = np.nanmax(run.chunk_end_s[0], axis=(0, 2, 3))
-    return last
+    chunk_s = np.zeros((len(ChunkKind), num_stages, num_microbatches))
+    chunk_s[ChunkKind.FORWARD] = times.forward_s
+    chunk_s[ChunkKind.BACKWARD] = times.backward_s + (0.0 if is_split else times.weight_s)
+    chunk_s[ChunkKind.WEIGHT_GRADIENT] = times.weight_s
+    message_s = np.zeros(chunk_s.shape)
+    message_s[ChunkKind.FORWARD, :-1] = times.message_s
+    message_s[ChunkKind.BACKWARD, 1:] = times.message_s
+    graph = _graph(schedule, num_stages, num_microbatches)
+    return stage_ends(graph, chunk_s=chunk_s, message_s=message_s)
 
 
 def closed_ends(times: PipelineTimes) -> Array:

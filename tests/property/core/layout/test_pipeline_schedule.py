@@ -15,7 +15,7 @@ from pacekeeper.core.layout.pipeline_schedule import (
     Schedule,
     pipeline_program,
 )
-from support.pipelines import computed, place_in_model, programs, received, run_blocking, sent
+from support.pipelines import computed, programs, received, run_blocking, sent
 
 KIND = {ChunkKind.FORWARD: "F", ChunkKind.BACKWARD: "B", ChunkKind.WEIGHT_GRADIENT: "W"}
 
@@ -32,15 +32,14 @@ def test_with_blocking_messages_every_program_runs_to_its_end(program: Program) 
 
 
 @given(programs())
-def test_every_micro_batch_passes_every_chunk_once_each_way(program: Program) -> None:
+def test_every_micro_batch_passes_every_stage_once_each_way(program: Program) -> None:
     is_split = program.schedule is Schedule.ZERO_BUBBLE
     kinds = list(ChunkKind) if is_split else [ChunkKind.FORWARD, ChunkKind.BACKWARD]
     assert work_of(program) == Counter(
-        (stage, ChunkOp(kind, micro_batch, chunk))
+        (stage, ChunkOp(kind, micro_batch))
         for stage in range(program.num_stages)
         for kind in kinds
         for micro_batch in range(program.num_microbatches)
-        for chunk in range(program.num_model_chunks)
     )
 
 
@@ -49,11 +48,8 @@ def test_forward_goes_up_the_model_backward_down_and_weight_gradients_last(
     program: Program,
 ) -> None:
     happened = {(stage, op): i for i, (stage, op) in enumerate(run_blocking(program))}
-    top = program.num_stages * program.num_model_chunks - 1
-    when = {
-        (op.kind, op.micro_batch, place_in_model(program, stage, op)): i
-        for (stage, op), i in happened.items()
-    }
+    top = program.num_stages - 1
+    when = {(op.kind, op.micro_batch, stage): i for (stage, op), i in happened.items()}
     for (kind, micro_batch, place), i in when.items():
         if kind is ChunkKind.FORWARD and place > 0:
             assert when[kind, micro_batch, place - 1] < i
@@ -73,10 +69,9 @@ def test_every_send_has_its_receive_and_no_more(program: Program) -> None:
         if isinstance(item, Exchange)
     ]
     sends = Counter(sent(program, s, op) for s, e in exchanges for op in e.sends)
-    receives = Counter(received(program, s, op) for s, e in exchanges for op in e.receives)
+    receives = Counter(received(s, op) for s, e in exchanges for op in e.receives)
     assert sends == receives
-    places = program.num_stages * program.num_model_chunks
-    hops = places - 1 if program.num_stages > 1 else 0
+    hops = program.num_stages - 1
     assert sum(sends.values()) == len(sends) == 2 * hops * program.num_microbatches
     assert all(source != target for source, target, _ in sends)
 
@@ -86,13 +81,7 @@ def test_activations_in_flight_stay_within_the_bound_of_the_schedule(program: Pr
     num_stages, num_microbatches = program.num_stages, program.num_microbatches
     for stage, items in enumerate(program.stages):
         for_backward = most_kept(items, ChunkKind.BACKWARD)
-        if program.schedule is Schedule.INTERLEAVED:
-            # Narayanan et al. 2021: one more than the warm-up.
-            chunks = program.num_model_chunks
-            warm_up = 2 * (num_stages - stage - 1) + (chunks - 1) * num_stages
-            assert for_backward <= min(warm_up + 1, num_microbatches * chunks)
-        else:
-            assert for_backward == min(num_stages - stage, num_microbatches)
+        assert for_backward == min(num_stages - stage, num_microbatches)
         if program.schedule is Schedule.ZERO_BUBBLE:
             # Qi et al.: all stages as many as the first stage of 1F1B.
             kept = most_kept(items, ChunkKind.WEIGHT_GRADIENT)
@@ -140,7 +129,7 @@ def written(program: Program) -> list[str]:
                 words += [f">{KIND[op.kind]}{op.micro_batch}" for op in item.sends]
                 words += [f"<{KIND[op.kind]}{op.micro_batch}" for op in item.receives]
             else:
-                words.append(f"{KIND[item.kind]}{item.micro_batch}{'abcd'[item.model_chunk]}")
+                words.append(f"{KIND[item.kind]}{item.micro_batch}")
         lines.append(" ".join(words))
     return lines
 
@@ -149,10 +138,9 @@ def test_one_f_one_b_is_what_trainers_run() -> None:
     """The order recorded in production traces of 1F1B with fused sends and receives."""
     program = pipeline_program(Schedule.ONE_F_ONE_B, num_stages=3, num_microbatches=4)
     assert written(program) == [
-        "F0a >F0 F1a >F1 F2a >F2 <B0 B0a F3a >F3 <B1 B1a <B2 B2a <B3 B3a",
-        "<F0 F0a >F0 <F1 F1a >F1 <B0 B0a >B0 <F2 F2a >F2 <B1 B1a >B1 <F3 F3a >F3 <B2 B2a >B2 <B3"
-        " B3a >B3",
-        "<F0 F0a B0a >B0 <F1 F1a B1a >B1 <F2 F2a B2a >B2 <F3 F3a B3a >B3",
+        "F0 >F0 F1 >F1 F2 >F2 <B0 B0 F3 >F3 <B1 B1 <B2 B2 <B3 B3",
+        "<F0 F0 >F0 <F1 F1 >F1 <B0 B0 >B0 <F2 F2 >F2 <B1 B1 >B1 <F3 F3 >F3 <B2 B2 >B2 <B3 B3 >B3",
+        "<F0 F0 B0 >B0 <F1 F1 B1 >B1 <F2 F2 B2 >B2 <F3 F3 B3 >B3",
     ]
 
 
@@ -164,34 +152,16 @@ def test_zero_bubble_delays_weight_gradients_by_the_stage() -> None:
     ]
 
 
-def test_interleaved_leaves_out_the_micro_batches_that_are_not_there() -> None:
-    program = pipeline_program(
-        Schedule.INTERLEAVED, num_stages=2, num_microbatches=3, num_model_chunks=2
-    )
-    assert [
-        " ".join(f"{KIND[op.kind]}{op.micro_batch}{'ab'[op.model_chunk]}" for op in computed(s))
-        for s in program.stages
-    ] == [
-        "F0a F1a F0b F1b F2a B0b B1b F2b B0a B1a B2b B2a",
-        "F0a F1a F0b B0b F1b B1b F2a B0a B1a F2b B2b B2a",
-    ]
-
-
 @pytest.mark.parametrize(
-    ("schedule", "sizes", "complaint"),
+    ("schedule", "sizes", "key"),
     [
-        (Schedule.ONE_F_ONE_B, (0, 1, 1), "num_stages: expected at least 1, got 0"),
-        (Schedule.ONE_F_ONE_B, (1, 0, 1), "num_microbatches"),
-        (Schedule.ONE_F_ONE_B, (2, 2, 0), "num_model_chunks"),
-        (Schedule.ONE_F_ONE_B, (2, 2, 2), "1f1b does not run 2 model chunks per stage"),
-        (Schedule.ZERO_BUBBLE, (2, 2, 2), "zero_bubble does not run 2"),
-        (Schedule.INTERLEAVED, (2, 2, 1), "interleaved does not run 1"),
+        (Schedule.ONE_F_ONE_B, (0, 1), "num_stages"),
+        (Schedule.ONE_F_ONE_B, (1, 0), "num_microbatches"),
+        (Schedule.INTERLEAVED, (2, 2), "interleaved"),
     ],
 )
 def test_sizes_that_make_no_program_are_refused(
-    schedule: Schedule, sizes: tuple[int, int, int], complaint: str
+    schedule: Schedule, sizes: tuple[int, int], key: str
 ) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        pipeline_program(
-            schedule, num_stages=sizes[0], num_microbatches=sizes[1], num_model_chunks=sizes[2]
-        )
+    with pytest.raises(ValueError, match=key):
+        pipeline_program(schedule, num_stages=sizes[0], num_microbatches=sizes[1])

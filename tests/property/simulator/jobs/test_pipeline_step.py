@@ -1,6 +1,5 @@
 """A step played event by event, beside the longest path that planners price it by."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +19,7 @@ speeds = st.dictionaries(st.integers(0, 15), st.sampled_from([0.3, 0.5, 0.8]), m
 
 @settings(max_examples=examples(25), deadline=None)
 @given(speeds, schedules, st.sampled_from([False, True]))
-def test_without_messages_and_jitter_a_planned_step_takes_what_is_forecast(
+def test_without_messages_a_planned_step_takes_what_is_forecast(
     slow: dict[int, float], schedule: Schedule, shares_experts: bool
 ) -> None:
     model = model_of(8, attention=8, mlp=64, expert_s=3.0 if shares_experts else 0.0)
@@ -52,15 +51,3 @@ def test_a_link_carries_one_message_after_the_other() -> None:
     problem = problem_of(model, baseline, links=links, schedule=Schedule.ZERO_BUBBLE)
     # Forward of one row takes 4 s; the last of eight messages has waited for the other seven.
     assert partition_step_s(baseline, problem) > 8 * 100.0 + 100.0 > price(baseline, problem).step_s
-
-
-@given(st.integers(0, 5))
-def test_jitter_of_chunks_is_drawn_by_the_seed_and_makes_steps_a_little_longer(seed: int) -> None:
-    model = model_of(8, attention=8, mlp=64)
-    baseline = even_partition(model, data=4, stages=4, tensor=1, rows=64, micro_batches=8)
-    problem = problem_of(model, baseline)
-    still_s = partition_step_s(baseline, problem)
-    one, same = (partition_step_s(baseline, problem, jitter=0.02, seed=seed) for _ in range(2))
-    assert one == same
-    many = [partition_step_s(baseline, problem, jitter=0.02, seed=10 * seed + i) for i in range(8)]
-    assert still_s < float(np.mean(many)) < 1.05 * still_s

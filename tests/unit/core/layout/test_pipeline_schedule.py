@@ -29,10 +29,3 @@ def test_each_stage_is_a_line_of_chunks_and_messages(
 ) -> None:
     program = pipeline_program(schedule, num_stages=2, num_microbatches=2)
     assert format_program(program) == lines
-
-
-def test_model_chunks_are_named_where_there_are_several() -> None:
-    program = pipeline_program(
-        Schedule.INTERLEAVED, num_stages=1, num_microbatches=1, num_model_chunks=2
-    )
-    assert format_program(program) == ("F0.0 F0.1 B0.1 B0.0",)

@@ -10,7 +10,7 @@ import pytest
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.imbalance.analyze import imbalances
 from pacekeeper.predictor.imbalance.stages_and_microbatches import compute_rows, shared_work
-from pacekeeper.predictor.imbalance.what_if import what_if
+from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
 from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind
 from pacekeeper.predictor.offline.trace import (
     Chunk,
@@ -93,7 +93,8 @@ def jitter(step: int, dp: int, stage: int, compute: Compute) -> float:
 
 
 def found_in(trace: Trace) -> tuple[Trouble, ...]:
-    return imbalances(trace, what_if(trace))
+    replay = replay_of(trace)
+    return imbalances(trace, None if replay is None else what_if_of(replay))
 
 
 @pytest.mark.parametrize(

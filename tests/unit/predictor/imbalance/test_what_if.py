@@ -5,10 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.imbalance.what_if import replay_of, what_if
+from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
 from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.anomalies import WhatIf
 from pacekeeper.predictor.offline.trace import OpTable, OpType, Trace, Worker
 from support.synthetic_trace import Compute, Job, only_rows, step_times, timeline
+
+
+def what_if(trace: Trace) -> WhatIf | None:
+    replay = replay_of(trace)
+    return None if replay is None else what_if_of(replay)
 
 
 def even(step: int, dp: int, stage: int, compute: Compute) -> float:

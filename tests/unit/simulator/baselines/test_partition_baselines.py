@@ -10,7 +10,6 @@ from pacekeeper.simulator.baselines.resihp import exclude, resihp
 from pacekeeper.simulator.baselines.resihp_migration import (
     Migration,
     StageWork,
-    migrate,
     migrate_each,
 )
 from support.partitions import even_partition, model_of, problem_of
@@ -18,6 +17,11 @@ from support.partitions import even_partition, model_of, problem_of
 MODEL = model_of(16, attention=32, mlp=64)
 HOME = even_partition(MODEL, data=2, stages=2, tensor=4, rows=32, micro_batches=8)
 GROUP = (4, 5, 6, 7)
+
+
+def migrated(work: StageWork, *, delta: int) -> tuple[float, tuple[Migration, ...]]:
+    (found,) = migrate_each(work, deltas=(delta,))
+    return found
 
 
 def work(paces: list[list[float | None]], number: int = 4, *, is_split: bool = False) -> StageWork:
@@ -63,21 +67,21 @@ def test_memory_sets_the_fewest_devices() -> None:
 
 
 def test_equal_stages_hand_nothing_over_and_take_as_long_as_1f1b() -> None:
-    assert migrate(work([[1.0, 1.0], [1.0, 1.0]]), delta=0) == (15.0, ())
+    assert migrated(work([[1.0, 1.0], [1.0, 1.0]]), delta=0) == (15.0, ())
 
 
 def test_weight_gradients_that_may_wait_let_gradients_pass_and_fill_the_bubbles() -> None:
     # One micro-batch: there and back in 4, and the first stage's weight gradient.
-    assert migrate(work([[1.0, 1.0]], 1, is_split=True), delta=0)[0] == 5.0
-    assert migrate(work([[1.0, 1.0]], 1), delta=0)[0] == 6.0
+    assert migrated(work([[1.0, 1.0]], 1, is_split=True), delta=0)[0] == 5.0
+    assert migrated(work([[1.0, 1.0]], 1), delta=0)[0] == 6.0
     # Many: the stage that has twice as much to do works without a pause from its first input on.
-    step_s, _ = migrate(work([[1.0, 2.0]], 8, is_split=True), delta=0)
+    step_s, _ = migrated(work([[1.0, 2.0]], 8, is_split=True), delta=0)
     assert step_s == 1.0 + 8 * 6.0
-    assert migrate(work([[1.0, 2.0]], 8), delta=0)[0] > step_s
+    assert migrated(work([[1.0, 2.0]], 8), delta=0)[0] > step_s
 
 
 def test_a_dead_stage_is_run_by_the_other_pipeline() -> None:
-    step_s, moved = migrate(work([[1.0, None], [1.0, 1.0]]), delta=1)
+    step_s, moved = migrated(work([[1.0, None], [1.0, 1.0]]), delta=1)
     assert {m for m in moved if m.pipeline == 0 and m.stage == 1} == {
         Migration(0, 1, batch, 1) for batch in range(4)
     }
@@ -87,7 +91,7 @@ def test_a_dead_stage_is_run_by_the_other_pipeline() -> None:
 
 def test_a_slow_stage_hands_micro_batches_over() -> None:
     slow = work([[1.0, 4.0], [1.0, 1.0]], number=8)
-    (with_s, moved), (without_s, none) = migrate(slow, delta=0), migrate(slow, delta=100)
+    (with_s, moved), (without_s, none) = migrated(slow, delta=0), migrated(slow, delta=100)
     assert none == () and moved
     assert {(m.pipeline, m.to_pipeline) for m in moved} == {(0, 1)}
     assert with_s < 0.7 * without_s
@@ -99,7 +103,7 @@ def test_several_deltas_are_walked_as_each_by_itself(slow: float | None, number:
     job = work([[1.0, slow], [1.0, 1.0], [1.2, 1.0]], number)
     deltas = (0, 1, 2, 4, 1 << 30)
     each = migrate_each(job, deltas=deltas)
-    assert each == tuple(migrate(job, delta=delta) for delta in deltas)
+    assert each == tuple(migrated(job, delta=delta) for delta in deltas)
 
 
 def test_resihp_plans_the_healthy_job_as_it_is() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.simulator.readers.step_times import read_archive, read_steps
+from pacekeeper.simulator.readers.step_times import read_archive, read_runs
 
 
 def written(path: Path, text: str) -> Path:
@@ -21,7 +21,7 @@ def archive(path: Path, **columns: list[int]) -> Path:
 
 def test_a_csv_file_tells_steps_times_and_tokens(tmp_path: Path) -> None:
     text = "step,seconds,tokens\n5,0.2501,100\n6,0.3,\n"
-    trace = read_steps(written(tmp_path / "run.csv", text))
+    (trace,) = read_runs(written(tmp_path / "run.csv", text))
     assert trace.name == "run" and trace.steps is not None
     assert trace.steps.step.tolist() == [5, 6]
     assert trace.steps.duration_s.tolist() == [0.2501, 0.3]
@@ -32,7 +32,7 @@ def test_a_csv_file_tells_steps_times_and_tokens(tmp_path: Path) -> None:
 
 def test_json_lines_tell_the_same(tmp_path: Path) -> None:
     text = '{"step": 1, "duration_s": 0.5}\n\n{"step": 2, "duration_s": 0.75}\nnot json\n'
-    trace = read_steps(written(tmp_path / "run.jsonl", text))
+    (trace,) = read_runs(written(tmp_path / "run.jsonl", text))
     assert trace.steps is not None
     assert trace.steps.duration_s.tolist() == [0.5, 0.75]
     assert trace.notes == ("1 rows without a step and a positive time left out",)
@@ -40,7 +40,7 @@ def test_json_lines_tell_the_same(tmp_path: Path) -> None:
 
 def test_rows_without_a_possible_step_and_time_are_left_out_and_counted(tmp_path: Path) -> None:
     text = "step,duration_s\n1,0.5\n2,-1\n3,nan\n4,inf\nx,1\n1.5,1\ninf,1\n8,0\n9,0.75\n"
-    trace = read_steps(written(tmp_path / "run.csv", text))
+    (trace,) = read_runs(written(tmp_path / "run.csv", text))
     assert trace.steps is not None
     assert trace.steps.step.tolist() == [1, 9]
     assert trace.notes == ("7 rows without a step and a positive time left out",)
@@ -54,19 +54,19 @@ def test_a_coarse_clock_is_seen_in_its_times(
     tmp_path: Path, times: str, resolution_s: float
 ) -> None:
     rows = "".join(f"{i},{time}\n" for i, time in enumerate(times.split()))
-    trace = read_steps(written(tmp_path / "run.csv", "step,duration_s\n" + rows))
+    (trace,) = read_runs(written(tmp_path / "run.csv", "step,duration_s\n" + rows))
     assert trace.resolution_s == resolution_s
 
 
 @pytest.mark.parametrize("text", ["", "step,loss\n1,2\n", "step,duration_s\n1,0\n", "{}\n"])
 def test_a_file_without_step_times_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(DataError, match=r"run\.csv"):
-        read_steps(written(tmp_path / "run.csv", text))
+        read_runs(written(tmp_path / "run.csv", text))
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError):
-        read_steps(tmp_path / "nothing.csv")
+        read_runs(tmp_path / "nothing.csv")
     with pytest.raises(DataError):
         read_archive(tmp_path / "nothing.npz")
 
