@@ -17,12 +17,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.malleus import malleus
 from benchmarks.partition_cases import CASES, Case, problem_of
 from pacekeeper.controller.planning.model.problem import PartitionProblem, healthy
 from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.simulator.baselines.greyhound import greyhound
-from pacekeeper.simulator.baselines.malleus import malleus
 from pacekeeper.simulator.baselines.resihp import resihp
 
 SEVERITIES = {"weak": 0.65, "medium": 0.45, "severe": 0.3}

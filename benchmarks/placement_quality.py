@@ -18,6 +18,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import eplb
 from pacekeeper.controller.planning.experts.incremental import nearest_ranks
 from pacekeeper.controller.planning.experts.planner import (
     ExpertPlan,
@@ -26,7 +27,6 @@ from pacekeeper.controller.planning.experts.planner import (
 )
 from pacekeeper.controller.planning.experts.problem import Floors, Prices, alike
 from pacekeeper.controller.planning.token_split.min_max import min_max_split
-from pacekeeper.simulator.baselines import eplb
 
 CASES = ((64, 8, 9), (64, 16, 5), (128, 64, 3), (256, 32, 9), (256, 64, 5))
 SPEEDS = (1.0, 0.7, 0.5)

@@ -23,13 +23,14 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import eplb
 from pacekeeper.controller.planning.experts.certificate import survival_by
 from pacekeeper.controller.planning.experts.planner import plan_experts
 from pacekeeper.controller.planning.experts.problem import Floors, Prices, alike
 from pacekeeper.controller.planning.reliability import minimal_cut_sets, survival, survival_bound
 from pacekeeper.controller.planning.token_split.min_max import min_max_split
 from pacekeeper.core.layout.layout import even_layout
-from pacekeeper.simulator.baselines import eplb, lazarus
+from pacekeeper.simulator.baselines import lazarus
 
 NUM_NODES, SLOTS, FLOOR = 10, 6, 2
 MODELS = {"GPT-S": 8, "GPT-M": 12, "GPT-L": 16}
@@ -58,6 +59,32 @@ def overlap(loads: Sequence[float]) -> lazarus.Placement:
     return lazarus.maximum_rank_overlap(counts, num_nodes=NUM_NODES, slots_per_node=SLOTS)
 
 
+def spread(counts: Sequence[int], *, num_nodes: int, slots_per_node: int) -> lazarus.Placement:
+    """Replicas dealt out to the nodes in turn, expert by expert: the paper's first comparison."""
+    dealt = [expert for expert, count in enumerate(counts) for _ in range(count)]
+    assert len(dealt) == num_nodes * slots_per_node
+    return tuple(tuple(sorted(dealt[node::num_nodes])) for node in range(num_nodes))
+
+
+def compact(counts: Sequence[int], *, num_nodes: int, slots_per_node: int) -> lazarus.Placement:
+    """Replicas packed node after node, expert by expert: the paper's second comparison."""
+    dealt = [expert for expert, count in enumerate(counts) for _ in range(count)]
+    assert len(dealt) == num_nodes * slots_per_node
+    return tuple(
+        tuple(dealt[node * slots_per_node : (node + 1) * slots_per_node])
+        for node in range(num_nodes)
+    )
+
+
+def hosts_of(placement: lazarus.Placement, num_experts: int) -> list[list[int]]:
+    """The nodes that hold each expert, ascending, each once."""
+    hosts: list[list[int]] = [[] for _ in range(num_experts)]
+    for node, experts in enumerate(placement):
+        for expert in sorted(set(experts)):
+            hosts[expert].append(node)
+    return hosts
+
+
 def dealt(loads: Sequence[float], rule: Callable[..., lazarus.Placement]) -> lazarus.Placement:
     counts = lazarus.replica_counts(loads, num_slots=NUM_NODES * SLOTS, min_replicas=FLOOR)
     return rule(counts, num_nodes=NUM_NODES, slots_per_node=SLOTS)
@@ -77,8 +104,8 @@ def eplb_placement(loads: Sequence[float]) -> lazarus.Placement:
 
 PUBLISHED: dict[str, Callable[[Sequence[float]], lazarus.Placement]] = {
     "Lazarus": overlap,
-    "spread": lambda loads: dealt(loads, lazarus.spread),
-    "compact": lambda loads: dealt(loads, lazarus.compact),
+    "spread": lambda loads: dealt(loads, spread),
+    "compact": lambda loads: dealt(loads, compact),
     "EPLB": eplb_placement,
 }
 
@@ -86,7 +113,7 @@ PUBLISHED: dict[str, Callable[[Sequence[float]], lazarus.Placement]] = {
 def published(case: str, name: str, loads: Loads) -> Row:
     """Survival of all layers, and the worst layer's max / mean."""
     placements = [PUBLISHED[name](rows) for rows in loads.tolist()]
-    hosts = [lazarus.hosts_of(placement, loads.shape[1]) for placement in placements]
+    hosts = [hosts_of(placement, loads.shape[1]) for placement in placements]
     parts = survival(minimal_cut_sets(on for layer in hosts for on in layer), NUM_NODES)
     equal = []
     for rows, placement in zip(loads, placements, strict=True):
@@ -183,7 +210,7 @@ def promises(max_nodes: int = SMALL_NODES) -> dict[str, int]:
         overlapping = lazarus.maximum_rank_overlap(
             counts, num_nodes=num_nodes, slots_per_node=slots
         )
-        theirs = lazarus.hosts_of(overlapping, len(counts))
+        theirs = hosts_of(overlapping, len(counts))
         loads, floors = [list(map(float, counts))], Floors(nodes=floor)
         (planned,) = plan_experts(loads, alike(num_nodes, slots), floors=floors).hosts
         found["cases"] += 1

@@ -22,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.checkpoint_policies import DynamicK, PartsSaved, SavingAs
 from pacekeeper.core.checkpoint.sparse_window import BlockCost, Window, best_interval_s, plan_window
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.simulator.cluster.history import Change, History, NodesJoined, NodesLost
@@ -30,7 +31,6 @@ from pacekeeper.simulator.engine.statistics import Summary, summarised, told_wit
 from pacekeeper.simulator.jobs.data_parallel import JobModel
 from pacekeeper.simulator.jobs.expert_routing import even_routing
 from pacekeeper.simulator.policies.base import Costs, Policy, Saving
-from pacekeeper.simulator.policies.checkpoint_costs import DynamicK, PartsSaved, SavingAs
 from pacekeeper.simulator.policies.checkpoint_restart import Restarting
 from pacekeeper.simulator.policies.pacekeeper import Pacekeeper
 

@@ -22,7 +22,7 @@ def command(client: ClientConfig, incident: int, plot: Path | None, as_json: boo
     """Explain one incident: measurements, cause, plans considered, and their effect."""
     from pacekeeper.cli.common.client import call, status_stub
     from pacekeeper.protos import status_pb2
-    from pacekeeper.protos.convert.json import message_to_dict
+    from pacekeeper.protos.convert.plain import message_to_dict
 
     with status_stub(client) as stub:
         request = status_pb2.GetExplanationRequest(incident_id=incident)

@@ -25,7 +25,7 @@ def command(client: ClientConfig, node: str, with_well: bool, as_json: bool) -> 
     from pacekeeper.cli.observe import fleet_text
     from pacekeeper.controller.api.node_sorting import fleet_summary, worst_first
     from pacekeeper.protos import status_pb2
-    from pacekeeper.protos.convert.json import message_to_dict
+    from pacekeeper.protos.convert.plain import message_to_dict
 
     with status_stub(client) as stub:
         nodes = list(call(stub.ListNodes, status_pb2.ListNodesRequest(include_removed=True)).nodes)

@@ -28,7 +28,7 @@ def command(
     """List incidents: what was detected, the cause, and the actions taken."""
     from pacekeeper.cli.common.client import call, status_stub
     from pacekeeper.protos import status_pb2
-    from pacekeeper.protos.convert.json import message_to_dict
+    from pacekeeper.protos.convert.plain import message_to_dict
 
     with status_stub(client) as stub:
         # Also before a watch: this call has a deadline and rejects an unknown job.
@@ -51,7 +51,7 @@ def command(
 def _watch(stub: Any, job: str, open_only: bool, as_json: bool) -> None:
     """Print changes until Ctrl-C; with `open_only` also the closing of an incident shown before."""
     from pacekeeper.protos import status_pb2
-    from pacekeeper.protos.convert.json import message_to_dict
+    from pacekeeper.protos.convert.plain import message_to_dict
 
     shown: set[int] = set()
     try:

@@ -54,7 +54,7 @@ def _query(stub: Any, job: str) -> tuple[list[Any], list[Any]]:
 
 
 def _show(jobs: list[Any], nodes: list[Any], *, as_json: bool) -> None:
-    from pacekeeper.protos.convert.json import message_to_dict
+    from pacekeeper.protos.convert.plain import message_to_dict
 
     if not as_json:
         _print(jobs, nodes)

@@ -20,7 +20,7 @@ from pacekeeper.cli.observe.operator_text import order_line
 from pacekeeper.cli.operate.proposals import current_user
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.incidents.operator_orders import OrderKind, parse_rank_subject
-from pacekeeper.protos.convert.json import message_to_dict
+from pacekeeper.protos.convert.plain import message_to_dict
 
 
 def set_order(

@@ -18,7 +18,7 @@ from pacekeeper.cli.common.options import (
 )
 from pacekeeper.cli.observe.operator_text import proposal_lines
 from pacekeeper.core.config.client import ClientConfig
-from pacekeeper.protos.convert.json import message_to_dict
+from pacekeeper.protos.convert.plain import message_to_dict
 
 PRICING_TIMEOUT_S = 30.0  # the largest jobs take seconds
 POLL_PERIOD_S = 0.2

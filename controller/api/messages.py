@@ -19,6 +19,7 @@ from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.predictor.assurance.canary import Outcome
 from pacekeeper.protos import status_pb2
+from pacekeeper.protos.convert.plain import columns_of, message_of
 
 SHOWN_NODES = 16  # named nodes of one incident
 UNKNOWN = "unknown"  # a rank of the layout that no agent has reported
@@ -86,15 +87,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
 
 def canary_view(canary: Outcome | None) -> status_pb2.Canary | None:
     """The result of the newest canary; None: none has ended."""
-    if canary is None:
-        return None
-    return status_pb2.Canary(
-        rank=canary.rank,
-        slowdown=canary.slowdown,
-        is_found=canary.is_found,
-        num_steps=canary.num_steps,
-        step=canary.step,
-    )
+    return None if canary is None else message_of(status_pb2.Canary, canary)
 
 
 def _saves_view(saves: Saves | None) -> status_pb2.Checkpoints | None:
@@ -102,14 +95,7 @@ def _saves_view(saves: Saves | None) -> status_pb2.Checkpoints | None:
     if saves is None:
         return None
     step = saves.complete[1]
-    return status_pb2.Checkpoints(
-        step=None if step < 0 else step,
-        duration_s=saves.duration_s,
-        trouble=saves.trouble,
-        reason=saves.reason,
-        since_step=saves.since_step,
-        missed=saves.missed,
-    )
+    return message_of(status_pb2.Checkpoints, saves, step=None if step < 0 else step)
 
 
 def rank_state(status: RankStatus, *, is_silent: bool) -> str:
@@ -140,31 +126,16 @@ def node_views(state: State, nodes: Iterable[NodeState]) -> list[status_pb2.Node
 def _node_view(state: State, node: NodeState, jobs: Collection[str]) -> status_pb2.Node:
     cordon = overrides.find_order(state, OrderKind.CORDON_NODE, node.name)
     unix_s = state.ticked_s + state.unix_offset_s
-    health = root_cause.health_of(node)
-    return status_pb2.Node(
-        name=node.name,
-        is_connected=node.is_connected,
-        product_version=node.product_version,
-        rack=node.rack,
-        nvml=health.nvml,
-        num_devices=health.num_devices,
+    return message_of(
+        status_pb2.Node,
+        node,
+        root_cause.health_of(node),
         jobs=sorted(jobs),
-        records_lost=health.records_lost,
-        records_corrupt=health.records_corrupt,
-        batches_dropped=health.batches_dropped,
-        unreadable=list(health.unreadable),
         last_report_unix_s=node.last_report_s + state.unix_offset_s,
         history=device_history.history(state.strikes, node.name, unix_s),
         is_lemon=device_history.is_lemon(state.strikes, node.name, unix_s),
         strikes=[
-            status_pb2.Strike(
-                incident_id=one.incident_id,
-                job=one.job,
-                device_uuid=one.device_uuid,
-                kind=one.kind,
-                slowdown=one.slowdown,
-                unix_s=one.unix_s,
-            )
+            message_of(status_pb2.Strike, one)
             for one in device_history.newest_first(state.strikes, node.name, unix_s)
         ],
         cordon=None if cordon is None else order_view(cordon),
@@ -184,92 +155,53 @@ def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
     rank = None
     if job is not None and finding.rank is not None:
         rank = job.ranks.get(finding.rank)
-    return status_pb2.Incident(
-        incident_id=incident.incident_id,
-        job=incident.job,
-        kind=finding.kind,
-        tier=finding.tier,
-        rank=finding.rank,
+    return message_of(
+        status_pb2.Incident,
+        incident,
+        finding,
         node="" if rank is None else rank.node,
-        slowdown=finding.slowdown,
-        onset_step=finding.onset_step,
         found_step=finding.step,
-        reason=finding.reason,
-        opened_unix_s=incident.opened_unix_s,
-        closed_unix_s=incident.closed_unix_s,
         # A job that ended before its first complete step is at step -1; the field is unsigned.
         closed_step=None if incident.closed_step is None else max(0, incident.closed_step),
-        actions=list(incident.actions),
-        cause=finding.cause,
-        probe=finding.probe,
         deaths=[_deaths_view(one) for one in incident.all_rank_failures],
         nodes=incident.nodes[:SHOWN_NODES],
         num_nodes=len(incident.nodes),
-        is_persistent=incident.is_persistent,
-        normal_signals=finding.normal_signals,
-        missing_signals=finding.missing_signals,
     )
 
 
 def _deaths_view(deaths: RankFailures) -> status_pb2.Deaths:
-    return status_pb2.Deaths(
+    return message_of(
+        status_pb2.Deaths,
+        deaths,
         ranks=[status_pb2.RankRun(first=first, last=last) for first, last in deaths.ranks],
-        reason=deaths.reason,
-        step=deaths.step,
-        unix_s=deaths.unix_s,
-        closed_unix_s=deaths.closed_unix_s,
         closed_step=None if deaths.closed_step is None else max(0, deaths.closed_step),
     )
 
 
 def proposal_view(proposal: Proposal) -> status_pb2.Proposal:
     """A proposal with its prices and its state."""
-    decision = proposal.decision
-    return status_pb2.Proposal(
-        proposal_id=proposal.proposal_id,
-        job=proposal.job,
-        answer=proposal.answer,
-        level=decision.level,
-        reason=decision.reason,
-        incident_ids=list(proposal.incident_ids),
+    return message_of(
+        status_pb2.Proposal,
+        proposal,
+        proposal.decision,
         generation=proposal.plan.generation,
         base_generation=proposal.base.generation,
-        current_step_s=decision.current_step_s,
-        planned_step_s=decision.planned_step_s,
-        cost_s=decision.cost_s,
-        moved_bytes=decision.moved_bytes,
-        made_unix_s=proposal.made_unix_s,
-        expires_unix_s=proposal.expires_unix_s,
-        operator=proposal.operator,
-        note=proposal.note,
     )
 
 
 def order_view(order: OperatorOrder) -> status_pb2.Order:
     """An operator order in effect."""
-    return status_pb2.Order(
-        kind=order.kind,
-        subject=order.subject,
-        operator=order.operator,
-        reason=order.reason,
-        since_unix_s=order.since_unix_s,
-    )
+    return message_of(status_pb2.Order, order)
 
 
 def step_view(summary: StepSummary) -> status_pb2.WatchStepsResponse:
     """One complete step."""
     unknown = [math.nan] * len(summary.ranks)
-    return status_pb2.WatchStepsResponse(
-        step=summary.step,
-        generation=summary.generation,
-        tokens=summary.tokens,
-        duration_s=summary.duration_s,
-        loss=summary.loss,
-        ranks=list(summary.ranks),
-        observed_s=list(summary.observed_s),
-        expected_s=list(summary.expected_s) or unknown,
-        slowdown=list(summary.slowdown) or unknown,
-        watch=summary.watch,
+    return message_of(
+        status_pb2.WatchStepsResponse,
+        summary,
+        expected_s=summary.expected_s or unknown,
+        slowdown=summary.slowdown or unknown,
     )
 
 
@@ -300,84 +232,26 @@ def _rank_view(
 
 def explanation_view(state: State, explanation: Explanation) -> status_pb2.Explanation:
     """The explanation of an incident."""
-    rows = explanation.rows
     return status_pb2.Explanation(
         incident=incident_view(state, explanation.incident),
         measured=_measured_view(explanation.interval),
-        phases=[
-            status_pb2.Phase(
-                when=phase.when,
-                generation=phase.generation,
-                first_step=phase.first_step,
-                num_steps=phase.num_steps,
-                step_s=phase.step_s,
-                slowdown=phase.slowdown,
-            )
-            for phase in explanation.phases
-        ],
+        phases=[message_of(status_pb2.Phase, phase) for phase in explanation.phases],
         gain_ratio=explanation.gain_ratio,
         plans=[_plan_view(note) for note in explanation.plans],
-        notes=[
-            status_pb2.Note(step=note.step, unix_s=note.unix_s, text=note.text)
-            for note in explanation.notes
-        ],
-        timeline=status_pb2.IncidentTimeline(
-            step=[row.step for row in rows],
-            unix_s=[row.unix_s for row in rows],
-            num_steps=[row.num_steps for row in rows],
-            generation=[row.generation for row in rows],
-            step_s=[row.step_s for row in rows],
-            observed_s=[row.observed_s for row in rows],
-            expected_s=[row.expected_s for row in rows],
-            peers_slowdown=[row.peers_slowdown for row in rows],
-        ),
+        notes=[message_of(status_pb2.Note, note) for note in explanation.notes],
+        timeline=columns_of(status_pb2.IncidentTimeline, explanation.rows),
     )
 
 
 def job_timeline_view(rows: list[JobRow]) -> status_pb2.JobTimeline:
     """The timeline of a job, as columns."""
-    return status_pb2.JobTimeline(
-        step=[row.step for row in rows],
-        unix_s=[row.unix_s for row in rows],
-        num_steps=[row.num_steps for row in rows],
-        generation=[row.generation for row in rows],
-        step_s=[row.step_s for row in rows],
-        tokens_per_s=[row.tokens_per_s for row in rows],
-        slowest=[row.slowest for row in rows],
-    )
+    return columns_of(status_pb2.JobTimeline, rows)
 
 
 def _measured_view(measured: SlowdownInterval | None) -> status_pb2.SlowdownEstimate | None:
-    if measured is None:
-        return None
-    return status_pb2.SlowdownEstimate(
-        slowdown=measured.slowdown,
-        low=measured.low,
-        high=measured.high,
-        num_values=measured.num_values,
-    )
+    return None if measured is None else message_of(status_pb2.SlowdownEstimate, measured)
 
 
 def _plan_view(note: PlanNote) -> status_pb2.PlanNote:
-    return status_pb2.PlanNote(
-        step=note.step,
-        unix_s=note.unix_s,
-        level=note.level,
-        reason=note.reason,
-        generation=note.generation,
-        current_step_s=note.current_step_s,
-        planned_step_s=note.planned_step_s,
-        fluid_step_s=note.fluid_step_s,
-        cost_s=note.cost_s,
-        moved_bytes=note.moved_bytes,
-        considered=[
-            status_pb2.ConsideredPlan(
-                level=one.level,
-                planned_step_s=one.planned_step_s,
-                cost_s=one.cost_s,
-                moved_bytes=one.moved_bytes,
-                why_not=one.why_not,
-            )
-            for one in note.considered
-        ],
-    )
+    considered = [message_of(status_pb2.ConsideredPlan, one) for one in note.considered]
+    return message_of(status_pb2.PlanNote, note, considered=considered)

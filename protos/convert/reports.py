@@ -33,6 +33,7 @@ from pacekeeper.core.telemetry.records import (
 )
 from pacekeeper.core.text import one_line
 from pacekeeper.protos import control_pb2, telemetry_pb2
+from pacekeeper.protos.convert.plain import message_of
 from pacekeeper.protos.convert.records import (
     KINDS,
     MAX_RECORDS,
@@ -114,22 +115,13 @@ def server_options(
 
 def report_to_message(report: NodeReport) -> telemetry_pb2.NodeReport:
     """The message of a report, records as packed columns."""
-    health = report.health
     return telemetry_pb2.NodeReport(
         sequence=report.sequence,
         sent_mono_s=report.sent_mono_s,
         jobs=[_job_to_message(job) for job in report.jobs],
         devices=[device_to_message(sample) for sample in report.devices],
         host=None if report.host is None else host_to_message(report.host),
-        health=telemetry_pb2.AgentHealth(
-            nvml=health.nvml,
-            num_devices=health.num_devices,
-            records_read=health.records_read,
-            records_lost=health.records_lost,
-            records_corrupt=health.records_corrupt,
-            batches_dropped=health.batches_dropped,
-            unreadable=list(health.unreadable),
-        ),
+        health=message_of(telemetry_pb2.AgentHealth, report.health),
     )
 
 
@@ -269,17 +261,7 @@ def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
 
 def attachment_to_message(attachment: Attachment) -> telemetry_pb2.Attachment:
     """The message of an attachment. Raises ValueError for values that exceed the wire format."""
-    message = telemetry_pb2.Attachment(
-        job=attachment.job,
-        rank=attachment.rank,
-        world_size=attachment.world_size,
-        pid=attachment.pid,
-        role=attachment.role,
-        clock=attachment.clock,
-        device_uuid=attachment.device_uuid,
-        run_id=attachment.run_id,
-        can_probe=attachment.can_probe,
-    )
+    message = message_of(telemetry_pb2.Attachment, attachment, model=None)
     if attachment.model is not None:
         for name in _PLAIN_SHAPE_FIELDS:
             setattr(message.model, name, getattr(attachment.model, name))

@@ -83,15 +83,9 @@ def _set_fields(message: Any) -> dict[str, Any]:
 
 def health_from_message(message: telemetry_pb2.AgentHealth) -> AgentHealth:
     """The state of an agent in a message."""
-    return AgentHealth(
-        nvml=one_line(message.nvml),
-        num_devices=message.num_devices,
-        records_read=message.records_read,
-        records_lost=message.records_lost,
-        records_corrupt=message.records_corrupt,
-        batches_dropped=message.batches_dropped,
-        unreadable=tuple(map(one_line, message.unreadable[:MAX_REMARKS])),
-    )
+    values = {field.name: getattr(message, field.name) for field in fields(AgentHealth)}
+    remarks = tuple(map(one_line, message.unreadable[:MAX_REMARKS]))
+    return AgentHealth(**values | {"nvml": one_line(message.nvml), "unreadable": remarks})
 
 
 class _LazyDevices:

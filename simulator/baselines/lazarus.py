@@ -65,29 +65,3 @@ def maximum_rank_overlap(
             at = min(nodes_with_room, key=lambda n: (expert in nodes[n], len(nodes[n]), n))
             nodes[at].append(expert)
     return tuple(tuple(sorted(node)) for node in nodes)
-
-
-def spread(counts: Sequence[int], *, num_nodes: int, slots_per_node: int) -> Placement:
-    """Replicas dealt out to the nodes in turn, expert by expert: the paper's first comparison."""
-    dealt = [expert for expert, count in enumerate(counts) for _ in range(count)]
-    assert len(dealt) == num_nodes * slots_per_node
-    return tuple(tuple(sorted(dealt[node::num_nodes])) for node in range(num_nodes))
-
-
-def compact(counts: Sequence[int], *, num_nodes: int, slots_per_node: int) -> Placement:
-    """Replicas packed node after node, expert by expert: the paper's second comparison."""
-    dealt = [expert for expert, count in enumerate(counts) for _ in range(count)]
-    assert len(dealt) == num_nodes * slots_per_node
-    return tuple(
-        tuple(dealt[node * slots_per_node : (node + 1) * slots_per_node])
-        for node in range(num_nodes)
-    )
-
-
-def hosts_of(placement: Placement, num_experts: int) -> list[list[int]]:
-    """The nodes that hold each expert, ascending, each once."""
-    hosts: list[list[int]] = [[] for _ in range(num_experts)]
-    for node, experts in enumerate(placement):
-        for expert in sorted(set(experts)):
-            hosts[expert].append(node)
-    return hosts

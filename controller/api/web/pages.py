@@ -26,7 +26,7 @@ from pacekeeper.controller.api.web.queries import TableQuery
 from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.operator_orders import OperatorOrder
-from pacekeeper.protos.convert.json import message_to_dict
+from pacekeeper.protos.convert.plain import message_to_dict
 
 SHARED_FOR_S = 1.0
 MAX_SHARED = 64

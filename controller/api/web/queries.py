@@ -19,7 +19,7 @@ from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.incidents.rank_ranges import iter_ranks
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.protos.convert.json import message_to_dict
+from pacekeeper.protos.convert.plain import message_to_dict
 
 PAGE_ROWS = 100
 MAX_SEARCH_CHARS = 200

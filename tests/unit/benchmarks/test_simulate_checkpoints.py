@@ -1,6 +1,7 @@
 """What `benchmarks.simulate_checkpoints` asks of windows, failures and policies."""
 
 import pytest
+from benchmarks.checkpoint_policies import DynamicK
 from benchmarks.simulate_checkpoints import (
     EXPERTS,
     FIRST_EXPERTS,
@@ -22,7 +23,6 @@ from benchmarks.simulate_checkpoints import (
 from pacekeeper.core.checkpoint.sparse_window import plan_window
 from pacekeeper.simulator.cluster.history import NodesJoined, NodesLost
 from pacekeeper.simulator.policies.base import Use
-from pacekeeper.simulator.policies.checkpoint_costs import DynamicK
 
 SETTING = Setting()
 

@@ -3,10 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
+from benchmarks import eplb
 
 from pacekeeper.controller.planning.eplb import rebalance_experts
 from pacekeeper.controller.planning.token_split.min_max import min_max_split
-from pacekeeper.simulator.baselines import eplb
 
 # The example of EPLB's description: 2 layers, 12 experts, 16 slots, 4 groups, 2 nodes, 8 devices.
 WEIGHT = np.array(

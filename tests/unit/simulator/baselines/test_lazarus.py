@@ -1,17 +1,12 @@
 """Lazarus' rules on cases worked out by hand, its broken promise included."""
 
 import pytest
+from benchmarks.placement_survival import compact, hosts_of, spread
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.controller.planning.reliability import minimal_cut_sets, survival
-from pacekeeper.simulator.baselines.lazarus import (
-    compact,
-    hosts_of,
-    maximum_rank_overlap,
-    replica_counts,
-    spread,
-)
+from pacekeeper.simulator.baselines.lazarus import maximum_rank_overlap, replica_counts
 
 
 def test_counts_follow_load_with_the_floor_and_fill_all_slots() -> None:

@@ -1,11 +1,11 @@
 """The published planners of partitions do what their papers say, by hand."""
 
 import pytest
+from benchmarks.malleus import malleus, parts_of
 
 from pacekeeper.controller.planning.partition.constraints import check_partition
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.simulator.baselines.greyhound import greyhound, least_variance, s3
-from pacekeeper.simulator.baselines.malleus import malleus, parts_of
 from pacekeeper.simulator.baselines.resihp import exclude, resihp
 from pacekeeper.simulator.baselines.resihp_migration import (
     Migration,

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from benchmarks.checkpoint_policies import DynamicK, PartsSaved, SavingAs
 
 from pacekeeper.simulator.cluster.history import Change, History, NodesJoined, NodesLost
 from pacekeeper.simulator.engine.event_loop import Outcome, simulate
 from pacekeeper.simulator.jobs.expert_routing import even_routing
 from pacekeeper.simulator.policies.base import Policy, Saving, Use
-from pacekeeper.simulator.policies.checkpoint_costs import DynamicK, PartsSaved, SavingAs
 from pacekeeper.simulator.policies.checkpoint_restart import Restarting
 from support.sim_jobs import EXACT, small_job
 

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
+from benchmarks.eplb import device_loads, hosts_of, rebalance
 from hypothesis import given
 from hypothesis import strategies as st
-
-from pacekeeper.simulator.baselines.eplb import device_loads, hosts_of, rebalance
 
 
 def test_the_hottest_experts_get_the_spare_slots() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.protos import status_pb2
-from pacekeeper.protos.convert.json import message_to_dict
+from pacekeeper.protos.convert.plain import message_to_dict
 
 FIELD_KINDS = {"TYPE_MESSAGE": 11, "type": 5, "has_presence": False}
 

@@ -1,0 +1,66 @@
+"""Converts messages to plain values for JSON and back from records, by the names of the fields."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+M = TypeVar("M")
+
+
+def message_of(kind: type[M], *sources: object, **given: Any) -> M:
+    """A message with the equally named attributes of records.
+
+    Args:
+        kind: class of the message.
+        sources: records; a field is taken from the first that has it.
+        given: values of fields, instead.
+
+    Raises:
+        AttributeError: a field is neither given nor an attribute of the last source.
+    """
+    values = dict(given)
+    for name in _field_names(kind) - given.keys():
+        source = next((one for one in sources if hasattr(one, name)), sources[-1])
+        values[name] = getattr(source, name)
+    return kind(**values)
+
+
+def columns_of(kind: type[M], rows: Sequence[object]) -> M:
+    """A message whose repeated fields are the equally named attributes of `rows`."""
+    return kind(**{name: [getattr(row, name) for row in rows] for name in _field_names(kind)})
+
+
+def _field_names(kind: Any) -> set[str]:
+    return set(kind.DESCRIPTOR.fields_by_name)
+
+
+def message_to_dict(message: Any) -> dict[str, Any]:
+    """All fields of a message; unset fields and non-finite numbers are None.
+
+    Unlike protobuf's own JSON mapping, 64-bit integers stay integers.
+    """
+    return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _plain(message: Any, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if _is_repeated(field):
+        return [_plain_one(field, item) for item in value]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _plain_one(field, value)
+
+
+def _is_repeated(field: Any) -> bool:
+    """protobuf 7 has no `label`, 5.29 has no `is_repeated`."""
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == field.LABEL_REPEATED)
+
+
+def _plain_one(field: Any, value: Any) -> Any:
+    if field.type == field.TYPE_MESSAGE:
+        return message_to_dict(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
