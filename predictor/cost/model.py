@@ -142,14 +142,14 @@ def residual_table(
     """Log ratios of all steps and ranks [steps, ranks], NaN where a rank is missing; the ranks."""
     ranks = np.unique(np.concatenate([np.array(s.ranks, dtype=np.intp) for s in samples]))
     table = np.full((len(samples), len(ranks)), np.nan)
-    whole = [i for i, sample in enumerate(samples) if len(sample.ranks) == len(ranks)]
-    if whole:  # nearly all: worth doing at once
-        features = np.stack([samples[i].features for i in whole])
-        observed_s = np.stack([samples[i].observed_s for i in whole])
+    with_ranks: dict[tuple[int, ...], list[int]] = {}
+    for i, sample in enumerate(samples):
+        with_ranks.setdefault(tuple(sample.ranks), []).append(i)
+    for present, steps in with_ranks.items():  # steps of the same ranks at once
+        features = np.stack([samples[i].features for i in steps])
+        observed_s = np.stack([samples[i].observed_s for i in steps])
         ratios = np.log(np.maximum(observed_s, 1e-9) / model.expected_s(features))
-        table[whole] = relative_to_peers(ratios)
-    for i in set(range(len(samples))) - set(whole):
-        table[i, np.searchsorted(ranks, samples[i].ranks)] = log_ratios(model, samples[i])
+        table[np.ix_(np.array(steps), np.searchsorted(ranks, present))] = relative_to_peers(ratios)
     return table, tuple(ranks.tolist())
 
 

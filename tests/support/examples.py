@@ -1,4 +1,4 @@
-"""How many examples a property draws: few in `make test`, many in `make stress`.
+"""How many examples a property draws and seeds a simulation has: few in `make test`, else many.
 
 Hypothesis profiles (tests/conftest.py): `pacekeeper` when a developer runs some tests, `whole` in
 `make test` (the same examples each time), `deep` in `make stress` (other examples each time).
@@ -10,6 +10,7 @@ from hypothesis import settings
 
 SHARES = {"whole": 0.25, "deep": 3.0}
 LEAST = 5
+LEAST_SEEDS = 2
 DEFAULT = 100  # Hypothesis' own
 
 
@@ -21,3 +22,13 @@ def examples(count: int) -> int:
     """
     share = SHARES.get(settings.get_current_profile_name(), 1.0)
     return max(math.ceil(count * share), min(count, LEAST))
+
+
+def seeds(count: int) -> range:
+    """Return the seeds of a simulation in the current profile.
+
+    Args:
+        count: The number in a developer's run and in `make stress`; `make test` has a share of it.
+    """
+    share = min(SHARES.get(settings.get_current_profile_name(), 1.0), 1.0)
+    return range(max(math.ceil(count * share), min(count, LEAST_SEEDS)))

@@ -146,16 +146,26 @@ class _Step:
             return start_s + self.time_of(self.step, *place, compute)
 
         @cache
+        def position(place: Place) -> dict[Compute, int]:
+            return {compute: at for at, compute in enumerate(self.orders[place])}
+
+        @cache
+        def stream_of(
+            place: Place, kind: OpType, is_send: bool
+        ) -> tuple[list[Compute], list[Compute]]:
+            """All computes of this kind, and those of them that are sent or received."""
+            of_kind = [c for c in self.orders[place] if c[0] is kind]
+            return of_kind, [c for c in of_kind if self._other(place, c, is_send) is not None]
+
+        @cache
         def transfer_start(place: Place, compute: Compute, is_send: bool) -> float:
             """After the same stream's transfer before it, and what it carries or makes room for."""
-            order = self.orders[place]
-            at = order.index(compute)
-            of_kind = [c for c in order if c[0] is compute[0]]
-            stream = [c for c in of_kind if self._other(place, c, is_send) is not None]
+            order, at = self.orders[place], position(place)[compute]
+            of_kind, stream = stream_of(place, compute[0], is_send)
             waits = [compute_end(place, at)] if is_send else [0.0]
             before = of_kind.index(compute) - 1
             if not is_send and before >= 0:
-                waits.append(compute_end(place, order.index(of_kind[before])))
+                waits.append(compute_end(place, position(place)[of_kind[before]]))
             if compute != stream[0]:
                 waits.append(transfer(place, stream[stream.index(compute) - 1], is_send))
             elif compute[0] is OpType.BACKWARD:

@@ -29,6 +29,7 @@ from benchmarks.quality_runs import (
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.engine.job_rules import first_layout
 from pacekeeper.trainer.model.dataset import Corpus
+from support.examples import seeds
 from support.thread_jobs import reset
 from support.thread_ranks import State, ThreadRanks
 
@@ -116,7 +117,7 @@ def test_every_other_expert_has_two_hosts() -> None:
         assert sorted(numbers) == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_each_quarter_of_a_run_has_its_death_after_the_first_checkpoint(seed: int) -> None:
     found = deaths(FULL, CONFIG, seed)
     assert [death.step * NUM_DEATHS // CONFIG.steps for death in found] == list(range(NUM_DEATHS))

@@ -17,6 +17,7 @@ from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.layout import ShardRun
 from pacekeeper.core.layout.pipeline_schedule import Schedule
+from support.examples import seeds
 
 LAYER = LayerCost(
     attention_s=1.0, mlp_s=2.0, replicated_s=0.5, attention_bytes=1.0, mlp_bytes=1.0,
@@ -125,7 +126,7 @@ def test_a_plan_with_groups_of_several_kinds_is_priced_as_it_is_played(seed: int
     assert plan.step_s == pytest.approx(event_step_s(plan.partition, problem), rel=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_with_even_shards_the_planners_price_is_what_is_played(seed: int) -> None:
     problem = random_problem(seed)
     told_s = price(problem.baseline, problem).step_s

@@ -13,7 +13,7 @@ from pacekeeper.predictor.cost.features import BENDS, FEATURES, Array, StepSampl
 from pacekeeper.predictor.cost.model import CostModel, fit
 from pacekeeper.predictor.online.state import begin, model_of
 from pacekeeper.predictor.online.update import fold
-from support.examples import examples
+from support.examples import examples, seeds
 from support.synthetic_job import DEVICE_CLOCK, SyntheticJob
 
 RANKS, EXPERTS, FEW = 4, 16, 12
@@ -175,7 +175,7 @@ def after_a_long_fault(seed: int, slowdown: float) -> CostModel:
     return model_of(evidence)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_a_fault_of_one_rank_is_never_learnt_however_long(seed: int) -> None:
     mild, severe = after_a_long_fault(seed, 1.15), after_a_long_fault(seed, 2.0)
     assert severe.coefficients == pytest.approx(mild.coefficients)
@@ -185,7 +185,7 @@ def test_a_fault_of_one_rank_is_never_learnt_however_long(seed: int) -> None:
     assert level(severe, job) == pytest.approx(level(healthy, job), abs=0.04)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_a_slow_drift_of_all_ranks_is_followed_and_accuses_nobody(seed: int) -> None:
     job, evidence = SyntheticJob(seed=seed, **DEVICE_CLOCK), begin()
     for step in range(501):

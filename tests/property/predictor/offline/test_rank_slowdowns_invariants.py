@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.predictor.offline.anomalies import Trouble
 from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
-from support.examples import examples
+from support.examples import examples, seeds
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 
 SEEDS = st.integers(0, 10_000)
@@ -80,10 +80,11 @@ def test_half_as_slow_again_is_always_found_and_nobody_else(
 
 def test_clean_noise_stays_within_the_stated_false_alarms() -> None:
     """One finding in a hundred traces is promised; 5 of 100 would happen once in 300 times."""
+    drawn = seeds(100)
     for tail_freedom in (None, 3.0):
         for sums in (False, True):
             found = 0
-            for seed in range(100):
+            for seed in drawn:
                 trace = pipeline(seed=seed, tail_freedom=tail_freedom, num_dp=6, num_steps=16)
                 found += bool(rank_faults(summed(trace) if sums else trace))
-            assert found <= 4, (tail_freedom, sums)
+            assert found <= len(drawn) // 25, (tail_freedom, sums)

@@ -12,6 +12,7 @@ import pytest
 
 from pacekeeper.core.incidents.findings import FindingKind, Incident
 from support.closed_loop import CONFIG, WARM_STEPS, is_baseline, until
+from support.examples import seeds
 from support.paper_cluster import PaperCluster
 from support.paper_work import shares_of
 
@@ -20,7 +21,7 @@ def of_kind(cluster: PaperCluster, kind: FindingKind) -> list[Incident]:
     return [i for i in cluster.incidents.values() if i.finding.kind is kind]
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(100))
 def test_slow_rank_is_relieved_layout_returns_home_and_survivors_go_on(seed: int) -> None:
     dice = Random(seed)
     victim, killed = seed % 4, (seed + 1 + seed // 4 % 3) % 4

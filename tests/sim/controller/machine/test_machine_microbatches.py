@@ -11,13 +11,14 @@ import pytest
 from pacekeeper.controller.state.events import AskDecision
 from pacekeeper.core.incidents.findings import FindingKind
 from support.closed_loop import CONFIG, WARM_STEPS, is_baseline, until
+from support.examples import seeds
 from support.paper_cluster import PaperCluster
 from support.paper_work import shares_of
 
 MICRO_BATCHES = 4
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_slow_rank_is_found_and_relieved_and_the_layout_returns_home(seed: int) -> None:
     victim, slowdown = seed % 4, Random(seed).uniform(1.3, 2.2)
     cluster = PaperCluster(

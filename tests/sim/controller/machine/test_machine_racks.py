@@ -5,6 +5,7 @@ import pytest
 from pacekeeper.controller.policy.failure_domains import fatal_domains
 from pacekeeper.core.errors import LostStateError
 from support.closed_loop import CONFIG, WARM_STEPS, until
+from support.examples import seeds
 from support.paper_cluster import PaperCluster
 
 NODES = {f"node-{node}": (2 * node, 2 * node + 1) for node in range(4)}
@@ -22,7 +23,7 @@ def dies(cluster: PaperCluster, rack: str) -> None:
     cluster.kill(*(rank for rank in RACK_OF if RACK_OF[rank] == rack))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_a_rack_dies_and_every_expert_still_has_a_live_copy(seed: int) -> None:
     cluster = cluster_of(seed, RACKS)
     assert fatal_domains(cluster.layout.experts, RACK_OF), "the first layout knows nodes only"

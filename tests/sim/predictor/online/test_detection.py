@@ -10,6 +10,7 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import CoverageState, Finding
 from pacekeeper.predictor.online.state import Judgement, begin, forget, restore
 from pacekeeper.predictor.online.update import fold
+from support.examples import seeds
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, SyntheticJob
 
 CONFIG = DetectorConfig()
@@ -32,7 +33,7 @@ def findings(said: list[Judgement]) -> list[Finding]:
     return [finding for judgement in said for finding in judgement.findings]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 @pytest.mark.parametrize(("slowdown", "delay"), [(1.6, 2), (1.2, 5)])
 def test_a_slow_device_is_named_at_once_and_alone(seed: int, slowdown: float, delay: int) -> None:
     rank = seed % 4
@@ -46,7 +47,7 @@ def test_a_slow_device_is_named_at_once_and_alone(seed: int, slowdown: float, de
     assert LIFT <= recovered <= LIFT + 6
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_a_healthy_job_is_left_alone_through_changing_layouts(seed: int) -> None:
     said = play(SyntheticJob(seed=seed, **DEVICE_CLOCK), {seed % 4: 1.0})
     assert findings(said) == []
@@ -56,7 +57,7 @@ def test_a_healthy_job_is_left_alone_through_changing_layouts(seed: int) -> None
     }
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_on_shared_cores_a_slow_rank_is_named_and_nobody_else(seed: int) -> None:
     rank = seed % 4
     found = findings(play(SyntheticJob(seed=seed, **CPU_CLOCK), {rank: 1.6}))
@@ -64,12 +65,12 @@ def test_on_shared_cores_a_slow_rank_is_named_and_nobody_else(seed: int) -> None
     assert found[0].step < FAULT + 8
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_noise_of_shared_cores_accuses_nobody(seed: int) -> None:
     assert findings(play(SyntheticJob(seed=seed, **CPU_CLOCK), {})) == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_two_slow_ranks_of_eight_are_both_named(seed: int) -> None:
     job = SyntheticJob(seed=seed, num_ranks=8, **DEVICE_CLOCK)
     found = findings(play(job, {1: 1.5, 6: 2.0}))

@@ -12,6 +12,7 @@ from pacekeeper.predictor.cost.features import StepSample
 from pacekeeper.predictor.online.global_slowdown import HELD_STEPS
 from pacekeeper.predictor.online.state import Evidence, begin, model_of, restore
 from pacekeeper.predictor.online.update import fold
+from support.examples import seeds
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, SyntheticJob
 
 CONFIG = DetectorConfig()
@@ -58,7 +59,7 @@ def slow_between(factor: float) -> Callable[[int], float]:
     return lambda step: factor if FAULT <= step < LIFT else 1.0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 @pytest.mark.parametrize("factor", [1.15, 1.3, 2.0])
 def test_it_is_found_within_a_few_steps_and_ends_when_it_ends(seed: int, factor: float) -> None:
     watched = play(SyntheticJob(seed=seed, **DEVICE_CLOCK), slow_between(factor))
@@ -73,7 +74,7 @@ def test_it_is_found_within_a_few_steps_and_ends_when_it_ends(seed: int, factor:
     assert watched.of_ranks == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_the_cost_model_does_not_learn_it(seed: int) -> None:
     job = SyntheticJob(seed=seed, **DEVICE_CLOCK)
     watched = play(job, slow_between(1.5), steps=LIFT)
@@ -83,7 +84,7 @@ def test_the_cost_model_does_not_learn_it(seed: int) -> None:
     assert np.median(ratio) == pytest.approx(1.0, abs=0.06)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_a_healthy_job_of_any_clock_is_left_alone(seed: int) -> None:
     for clock in (DEVICE_CLOCK, CPU_CLOCK):
         job = SyntheticJob(seed=seed, **clock)
@@ -95,7 +96,7 @@ def test_a_healthy_job_of_any_clock_is_left_alone(seed: int) -> None:
         assert watched.found == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_nothing_is_learnt_while_it_may_be_about_to_be_found(seed: int) -> None:
     job, watched = SyntheticJob(seed=seed, **DEVICE_CLOCK), Watched()
     while not watched.found:
@@ -105,7 +106,7 @@ def test_nothing_is_learnt_while_it_may_be_about_to_be_found(seed: int) -> None:
     assert FAULT - 1 in learnt and learnt.isdisjoint(range(FAULT + 1, found.step))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.parametrize("slowdown", [1.15, 1.6])
 def test_a_rank_that_is_slow_by_itself_is_not_everybody(seed: int, slowdown: float) -> None:
     for num_ranks in (2, 4):

@@ -9,6 +9,7 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import CoverageState, Finding, Tier
 from pacekeeper.predictor.online.state import Evidence, begin
 from pacekeeper.predictor.online.update import fold
+from support.examples import seeds
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
 
 CONFIG = DetectorConfig()
@@ -33,7 +34,7 @@ def run(
 
 
 @CLOCKS
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_no_plan_ever_accuses_a_healthy_rank(seed: int, noise: Noise) -> None:
     job = SyntheticJob(seed=seed, **noise)
     evidence, found, _ = run(job, 30)
@@ -44,7 +45,7 @@ def test_no_plan_ever_accuses_a_healthy_rank(seed: int, noise: Noise) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_no_plan_makes_a_slow_rank_look_well(seed: int) -> None:
     job, slow = SyntheticJob(seed=seed, **DEVICE_CLOCK), {seed % 4: 1.6}
     evidence, _, _ = run(job, 40)
@@ -58,7 +59,7 @@ def test_no_plan_makes_a_slow_rank_look_well(seed: int) -> None:
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_a_fault_that_begins_in_mid_step_is_measured_without_that_step(
     seed: int, part: float
 ) -> None:
@@ -72,7 +73,7 @@ def test_a_fault_that_begins_in_mid_step_is_measured_without_that_step(
 
 
 @pytest.mark.parametrize("begin_step", [5, 8, 10, 12])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_a_fault_that_begins_in_the_warm_up_is_named_right_after_it(
     seed: int, begin_step: int
 ) -> None:
@@ -93,7 +94,7 @@ def test_in_small_jobs_the_slow_rank_is_named_and_no_other(num_ranks: int) -> No
         assert [finding.rank for finding in found] == [seed % num_ranks]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_two_slow_of_four_at_once_are_both_named_and_measured(seed: int) -> None:
     job = SyntheticJob(seed=seed, **DEVICE_CLOCK)
     evidence, _, _ = run(job, 40)
@@ -161,7 +162,7 @@ def test_suspicion_is_told_before_anybody_is_named() -> None:
     assert "rank 1" in judgement.reason
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_a_rank_known_to_be_slow_is_no_witness_for_another(seed: int) -> None:
     job = SyntheticJob(seed=seed, num_ranks=3, **DEVICE_CLOCK)
     evidence, _, _ = run(job, 40)
@@ -181,7 +182,7 @@ def test_a_rank_without_peers_can_not_be_told_from_everybody() -> None:
     assert "all ranks are x1.6" in judgement.reason
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_on_a_noisy_clock_a_lifted_fault_is_over_within_a_few_steps(seed: int) -> None:
     job, rank = SyntheticJob(seed=seed, **CPU_CLOCK), seed % 4
     evidence, _, _ = run(job, 40)

@@ -9,6 +9,7 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Finding
 from pacekeeper.predictor.online.state import Evidence, begin
 from pacekeeper.predictor.online.update import fold
+from support.examples import seeds
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
 
 CONFIG = DetectorConfig()
@@ -25,7 +26,7 @@ def run(
     return evidence, found
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 @pytest.mark.parametrize("slowdown", [1.2, 1.6])
 def test_a_slow_device_is_named_by_the_micro_batches_of_its_first_slow_step(
     seed: int, slowdown: float
@@ -40,7 +41,7 @@ def test_a_slow_device_is_named_by_the_micro_batches_of_its_first_slow_step(
     assert "micro-batches" in found[0].reason
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_a_fault_that_begins_within_a_step_is_measured_by_the_micro_batches_after_it(
     seed: int,
 ) -> None:
@@ -51,7 +52,7 @@ def test_a_fault_that_begins_within_a_step_is_measured_by_the_micro_batches_afte
     assert judgement.findings[0].slowdown == pytest.approx(1.8, rel=0.1)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_micro_batches_of_a_healthy_job_accuse_nobody_through_changing_layouts(seed: int) -> None:
     job = SyntheticJob(seed=seed, num_microbatches=PARTS, **DEVICE_CLOCK)
     evidence, found = run(job, HEALTHY_STEPS, begin())
@@ -62,7 +63,7 @@ def test_micro_batches_of_a_healthy_job_accuse_nobody_through_changing_layouts(s
     assert found == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_with_a_noisy_clock_no_single_step_names_anybody(seed: int) -> None:
     noise: Noise = {**CPU_CLOCK, "noise": 0.25}
     job = SyntheticJob(seed=seed, num_microbatches=PARTS, **noise)

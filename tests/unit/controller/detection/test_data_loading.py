@@ -9,6 +9,7 @@ import pytest
 from pacekeeper.controller.state.events import OfferPlan
 from pacekeeper.core.incidents.findings import Finding, FindingKind
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from support.examples import seeds
 from support.machine_driver import QUICK, WARM, Driver, attachment, exited, started, step
 
 FAULT = WARM + 30
@@ -52,14 +53,14 @@ def found(driver: Driver) -> list[Finding]:
     return [incident.finding for incident in driver.job.incidents]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_healthy_loaders_accuse_nobody(seed: int) -> None:
     driver = started(QUICK)
     run(driver, Loaders(seed), 0, 150, {})
     assert found(driver) == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.parametrize("late_s", [0.03, 0.2])
 def test_a_rank_that_waits_for_its_input_is_named_and_no_device_is(
     seed: int, late_s: float

@@ -7,6 +7,7 @@ import pytest
 from pacekeeper.controller.state.events import OfferPlan
 from pacekeeper.controller.storage.restore import job_record, restored
 from pacekeeper.core.incidents.findings import Finding, FindingKind
+from support.examples import seeds
 from support.fabrics import Fabric
 from support.machine_driver import QUICK, WARM, Driver, started, step
 
@@ -29,14 +30,14 @@ def found(driver: Driver) -> list[Finding]:
     return [incident.finding for incident in driver.job.incidents]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_healthy_links_accuse_nobody(seed: int) -> None:
     driver = started(QUICK)
     run(driver, Fabric(seed), 0, 150)
     assert found(driver) == []
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 @pytest.mark.parametrize("slowdown", [1.5, 4.0])
 def test_a_slow_link_of_one_rank_is_named_as_a_link_and_no_computing(
     seed: int, slowdown: float

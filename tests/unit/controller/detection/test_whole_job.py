@@ -10,6 +10,7 @@ from pacekeeper.controller.state.events import OfferPlan, StepSummary
 from pacekeeper.core.incidents.findings import Blindness, CoverageState, Finding, FindingKind, Tier
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.predictor.job_level.online import LEAST_STEPS, LOOK_STEPS
+from support.examples import seeds
 from support.machine_driver import JOB, QUICK, Driver, attachment, step
 from support.scrapes import value
 
@@ -98,7 +99,7 @@ def test_its_state_is_its_own_and_says_what_would_be_seen() -> None:
     assert value(metrics, "job_info", job_name=JOB, watch="job_level") == 1.0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_a_lasting_slowdown_is_the_jobs_and_no_ranks_and_is_closed_when_it_is_over(
     seed: int,
 ) -> None:

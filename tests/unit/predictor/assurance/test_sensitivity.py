@@ -10,6 +10,7 @@ from pacekeeper.core.incidents.findings import Blindness
 from pacekeeper.predictor.assurance.sensitivity import Sight, blindness, sight_of
 from pacekeeper.predictor.online.state import Evidence, among, begin
 from pacekeeper.predictor.online.update import fold
+from support.examples import seeds
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
 
 CONFIG = DetectorConfig()
@@ -38,7 +39,7 @@ def why(evidence: Evidence, *, step: int, ranks: tuple[int, ...] | None = None) 
 
 @pytest.mark.parametrize("noise", [DEVICE_CLOCK, CPU_CLOCK])
 @pytest.mark.parametrize("parts", [1, 8])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_a_rank_that_slows_by_what_would_be_seen_is_named_in_time(
     seed: int, parts: int, noise: Noise
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from pacekeeper.predictor.cost.features import StepSample
 from pacekeeper.predictor.cost.model import CostModel, fit, log_ratios
+from support.examples import seeds
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, SyntheticJob
 
 WARMUP = 12
@@ -27,13 +28,13 @@ def level_errors(model: CostModel, sample: StepSample) -> np.ndarray:
     return np.abs(np.log(sample.observed_s / model.expected_s(sample.features)))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_a_fit_predicts_the_layout_it_saw(seed: int) -> None:
     job = SyntheticJob(seed=seed, **DEVICE_CLOCK)
     assert level_errors(warmed_up(job), quiet(job)).max() < 0.04
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_a_rank_slow_from_the_start_is_its_own_multiplier_and_bends_nothing(seed: int) -> None:
     job = SyntheticJob(seed=seed, **DEVICE_CLOCK)
     model = warmed_up(job, {2: 1.6})
@@ -43,14 +44,14 @@ def test_a_rank_slow_from_the_start_is_its_own_multiplier_and_bends_nothing(seed
     assert level_errors(model, quiet(job)).max() < 0.06
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_noise_that_all_ranks_share_is_no_noise_of_a_rank(seed: int) -> None:
     shared = SyntheticJob(seed=seed, noise=0.02, common=0.3)
     alone = SyntheticJob(seed=seed, noise=0.02)
     assert warmed_up(shared).sigma == pytest.approx(warmed_up(alone).sigma, rel=0.5)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_what_a_new_layout_is_mispriced_by_lies_within_the_models_doubt(seed: int) -> None:
     job = SyntheticJob(seed=seed, **CPU_CLOCK)
     model = warmed_up(job)
@@ -129,7 +130,7 @@ def test_one_step_of_one_rank_is_enough_to_begin_with() -> None:
     assert model.expected_s(sample.features) == pytest.approx(sample.observed_s, rel=0.2)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_noise_that_all_ranks_share_does_not_move_the_coefficients(seed: int) -> None:
     # Both jobs draw the same random numbers; 20 % more or less of all coefficients is a level.
     shared = warmed_up(SyntheticJob(seed=seed, noise=0.005, common=0.3)).coefficients

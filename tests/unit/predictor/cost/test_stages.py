@@ -10,6 +10,7 @@ from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.predictor.cost.features import FEATURES, StepSample, sample_of
 from pacekeeper.predictor.online.state import Evidence, begin
 from pacekeeper.predictor.online.update import fold
+from support.examples import seeds
 
 RANKS = 8  # two stages of two pipelines, groups of two; those from 4 on have the head
 FIXED_S, TOKEN_S, HEAD_S, NOISE = 0.05, 2e-4, 1e-4, 0.003
@@ -57,7 +58,7 @@ def accused(*, tells_head: bool, seed: int) -> tuple[Evidence, set[int]]:
     return evidence, found
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_nobody_is_accused_when_rows_move_between_pipelines(seed: int) -> None:
     evidence, found = accused(tells_head=True, seed=seed)
     assert not found

@@ -1,5 +1,6 @@
 """Uneven work is named by what is uneven, at its true cost; slow devices are not taken for it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.imbalance.analyze import imbalances
 from pacekeeper.predictor.imbalance.stages_and_microbatches import compute_rows, shared_work
 from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
@@ -33,14 +35,20 @@ def even(step: int, dp: int, stage: int, compute: Compute) -> float:
     return 0.1 if compute[0] is OpType.FORWARD else 0.2
 
 
+@cache
+def normal(step: int, dp: int, stage: int, series: int) -> Array:
+    """Standard normal noise of each compute of a worker's step: [type, model chunk, micro-batch]."""
+    return np.random.default_rng([step, dp, stage, series]).normal(size=(2, 2, 8))
+
+
 def times(*causes: Callable[[int, int, int, Compute], float]) -> WorkTime:
     """Even work with causes multiplied in, and 1 % of noise."""
 
     @cache
     def time_of(step: int, dp: int, stage: int, compute: Compute) -> float:
-        noise = float(np.random.default_rng([step, dp, stage, *compute]).normal(0.0, 0.01))
+        noise = 0.01 * normal(step, dp, stage, 0)[compute]
         factors = [cause(step, dp, stage, compute) for cause in causes]
-        return even(step, dp, stage, compute) * float(np.prod(factors)) * (1.0 + noise)
+        return float(even(step, dp, stage, compute) * math.prod(factors) * (1.0 + noise))
 
     return time_of
 
@@ -82,6 +90,7 @@ def slow_node(step: int, dp: int, stage: int, compute: Compute) -> float:
     return 1.5 if dp == 2 and step >= 4 else 1.0
 
 
+@cache
 def stutter(step: int, dp: int, stage: int, compute: Compute) -> float:
     """A node that holds a dp rank is slow as a whole in this step and not in that."""
     return float(np.random.default_rng([step, dp, 9]).lognormal(0.0, 0.3))
@@ -89,7 +98,7 @@ def stutter(step: int, dp: int, stage: int, compute: Compute) -> float:
 
 def jitter(step: int, dp: int, stage: int, compute: Compute) -> float:
     """Large noise that no two operations have in common."""
-    return float(np.random.default_rng([step, dp, stage, *compute, 3]).lognormal(0.0, 0.2))
+    return math.exp(0.2 * normal(step, dp, stage, 1)[compute])
 
 
 def found_in(trace: Trace) -> tuple[Trouble, ...]:

@@ -10,6 +10,7 @@ from pacekeeper.predictor.job_level.global_slowdown import pace_faults
 from pacekeeper.predictor.offline.analyze import judge
 from pacekeeper.predictor.offline.anomalies import TroubleKind
 from pacekeeper.predictor.offline.trace import ComputeTable, LayoutTable, Trace
+from support.examples import seeds
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 
 ONSET = 20
@@ -57,7 +58,7 @@ def test_it_may_pass_again() -> None:
     assert (trouble.first_step, trouble.last_step) == (FIRST_STEP + 10, FIRST_STEP + 24)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_more_work_is_nobodys_fault(seed: int) -> None:
     trace = job(seed=seed)
     more = np.where(table_of(trace).step >= FIRST_STEP + ONSET, 1.3, 1.0)

@@ -16,6 +16,7 @@ from pacekeeper.predictor.job_level.online import (
 )
 from pacekeeper.predictor.offline.trace import Trace
 from pacekeeper.predictor.online.global_slowdown import PaceNews
+from support.examples import seeds
 from support.step_times import job, slowed, with_work
 
 FLAT_S = np.full(600, 0.06)
@@ -48,7 +49,7 @@ def played(trace: Trace, pace: JobPace | None = None) -> tuple[JobPace, list[Pac
     return pace, news
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_it_finds_what_replay_finds(seed: int) -> None:
     trace = even(slowed(FLAT_S, 300, 450, 1.15), seed)
     (recorded,) = judge_job(trace).troubles

@@ -5,6 +5,7 @@ import pytest
 
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.job_level.detect import job_faults, judge_job
+from support.examples import seeds
 from support.step_times import job, slowed
 
 
@@ -14,7 +15,7 @@ def growing(*steps_and_pace: tuple[int, float]) -> Array:
     return np.repeat(np.array(pace), steps)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_a_slowdown_across_a_jump_of_the_schedule_is_found_whole(seed: int) -> None:
     pace_s = growing((500, 0.05), (500, 0.08))
     (found,) = job_faults(job(slowed(pace_s, 440, 560, 1.1), seed=seed))

@@ -7,6 +7,7 @@ from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.offline.anomalies import TroubleKind
 from pacekeeper.predictor.offline.collective_stragglers import late_ranks
 from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Trace, WaitTable, Worker
+from support.examples import seeds
 
 
 def job(
@@ -48,7 +49,7 @@ def test_who_comes_late_is_named_with_its_kind(num_steps: int, is_compute: bool)
     assert "late" in trouble.reason
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_nobody_is_named_where_all_come_together(seed: int) -> None:
     assert late_ranks(job(20, late_s=0.0, is_compute=False, seed=seed)) == ()
 

@@ -10,6 +10,7 @@ from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
 from pacekeeper.predictor.offline.residuals import Residuals
 from pacekeeper.predictor.offline.shift_scan import strongest_shifts
 from pacekeeper.predictor.offline.trace import Trace
+from support.examples import seeds
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 
 ONSET = 8
@@ -31,7 +32,7 @@ def all_slowed(trace: Trace, ranks: range, factor: float, *, last: int | None = 
     return trace
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 @pytest.mark.parametrize(("count", "factor"), [(4, 1.3), (5, 1.1), (4, 1.05)])
 def test_a_third_of_a_stage_is_named_rank_by_rank(seed: int, count: int, factor: float) -> None:
     found = rank_faults(all_slowed(stage(seed=seed), range(4, 4 + count), factor))

@@ -8,6 +8,7 @@ import pytest
 from pacekeeper.predictor.offline.anomalies import TroubleKind
 from pacekeeper.predictor.offline.collective_stragglers import link_faults
 from pacekeeper.predictor.offline.trace import Trace, TransferTable, Worker
+from support.examples import seeds
 
 PAIRS = tuple(combinations(range(6), 2))
 
@@ -72,7 +73,7 @@ def test_a_fault_that_is_over_says_when() -> None:
     assert (trouble.first_step, trouble.last_step) == (10, 24)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_a_healthy_fabric_has_no_slow_link(seed: int) -> None:
     assert link_faults(job(PAIRS, {}, seed=seed)) == ()
 

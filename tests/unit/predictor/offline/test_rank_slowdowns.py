@@ -11,6 +11,7 @@ from pacekeeper.predictor.offline.anomalies import TroubleKind
 from pacekeeper.predictor.offline.noise import thresholds
 from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
 from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Trace
+from support.examples import seeds
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 
 
@@ -268,7 +269,7 @@ def test_a_rank_that_joined_later_is_judged_from_its_first_step_on(num_dp: int) 
     assert f"since step {FIRST_STEP + 20}, the first that it told" in found.reason
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_one_step_of_many_micro_batches_is_enough_beside_peers(seed: int) -> None:
     trace = pipeline(seed=seed, num_steps=1)
     assert rank_faults(trace) == ()

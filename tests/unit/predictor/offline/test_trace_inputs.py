@@ -14,6 +14,7 @@ from pacekeeper.predictor.offline.anomalies import TroubleKind
 from pacekeeper.predictor.offline.online_rules import slow_inputs
 from pacekeeper.predictor.offline.trace import OwnInputTable, Trace, Worker
 from pacekeeper.simulator.readers.native import read_native
+from support.examples import seeds
 
 NUM_STEPS, FIRST, END = 120, 70, 95
 REST_S, USUAL_S = 0.1, 0.003
@@ -37,7 +38,7 @@ def recorded(
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.parametrize("late_s", [0.025, 0.3])
 def test_a_rank_whose_input_is_late_is_a_host_finding_of_that_rank(
     seed: int, late_s: float
@@ -60,7 +61,7 @@ def test_input_that_is_late_for_all_names_nobody() -> None:
     assert found.slowdown == pytest.approx(1.0 + 0.05 / (REST_S + USUAL_S), rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_healthy_loaders_are_no_finding(seed: int) -> None:
     assert slow_inputs(recorded({}, seed=seed)) == ()
 

@@ -8,6 +8,7 @@ import pytest
 from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
 from pacekeeper.predictor.offline.residuals import layouts_of
 from pacekeeper.predictor.offline.trace import LayoutTable, Trace
+from support.examples import seeds
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of
 
 NUM_STEPS, SECOND, THIRD = 90, 30, 60
@@ -30,7 +31,7 @@ def shifted(trace: Trace, rank: int, factor: float) -> Trace:
     return slowed(trace, rank, factor, first=SECOND, last=THIRD - 1)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_a_level_that_comes_and_goes_with_a_layout_accuses_nobody(seed: int) -> None:
     trace = shifted(job(seed), 2, 1.03)
     assert rank_faults(trace) == ()

@@ -9,6 +9,7 @@ import pytest
 from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind
 from pacekeeper.predictor.offline.online_rules import slow_links
 from pacekeeper.predictor.offline.trace import LayoutTable, OwnTransferTable, Trace, Worker
+from support.examples import seeds
 
 NUM_STEPS, FIRST, END = 80, 40, 60
 FIRST_STEP = 100  # number of the first recorded one
@@ -47,7 +48,7 @@ def ranks_of(troubles: Sequence[Trouble]) -> list[int | None]:
     return sorted((trouble.rank for trouble in troubles), key=lambda rank: rank or 0)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.parametrize("factor", [1.5, 3.0])
 def test_a_slow_link_is_named_from_its_first_slow_step(seed: int, factor: float) -> None:
     (found,) = slow_links(recorded({seed: factor}, seed=seed))
@@ -79,7 +80,7 @@ def test_both_ends_of_a_link_and_a_node_say_where_it_is() -> None:
     assert all("the link of node node-1" in found.reason for found in node)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_healthy_links_accuse_nobody(seed: int) -> None:
     assert slow_links(recorded({}, seed=seed, num_ranks=8)) == ()
 

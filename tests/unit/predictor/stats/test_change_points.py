@@ -14,6 +14,7 @@ from pacekeeper.predictor.stats.change_points import (
     slope,
     without_spikes,
 )
+from support.examples import seeds
 
 
 def cost(values: Array, cuts: tuple[int, ...], sigma: float, penalty: float) -> float:
@@ -21,7 +22,7 @@ def cost(values: Array, cuts: tuple[int, ...], sigma: float, penalty: float) -> 
     return sum(float(((p - p.mean()) ** 2).sum()) for p in parts) / sigma**2 + penalty * len(cuts)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_no_other_cuts_explain_a_series_better(seed: int) -> None:
     random = np.random.default_rng(seed)
     values = np.repeat(random.normal(0, 2, 3), (4, 3, 4)) + random.normal(0, 1, 11)

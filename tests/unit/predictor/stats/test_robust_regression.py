@@ -5,6 +5,7 @@ import pytest
 
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.stats.robust_regression import shared_slope, work_slopes
+from support.examples import seeds
 
 NUM = 4000
 
@@ -15,7 +16,7 @@ def documents(random: np.random.Generator) -> Array:
     return np.stack([work, 2.0 * work + random.normal(0.0, 0.01, NUM)], axis=1)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 @pytest.mark.parametrize("share", [0.0, 0.005, 0.02])
 def test_hiccups_among_the_regressors_bend_no_slope(seed: int, share: float) -> None:
     random = np.random.default_rng(seed)

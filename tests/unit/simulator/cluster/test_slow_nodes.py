@@ -22,6 +22,7 @@ from pacekeeper.simulator.jobs.expert_routing import even_routing
 from pacekeeper.simulator.policies.base import Cause, Policy
 from pacekeeper.simulator.policies.lazarus import Lazarus
 from pacekeeper.simulator.policies.pacekeeper import Pacekeeper, model_of, workload_of
+from support.examples import seeds
 from support.sim_jobs import EXACT, small_job
 
 NUM_NODES, NUM_LAYERS, NUM_EXPERTS = 6, 2, 6
@@ -57,7 +58,7 @@ def run(policy: Policy, *changes: Change) -> Outcome:
     return simulate(history, JOB, ROUTING, policy, seed=0)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_the_detector_sees_half_speed_in_some_steps_and_says_how_slow(seed: int) -> None:
     found = sight({}, {2: 0.5}, seed)
     assert 1 <= found.steps <= 5

@@ -21,6 +21,7 @@ from pacekeeper.simulator.jobs.data_parallel import Dispatch
 from pacekeeper.simulator.jobs.document_lengths import Lengths, read_lengths
 from pacekeeper.simulator.jobs.expert_routing import even_routing
 from pacekeeper.simulator.scenario.loader import played, read_scenario
+from support.examples import seeds
 from support.pipeline_jobs import pipeline_job
 from support.scenarios import small_tables, written
 from support.sim_jobs import small_job
@@ -84,7 +85,7 @@ def test_a_mean_micro_batch_costs_one_and_squares_make_the_difference() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_long_documents_are_nobodys_fault_and_hide_nobody(seed: int) -> None:
     assert sight({}, seed).slow == {}
     assert sight({2: 0.85}, seed).slow == {2: pytest.approx(1.18, rel=0.1)}
