@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test stress bench venv lint protos clean
+.PHONY: demo test test-fast stress bench venv lint protos clean
 
 # The stamp is newer than what it was made from, or the environment is made again.
 $(VENV)/.stamp: pyproject.toml constraints.txt
@@ -29,11 +29,15 @@ demo: venv
 # Most tests of processes wait more than they compute, and go first; by itself runs what asks the
 # clock how much others compute, or draws figures from the host's own pace.
 WHOLE := --hypothesis-profile whole --durations 20
+TOGETHER := --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not alone and not stress"
 test: venv $(VENV)/.peers
-	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest $(WHOLE) --numprocesses 3 --dist loadfile \
-	    --no-loadscope-reorder -m "not alone" \
+	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest $(WHOLE) $(TOGETHER) \
 	    tests/integration tests/unit tests/property tests/golden tests/sim; together=$$?; \
 	$(BIN)/python -Im pytest $(WHOLE) -m "alone or gpu" tests/integration tests/gpu && exit $$together
+
+# Without processes and long simulations: for work on the code.
+test-fast: venv
+	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest $(WHOLE) $(TOGETHER) tests/unit tests/golden
 
 # Fuzzers and fault schedules; CI runs a slice of two minutes that the day chooses.
 MINUTES ?= 60

@@ -1,8 +1,9 @@
-"""`make stress`: fuzzers, fault schedules and deep properties, or a slice that a seed chooses.
+"""`make stress`: fuzzers, fault schedules and deep tests, or a slice that a seed chooses.
 
 `PYTHONPATH=tests python -m stress.run --minutes 2 --seed 7`. A third of the time goes to fuzzing
-(FUZZ_S of processor time per parser), a third to fault schedules of this seed, a third to the
-properties with many random examples (PROPERTIES_S per file). The seed chooses parsers and files so
+(FUZZ_S of processor time per parser), a third to fault schedules of this seed, a third to
+files of tests that draw (DEEP_S per file): many random examples of properties, all seeds of
+simulations, and the faults that `make test` leaves out. The seed chooses parsers and files so
 that consecutive seeds reach all of them. Exits with 1 if anything was found.
 """
 
@@ -15,7 +16,8 @@ from fuzz.seeds import seeds
 from support.tree import ROOT
 
 FUZZ_S = 6.0
-PROPERTIES_S = 20.0
+DEEP_S = 20.0
+DRAWS = "from support.examples import"
 
 
 def slice_of(names: list[str], count: int, seed: int) -> list[str]:
@@ -24,19 +26,25 @@ def slice_of(names: list[str], count: int, seed: int) -> list[str]:
     return [names[(seed * count + k) % len(names)] for k in range(count)]
 
 
-def run_properties(budget_s: float, seed: int) -> int:
-    """Run files of properties with many examples; return 1 if one failed.
+def deep_files() -> list[str]:
+    """Return the test files that draw more examples, seeds or faults here than in `make test`."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(path) for path in files if DRAWS in path.read_text()]
+
+
+def run_deep(budget_s: float, seed: int) -> int:
+    """Run files of tests that draw with all that they can draw; return 1 if one failed.
 
     A file that does not end within the budget is stopped, which is printed and is no failure.
     """
-    files = sorted(str(path) for path in (ROOT / "tests" / "property").rglob("test_*.py"))
     ends_s, failed = time.monotonic() + budget_s, False
-    for file in slice_of(files, int(budget_s / PROPERTIES_S), seed):
+    for file in slice_of(deep_files(), int(budget_s / DEEP_S), seed):
         left_s = ends_s - time.monotonic()
         if left_s <= 0.0:
             break
         deep = ["--hypothesis-profile", "deep", "--hypothesis-seed", str(seed)]
-        command = [sys.executable, "-Im", "pytest", "-q", "--timeout", "0", *deep, file]
+        only = ["-m", "stress"] if "/integration/" in file else []
+        command = [sys.executable, "-Im", "pytest", "-q", "--timeout", "0", *deep, *only, file]
         try:
             failed |= subprocess.run(command, cwd=ROOT, timeout=left_s, check=False).returncode != 0
         except subprocess.TimeoutExpired:
@@ -61,7 +69,7 @@ def main() -> int:
         ).returncode
         for command in (fuzz, faults)
     ]
-    codes.append(run_properties(third_s, options.seed))
+    codes.append(run_deep(third_s, options.seed))
     return int(any(codes))
 
 

@@ -1,7 +1,8 @@
 """Asks a controller of real processes, and waits for what it should say."""
 
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import grpc
 
 from pacekeeper.cli.demo.fleet import Fleet
+from pacekeeper.cli.demo.recorder import read_step_log
 from pacekeeper.cli.demo.run_dir import claim_run_dir
 from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.protos import status_pb2, status_pb2_grpc
@@ -39,6 +41,21 @@ def quick_fleet(directory: Path, *, seed: int, replicas: int = 2) -> Iterator[Fl
         ) as fleet,
     ):
         yield fleet
+
+
+def set_fault(fleet: Fleet, rank: int, slowdown: float, kind: str = "compute") -> None:
+    """Make the rank's emulated computing or `link` slower; 1.0 ends that."""
+    path = fleet.run_dir / "faults" / f"rank-{rank}.json"
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(json.dumps({"slowdown": slowdown, "kind": kind}))
+    fresh.rename(path)
+
+
+def assert_no_step_is_lost(fleet: Fleet, ranks: Iterable[int]) -> None:
+    """Each rank's log holds every step once, in order."""
+    for rank in ranks:
+        steps = [s.step for s in read_step_log(fleet.run_dir / "train" / f"steps-{rank}.jsonl")]
+        assert steps == list(range(len(steps)))
 
 
 def until(what: str, holds: Callable[[], bool], seconds: float = 150.0) -> None:

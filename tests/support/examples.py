@@ -6,6 +6,8 @@ Hypothesis profiles (tests/conftest.py): `pacekeeper` when a developer runs some
 
 import math
 
+import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import settings
 
 SHARES = {"whole": 0.25, "deep": 3.0}
@@ -32,3 +34,8 @@ def seeds(count: int) -> range:
     """
     share = min(SHARES.get(settings.get_current_profile_name(), 1.0), 1.0)
     return range(max(math.ceil(count * share), min(count, LEAST_SEEDS)))
+
+
+def stress(*values: object) -> ParameterSet:
+    """Return a set of a test's parameters that only `make stress` runs."""
+    return pytest.param(*values, marks=pytest.mark.stress)

@@ -23,12 +23,10 @@ from support.tree import ROOT
 from support.wheel_env import WheelEnvironment, build
 
 PATIENCE_S = 60.0
-# Tests that read files of the package, judge by golden files or start processes.
+# Tests that read files of the package or judge by golden files.
 SLICE = (
     "tests/golden/controller",
-    "tests/unit/cli/analysis",
     "tests/unit/controller/api/web",
-    "tests/unit/trainer/hooks",
 )
 # What an image is to be spared: each extra is large or has no business where it is not named.
 HEAVY = (
@@ -273,7 +271,8 @@ def test_a_slice_of_the_tests_passes_on_the_wheel(installed: Environments) -> No
     environment = installed["all,dev"]
     where = environment.run("-c", "import pacekeeper; print(pacekeeper.__file__)")
     assert Path(where.stdout.strip()).is_relative_to(environment.packages)
-    line = [str(environment.python), "-Im", "pytest", "-q", "-p", "no:cacheprovider", *SLICE]
+    line = [str(environment.python), "-Im", "pytest", "-q", "-p", "no:cacheprovider"]
+    line += ["--hypothesis-profile", "whole", *SLICE]
     done = subprocess.run(
         line, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S * 4, check=False
     )

@@ -14,6 +14,7 @@ from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.shm_ring import parse_layout_file_name
 from pacekeeper.trainer.engine.single_process import train_alone
+from support.examples import stress
 from support.fleet import SMALL, Fleet
 from support.layouts import on_nodes
 from support.resumes import saved, saving
@@ -80,7 +81,11 @@ def test_the_first_node_dies_and_comes_back_by_way_of_another(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("moment", "num_regroups"),
-    [(Moment.IN_FORMING, 1), (Moment.IN_REGROUP_MOVE, 1), (Moment.IN_MOVE_AFTER_VOTE, 2)],
+    [
+        stress(Moment.IN_FORMING, 1),
+        stress(Moment.IN_REGROUP_MOVE, 1),
+        (Moment.IN_MOVE_AFTER_VOTE, 2),
+    ],
 )
 def test_a_newcomer_that_is_killed_on_its_way_in_costs_one_regroup(
     tmp_path: Path, moment: Moment, num_regroups: int

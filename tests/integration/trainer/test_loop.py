@@ -19,6 +19,7 @@ from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.trainer.engine.job_rules import first_layout
 from pacekeeper.trainer.engine.single_process import train_alone
+from support.examples import stress
 from support.fleet import SMALL, Fleet
 from support.sabotage import BadGradient, Hasty, Moment, OtherText, Sabotage
 
@@ -70,7 +71,9 @@ def test_two_nodes_train_as_one_process_does(tmp_path: Path) -> None:
         assert fleet.layout(1, node=0) == fleet.layout(1, node=1) == spread
 
 
-@pytest.mark.parametrize(("victims", "num_nodes"), [((0,), 1), ((1, 2, 3), 1), ((0,), 2)], ids=str)
+@pytest.mark.parametrize(
+    ("victims", "num_nodes"), [((0,), 1), stress((1, 2, 3), 1), stress((0,), 2)]
+)
 def test_any_rank_may_be_killed_at_any_moment(
     tmp_path: Path, victims: tuple[int, ...], num_nodes: int
 ) -> None:
@@ -114,7 +117,7 @@ def test_two_at_once(tmp_path: Path) -> None:
         assert_exact(fleet, (1, 3))
 
 
-@pytest.mark.parametrize(("node", "num_nodes"), [(1, 2), (0, 3)], ids=str)
+@pytest.mark.parametrize(("node", "num_nodes"), [(1, 2), stress(0, 3)])
 def test_a_whole_node_may_go(tmp_path: Path, node: int, num_nodes: int) -> None:
     """Killed with its launcher: nobody is left to say that its ranks are dead, or keeps its store.
 
@@ -158,8 +161,8 @@ def test_half_without_the_lowest_rank_ends_and_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("moment", "victim"),
     [
-        (Moment.AT_START, 0),
-        (Moment.IN_STEP_BEFORE_VOTE, 2),
+        stress(Moment.AT_START, 0),
+        stress(Moment.IN_STEP_BEFORE_VOTE, 2),
         (Moment.IN_STEP_AFTER_VOTE, 0),
     ],
 )
@@ -177,7 +180,9 @@ def test_a_step_that_some_committed_is_committed_by_all_and_not_done_again(tmp_p
         assert not fleet.steps(1)[5]["is_redone"]
 
 
-@pytest.mark.parametrize("moment", [Moment.IN_FORMING, Moment.IN_REGROUP_MOVE, Moment.WITH_VERDICT])
+@pytest.mark.parametrize(
+    "moment", [stress(Moment.IN_FORMING), Moment.IN_REGROUP_MOVE, stress(Moment.WITH_VERDICT)]
+)
 def test_a_second_death_while_survivors_regroup(tmp_path: Path, moment: Moment) -> None:
     """Rank 1 leads once rank 0 is dead; three hosts, so that two may die at once."""
     config = replace(SMALL, replicas=3)
@@ -225,9 +230,9 @@ def test_survivors_number_their_layout_after_a_plan_they_have_seen(tmp_path: Pat
 @pytest.mark.parametrize(
     ("moment", "victim", "doubters", "is_moved"),
     [
-        (Moment.IN_MOVE_BEFORE_VOTE, 2, (), False),
+        stress(Moment.IN_MOVE_BEFORE_VOTE, 2, (), False),
         (Moment.IN_MOVE_AFTER_VOTE, 3, (0,), True),  # the leader missed it, the others did it
-        (Moment.IN_MOVE_AFTER_VOTE, 0, (2,), True),
+        stress(Moment.IN_MOVE_AFTER_VOTE, 0, (2,), True),
         (Moment.IN_MOVE_AFTER_VOTE, 1, (0, 2, 3), False),  # only the dead one knew
     ],
 )

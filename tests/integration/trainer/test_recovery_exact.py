@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.errors import ExitCode
+from support.examples import stress
 from support.fault_runs import run, undisturbed
 from support.fault_schedules import Act, disturbed_run, drawn
 from support.fleet import SMALL, Fleet
@@ -39,7 +40,7 @@ def test_schedules_draw_all_kinds_of_faults_and_are_the_same_for_a_seed() -> Non
 
 
 @pytest.mark.parametrize(
-    "moment", [Moment.IN_FORMING, Moment.IN_CONNECTING, Moment.IN_MOVE_BEFORE_VOTE]
+    "moment", [Moment.IN_FORMING, stress(Moment.IN_CONNECTING), stress(Moment.IN_MOVE_BEFORE_VOTE)]
 )
 def test_who_freezes_inside_a_recovery_is_fenced_and_left(tmp_path: Path, moment: Moment) -> None:
     config = replace(SMALL, replicas=3, peer_timeout_s=10.0)
@@ -53,7 +54,7 @@ def test_who_freezes_inside_a_recovery_is_fenced_and_left(tmp_path: Path, moment
             assert [line["step"] for line in fleet.steps(rank)] == list(range(config.steps))
 
 
-@pytest.mark.parametrize("victim", [None, 0])
+@pytest.mark.parametrize("victim", [stress(None), 0])
 def test_who_comes_late_is_not_taken_for_frozen(tmp_path: Path, victim: int | None) -> None:
     """A node may load for longer than a rank may be silent later on."""
     config = replace(SMALL, steps=10, peer_timeout_s=6.0)

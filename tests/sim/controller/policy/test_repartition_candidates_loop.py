@@ -17,6 +17,7 @@ from pacekeeper.core.incidents.findings import Decision, FindingKind
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.jobs.pipeline_step import partition_step_s
 from support.closed_loop import CONFIG, WARM_STEPS, is_baseline, until
+from support.examples import stress
 from support.paper_cluster import OVERHEAD_S, PaperCluster
 
 
@@ -112,7 +113,7 @@ def problem_asked(view: PlanningSnapshot) -> PartitionProblem:
     return problem
 
 
-@pytest.mark.parametrize("seed", [5, 6])
+@pytest.mark.parametrize("seed", [5, stress(6)])
 def test_a_hopeless_rank_stands_by_until_a_probe_finds_it_well(seed: int) -> None:
     policy = replace(CONFIG.policy, may_leave_out=True)
     cluster = PaperCluster(

@@ -37,7 +37,7 @@ def even(step: int, dp: int, stage: int, compute: Compute) -> float:
 
 @cache
 def normal(step: int, dp: int, stage: int, series: int) -> Array:
-    """Standard normal noise of each compute of a worker's step: [type, model chunk, micro-batch]."""
+    """Normal noise of each compute of a worker's step: [type, model chunk, micro-batch]."""
     return np.random.default_rng([step, dp, stage, series]).normal(size=(2, 2, 8))
 
 
