@@ -37,7 +37,8 @@ test: venv $(VENV)/.peers
 
 # Without processes and long simulations: for work on the code.
 test-fast: venv
-	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest $(WHOLE) $(TOGETHER) tests/unit tests/golden
+	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest --hypothesis-profile fast --durations 5 $(TOGETHER) \
+	    tests/unit tests/golden
 
 # Fuzzers and fault schedules; CI runs a slice of two minutes that the day chooses.
 MINUTES ?= 60

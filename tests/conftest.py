@@ -24,13 +24,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 settings.register_profile("pacekeeper", deadline=None, print_blob=True)
 # Where all is run, a change is judged by what it changed: the same examples each time, and any
 # counter-example will do, for to look for a smaller one takes up to 5 minutes.
-settings.register_profile(
-    "whole",
-    parent=settings.get_profile("pacekeeper"),
-    derandomize=True,
-    max_examples=math.ceil(DEFAULT * SHARES["whole"]),
-    phases=(Phase.explicit, Phase.generate, Phase.target),
-)
+for name in ("fast", "whole"):
+    settings.register_profile(
+        name,
+        parent=settings.get_profile("pacekeeper"),
+        derandomize=True,
+        max_examples=math.ceil(DEFAULT * SHARES[name]),
+        phases=(Phase.explicit, Phase.generate, Phase.target),
+    )
 settings.register_profile(
     "deep",
     parent=settings.get_profile("pacekeeper"),

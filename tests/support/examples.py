@@ -1,7 +1,8 @@
 """How many examples a property draws and seeds a simulation has: few in `make test`, else many.
 
-Hypothesis profiles (tests/conftest.py): `pacekeeper` when a developer runs some tests, `whole` in
-`make test` (the same examples each time), `deep` in `make stress` (other examples each time).
+Hypothesis profiles (tests/conftest.py): `pacekeeper` when a developer runs some tests; `whole` in
+`make test` and `fast` in `make test-fast`, the same examples each time; `deep` in `make stress`,
+other examples each time.
 """
 
 import math
@@ -10,7 +11,7 @@ import pytest
 from _pytest.mark import ParameterSet
 from hypothesis import settings
 
-SHARES = {"whole": 0.25, "deep": 3.0}
+SHARES = {"fast": 0.1, "whole": 0.25, "deep": 3.0}
 LEAST = 5
 LEAST_SEEDS = 2
 DEFAULT = 100  # Hypothesis' own
