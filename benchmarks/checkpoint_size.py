@@ -34,7 +34,7 @@ from pacekeeper.core.checkpoint.window_steps import (
 )
 from pacekeeper.core.checkpoint.write_plan import assign_writers, cut_pieces
 from pacekeeper.core.layout.layout import Block, BlockKind, ExpertReplica, Layout, ShardRun, Stage
-from pacekeeper.trainer.checkpoint.async_writer import Outcome, Saver, Snapshot
+from pacekeeper.trainer.checkpoint.async_writer import Saver, SaveStatus, Snapshot
 from pacekeeper.trainer.checkpoint.storage import open_storage
 
 KINDS = {"": torch.bfloat16, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}
@@ -193,7 +193,7 @@ class Job:
         )
         saver.wait()
         (news,) = saver.take_news()
-        assert news.outcome is not Outcome.FAILED, news.why
+        assert news.outcome is not SaveStatus.FAILED, news.why
         return news.size_bytes
 
     def _tensors(self, piece: Piece) -> Iterator[tuple[str, Tensor]]:

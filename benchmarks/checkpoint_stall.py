@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.stall_runs import NUM_RANKS, run, run_snapshots, run_windows
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.trainer.checkpoint.async_writer import Outcome
+from pacekeeper.trainer.checkpoint.async_writer import SaveStatus
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def at_once(demo: TrainConfig, rounds: int) -> dict[str, float]:
         with tempfile.TemporaryDirectory() as directory:
             config = replace(demo, checkpoint_dir=directory, experts_per_checkpoint=num_experts)
             times, rank = run(config, rounds)
-        assert rank.checkpoints.counts[Outcome.FAILED] == 0
+        assert rank.checkpoints.counts[SaveStatus.FAILED] == 0
         table.add_row(
             name,
             f"{1e3 * times.step_s:.1f}",
@@ -78,7 +78,7 @@ def beside(demo: TrainConfig, rounds: int, window_steps: int) -> dict[str, float
     with tempfile.TemporaryDirectory() as directory:
         windowed = replace(demo, checkpoint_dir=directory, checkpoint_window_steps=window_steps)
         turns, rank = run_windows(windowed, rounds)
-    assert rank.checkpoints.counts[Outcome.COMPLETE] == 1 + rounds
+    assert rank.checkpoints.counts[SaveStatus.COMPLETE] == 1 + rounds
     kept = run_snapshots(replace(demo, snapshot_period_steps=1), rounds)
     table = Table(title=f"{rounds} windows of {len(turns)} steps, and as many snapshots of a half")
     for column in ("after", "held %", "next step %", "there after ms", "MB"):

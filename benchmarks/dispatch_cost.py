@@ -22,7 +22,7 @@ from pacekeeper.controller.planning.token_split.linear_program import best_value
 from pacekeeper.controller.planning.token_split.proportional import token_shares
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.trainer.parallel.all_to_all_splits import exchange, neighbourhoods
-from pacekeeper.trainer.parallel.token_balancing import HostPairs, split_rows, whole_capacities
+from pacekeeper.trainer.parallel.token_balancing import ReplicaIndex, balance_rows, whole_capacities
 
 SIZES = ((8, 4, 4, 2), (32, 16, 4, 8), (64, 8, 9, 8), (256, 64, 5, 8), (256, 64, 9, 8))
 TOKENS_PER_RANK, CHOICES = 8192, 2
@@ -65,7 +65,7 @@ def measure(num_experts: int, num_ranks: int, slots: int, ranks_per_node: int) -
     cluster = alike(num_ranks, slots, ranks_per_node=ranks_per_node, speeds=tuple(speeds.values()))
     plan = plan_experts(mean_load[None], cluster, drift=DRIFT)
     hosts = [[host.rank for host in on] for on in plan.hosts[0]]
-    pairs = HostPairs.of(hosts, num_ranks)
+    pairs = ReplicaIndex.of(hosts, num_ranks)
     passes = neighbourhoods(pairs, [rank // ranks_per_node for rank in range(num_ranks)])
     capacity_W = whole_capacities(list(speeds.values()))
     shares = [[h.share for h in on] for on in token_shares(mean_load.tolist(), hosts, speeds).hosts]
@@ -77,7 +77,7 @@ def measure(num_experts: int, num_ranks: int, slots: int, ranks_per_node: int) -
     travelling: list[float] = []
     for counts in steps:
         begin_s = time.perf_counter()
-        rows_P = split_rows(pairs, counts, capacity_W).rows_P
+        rows_P = balance_rows(pairs, counts, capacity_W).rows_P
         split_s.append(time.perf_counter() - begin_s)
         begin_s = time.perf_counter()
         exchange(pairs, counts, rows_P, 1, passes)

@@ -12,12 +12,12 @@ from torch._C._distributed_c10d import FileStore
 
 from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.trainer.checkpoint.async_writer import News, Outcome
+from pacekeeper.trainer.checkpoint.async_writer import SaveResult, SaveStatus
 from pacekeeper.trainer.checkpoint.in_memory import Snapshots
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.staging import HostCopies
 from pacekeeper.trainer.distributed.collectives import LocalFabric
-from pacekeeper.trainer.distributed.process_group import Fabric
+from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
 from pacekeeper.trainer.engine.job_rules import first_layout
 from pacekeeper.trainer.model.block_state_dict import ordered_parameters
 from pacekeeper.trainer.model.dataset import Corpus
@@ -199,7 +199,7 @@ def run_snapshots(config: TrainConfig, rounds: int) -> Beside:
                 pair.snapshots.wait()
                 (one,) = told
                 told.clear()
-                assert one.outcome is Outcome.COMPLETE, one
+                assert one.outcome is SaveStatus.COMPLETE, one
                 times.arrive_s.append(one.took_s)
                 times.size_bytes.append(one.size_bytes)
                 times.none_s.append(rank.train())
@@ -215,7 +215,7 @@ def run_snapshots(config: TrainConfig, rounds: int) -> Beside:
 class Pair:
     """One of the two."""
 
-    fabric: Fabric
+    fabric: InterruptibleProcessGroup
     snapshots: Snapshots
 
     def begin(self, rank: LoneRank) -> None:
@@ -231,9 +231,9 @@ class Pair:
         )
 
 
-def _pair(number: int, directory: str, rank: LoneRank) -> tuple[Pair, list[News]]:
-    told: list[News] = []
-    fabric = Fabric(
+def _pair(number: int, directory: str, rank: LoneRank) -> tuple[Pair, list[SaveResult]]:
+    told: list[SaveResult] = []
+    fabric = InterruptibleProcessGroup(
         store=FileStore(str(Path(directory, "store")), len(PAIR)),
         generation=1,
         rank=number,

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import FileStore
 from pacekeeper.trainer.distributed import process_group as fabric_module
 from pacekeeper.trainer.distributed.collectives import PeerLost
 from pacekeeper.trainer.distributed.kv_store import Stores, host_store
-from pacekeeper.trainer.distributed.process_group import Fabric
+from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
 from support.fork_server import server_context
 from support.sabotage import wrap
 
@@ -59,10 +59,10 @@ def _main(body: Body, directory: Path, rank: int, ranks: tuple[int, ...]) -> Non
 
 def form(
     directory: Path, generation: int, rank: int, ranks: tuple[int, ...], **options: Any
-) -> Fabric:
+) -> InterruptibleProcessGroup:
     """A fabric whose store is a file."""
     values: dict[str, Any] = {"is_aborted": lambda: False, "tick_s": 0.02, "timeout_s": 60.0}
-    return Fabric(
+    return InterruptibleProcessGroup(
         store=FileStore(str(directory / f"store-{generation}"), len(ranks)),
         generation=generation,
         rank=rank,
@@ -202,7 +202,11 @@ def leave_while_connecting(
 
     if rank == ranks[-1]:
         pid.write_text(str(os.getpid()))
-    wrap(Fabric, "_await_members", after=lambda f, *_: strike() if f.generation == 1 else None)
+    wrap(
+        InterruptibleProcessGroup,
+        "_await_members",
+        after=lambda f, *_: strike() if f.generation == 1 else None,
+    )
     why = ""
     try:
         form(directory, 1, rank, ranks, is_aborted=dead.exists, timeout_s=10 * TIMEOUT_S)
@@ -286,11 +290,11 @@ def outlive_a_frozen_store(
         freeze = partial(os.kill, host.pid or 0, signal.SIGSTOP)
         if is_late:
             store.add("group-1/arrived", 1)  # the other one is here
-            wrap(Fabric, "_await_members", after=lambda *_: freeze())
+            wrap(InterruptibleProcessGroup, "_await_members", after=lambda *_: freeze())
         else:
             freeze()
         try:
-            Fabric(
+            InterruptibleProcessGroup(
                 store=store,
                 generation=1,
                 rank=rank,

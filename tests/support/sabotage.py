@@ -83,13 +83,13 @@ class Sabotage:
                 wrap(microbenchmark, "_exchanged", before=lambda *_: strike())
             case Moment.IN_FORMING:
                 wrap(
-                    process_group.Fabric,
+                    process_group.InterruptibleProcessGroup,
                     "_await_members",
                     before=lambda f, *_: strike(f.generation > 1),
                 )
             case Moment.IN_CONNECTING:
                 wrap(
-                    process_group.Fabric,
+                    process_group.InterruptibleProcessGroup,
                     "_await_members",
                     after=lambda f, *_: strike(f.generation > 1),
                 )
@@ -101,7 +101,7 @@ class Sabotage:
                 wrap(consensus.Agreement, "_witness", before=lambda *_: strike())
             case Moment.AT_END:
                 wrap(
-                    process_group.Fabric,
+                    process_group.InterruptibleProcessGroup,
                     "exchange",
                     after=lambda _, values: strike(values == [1.0]),
                 )

@@ -7,7 +7,12 @@ import torch
 
 from pacekeeper.core.layout.layout import Block
 from pacekeeper.trainer.engine.worker import Rank
-from pacekeeper.trainer.model.block_state_dict import blocks_on, num_updates, put_in, read_block
+from pacekeeper.trainer.model.block_state_dict import (
+    blocks_on,
+    load_blocks,
+    num_updates,
+    read_block,
+)
 from pacekeeper.trainer.model.dataset import Corpus
 from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
 from pacekeeper.trainer.model.transformer import MoETransformer
@@ -36,7 +41,7 @@ def reset(job: ThreadRanks, blocks: Iterable[Block]) -> None:
         model = MoETransformer(job.config, job.layout, number)
         fresh = torch.optim.AdamW(model.parameters())
         first = {block: read_block(model, fresh, block) for block in held if block in lost}
-        put_in(rank.model, rank.optimizer, held, first, num_updates(rank.optimizer))
+        load_blocks(rank.model, rank.optimizer, held, first, num_updates(rank.optimizer))
 
 
 def digest_of(job: ThreadRanks) -> str:

@@ -13,8 +13,8 @@ from torch import Tensor
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
-from pacekeeper.trainer.distributed.process_group import Fabric
-from pacekeeper.trainer.elastic.recovery_decision import Means, succession
+from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
+from pacekeeper.trainer.elastic.recovery_decision import RecoverySources, succession
 from pacekeeper.trainer.engine.worker import Rank, RankSpec
 from pacekeeper.trainer.model.block_state_dict import blocks_on, read_block
 from pacekeeper.trainer.model.dataset import Corpus
@@ -81,7 +81,7 @@ class ThreadRanks:
             floor=ReplicationFloor(replicas=hosts),
             has_begun=True,
             has_frozen=leader.checkpoints.is_replaying(),
-            means=Means(
+            means=RecoverySources(
                 sources=leader.checkpoints.sources,
                 is_partial=leader.checkpoints.partial.is_on,
             ),
@@ -126,7 +126,7 @@ class ThreadRanks:
         def on_thread(fabric: ThreadFabric) -> T:
             torch.set_num_threads(1)
             rank = self.ranks[fabric.rank]
-            rank.join(cast(Fabric, fabric))
+            rank.join(cast(InterruptibleProcessGroup, fabric))
             return body(rank)
 
         return run_world(tuple(sorted(self.ranks)), on_thread)

@@ -25,8 +25,8 @@ from pacekeeper.trainer.model.flop_counter import WorkMeter
 from pacekeeper.trainer.model.transformer import MoETransformer
 from pacekeeper.trainer.parallel import resharding
 from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
-from pacekeeper.trainer.parallel.pipeline_runner import Scale, StageRun, Under
-from pacekeeper.trainer.parallel.stage_p2p import Crossings
+from pacekeeper.trainer.parallel.pipeline_runner import InFlightMicrobatch, Scale, StageRun
+from pacekeeper.trainer.parallel.stage_p2p import StageP2P
 
 CONFIG = TrainConfig(
     num_layers=2,
@@ -107,14 +107,14 @@ def forward_backward(
         num_microbatches=config.num_microbatches,
     )
 
-    def is_done(micro: Under, compute: ComputeTime | None) -> None:
+    def is_done(micro: InFlightMicrobatch, compute: ComputeTime | None) -> None:
         assert micro.output is not None
         sums.append(float(micro.output.loss_sum.detach()))
 
     StageRun(
         model=model,
         program=program.stages[layout.place_of(fabric.rank)[0]],
-        crossings=Crossings.of(layout, fabric),
+        crossings=StageP2P.of(layout, fabric),
         scale=Scale(
             targets=corpus.target_tokens(step),
             rows=config.rows_per_step,

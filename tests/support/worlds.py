@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from pacekeeper.trainer.distributed.collectives import Collectives, exchanged
-from pacekeeper.trainer.distributed.process_group import Fabric
+from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
 from support.fork_server import server_context
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ def _process_main(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     try:
-        fabric = Fabric(
+        fabric = InterruptibleProcessGroup(
             store=FileStore(str(directory / "store"), len(ranks)),
             generation=1,
             rank=rank,

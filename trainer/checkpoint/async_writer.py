@@ -52,7 +52,7 @@ from pacekeeper.trainer.checkpoint.tensors import DTYPE_NAMES
 Task = tuple[Callable[[], None], threading.Event]
 
 
-class Beside:
+class BackgroundWorker:
     """Used by one thread. A daemon's: what hangs holds up no end; it ends with its owner."""
 
     def __init__(self, name: str) -> None:
@@ -99,7 +99,7 @@ _log = logging.getLogger(__name__)
 Pieces = Mapping[Piece, Mapping[str, Tensor]]
 
 
-class Outcome(StrEnum):
+class SaveStatus(StrEnum):
     """What became of a rank's part of a checkpoint."""
 
     COMPLETE = "complete"  # it was the last one: the checkpoint counts from now on
@@ -109,13 +109,13 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class SaveResult:
     """One of them. `size_bytes`: of this rank's files; 0 where none was written. `in_memory`: of a
     snapshot, and of what is kept for another rank.
     """
 
     step: int
-    outcome: Outcome
+    outcome: SaveStatus
     took_s: float = 0.0
     size_bytes: int = 0
     why: str = ""
@@ -123,7 +123,7 @@ class News:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class WindowStep:
     """A step of a window: how many had been committed, and the blocks whose state is yet to come,
     of which only weights are written.
     """
@@ -156,7 +156,7 @@ class Snapshot:
     arrival: Arrival = THERE
     base: CheckpointId | None = None
     is_split: bool = False
-    turn: Turn | None = None
+    turn: WindowStep | None = None
     costs: SaveCosts | None = None
 
 
@@ -178,10 +178,10 @@ class Saver:
         self._storage = storage
         self._rank = rank
         self._keep = keep
-        self._beside = Beside("checkpoint")
+        self._beside = BackgroundWorker("checkpoint")
         self._before: Snapshot | None = None  # without its pieces
         self._written: Written | None = None  # of the one that was begun last
-        self._news: SimpleQueue[News] = SimpleQueue()
+        self._news: SimpleQueue[SaveResult] = SimpleQueue()
         self.has_failed = False  # the last one that is over
         self._known: Known = {}
         self._is_crowd_said = False
@@ -216,9 +216,9 @@ class Saver:
         """Until nothing is being written; False where that takes longer."""
         return self._beside.wait(timeout_s)
 
-    def take_news(self) -> list[News]:
+    def take_news(self) -> list[SaveResult]:
         """What happened since this was asked last."""
-        found: list[News] = []
+        found: list[SaveResult] = []
         try:
             while True:
                 found.append(self._news.get_nowait())
@@ -230,7 +230,7 @@ class Saver:
         began_s, so_far = time.monotonic(), self._so_far(snapshot)
         if so_far.is_spoilt:
             return  # which was said
-        outcome: Outcome | None = Outcome.FAILED
+        outcome: SaveStatus | None = SaveStatus.FAILED
         why = "a bug"
         try:
             if snapshot.is_sweeper:
@@ -239,7 +239,7 @@ class Saver:
                 self._look_back(missing)
             outcome = self._written_on(snapshot, so_far)
             why = ""
-            if outcome is Outcome.COMPLETE:
+            if outcome is SaveStatus.COMPLETE:
                 self._sweep(snapshot.id)
         except (OSError, ValueError, DataError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -251,10 +251,10 @@ class Saver:
             )
         finally:
             so_far.took_s += time.monotonic() - began_s
-            self.has_failed = so_far.is_spoilt = outcome is Outcome.FAILED
+            self.has_failed = so_far.is_spoilt = outcome is SaveStatus.FAILED
             if outcome is not None:
                 self._news.put(
-                    News(
+                    SaveResult(
                         step=snapshot.id.step,
                         outcome=outcome,
                         took_s=so_far.took_s,
@@ -262,7 +262,7 @@ class Saver:
                         why=why,
                     )
                 )
-        if outcome is Outcome.COMPLETE:
+        if outcome is SaveStatus.COMPLETE:
             costs = None if snapshot.costs is None else snapshot.costs.text()
             _log.info(
                 "checkpoint=%s complete after %.3f s%s",
@@ -277,7 +277,7 @@ class Saver:
             self._written = Written()
         return self._written
 
-    def _written_on(self, snapshot: Snapshot, so_far: Written) -> Outcome | None:
+    def _written_on(self, snapshot: Snapshot, so_far: Written) -> SaveStatus | None:
         """Write what this rank has of it, and the part when that is all; None: it is not."""
         if snapshot.turn is not None and not snapshot.turn.is_last:
             self._write(snapshot, so_far)
@@ -294,7 +294,7 @@ class Saver:
             )
             name = f"{snapshot.id.name}/{rank_manifest_name(self._rank)}"
             self._storage.publish(name, encode_rank_manifest(part))
-        return Outcome.COMPLETE if self._publish(snapshot) else Outcome.WRITTEN
+        return SaveStatus.COMPLETE if self._publish(snapshot) else SaveStatus.WRITTEN
 
     def _missing_before(self) -> list[int]:
         """Of which ranks nothing is there, if the one before did not become whole."""

@@ -21,11 +21,16 @@ from pacekeeper.core.checkpoint.write_plan import assign_mirrors, assign_writers
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
-from pacekeeper.trainer.checkpoint.async_writer import Beside, News, Outcome
+from pacekeeper.trainer.checkpoint.async_writer import BackgroundWorker, SaveResult, SaveStatus
 from pacekeeper.trainer.checkpoint.policies.partial_experts import account_numbers, account_of
 from pacekeeper.trainer.checkpoint.staging import Arrival, HostCopies
 from pacekeeper.trainer.checkpoint.tensors import PieceCopies, piece_bytes, piece_shapes
-from pacekeeper.trainer.distributed.checked_payload import CRC_BYTES, seal, travel, unseal
+from pacekeeper.trainer.distributed.checked_payload import (
+    CRC_BYTES,
+    all_to_all_bytes,
+    pack_with_crc,
+    unpack_checked,
+)
 from pacekeeper.trainer.distributed.collectives import Collectives, PeerLost
 from pacekeeper.trainer.model.block_state_dict import ENDINGS, BlockState, num_updates
 from pacekeeper.trainer.model.transformer import MoETransformer
@@ -37,7 +42,7 @@ Pieces = Mapping[Piece, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredSnapshot:
     """What one rank has of a snapshot: of the state after `id.step` steps, and of its account."""
 
     id: CheckpointId
@@ -66,12 +71,14 @@ class Snapshots:
     model: MoETransformer
     optimizer: torch.optim.Optimizer
     copies: HostCopies
-    note: Callable[[News], None] = lambda _: None
-    kept: tuple[Kept, ...] = ()  # complete ones, newest first
+    note: Callable[[SaveResult], None] = lambda _: None
+    kept: tuple[StoredSnapshot, ...] = ()  # complete ones, newest first
     _pieces: PieceCopies = field(init=False)
-    _beside: Beside = field(default_factory=lambda: Beside("snapshot"))
+    _beside: BackgroundWorker = field(default_factory=lambda: BackgroundWorker("snapshot"))
     _is_filling: bool = False
-    _news: list[tuple[Kept | None, News]] = field(default_factory=list)  # the thread's
+    _news: list[tuple[StoredSnapshot | None, SaveResult]] = field(
+        default_factory=list
+    )  # the thread's
     _is_broken: bool = False  # this generation's group
     _ways: tuple[int, _Ways] | None = None  # by generation
 
@@ -100,7 +107,7 @@ class Snapshots:
         assert not self._is_filling, "one at a time"
         ways = self._ways_of(layout, domain_of)
         pieces, arrival = self.copies.make(partial(self._pieces.of, ways.own))
-        new = Kept(
+        new = StoredSnapshot(
             id=CheckpointId(run_id=self.run_id, generation=layout.generation, step=step),
             num_updates=num_updates(self.optimizer),
             last_loss=last_loss,
@@ -140,10 +147,10 @@ class Snapshots:
             self._is_broken = self._is_broken or one is None
         self._news.clear()
 
-    def _keep(self, one: Kept) -> None:
+    def _keep(self, one: StoredSnapshot) -> None:
         self.kept = (one, *self.kept)[:NUM_COMPLETE]
 
-    def _fill(self, new: Kept, arrival: Arrival, ways: _Ways, group: Collectives) -> None:
+    def _fill(self, new: StoredSnapshot, arrival: Arrival, ways: _Ways, group: Collectives) -> None:
         began_s, whole, size, why = time.monotonic(), None, 0, "a bug"
         try:
             arrival.wait()
@@ -155,9 +162,9 @@ class Snapshots:
             why = str(error)
             _log.warning("snapshot of step=%d is given up: %s", new.id.step, why)
         finally:
-            told = News(
+            told = SaveResult(
                 step=new.id.step,
-                outcome=Outcome.FAILED if whole is None else Outcome.COMPLETE,
+                outcome=SaveStatus.FAILED if whole is None else SaveStatus.COMPLETE,
                 took_s=time.monotonic() - began_s,
                 size_bytes=size,
                 why=why,
@@ -171,15 +178,17 @@ class Snapshots:
         dtype = self.model.dtype
         counts = [torch.Size(shape).numel() for _, named in shapes for shape in named.values()]
         rows = [t.flatten() for piece in ways.own for t in own[piece].values()]
-        parcel = seal(torch.cat([torch.empty(0, dtype=dtype), *rows]))
+        parcel = pack_with_crc(torch.cat([torch.empty(0, dtype=dtype), *rows]))
         length = sum(counts) * dtype.itemsize + CRC_BYTES
-        came = travel(
+        came = all_to_all_bytes(
             [[parcel] if rank == ways.keeper else [] for rank in group.ranks],
             [[length] if rank == ways.client else [] for rank in group.ranks],
             group,
         )
         (sealed,) = (one for parts in came for one in parts)
-        values = iter(unseal(sealed, dtype, f"the snapshot of rank {ways.client}").split(counts))
+        values = iter(
+            unpack_checked(sealed, dtype, f"the snapshot of rank {ways.client}").split(counts)
+        )
         return {
             piece: {name: next(values).view(shape) for name, shape in named.items()}
             for piece, named in shapes
@@ -213,7 +222,7 @@ _NOTHING = -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stock:
+class SnapshotInventory:
     """What is left of one snapshot on all ranks: which of them has each piece that is wanted."""
 
     id: CheckpointId
@@ -241,22 +250,22 @@ class Memory:
 
     run_id: int
     model: MoETransformer
-    kept: tuple[Kept, ...]
+    kept: tuple[StoredSnapshot, ...]
     fabric: Collectives
 
-    def whole(self, layout: Layout) -> Stock | None:
+    def whole(self, layout: Layout) -> SnapshotInventory | None:
         """The newest snapshot of which every piece is left; None: of none."""
         blocks = tuple(layout.blocks())
         return next((s for s in self._stocks(blocks) if all(map(s.has, blocks))), None)
 
-    def newest_of(self, blocks: Iterable[Block]) -> dict[Block, Stock]:
+    def newest_of(self, blocks: Iterable[Block]) -> dict[Block, SnapshotInventory]:
         """Of each block the newest snapshot that has all of it, where one has."""
         wanted = tuple(sorted(blocks))
         stocks = self._stocks(wanted)
         found = ((block, next((s for s in stocks if s.has(block)), None)) for block in wanted)
         return {block: stock for block, stock in found if stock is not None}
 
-    def facts_of(self, stock: Stock, layout: Layout) -> Facts:
+    def facts_of(self, stock: SnapshotInventory, layout: Layout) -> Facts:
         """The same on all ranks, whether or not they have any of it."""
         mine = self._kept_of(stock.id)
         size = 3 + len(account_numbers(TokenLedgerState(), layout))
@@ -270,13 +279,15 @@ class Memory:
             num_updates=int(most[1]), last_loss=most[2], account=account_of(most[3:], layout)
         )
 
-    def seen(self, stock_of: Mapping[Block, Stock], layout: Layout) -> dict[Block, int]:
+    def seen(self, stock_of: Mapping[Block, SnapshotInventory], layout: Layout) -> dict[Block, int]:
         """Tokens that each of these experts had seen in its stock."""
         stocks = {stock.id: stock for stock in stock_of.values()}
         routed = {i: self.facts_of(stocks[i], layout).account.routed for i in sorted(stocks)}
         return {b: routed[stock.id][b.layer][b.index] for b, stock in stock_of.items()}
 
-    def fetch(self, stock_of: Mapping[Block, Stock], layout: Layout) -> dict[Block, BlockState]:
+    def fetch(
+        self, stock_of: Mapping[Block, SnapshotInventory], layout: Layout
+    ) -> dict[Block, BlockState]:
         """What this rank holds of these blocks in `layout`. Raises PacekeeperError where a piece
         does not fit its checksum.
         """
@@ -295,20 +306,22 @@ class Memory:
                     mine = self._kept_of(stock.id)
                     assert mine is not None, "it said so"
                     rows = [t.flatten() for t in mine.pieces[piece].values()]
-                    outgoing[position[taker]].append(seal(torch.cat(rows)))
+                    outgoing[position[taker]].append(pack_with_crc(torch.cat(rows)))
                 if taker == fabric.rank:
                     incoming[position[giver]].append(piece)
         lengths = [
             [self._num_values(p) * dtype.itemsize + CRC_BYTES for p in ps] for ps in incoming
         ]
         state: dict[Block, dict[str, Tensor]] = {}
-        for pieces, parcels in zip(incoming, travel(outgoing, lengths, fabric), strict=True):
+        for pieces, parcels in zip(
+            incoming, all_to_all_bytes(outgoing, lengths, fabric), strict=True
+        ):
             for piece, parcel in zip(pieces, parcels, strict=True):
-                row = unseal(parcel, dtype, piece_name(piece))
+                row = unpack_checked(parcel, dtype, piece_name(piece))
                 state.setdefault(piece.block, {}).update(self._cut_up(piece, row))
         return {block: dict(sorted(tensors.items())) for block, tensors in state.items()}
 
-    def _stocks(self, blocks: Iterable[Block]) -> list[Stock]:
+    def _stocks(self, blocks: Iterable[Block]) -> list[SnapshotInventory]:
         """Of all snapshots that any rank has, newest first."""
         pieces = _pieces(blocks)
         mine = [float(x) for one in self.kept for x in (one.id.generation, one.id.step)]
@@ -329,10 +342,10 @@ class Memory:
                 piece: tuple(rank for rank, is_here in zip(ranks, column, strict=True) if is_here)
                 for piece, column in zip(pieces, columns, strict=True)
             }
-            found.append(Stock(id=one, on=on))
+            found.append(SnapshotInventory(id=one, on=on))
         return found
 
-    def _kept_of(self, one: CheckpointId) -> Kept | None:
+    def _kept_of(self, one: CheckpointId) -> StoredSnapshot | None:
         return next((kept for kept in self.kept if kept.id == one), None)
 
     def _num_values(self, piece: Piece) -> int:

@@ -18,23 +18,23 @@ from pacekeeper.core.checkpoint.write_plan import assign_writers, cut_pieces
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
-from pacekeeper.trainer.checkpoint.async_writer import News, Outcome, Saver, Snapshot
+from pacekeeper.trainer.checkpoint.async_writer import Saver, SaveResult, SaveStatus, Snapshot
 from pacekeeper.trainer.checkpoint.block_reader import Restored
-from pacekeeper.trainer.checkpoint.policies.interval import Period, SavePace
+from pacekeeper.trainer.checkpoint.policies.interval import CheckpointCostMeter, CheckpointInterval
 from pacekeeper.trainer.checkpoint.policies.partial_experts import (
     Choice,
-    Refill,
-    Remembered,
+    MemoryRestore,
+    PartialRestore,
     say_lost,
     steps_of,
 )
 from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves
 from pacekeeper.trainer.checkpoint.policies.window_replay import Replay
-from pacekeeper.trainer.checkpoint.restore import GoingBack
+from pacekeeper.trainer.checkpoint.restore import RestoreManager
 from pacekeeper.trainer.checkpoint.storage import SAY_AFTER_S
 from pacekeeper.trainer.checkpoint.tensors import PieceCopies, piece_bytes, piece_rows
 from pacekeeper.trainer.distributed.collectives import Collectives
-from pacekeeper.trainer.model.block_state_dict import blocks_on, num_updates, put_in
+from pacekeeper.trainer.model.block_state_dict import blocks_on, load_blocks, num_updates
 from pacekeeper.trainer.model.transformer import MoETransformer
 
 LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
@@ -53,7 +53,7 @@ class Position:
     last_loss: float
 
 
-class Checkpoints(GoingBack):
+class Checkpoints(RestoreManager):
     """One rank's; `note` is told what became of each checkpoint and snapshot."""
 
     def __init__(
@@ -79,11 +79,11 @@ class Checkpoints(GoingBack):
         )
         self.note = note
         self.snapshots.note = self._hear_of_snapshot
-        self._untold = list[News]()  # of snapshots, what was not told yet
-        self.counts = dict.fromkeys(Outcome, 0)
+        self._untold = list[SaveResult]()  # of snapshots, what was not told yet
+        self.counts = dict.fromkeys(SaveStatus, 0)
         self.windows = WindowSaves(config, rank=rank, run_id=run_id)
-        self.pace = SavePace(time.monotonic())
-        self.period = Period(config.checkpoint_period_steps)
+        self.pace = CheckpointCostMeter(time.monotonic())
+        self.period = CheckpointInterval(config.checkpoint_period_steps)
         self.replay: Replay | None = None  # steps of a window that are being done again
         self._num_skipped, self._skipped_step = 0, -1  # in a row, and the last of them
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
@@ -127,7 +127,9 @@ class Checkpoints(GoingBack):
         if any(words):
             (self.windows if self.windows.is_on else chosen).hear(words)
 
-    def save_if_due(self, at: Position, *, is_storing: bool, is_last: bool = False) -> list[News]:
+    def save_if_due(
+        self, at: Position, *, is_storing: bool, is_last: bool = False
+    ) -> list[SaveResult]:
         """Begin to save where it is time to; what became of earlier ones.
 
         `is_storing`: some rank said in the last vote that it still writes; then all skip this one.
@@ -137,7 +139,7 @@ class Checkpoints(GoingBack):
             return []
         if self.replay is not None:  # some blocks are frozen; the window itself is still there
             return self._counted(self._saver.take_news())
-        news, own = list[News](), (at.layout.generation, at.step)
+        news, own = list[SaveResult](), (at.layout.generation, at.step)
         self.pace.step_is_over(at.step, time.monotonic())
         if self.windows.is_on and not is_last:
             save = self.windows.next(
@@ -168,7 +170,7 @@ class Checkpoints(GoingBack):
 
     def snapshot_if_due(
         self, at: Position, fabric: Collectives, domain_of: DomainOf, *, is_copying: bool
-    ) -> list[News]:
+    ) -> list[SaveResult]:
         """Begin a snapshot where it is time to; what became of earlier ones. `is_copying`: some
         rank said in the last vote that it has none to spare; then all skip this one. Raises
         PeerLost.
@@ -179,7 +181,9 @@ class Checkpoints(GoingBack):
             if is_copying:
                 _log.warning("step=%d snapshot skipped: %s", at.step, STILL_AWAY)
                 self._hear_of_snapshot(
-                    News(step=at.step, outcome=Outcome.SKIPPED, why=STILL_AWAY, in_memory=True)
+                    SaveResult(
+                        step=at.step, outcome=SaveStatus.SKIPPED, why=STILL_AWAY, in_memory=True
+                    )
                 )
             else:
                 self.snapshots.begin(
@@ -192,12 +196,12 @@ class Checkpoints(GoingBack):
                 )
         return self._of_snapshots()
 
-    def _hear_of_snapshot(self, one: News) -> None:
+    def _hear_of_snapshot(self, one: SaveResult) -> None:
         told = {"event": "snapshot", **asdict(one)}
         self.note(told | {"kept_bytes": told.pop("size_bytes")})
         self._untold.append(one)
 
-    def _of_snapshots(self) -> list[News]:
+    def _of_snapshots(self) -> list[SaveResult]:
         told, self._untold = self._untold, []
         return told
 
@@ -209,7 +213,7 @@ class Checkpoints(GoingBack):
         if took_s:
             self.pace.settled(self._copied_bytes, took_s, waited_s)
 
-    def close(self) -> list[News]:
+    def close(self) -> list[SaveResult]:
         """Wait for what is being written; say so where it does not come to an end."""
         self.settle()
         self.snapshots.wait()
@@ -223,33 +227,33 @@ class Checkpoints(GoingBack):
         """Of a window that waits: without a pause between them all do, for a while."""
         return self.config.checkpoint_period_steps > 1 or saver.storing_s >= SAY_AFTER_S
 
-    def _skipped(self, step: int, saver: Saver) -> News:
+    def _skipped(self, step: int, saver: Saver) -> SaveResult:
         """Said when it begins: a disk that is stuck would have it said for ever."""
         if not self._num_skipped:
             _log.warning("step=%d checkpoint skipped: %s", step, STILL_BUSY)
         self._num_skipped, self._skipped_step = self._num_skipped + 1, step
         by = "" if saver.is_storing else " by another rank"
         why, took_s = f"{STILL_BUSY}{by}", saver.storing_s
-        return News(step=step, outcome=Outcome.SKIPPED, took_s=took_s, why=why)
+        return SaveResult(step=step, outcome=SaveStatus.SKIPPED, took_s=took_s, why=why)
 
-    def _counted(self, news: list[News]) -> list[News]:
+    def _counted(self, news: list[SaveResult]) -> list[SaveResult]:
         for one in news:
             self.counts[one.outcome] += 1
-            is_over = one.outcome in (Outcome.COMPLETE, Outcome.WRITTEN)
+            is_over = one.outcome in (SaveStatus.COMPLETE, SaveStatus.WRITTEN)
             if self._num_skipped and is_over and one.step > self._skipped_step:
                 _log.info("step=%d written, %d were skipped before", one.step, self._num_skipped)
                 self._num_skipped = 0
             self.note({"event": "checkpoint", **asdict(one)})
         return news
 
-    def put_in_force(self, found: Restored | Remembered) -> None:
+    def put_in_force(self, found: Restored | MemoryRestore) -> None:
         """Model and optimizer become what was saved; of a window, once its steps are done again."""
         self.staged, self.replay, self._last = None, None, None
         match found:
-            case Remembered():
+            case MemoryRestore():
                 self._went_back(found.step, None)
                 wanted = blocks_on(found.layout, self.rank)
-                put_in(self.model, self.optimizer, wanted, found.state, found.num_updates)
+                load_blocks(self.model, self.optimizer, wanted, found.state, found.num_updates)
                 self.partial.remembered(found.account, found.step)
                 self.snapshots.forget(all_but=found.id)
             case Restored(manifest=manifest):
@@ -282,7 +286,7 @@ class Checkpoints(GoingBack):
             self.partial.restored(self.replay.manifest)
             self.replay = None
 
-    def count_lost(self, found: Refill) -> None:
+    def count_lost(self, found: PartialRestore) -> None:
         """What was found of lost blocks is in force, the others are as they were."""
         num_lost = self.partial.refilled(found.seen, found.lost.step)
         self._say_lost(found.layout, found.lost.step, found.steps, num_lost)

@@ -23,9 +23,9 @@ from pacekeeper.trainer.checkpoint.async_writer import Saver
 from pacekeeper.trainer.checkpoint.block_reader import Lost, NotOursError, Reader, Restored
 from pacekeeper.trainer.checkpoint.in_memory import Memory, Snapshots
 from pacekeeper.trainer.checkpoint.policies.partial_experts import (
+    MemoryRestore,
+    PartialRestore,
     PartialSaves,
-    Refill,
-    Remembered,
     steps_of,
 )
 from pacekeeper.trainer.checkpoint.reader import accept, complete_ids, is_sound, reject
@@ -129,7 +129,7 @@ _FORGOTTEN = "of no snapshot in memory is all of it left"
 _log = logging.getLogger(__name__)
 
 
-class GoingBack:
+class RestoreManager:
     """One rank's; use from the training thread. `first_run_id`: of the job's first launch."""
 
     def __init__(
@@ -213,7 +213,7 @@ class GoingBack:
 
     def stage(
         self, paths: Sequence[str], layout: Layout, fabric: Collectives
-    ) -> Restored | Remembered:
+    ) -> Restored | MemoryRestore:
         """What this rank needs of the first of `paths` that all ranks can read; MEMORY among them
         is the newest snapshot of which all is left. Raises PeerLost.
 
@@ -240,7 +240,7 @@ class GoingBack:
 
     def stage_lost(
         self, paths: Sequence[str], old: Layout, new: Layout, fabric: Collectives, step: int
-    ) -> Refill | None:
+    ) -> PartialRestore | None:
         """Before a move: what `new` wants here of the blocks that nobody holds any more, of each
         the freshest that is left; None without `paths`. Books are brought up to date.
 
@@ -256,7 +256,7 @@ class GoingBack:
         memory = self._memory(fabric)
         stock_of = memory.newest_of(lost.blocks) if MEMORY in paths else {}
         newest = _id_of(stored[0]) if stored else None
-        found = Refill(layout=new, lost=lost, state={}, steps={}, seen={})
+        found = PartialRestore(layout=new, lost=lost, state={}, steps={}, seen={})
         is_all_there = len(stock_of) == len(lost.blocks)
         is_older = newest is not None and any(one.id < newest for one in stock_of.values())
         if is_older or not is_all_there:
@@ -290,7 +290,7 @@ class GoingBack:
             seen=memory.seen(fresh, new),
         )
 
-    def _remembered(self, layout: Layout, fabric: Collectives) -> Remembered | None:
+    def _remembered(self, layout: Layout, fabric: Collectives) -> MemoryRestore | None:
         memory = self._memory(fabric)
         stock = memory.whole(layout)
         if stock is None:
@@ -300,7 +300,7 @@ class GoingBack:
         state = memory.fetch(dict.fromkeys(layout.blocks(), stock), layout)
         _log.info("step=%d restored from memory", stock.id.step)
         self.staged = None
-        return Remembered(
+        return MemoryRestore(
             id=stock.id,
             num_updates=facts.num_updates,
             last_loss=None if isnan(facts.last_loss) else facts.last_loss,

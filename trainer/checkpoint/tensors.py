@@ -13,7 +13,7 @@ from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.reader import RawTensor
 from pacekeeper.trainer.checkpoint.staging import ToHost, at_once
 from pacekeeper.trainer.model.block_state_dict import ENDINGS, bank_of, shapes_of, whole_of
-from pacekeeper.trainer.model.stacked_params import Bank
+from pacekeeper.trainer.model.stacked_params import StackedParams
 from pacekeeper.trainer.model.transformer import MoETransformer
 
 DTYPE_NAMES = {
@@ -100,7 +100,7 @@ class _Rows:
     what the bank `held`, one for each of `pieces`, none: all; of a strip these rows of its one.
     """
 
-    bank: Bank
+    bank: StackedParams
     held: tuple[int, ...]
     parameter: str
     kind: str

@@ -11,14 +11,14 @@ from pacekeeper.trainer.distributed.collectives import Collectives
 CRC_BYTES = 8
 
 
-def seal(row: Tensor) -> Tensor:
+def pack_with_crc(row: Tensor) -> Tensor:
     """The row's bytes followed by their CRC32."""
     data = row.contiguous().view(torch.uint8).cpu()
     crc = zlib.crc32(data.numpy().data)
     return torch.cat([data, torch.tensor([crc]).view(torch.uint8)])
 
 
-def unseal(sealed: Tensor, dtype: torch.dtype, what: str) -> Tensor:
+def unpack_checked(sealed: Tensor, dtype: torch.dtype, what: str) -> Tensor:
     """The row again. Raises PacekeeperError that says `what` where it is damaged."""
     data, crc = sealed[:-CRC_BYTES], sealed[-CRC_BYTES:].clone().view(torch.int64)
     if zlib.crc32(data.numpy().data) != int(crc):
@@ -26,7 +26,7 @@ def unseal(sealed: Tensor, dtype: torch.dtype, what: str) -> Tensor:
     return data.clone().view(dtype)
 
 
-def travel(
+def all_to_all_bytes(
     outgoing: list[list[Tensor]], lengths: list[list[int]], fabric: Collectives
 ) -> list[list[Tensor]]:
     """One all-to-all of byte strings, cut up again: what came from each member, in its order.

@@ -156,7 +156,7 @@ class _AllToAll(torch.autograd.Function):
         return back, None, None, None, None, None
 
 
-def travel(
+def all_to_all_autograd(
     rows: Tensor,
     fabric: Collectives,
     work: WorkPass,

@@ -31,7 +31,7 @@ from pacekeeper.trainer.distributed.interruptible_gloo import (
 from pacekeeper.trainer.elastic.messages import number_in
 
 
-class Desk:
+class StoreClientThread:
     """A daemon thread that asks one store, so that its caller can stop waiting."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStor
     )
 
 
-class Line:
+class DedicatedConnection:
     """A connection for one purpose, in which somebody may wait: it can be cut from any thread."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
@@ -199,8 +199,8 @@ class Stores:
         self.addresses = addresses
         self.answer_s = ANSWER_TIMEOUT_S if answer_s is None else answer_s
         self._clients: dict[int, TCPStore] = {}
-        self._lines: dict[int, Line] = {}
-        self._desks: dict[int, Desk] = {}
+        self._lines: dict[int, DedicatedConnection] = {}
+        self._desks: dict[int, StoreClientThread] = {}
         self._glances: dict[tuple[int, str], SimpleQueue[str | Exception | None]] = {}
         # Nodes whose store is not known, or did not answer: those are never asked again.
         self.gone = {node for node, address in enumerate(addresses) if not address}
@@ -226,7 +226,7 @@ class Stores:
                 return None
         return self._clients.get(node)
 
-    def line(self, node: int) -> Line | None:
+    def line(self, node: int) -> DedicatedConnection | None:
         """A second connection, to wait in; None once that node is gone.
 
         Cut off, it leaves the node's other keys within reach.
@@ -235,7 +235,7 @@ class Stores:
             return None
         if node not in self._lines or self._lines[node].is_cut:
             try:
-                self._lines[node] = Line(self.addresses[node], self._connect_s)
+                self._lines[node] = DedicatedConnection(self.addresses[node], self._connect_s)
             except UnreachableError:
                 self._lose(node)
                 return None
@@ -336,7 +336,7 @@ class Stores:
         store = self.client(node)
         if store is None:
             return None
-        desk = self._desks.get(node) or self._desks.setdefault(node, Desk())
+        desk = self._desks.get(node) or self._desks.setdefault(node, StoreClientThread())
         answer: SimpleQueue[T | Exception] = SimpleQueue()
         desk.put((lambda: question(store), answer))
         return answer

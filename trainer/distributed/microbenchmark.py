@@ -17,7 +17,7 @@ from torch import Tensor
 from pacekeeper.trainer.distributed.collectives import Collectives
 from pacekeeper.trainer.emulation.device import EmulatedClock
 from pacekeeper.trainer.hooks.compute_timers import DeviceEventClock, SegmentClock
-from pacekeeper.trainer.model.flop_counter import NO_WORK, Work, WorkMeter
+from pacekeeper.trainer.model.flop_counter import NO_WORK, OpCount, WorkMeter
 
 REPEATS = 5  # of which the median counts
 BUDGET_S = 0.015  # of a kind: no further repeat is begun after it
@@ -28,7 +28,7 @@ SENT_FLOATS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ProbeResult:
     """Seconds of one product, one copy and one message, and of the whole probe."""
 
     gemm_s: float
@@ -39,7 +39,7 @@ class Reading:
 
 def run(
     fabric: Collectives, clock: SegmentClock, meter: WorkMeter, device: torch.device
-) -> Reading | None:
+) -> ProbeResult | None:
     """All members of `fabric` run it at once; None where the device has no room for it.
 
     Raises PeerLost where one of them is lost.
@@ -52,7 +52,7 @@ def run(
     exchange_s = _exchanged(fabric)
     if times is None:
         return None
-    return Reading(
+    return ProbeResult(
         gemm_s=times[0],
         copy_s=times[1],
         exchange_s=exchange_s,
@@ -69,8 +69,8 @@ def _measured(clock: SegmentClock, meter: WorkMeter, device: torch.device) -> tu
     product, target = torch.empty_like(matrix), torch.empty_like(source)
     gemm = copy = NO_WORK
     if isinstance(clock, EmulatedClock):
-        gemm = Work(flops=clock.device.flops_per_s * EMULATED_S)
-        copy = Work(bytes=clock.device.bytes_per_s * EMULATED_S)
+        gemm = OpCount(flops=clock.device.flops_per_s * EMULATED_S)
+        copy = OpCount(bytes=clock.device.bytes_per_s * EMULATED_S)
     return (
         _median_s(lambda: torch.mm(matrix, matrix, out=product), gemm, clock, meter),
         _median_s(lambda: target.copy_(source), copy, clock, meter),
@@ -78,7 +78,7 @@ def _measured(clock: SegmentClock, meter: WorkMeter, device: torch.device) -> tu
 
 
 def _median_s(
-    action: Callable[[], Tensor], work: Work, clock: SegmentClock, meter: WorkMeter
+    action: Callable[[], Tensor], work: OpCount, clock: SegmentClock, meter: WorkMeter
 ) -> float:
     spent_s: list[float] = []
     began_s = time.perf_counter()

@@ -41,7 +41,12 @@ class _Begun:
     """An all-to-all under way; `input` and `host` live as long as it does."""
 
     def __init__(
-        self, fabric: "Fabric", work: dist.Work, input: Tensor, host: Tensor, output: Tensor
+        self,
+        fabric: "InterruptibleProcessGroup",
+        work: dist.Work,
+        input: Tensor,
+        host: Tensor,
+        output: Tensor,
     ) -> None:
         self._fabric, self._work, self._input = fabric, work, input
         self._host, self._output = host, output
@@ -67,7 +72,7 @@ class _Members(ABC):
 
     @property
     @abstractmethod
-    def _whole(self) -> "Fabric":
+    def _whole(self) -> "InterruptibleProcessGroup":
         """The fabric itself: it knows clock, ticks and deaths. No cycle: few are ever collected."""
 
     def all_to_all(
@@ -119,7 +124,7 @@ class _Members(ABC):
         return exchanged(self, values)
 
 
-class Fabric(_Members):
+class InterruptibleProcessGroup(_Members):
     """A gloo group of `ranks` for one generation. Raises PeerLost where it can not be formed.
 
     `is_aborted` is asked between ticks: True means that a member is known to be dead. `clock`
@@ -198,7 +203,7 @@ class Fabric(_Members):
         self._group = dist.group.WORLD
 
     @property
-    def _whole(self) -> "Fabric":
+    def _whole(self) -> "InterruptibleProcessGroup":
         return self
 
     def group(self, ranks: tuple[int, ...], name: str = "") -> Collectives:
@@ -314,14 +319,14 @@ class Fabric(_Members):
 class _Part(_Members):
     """Some members of a fabric; it ends with the fabric."""
 
-    def __init__(self, whole: Fabric, ranks: tuple[int, ...], name: str) -> None:
+    def __init__(self, whole: InterruptibleProcessGroup, ranks: tuple[int, ...], name: str) -> None:
         self.rank = whole.rank
         self.ranks = ranks
         self._fabric = whole
         self._group = whole._form_part(ranks, name)
 
     @property
-    def _whole(self) -> Fabric:
+    def _whole(self) -> InterruptibleProcessGroup:
         return self._fabric
 
     def group(self, ranks: tuple[int, ...], name: str = "") -> Collectives:

@@ -13,13 +13,13 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import UnreachableError
 from pacekeeper.trainer.distributed.kv_store import Stores
 from pacekeeper.trainer.elastic.consensus import START_S, Fenced
-from pacekeeper.trainer.elastic.join_queue import Lobby
+from pacekeeper.trainer.elastic.join_queue import JoinQueue
 from pacekeeper.trainer.elastic.messages import (
     ADMISSION_KEY,
     JOB_KEY,
     Candidate,
+    ConsensusDecision,
     JobFacts,
-    Verdict,
     decode_admission,
     encode_admission,
     read_verdict,
@@ -34,7 +34,7 @@ ARRIVAL_S = 10.0  # for newcomers, which were ready: they cost the members no mo
 NUM_TELLERS = 3  # members that tell them: so many minus one may die at once
 
 
-def await_admission(rank: Rank, stores: Stores) -> Verdict | None:
+def await_admission(rank: Rank, stores: Stores) -> ConsensusDecision | None:
     """Wait to be let in, and stand where the members stand; None where asked to end first.
 
     Raises Fenced where the members went on without this rank meanwhile, UnreachableError where its
@@ -52,7 +52,7 @@ def await_admission(rank: Rank, stores: Stores) -> Verdict | None:
     return None
 
 
-def _come_in(rank: Rank, stores: Stores, text: str) -> Verdict:
+def _come_in(rank: Rank, stores: Stores, text: str) -> ConsensusDecision:
     group, said, facts = decode_admission(text)
     verdict = read_verdict(group, said)
     assert verdict.base is not None, "a verdict with newcomers says what the members hold"
@@ -66,7 +66,7 @@ def _come_in(rank: Rank, stores: Stores, text: str) -> Verdict:
     return verdict
 
 
-def let_in(rank: Rank, stores: Stores, verdict: Verdict) -> None:
+def let_in(rank: Rank, stores: Stores, verdict: ConsensusDecision) -> None:
     """Know the newcomers of a verdict on this rank's group, and tell them. Before it is followed.
 
     The launcher of this node learns of them, too: from the facts in its store.
@@ -96,7 +96,7 @@ def keep_door(rank: Rank, stores: Stores) -> None:
         # Who looks for those that are silent finds a frozen node in the time for one answer.
         stores.call({node_of[member] for member in members})
     if rank.spec.rank == members[0] and rank.lobby is None:
-        rank.lobby = Lobby(rank.spec.stores[own])
+        rank.lobby = JoinQueue(rank.spec.stores[own])
         rank.lobby.open()
 
 

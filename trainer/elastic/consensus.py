@@ -29,8 +29,8 @@ from pacekeeper.trainer.distributed.kv_store import (
 )
 from pacekeeper.trainer.elastic.messages import (
     Candidate,
+    ConsensusDecision,
     Report,
-    Verdict,
     read_verdict,
     write_lost,
     write_verdict,
@@ -48,7 +48,7 @@ ANSWER_S = 5.0  # at most, for one answer of a store that is needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class FailureTimeouts:
     """`timeout_s`: until the others train on; all else is part of it."""
 
     timeout_s: float
@@ -118,9 +118,9 @@ class Agreement:
     known_dead: Callable[[], frozenset[int]]  # what the agent's command slot says
 
     @property
-    def patience(self) -> Patience:
+    def patience(self) -> FailureTimeouts:
         """How the time-out is divided."""
-        return Patience(timeout_s=self.timeout_s)
+        return FailureTimeouts(timeout_s=self.timeout_s)
 
     def dead_among(self, members: tuple[int, ...]) -> set[int]:
         """Members to go on without: dead for the agent or the stores, or out of sight."""
@@ -173,7 +173,7 @@ class Agreement:
         next_layout: Callable[[bool, frozenset[int], int], RecoveryPlan],
         candidates: Collection[Candidate] = (),
         base: Callable[[bool], Layout] | None = None,
-    ) -> Verdict:
+    ) -> ConsensusDecision:
         """Agree on what follows `group`.
 
         `next_layout(commits, dead, new_generation)` is asked on the leader only: how to go on,
@@ -308,7 +308,7 @@ class Agreement:
             base=base(self.rank in commits) if newcomers and base is not None else None,
         )
 
-    def _followed(self, group: Group, text: str) -> Verdict:
+    def _followed(self, group: Group, text: str) -> ConsensusDecision:
         verdict = read_verdict(group, text)
         if self.rank not in verdict.members:
             raise Fenced(f"the others went on without rank {self.rank}")

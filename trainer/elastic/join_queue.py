@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 LOOK_S = 0.5  # who has not asked again since the last look is not there any more
 
 
-class Lobby:
+class JoinQueue:
     """`waiting`: the nodes that waited at the last look, by number."""
 
     def __init__(self, address: str) -> None:

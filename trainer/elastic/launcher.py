@@ -38,7 +38,7 @@ from pacekeeper.trainer.distributed.kv_store import (
     host_store_near,
     notice,
 )
-from pacekeeper.trainer.elastic.consensus import Patience
+from pacekeeper.trainer.elastic.consensus import FailureTimeouts
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, check_startable, node_limits
 from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts
 from pacekeeper.trainer.elastic.quorum import FIRST_GROUP, NO_GROUP
@@ -60,7 +60,7 @@ class LauncherRun(Protocol):
     is_waiting: bool  # to be let into a job that is running
 
 
-class LastRung(Protocol):
+class RestartHooks(Protocol):
     """`first_run_id`: of the job, 0 while it has had none (trainer/elastic/restart_policy.py)."""
 
     first_run_id: int
@@ -104,7 +104,7 @@ _log = logging.getLogger(__name__)
 def supervise(
     spec: NodeSpec,
     body: Callable[[RankSpec], None] = rank_main,
-    rung: LastRung | None = None,
+    rung: RestartHooks | None = None,
 ) -> ExitCode:
     """Run this node's part of the job to its end; `body` is what its rank processes run.
 
@@ -147,7 +147,7 @@ def supervise(
             os.close(claim)
 
 
-def run_to_the_end(supervisor: "Supervisor", rung: LastRung | None = None) -> ExitCode:
+def run_to_the_end(supervisor: "Supervisor", rung: RestartHooks | None = None) -> ExitCode:
     """Start the ranks, watch them, end with them."""
     supervisor.first_run_id = 0 if rung is None else rung.first_run_id
     _on_stop(supervisor.ask_to_stop)
@@ -178,7 +178,7 @@ class Supervisor:
         self.body = body
         self.fenced: set[int] = set()
         self.addresses = addresses
-        patience = Patience(timeout_s=spec.config.peer_timeout_s)
+        patience = FailureTimeouts(timeout_s=spec.config.peer_timeout_s)
         # A node that is frozen must not keep this one from ending who is.
         self.stores = Stores(addresses, max(patience.answer_s, LEAST_CONNECT_S))
         self.processes: dict[int, ForkServerProcess] = {}

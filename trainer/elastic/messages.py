@@ -33,7 +33,7 @@ _GARBLE = (
 )  # fmt: skip
 
 
-def understood(what: str, text: str, read: Callable[[Any], T]) -> T:
+def decode(what: str, text: str, read: Callable[[Any], T]) -> T:
     """`read` of the JSON in `text`. Raises VersionError where either does not go."""
     try:
         return read(json.loads(text))
@@ -44,7 +44,7 @@ def understood(what: str, text: str, read: Callable[[Any], T]) -> T:
         ) from None
 
 
-def whole(value: Any, least: int = 0, most: int = 2**62) -> int:
+def as_int(value: Any, least: int = 0, most: int = 2**62) -> int:
     """An integer in this range. Raises TypeError, ValueError."""
     if type(value) is not int:
         raise TypeError(f"expected a whole number, got {_short(value)}")
@@ -55,10 +55,10 @@ def whole(value: Any, least: int = 0, most: int = 2**62) -> int:
 
 def rank_of(value: Any) -> int:
     """A rank, or a node: a job has no more of them. Raises TypeError, ValueError."""
-    return whole(value, 0, MAX_RANKS - 1)
+    return as_int(value, 0, MAX_RANKS - 1)
 
 
-def text_of(value: Any) -> str:
+def as_str(value: Any) -> str:
     """Text. Raises TypeError."""
     if not isinstance(value, str):
         raise TypeError(f"expected text, got {_short(value)}")
@@ -147,21 +147,21 @@ class JobFacts:
     @classmethod
     def decode(cls, text: str) -> "JobFacts":
         """Raises VersionError where the job's launchers are of another version."""
-        return understood("the job's launchers", text, cls._of)
+        return decode("the job's launchers", text, cls._of)
 
     @classmethod
     def _of(cls, values: Any) -> "JobFacts":
         found = cls(
-            run_id=whole(values["run_id"]),
-            first_run_id=whole(values["first_run_id"]),
-            generation=whole(values["generation"]),
+            run_id=as_int(values["run_id"]),
+            first_run_id=as_int(values["first_run_id"]),
+            generation=as_int(values["generation"]),
             config=read_table(TrainConfig, dict(values["config"]), where="config"),
-            world_size=whole(values["world_size"], 1),
+            world_size=as_int(values["world_size"], 1),
             addresses=list_of(_address, values["addresses"]),
             node_of=dict(list_of(_pair, values["node_of"])),
             members=list_of(rank_of, values["members"]),
-            python=text_of(values["python"]),
-            corpus=whole(values["corpus"]),
+            python=as_str(values["python"]),
+            corpus=as_int(values["corpus"]),
         )
         if not found.members or not set(found.members) <= set(found.node_of):
             raise ValueError(f"members {found.members!r:.40} of which some have no node")
@@ -182,7 +182,7 @@ class Candidate:
 
         Raises KeyError, TypeError, ValueError for anything else.
         """
-        address = text_of(values["address"])
+        address = as_str(values["address"])
         split_address(address)
         ranks = list_of(rank_of, values["ranks"])
         return cls(node=rank_of(values["node"]), address=address, ranks=ranks)
@@ -219,8 +219,8 @@ def encode_asking(candidate: Candidate, beat: int) -> str:
 
 def decode_asking(text: str) -> tuple[Candidate, int]:
     """Raises VersionError for what no launcher of this version asks."""
-    return understood(
-        "nodes that ask", text, lambda values: (Candidate.of(values), whole(values["beat"]))
+    return decode(
+        "nodes that ask", text, lambda values: (Candidate.of(values), as_int(values["beat"]))
     )
 
 
@@ -231,25 +231,25 @@ def encode_admission(group: Group, verdict: str, facts: JobFacts) -> str:
 
 def decode_admission(text: str) -> tuple[Group, str, JobFacts]:
     """The group to follow, the text of its verdict, and the job. Raises VersionError."""
-    return understood("the members", text, _admission)
+    return decode("the members", text, _admission)
 
 
 def _admission(document: Any) -> tuple[Group, str, JobFacts]:
     values = document["group"]
     group = Group(
-        generation=whole(values["generation"]),
+        generation=as_int(values["generation"]),
         members=list_of(rank_of, values["members"]),
-        name=text_of(values["name"]),
+        name=as_str(values["name"]),
         electorates=list_of(lambda one: list_of(rank_of, one), values["electorates"]),
-        line=list_of(text_of, values["line"]),
+        line=list_of(as_str, values["line"]),
         has_stood=flag_of(values["has_stood"]),
     )
-    return group, text_of(document["verdict"]), JobFacts.decode(text_of(document["facts"]))
+    return group, as_str(document["verdict"]), JobFacts.decode(as_str(document["facts"]))
 
 
 def _address(value: Any) -> str:
     """Empty: not known."""
-    address = text_of(value)
+    address = as_str(value)
     if address:
         split_address(address)
     return address
@@ -291,23 +291,23 @@ class Report:
     @classmethod
     def decode(cls, text: str) -> "Report":
         """Raises VersionError."""
-        return understood("other ranks", text, cls._of)
+        return decode("other ranks", text, cls._of)
 
     @classmethod
     def _of(cls, values: Any) -> "Report":
         ticket, phase, newest, loss, was_applied, was_silence, step = values
         return cls(
-            progress=Progress(ticket=whole(ticket), phase=Phase(whole(phase))),
-            newest_generation=whole(newest),
+            progress=Progress(ticket=as_int(ticket), phase=Phase(as_int(phase))),
+            newest_generation=as_int(newest),
             last_loss=_loss(loss),
             was_applied=flag_of(was_applied),
             was_silence=flag_of(was_silence),
-            step=whole(step),
+            step=as_int(step),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ConsensusDecision:
     """How the survivors go on.
 
     `commits`: ranks that commit their open ticket first, as the others did: with `last_loss`,
@@ -366,28 +366,28 @@ def write_lost(error: LostStateError) -> str:
     return json.dumps({"lost": str(error)})
 
 
-def read_verdict(group: Group, text: str) -> Verdict:
+def read_verdict(group: Group, text: str) -> ConsensusDecision:
     """What the agreement of `group` came to.
 
     Raises LostStateError where nobody can go on, VersionError for what is no verdict.
     """
-    return understood("the others", text, lambda document: _verdict(group, document, text))
+    return decode("the others", text, lambda document: _verdict(group, document, text))
 
 
-def _verdict(group: Group, document: Any, text: str) -> Verdict:
+def _verdict(group: Group, document: Any, text: str) -> ConsensusDecision:
     if "lost" in document:
-        raise LostStateError(text_of(document["lost"]))
+        raise LostStateError(as_str(document["lost"]))
     layout = decode_layout(document["layout"].encode())
     base = document.get("base")
-    return Verdict(
+    return ConsensusDecision(
         group=group.followed_by(layout.generation, layout.ranks, text),
         layout=layout,
-        restore=list_of(text_of, document["restore"]),
+        restore=list_of(as_str, document["restore"]),
         commits=frozenset(list_of(rank_of, document["commits"])),
         last_loss=_loss(document["last_loss"]),
         was_applied=flag_of(document["was_applied"]),
-        ticket=whole(document["ticket"]),
-        step=whole(document["step"]),
+        ticket=as_int(document["ticket"]),
+        step=as_int(document["step"]),
         text=text,
         only_lost=flag_of(document["only_lost"]),
         newcomers=list_of(Candidate.of, document.get("newcomers", [])),

@@ -120,7 +120,7 @@ def join(spec: JoinSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCo
             facts.run_id,
             body,
         )
-        supervisor.beside = Door(supervisor, own).knock
+        supervisor.beside = JoinRequest(supervisor, own).knock
         is_told = config.max_restarts > 0
         rung = Departure(node=node, first_run_id=facts.first_run_id, is_told=is_told)
         return run_to_the_end(supervisor, rung)
@@ -199,7 +199,7 @@ def _check_numbers(own: Candidate, facts: JobFacts) -> None:
         raise HostError(f"{what} meanwhile", remedy="start this again: it takes others")
 
 
-class Door:
+class JoinRequest:
     """This node, as it asks to be let in."""
 
     def __init__(self, supervisor: Supervisor, own: Candidate) -> None:

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
+class RecoverySources:
     """What there is to go on with beside what ranks hold. `sources`: checkpoints, and memory among
     them, newest first; asked only where they are needed. `is_partial`: experts may be of different
     steps.
@@ -39,7 +39,7 @@ def succession(
     floor: ReplicationFloor,
     has_begun: bool,
     has_frozen: bool,
-    means: Means,
+    means: RecoverySources,
 ) -> RecoveryPlan:
     """How the `staying` ranks go on from `layout`; `has_begun`: they hold what the run came to;
     `has_frozen`: they are in the middle of a replay, and hold nothing that is whole.

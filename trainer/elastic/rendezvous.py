@@ -20,7 +20,7 @@ from pacekeeper.core.errors import ConfigError, UnreachableError, VersionError
 from pacekeeper.trainer.checkpoint.reader import ids
 from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
 from pacekeeper.trainer.distributed.kv_store import Stores, connect_store
-from pacekeeper.trainer.elastic.messages import text_of, understood, whole
+from pacekeeper.trainer.elastic.messages import as_int, as_str, decode
 
 MOST_AHEAD_MS = 10 * 365 * 86_400_000  # of our clock: nothing was launched then
 
@@ -129,7 +129,7 @@ def meet(
     _take_place(stores, node_rank, own)
     met = Meeting(
         addresses=tuple(_address(wait_for(place)) for place in places),
-        run_id=understood("the launchers", wait_for(_RUN_ID_KEY), whole),
+        run_id=decode("the launchers", wait_for(_RUN_ID_KEY), as_int),
         clock=wait_for(_CLOCK_KEY),
     )
     stores.close()
@@ -138,7 +138,7 @@ def meet(
 
 def check_terms(rendezvous: str, told: str, own: str) -> None:
     """Raises ConfigError where they differ, VersionError where they are none."""
-    theirs: Terms = understood("the launchers", told, _terms)
+    theirs: Terms = decode("the launchers", told, _terms)
     ours: Terms = json.loads(own)
     if theirs["job"] != ours["job"]:
         raise ConfigError(
@@ -154,7 +154,7 @@ def check_terms(rendezvous: str, told: str, own: str) -> None:
 
 
 def _terms(document: Any) -> Terms:
-    text_of(document["job"])
+    as_str(document["job"])
     return dict(document)
 
 

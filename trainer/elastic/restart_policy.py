@@ -30,7 +30,7 @@ from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
 from pacekeeper.trainer.distributed.kv_store import STOP_KEY, Stores
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec
-from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, LastRung, LauncherRun, supervise
+from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, LauncherRun, RestartHooks, supervise
 from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts, number_in
 from pacekeeper.trainer.elastic.rendezvous import RENDEZVOUS_TIMEOUT_S
 from pacekeeper.trainer.engine.train_loop import rank_main
@@ -61,7 +61,7 @@ def supervise_to_the_end(spec: NodeSpec, body: Callable[[RankSpec], None] = rank
 
 
 @dataclass(frozen=True, kw_only=True)
-class Departure(LastRung):
+class Departure(RestartHooks):
     """What the launcher of a node that joined has to do with it: to say how its ranks ended.
 
     `is_told`: the others wait for that.
@@ -81,7 +81,7 @@ class Departure(LastRung):
 
 
 @dataclass(kw_only=True)
-class Restarts(LastRung):
+class Restarts(RestartHooks):
     """One launcher's part in starting a job again."""
 
     spec: NodeSpec

@@ -21,7 +21,7 @@ from typing import Protocol
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime, WallClock
 from pacekeeper.trainer.model.flop_counter import (
-    Work,
+    OpCount,
     WorkMeter,
     attention_work,
     combine_work,
@@ -46,7 +46,7 @@ class DeviceModel:
     bytes_per_s: float
     kernel_s: float
 
-    def time_s(self, work: Work) -> float:
+    def time_s(self, work: OpCount) -> float:
         """Seconds at full speed (roofline plus a fixed cost per kernel)."""
         return work.kernels * self.kernel_s + max(
             work.flops / self.flops_per_s, work.bytes / self.bytes_per_s
@@ -66,7 +66,7 @@ class DeviceModel:
         )
 
 
-def even_step_work(config: TrainConfig, world_size: int) -> Work:
+def even_step_work(config: TrainConfig, world_size: int) -> OpCount:
     """Forward and backward work of one rank's even share, documents of a quarter row."""
     # A stage has its part of the layers, and as many times the tokens.
     layers = config.num_layers / config.num_stages
@@ -85,7 +85,7 @@ def even_step_work(config: TrainConfig, world_size: int) -> Work:
     forward = layer.scaled(layers) + head
     # Micro-batches share out flops and bytes, but each starts all the kernels.
     started = forward.kernels * config.num_microbatches
-    return Work(flops=forward.flops, bytes=forward.bytes, kernels=started).scaled(3.0)
+    return OpCount(flops=forward.flops, bytes=forward.bytes, kernels=started).scaled(3.0)
 
 
 @dataclass(slots=True, kw_only=True)

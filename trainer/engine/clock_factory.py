@@ -6,7 +6,7 @@ import torch
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.distributed.device import DeviceBurner, new_event
-from pacekeeper.trainer.distributed.process_group import Fabric
+from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
 from pacekeeper.trainer.emulation.device import (
     COMPUTE_FAULT,
     LINK_FAULT,
@@ -61,7 +61,7 @@ def make_transfers(config: TrainConfig, targets: Mapping[str, Slowable]) -> Tran
 class FabricTurns:
     """A rank's clock in a step: collectives of `fabric` pause it during a micro-batch's turn."""
 
-    def __init__(self, clock: PipelineClock, fabric: Fabric) -> None:
+    def __init__(self, clock: PipelineClock, fabric: InterruptibleProcessGroup) -> None:
         self._clock, self._fabric = clock, fabric
 
     def begin(self) -> None:

@@ -25,12 +25,12 @@ from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.trainer.distributed.collectives import PeerLost
 from pacekeeper.trainer.distributed.kv_store import Stores
-from pacekeeper.trainer.distributed.process_group import Fabric
+from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
 from pacekeeper.trainer.elastic import admission
 from pacekeeper.trainer.elastic.consensus import Agreement, AllDone, Fenced
-from pacekeeper.trainer.elastic.messages import Report, Verdict, widened
+from pacekeeper.trainer.elastic.messages import ConsensusDecision, Report, widened
 from pacekeeper.trainer.elastic.quorum import Group
-from pacekeeper.trainer.elastic.recovery_decision import Means, succession
+from pacekeeper.trainer.elastic.recovery_decision import RecoverySources, succession
 from pacekeeper.trainer.engine.job_rules import floor_of
 from pacekeeper.trainer.engine.worker import Rank, RankSpec
 from pacekeeper.trainer.model import dataset
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class GroupFailure:
     """What is left of a PeerLost: its frames would hold the dead group's collectives."""
 
     why: str
@@ -169,17 +169,17 @@ def _advance(rank: Rank) -> bool:
     return False
 
 
-def _attempt(action: Callable[[], T]) -> tuple[T | None, Loss | None]:
+def _attempt(action: Callable[[], T]) -> tuple[T | None, GroupFailure | None]:
     """The action's result, or why the group was lost in it."""
     try:
         return action(), None
     except PeerLost as error:
-        return None, Loss(why=str(error), is_silence=error.is_silence)
+        return None, GroupFailure(why=str(error), is_silence=error.is_silence)
 
 
 def _begin(
-    rank: Rank, stores: Stores, agreement: Agreement, verdict: Verdict | None
-) -> Loss | None:
+    rank: Rank, stores: Stores, agreement: Agreement, verdict: ConsensusDecision | None
+) -> GroupFailure | None:
     """Form generation 1 and resume, or come in by the `verdict`; the loss where that failed."""
     if verdict is not None:
         agreement.belong_to(rank.group)
@@ -207,7 +207,7 @@ def _join(rank: Rank, stores: Stores, agreement: Agreement, group: Group) -> Non
     if line is None:
         raise PeerLost(f"the store of node {node} is gone")
     config, patience = rank.spec.config, agreement.patience
-    fabric = Fabric(
+    fabric = InterruptibleProcessGroup(
         store=line.store,
         generation=group.generation,
         name=group.name,
@@ -224,7 +224,7 @@ def _join(rank: Rank, stores: Stores, agreement: Agreement, group: Group) -> Non
     rank.join(fabric)
 
 
-def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> None:
+def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: GroupFailure) -> None:
     """Leave the broken generation; agree, form the next one, move, and stand ready to go on.
 
     A death in the middle of this is one more broken generation: it starts over with the next one.
@@ -258,8 +258,8 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
 
 
 def _settle(
-    rank: Rank, stores: Stores, agreement: Agreement, verdict: Verdict, began_s: float
-) -> Loss | None:
+    rank: Rank, stores: Stores, agreement: Agreement, verdict: ConsensusDecision, began_s: float
+) -> GroupFailure | None:
     """Form the agreed group, move in, stand ready to go on; the loss where that failed."""
     moved_bytes, lost = _attempt(partial(_move_in, rank, stores, agreement, verdict))
     if lost is not None:
@@ -277,7 +277,7 @@ def _settle(
     return None
 
 
-def _move_in(rank: Rank, stores: Stores, agreement: Agreement, verdict: Verdict) -> int:
+def _move_in(rank: Rank, stores: Stores, agreement: Agreement, verdict: ConsensusDecision) -> int:
     """Form the group and go over to its layout, or back to a checkpoint; bytes sent and read."""
     _join(rank, stores, agreement, rank.group)
     if verdict.restore and not verdict.only_lost:
@@ -288,7 +288,7 @@ def _move_in(rank: Rank, stores: Stores, agreement: Agreement, verdict: Verdict)
     return moved_bytes
 
 
-def _agree(rank: Rank, agreement: Agreement, lost: Loss) -> Verdict:
+def _agree(rank: Rank, agreement: Agreement, lost: GroupFailure) -> ConsensusDecision:
     group, candidates = rank.group, admission.candidates(rank)
 
     def base(commits: bool) -> Layout:
@@ -309,7 +309,7 @@ def _agree(rank: Rank, agreement: Agreement, lost: Loss) -> Verdict:
             floor=floor_of(rank.spec.config, len(staying), node_of),
             has_begun=has_begun,
             has_frozen=rank.checkpoints.is_replaying(commits=commits),
-            means=Means(
+            means=RecoverySources(
                 sources=rank.checkpoints.sources,
                 is_partial=rank.checkpoints.partial.is_on,
             ),

@@ -16,14 +16,14 @@ from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.trainer.checkpoint.async_writer import News
+from pacekeeper.trainer.checkpoint.async_writer import SaveResult
 from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
-from pacekeeper.trainer.checkpoint.policies.partial_experts import Refill, Remembered
+from pacekeeper.trainer.checkpoint.policies.partial_experts import MemoryRestore, PartialRestore
 from pacekeeper.trainer.distributed import microbenchmark
 from pacekeeper.trainer.distributed.device import CLOCKS, device_uuid, rank_device
-from pacekeeper.trainer.distributed.process_group import Fabric
-from pacekeeper.trainer.elastic.join_queue import Lobby
+from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
+from pacekeeper.trainer.elastic.join_queue import JoinQueue
 from pacekeeper.trainer.elastic.quorum import Group
 from pacekeeper.trainer.elastic.two_phase_commit import Ballot, Phase, Progress, Vote
 from pacekeeper.trainer.emulation.device import EmulatedClock, FaultInjector
@@ -87,10 +87,10 @@ class Rank:
     has_entered: bool = False  # a first group stood; what was to be resumed, was
     is_asked_to_stop: Callable[[], bool] = lambda: False
     plan: plan_intake.Plan | None = None
-    lobby: Lobby | None = None  # the leader's
+    lobby: JoinQueue | None = None  # the leader's
     pending: Callable[[], None] | None = None
     pending_layout: Layout | None = None
-    _fabric: Fabric | None = None
+    _fabric: InterruptibleProcessGroup | None = None
 
     def __post_init__(self) -> None:
         spec, config = self.spec, self.spec.config
@@ -148,12 +148,12 @@ class Rank:
         return Progress(ticket=self.ticket, phase=self.phase)
 
     @property
-    def fabric(self) -> Fabric:
+    def fabric(self) -> InterruptibleProcessGroup:
         """The group this rank is in."""
         assert self._fabric is not None, "joined before the first step"
         return self._fabric
 
-    def join(self, fabric: Fabric) -> None:
+    def join(self, fabric: InterruptibleProcessGroup) -> None:
         """Use `fabric` from now on."""
         self._fabric = fabric
         fabric.transfers = self.transfers
@@ -342,12 +342,12 @@ class Rank:
         total = sum(float(p.grad.sum()) for p in self.model.parameters() if p.grad is not None)
         return total - total == 0.0
 
-    def _move_over(self, staged: resharding.Staged, found: Refill | None) -> None:
+    def _move_over(self, staged: resharding.Staged, found: PartialRestore | None) -> None:
         resharding.swap_in(self.model, self.optimizer, staged)
         if found is not None:
             self.checkpoints.count_lost(found)
 
-    def _go_back(self, found: Restored | Remembered) -> None:
+    def _go_back(self, found: Restored | MemoryRestore) -> None:
         self.checkpoints.put_in_force(found)
         self.step, self.has_begun = found.step, False
         self.last_loss = NO_LOSS if found.last_loss is None else found.last_loss
@@ -358,7 +358,7 @@ class Rank:
         self.optimizer.step()
         self.checkpoints.partial.count(self.meter.routed)
 
-    def _tell(self, saves: Sequence[News]) -> None:
+    def _tell(self, saves: Sequence[SaveResult]) -> None:
         for one in saves:
             self.hooks.report_checkpoint(
                 step=one.step,

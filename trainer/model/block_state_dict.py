@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
-from pacekeeper.trainer.model.stacked_params import Bank
+from pacekeeper.trainer.model.stacked_params import StackedParams
 from pacekeeper.trainer.model.transformer import MoETransformer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -20,7 +20,7 @@ BlockState = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorRef:
     """One tensor of a block: a row of a bank's parameter."""
 
     parameter: nn.Parameter
@@ -36,11 +36,11 @@ def blocks_on(layout: Layout, rank: int) -> tuple[Block, ...]:
     return tuple(block for block in layout.blocks() if rank in layout.holders(block))
 
 
-def parts_of(model: MoETransformer, block: Block) -> dict[str, Part]:
+def parts_of(model: MoETransformer, block: Block) -> dict[str, TensorRef]:
     """The tensors of a block that the model holds, by name. Raises ValueError for another."""
     bank = bank_of(model, block)
     slot = bank.held.index(block.index)
-    return {name: Part(bank.get_parameter(name), slot) for name in bank.shapes}
+    return {name: TensorRef(bank.get_parameter(name), slot) for name in bank.shapes}
 
 
 def shapes_of(model: MoETransformer, block: Block) -> dict[str, tuple[int, ...]]:
@@ -85,7 +85,7 @@ def num_updates(optimizer: torch.optim.Optimizer) -> int:
     return int(max(steps, default=0.0))
 
 
-def put_in(
+def load_blocks(
     model: MoETransformer,
     optimizer: torch.optim.Optimizer,
     wanted: Collection[Block],
@@ -109,7 +109,7 @@ def ordered_parameters(model: MoETransformer) -> list[nn.Parameter]:
     return model.dense_parameters() + experts
 
 
-def banks_of(model: MoETransformer) -> Iterator[tuple[Bank, BlockKind, int]]:
+def banks_of(model: MoETransformer) -> Iterator[tuple[StackedParams, BlockKind, int]]:
     """Every bank with the kind and the layer of its blocks."""
     yield model.embedding, BlockKind.EMBEDDING, 0
     for layer, (attention, moe) in enumerate(zip(model.attentions(), model.layers(), strict=True)):
@@ -119,7 +119,7 @@ def banks_of(model: MoETransformer) -> Iterator[tuple[Bank, BlockKind, int]]:
     yield model.head, BlockKind.HEAD, 0
 
 
-def bank_of(model: MoETransformer, block: Block) -> Bank:
+def bank_of(model: MoETransformer, block: Block) -> StackedParams:
     """The bank that a block is a row of where it is held. Raises ValueError for another model's."""
     match block.kind:
         case BlockKind.EMBEDDING:
@@ -139,7 +139,7 @@ def bank_of(model: MoETransformer, block: Block) -> Bank:
 def _fill(
     model: MoETransformer,
     optimizer: torch.optim.Optimizer,
-    bank: Bank,
+    bank: StackedParams,
     blocks: Sequence[Block],
     state: Mapping[Block, BlockState],
     updates: int,

@@ -14,43 +14,43 @@ FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class OpCount:
     """An amount of device work."""
 
     flops: float = 0.0
     bytes: float = 0.0
     kernels: float = 0.0
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
+    def __add__(self, other: "OpCount") -> "OpCount":
+        return OpCount(
             flops=self.flops + other.flops,
             bytes=self.bytes + other.bytes,
             kernels=self.kernels + other.kernels,
         )
 
-    def scaled(self, factor: float) -> "Work":
+    def scaled(self, factor: float) -> "OpCount":
         """This work `factor` times over."""
-        return Work(
+        return OpCount(
             flops=self.flops * factor, bytes=self.bytes * factor, kernels=self.kernels * factor
         )
 
-    def in_part(self, share: float) -> "Work":
+    def in_part(self, share: float) -> "OpCount":
         """A part of it on one of several devices: each starts all the kernels."""
-        return Work(flops=self.flops * share, bytes=self.bytes * share, kernels=self.kernels)
+        return OpCount(flops=self.flops * share, bytes=self.bytes * share, kernels=self.kernels)
 
 
-NO_WORK = Work()
+NO_WORK = OpCount()
 
 
 @dataclass(slots=True)
 class WorkMeter:
     """Adds up the work of one rank; one per rank, used by one thread."""
 
-    _pending: Work = NO_WORK  # since the last take
+    _pending: OpCount = NO_WORK  # since the last take
     # Since the last reset: tokens routed to each expert by all ranks of a stage, by layer.
     routed: dict[int, list[int]] = field(default_factory=dict)
 
-    def add(self, work: Work) -> None:
+    def add(self, work: OpCount) -> None:
         """Work that is done now."""
         self._pending += work
 
@@ -59,7 +59,7 @@ class WorkMeter:
         before = self.routed.get(layer, [0] * len(tokens_E))
         self.routed[layer] = [a + b for a, b in zip(before, tokens_E, strict=True)]
 
-    def take(self) -> Work:
+    def take(self) -> OpCount:
         """The work since the last take."""
         work, self._pending = self._pending, NO_WORK
         return work
@@ -79,10 +79,10 @@ class WorkPass:
 
     meter: WorkMeter
     later: list[Callable[[], None]] | None = None
-    _segment: Work = NO_WORK  # forward work of the segment that is open
-    _segments: list[Work] = field(default_factory=list)  # closed forward segments
+    _segment: OpCount = NO_WORK  # forward work of the segment that is open
+    _segments: list[OpCount] = field(default_factory=list)  # closed forward segments
 
-    def add(self, work: Work) -> None:
+    def add(self, work: OpCount) -> None:
         """Forward work in the segment that is open."""
         self.meter.add(work)
         self._segment += work
@@ -114,34 +114,34 @@ class WorkPass:
             compute()
         self.later.clear()
 
-    def _walked_back(self, forward: Work) -> None:
+    def _walked_back(self, forward: OpCount) -> None:
         self.meter.add(forward.scaled(2.0 if self.later is None else 1.0))
 
 
-def attention_work(tokens: int, sum_len_squared: int, hidden_size: int) -> Work:
+def attention_work(tokens: int, sum_len_squared: int, hidden_size: int) -> OpCount:
     """Norm, four projections, block-diagonal attention (variable-length kernel), residual."""
     projections = 8.0 * tokens * hidden_size**2
     scores = 4.0 * sum_len_squared * hidden_size
     weights = 4.0 * hidden_size**2
-    return Work(
+    return OpCount(
         flops=projections + scores,
         bytes=FLOAT_BYTES * (weights + 10.0 * tokens * hidden_size),
         kernels=10,
     )
 
 
-def router_work(tokens: int, hidden_size: int, num_experts: int) -> Work:
+def router_work(tokens: int, hidden_size: int, num_experts: int) -> OpCount:
     """Norm, router, top-k, and the sort that brings tokens into dispatch order."""
-    return Work(
+    return OpCount(
         flops=2.0 * tokens * hidden_size * num_experts,
         bytes=FLOAT_BYTES * tokens * (4.0 * hidden_size + 4.0 * num_experts),
         kernels=10,
     )
 
 
-def expert_work(rows: int, num_active: int, hidden_size: int, expert_hidden_size: int) -> Work:
+def expert_work(rows: int, num_active: int, hidden_size: int, expert_hidden_size: int) -> OpCount:
     """Two matrices of each active local expert over all rows routed here."""
-    return Work(
+    return OpCount(
         flops=4.0 * rows * hidden_size * expert_hidden_size,
         bytes=FLOAT_BYTES
         * (
@@ -152,18 +152,18 @@ def expert_work(rows: int, num_active: int, hidden_size: int, expert_hidden_size
     )
 
 
-def combine_work(tokens: int, experts_per_token: int, hidden_size: int) -> Work:
+def combine_work(tokens: int, experts_per_token: int, hidden_size: int) -> OpCount:
     """Weighted sum of the experts' answers."""
-    return Work(
+    return OpCount(
         flops=2.0 * tokens * experts_per_token * hidden_size,
         bytes=FLOAT_BYTES * tokens * hidden_size * (experts_per_token + 1.0),
         kernels=3,
     )
 
 
-def head_work(tokens: int, hidden_size: int, vocabulary: int) -> Work:
+def head_work(tokens: int, hidden_size: int, vocabulary: int) -> OpCount:
     """Last norm, head, cross-entropy."""
-    return Work(
+    return OpCount(
         flops=2.0 * tokens * hidden_size * vocabulary,
         bytes=FLOAT_BYTES * (vocabulary * hidden_size + 2.0 * tokens * vocabulary),
         kernels=6,

@@ -16,9 +16,9 @@ from pacekeeper.core.telemetry.expert_row_features import rows_over
 from pacekeeper.trainer.distributed.collectives import Collectives
 from pacekeeper.trainer.model.flop_counter import WorkPass, combine_work, expert_work, router_work
 from pacekeeper.trainer.model.split_backward_linear import product
-from pacekeeper.trainer.model.stacked_params import Bank
+from pacekeeper.trainer.model.stacked_params import StackedParams
 from pacekeeper.trainer.parallel.tensor_parallel import TensorGroup
-from pacekeeper.trainer.parallel.token_dispatcher import Routes, combine, dispatch
+from pacekeeper.trainer.parallel.token_dispatcher import DispatchPlan, combine, dispatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def _can_group(weights: Tensor) -> bool:
     return is_known and aligned and hasattr(F, "grouped_mm")
 
 
-class NormRouter(Bank):
+class NormRouter(StackedParams):
     """What a layer has once and every rank of its stage holds: attention_norm [S, D], norm [S, D],
     router [S, E, D]; S is 1 there, and 0 on other stages.
     """
@@ -72,7 +72,7 @@ class NormRouter(Bank):
         super().__init__(shapes, dtype, held, one)
 
 
-class ExpertBank(Bank):
+class ExpertBank(StackedParams):
     """The expert replicas of one layer on this rank: w1 [S, D, H], w2 [S, H, D]."""
 
     w1: nn.Parameter
@@ -121,7 +121,7 @@ class MoELayer(nn.Module):
         self.layer = layer
         self.norm_router = NormRouter(config, layer, norm_router)
         self.bank = ExpertBank(config, layer, experts)
-        self.routes: Routes | None = None
+        self.routes: DispatchPlan | None = None
 
     def forward(
         self,

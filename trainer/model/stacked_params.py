@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Bank(nn.Module):
+class StackedParams(nn.Module):
     """The blocks `held`, by number, ascending; a parameter [S, *shape] for each name in `shapes`.
 
     `drawn` makes the tensors of one block, the same on every rank.

@@ -17,12 +17,12 @@ from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
 from pacekeeper.trainer.distributed.collectives import Collectives
 from pacekeeper.trainer.model.dataset import NO_TARGET, Batch
-from pacekeeper.trainer.model.flop_counter import Work, WorkPass, attention_work, head_work
+from pacekeeper.trainer.model.flop_counter import OpCount, WorkPass, attention_work, head_work
 from pacekeeper.trainer.model.moe import MoELayer, drawn
 from pacekeeper.trainer.model.split_backward_linear import product
-from pacekeeper.trainer.model.stacked_params import Bank
+from pacekeeper.trainer.model.stacked_params import StackedParams
 from pacekeeper.trainer.parallel.tensor_parallel import TensorGroup
-from pacekeeper.trainer.parallel.token_dispatcher import Routes
+from pacekeeper.trainer.parallel.token_dispatcher import DispatchPlan
 
 VOCABULARY = 256
 
@@ -58,7 +58,7 @@ class Places:
     length: int
     real_T: Tensor
     mask_B1LL: Tensor
-    work: Work
+    work: OpCount
 
     @classmethod
     def of(cls, batch: Batch, hidden_size: int, dtype: torch.dtype) -> "Places":
@@ -72,7 +72,7 @@ class Places:
         )
 
 
-class AttentionShards(Bank):
+class AttentionShards(StackedParams):
     """Heads of one layer on this rank, W columns of queries, keys and values in each shard:
     qkv [S, 3 * W, D], out [S, D, W].
     """
@@ -96,7 +96,7 @@ class AttentionShards(Bank):
         super().__init__(shapes, getattr(torch, config.dtype), shards, one)
 
 
-class Embedding(Bank):
+class Embedding(StackedParams):
     """Of tokens [S, V, D] and of places in a document [S, L, D]; S is 1 on the first stage's ranks,
     0 on others.
     """
@@ -115,7 +115,7 @@ class Embedding(Bank):
         super().__init__(shapes, getattr(torch, config.dtype), held, one)
 
 
-class Head(Bank):
+class Head(StackedParams):
     """The last norm [S, D] and the way to the vocabulary [S, V, D]; S is 1 on the last stage's
     ranks, 0 on others.
     """
@@ -234,7 +234,7 @@ class MoETransformer(nn.Module):
         self.fabric = fabric.group(stage.ranks)
         self.group = TensorGroup.of(stage, self.fabric)
         for layer in self.own_layers:
-            self.layers()[layer].routes = Routes.of(layout, layer, self.fabric, domain_of)
+            self.layers()[layer].routes = DispatchPlan.of(layout, layer, self.fabric, domain_of)
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """All parameters but the experts', in a fixed order."""

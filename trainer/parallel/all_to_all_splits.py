@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pacekeeper.trainer.parallel.token_balancing import HostPairs, Ints
+from pacekeeper.trainer.parallel.token_balancing import Ints, ReplicaIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +41,7 @@ class Neighbourhood:
     start_P: Ints
 
     @classmethod
-    def of(cls, pairs: HostPairs, nodes: Sequence[Hashable]) -> "Neighbourhood":
+    def of(cls, pairs: ReplicaIndex, nodes: Sequence[Hashable]) -> "Neighbourhood":
         """nodes [W]: any names. Raises ValueError for another number of ranks."""
         if len(nodes) != pairs.num_ranks:
             raise ValueError(f"{len(nodes)} nodes for {pairs.num_ranks} ranks")
@@ -60,7 +60,7 @@ class Neighbourhood:
         )
 
 
-def neighbourhoods(pairs: HostPairs, nodes: Sequence[Hashable]) -> tuple[Neighbourhood, ...]:
+def neighbourhoods(pairs: ReplicaIndex, nodes: Sequence[Hashable]) -> tuple[Neighbourhood, ...]:
     """The passes after the own rank: the node (where that is less than all), then all ranks."""
     everyone = Neighbourhood.of(pairs, [0] * pairs.num_ranks)
     if len(set(nodes)) in (1, pairs.num_ranks):
@@ -69,7 +69,7 @@ def neighbourhoods(pairs: HostPairs, nodes: Sequence[Hashable]) -> tuple[Neighbo
 
 
 def exchange(
-    pairs: HostPairs,
+    pairs: ReplicaIndex,
     counts_WE: Ints,
     rows_P: Ints,
     own: int,
@@ -101,7 +101,7 @@ def exchange(
 
 
 def _stretches(
-    pairs: HostPairs, near: Neighbourhood, left_WE: Ints, room_P: Ints
+    pairs: ReplicaIndex, near: Neighbourhood, left_WE: Ints, room_P: Ints
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Begin and end of what each rank brings [W, E] and each pair takes [P], by expert and node,
     cut off where either side has no more.

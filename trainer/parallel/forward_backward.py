@@ -8,7 +8,7 @@ from torch import Tensor
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule, StageProgram, pipeline_program
-from pacekeeper.trainer.distributed.process_group import Fabric
+from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
 from pacekeeper.trainer.engine.clock_factory import FabricTurns
 from pacekeeper.trainer.engine.job_rules import apportion_rows, own_rows
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime, PipelineClock
@@ -16,8 +16,8 @@ from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.model.dataset import Batch, Corpus
 from pacekeeper.trainer.model.flop_counter import WorkMeter
 from pacekeeper.trainer.model.transformer import MoETransformer
-from pacekeeper.trainer.parallel.pipeline_runner import Scale, StageRun, Under
-from pacekeeper.trainer.parallel.stage_p2p import Crossings
+from pacekeeper.trainer.parallel.pipeline_runner import InFlightMicrobatch, Scale, StageRun
+from pacekeeper.trainer.parallel.stage_p2p import StageP2P
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,10 +47,10 @@ class Passes:
     meter: WorkMeter
     clock: PipelineClock
     hooks: Hooks
-    fabric: Fabric
+    fabric: InterruptibleProcessGroup
     layout: Layout
     _program: StageProgram = field(init=False)
-    _crossings: Crossings = field(init=False)
+    _crossings: StageP2P = field(init=False)
 
     def __post_init__(self) -> None:
         if self.fabric.rank in self.layout.standing_by:
@@ -62,7 +62,7 @@ class Passes:
             num_microbatches=self.config.num_microbatches,
         )
         self._program = program.stages[number]
-        self._crossings = Crossings.of(self.layout, self.fabric)
+        self._crossings = StageP2P.of(self.layout, self.fabric)
 
     def run(self, step: int) -> StepSums:
         """Gradients of this rank's part of its rows add up in the parameters. Raises PeerLost."""
@@ -80,7 +80,7 @@ class Passes:
             with self.hooks.loading():
                 return self.corpus.batch(step, parts[number]).to(self.device)
 
-        def is_done(micro: Under, compute: ComputeTime | None) -> None:
+        def is_done(micro: InFlightMicrobatch, compute: ComputeTime | None) -> None:
             output = micro.output
             assert output is not None, "it went forward"
             if compute is not None and not compute.is_of_previous:

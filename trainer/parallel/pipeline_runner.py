@@ -15,10 +15,10 @@ from pacekeeper.trainer.hooks.compute_timers import ComputeTime
 from pacekeeper.trainer.model.dataset import Batch
 from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
 from pacekeeper.trainer.model.transformer import ModelOutput, MoETransformer
-from pacekeeper.trainer.parallel.stage_p2p import Crossings
+from pacekeeper.trainer.parallel.stage_p2p import StageP2P
 
 
-class Turns(Protocol):
+class SuspendableTimer(Protocol):
     """What times micro-batches that take turns: `PipelineClock` without its pauses."""
 
     def begin(self) -> None: ...
@@ -31,7 +31,7 @@ class Turns(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Under:
+class InFlightMicrobatch:
     """A micro-batch under way on this stage.
 
     entered_SD: a leaf, its gradient goes back; gradient_SD: of what left. `to_come`: of its last
@@ -70,13 +70,13 @@ class StageRun:
 
     model: MoETransformer
     program: StageProgram
-    crossings: Crossings
+    crossings: StageP2P
     scale: Scale
     meter: WorkMeter
-    turns: Turns
+    turns: SuspendableTimer
     load: Callable[[int], Batch]
-    on_done: Callable[[Under, ComputeTime | None], None]
-    _under: dict[int, Under] = field(default_factory=dict)
+    on_done: Callable[[InFlightMicrobatch, ComputeTime | None], None]
+    _under: dict[int, InFlightMicrobatch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         chunks = {item.kind for item in self.program if isinstance(item, ChunkOp)}
@@ -116,7 +116,7 @@ class StageRun:
         else:
             micro.aside = self.turns.suspend() if is_turn_over else None
 
-    def _walk_back(self, micro: Under) -> None:
+    def _walk_back(self, micro: InFlightMicrobatch) -> None:
         output = micro.output
         assert output is not None, "forward comes first"
         if self.crossings.backward_in is None:
@@ -156,11 +156,13 @@ class StageRun:
         micro.gradient_SD = rows
         return self.crossings.backward_in.take(rows, micro.batch.num_tokens)
 
-    def _of(self, number: int) -> Under:
+    def _of(self, number: int) -> InFlightMicrobatch:
         if number not in self._under:
             work = WorkPass(self.meter, later=[] if self._is_split else None)
             to_come = 1 if self.crossings.backward_out is None else 2  # its gradient leaves
-            self._under[number] = Under(batch=self.load(number), work=work, to_come=to_come)
+            self._under[number] = InFlightMicrobatch(
+                batch=self.load(number), work=work, to_come=to_come
+            )
         return self._under[number]
 
     def _is_over(self, number: int) -> None:

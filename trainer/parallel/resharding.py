@@ -13,15 +13,20 @@ from torch import Tensor
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.diff import Transfer, diff_layouts
 from pacekeeper.core.layout.layout import Block, Layout
-from pacekeeper.trainer.distributed.checked_payload import CRC_BYTES, seal, travel, unseal
+from pacekeeper.trainer.distributed.checked_payload import (
+    CRC_BYTES,
+    all_to_all_bytes,
+    pack_with_crc,
+    unpack_checked,
+)
 from pacekeeper.trainer.distributed.collectives import Collectives
 from pacekeeper.trainer.model.block_state_dict import (
     ENDINGS,
     BlockState,
     blocks_on,
+    load_blocks,
     num_updates,
     num_values,
-    put_in,
     read_block,
     shapes_of,
 )
@@ -86,7 +91,7 @@ def stage(
             continue
         if move.source == fabric.rank:
             row = _flat(updates, read_block(model, optimizer, move.block))
-            outgoing[position[move.destination]].append(seal(row))
+            outgoing[position[move.destination]].append(pack_with_crc(row))
         if move.destination == fabric.rank:
             incoming[position[move.source]].append(move.block)
     lengths = [
@@ -94,9 +99,9 @@ def stage(
         for blocks in incoming
     ]
     arrived: dict[Block, BlockState] = dict(refilled or {})
-    for blocks, parcels in zip(incoming, travel(outgoing, lengths, fabric), strict=True):
+    for blocks, parcels in zip(incoming, all_to_all_bytes(outgoing, lengths, fabric), strict=True):
         for block, parcel in zip(blocks, parcels, strict=True):
-            told, arrived[block] = _cut_up(model, block, unseal(parcel, dtype, str(block)))
+            told, arrived[block] = _cut_up(model, block, unpack_checked(parcel, dtype, str(block)))
             updates = max(updates, told)
     return Staged(
         wanted=blocks_on(new, fabric.rank),
@@ -108,7 +113,7 @@ def stage(
 
 def swap_in(model: MoETransformer, optimizer: torch.optim.Optimizer, staged: Staged) -> None:
     """Put the staged state in force: parameters, moments, and the optimizer's parameter list."""
-    put_in(model, optimizer, staged.wanted, staged.arrived, staged.updates)
+    load_blocks(model, optimizer, staged.wanted, staged.arrived, staged.updates)
 
 
 def _flat(updates: int, state: BlockState) -> Tensor:

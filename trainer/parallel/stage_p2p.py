@@ -17,7 +17,7 @@ Runs = Sequence[ShardRun]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crossing:
+class StageExchange:
     """One direction between the groups `givers` and `takers`; a fabric of its own for all of them.
 
     Both sides post micro-batches in the same order.
@@ -28,7 +28,7 @@ class Crossing:
     takers: Runs
 
     @classmethod
-    def between(cls, givers: Runs, takers: Runs, fabric: Collectives, name: str) -> "Crossing":
+    def between(cls, givers: Runs, takers: Runs, fabric: Collectives, name: str) -> "StageExchange":
         """All ranks of both groups ask alike. Raises PeerLost."""
         ranks = tuple(sorted(run.rank for run in (*givers, *takers)))
         return cls(fabric=fabric.group(ranks, name), givers=givers, takers=takers)
@@ -54,27 +54,27 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crossings:
+class StageP2P:
     """What this rank's stage gives to and takes from its neighbours; None at the ends."""
 
-    forward_in: Crossing | None = None
-    backward_out: Crossing | None = None
-    forward_out: Crossing | None = None
-    backward_in: Crossing | None = None
+    forward_in: StageExchange | None = None
+    backward_out: StageExchange | None = None
+    forward_out: StageExchange | None = None
+    backward_in: StageExchange | None = None
 
     @classmethod
-    def of(cls, layout: Layout, fabric: Collectives) -> "Crossings":
+    def of(cls, layout: Layout, fabric: Collectives) -> "StageP2P":
         """Those of `fabric.rank`; all ranks of the job ask alike, and for stages in order, so that
         none waits for one that waits for it. Raises PeerLost.
         """
         number, coordinate = layout.place_of(fabric.rank)
         groups = [stage.groups[coordinate] for stage in layout.stages]
-        ways: dict[str, Crossing] = {}
+        ways: dict[str, StageExchange] = {}
         for lower in (number - 1, number):
             if 0 <= lower < len(groups) - 1:
                 below, above = groups[lower], groups[lower + 1]
                 side = "in" if lower < number else "out"
                 back = "out" if lower < number else "in"
-                ways[f"forward_{side}"] = Crossing.between(below, above, fabric, "forward")
-                ways[f"backward_{back}"] = Crossing.between(above, below, fabric, "backward")
+                ways[f"forward_{side}"] = StageExchange.between(below, above, fabric, "forward")
+                ways[f"backward_{back}"] = StageExchange.between(above, below, fabric, "backward")
         return cls(**ways)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.layout import ShardRun, Stage
-from pacekeeper.trainer.distributed.collectives import Collectives, travel
+from pacekeeper.trainer.distributed.collectives import Collectives, all_to_all_autograd
 from pacekeeper.trainer.model.flop_counter import WorkPass
 
 
@@ -62,7 +62,7 @@ class TensorGroup:
             return own_SD
         counts = list(apportion(num_tokens, self.sizes))
         copies = own_SD.repeat(size, 1)
-        return travel(copies, self.fabric, work, counts, [len(own_SD)] * size)
+        return all_to_all_autograd(copies, self.fabric, work, counts, [len(own_SD)] * size)
 
     def sum_back(self, partial_TD: Tensor, work: WorkPass) -> Tensor:
         """The sum of everybody's part [T, D], in rank order: this rank's slice. Raises PeerLost."""
@@ -71,7 +71,7 @@ class TensorGroup:
             return partial_TD
         counts = list(apportion(len(partial_TD), self.sizes))
         own = counts[self._own]
-        parts = travel(partial_TD, self.fabric, work, [own] * size, counts)
+        parts = all_to_all_autograd(partial_TD, self.fabric, work, [own] * size, counts)
         return parts.view(size, own, partial_TD.shape[1]).sum(0)
 
     def total(self, counts_R: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ NARROW = 4  # hosts of an expert that tell who stands beside whom: more stand be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankRow:
+class ArcLowerBound:
     """order_W: the ranks from place to place; key_E: the stretch that an expert's hosts need, as
     `first * W + last`; where their arc goes over the end of the row, W * W more than that of the
     stretch they leave free. none_S: True where a stretch would end before it begins.
@@ -41,7 +41,7 @@ class RankRow:
     none_S: Flags
 
     @classmethod
-    def of(cls, hosts: Sequence[Sequence[int]], num_ranks: int) -> "RankRow":
+    def of(cls, hosts: Sequence[Sequence[int]], num_ranks: int) -> "ArcLowerBound":
         """hosts[expert]: positions in the group. Of two circles the one with shorter arcs."""
         order, (keys, _) = min(
             ((order, _arcs(hosts, order)) for order in (range(num_ranks), _walk(hosts, num_ranks))),
@@ -127,7 +127,7 @@ MAX_ROUNDS = 64  # each proves a larger value by another set of ranks; a few are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HostPairs:
+class ReplicaIndex:
     """The hosts of one layer's experts as pairs, ordered by expert, then rank position.
 
     `choice`, `row`: made once for a layout and used in every step.
@@ -139,10 +139,10 @@ class HostPairs:
     num_experts: int
     num_ranks: int
     choice: "_Choice"
-    row: RankRow
+    row: ArcLowerBound
 
     @classmethod
-    def of(cls, hosts: Sequence[Sequence[int]], num_ranks: int) -> "HostPairs":
+    def of(cls, hosts: Sequence[Sequence[int]], num_ranks: int) -> "ReplicaIndex":
         """hosts[expert]: positions in the group. Raises ValueError for an expert without host."""
         for expert, on in enumerate(hosts):
             if not on or len(set(on)) != len(on) or not all(0 <= j < num_ranks for j in on):
@@ -156,7 +156,7 @@ class HostPairs:
             num_experts=len(hosts),
             num_ranks=num_ranks,
             choice=_Choice.of(expert_P, host_P, num_ranks),
-            row=RankRow.of(hosts, num_ranks),
+            row=ArcLowerBound.of(hosts, num_ranks),
         )
 
 
@@ -179,7 +179,7 @@ def whole_capacities(speeds: Sequence[float]) -> Ints:
     return np.array(scaled, dtype=np.int64)
 
 
-def split_rows(pairs: HostPairs, counts_WE: Ints, capacity_W: Ints) -> TokenSplit:
+def balance_rows(pairs: ReplicaIndex, counts_WE: Ints, capacity_W: Ints) -> TokenSplit:
     """The best whole rows of each pair. counts_WE: rows of each expert that each rank brings.
 
     The value is within one row a rank of the exact optimum over fractions.
@@ -201,7 +201,7 @@ def split_rows(pairs: HostPairs, counts_WE: Ints, capacity_W: Ints) -> TokenSpli
     raise AssertionError("every round proves a larger value, over finitely many sets of ranks")
 
 
-def _limits(pairs: HostPairs, rows_E: Ints, capacity_W: Ints, inside: Flags) -> Ints:
+def _limits(pairs: ReplicaIndex, rows_E: Ints, capacity_W: Ints, inside: Flags) -> Ints:
     """Rows each rank may take: its capacity's part of what only ranks `inside` can compute."""
     is_free: Flags = np.logical_or.reduceat(~inside[pairs.host_P], pairs.first_E)
     rows, capacity = int(rows_E[~is_free].sum()), int(capacity_W[inside].sum())
@@ -259,7 +259,7 @@ class _Choice:
             place=place,
         )
 
-    def fixed_rows(self, pairs: HostPairs, rows_E: Ints) -> Ints:
+    def fixed_rows(self, pairs: ReplicaIndex, rows_E: Ints) -> Ints:
         """[W] rows of the experts that a rank alone holds."""
         fixed_W = np.zeros(pairs.num_ranks, dtype=np.int64)
         np.add.at(fixed_W, pairs.host_P[self.only_O], rows_E[pairs.expert_P[self.only_O]])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf, domain_of_rank
-from pacekeeper.trainer.distributed.collectives import Collectives, travel
+from pacekeeper.trainer.distributed.collectives import Collectives, all_to_all_autograd
 from pacekeeper.trainer.model.flop_counter import WorkPass
 from pacekeeper.trainer.parallel.all_to_all_splits import (
     Exchange,
@@ -21,21 +21,21 @@ from pacekeeper.trainer.parallel.all_to_all_splits import (
     neighbourhoods,
 )
 from pacekeeper.trainer.parallel.token_balancing import (
-    HostPairs,
     Ints,
-    split_rows,
+    ReplicaIndex,
+    balance_rows,
     whole_capacities,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Routes:
+class DispatchPlan:
     """What one layer's dispatch knows before a step: hosts, their speeds, and who is near.
 
     `own`: this rank's position in the group; `held_E`: the experts it holds, ascending.
     """
 
-    pairs: HostPairs
+    pairs: ReplicaIndex
     capacity_W: Ints
     passes: tuple[Neighbourhood, ...]
     own: int
@@ -44,11 +44,11 @@ class Routes:
     @classmethod
     def of(
         cls, layout: Layout, layer: int, fabric: Collectives, domain_of: DomainOf = NO_DOMAINS
-    ) -> "Routes":
+    ) -> "DispatchPlan":
         """Routes of one layer. `domain_of`: the node of each rank."""
         position = {rank: i for i, rank in enumerate(fabric.ranks)}
         hosts = [[position[host.rank] for host in on] for on in layout.experts[layer]]
-        pairs = HostPairs.of(hosts, len(fabric.ranks))
+        pairs = ReplicaIndex.of(hosts, len(fabric.ranks))
         return cls(
             pairs=pairs,
             capacity_W=whole_capacities([layout.speed_by_rank[rank] for rank in fabric.ranks]),
@@ -62,7 +62,7 @@ class Routes:
     def split(self, counts_WE: Tensor) -> Exchange:
         """Who computes what this rank brings, and what it gets, from the counts of all ranks."""
         counts = counts_WE.numpy()
-        rows_P = split_rows(self.pairs, counts, self.capacity_W).rows_P
+        rows_P = balance_rows(self.pairs, counts, self.capacity_W).rows_P
         return exchange(self.pairs, counts, rows_P, self.own, self.passes)
 
 
@@ -85,7 +85,7 @@ class Dispatched:
 def dispatch(
     tokens_TD: Tensor,
     experts_TK: Tensor,
-    routes: Routes,
+    routes: DispatchPlan,
     num_experts: int,
     fabric: Collectives,
     work: WorkPass,
@@ -114,7 +114,9 @@ def dispatch(
     # index_select, here and below: advanced indexing costs several times as much on CPU.
     sent_AD = tokens_TD.index_select(0, source_A // experts_TK.shape[1])
     # Just after the counts' all-to-all, which nobody left before the last had come.
-    arrived_RD = travel(sent_AD, fabric, work, received_splits, sent_splits, is_together=True)
+    arrived_RD = all_to_all_autograd(
+        sent_AD, fabric, work, received_splits, sent_splits, is_together=True
+    )
     expert_E = torch.arange(num_experts, device=received_WE.device)
     expert_R = expert_E.repeat(size).repeat_interleave(received_WE.reshape(-1))
     grouping_R = torch.argsort(expert_R, stable=True)
@@ -138,7 +140,9 @@ def combine(
 ) -> Tensor:
     """Bring the experts' answers home and add them up by the router's weights: [T, D]."""
     arrival_RD = answers_RD.index_select(0, dispatched.arrival_place_R)
-    home_AD = travel(arrival_RD, fabric, work, dispatched.sent_splits, dispatched.received_splits)
+    home_AD = all_to_all_autograd(
+        arrival_RD, fabric, work, dispatched.sent_splits, dispatched.received_splits
+    )
     num_tokens, experts_per_token = weights_TK.shape
     # By assignment: a token's answers are added in a fixed order whatever way they travelled.
     answers_AD = home_AD.index_select(0, dispatched.sending_place_A)

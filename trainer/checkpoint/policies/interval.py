@@ -14,7 +14,7 @@ BESIDE_RATIO = 1.0  # of a step, that they may take where a device makes them be
 _STEPS = 16  # the newest, of which the middle one counts
 
 
-class SavePace:
+class CheckpointCostMeter:
     """One rank's measurements, from `now_s` on."""
 
     def __init__(self, now_s: float) -> None:
@@ -75,7 +75,7 @@ class SavePace:
         )
 
 
-class Period:
+class CheckpointInterval:
     """When the next checkpoint is due: every `steps`; where these are 0, as the first rank says."""
 
     def __init__(self, steps: int) -> None:

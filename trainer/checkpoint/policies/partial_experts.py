@@ -36,7 +36,7 @@ from pacekeeper.trainer.checkpoint.block_reader import Lost
 from pacekeeper.trainer.model.block_state_dict import BlockState
 
 
-class TokenBooks:
+class ExpertTokenLedger:
     """One rank's. `routed`, `saved`: tokens of each expert, [layer][expert], up to now and when it
     was saved last; `lost`: by layer, in `num_faults` restores.
     """
@@ -157,7 +157,7 @@ class PartialSaves:
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self.num_saved = config.experts_per_checkpoint
-        self.books = TokenBooks(config)
+        self.books = ExpertTokenLedger(config)
         self._begun: CheckpointId | None = None
         self._writers: frozenset[int] = frozenset()
         self._heard: Words = ()
@@ -179,7 +179,7 @@ class PartialSaves:
         self.books.count(routed)
 
     def plt_of_run(self, step: int) -> float:
-        """The share of the whole run's tokens that is lost; see `TokenBooks`."""
+        """The share of the whole run's tokens that is lost; see `ExpertTokenLedger`."""
         return self.books.plt_of_run(step)
 
     def word(
@@ -376,7 +376,7 @@ def say_lost(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
+class MemoryRestore:
     """What this rank needs of snapshot `id` for `layout`, not in force: all of one step."""
 
     id: CheckpointId
@@ -397,7 +397,7 @@ class Remembered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refill:
+class PartialRestore:
     """What this rank is to hold of blocks that nobody holds any more, not in force.
 
     `steps`: of which step each of these blocks is, wherever it goes; `seen`: tokens it had then.
@@ -419,7 +419,7 @@ class Refill:
         state: Mapping[Block, BlockState],
         steps: Mapping[Block, int],
         seen: Mapping[Block, int],
-    ) -> "Refill":
+    ) -> "PartialRestore":
         """What was found of these blocks elsewhere takes the place of what was here."""
         return replace(
             self,

@@ -20,7 +20,7 @@ from pacekeeper.core.checkpoint.window_steps import (
 from pacekeeper.core.checkpoint.write_plan import assign_writers, cut_pieces
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.trainer.checkpoint.async_writer import Turn
+from pacekeeper.trainer.checkpoint.async_writer import WindowStep
 
 _log = logging.getLogger(__name__)
 Words = Sequence[Sequence[float]]
@@ -36,7 +36,7 @@ class Save:
     pieces: tuple[Piece, ...]
     writers: frozenset[int]
     start: WindowStart | None = None
-    turn: Turn | None = None
+    turn: WindowStep | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class WindowSaves:
             pieces=one.plan.pieces[one.done],
             writers=one.plan.writers,
             start=one.start,
-            turn=Turn(
+            turn=WindowStep(
                 step=at.step,
                 is_first=not one.done,
                 is_last=is_last,

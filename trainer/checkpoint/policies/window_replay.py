@@ -18,8 +18,8 @@ from pacekeeper.trainer.model.block_state_dict import (
     MOMENTS,
     BlockState,
     blocks_on,
+    load_blocks,
     num_updates,
-    put_in,
 )
 from pacekeeper.trainer.model.transformer import MoETransformer
 
@@ -91,7 +91,7 @@ class Replay:
         updates = self.manifest.num_updates if window is None else window.num_updates
         state = self._states.get(self.first_step, {})
         self._wanted = blocks_on(layout, rank)
-        put_in(self._model, self._optimizer, self._wanted, state, updates)
+        load_blocks(self._model, self._optimizer, self._wanted, state, updates)
         if window is not None and rank == layout.ranks[0]:
             _log.info(
                 "steps %d to %d are done again: after them all is as it was at step %d",
@@ -103,4 +103,4 @@ class Replay:
     def go_on(self, step: int) -> None:
         """`step` are committed: states whose turn it is, true weights of those that wait."""
         updates, state = num_updates(self._optimizer), self._states.get(step, {})
-        put_in(self._model, self._optimizer, self._wanted, state, updates)
+        load_blocks(self._model, self._optimizer, self._wanted, state, updates)

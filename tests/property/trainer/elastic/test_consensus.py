@@ -20,7 +20,7 @@ from pacekeeper.trainer.distributed.kv_store import (
 )
 from pacekeeper.trainer.elastic import consensus
 from pacekeeper.trainer.elastic.consensus import Agreement, AllDone, Fenced
-from pacekeeper.trainer.elastic.messages import Report, Verdict
+from pacekeeper.trainer.elastic.messages import ConsensusDecision, Report
 from pacekeeper.trainer.elastic.quorum import Group, rule
 from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
 from support.examples import examples
@@ -53,9 +53,9 @@ def reach(
     known_dead: frozenset[int] = frozenset(),
     dead: frozenset[int] = frozenset(),
     only: int | None = None,
-) -> dict[int, Verdict | Exception]:
+) -> dict[int, ConsensusDecision | Exception]:
     """What each living rank (or `only` one) concludes; killed ones are left out."""
-    results: dict[int, Verdict | Exception] = {}
+    results: dict[int, ConsensusDecision | Exception] = {}
     members = tuple(sorted(reports))
     for rank in sorted(dead):
         cluster.kill(rank)
@@ -134,10 +134,10 @@ def test_the_living_reach_one_verdict(
         assert cluster.down and not rule(Group.first(3, tuple(ranks)), living, told).goes_on
         assert all(isinstance(v, NoQuorumError) for v in verdicts), verdicts
         return
-    assert all(isinstance(v, Verdict) for v in verdicts), verdicts
+    assert all(isinstance(v, ConsensusDecision) for v in verdicts), verdicts
     assert all(v == verdicts[0] for v in verdicts)
     for rank, verdict in living.items():
-        assert isinstance(verdict, Verdict)
+        assert isinstance(verdict, ConsensusDecision)
         assert rank in verdict.members
         assert verdict.layout.generation > 3
     after = {reports[r].ticket + (r in v.commits) for r, v in living.items()}  # type: ignore[union-attr]
@@ -158,14 +158,16 @@ def test_a_verdict_that_one_acted_on_outlives_its_leader_and_its_store() -> None
 def test_the_new_generation_is_newer_than_any_a_survivor_has_seen() -> None:
     cluster = FakeCluster(num_nodes=1, ranks_per_node=3, deaths={})
     results = reach(cluster, dict.fromkeys(range(3), OPEN), dead=frozenset({2}))
-    assert {v.layout.generation for v in results.values() if isinstance(v, Verdict)} == {5}
+    assert {v.layout.generation for v in results.values() if isinstance(v, ConsensusDecision)} == {
+        5
+    }
 
 
 def test_those_who_commit_take_loss_and_fate_of_who_committed_first() -> None:
     cluster = FakeCluster(num_nodes=1, ranks_per_node=3, deaths={})
     results = reach(cluster, {0: VOTED, 1: COMMITTED, 2: VOTED})
     for verdict in results.values():
-        assert isinstance(verdict, Verdict)
+        assert isinstance(verdict, ConsensusDecision)
         assert verdict.commits == {0, 2}
         assert verdict.last_loss == 1.0
 
@@ -174,7 +176,9 @@ def test_a_rank_declared_dead_must_end() -> None:
     cluster = FakeCluster(num_nodes=1, ranks_per_node=3, deaths={})
     results = reach(cluster, dict.fromkeys(range(3), OPEN), known_dead=frozenset({1}))
     assert isinstance(results[1], Fenced)
-    assert [v.members for r, v in results.items() if r != 1 and isinstance(v, Verdict)] == [
+    assert [
+        v.members for r, v in results.items() if r != 1 and isinstance(v, ConsensusDecision)
+    ] == [
         (0, 2),
         (0, 2),
     ]
@@ -185,7 +189,7 @@ def test_a_silent_rank_is_fenced_and_left_behind(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(consensus, "FENCE_GRACE_S", 0.1)
     cluster = FakeCluster(num_nodes=2, ranks_per_node=1, deaths={})
     cluster.data[0]["deaths"] = ""
-    results: list[Verdict] = []
+    results: list[ConsensusDecision] = []
     mine = Agreement(
         stores=cluster.stores_of(0), rank=0, node_of=cluster.node_of, timeout_s=0.1,
         known_dead=frozenset,
@@ -205,7 +209,7 @@ def test_who_reported_in_a_store_that_went_has_its_time_to_report_in_the_next_on
     cluster = FakeCluster(num_nodes=3, ranks_per_node=1, deaths={}, has_fences=True)
     report = Report(progress=OPEN, newest_generation=1, last_loss=0.0, was_silence=True).encode()
     cluster.data[0]["report/first/2"] = report
-    results: dict[int, Verdict | Exception] = {}
+    results: dict[int, ConsensusDecision | Exception] = {}
 
     def run() -> None:
         mine = Agreement(
@@ -226,7 +230,7 @@ def test_who_reported_in_a_store_that_went_has_its_time_to_report_in_the_next_on
     cluster.data[1]["report/first/2"] = report
     thread.join(60.0)
     assert cluster.fenced == {0}
-    assert isinstance(results[1], Verdict) and results[1].members == (1, 2)
+    assert isinstance(results[1], ConsensusDecision) and results[1].members == (1, 2)
 
 
 def test_lost_state_is_everybodys_verdict() -> None:

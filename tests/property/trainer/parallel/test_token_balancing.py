@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pacekeeper.controller.planning.token_split.linear_program import best_value
 from pacekeeper.trainer.parallel.all_to_all_splits import exchange, neighbourhoods
 from pacekeeper.trainer.parallel.token_balancing import (
-    HostPairs,
     Ints,
-    split_rows,
+    ReplicaIndex,
+    balance_rows,
     whole_capacities,
 )
 from support.examples import examples
@@ -36,8 +36,8 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases())
 def test_no_split_has_a_smaller_largest_load_but_for_whole_rows(case: Case) -> None:
     hosts, counts, speeds = case
-    pairs = HostPairs.of(hosts, len(speeds))
-    split = split_rows(pairs, counts, whole_capacities(speeds))
+    pairs = ReplicaIndex.of(hosts, len(speeds))
+    split = balance_rows(pairs, counts, whole_capacities(speeds))
     assert split.rows_P.min() >= 0
     by_expert = np.bincount(pairs.expert_P, split.rows_P, len(hosts))
     assert (by_expert == counts.sum(axis=0)).all()
@@ -49,8 +49,8 @@ def test_no_split_has_a_smaller_largest_load_but_for_whole_rows(case: Case) -> N
 @given(cases())
 def test_the_witness_proves_the_value_but_for_whole_rows(case: Case) -> None:
     hosts, counts, speeds = case
-    pairs = HostPairs.of(hosts, len(speeds))
-    split = split_rows(pairs, counts, whole_capacities(speeds))
+    pairs = ReplicaIndex.of(hosts, len(speeds))
+    split = balance_rows(pairs, counts, whole_capacities(speeds))
     inside = set(split.witness)
     rows = sum(
         float(counts[:, expert].sum()) for expert, on in enumerate(hosts) if set(on) <= inside
@@ -67,8 +67,8 @@ def test_senders_and_receivers_come_to_the_same_numbers(case: Case, data: st.Dat
     hosts, counts, speeds = case
     num_ranks = len(speeds)
     nodes = data.draw(st.lists(st.integers(0, 2), min_size=num_ranks, max_size=num_ranks))
-    pairs = HostPairs.of(hosts, num_ranks)
-    rows = split_rows(pairs, counts, whole_capacities(speeds)).rows_P
+    pairs = ReplicaIndex.of(hosts, num_ranks)
+    rows = balance_rows(pairs, counts, whole_capacities(speeds)).rows_P
     passes = neighbourhoods(pairs, nodes)
     seen = [exchange(pairs, counts, rows, own, passes) for own in range(num_ranks)]
     sent = np.stack([each.sent_P for each in seen])
@@ -83,8 +83,8 @@ def test_rows_stay_on_their_rank_then_on_their_node(case: Case, data: st.DataObj
     hosts, counts, speeds = case
     num_ranks = len(speeds)
     nodes = np.array(data.draw(st.lists(st.integers(0, 2), min_size=num_ranks, max_size=num_ranks)))
-    pairs = HostPairs.of(hosts, num_ranks)
-    rows = split_rows(pairs, counts, whole_capacities(speeds)).rows_P
+    pairs = ReplicaIndex.of(hosts, num_ranks)
+    rows = balance_rows(pairs, counts, whole_capacities(speeds)).rows_P
     passes = neighbourhoods(pairs, nodes.tolist())
     sent = np.stack([exchange(pairs, counts, rows, w, passes).sent_P for w in range(num_ranks)])
     for expert in range(len(hosts)):
@@ -113,9 +113,9 @@ def test_rows_stay_on_their_rank_then_on_their_node(case: Case, data: st.DataObj
 @given(cases())
 def test_only_ratios_of_speeds_count(case: Case) -> None:
     hosts, counts, speeds = case
-    pairs = HostPairs.of(hosts, len(speeds))
-    one = split_rows(pairs, counts, whole_capacities(speeds))
-    other = split_rows(pairs, counts, whole_capacities([s * 2.0**10 for s in speeds]))
+    pairs = ReplicaIndex.of(hosts, len(speeds))
+    one = balance_rows(pairs, counts, whole_capacities(speeds))
+    other = balance_rows(pairs, counts, whole_capacities([s * 2.0**10 for s in speeds]))
     assert (one.rows_P == other.rows_P).all()
 
 
@@ -131,24 +131,24 @@ def test_over_arcs_of_a_circle_the_fullest_arc_is_the_best_proof_at_once(
     row = st.lists(st.integers(0, 200), min_size=len(hosts), max_size=len(hosts))
     counts = np.array([data.draw(row) for _ in range(num_ranks)], dtype=np.int64)
     speeds = [data.draw(st.sampled_from([0.25, 0.5, 1.0])) for _ in range(num_ranks)]
-    pairs, rows_E = HostPairs.of(hosts, num_ranks), counts.sum(axis=0)
+    pairs, rows_E = ReplicaIndex.of(hosts, num_ranks), counts.sum(axis=0)
     arc = pairs.row.fullest(rows_E, whole_capacities(speeds))
     inside = set(np.flatnonzero(arc).tolist())
     rows = sum(int(n) for n, on in zip(rows_E, hosts, strict=True) if set(on) <= inside)
     best = best_value(rows_E.tolist(), hosts, dict(enumerate(speeds))).value
     assert rows / sum(speeds[rank] for rank in inside) == pytest.approx(best)
-    assert split_rows(pairs, counts, whole_capacities(speeds)).witness == tuple(sorted(inside))
+    assert balance_rows(pairs, counts, whole_capacities(speeds)).witness == tuple(sorted(inside))
 
 
 def test_ranks_are_found_in_their_circle_whatever_their_numbers() -> None:
     circle = [3, 0, 4, 1, 5, 2]
     hosts = [[circle[at], circle[(at + 1) % 6]] for at in range(6)]
-    order = HostPairs.of(hosts, 6).row.order_W.tolist()
+    order = ReplicaIndex.of(hosts, 6).row.order_W.tolist()
     beside = {frozenset(pair) for pair in pairwise([*order, order[0]])}
     assert beside == {frozenset(on) for on in hosts}
 
 
 def test_an_arc_may_go_over_the_end_of_the_row() -> None:
-    pairs = HostPairs.of([[0, 1], [1, 2], [2, 3], [0, 3]], 4)
+    pairs = ReplicaIndex.of([[0, 1], [1, 2], [2, 3], [0, 3]], 4)
     hot, capacity = np.array([1, 1, 1, 100]), whole_capacities([1.0] * 4)
     assert np.flatnonzero(pairs.row.fullest(hot, capacity)).tolist() == [0, 3]

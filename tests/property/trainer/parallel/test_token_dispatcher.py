@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet, even_layout
 from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
-from pacekeeper.trainer.parallel.token_dispatcher import Routes, combine, dispatch
+from pacekeeper.trainer.parallel.token_dispatcher import DispatchPlan, combine, dispatch
 from support.examples import examples
 from support.worlds import ThreadFabric, ThreadWorld, run_world
 
@@ -40,8 +40,8 @@ def layout_of(hosts: tuple[ReplicaSet, ...], at: dict[int, float] | None = None)
     )
 
 
-def routes_of(layout: Layout, rank: int) -> Routes:
-    return Routes.of(layout, 0, ThreadFabric(ThreadWorld(RANKS), rank), NODES)
+def routes_of(layout: Layout, rank: int) -> DispatchPlan:
+    return DispatchPlan.of(layout, 0, ThreadFabric(ThreadWorld(RANKS), rank), NODES)
 
 
 def loads(
@@ -114,7 +114,7 @@ def test_rows_reach_their_experts_and_come_home_weighted_gradients_too(
         weights_TK = torch.rand(count, chosen, generator=generator, dtype=torch.float64)
         weights_TK.requires_grad_()
         work = WorkPass(WorkMeter())
-        routes = Routes.of(layout, 0, fabric, NODES)
+        routes = DispatchPlan.of(layout, 0, fabric, NODES)
         arrived = dispatch(tokens_TD, experts_TK, routes, num_experts, fabric, work)
         here = [any(h.rank == fabric.rank for h in expert) for expert in hosts]
         assert all(int(n) == 0 or on for n, on in zip(arrived.counts_E, here, strict=True))

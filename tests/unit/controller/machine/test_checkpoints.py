@@ -16,7 +16,7 @@ from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.records import SAVE_OUTCOMES, CheckpointRecord, SnapshotRecord
-from pacekeeper.trainer.checkpoint.async_writer import Outcome
+from pacekeeper.trainer.checkpoint.async_writer import SaveStatus
 from support.scrapes import value
 
 
@@ -34,7 +34,7 @@ def after(*records: CheckpointRecord, before: Saves | None = None) -> tuple[Save
 
 
 def test_ranks_say_what_records_hold() -> None:
-    assert tuple(Outcome) == SAVE_OUTCOMES
+    assert tuple(SaveStatus) == SAVE_OUTCOMES
     with pytest.raises(ValueError, match="outcome: expected one of"):
         told("lost", 1)
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from pacekeeper.trainer.checkpoint.async_writer import Beside
+from pacekeeper.trainer.checkpoint.async_writer import BackgroundWorker
 
 
 class Held:
@@ -15,7 +15,7 @@ class Held:
 
 
 def test_things_are_done_in_order_and_by_one_thread() -> None:
-    beside, done = Beside("test"), list[tuple[int, int]]()
+    beside, done = BackgroundWorker("test"), list[tuple[int, int]]()
     for number in range(3):
         beside.begin(lambda number=number: done.append((number, threading.get_ident())))  # type: ignore[misc]
     assert beside.wait() and not beside.is_busy
@@ -24,12 +24,12 @@ def test_things_are_done_in_order_and_by_one_thread() -> None:
 
 
 def test_nothing_was_begun_is_nothing_to_wait_for() -> None:
-    beside = Beside("test")
+    beside = BackgroundWorker("test")
     assert beside.wait(0.0) and not beside.is_busy
 
 
 def test_who_waits_waits_for_all_that_was_begun() -> None:
-    beside, gates = Beside("test"), (threading.Event(), threading.Event())
+    beside, gates = BackgroundWorker("test"), (threading.Event(), threading.Event())
     for gate in gates:
         beside.begin(partial(_through, gate))
     gates[0].set()
@@ -41,7 +41,7 @@ def test_who_waits_waits_for_all_that_was_begun() -> None:
 def test_an_error_is_told_and_the_next_one_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
-    beside, done = Beside("test"), threading.Event()
+    beside, done = BackgroundWorker("test"), threading.Event()
     beside.begin(lambda: 1 / 0)  # type: ignore[arg-type]
     beside.begin(done.set)
     assert beside.wait(60.0) and done.is_set()
@@ -50,7 +50,7 @@ def test_an_error_is_told_and_the_next_one_is_done(monkeypatch: pytest.MonkeyPat
 
 def test_what_is_over_is_let_go() -> None:
     """A copy of the state must not stay in memory until the next one."""
-    beside, held = Beside("test"), Held()
+    beside, held = BackgroundWorker("test"), Held()
     seen = weakref.ref(held)
     beside.begin(partial(_look_at, held))
     del held
@@ -61,7 +61,7 @@ def test_what_is_over_is_let_go() -> None:
 
 def test_the_thread_ends_with_its_owner() -> None:
     threads: list[threading.Thread] = []
-    beside = Beside("test")
+    beside = BackgroundWorker("test")
     beside.begin(lambda: threads.append(threading.current_thread()))
     assert beside.wait(60.0)
     del beside

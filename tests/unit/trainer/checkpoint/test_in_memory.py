@@ -160,7 +160,7 @@ def test_a_snapshot_that_broke_on_its_way_leaves_the_one_before(
     """On two ranks the newest is complete, on two it is not: the one before is, everywhere."""
     job = job_in(tmp_path)
     states = trained(job, 2)
-    travel = checked_payload.travel
+    travel = checked_payload.all_to_all_bytes
 
     def cut(outgoing: object, lengths: object, fabric: object) -> object:
         came = travel(outgoing, lengths, fabric)  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ def test_a_snapshot_that_broke_on_its_way_leaves_the_one_before(
         return came
 
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "travel", cut)
+        patch.setattr(snapshots, "all_to_all_bytes", cut)
         job.train(1)
     assert "snapshot of step=3 is given up: cut" in caplog.text
     assert newest(job) == [2, 3, 2, 3]
@@ -188,13 +188,13 @@ def test_training_goes_on_while_a_snapshot_is_on_its_way_and_skips_the_next(
 ) -> None:
     caplog.set_level(logging.WARNING)
     job = job_in(tmp_path)
-    gate, travel = threading.Event(), checked_payload.travel
+    gate, travel = threading.Event(), checked_payload.all_to_all_bytes
 
     def slow(*arguments: object) -> object:
         assert gate.wait(60.0)
         return travel(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(snapshots, "travel", slow)
+    monkeypatch.setattr(snapshots, "all_to_all_bytes", slow)
 
     def go_on(rank: Rank) -> tuple[int, ...]:
         rank.take_place()

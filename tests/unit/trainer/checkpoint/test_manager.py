@@ -14,7 +14,7 @@ from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Pie
 from pacekeeper.core.errors import DataError, HostError
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.checkpoint import async_writer
-from pacekeeper.trainer.checkpoint.async_writer import Outcome
+from pacekeeper.trainer.checkpoint.async_writer import SaveStatus
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.reader import REJECTED_FILE, damages, read_manifest
 from pacekeeper.trainer.checkpoint.retention import sweep
@@ -81,7 +81,7 @@ def test_what_can_not_be_removed_keeps_no_checkpoint_from_being_written(
     for _ in range(4):
         lone.train()
         lone.save()
-    assert lone.checkpoints.counts[Outcome.COMPLETE] == 5
+    assert lone.checkpoints.counts[SaveStatus.COMPLETE] == 5
     assert [CheckpointId.of_name(name).step for name in lone.names()] == [0, 3, 4]  # type: ignore[union-attr]
     assert "an older checkpoint in" in caplog.text and "can not be removed" in caplog.text
     assert "is not written" not in caplog.text
@@ -220,9 +220,9 @@ def test_a_slow_disk_skips_a_checkpoint_and_says_so(
     lone = Lone(tmp_path)
     at = Position(layout=lone.layout, step=1, ticket=1, last_loss=1.0)
     news = lone.checkpoints.save_if_due(at, is_storing=True)
-    assert [one.outcome for one in news] == [Outcome.SKIPPED]
+    assert [one.outcome for one in news] == [SaveStatus.SKIPPED]
     assert not lone.root.exists()
-    assert lone.checkpoints.counts[Outcome.SKIPPED] == 1
+    assert lone.checkpoints.counts[SaveStatus.SKIPPED] == 1
     assert "step=1 checkpoint skipped: the one before is still being written" in caplog.text
 
 
@@ -292,10 +292,10 @@ def test_a_disk_that_refuses_is_a_warning_and_the_one_before_stays(
         == []
     ), "a step is saved once"
     assert lone.checkpoints.counts == {
-        Outcome.COMPLETE: 2,
-        Outcome.WRITTEN: 0,
-        Outcome.SKIPPED: 0,
-        Outcome.FAILED: 1,
+        SaveStatus.COMPLETE: 2,
+        SaveStatus.WRITTEN: 0,
+        SaveStatus.SKIPPED: 0,
+        SaveStatus.FAILED: 1,
     }
     assert [CheckpointId.of_name(name).step for name in lone.names()] == [0, 2]  # type: ignore[union-attr]
 
@@ -317,7 +317,7 @@ def test_who_is_not_the_last_leaves_the_manifest_to_who_is(tmp_path: Path) -> No
         assert saver.wait()
         outcomes += [news.outcome for news in saver.take_news()]
         assert (MANIFEST_FILE in storage.names(whole.id.name)) == (rank == 0)
-    assert outcomes == [Outcome.WRITTEN, Outcome.COMPLETE]
+    assert outcomes == [SaveStatus.WRITTEN, SaveStatus.COMPLETE]
     lone.go_back()
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from pacekeeper.trainer.distributed import process_group as fabric_module
 from pacekeeper.trainer.distributed.collectives import PeerLost
-from pacekeeper.trainer.distributed.process_group import Fabric
+from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
 
 TIMEOUT_S, TICK_S, STOPPED_FOR_S = 30.0, 0.1, 600.0
 
@@ -37,7 +37,7 @@ class Collective:
 
 def wait_for(collective: Collective, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fabric_module, "time", collective)
-    fabric: Any = object.__new__(Fabric)
+    fabric: Any = object.__new__(InterruptibleProcessGroup)
     fabric.generation, fabric._heard_s = 1, 0.0
     fabric._tick, fabric._timeout_s = timedelta(seconds=TICK_S), TIMEOUT_S
     fabric._is_aborted = lambda: False

@@ -30,7 +30,7 @@ from pacekeeper.trainer.distributed.kv_store import (
     host_store,
     notice,
 )
-from pacekeeper.trainer.elastic.join_queue import Lobby
+from pacekeeper.trainer.elastic.join_queue import JoinQueue
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, Seat
 from pacekeeper.trainer.elastic.launcher import Supervisor
 from pacekeeper.trainer.elastic.messages import (
@@ -50,7 +50,7 @@ from pacekeeper.trainer.elastic.messages import (
     widened,
     write_verdict,
 )
-from pacekeeper.trainer.elastic.node_join import Door, JoinSpec, find_job, join, take_numbers
+from pacekeeper.trainer.elastic.node_join import JoinRequest, JoinSpec, find_job, join, take_numbers
 from pacekeeper.trainer.elastic.quorum import NO_GROUP, Group
 from pacekeeper.trainer.elastic.two_phase_commit import Ballot, Phase, Progress, Vote
 from pacekeeper.trainer.engine.train_loop import rank_main
@@ -110,7 +110,7 @@ def test_numbers_that_somebody_had_are_not_let_in() -> None:
 def test_who_has_not_asked_again_is_not_there() -> None:
     server = host_store("127.0.0.1", 0)
     address = f"127.0.0.1:{server.port}"
-    lobby, store = Lobby(address), connect_store(address)
+    lobby, store = JoinQueue(address), connect_store(address)
     assert lobby.look(store) == ()
     store.set(asking_key(2), encode_asking(TWO, 1))
     store.set(ASKING_KEY, "2,2,")
@@ -125,7 +125,7 @@ def test_what_is_asked_in_other_words_keeps_nobody_else_out(
 ) -> None:
     server = host_store("127.0.0.1", 0)
     address = f"127.0.0.1:{server.port}"
-    lobby, store = Lobby(address), connect_store(address)
+    lobby, store = JoinQueue(address), connect_store(address)
     store.set(asking_key(2), encode_asking(TWO, 1))
     said = ("?", "[]", '{"node": 4}', encode_asking(TWO, 1).replace("[4, 5]", '["4"]'))
     for node, text in enumerate(said, start=3):
@@ -206,7 +206,7 @@ class Waiting:
             seat=Seat(first_rank=4, world_size=4, node_of=FACTS.node_of),
         )  # fmt: skip
         self.supervisor = Supervisor(spec, (job, GONE, own), 7, rank_main)
-        self.door = Door(self.supervisor, replace(TWO, address=own))
+        self.door = JoinRequest(self.supervisor, replace(TWO, address=own))
 
     def knock(self) -> bool:
         self.door._next_s = 0.0  # it is time
@@ -215,7 +215,7 @@ class Waiting:
 
 def test_a_node_asks_when_all_its_ranks_are_ready_and_until_it_is_let_in(tmp_path: Path) -> None:
     waiting = Waiting(tmp_path)
-    lobby = Lobby("")
+    lobby = JoinQueue("")
     assert waiting.knock() and not waiting.leader.check([ASKING_KEY])
     waiting.own.set(ready_key(4), "11")
     assert waiting.knock() and not waiting.leader.check([ASKING_KEY])

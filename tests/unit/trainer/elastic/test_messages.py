@@ -12,7 +12,7 @@ from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.distributed.kv_store import Stores, connect_store, host_store, parse_notices
-from pacekeeper.trainer.elastic.join_queue import Lobby
+from pacekeeper.trainer.elastic.join_queue import JoinQueue
 from pacekeeper.trainer.elastic.messages import (
     ASKING_KEY,
     Candidate,
@@ -170,7 +170,7 @@ def test_numbers_are_short_and_plain() -> None:
 def test_the_lobby_hears_the_others_beside_one_who_writes_garble() -> None:
     server = host_store("127.0.0.1", 0)
     store: Any = connect_store(f"127.0.0.1:{server.port}")
-    lobby = Lobby(f"127.0.0.1:{server.port}")
+    lobby = JoinQueue(f"127.0.0.1:{server.port}")
     store.set(ASKING_KEY, b"5,\xff\xff," + b"9" * 5000 + b",2,4,")  # nothing stands behind 5
     store.set(asking_key(4), b"\xff\xfe")
     for beat in (1, 2):

@@ -24,8 +24,8 @@ from pacekeeper.trainer.elastic.messages import (
     ADMISSION_KEY,
     JOB_KEY,
     Candidate,
+    ConsensusDecision,
     JobFacts,
-    Verdict,
     decode_admission,
 )
 from pacekeeper.trainer.elastic.node_join import JoinSpec, join
@@ -309,7 +309,7 @@ def test_who_is_about_to_come_in_counts_before_the_group_stands(node0: Node0) ->
     """Its ranks may be all that is left of the job, if the others die in the next moment."""
     rank, stores = member(node0.addresses[0], CONFIG), Stores(node0.addresses[:1])
     layout = even_layout(ranks=(0, 1), num_layers=1, num_experts=2, replicas=2, generation=2)
-    verdict = Verdict(
+    verdict = ConsensusDecision(
         group=rank.group.followed_by(2, (0, 1), "x"), layout=layout, restore=(), base=layout,
         commits=frozenset(), last_loss=1.0, was_applied=True, ticket=1, step=1, text="x",
         newcomers=(Candidate(node=1, address=node0.addresses[1], ranks=(1,)),),

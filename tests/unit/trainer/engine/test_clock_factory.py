@@ -26,7 +26,7 @@ from pacekeeper.trainer.emulation.device import (
 )
 from pacekeeper.trainer.hooks import compute_timers
 from pacekeeper.trainer.hooks.compute_timers import CpuClock, WallClock
-from pacekeeper.trainer.model.flop_counter import Work, WorkMeter, WorkPass
+from pacekeeper.trainer.model.flop_counter import OpCount, WorkMeter, WorkPass
 
 DEVICE = DeviceModel(flops_per_s=1e3, bytes_per_s=1e3, kernel_s=1e-3)
 
@@ -43,7 +43,7 @@ def test_backward_counts_twice_the_forward_work_of_each_segment(flops: list[floa
     work = WorkPass(meter)
     boundaries = []
     for i, amount in enumerate(flops):
-        work.add(Work(flops=amount))
+        work.add(OpCount(flops=amount))
         if i < len(flops) - 1:
             boundaries.append(work.boundary())
     assert meter.take().flops == pytest.approx(sum(flops))
@@ -52,13 +52,15 @@ def test_backward_counts_twice_the_forward_work_of_each_segment(flops: list[floa
         assert meter.take().flops == pytest.approx(2 * flops[i + 1])
     work.finish_backward()
     assert meter.take().flops == pytest.approx(2 * flops[0])
-    assert meter.take() == Work()
+    assert meter.take() == OpCount()
 
 
 def test_the_emulated_device_waits_for_its_modelled_time_and_reports_it() -> None:
     clock = emulated()
     clock.begin()
-    clock.meter.add(Work(flops=20.0, bytes=5.0, kernels=10))  # 20 ms of compute, 10 ms of kernels
+    clock.meter.add(
+        OpCount(flops=20.0, bytes=5.0, kernels=10)
+    )  # 20 ms of compute, 10 ms of kernels
     began_s = time.perf_counter()
     clock.pause()
     assert time.perf_counter() - began_s >= 0.029
@@ -73,12 +75,12 @@ def test_micro_batches_that_take_turns_are_timed_apart() -> None:
     turns: dict[str, object] = {}
     for name, kernels in (("first", 1), ("second", 4)):
         clock.begin()
-        clock.meter.add(Work(kernels=kernels))
+        clock.meter.add(OpCount(kernels=kernels))
         turns[name] = clock.suspend()
     for name, kernels in (("first", 2), ("second", 6)):
         time.sleep(0.002)
         clock.resume_suspended(turns[name])
-        clock.meter.add(Work(kernels=kernels))
+        clock.meter.add(OpCount(kernels=kernels))
         measured = clock.end()
         assert measured is not None
         found.append(measured.compute_s)
@@ -110,7 +112,7 @@ def test_a_fault_stretches_the_modelled_time() -> None:
     for slowdown in (1.0, 1.6):
         clock = emulated(slowdown=slowdown)
         clock.begin()
-        clock.meter.add(Work(kernels=5))
+        clock.meter.add(OpCount(kernels=5))
         measured = clock.end()
         assert measured is not None
         times.append(measured.compute_s)
@@ -123,7 +125,7 @@ def test_jitter_is_seeded_and_keeps_the_mean() -> None:
         found = []
         for _ in range(50):
             clock.begin()
-            clock.meter.add(Work(kernels=0.01))
+            clock.meter.add(OpCount(kernels=0.01))
             measured = clock.end()
             assert measured is not None
             found.append(measured.compute_s)
@@ -136,7 +138,7 @@ def test_jitter_is_seeded_and_keeps_the_mean() -> None:
 def test_real_arithmetic_that_takes_longer_is_counted_as_an_overrun() -> None:
     clock = emulated()
     clock.begin()
-    clock.meter.add(Work(kernels=1))
+    clock.meter.add(OpCount(kernels=1))
     time.sleep(0.01)
     clock.pause()
     assert (clock.num_segments, clock.num_overruns) == (1, 1)
@@ -163,7 +165,7 @@ def test_device_time_is_not_merely_proportional_to_tokens() -> None:
     even = even_step_work(TrainConfig(), 4)
     kernels_s = even.kernels * device.kernel_s
     assert 0.10 <= kernels_s / TrainConfig().emulated_step_s <= 0.20
-    half = Work(flops=even.flops / 2, bytes=even.bytes / 2, kernels=even.kernels)
+    half = OpCount(flops=even.flops / 2, bytes=even.bytes / 2, kernels=even.kernels)
     assert device.time_s(half) - kernels_s == pytest.approx((device.time_s(even) - kernels_s) / 2)
 
 

@@ -33,7 +33,7 @@ def test_connections_to_stores_are_no_part_of_a_group(monkeypatch: pytest.Monkey
         stores.read(0, "key")
         formed.update(given, wires=open_wires() - before)
 
-    monkeypatch.setattr(train_loop, "Fabric", fabric)
+    monkeypatch.setattr(train_loop, "InterruptibleProcessGroup", fabric)
     train_loop._join(rank, stores, agreement, group)
     told = [wire for wire in formed["wires"] if formed["is_strange"](wire)]
     assert told, "the question was the first to that store"

@@ -12,7 +12,7 @@ from pacekeeper.trainer.distributed.collectives import LocalFabric
 from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
 from pacekeeper.trainer.model.moe import ExpertBank, MoELayer, MoEOutput, drawn
 from pacekeeper.trainer.parallel.tensor_parallel import TensorGroup
-from pacekeeper.trainer.parallel.token_dispatcher import Routes
+from pacekeeper.trainer.parallel.token_dispatcher import DispatchPlan
 
 CONFIG = TrainConfig(
     num_layers=1, hidden_size=16, num_heads=2, expert_hidden_size=24, num_experts=4
@@ -103,7 +103,7 @@ def layer_output(
     fabric = LocalFabric()
     layout = even_layout(ranks=[0], num_layers=1, num_experts=4, replicas=1)
     layer = MoELayer(config, 0, (0, 1, 2, 3))
-    layer.routes = Routes.of(layout, 0, fabric)
+    layer.routes = DispatchPlan.of(layout, 0, fabric)
     if router is not None:
         layer.norm_router.router.data = router[None]
     group = TensorGroup.of(layout.stages[0], fabric)

@@ -9,7 +9,7 @@ from pacekeeper.core.checkpoint.write_plan import cut_pieces
 from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
 from pacekeeper.trainer.checkpoint.staging import at_once
 from pacekeeper.trainer.checkpoint.tensors import PieceCopies, piece_bytes, piece_rows
-from pacekeeper.trainer.model.block_state_dict import ordered_parameters, put_in, read_block
+from pacekeeper.trainer.model.block_state_dict import load_blocks, ordered_parameters, read_block
 from pacekeeper.trainer.model.transformer import MoETransformer
 from support.checkpoints import TINY
 
@@ -52,7 +52,7 @@ def test_after_a_move_the_same_pieces_lie_elsewhere() -> None:
     was = {name: t.clone() for name, t in copies.of(pieces)[pieces[0]].items()}
     dense = [b for b in LAYOUT.blocks() if b.kind is not BlockKind.EXPERT]
     held = [b for b in dense if 0 in LAYOUT.holders(b)]
-    put_in(model, optimizer, [*held, pieces[0].block], {}, 0)  # `first` has gone
+    load_blocks(model, optimizer, [*held, pieces[0].block], {}, 0)  # `first` has gone
     assert first != second
     assert all(torch.equal(t, was[n]) for n, t in copies.of(pieces)[pieces[0]].items())
 

@@ -10,7 +10,7 @@ from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry.expert_row_features import rows_over
 from pacekeeper.trainer.distributed.collectives import LocalFabric
 from pacekeeper.trainer.model.dataset import NO_TARGET, Batch, Corpus
-from pacekeeper.trainer.model.flop_counter import Work, WorkMeter, WorkPass
+from pacekeeper.trainer.model.flop_counter import OpCount, WorkMeter, WorkPass
 from pacekeeper.trainer.model.transformer import ModelOutput, MoETransformer, document_mask
 from support.training import CONFIG as SMALL
 from support.training import RANKS, Run, even, rows_of, skewed
@@ -179,7 +179,7 @@ def test_backward_work_is_twice_the_forward_work_on_every_rank() -> None:
     run = Run(config=SMALL, layouts=(skewed(),), steps=1)
     corpus = Corpus.from_stdlib(SMALL)
 
-    def body(fabric: ThreadFabric) -> tuple[Work, Work, int]:
+    def body(fabric: ThreadFabric) -> tuple[OpCount, OpCount, int]:
         layout, meter = run.layouts[0], WorkMeter()
         worker = MoETransformer(SMALL, layout, fabric.rank)
         worker.set_layout(layout, fabric)

@@ -11,8 +11,8 @@ from pacekeeper.core.checkpoint.manifest import CheckpointId
 from pacekeeper.trainer.checkpoint.policies.interval import (
     BESIDE_RATIO,
     HELD_RATIO,
-    Period,
-    SavePace,
+    CheckpointCostMeter,
+    CheckpointInterval,
 )
 from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
@@ -22,7 +22,7 @@ COSTS = SaveCosts(held_s=0.5, step_s=1.0, running_s=200.0, num_restores=2)
 
 
 def test_pace_is_what_was_measured_and_nothing_before() -> None:
-    pace = SavePace(0.0)
+    pace = CheckpointCostMeter(0.0)
     pace.copied(1000, 0.5, is_first=True)
     assert (pace.step_s, pace.budget_bytes, pace.costs(9.0)) == (None, 0.0, None)
     for step, now_s in ((1, 10.0), (2, 12.0), (3, 14.0), (7, 90.0), (8, 92.0)):
@@ -32,7 +32,7 @@ def test_pace_is_what_was_measured_and_nothing_before() -> None:
 
 
 def test_what_a_device_copies_beside_a_step_may_take_all_of_it_and_holds_what_is_waited() -> None:
-    pace = SavePace(0.0)
+    pace = CheckpointCostMeter(0.0)
     for step in (1, 2, 3):
         pace.step_is_over(step, 2.0 * step)
     pace.copied(0, 0.125, is_first=True)
@@ -44,7 +44,7 @@ def test_what_a_device_copies_beside_a_step_may_take_all_of_it_and_holds_what_is
 
 
 def test_all_steps_of_a_window_hold_training_for_it() -> None:
-    pace = SavePace(0.0)
+    pace = CheckpointCostMeter(0.0)
     pace.step_is_over(1, 1.0)
     pace.step_is_over(2, 3.0)
     for is_first, took_s in ((True, 9.0), (True, 0.5), (False, 0.25), (False, 0.25)):
@@ -53,7 +53,7 @@ def test_all_steps_of_a_window_hold_training_for_it() -> None:
 
 
 def test_a_later_life_goes_on_counting() -> None:
-    pace = SavePace(1000.0)
+    pace = CheckpointCostMeter(1000.0)
     pace.went_back(COSTS, 1001.0)
     pace.step_is_over(1, 1010.0)
     pace.step_is_over(2, 1011.0)
@@ -97,7 +97,7 @@ def test_of_many_ranks_the_most_counts() -> None:
 
 def test_the_first_ranks_word_says_when() -> None:
     """It may know more than one that came late; all do as it says."""
-    periods = [Period(0), Period(0)]
+    periods = [CheckpointInterval(0), CheckpointInterval(0)]
     periods[0].begun(20)
     for step, is_due in ((29, False), (30, True)):
         words = [one.word(COSTS) for one in periods]
@@ -113,7 +113,7 @@ def test_without_a_period_the_run_chooses_it(
 ) -> None:
     """The first one measures."""
     known: list[SaveCosts | None] = [None]
-    monkeypatch.setattr(SavePace, "costs", lambda self, now_s: known[0])
+    monkeypatch.setattr(CheckpointCostMeter, "costs", lambda self, now_s: known[0])
     lone = Lone(tmp_path, replace(TINY, checkpoint_period_steps=0, checkpoints_kept=9))
     for _ in range(23):
         lone.train()

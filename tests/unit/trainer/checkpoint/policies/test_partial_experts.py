@@ -6,7 +6,7 @@ from pathlib import Path
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece
 from pacekeeper.core.layout.diff import moves_layers
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
-from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves, TokenBooks
+from pacekeeper.trainer.checkpoint.policies.partial_experts import ExpertTokenLedger, PartialSaves
 from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.checkpoints import TINY
@@ -104,7 +104,7 @@ def test_the_need_of_an_expert_is_told_by_who_runs_its_layer() -> None:
 
 
 def test_the_most_that_anybody_says_is_true() -> None:
-    one, other = TokenBooks(THREE), TokenBooks(THREE)
+    one, other = ExpertTokenLedger(THREE), ExpertTokenLedger(THREE)
     one.count({0: [1, 2, 3, 4], 1: [5, 5, 5, 5]})
     other.count({2: [9, 0, 0, 1]})
     one.saved[0] = [1, 1, 1, 1]
@@ -118,7 +118,7 @@ def test_the_most_that_anybody_says_is_true() -> None:
 
 
 def test_a_copy_of_a_course_that_was_left_loses_less_than_nothing_nowhere() -> None:
-    books = TokenBooks(THREE)
+    books = ExpertTokenLedger(THREE)
     books.count({0: [5, 0, 0, 0]})
     assert books.fall_back({Block(BlockKind.EXPERT, 0, 0): 8}) == 0
 

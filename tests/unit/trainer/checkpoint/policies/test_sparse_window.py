@@ -15,7 +15,7 @@ from pacekeeper.core.checkpoint.manifest import (
 )
 from pacekeeper.core.checkpoint.manifest_codec import decode_manifest, encode_manifest
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
-from pacekeeper.trainer.checkpoint.async_writer import Outcome, Saver
+from pacekeeper.trainer.checkpoint.async_writer import Saver, SaveStatus
 from pacekeeper.trainer.checkpoint.manager import Position
 from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves
 from pacekeeper.trainer.checkpoint.reader import complete_ids, damages, read_manifest
@@ -58,10 +58,10 @@ def next_of(
 
 def test_a_window_counts_with_its_last_step_and_says_what_it_is(tmp_path: Path) -> None:
     lone = grown(tmp_path, 2)
-    assert whole(lone) == [] and lone.checkpoints.counts[Outcome.COMPLETE] == 0
+    assert whole(lone) == [] and lone.checkpoints.counts[SaveStatus.COMPLETE] == 0
     lone.train()
     lone.save()
-    assert whole(lone) == [3] and lone.checkpoints.counts[Outcome.COMPLETE] == 1
+    assert whole(lone) == [3] and lone.checkpoints.counts[SaveStatus.COMPLETE] == 1
     manifest = manifest_of(lone, 3)
     assert manifest.window == WindowStart(step=1, num_updates=1)
     assert (manifest.steps_again, manifest.num_updates, manifest.older) == (2, 3, ())
@@ -173,7 +173,7 @@ def test_a_step_that_storage_refuses_breaks_the_window_off(
         patch.setattr(LocalStorage, "write", full)
         lone.train()
         lone.save()
-    assert lone.checkpoints.counts[Outcome.FAILED] == 1
+    assert lone.checkpoints.counts[SaveStatus.FAILED] == 1
     for _ in range(3):
         lone.train()
         lone.save()
@@ -311,7 +311,7 @@ def missed(lone: Lone) -> list[int]:
     lone.checkpoints.hear([lone.checkpoints.word(lone.step, lone.layout)])
     at = Position(layout=lone.layout, step=lone.step, ticket=lone.step, last_loss=1.0)
     news = lone.checkpoints.save_if_due(at, is_storing=True)
-    assert {one.outcome for one in news} <= {Outcome.SKIPPED}
+    assert {one.outcome for one in news} <= {SaveStatus.SKIPPED}
     return [one.step for one in news]
 
 
