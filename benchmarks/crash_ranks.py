@@ -209,7 +209,7 @@ class Rank:
         if not paths:
             return None
         found = self.checkpoints.stage(paths, self.layout, fabric)
-        self.checkpoints.put_in_force(found)
+        self.checkpoints.apply(found)
         assert isinstance(found, Restored), "it makes no snapshots"
         for step in range(found.step + 1, found.manifest.id.step + 1):
             self.become(step)
@@ -246,7 +246,9 @@ def write_on(own: Rank, fabric: Star, doom: Doom | None, moment: str) -> None:
         doom.begin()
     first = 1 + (0 if found is None else found.manifest.id.step)
     for step in range(first, first + MAX_STEPS):
-        own.checkpoints.hear(fabric.exchange(own.checkpoints.word(step, own.layout)).tolist())
+        own.checkpoints.receive_votes(
+            fabric.exchange(own.checkpoints.encode_vote(step, own.layout)).tolist()
+        )
         own.become(step)
         at = Position(layout=own.layout, step=step, ticket=step, last_loss=float(step))
         own.checkpoints.save_if_due(at, is_storing=False)

@@ -93,8 +93,8 @@ class LoneRank:
 
     def save(self, mode: str, times: Times) -> None:
         """What follows a step, as the training loop does it; `blocking` waits for the end."""
-        word = self.checkpoints.word(self.step, self.layout)  # travels in the vote
-        self.checkpoints.hear([word])
+        word = self.checkpoints.encode_vote(self.step, self.layout)  # travels in the vote
+        self.checkpoints.receive_votes([word])
         at = Position(layout=self.layout, step=self.step, ticket=self.step, last_loss=0.0)
         began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         if mode == "none":

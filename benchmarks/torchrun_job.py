@@ -44,9 +44,9 @@ class World:
         output_splits: list[int],
         input_splits: list[int],
         *,
-        is_together: bool = False,
+        entered_synchronously: bool = False,
     ) -> None:
-        del is_together
+        del entered_synchronously
         dist.all_to_all_single(output, input, output_splits, input_splits)
 
     def exchange(self, values: Sequence[float]) -> Tensor:

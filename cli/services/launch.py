@@ -180,7 +180,7 @@ def _join(node: NodeOptions, ring_dir: str, job: str) -> int:
 
 def _start(node: NodeOptions, ring_dir: str, config: TrainConfig) -> int:
     from pacekeeper.trainer.elastic.launch_spec import NodeSpec
-    from pacekeeper.trainer.elastic.restart_policy import supervise_to_the_end
+    from pacekeeper.trainer.elastic.restart_policy import supervise_with_restarts
 
     try:
         spec = NodeSpec(
@@ -195,4 +195,4 @@ def _start(node: NodeOptions, ring_dir: str, config: TrainConfig) -> int:
         )
     except ValueError as error:
         raise ConfigError(f"command line: {error}") from None
-    return int(supervise_to_the_end(spec))
+    return int(supervise_with_restarts(spec))

@@ -21,7 +21,7 @@ from pacekeeper.trainer.elastic.messages import (
     write_verdict,
 )
 from pacekeeper.trainer.elastic.node_join import numbers_taken
-from pacekeeper.trainer.elastic.quorum import Group, rule
+from pacekeeper.trainer.elastic.quorum import Group, decide_quorum
 from pacekeeper.trainer.elastic.restart_policy import parse_ends, parse_next
 from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
 
@@ -68,7 +68,7 @@ def _verdict(data: bytes) -> object:
 def _notices(data: bytes) -> object:
     """What is told of the dead, and whether the others may go on then."""
     deaths = kv_store.parse_notices(_text(data))
-    return rule(FIRST, {0, 1}, deaths)
+    return decide_quorum(FIRST, {0, 1}, deaths)
 
 
 def _terms(data: bytes) -> object:

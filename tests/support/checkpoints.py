@@ -171,7 +171,7 @@ class Lone:
 
     def save(self) -> None:
         """A checkpoint of now, written to its end."""
-        self.checkpoints.hear([self.checkpoints.word(self.step, self.layout)])
+        self.checkpoints.receive_votes([self.checkpoints.encode_vote(self.step, self.layout)])
         at = Position(layout=self.layout, step=self.step, ticket=self.step, last_loss=1.5)
         self.checkpoints.save_if_due(at, is_storing=False)
         self.checkpoints.close()
@@ -180,7 +180,7 @@ class Lone:
         """To the newest, or the first of `paths`, that can be read."""
         wanted = self.checkpoints.candidates() if paths is None else paths
         found = self.checkpoints.stage(wanted, self.layout, self.fabric)
-        self.checkpoints.put_in_force(found)
+        self.checkpoints.apply(found)
         self.model.set_layout(self.layout, self.fabric)
         self.step = found.step
 

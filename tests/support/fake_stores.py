@@ -84,7 +84,7 @@ class FakeStores:
         with self._cluster.lock:
             return self._store(node).get(key)
 
-    def glance(self, node: int, key: str) -> str | None:
+    def try_get(self, node: int, key: str) -> str | None:
         return self.read(node, key)
 
     def probe(self, nodes: Collection[int]) -> None:

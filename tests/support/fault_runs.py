@@ -17,7 +17,7 @@ from pacekeeper.core.checkpoint.manifest import CheckpointId
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import Storage, open_storage
-from pacekeeper.trainer.elastic.quorum import Group, rule
+from pacekeeper.trainer.elastic.quorum import Group, decide_quorum
 from pacekeeper.trainer.engine.train_loop import rank_main
 from support.endings import KeepsEnding, read_ending
 from support.fault_judge import Course, Judge, Newcomers, Outcome, Reference
@@ -200,7 +200,7 @@ class Harm:
                 case Act.NODE:
                     left = [rank for rank in now.ranks if rank not in fault.ranks]
                     group = Group.first(now.generation, now.ranks)
-                    self.has_quorum &= rule(group, left, {}).goes_on
+                    self.has_quorum &= decide_quorum(group, left, {}).may_continue
                     node = self._launcher_of(fault.ranks[0])
                     self.nodes.add(node)
                     self.dead |= set(fault.ranks)

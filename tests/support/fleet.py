@@ -295,7 +295,7 @@ def _supervise(
 ) -> None:
     from pacekeeper.trainer.elastic.launch_spec import NodeSpec
     from pacekeeper.trainer.elastic.node_join import JoinSpec, join
-    from pacekeeper.trainer.elastic.restart_policy import supervise_to_the_end
+    from pacekeeper.trainer.elastic.restart_policy import supervise_with_restarts
 
     if server:
         share_server(server)
@@ -310,4 +310,4 @@ def _supervise(
     if "join" in options:
         addresses = tuple(options.pop("join").split(","))
         os._exit(int(join(JoinSpec(addresses=addresses, **options), body)))
-    os._exit(int(supervise_to_the_end(NodeSpec(config=config, **options), body)))
+    os._exit(int(supervise_with_restarts(NodeSpec(config=config, **options), body)))

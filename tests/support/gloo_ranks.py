@@ -283,7 +283,7 @@ def outlive_a_frozen_store(
     host.start()
     try:
         stores = Stores((f"127.0.0.1:{told.recv()}",))
-        line = stores.line(0)
+        line = stores.dedicated_connection(0)
         assert line is not None and stores.client(0) is not None
         stores.answer_s = 0.5
         store = line.store

@@ -14,7 +14,7 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
 from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
-from pacekeeper.trainer.elastic.recovery_decision import RecoverySources, succession
+from pacekeeper.trainer.elastic.recovery_decision import RecoverySources, plan_recovery
 from pacekeeper.trainer.engine.worker import Rank, RankSpec
 from pacekeeper.trainer.model.block_state_dict import blocks_on, read_block
 from pacekeeper.trainer.model.dataset import Corpus
@@ -74,7 +74,7 @@ class ThreadRanks:
         for rank in self.ranks.values():
             rank.leave()
         leader = self.ranks[min(self.ranks)]
-        chosen = succession(
+        chosen = plan_recovery(
             self.layout,
             self.ranks,
             generation=self.layout.generation + 1,

@@ -50,7 +50,7 @@ class Trainee:
         paths = self.checkpoints.agree_on_start(fabric)
         if paths:
             found = self.checkpoints.stage(paths, layout, fabric)
-            self.checkpoints.put_in_force(found)
+            self.checkpoints.apply(found)
             self.step = found.step
         self.began = self.step
         self.model.set_layout(layout, fabric)
@@ -62,9 +62,9 @@ class Trainee:
             self.optimizer.zero_grad()
             forward_backward(self.model, self.corpus, self.layout, self.fabric, self.step)
             self.sync.synchronise(self.model)
-            word = self.checkpoints.word(self.step + 1, self.layout)
+            word = self.checkpoints.encode_vote(self.step + 1, self.layout)
             votes = self.fabric.exchange([self.checkpoints.is_storing, *word]).tolist()
-            self.checkpoints.hear([vote[1:] for vote in votes])
+            self.checkpoints.receive_votes([vote[1:] for vote in votes])
             self.optimizer.param_groups[0]["lr"] = learning_rate(self.config, self.step)
             self.optimizer.step()
             self.step += 1

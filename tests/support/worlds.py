@@ -57,7 +57,7 @@ class ThreadFabric:
         output_splits: list[int],
         input_splits: list[int],
         *,
-        is_together: bool = False,
+        entered_synchronously: bool = False,
     ) -> None:
         self.post(output, input, output_splits, input_splits).wait()
 

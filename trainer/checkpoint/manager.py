@@ -25,7 +25,7 @@ from pacekeeper.trainer.checkpoint.policies.partial_experts import (
     Choice,
     MemoryRestore,
     PartialRestore,
-    say_lost,
+    log_lost_tokens,
     steps_of,
 )
 from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves
@@ -78,8 +78,8 @@ class Checkpoints(RestoreManager):
             optimizer=optimizer,
         )
         self.note = note
-        self.snapshots.note = self._hear_of_snapshot
-        self._untold = list[SaveResult]()  # of snapshots, what was not told yet
+        self.snapshots.note = self._on_snapshot
+        self._unreported = list[SaveResult]()  # of snapshots, what was not told yet
         self.counts = dict.fromkeys(SaveStatus, 0)
         self.windows = WindowSaves(config, rank=rank, run_id=run_id)
         self.pace = CheckpointCostMeter(time.monotonic())
@@ -102,7 +102,7 @@ class Checkpoints(RestoreManager):
         """As its windows are now."""
         return self.windows.steps_again
 
-    def word(
+    def encode_vote(
         self, step: int, layout: Layout, suspects: Collection[int] = frozenset()
     ) -> list[float]:
         """What this rank adds to its vote on the step that makes `step` of them; see `hear`.
@@ -114,18 +114,20 @@ class Checkpoints(RestoreManager):
         failed = self._saver.has_failed
         if self.windows.is_on:
             budget_bytes = self.pace.budget_bytes
-            return self.windows.word(layout, step, has_failed=failed, budget_bytes=budget_bytes)
+            return self.windows.encode_vote(
+                layout, step, has_failed=failed, budget_bytes=budget_bytes
+            )
         if self.period.is_chosen:
-            return self.period.word(self.pace.costs(time.monotonic()))
+            return self.period.encode_vote(self.pace.costs(time.monotonic()))
         if not self.period.is_due(step):
             return []
-        return self.partial.word(layout, has_failed=failed, suspects=suspects)
+        return self.partial.encode_vote(layout, has_failed=failed, suspects=suspects)
 
-    def hear(self, words: Sequence[Sequence[float]]) -> None:
+    def receive_votes(self, words: Sequence[Sequence[float]]) -> None:
         """The words of all, the lowest rank's first; empty where nothing is due."""
         chosen = self.period if self.period.is_chosen else self.partial
         if any(words):
-            (self.windows if self.windows.is_on else chosen).hear(words)
+            (self.windows if self.windows.is_on else chosen).receive_votes(words)
 
     def save_if_due(
         self, at: Position, *, is_storing: bool, is_last: bool = False
@@ -161,7 +163,7 @@ class Checkpoints(RestoreManager):
             elif self._is_free(LAST_SAVE_S if is_last else 0.0):
                 self._last = own
                 if is_last:  # what a run ends with is whole
-                    self.partial.hear(())
+                    self.partial.receive_votes(())
                 self._saver.save(self._snapshot(at, is_last))
             elif is_last:
                 _log.warning("step=%d the last checkpoint is not begun: %s", at.step, STILL_BUSY)
@@ -180,7 +182,7 @@ class Checkpoints(RestoreManager):
         if is_due and self.replay is None:  # in a replay some blocks are frozen
             if is_copying:
                 _log.warning("step=%d snapshot skipped: %s", at.step, STILL_AWAY)
-                self._hear_of_snapshot(
+                self._on_snapshot(
                     SaveResult(
                         step=at.step, outcome=SaveStatus.SKIPPED, why=STILL_AWAY, in_memory=True
                     )
@@ -196,13 +198,13 @@ class Checkpoints(RestoreManager):
                 )
         return self._of_snapshots()
 
-    def _hear_of_snapshot(self, one: SaveResult) -> None:
+    def _on_snapshot(self, one: SaveResult) -> None:
         told = {"event": "snapshot", **asdict(one)}
         self.note(told | {"kept_bytes": told.pop("size_bytes")})
-        self._untold.append(one)
+        self._unreported.append(one)
 
     def _of_snapshots(self) -> list[SaveResult]:
-        told, self._untold = self._untold, []
+        told, self._unreported = self._unreported, []
         return told
 
     def settle(self) -> None:
@@ -246,7 +248,7 @@ class Checkpoints(RestoreManager):
             self.note({"event": "checkpoint", **asdict(one)})
         return news
 
-    def put_in_force(self, found: Restored | MemoryRestore) -> None:
+    def apply(self, found: Restored | MemoryRestore) -> None:
         """Model and optimizer become what was saved; of a window, once its steps are done again."""
         self.staged, self.replay, self._last = None, None, None
         match found:
@@ -254,7 +256,7 @@ class Checkpoints(RestoreManager):
                 self._went_back(found.step, None)
                 wanted = blocks_on(found.layout, self.rank)
                 load_blocks(self.model, self.optimizer, wanted, found.state, found.num_updates)
-                self.partial.remembered(found.account, found.step)
+                self.partial.on_memory_restore(found.account, found.step)
                 self.snapshots.forget(all_but=found.id)
             case Restored(manifest=manifest):
                 self.snapshots.forget()
@@ -264,7 +266,7 @@ class Checkpoints(RestoreManager):
                 self._look_for_end(found.step)
                 if manifest.older:
                     older, num_lost = steps_of(manifest.older), sum(manifest.lost_tokens)
-                    self._say_lost(found.layout, manifest.id.step, older, num_lost)
+                    self._log_lost(found.layout, manifest.id.step, older, num_lost)
 
     def _went_back(self, step: int, costs: SaveCosts | None) -> None:
         self.pace.went_back(costs, time.monotonic())
@@ -288,15 +290,17 @@ class Checkpoints(RestoreManager):
 
     def count_lost(self, found: PartialRestore) -> None:
         """What was found of lost blocks is in force, the others are as they were."""
-        num_lost = self.partial.refilled(found.seen, found.lost.step)
-        self._say_lost(found.layout, found.lost.step, found.steps, num_lost)
+        num_lost = self.partial.on_partial_restore(found.seen, found.lost.step)
+        self._log_lost(found.layout, found.lost.step, found.steps, num_lost)
 
-    def _say_lost(
+    def _log_lost(
         self, layout: Layout, step: int, older: Mapping[Block, int], num_lost: int
     ) -> None:
         is_speaker = self.rank == layout.ranks[0]
         order = self.partial.order_bound(layout, step)
-        say_lost(older, step, num_lost, order, self.partial, self.note, is_speaker=is_speaker)
+        log_lost_tokens(
+            older, step, num_lost, order, self.partial, self.note, is_speaker=is_speaker
+        )
 
     def _own_of(self, layout: Layout, choice: Choice) -> tuple[tuple[Piece, ...], frozenset[int]]:
         """The pieces that this rank writes, and the ranks that write any."""

@@ -248,7 +248,7 @@ class RestoreManager:
         """
         self.staged = None
         if paths or moves_layers(old, new):
-            self.partial.books.learn(fabric.exchange(self.partial.books.told()).tolist())
+            self.partial.books.merge(fabric.exchange(self.partial.books.encode()).tolist())
         if not paths:
             return None
         lost = Lost(blocks=frozenset(lost_blocks(old, fabric.ranks)), step=step)

@@ -42,11 +42,11 @@ class Collectives(Protocol):
         output_splits: list[int],
         input_splits: list[int],
         *,
-        is_together: bool = False,
+        entered_synchronously: bool = False,
     ) -> None:
         """Send rows of `input` to the members, in the order of `ranks`; fill `output` alike.
 
-        `is_together`: all members enter it at once, as just after another collective: its time is
+        `entered_synchronously`: all members enter it at once, as just after another collective: its time is
         that of the links, and counts as such.
         """
 
@@ -84,7 +84,7 @@ class LocalFabric:
         output_splits: list[int],
         input_splits: list[int],
         *,
-        is_together: bool = False,
+        entered_synchronously: bool = False,
     ) -> None:
         if self._clock is not None:
             self._clock.pause()
@@ -137,12 +137,16 @@ class _AllToAll(torch.autograd.Function):
         work: WorkPass,
         output_splits: list[int],
         input_splits: list[int],
-        is_together: bool,
+        entered_synchronously: bool,
     ) -> Tensor:
         ctx.route = (fabric, work, work.boundary(), output_splits, input_splits)
         output = rows.new_empty((sum(output_splits), rows.shape[1]))
         fabric.all_to_all(
-            output, rows.contiguous(), output_splits, input_splits, is_together=is_together
+            output,
+            rows.contiguous(),
+            output_splits,
+            input_splits,
+            entered_synchronously=entered_synchronously,
         )
         return output
 
@@ -163,13 +167,13 @@ def all_to_all_autograd(
     output_splits: list[int],
     input_splits: list[int],
     *,
-    is_together: bool = False,
+    entered_synchronously: bool = False,
 ) -> Tensor:
     """Send `input_splits` rows [R, D] to the members of a group; what arrives, in rank order.
 
-    Differentiable. `is_together`: as of `Collectives.all_to_all`. Raises PeerLost.
+    Differentiable. `entered_synchronously`: as of `Collectives.all_to_all`. Raises PeerLost.
     """
     arrived: Tensor = _AllToAll.apply(  # type: ignore[no-untyped-call]
-        rows, fabric, work, output_splits, input_splits, is_together
+        rows, fabric, work, output_splits, input_splits, entered_synchronously
     )
     return arrived

@@ -33,7 +33,7 @@ class Waiting:
     cut_store: Callable[[], None]
 
 
-def connected(
+def gloo_connect(
     store: Store, rank: int, size: int, timeout_s: float, waiting: Waiting
 ) -> dist.ProcessGroupGloo:
     """Connect the members; `rank` is the place among them. Raises RuntimeError: what gloo says, or
@@ -72,7 +72,7 @@ def connected(
 
 def _for_torch(wanted: _DistributedBackendOptions, waiting: Waiting) -> dist.ProcessGroupGloo:
     timeout_s = wanted.timeout.total_seconds()
-    return connected(wanted.store, wanted.group_rank, wanted.group_size, timeout_s, waiting)
+    return gloo_connect(wanted.store, wanted.group_rank, wanted.group_size, timeout_s, waiting)
 
 
 dist.Backend.register_backend(GLOO_TO_LEAVE, _for_torch, extended_api=True, devices=["cpu"])
@@ -81,7 +81,7 @@ dist.Backend.register_backend(GLOO_TO_LEAVE, _for_torch, extended_api=True, devi
 Wire = tuple[int, int]  # (descriptor, inode): the inode tells a re-used descriptor
 
 
-def open_wires() -> set[Wire]:
+def open_sockets() -> set[Wire]:
     """All sockets of this process."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
@@ -109,10 +109,10 @@ def peer_port(wire: Wire) -> int | None:
     return None
 
 
-def cut(wires: Iterable[Wire]) -> None:
+def shutdown_sockets(wires: Iterable[Wire]) -> None:
     """Shut the connections among `wires` down, for both ends."""
     # A descriptor that was closed meanwhile may be another connection's by now.
-    for descriptor, _ in set(wires) & open_wires():
+    for descriptor, _ in set(wires) & open_sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
             copy.getpeername()  # a listening socket has none: gloo dies if that one is cut
             copy.shutdown(socket.SHUT_RDWR)

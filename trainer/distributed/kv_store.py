@@ -23,10 +23,10 @@ from pacekeeper.core.addresses import split_address
 from pacekeeper.core.errors import HostError, UnreachableError, listen_error
 from pacekeeper.trainer.distributed.interruptible_gloo import (
     Wire,
-    cut,
     leads_to,
-    open_wires,
+    open_sockets,
     peer_port,
+    shutdown_sockets,
 )
 from pacekeeper.trainer.elastic.messages import number_in
 
@@ -60,9 +60,9 @@ class StoreClientThread:
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 5.0
 LEAST_CONNECT_S = 1.5  # a resolver that stalls may take a second of it (below)
-GLANCE_S = 0.05
-_KNOCKS = 64  # at so many doors at once
-_LOOKS = 5  # for one answer
+TRY_GET_S = 0.05
+_MAX_CONNECTING = 64  # at so many doors at once
+_POLLS_PER_ANSWER = 5  # for one answer
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 # A stalling reverse look-up of the peer must not cost five seconds per connection.
@@ -130,7 +130,7 @@ def host_store_near(rendezvous: str) -> tuple[str, TCPStore]:
 def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStore:
     """A client of the store at host:port. Raises UnreachableError, also where it stays silent."""
     host, port = split_address(address)
-    before, give_up_s = open_wires(), time.monotonic() + timeout_s
+    before, give_up_s = open_sockets(), time.monotonic() + timeout_s
     answer: SimpleQueue[TCPStore | Exception] = SimpleQueue()
 
     def connect() -> None:
@@ -160,7 +160,7 @@ def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStor
             raise found
         return found
     except Empty:
-        cut({wire for wire in open_wires() - before if leads_to(wire, port, peer)})
+        shutdown_sockets({wire for wire in open_sockets() - before if leads_to(wire, port, peer)})
         why = f"it takes connections and has not answered for {timeout_s:.1f} s"
     except (OSError, DistError, RuntimeError) as error:
         why = str(error).splitlines()[0]
@@ -175,16 +175,16 @@ class DedicatedConnection:
 
     def __init__(self, address: str, timeout_s: float) -> None:
         """Raises UnreachableError."""
-        before = open_wires()
+        before = open_sockets()
         self.store = connect_store(address, timeout_s)
         _, port = split_address(address)
-        self._wires = {wire for wire in open_wires() - before if leads_to(wire, port)}
+        self._wires = {wire for wire in open_sockets() - before if leads_to(wire, port)}
         self.is_cut = False
 
     def cut(self) -> None:
         """End it: who waits in it gets an error."""
         self.is_cut = True
-        cut(self._wires)
+        shutdown_sockets(self._wires)
 
 
 class Stores:
@@ -199,9 +199,9 @@ class Stores:
         self.addresses = addresses
         self.answer_s = ANSWER_TIMEOUT_S if answer_s is None else answer_s
         self._clients: dict[int, TCPStore] = {}
-        self._lines: dict[int, DedicatedConnection] = {}
+        self._dedicated: dict[int, DedicatedConnection] = {}
         self._desks: dict[int, StoreClientThread] = {}
-        self._glances: dict[tuple[int, str], SimpleQueue[str | Exception | None]] = {}
+        self._pending_gets: dict[tuple[int, str], SimpleQueue[str | Exception | None]] = {}
         # Nodes whose store is not known, or did not answer: those are never asked again.
         self.gone = {node for node, address in enumerate(addresses) if not address}
 
@@ -226,20 +226,20 @@ class Stores:
                 return None
         return self._clients.get(node)
 
-    def line(self, node: int) -> DedicatedConnection | None:
+    def dedicated_connection(self, node: int) -> DedicatedConnection | None:
         """A second connection, to wait in; None once that node is gone.
 
         Cut off, it leaves the node's other keys within reach.
         """
         if node in self.gone:
             return None
-        if node not in self._lines or self._lines[node].is_cut:
+        if node not in self._dedicated or self._dedicated[node].is_cut:
             try:
-                self._lines[node] = DedicatedConnection(self.addresses[node], self._connect_s)
+                self._dedicated[node] = DedicatedConnection(self.addresses[node], self._connect_s)
             except UnreachableError:
                 self._lose(node)
                 return None
-        return self._lines[node]
+        return self._dedicated[node]
 
     def owns(self, wire: Wire) -> bool:
         """Is it a connection to a store, whoever in this process opened it?"""
@@ -252,21 +252,21 @@ class Stores:
     def _connected(self, node: int) -> TCPStore:
         return connect_store(self.addresses[node], self._connect_s)
 
-    def glance(self, node: int, key: str) -> str | None:
+    def try_get(self, node: int, key: str) -> str | None:
         """A key's value, now or as of a moment ago; None where it is not set or not told at once.
 
-        For who asks again and again: a store that is silent costs GLANCE_S, and is not gone.
+        For who asks again and again: a store that is silent costs TRY_GET_S, and is not gone.
         """
-        asked = self._glances.pop((node, key), None)
+        asked = self._pending_gets.pop((node, key), None)
         answer = asked or self._put(
             node, lambda store: _text(store.get(key)) if store.check([key]) else None
         )
         if answer is None:
             return None
         try:
-            found = answer.get(timeout=GLANCE_S)
+            found = answer.get(timeout=TRY_GET_S)
         except Empty:
-            self._glances[node, key] = answer
+            self._pending_gets[node, key] = answer
             return None
         return self._said(node, found)
 
@@ -308,7 +308,7 @@ class Stores:
         strangers = [n for n in nodes if n not in self._clients and n not in self.gone]
         if not strangers:
             return set()
-        with ThreadPoolExecutor(max_workers=_KNOCKS) as pool:
+        with ThreadPoolExecutor(max_workers=_MAX_CONNECTING) as pool:
             clients = dict(zip(strangers, pool.map(self._called, strangers), strict=True))
         self._clients |= {node: client for node, client in clients.items() if client is not None}
         return {node for node, client in clients.items() if client is None}
@@ -348,8 +348,8 @@ class Stores:
         """
         waiting = {node: answer for node, answer in asked.items() if answer is not None}
         found: dict[int, T | Exception] = {}
-        for _ in range(_LOOKS):
-            until_s = time.monotonic() + self.answer_s / _LOOKS
+        for _ in range(_POLLS_PER_ANSWER):
+            until_s = time.monotonic() + self.answer_s / _POLLS_PER_ANSWER
             for node, answer in list(waiting.items()):
                 with contextlib.suppress(Empty):
                     found[node] = answer.get(timeout=max(0.0, until_s - time.monotonic()))
@@ -382,10 +382,10 @@ class Stores:
 
     def _forget(self, node: int) -> None:
         self._clients.pop(node, None)
-        self._lines.pop(node, None)
-        for asked in list(self._glances):
+        self._dedicated.pop(node, None)
+        for asked in list(self._pending_gets):
             if asked[0] == node:
-                self._glances.pop(asked, None)
+                self._pending_gets.pop(asked, None)
         desk = self._desks.pop(node, None)
         if desk is not None:
             desk.close()

@@ -25,9 +25,9 @@ from pacekeeper.trainer.distributed.interruptible_gloo import (
     GLOO_TO_LEAVE,
     Waiting,
     Wire,
-    connected,
-    cut,
-    open_wires,
+    gloo_connect,
+    open_sockets,
+    shutdown_sockets,
 )
 from pacekeeper.trainer.hooks.compute_timers import SegmentClock, TransferTimer
 
@@ -82,7 +82,7 @@ class _Members(ABC):
         output_splits: list[int],
         input_splits: list[int],
         *,
-        is_together: bool = False,
+        entered_synchronously: bool = False,
     ) -> None:
         """Along dimension 0, splits in rows, zero allowed. Raises PeerLost."""
         whole = self._whole
@@ -93,7 +93,7 @@ class _Members(ABC):
         began_s = time.perf_counter()
         begun = self.post(output, host_input, output_splits, input_splits)
         begun.arrive()
-        if is_together and whole.transfers is not None:
+        if entered_synchronously and whole.transfers is not None:
             own = self.ranks.index(self.rank)
             rows = sum(output_splits) + sum(input_splits) - output_splits[own] - input_splits[own]
             whole.transfers.add(rows * input.element_size() * input.shape[1:].numel(), began_s)
@@ -174,7 +174,7 @@ class InterruptibleProcessGroup(_Members):
         form_s = min(timeout_s, FORM_TIMEOUT_S)
         try:
             self._await_members(own, timeout_s if arrive_s is None else arrive_s)
-            before = open_wires()
+            before = open_sockets()
             began_s = time.monotonic()
             # It names the group's keys, and counts this rank's failed attempts, too: who had one
             # more than the others would look for them elsewhere, for ever.
@@ -195,7 +195,7 @@ class InterruptibleProcessGroup(_Members):
             if before is not None:  # all were here: who does not connect in time is frozen
                 is_silence = is_silence or time.monotonic() - began_s >= form_s
         if before is not None:
-            self._sockets = open_wires() - before
+            self._sockets = open_sockets() - before
         if failure:
             self.close()
             raise PeerLost(failure, is_silence=is_silence)
@@ -218,7 +218,7 @@ class InterruptibleProcessGroup(_Members):
 
     def close(self) -> None:
         """Leave: cut the sockets, so that blocked peers notice at once, then free the group."""
-        cut(wire for wire in self._sockets if not self._is_strange(wire))
+        shutdown_sockets(wire for wire in self._sockets if not self._is_strange(wire))
         self._sockets = set()
         self._parts.clear()
         self._group = None
@@ -269,19 +269,19 @@ class InterruptibleProcessGroup(_Members):
             timer.join()
 
     def _form_part(self, ranks: tuple[int, ...], name: str) -> dist.ProcessGroupGloo:
-        before, began_s = open_wires(), time.monotonic()
+        before, began_s = open_sockets(), time.monotonic()
         form_s = min(self._timeout_s, FORM_TIMEOUT_S)
         own = PrefixStore(f"part-{name}-{'-'.join(map(str, ranks))}", self._store)
         try:
             # Not by new_group(): it counts all groups of a rank, and ranks differ in theirs.
-            made = connected(own, ranks.index(self.rank), len(ranks), form_s, self._waiting)
+            made = gloo_connect(own, ranks.index(self.rank), len(ranks), form_s, self._waiting)
             made._set_default_timeout(timedelta(seconds=2.0 * self._timeout_s))
         except (RuntimeError, ValueError) as error:
             is_silence = self._is_store_silent or time.monotonic() - began_s >= form_s
             why = f"ranks {format_ranks(ranks)} formed no group: {_in_short(error)}"
             raise PeerLost(why, is_silence=is_silence) from None
         finally:
-            self._sockets |= open_wires() - before
+            self._sockets |= open_sockets() - before
         return made
 
     def _await(self, work: dist.Work) -> None:

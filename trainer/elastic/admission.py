@@ -66,7 +66,7 @@ def _come_in(rank: Rank, stores: Stores, text: str) -> ConsensusDecision:
     return verdict
 
 
-def let_in(rank: Rank, stores: Stores, verdict: ConsensusDecision) -> None:
+def admit(rank: Rank, stores: Stores, verdict: ConsensusDecision) -> None:
     """Know the newcomers of a verdict on this rank's group, and tell them. Before it is followed.
 
     The launcher of this node learns of them, too: from the facts in its store.
@@ -86,7 +86,7 @@ def let_in(rank: Rank, stores: Stores, verdict: ConsensusDecision) -> None:
             stores.write_first(one.node, ADMISSION_KEY, text)
 
 
-def keep_door(rank: Rank, stores: Stores) -> None:
+def publish_job_facts(rank: Rank, stores: Stores) -> None:
     """In a group that has just been entered: say who runs the job; the leader looks who waits."""
     members, node_of, own = rank.group.members, rank.spec.node_of, _node(rank)
     if rank.spec.rank == min(r for r in members if node_of[r] == own):
@@ -95,12 +95,12 @@ def keep_door(rank: Rank, stores: Stores) -> None:
     if rank.spec.rank in members[:NUM_TELLERS]:
         # Who looks for those that are silent finds a frozen node in the time for one answer.
         stores.call({node_of[member] for member in members})
-    if rank.spec.rank == members[0] and rank.lobby is None:
-        rank.lobby = JoinQueue(rank.spec.stores[own])
-        rank.lobby.open()
+    if rank.spec.rank == members[0] and rank.join_queue is None:
+        rank.join_queue = JoinQueue(rank.spec.stores[own])
+        rank.join_queue.open()
 
 
-def arrive_s(rank: Rank, wait_s: float) -> float:
+def arrival_timeout_s(rank: Rank, wait_s: float) -> float:
     """How long members of the group are waited for, where all others get `wait_s` to answer."""
     if rank.group.name == FIRST_GROUP:
         return max(START_S, wait_s)
@@ -109,7 +109,7 @@ def arrive_s(rank: Rank, wait_s: float) -> float:
 
 def candidates(rank: Rank) -> tuple[Candidate, ...]:
     """Nodes that wait to join, as far as this rank knows: the leader does."""
-    return () if rank.lobby is None else rank.lobby.candidates(rank.spec.node_of)
+    return () if rank.join_queue is None else rank.join_queue.candidates(rank.spec.node_of)
 
 
 def has_lost_newcomers(rank: Rank, stores: Stores) -> bool:

@@ -35,7 +35,7 @@ from pacekeeper.trainer.elastic.messages import (
     write_lost,
     write_verdict,
 )
-from pacekeeper.trainer.elastic.quorum import Group, Ruling, rule
+from pacekeeper.trainer.elastic.quorum import Group, QuorumDecision, decide_quorum
 from pacekeeper.trainer.elastic.two_phase_commit import resolve
 
 GOING_ON_S = 2.0  # at most, to end who is fenced, to form the next group and to move in
@@ -54,14 +54,14 @@ class FailureTimeouts:
     timeout_s: float
 
     @property
-    def going_on_s(self) -> float:
+    def resume_s(self) -> float:
         """What is kept for all that follows the fence."""
         return min(GOING_ON_S, self.timeout_s / 4)
 
     @property
     def fenced_s(self) -> float:
         """Until who has given no sign of life is fenced."""
-        return self.timeout_s - self.going_on_s
+        return self.timeout_s - self.resume_s
 
     @property
     def answer_s(self) -> float:
@@ -118,13 +118,13 @@ class Agreement:
     known_dead: Callable[[], frozenset[int]]  # what the agent's command slot says
 
     @property
-    def patience(self) -> FailureTimeouts:
+    def timeouts(self) -> FailureTimeouts:
         """How the time-out is divided."""
         return FailureTimeouts(timeout_s=self.timeout_s)
 
     def dead_among(self, members: tuple[int, ...]) -> set[int]:
         """Members to go on without: dead for the agent or the stores, or out of sight."""
-        return self._look(members)[0]
+        return self._dead_and_notices(members)[0]
 
     def finish(self, group: Group) -> None:
         """Say that all members committed the last step; before the fabric is closed.
@@ -132,7 +132,7 @@ class Agreement:
         The first one tells the launchers of all nodes, who end what is frozen there.
         """
         dead = self.dead_among(group.members)
-        told = self._witnesses(group.members, dead)
+        told = self._verdict_nodes(group.members, dead)
         if self.rank == group.members[0]:
             told = sorted({self.node_of[rank] for rank in group.members if rank not in dead})
         for node in told:
@@ -140,8 +140,8 @@ class Agreement:
 
     def has_finished_member(self, group: Group) -> bool:
         """Has a member seen that everybody committed the last step?"""
-        home = self._home(group.members, self.dead_among(group.members))
-        return home is not None and self._is_finished(home, group)
+        coordinator = self._coordinator(group.members, self.dead_among(group.members))
+        return coordinator is not None and self._is_finished(coordinator, group)
 
     def is_left(self, group: Group) -> bool:
         """Has a member left `group`, or is one dead? Then nobody need wait in it any more.
@@ -149,10 +149,14 @@ class Agreement:
         Asked again and again by who waits for members: a store that is silent meanwhile holds
         nobody up, nor is its node gone for that.
         """
-        glance = self.stores.glance
-        dead, _ = self._look(group.members, glance)
-        home = self._home(group.members, dead)
-        return bool(dead) or home is None or glance(home, _key("left", group)) is not None
+        try_get = self.stores.try_get
+        dead, _ = self._dead_and_notices(group.members, try_get)
+        coordinator = self._coordinator(group.members, dead)
+        return (
+            bool(dead)
+            or coordinator is None
+            or try_get(coordinator, _key("left", group)) is not None
+        )
 
     def belong_to(self, group: Group) -> None:
         """Act in `group` from now on. Raises Fenced where that can not be put on record.
@@ -187,30 +191,30 @@ class Agreement:
         blocked_s: float | None = None
         num_gone = len(self.stores.gone)
         while True:
-            dead, deaths = self._look(group.members)
+            dead, deaths = self._dead_and_notices(group.members)
             if len(self.stores.gone) > num_gone:  # where one is out of reach, others may be, too
                 self.stores.probe({self.node_of[rank] for rank in group.members})
                 num_gone = len(self.stores.gone)
                 continue
             now_s = time.monotonic()
             dead |= silence.left_behind(now_s)
-            home = self._home(group.members, dead)
-            if self.rank in dead or home is None:
+            coordinator = self._coordinator(group.members, dead)
+            if self.rank in dead or coordinator is None:
                 raise Fenced(f"rank {self.rank} was declared dead")
-            if home not in published:
-                self.stores.write(home, _key("report", group, self.rank), report.encode())
-                self.stores.write(home, _key("left", group), "1")
-                published.add(home)
+            if coordinator not in published:
+                self.stores.write(coordinator, _key("report", group, self.rank), report.encode())
+                self.stores.write(coordinator, _key("left", group), "1")
+                published.add(coordinator)
                 silence.begin_anew()
                 continue  # writing may have shown that the home is gone
-            if self._is_finished(home, group):
+            if self._is_finished(coordinator, group):
                 raise AllDone
-            text = self.stores.read(home, _key("verdict", group))
+            text = self.stores.read(coordinator, _key("verdict", group))
             if text is not None:
-                return self._followed(group, self._witness(text, group, dead))
+                return self._followed(group, self._replicate_verdict(text, group, dead))
             living = [rank for rank in group.members if rank not in dead]
-            ruling = self._rule(group, living, deaths)
-            if not ruling.goes_on:
+            ruling = self._decide_quorum(group, living, deaths)
+            if not ruling.may_continue:
                 if blocked_s is None:
                     _log.warning("waits for notices of death: %s", ruling.reason)
                     blocked_s = now_s
@@ -219,33 +223,35 @@ class Agreement:
                 time.sleep(PROBE_PERIOD_S)
                 continue
             blocked_s = None
-            if self.rank == living[0] or now_s - silence.began_s > self.patience.grace_s:
-                reports = self._gather(home, group, living)
+            if self.rank == living[0] or now_s - silence.began_s > self.timeouts.grace_s:
+                reports = self._gather(coordinator, group, living)
                 if self.rank == living[0] and len(reports) == len(living):
                     verdict = self._decide(reports, frozenset(dead), next_layout, candidates, base)
-                    self.stores.write_first(home, _key("verdict", group), verdict)
+                    self.stores.write_first(coordinator, _key("verdict", group), verdict)
                     continue
-                silence.look(reports, living, deaths)
+                silence.check(reports, living, deaths)
             time.sleep(POLL_S)
 
-    def _rule(self, group: Group, living: Collection[int], deaths: Mapping[int, str]) -> Ruling:
-        """A notice that is not in the home yet may be in another store."""
-        ruling = rule(group, living, deaths)
-        if ruling.goes_on:
+    def _decide_quorum(
+        self, group: Group, living: Collection[int], deaths: Mapping[int, str]
+    ) -> QuorumDecision:
+        """A notice that is not in the coordinator's store yet may be in another store."""
+        ruling = decide_quorum(group, living, deaths)
+        if ruling.may_continue:
             return ruling
         told = dict(deaths)
         for node in sorted({self.node_of[rank] for rank in group.members} - self.stores.gone):
             told |= self._notices(node)
-        return rule(group, living, told)
+        return decide_quorum(group, living, told)
 
-    def _look(
+    def _dead_and_notices(
         self, members: tuple[int, ...], read: Callable[[int, str], str | None] | None = None
     ) -> tuple[set[int], dict[int, str]]:
-        """Members to go on without, and the notices of death at home, as `read` there."""
+        """Members to go on without, and the death notices at the coordinator (by `read`)."""
         dead = {r for r in members if self.node_of[r] in self.stores.gone}
         dead |= self.known_dead() & set(members)
-        home = self._home(members, dead)
-        deaths = {} if home is None else self._notices(home, read)
+        coordinator = self._coordinator(members, dead)
+        deaths = {} if coordinator is None else self._notices(coordinator, read)
         return dead | (set(deaths) & set(members)), deaths
 
     def _notices(
@@ -253,25 +259,25 @@ class Agreement:
     ) -> dict[int, str]:
         return parse_notices((read or self.stores.read)(node, DEATHS_KEY))
 
-    def _witness(self, text: str, group: Group, dead: set[int]) -> str:
+    def _replicate_verdict(self, text: str, group: Group, dead: set[int]) -> str:
         """Put a verdict into the next stores, in order; the one that stands in the last one.
 
         Whoever could decide otherwise, since the first store is gone, uses one of these.
         """
-        for node in self._witnesses(group.members, dead):
+        for node in self._verdict_nodes(group.members, dead):
             text = self.stores.write_first(node, _key("verdict", group), text) or text
         return text
 
-    def _witnesses(self, members: tuple[int, ...], dead: set[int]) -> list[int]:
+    def _verdict_nodes(self, members: tuple[int, ...], dead: set[int]) -> list[int]:
         nodes = sorted({self.node_of[rank] for rank in members if rank not in dead})
         there = (node for node in nodes if self.stores.client(node) is not None)
         return list(islice(there, NUM_WITNESSES))  # who is not needed is not called
 
-    def _is_finished(self, home: int, group: Group) -> bool:
-        finished = parse_notices(self.stores.read(home, FINISHED_KEY))
+    def _is_finished(self, coordinator: int, group: Group) -> bool:
+        finished = parse_notices(self.stores.read(coordinator, FINISHED_KEY))
         return any(finished.get(rank) == group.name for rank in group.members)
 
-    def _home(self, members: tuple[int, ...], dead: set[int]) -> int | None:
+    def _coordinator(self, members: tuple[int, ...], dead: set[int]) -> int | None:
         """The node whose store is used: that of the lowest member not known to be dead."""
         for rank in members:
             node = self.node_of[rank]
@@ -279,8 +285,8 @@ class Agreement:
                 return node
         return None
 
-    def _gather(self, home: int, group: Group, living: list[int]) -> dict[int, Report]:
-        texts = {r: self.stores.read(home, _key("report", group, r)) for r in living}
+    def _gather(self, coordinator: int, group: Group, living: list[int]) -> dict[int, Report]:
+        texts = {r: self.stores.read(coordinator, _key("report", group, r)) for r in living}
         return {rank: Report.decode(text) for rank, text in texts.items() if text is not None}
 
     def _decide(
@@ -336,7 +342,7 @@ class _Silence:
         """Who was given up, and had its time to be seen dead."""
         return {r for r, at_s in self.given_up_s.items() if now_s - at_s > FENCE_GRACE_S}
 
-    def look(
+    def check(
         self, reports: Mapping[int, Report], living: list[int], deaths: Mapping[int, str]
     ) -> None:
         """Probe and fence, if it is this rank's turn: the lowest that answers speaks for all.
@@ -357,7 +363,7 @@ class _Silence:
             mine.stores.probe({mine.node_of[rank] for rank in missing})
             if any(mine.node_of[rank] in mine.stores.gone for rank in missing):
                 return  # they count as out of sight from now on, not as silent
-        patience_s = self._patience_s(reports)
+        patience_s = self._timeout_s(reports)
         turn_s = patience_s + FENCE_GRACE_S + QUORUM_WAIT_S
         if now_s - self.spoke_s <= patience_s + len(before) * turn_s:
             return
@@ -367,17 +373,17 @@ class _Silence:
         for rank in sorted(silent):
             self.given_up_s[rank] = now_s
             # Who could not go on even then must not end those that might.
-            if rule(self.group, rest, certain).goes_on:
+            if decide_quorum(self.group, rest, certain).may_continue:
                 _log.warning("rank=%d does not answer and is fenced", rank)
                 mine.stores.write(mine.node_of[rank], fence_key(rank), "silent")
 
-    def _patience_s(self, reports: Mapping[int, Report]) -> float:
+    def _timeout_s(self, reports: Mapping[int, Report]) -> float:
         """Who lives has noticed within milliseconds, or at the end of what it computes."""
         if any(report.was_silence for report in reports.values()):
-            return self.agreement.patience.grace_s
+            return self.agreement.timeouts.grace_s
         if not any(report.progress.ticket for report in reports.values()):
-            return max(START_S, self.agreement.patience.fenced_s)  # it may never have come
-        return self.agreement.patience.fenced_s
+            return max(START_S, self.agreement.timeouts.fenced_s)  # it may never have come
+        return self.agreement.timeouts.fenced_s
 
 
 def _key(what: str, group: Group, *parts: int) -> str:

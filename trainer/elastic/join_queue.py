@@ -38,7 +38,7 @@ class JoinQueue:
 
     def open(self) -> None:
         """Look from now on, until the process ends."""
-        threading.Thread(target=self._watch, daemon=True, name="lobby").start()
+        threading.Thread(target=self._watch, daemon=True, name="join-queue").start()
 
     def _watch(self) -> None:
         store: TCPStore | None = None
@@ -46,7 +46,7 @@ class JoinQueue:
             try:
                 if store is None:
                     store = connect_store(self._address)
-                self.waiting = self.look(store)
+                self.waiting = self.poll(store)
             except (DistError, RuntimeError, UnreachableError):
                 # Cut, perhaps, with the connections of a group that was formed meanwhile.
                 store, self.waiting = None, ()
@@ -56,7 +56,7 @@ class JoinQueue:
         """Of those the ones with numbers that nobody has had; `node_of` names who had them."""
         return unknown(self.waiting, node_of)
 
-    def look(self, store: TCPStore) -> tuple[Candidate, ...]:
+    def poll(self, store: TCPStore) -> tuple[Candidate, ...]:
         """Who has asked, and has asked again since the last look."""
         if not store.check([ASKING_KEY]):
             return ()

@@ -104,7 +104,7 @@ _log = logging.getLogger(__name__)
 def supervise(
     spec: NodeSpec,
     body: Callable[[RankSpec], None] = rank_main,
-    rung: RestartHooks | None = None,
+    restart_hooks: RestartHooks | None = None,
 ) -> ExitCode:
     """Run this node's part of the job to its end; `body` is what its rank processes run.
 
@@ -125,8 +125,8 @@ def supervise(
     # Whatever can fail here fails before the others count on this node.
     claim = claim_directory(Path(spec.ring_dir), spec.config.job)
     try:
-        if rung is not None:
-            rung.open(server)
+        if restart_hooks is not None:
+            restart_hooks.open(server)
         met = meet(
             spec.rendezvous,
             node_rank=spec.node_rank,
@@ -141,21 +141,21 @@ def supervise(
         say_clock(clock, wanted, devices, len(spec.ranks))
         spec = replace(spec, config=replace(spec.config, clock=clock))
         supervisor = Supervisor(spec, met.addresses, met.run_id, body)
-        return run_to_the_end(supervisor, rung)
+        return run_ranks(supervisor, restart_hooks)
     finally:
         if claim >= 0:  # the directory's files stay for the agent to read to their end
             os.close(claim)
 
 
-def run_to_the_end(supervisor: "Supervisor", rung: RestartHooks | None = None) -> ExitCode:
+def run_ranks(supervisor: "Supervisor", restart_hooks: RestartHooks | None = None) -> ExitCode:
     """Start the ranks, watch them, end with them."""
-    supervisor.first_run_id = 0 if rung is None else rung.first_run_id
+    supervisor.first_run_id = 0 if restart_hooks is None else restart_hooks.first_run_id
     _on_stop(supervisor.ask_to_stop)
     try:
         supervisor.start()
         code = supervisor.watch()
-        if rung is not None:
-            rung.end(supervisor, code)
+        if restart_hooks is not None:
+            restart_hooks.end(supervisor, code)
         return code
     finally:
         supervisor.kill_all()

@@ -65,14 +65,14 @@ def as_str(value: Any) -> str:
     return value
 
 
-def flag_of(value: Any) -> bool:
+def as_bool(value: Any) -> bool:
     """True or False. Raises TypeError."""
     if not isinstance(value, bool):
         raise TypeError(f"expected true or false, got {_short(value)}")
     return value
 
 
-def list_of(read: Callable[[Any], T], values: Any) -> tuple[T, ...]:
+def as_list(read: Callable[[Any], T], values: Any) -> tuple[T, ...]:
     """Each of a list. Raises TypeError, and as `read`."""
     if not isinstance(values, list):
         raise TypeError(f"expected a list, got {_short(values)}")
@@ -157,9 +157,9 @@ class JobFacts:
             generation=as_int(values["generation"]),
             config=read_table(TrainConfig, dict(values["config"]), where="config"),
             world_size=as_int(values["world_size"], 1),
-            addresses=list_of(_address, values["addresses"]),
-            node_of=dict(list_of(_pair, values["node_of"])),
-            members=list_of(rank_of, values["members"]),
+            addresses=as_list(_address, values["addresses"]),
+            node_of=dict(as_list(_pair, values["node_of"])),
+            members=as_list(rank_of, values["members"]),
             python=as_str(values["python"]),
             corpus=as_int(values["corpus"]),
         )
@@ -184,7 +184,7 @@ class Candidate:
         """
         address = as_str(values["address"])
         split_address(address)
-        ranks = list_of(rank_of, values["ranks"])
+        ranks = as_list(rank_of, values["ranks"])
         return cls(node=rank_of(values["node"]), address=address, ranks=ranks)
 
 
@@ -238,11 +238,11 @@ def _admission(document: Any) -> tuple[Group, str, JobFacts]:
     values = document["group"]
     group = Group(
         generation=as_int(values["generation"]),
-        members=list_of(rank_of, values["members"]),
+        members=as_list(rank_of, values["members"]),
         name=as_str(values["name"]),
-        electorates=list_of(lambda one: list_of(rank_of, one), values["electorates"]),
-        line=list_of(as_str, values["line"]),
-        has_stood=flag_of(values["has_stood"]),
+        electorates=as_list(lambda one: as_list(rank_of, one), values["electorates"]),
+        line=as_list(as_str, values["line"]),
+        has_stood=as_bool(values["has_stood"]),
     )
     return group, as_str(document["verdict"]), JobFacts.decode(as_str(document["facts"]))
 
@@ -300,8 +300,8 @@ class Report:
             progress=Progress(ticket=as_int(ticket), phase=Phase(as_int(phase))),
             newest_generation=as_int(newest),
             last_loss=_loss(loss),
-            was_applied=flag_of(was_applied),
-            was_silence=flag_of(was_silence),
+            was_applied=as_bool(was_applied),
+            was_silence=as_bool(was_silence),
             step=as_int(step),
         )
 
@@ -382,15 +382,15 @@ def _verdict(group: Group, document: Any, text: str) -> ConsensusDecision:
     return ConsensusDecision(
         group=group.followed_by(layout.generation, layout.ranks, text),
         layout=layout,
-        restore=list_of(as_str, document["restore"]),
-        commits=frozenset(list_of(rank_of, document["commits"])),
+        restore=as_list(as_str, document["restore"]),
+        commits=frozenset(as_list(rank_of, document["commits"])),
         last_loss=_loss(document["last_loss"]),
-        was_applied=flag_of(document["was_applied"]),
+        was_applied=as_bool(document["was_applied"]),
         ticket=as_int(document["ticket"]),
         step=as_int(document["step"]),
         text=text,
-        only_lost=flag_of(document["only_lost"]),
-        newcomers=list_of(Candidate.of, document.get("newcomers", [])),
+        only_lost=as_bool(document["only_lost"]),
+        newcomers=as_list(Candidate.of, document.get("newcomers", [])),
         base=None if base is None else decode_layout(base.encode()),
     )
 

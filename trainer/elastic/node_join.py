@@ -25,7 +25,7 @@ from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.distributed.device import choose_clock, num_devices, say_clock
 from pacekeeper.trainer.distributed.kv_store import Stores, host_store_near
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, Seat, check_startable, node_limits
-from pacekeeper.trainer.elastic.launcher import Supervisor, run_to_the_end
+from pacekeeper.trainer.elastic.launcher import Supervisor, run_ranks
 from pacekeeper.trainer.elastic.messages import (
     ADMISSION_KEY,
     ASKING_KEY,
@@ -38,7 +38,7 @@ from pacekeeper.trainer.elastic.messages import (
     number_in,
     ready_key,
 )
-from pacekeeper.trainer.elastic.restart_policy import Departure
+from pacekeeper.trainer.elastic.restart_policy import JoinedNodeHooks
 from pacekeeper.trainer.engine.train_loop import rank_main
 from pacekeeper.trainer.engine.worker import RankSpec
 from pacekeeper.trainer.hooks.ring_writer import claim_directory
@@ -120,10 +120,10 @@ def join(spec: JoinSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCo
             facts.run_id,
             body,
         )
-        supervisor.beside = JoinRequest(supervisor, own).knock
+        supervisor.beside = JoinRequest(supervisor, own).poll
         is_told = config.max_restarts > 0
-        rung = Departure(node=node, first_run_id=facts.first_run_id, is_told=is_told)
-        return run_to_the_end(supervisor, rung)
+        restart_hooks = JoinedNodeHooks(node=node, first_run_id=facts.first_run_id, is_told=is_told)
+        return run_ranks(supervisor, restart_hooks)
     finally:
         if claim >= 0:
             os.close(claim)
@@ -210,7 +210,7 @@ class JoinRequest:
         self._asked_at: set[int] = set()
         self._next_s = 0.0
 
-    def knock(self) -> bool:
+    def poll(self) -> bool:
         """Ask, if it is time; False once there is nothing to ask for any more.
 
         Raises UnreachableError where the job is gone, HostError where another took our numbers,
@@ -232,7 +232,7 @@ class JoinRequest:
         texts = [self._stores.read(own.node, ready_key(rank)) for rank in own.ranks]
         if None in texts:
             return True
-        facts = self._look()
+        facts = self._read_job_facts()
         if set(texts) != {str(facts.corpus)}:
             raise ConfigError(
                 "the standard library of this Python is not that of the job, which trains on it",
@@ -247,7 +247,7 @@ class JoinRequest:
             _log.info("node=%d is ready and asks at node %d to be let in", own.node, leader)
         return True
 
-    def _look(self) -> JobFacts:
+    def _read_job_facts(self) -> JobFacts:
         """What the job says of itself now, by any of its stores."""
         own = self._own
         for node in range(len(self._stores.addresses)):

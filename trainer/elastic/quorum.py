@@ -74,14 +74,16 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ruling:
+class QuorumDecision:
     """May this side go on, and why."""
 
-    goes_on: bool
+    may_continue: bool
     reason: str
 
 
-def rule(group: Group, present: Collection[int], deaths: Mapping[int, str]) -> Ruling:
+def decide_quorum(
+    group: Group, present: Collection[int], deaths: Mapping[int, str]
+) -> QuorumDecision:
     """May the `present` ranks of `group` go on without the others?
 
     `deaths`: who will certainly never act again, with the last group each belonged to. Views may
@@ -91,19 +93,21 @@ def rule(group: Group, present: Collection[int], deaths: Mapping[int, str]) -> R
     voters = [[rank for rank in one if rank not in certain] for one in group.electorates]
     # Of one that is dead to the last rank, nobody can have helped another side.
     rulings = [_rule(one, present) for one in voters if one] or [_rule([], present)]
-    return next((ruling for ruling in rulings if not ruling.goes_on), rulings[-1])
+    return next((ruling for ruling in rulings if not ruling.may_continue), rulings[-1])
 
 
-def _rule(voters: Collection[int], present: Collection[int]) -> Ruling:
+def _rule(voters: Collection[int], present: Collection[int]) -> QuorumDecision:
     here = [rank for rank in voters if rank in present]
     ours = format_ranks(here)
     count = f"{len(here)} of {len(voters)} that may live"
     if 2 * len(here) > len(voters):
-        return Ruling(goes_on=True, reason=f"ranks {ours} are a majority: {count}")
+        return QuorumDecision(may_continue=True, reason=f"ranks {ours} are a majority: {count}")
     if here and 2 * len(here) == len(voters) and here[0] == min(voters):
-        return Ruling(goes_on=True, reason=f"ranks {ours} are half, with the lowest: {count}")
+        return QuorumDecision(
+            may_continue=True, reason=f"ranks {ours} are half, with the lowest: {count}"
+        )
     away = format_ranks(rank for rank in voters if rank not in present)
-    return Ruling(
-        goes_on=False,
+    return QuorumDecision(
+        may_continue=False,
         reason=f"ranks {ours} are no quorum: {count}; nobody confirms that {away} are dead",
     )

@@ -31,7 +31,7 @@ class RecoverySources:
     is_partial: bool
 
 
-def succession(
+def plan_recovery(
     layout: Layout,
     staying: Collection[int],
     *,

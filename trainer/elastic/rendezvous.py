@@ -60,7 +60,7 @@ Terms = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class RendezvousResult:
     """What all nodes know after it: every node's store, and what node 0 decided for all.
 
     `run_id` is Unix milliseconds by node 0's clock; `clock` is what its own ranks measure with.
@@ -80,7 +80,7 @@ def meet(
     clock: str,
     terms: Terms,
     after_run_id: int = 0,
-) -> Meeting:
+) -> RendezvousResult:
     """Meet at `rendezvous` with the address of one's `own` store.
 
     `after_run_id`: one that the new one must come after, whatever node 0's clock says. Raises
@@ -127,7 +127,7 @@ def meet(
             stores.write(0, key, text)
     check_terms(rendezvous, wait_for(_TERMS_KEY), told)
     _take_place(stores, node_rank, own)
-    met = Meeting(
+    met = RendezvousResult(
         addresses=tuple(_address(wait_for(place)) for place in places),
         run_id=decode("the launchers", wait_for(_RUN_ID_KEY), as_int),
         clock=wait_for(_CLOCK_KEY),

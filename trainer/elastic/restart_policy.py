@@ -1,4 +1,4 @@
-"""The last rung: when all ranks of all nodes have ended, the launchers start the job again.
+"""Restarts a job: when all ranks of all nodes have ended, the launchers start it again.
 
 Each launcher tells all stores how its ranks ended, and waits until it knows of every node with a
 part in the job or of a reason to end (core/incidents/restart_policy.py). The next run is one of
@@ -45,23 +45,25 @@ _ASKED = "asked to end: nothing is started again"
 _log = logging.getLogger(__name__)
 
 
-def supervise_to_the_end(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCode:
+def supervise_with_restarts(
+    spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main
+) -> ExitCode:
     """As `supervise`, and again up to `max_restarts` times where the whole job has ended."""
-    rung = Restarts(spec=spec)
+    restarts = Restarts(spec=spec)
     usual = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     while True:
-        code = supervise(rung.spec, body, rung if spec.config.max_restarts else None)
-        if not rung.is_wanted:
+        code = supervise(restarts.spec, body, restarts if spec.config.max_restarts else None)
+        if not restarts.is_wanted:
             return code
         for number, handler in usual.items():
             signal.signal(number, handler)  # as before the first run: that of the last one is deaf
-        if rung.was_asked_to_end():  # since it was decided
+        if restarts.was_asked_to_end():  # since it was decided
             return code
-        rung.count()
+        restarts.count()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Departure(RestartHooks):
+class JoinedNodeHooks(RestartHooks):
     """What the launcher of a node that joined has to do with it: to say how its ranks ended.
 
     `is_told`: the others wait for that.
@@ -157,7 +159,7 @@ class Restarts(RestartHooks):
             is_due = now_s - looked_s > _LOOK_PERIOD_S
             if is_due:
                 looked_s = now_s
-                self.look(stores)
+                self.poll_stores(stores)
             ended = parse_ends(stores.read(self.spec.node_rank, ENDED_KEY))
             chosen, why = decide_restart(self._nodes(), ended, stores.gone)
             nodes = (
@@ -219,7 +221,7 @@ class Restarts(RestartHooks):
             return False
         return True
 
-    def look(self, stores: Stores) -> None:
+    def poll_stores(self, stores: Stores) -> None:
         """Who answers, and what they know of the job. A store without ranks says it on: it is a way
         in for nodes that want to join, and must not lead them to who is dead.
         """

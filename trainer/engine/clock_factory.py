@@ -58,7 +58,7 @@ def make_transfers(config: TrainConfig, targets: Mapping[str, Slowable]) -> Tran
     return None if config.clock == "cpu" else TransferTimer()
 
 
-class FabricTurns:
+class FabricTimer:
     """A rank's clock in a step: collectives of `fabric` pause it during a micro-batch's turn."""
 
     def __init__(self, clock: PipelineClock, fabric: InterruptibleProcessGroup) -> None:

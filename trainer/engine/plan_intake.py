@@ -17,7 +17,7 @@ class Plan:
     source: bytes
 
 
-def look(hooks: Hooks, layout: Layout, known: Plan | None) -> Plan | None:
+def read_offered_plan(hooks: Hooks, layout: Layout, known: Plan | None) -> Plan | None:
     """The plan on offer for `layout`, or the one that is `known`. One that does not fit is refused,
     with its reason.
     """

@@ -28,7 +28,7 @@ from pacekeeper.trainer.model.transformer import MoETransformer
 
 def train_alone(config: TrainConfig) -> Iterator[tuple[int, float, float]]:
     """(step, loss, tokens per second) of each step from step 0 on; nothing is saved."""
-    yield from _Alone(replace(config, checkpoint_dir="", resume="never")).run()
+    yield from _SingleProcessRank(replace(config, checkpoint_dir="", resume="never")).run()
 
 
 def train_and_save(config: TrainConfig) -> Iterator[tuple[int, float, float]]:
@@ -37,7 +37,7 @@ def train_and_save(config: TrainConfig) -> Iterator[tuple[int, float, float]]:
     Raises DataError where none can be read of those that there are, HostError where storage does
     not say what it has.
     """
-    alone = _Alone(config)
+    alone = _SingleProcessRank(config)
     alone.resume()
     try:
         yield from alone.run()
@@ -47,7 +47,7 @@ def train_and_save(config: TrainConfig) -> Iterator[tuple[int, float, float]]:
 
 
 @dataclass(slots=True)
-class _Alone:
+class _SingleProcessRank:
     config: TrainConfig
     layout: Layout = field(init=False)
     corpus: Corpus = field(init=False)
@@ -93,7 +93,7 @@ class _Alone:
         if not paths:
             return
         found = self.checkpoints.stage(paths, self.layout, fabric)
-        self.checkpoints.put_in_force(found)
+        self.checkpoints.apply(found)
         self.model.set_layout(self.layout, fabric)
         self.step = found.step
         self.last_loss = nan if found.last_loss is None else found.last_loss
@@ -123,7 +123,7 @@ class _Alone:
         output = self.model(batch, WorkPass(meter))
         loss: Tensor = output.loss_sum / self.corpus.target_tokens(self.step)
         (loss + config.balance_loss * output.balance_sum / config.rows_per_step).backward()
-        self.checkpoints.hear([self.checkpoints.word(self.step + 1, self.layout)])
+        self.checkpoints.receive_votes([self.checkpoints.encode_vote(self.step + 1, self.layout)])
         self.checkpoints.settle()
         self.optimizer.param_groups[0]["lr"] = learning_rate(config, self.step)
         self.optimizer.step()

@@ -30,7 +30,7 @@ from pacekeeper.trainer.elastic import admission
 from pacekeeper.trainer.elastic.consensus import Agreement, AllDone, Fenced
 from pacekeeper.trainer.elastic.messages import ConsensusDecision, Report, widened
 from pacekeeper.trainer.elastic.quorum import Group
-from pacekeeper.trainer.elastic.recovery_decision import RecoverySources, succession
+from pacekeeper.trainer.elastic.recovery_decision import RecoverySources, plan_recovery
 from pacekeeper.trainer.engine.job_rules import floor_of
 from pacekeeper.trainer.engine.worker import Rank, RankSpec
 from pacekeeper.trainer.model import dataset
@@ -106,7 +106,7 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
         known_dead=rank.hooks.dead_ranks,
     )
     lost = _begin(rank, stores, agreement, verdict)
-    stores.answer_s = agreement.patience.answer_s  # while all start at once they may be slower
+    stores.answer_s = agreement.timeouts.answer_s  # while all start at once they may be slower
     is_over = lost is None and rank.step >= spec.config.steps
     while True:
         if lost is not None:
@@ -196,17 +196,17 @@ def _begin(
     _, lost = _attempt(resume)
     if lost is None:
         rank.enter(is_regroup=False, moved_bytes=0, took_s=0.0)
-        admission.keep_door(rank, stores)
+        admission.publish_job_facts(rank, stores)
     return lost
 
 
 def _join(rank: Rank, stores: Stores, agreement: Agreement, group: Group) -> None:
     """Form `group`, its addresses in the store of the lowest member's node."""
     node = rank.spec.node_of[group.members[0]]
-    line = stores.line(node)
+    line = stores.dedicated_connection(node)
     if line is None:
         raise PeerLost(f"the store of node {node} is gone")
-    config, patience = rank.spec.config, agreement.patience
+    config, patience = rank.spec.config, agreement.timeouts
     fabric = InterruptibleProcessGroup(
         store=line.store,
         generation=group.generation,
@@ -218,7 +218,7 @@ def _join(rank: Rank, stores: Stores, agreement: Agreement, group: Group) -> Non
         is_strange=stores.owns,
         tick_s=config.tick_s,
         timeout_s=patience.wait_s,
-        arrive_s=admission.arrive_s(rank, patience.wait_s),
+        arrive_s=admission.arrival_timeout_s(rank, patience.wait_s),
         answer_s=stores.answer_s,
     )
     rank.join(fabric)
@@ -236,7 +236,7 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: GroupFailur
         _log.info("step=%d left generation %d: %s", rank.step, generation, lost.why)
         rank.leave()
         verdict = _agree(rank, agreement, lost)
-        admission.let_in(rank, stores, verdict)
+        admission.admit(rank, stores, verdict)
         agreement.node_of = rank.spec.node_of
         agreement.belong_to(verdict.group)
         rank.group = verdict.group
@@ -266,7 +266,7 @@ def _settle(
         return lost
     took_s = time.monotonic() - began_s
     rank.enter(is_regroup=True, moved_bytes=moved_bytes or 0, took_s=took_s)
-    admission.keep_door(rank, stores)
+    admission.publish_job_facts(rank, stores)
     _log.info(
         "step=%d generation=%d ranks=%s regrouped in %.3f s",
         rank.step,
@@ -302,7 +302,7 @@ def _agree(rank: Rank, agreement: Agreement, lost: GroupFailure) -> ConsensusDec
         # is one and has no part in the layout joined in such a one.
         staying = (set(group.members) - dead).union(*(one.ranks for one in candidates))
         node_of, _ = widened(rank.spec.node_of, rank.spec.stores, candidates)
-        return succession(
+        return plan_recovery(
             layout,
             staying,
             generation=new_generation,

@@ -87,7 +87,7 @@ class Rank:
     has_entered: bool = False  # a first group stood; what was to be resumed, was
     is_asked_to_stop: Callable[[], bool] = lambda: False
     plan: plan_intake.Plan | None = None
-    lobby: JoinQueue | None = None  # the leader's
+    join_queue: JoinQueue | None = None  # the leader's
     pending: Callable[[], None] | None = None
     pending_layout: Layout | None = None
     _fabric: InterruptibleProcessGroup | None = None
@@ -213,7 +213,7 @@ class Rank:
         self.optimizer.zero_grad()
         loss_sum = self._forward_backward()
         self.sync.synchronise(self.model)
-        self.plan = plan_intake.look(self.hooks, self.layout, self.plan)
+        self.plan = plan_intake.read_offered_plan(self.hooks, self.layout, self.plan)
         self.pending, self.pending_layout = self._apply_update, None
         self.phase = Phase.VOTE
         ballot = self._vote(is_finite=self._gradients_are_finite(), loss=loss_sum)
@@ -259,16 +259,16 @@ class Rank:
         at = Position(
             layout=self.layout, step=self.step, ticket=self.ticket, last_loss=self.last_loss
         )
-        self._tell(self.checkpoints.save_if_due(at, is_storing=is_storing, is_last=is_last))
+        self._report_saves(self.checkpoints.save_if_due(at, is_storing=is_storing, is_last=is_last))
         if not is_last:
             copied = self.checkpoints.snapshot_if_due(
                 at, self.fabric, self.spec.node_of, is_copying=is_copying
             )
-            self._tell(copied)
+            self._report_saves(copied)
 
     def end_saves(self) -> None:
         """Wait for the last checkpoint."""
-        self._tell(self.checkpoints.close())
+        self._report_saves(self.checkpoints.close())
 
     def do_probe(self, number: int) -> None:
         """Run the probe with the present members, once. No ticket: it changes nothing."""
@@ -328,15 +328,16 @@ class Rank:
             ready_probe=self.hooks.requested_probe(),
             is_storing=self.checkpoints.is_storing,
             is_copying=self.checkpoints.snapshots.is_copying,
-            is_awaited=self.lobby is not None and bool(self.lobby.candidates(self.spec.node_of)),
+            is_awaited=self.join_queue is not None
+            and bool(self.join_queue.candidates(self.spec.node_of)),
         )
-        word = [] if self.pending_layout else self._checkpoint_word()
+        word = [] if self.pending_layout else self._checkpoint_vote()
         votes = self.fabric.exchange(mine.encode() + word).tolist()
-        self.checkpoints.hear([vote[len(mine.encode()) :] for vote in votes])
+        self.checkpoints.receive_votes([vote[len(mine.encode()) :] for vote in votes])
         return Ballot(votes=tuple(Vote.decode(values) for values in votes))
 
-    def _checkpoint_word(self) -> list[float]:
-        return self.checkpoints.word(self.step + 1, self.layout, self.hooks.suspect_ranks())
+    def _checkpoint_vote(self) -> list[float]:
+        return self.checkpoints.encode_vote(self.step + 1, self.layout, self.hooks.suspect_ranks())
 
     def _gradients_are_finite(self) -> bool:
         total = sum(float(p.grad.sum()) for p in self.model.parameters() if p.grad is not None)
@@ -348,7 +349,7 @@ class Rank:
             self.checkpoints.count_lost(found)
 
     def _go_back(self, found: Restored | MemoryRestore) -> None:
-        self.checkpoints.put_in_force(found)
+        self.checkpoints.apply(found)
         self.step, self.has_begun = found.step, False
         self.last_loss = NO_LOSS if found.last_loss is None else found.last_loss
 
@@ -358,7 +359,7 @@ class Rank:
         self.optimizer.step()
         self.checkpoints.partial.count(self.meter.routed)
 
-    def _tell(self, saves: Sequence[SaveResult]) -> None:
+    def _report_saves(self, saves: Sequence[SaveResult]) -> None:
         for one in saves:
             self.hooks.report_checkpoint(
                 step=one.step,

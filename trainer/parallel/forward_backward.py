@@ -9,7 +9,7 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule, StageProgram, pipeline_program
 from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
-from pacekeeper.trainer.engine.clock_factory import FabricTurns
+from pacekeeper.trainer.engine.clock_factory import FabricTimer
 from pacekeeper.trainer.engine.job_rules import apportion_rows, own_rows
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime, PipelineClock
 from pacekeeper.trainer.hooks.hooks import Hooks
@@ -109,7 +109,7 @@ class Passes:
                 balance_loss=config.balance_loss,
             ),
             meter=self.meter,
-            turns=FabricTurns(self.clock, self.fabric),
+            turns=FabricTimer(self.clock, self.fabric),
             load=load,
             on_done=is_done,
         ).run()

@@ -76,7 +76,7 @@ class StageRun:
     turns: SuspendableTimer
     load: Callable[[int], Batch]
     on_done: Callable[[InFlightMicrobatch, ComputeTime | None], None]
-    _under: dict[int, InFlightMicrobatch] = field(default_factory=dict)
+    _in_flight: dict[int, InFlightMicrobatch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         chunks = {item.kind for item in self.program if isinstance(item, ChunkOp)}
@@ -157,16 +157,16 @@ class StageRun:
         return self.crossings.backward_in.take(rows, micro.batch.num_tokens)
 
     def _of(self, number: int) -> InFlightMicrobatch:
-        if number not in self._under:
+        if number not in self._in_flight:
             work = WorkPass(self.meter, later=[] if self._is_split else None)
             to_come = 1 if self.crossings.backward_out is None else 2  # its gradient leaves
-            self._under[number] = InFlightMicrobatch(
+            self._in_flight[number] = InFlightMicrobatch(
                 batch=self.load(number), work=work, to_come=to_come
             )
-        return self._under[number]
+        return self._in_flight[number]
 
     def _is_over(self, number: int) -> None:
         """One of the last things that are done with a micro-batch: nothing needs it after both."""
-        self._under[number].to_come -= 1
-        if not self._under[number].to_come:
-            del self._under[number]
+        self._in_flight[number].to_come -= 1
+        if not self._in_flight[number].to_come:
+            del self._in_flight[number]

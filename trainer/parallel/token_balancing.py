@@ -167,7 +167,7 @@ class TokenSplit:
     """
 
     rows_P: Ints
-    witness: tuple[int, ...]
+    bottleneck: tuple[int, ...]
 
 
 def whole_capacities(speeds: Sequence[float]) -> Ints:
@@ -196,7 +196,7 @@ def balance_rows(pairs: ReplicaIndex, counts_WE: Ints, capacity_W: Ints) -> Toke
         if cut is None:
             rows_P = rows_E[pairs.expert_P]
             rows_P[choice.pair_C] = rows_C
-            return TokenSplit(rows_P=rows_P, witness=tuple(np.flatnonzero(inside).tolist()))
+            return TokenSplit(rows_P=rows_P, bottleneck=tuple(np.flatnonzero(inside).tolist()))
         inside = cut
     raise AssertionError("every round proves a larger value, over finitely many sets of ranks")
 

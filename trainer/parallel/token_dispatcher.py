@@ -115,7 +115,7 @@ def dispatch(
     sent_AD = tokens_TD.index_select(0, source_A // experts_TK.shape[1])
     # Just after the counts' all-to-all, which nobody left before the last had come.
     arrived_RD = all_to_all_autograd(
-        sent_AD, fabric, work, received_splits, sent_splits, is_together=True
+        sent_AD, fabric, work, received_splits, sent_splits, entered_synchronously=True
     )
     expert_E = torch.arange(num_experts, device=received_WE.device)
     expert_R = expert_E.repeat(size).repeat_interleave(received_WE.reshape(-1))

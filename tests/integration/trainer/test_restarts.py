@@ -1,4 +1,4 @@
-"""The last rung: all ranks of a job die while their launchers live, and everything starts again."""
+"""Restarts of a whole job: all ranks die while their launchers live, and all starts again."""
 
 import signal
 from dataclasses import replace

@@ -81,29 +81,29 @@ class CheckpointInterval:
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._last_step = 0
-        self._heard: Sequence[float] = ()
+        self._votes: Sequence[float] = ()
 
     @property
     def is_chosen(self) -> bool:
         """Does it follow what is measured?"""
         return not self._steps
 
-    def word(self, costs: SaveCosts | None) -> list[float]:
+    def encode_vote(self, costs: SaveCosts | None) -> list[float]:
         """In each vote: the step of the last one, and steps to the next; 1 while nothing is known:
         the first one measures.
         """
         best = None if costs is None else costs.best_period_steps
         return [self._last_step, best or 1]
 
-    def hear(self, words: Sequence[Sequence[float]]) -> None:
+    def receive_votes(self, words: Sequence[Sequence[float]]) -> None:
         """Everybody's, the first rank's first."""
-        self._heard = words[0]
+        self._votes = words[0]
 
     def is_due(self, step: int) -> bool:
         """With `step` committed; where it is chosen, as was said in the vote on it."""
         if self._steps:
             return step % self._steps == 0
-        heard, self._heard = self._heard, ()
+        heard, self._votes = self._votes, ()
         return bool(heard) and step - heard[0] >= heard[1]
 
     def begun(self, step: int) -> None:

@@ -60,12 +60,12 @@ class ExpertTokenLedger:
             for expert, tokens in enumerate(counts):
                 self.routed[layer][expert] += tokens
 
-    def told(self) -> list[float]:
+    def encode(self) -> list[float]:
         """All of it, in as many numbers on every rank."""
         tables = (counts for table in (self.routed, self.saved) for counts in table)
         return [*(n for counts in tables for n in counts), *self.lost, self.num_faults]
 
-    def learn(self, all_told: Sequence[Sequence[float]]) -> None:
+    def merge(self, all_told: Sequence[Sequence[float]]) -> None:
         """What all ranks said, this one among them."""
         most = iter([int(max(column)) for column in zip(*all_told, strict=True)])
         for table in (self.routed, self.saved):
@@ -160,7 +160,7 @@ class PartialSaves:
         self.books = ExpertTokenLedger(config)
         self._begun: CheckpointId | None = None
         self._writers: frozenset[int] = frozenset()
-        self._heard: Words = ()
+        self._votes: Words = ()
         self._suspects: frozenset[int] = frozenset()
         self._forget_saves()
 
@@ -182,7 +182,7 @@ class PartialSaves:
         """The share of the whole run's tokens that is lost; see `ExpertTokenLedger`."""
         return self.books.plt_of_run(step)
 
-    def word(
+    def encode_vote(
         self, layout: Layout, *, has_failed: bool, suspects: Collection[int] = frozenset()
     ) -> list[float]:
         """What this rank says before a checkpoint, as long as everybody's; `has_failed`: its part
@@ -196,13 +196,13 @@ class PartialSaves:
         flat = [x for layer in self._needs(layout) for x in layer]
         return [is_sure, begun.run_id, begun.generation, begun.step, self.num_saved, *flat]
 
-    def hear(self, words: Words) -> None:
+    def receive_votes(self, words: Words) -> None:
         """Everybody's, the first rank's first; they hold for the next checkpoint only."""
-        self._heard = words
+        self._votes = words
 
     def choose(self, layout: Layout, number: int, pieces: Collection[Piece]) -> Choice:
         """What checkpoint `number` writes of all these pieces. The same on all ranks."""
-        words, self._heard = self._heard, ()
+        words, self._votes = self._votes, ()
         same = {tuple(word[:4]) for word in words}
         if len(same) != 1 or not (first := words[0])[0]:
             return Choice(base=None, pieces=frozenset(pieces))
@@ -231,13 +231,13 @@ class PartialSaves:
         self._forget_saves()
         self._adapt(manifest.id.step)
 
-    def remembered(self, account: TokenLedgerState, step: int) -> None:
+    def on_memory_restore(self, account: TokenLedgerState, step: int) -> None:
         """The state is now that of a snapshot at `step`, which lacks nothing."""
         self.books.begin_anew(account, (), is_fault=False)
         self._forget_saves()
         self._adapt(step)
 
-    def refilled(self, tokens: Mapping[Block, int], step: int) -> int:
+    def on_partial_restore(self, tokens: Mapping[Block, int], step: int) -> int:
         """At `step` these experts alone went back to copies that had seen so many tokens; how many
         are lost.
         """
@@ -262,7 +262,7 @@ class PartialSaves:
 
     def _forget_saves(self) -> None:
         """Nothing is known to be saved as it is: the next checkpoint holds everything."""
-        self._begun, self._writers, self._heard = None, frozenset(), ()
+        self._begun, self._writers, self._votes = None, frozenset(), ()
         self.books.forget_saves()
         self._age = [[1] * len(counts) for counts in self.books.routed]
 
@@ -331,7 +331,7 @@ class PartialSaves:
 _log = logging.getLogger(__name__)
 
 
-def say_lost(
+def log_lost_tokens(
     older: Mapping[Block, int],
     step: int,
     num_lost: int,

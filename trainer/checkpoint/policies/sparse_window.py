@@ -71,7 +71,7 @@ class WindowSaves:
         self._run_id = run_id
         self._plan: _Plan | None = None
         self._open: _Open | None = None
-        self._heard: Words = ()
+        self._votes: Words = ()
         self._is_said = False
         self.is_waiting = False  # a window was due after the last step
 
@@ -85,7 +85,7 @@ class WindowSaves:
         """Of a window as it was planned last, to go back to it."""
         return 0 if self._plan is None else len(self._plan.window.turns) - 1
 
-    def word(
+    def encode_vote(
         self, layout: Layout, step: int, *, has_failed: bool, budget_bytes: float
     ) -> list[float]:
         """What this rank says in the vote on the step that makes `step` of them; `has_failed`: it
@@ -104,9 +104,9 @@ class WindowSaves:
             return [False, 0, 0, budget_bytes]
         return [True, one.start.step, one.id.step, budget_bytes]
 
-    def hear(self, words: Words) -> None:
+    def receive_votes(self, words: Words) -> None:
         """Everybody's, the first rank's first."""
-        self._heard = words
+        self._votes = words
 
     def next(
         self,
@@ -123,7 +123,7 @@ class WindowSaves:
         sizes: bytes of all pieces; num_rows: into how many strips each can be cut; `is_storing`:
         some rank said in the vote that it still writes.
         """
-        words, self._heard = self._heard, ()
+        words, self._votes = self._votes, ()
         before, self._open = self._open, None
         self.is_waiting = False
         same = {tuple(word[:3]) for word in words}

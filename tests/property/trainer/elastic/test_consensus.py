@@ -21,7 +21,7 @@ from pacekeeper.trainer.distributed.kv_store import (
 from pacekeeper.trainer.elastic import consensus
 from pacekeeper.trainer.elastic.consensus import Agreement, AllDone, Fenced
 from pacekeeper.trainer.elastic.messages import ConsensusDecision, Report
-from pacekeeper.trainer.elastic.quorum import Group, rule
+from pacekeeper.trainer.elastic.quorum import Group, decide_quorum
 from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
 from support.examples import examples
 from support.fake_stores import FakeCluster, Killed
@@ -131,7 +131,10 @@ def test_the_living_reach_one_verdict(
     verdicts = list(living.values())
     if any(isinstance(v, NoQuorumError) for v in verdicts):
         told = parse_notices(cluster.data[cluster.node_of[min(living)]].get(DEATHS_KEY))
-        assert cluster.down and not rule(Group.first(3, tuple(ranks)), living, told).goes_on
+        assert (
+            cluster.down
+            and not decide_quorum(Group.first(3, tuple(ranks)), living, told).may_continue
+        )
         assert all(isinstance(v, NoQuorumError) for v in verdicts), verdicts
         return
     assert all(isinstance(v, ConsensusDecision) for v in verdicts), verdicts

@@ -34,10 +34,10 @@ def test_at_most_one_side_goes_on_whatever_each_knows_of_the_dead(
     group, sides, dead = split
     views = [data.draw(st.sets(st.sampled_from(sorted(dead)))) if dead else set() for _ in sides]
     rulings = [
-        quorum.rule(group, side, dict.fromkeys(view, FIRST_GROUP))
+        quorum.decide_quorum(group, side, dict.fromkeys(view, FIRST_GROUP))
         for side, view in zip(sides, views, strict=True)
     ]
-    assert sum(ruling.goes_on for ruling in rulings) <= 1
+    assert sum(ruling.may_continue for ruling in rulings) <= 1
 
 
 @given(splits())
@@ -46,13 +46,15 @@ def test_all_that_live_go_on_together_once_all_the_dead_are_confirmed(
 ) -> None:
     group, sides, dead = split
     living = set().union(*sides)
-    assert quorum.rule(group, living, dict.fromkeys(dead, FIRST_GROUP)).goes_on == bool(living)
-    known = quorum.rule(group, living, {})
-    assert known.goes_on or 2 * len(living) <= len(group.members)
+    assert quorum.decide_quorum(
+        group, living, dict.fromkeys(dead, FIRST_GROUP)
+    ).may_continue == bool(living)
+    known = quorum.decide_quorum(group, living, {})
+    assert known.may_continue or 2 * len(living) <= len(group.members)
 
 
 @pytest.mark.parametrize(
-    ("present", "dead", "goes_on", "reason"),
+    ("present", "dead", "may_continue", "reason"),
     [
         ({3}, {0, 1, 2}, True, r"ranks 3 are a majority: 1 of 1"),
         ({0, 1}, {}, True, r"ranks 0 and 1 are half, with the lowest: 2 of 4"),
@@ -68,10 +70,12 @@ def test_all_that_live_go_on_together_once_all_the_dead_are_confirmed(
     ],
 )
 def test_the_rule_in_examples(
-    present: set[int], dead: set[int], goes_on: bool, reason: str
+    present: set[int], dead: set[int], may_continue: bool, reason: str
 ) -> None:
-    ruling = quorum.rule(Group.first(1, (0, 1, 2, 3)), present, dict.fromkeys(dead, FIRST_GROUP))
-    assert ruling.goes_on is goes_on
+    ruling = quorum.decide_quorum(
+        Group.first(1, (0, 1, 2, 3)), present, dict.fromkeys(dead, FIRST_GROUP)
+    )
+    assert ruling.may_continue is may_continue
     assert re.search(reason, ruling.reason), ruling.reason
 
 
@@ -80,42 +84,48 @@ def test_who_died_on_another_side_still_counts() -> None:
     first = Group.first(1, (0, 1, 2, 3, 4))
     theirs = first.followed_by(2, (0, 1, 2), "verdict").standing()
     died = {0: theirs.name, 1: theirs.name}
-    assert quorum.rule(theirs, {2}, died).goes_on
-    assert not quorum.rule(first, {3, 4}, died).goes_on
-    assert quorum.rule(first, {3, 4}, {0: FIRST_GROUP, 1: FIRST_GROUP}).goes_on
+    assert quorum.decide_quorum(theirs, {2}, died).may_continue
+    assert not quorum.decide_quorum(first, {3, 4}, died).may_continue
+    assert quorum.decide_quorum(first, {3, 4}, {0: FIRST_GROUP, 1: FIRST_GROUP}).may_continue
 
 
 def test_a_group_that_was_only_tried_elects_nobody() -> None:
     """2 counted for two sides, and followed one: the other one's rest is no majority of its own."""
     first = Group.first(1, (0, 1, 2, 3, 4))
     tried = first.followed_by(2, (2, 3, 4), "verdict")
-    assert not quorum.rule(tried, {3, 4}, {}).goes_on
-    assert quorum.rule(tried.standing(), {3, 4}, {}).goes_on
-    assert quorum.rule(tried, {3, 4}, {2: tried.name}).goes_on is False, "0 and 1 still may live"
-    assert quorum.rule(tried, {3, 4}, {0: FIRST_GROUP, 2: tried.name}).goes_on
+    assert not quorum.decide_quorum(tried, {3, 4}, {}).may_continue
+    assert quorum.decide_quorum(tried.standing(), {3, 4}, {}).may_continue
+    assert quorum.decide_quorum(tried, {3, 4}, {2: tried.name}).may_continue is False, (
+        "0 and 1 still may live"
+    )
+    assert quorum.decide_quorum(tried, {3, 4}, {0: FIRST_GROUP, 2: tried.name}).may_continue
 
 
 def test_newcomers_and_members_need_each_other_until_all_know_that_their_group_stood() -> None:
     """3 to 6 joined 0 to 2 and saw all votes; the others may not have: each might go on alone."""
     first = Group.first(1, (0, 1, 2))
     tried = first.followed_by(2, tuple(range(7)), "verdict")
-    assert quorum.rule(tried, {0, 1, 2}, {}).goes_on, "they are a majority, whatever joined"
-    assert not quorum.rule(tried, {3, 4, 5, 6}, {}).goes_on
+    assert quorum.decide_quorum(tried, {0, 1, 2}, {}).may_continue, (
+        "they are a majority, whatever joined"
+    )
+    assert not quorum.decide_quorum(tried, {3, 4, 5, 6}, {}).may_continue
     stood = tried.standing()
-    assert not quorum.rule(stood, {3, 4, 5, 6}, {}).goes_on
-    assert not quorum.rule(stood, {0, 1, 2}, {}).goes_on
-    assert quorum.rule(stood, {0, 1, 3, 4}, {}).goes_on
+    assert not quorum.decide_quorum(stood, {3, 4, 5, 6}, {}).may_continue
+    assert not quorum.decide_quorum(stood, {0, 1, 2}, {}).may_continue
+    assert quorum.decide_quorum(stood, {0, 1, 3, 4}, {}).may_continue
     known = stood.standing()
-    assert quorum.rule(known, {3, 4, 5, 6}, {}).goes_on
-    assert not quorum.rule(known, {0, 1, 2}, {}).goes_on
+    assert quorum.decide_quorum(known, {3, 4, 5, 6}, {}).may_continue
+    assert not quorum.decide_quorum(known, {0, 1, 2}, {}).may_continue
     assert known.standing() is known
 
 
 def test_newcomers_that_died_before_they_came_in_are_not_counted() -> None:
     stood = Group.first(1, (0,)).followed_by(2, (0, 1, 2, 3), "verdict").standing()
-    assert not quorum.rule(stood, {0}, {1: FIRST_GROUP}).goes_on
-    assert quorum.rule(stood, {0}, {1: NO_GROUP, 2: stood.name}).goes_on
-    assert quorum.rule(stood, {1, 2, 3}, {0: stood.name}).goes_on, "nobody else can have it"
+    assert not quorum.decide_quorum(stood, {0}, {1: FIRST_GROUP}).may_continue
+    assert quorum.decide_quorum(stood, {0}, {1: NO_GROUP, 2: stood.name}).may_continue
+    assert quorum.decide_quorum(stood, {1, 2, 3}, {0: stood.name}).may_continue, (
+        "nobody else can have it"
+    )
 
 
 def test_two_sides_groups_have_two_names() -> None:
@@ -171,7 +181,9 @@ class BrokenNetwork:
         group = self.groups[leader]
         present &= self.been[group.name]
         self.left.setdefault(group.name, set()).update(present)
-        if quorum.rule(group, present, {rank: self.deaths[rank] for rank in heard}).goes_on:
+        if quorum.decide_quorum(
+            group, present, {rank: self.deaths[rank] for rank in heard}
+        ).may_continue:
             joining = self.some(self.waiting) if self.random.random() < 0.4 else set()
             text = f"{sorted(present)} {sorted(joining)} {self.random.randrange(3)}"
             members = tuple(sorted(present | joining))

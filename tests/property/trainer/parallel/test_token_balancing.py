@@ -51,7 +51,7 @@ def test_the_witness_proves_the_value_but_for_whole_rows(case: Case) -> None:
     hosts, counts, speeds = case
     pairs = ReplicaIndex.of(hosts, len(speeds))
     split = balance_rows(pairs, counts, whole_capacities(speeds))
-    inside = set(split.witness)
+    inside = set(split.bottleneck)
     rows = sum(
         float(counts[:, expert].sum()) for expert, on in enumerate(hosts) if set(on) <= inside
     )
@@ -137,7 +137,7 @@ def test_over_arcs_of_a_circle_the_fullest_arc_is_the_best_proof_at_once(
     rows = sum(int(n) for n, on in zip(rows_E, hosts, strict=True) if set(on) <= inside)
     best = best_value(rows_E.tolist(), hosts, dict(enumerate(speeds))).value
     assert rows / sum(speeds[rank] for rank in inside) == pytest.approx(best)
-    assert balance_rows(pairs, counts, whole_capacities(speeds)).witness == tuple(sorted(inside))
+    assert balance_rows(pairs, counts, whole_capacities(speeds)).bottleneck == tuple(sorted(inside))
 
 
 def test_ranks_are_found_in_their_circle_whatever_their_numbers() -> None:

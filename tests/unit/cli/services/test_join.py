@@ -35,7 +35,7 @@ def test_what_shapes_checkpoints_and_snapshots_reaches_the_ranks(
         launched.append(spec)
         return ExitCode.OK
 
-    monkeypatch.setattr(restart_policy, "supervise_to_the_end", take)
+    monkeypatch.setattr(restart_policy, "supervise_with_restarts", take)
     file = tmp_path / "job.toml"
     file.write_text("[train]\nsnapshot_period_steps = 7\nmax_restarts = 3\n")
     given = ["--checkpoint-every", "5", "--window-steps", "4", "--snapshot-every", "2"]

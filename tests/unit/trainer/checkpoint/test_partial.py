@@ -161,7 +161,7 @@ def test_after_one_that_failed_all_is_saved(
 def test_what_a_run_ends_with_is_whole(tmp_path: Path) -> None:
     lone, _ = grown(tmp_path, FOUR, 3)
     lone.train()
-    lone.checkpoints.hear([lone.checkpoints.word(lone.step, lone.layout)])
+    lone.checkpoints.receive_votes([lone.checkpoints.encode_vote(lone.step, lone.layout)])
     at = Position(layout=lone.layout, step=4, ticket=4, last_loss=1.0)
     lone.checkpoints.save_if_due(at, is_storing=False, is_last=True)
     lone.checkpoints.close()
@@ -286,8 +286,8 @@ def test_the_order_of_risk_saves_a_lone_copy_on_a_slow_rank_first() -> None:
     partial = PartialSaves(replace(FOUR, expert_order="risk"))
     partial.count({0: [900, 900, 900, 100]})
     partial._begun = CheckpointId(run_id=1, generation=1, step=1)
-    word = partial.word(layout, has_failed=False)
-    partial.hear([word] * 4)
+    word = partial.encode_vote(layout, has_failed=False)
+    partial.receive_votes([word] * 4)
     choice = partial.choose(layout, 5, [Piece(block) for block in layout.blocks()])
     (sole,) = layout.experts_on(3, 0)
     experts = {p.block.index for p in choice.pieces if p.block.kind is BlockKind.EXPERT}
@@ -302,8 +302,8 @@ def test_a_rank_that_came_late_does_not_take_back_how_many_experts_are_saved() -
         partial = PartialSaves(FOUR)
         partial._begun = CheckpointId(run_id=1, generation=1, step=1)
         partial.num_saved = num_saved
-        words.append(partial.word(layout, has_failed=False))
-    partial.hear(words)
+        words.append(partial.encode_vote(layout, has_failed=False))
+    partial.receive_votes(words)
     choice = partial.choose(layout, 5, [Piece(block) for block in layout.blocks()])
     assert partial.num_saved == 2
     assert sum(piece.block.kind is BlockKind.EXPERT for piece in choice.pieces) == 2
@@ -318,10 +318,12 @@ def test_what_only_suspects_hold_is_saved_first_whatever_the_order(order: str) -
     partial = PartialSaves(replace(FOUR, expert_order=order))
     partial.count({0: [900, 900, 900, 100]})
     partial._begun = CheckpointId(run_id=1, generation=1, step=1)
-    calm = partial.word(layout, has_failed=False)
+    calm = partial.encode_vote(layout, has_failed=False)
     (sole,) = layout.experts_on(3, 0)
     for number in range(4):
-        partial.hear([calm, partial.word(layout, has_failed=False, suspects={3}), calm])
+        partial.receive_votes(
+            [calm, partial.encode_vote(layout, has_failed=False, suspects={3}), calm]
+        )
         choice = partial.choose(layout, number, [Piece(block) for block in layout.blocks()])
         experts = {p.block.index for p in choice.pieces if p.block.kind is BlockKind.EXPERT}
         assert experts == {sole}, number

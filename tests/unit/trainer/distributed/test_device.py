@@ -19,7 +19,7 @@ from pacekeeper.trainer.distributed.device import (
 from pacekeeper.trainer.elastic import launcher
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec
 from pacekeeper.trainer.elastic.launcher import Supervisor, supervise
-from pacekeeper.trainer.elastic.rendezvous import Meeting
+from pacekeeper.trainer.elastic.rendezvous import RendezvousResult
 from pacekeeper.trainer.engine.train_loop import rank_main
 
 
@@ -102,7 +102,7 @@ def test_nodes_that_choose_by_themselves_follow_node_0(
         used.append(self.spec.config.clock)
         raise Halted
 
-    meeting = Meeting(addresses=(), run_id=1, clock=of_node_0)
+    meeting = RendezvousResult(addresses=(), run_id=1, clock=of_node_0)
     monkeypatch.setattr(launcher, "meet", lambda *_, **__: meeting)
     monkeypatch.setattr(launcher, "num_devices", lambda: devices)
     monkeypatch.setattr(Supervisor, "start", halted)
@@ -114,7 +114,7 @@ def test_nodes_that_choose_by_themselves_follow_node_0(
 def test_a_node_without_device_does_not_join_a_job_of_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meeting = Meeting(addresses=(), run_id=1, clock="device")
+    meeting = RendezvousResult(addresses=(), run_id=1, clock="device")
     monkeypatch.setattr(launcher, "meet", lambda *_, **__: meeting)
     monkeypatch.setattr(launcher, "num_devices", lambda: 0)
     with pytest.raises(HostError, match="no CUDA device here"):

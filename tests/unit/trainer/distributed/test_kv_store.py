@@ -14,7 +14,7 @@ from torch.distributed import DistError
 
 from pacekeeper.core.errors import HostError, UnreachableError
 from pacekeeper.trainer.distributed import kv_store as stores_module
-from pacekeeper.trainer.distributed.interruptible_gloo import open_wires
+from pacekeeper.trainer.distributed.interruptible_gloo import open_sockets
 from pacekeeper.trainer.distributed.kv_store import (
     CONNECT_TIMEOUT_S,
     Stores,
@@ -70,12 +70,12 @@ def test_who_takes_connections_and_never_answers_is_gone_in_time() -> None:
     """As the kernel does for a frozen host; whoever waits for its greeting waits for ever."""
     with ThreadPoolExecutor(1) as pool, socket.create_server(("127.0.0.1", 0)) as frozen:
         address = f"127.0.0.1:{frozen.getsockname()[1]}"
-        before = open_wires()
+        before = open_sockets()
         try:
             with pytest.raises(UnreachableError, match="takes connections and has not answered"):
                 pool.submit(connect_store, address, 0.2).result(PATIENCE_S)
             give_up_s = time.monotonic() + PATIENCE_S
-            while open_wires() - before:  # nor is a connection left behind
+            while open_sockets() - before:  # nor is a connection left behind
                 assert time.monotonic() < give_up_s
                 time.sleep(0.01)
         finally:
@@ -148,13 +148,13 @@ def test_a_line_that_was_cut_costs_nobody_the_store() -> None:
     server = host_store("127.0.0.1", 0)
     stores = Stores((f"127.0.0.1:{server.port}",))
     stores.write(0, "key", "value")
-    line = stores.line(0)
-    assert line is not None and stores.line(0) is line
+    line = stores.dedicated_connection(0)
+    assert line is not None and stores.dedicated_connection(0) is line
     line.cut()
     with pytest.raises((DistError, RuntimeError)):
         line.store.get("key")
     assert stores.read(0, "key") == "value" and not stores.gone
-    another = stores.line(0)
+    another = stores.dedicated_connection(0)
     assert another is not None and another.store.get("key") == b"value"
 
 
@@ -173,14 +173,14 @@ class Silent:
         return b"value"
 
 
-def test_a_glance_at_a_silent_store_holds_nobody_up_and_asks_once() -> None:
+def test_try_get_of_a_silent_store_does_not_block_and_asks_once() -> None:
     stores, client = Stores(("127.0.0.1:1",)), Silent()
     stores._clients[0] = cast(TCPStore, client)
-    assert [stores.glance(0, "key") for _ in range(3)] == [None] * 3
+    assert [stores.try_get(0, "key") for _ in range(3)] == [None] * 3
     assert client.num_asked == 1 and not stores.gone
     client.may_answer.set()
     give_up_s = time.monotonic() + PATIENCE_S
-    while stores.glance(0, "key") != "value":
+    while stores.try_get(0, "key") != "value":
         assert time.monotonic() < give_up_s
     assert not stores.gone
 
@@ -216,9 +216,9 @@ def test_a_node_that_two_threads_lose_at_once_is_lost_and_no_more() -> None:
     """One of them sends a snapshot beside the training; a mistake here would end the rank."""
     stores, client = Stores(("127.0.0.1:1",)), Silent()
     stores._clients[0] = cast(TCPStore, client)
-    stores._glances = Shared({(0, "key"): SimpleQueue()})
+    stores._pending_gets = Shared({(0, "key"): SimpleQueue()})
     stores._lose(0)
-    assert stores.gone == {0} and not stores._glances
+    assert stores.gone == {0} and not stores._pending_gets
     again = Stores(("127.0.0.1:1",))
     client.may_answer.set()
     again._clients[0] = cast(TCPStore, client)

@@ -110,14 +110,14 @@ def test_numbers_that_somebody_had_are_not_let_in() -> None:
 def test_who_has_not_asked_again_is_not_there() -> None:
     server = host_store("127.0.0.1", 0)
     address = f"127.0.0.1:{server.port}"
-    lobby, store = JoinQueue(address), connect_store(address)
-    assert lobby.look(store) == ()
+    queue, store = JoinQueue(address), connect_store(address)
+    assert queue.poll(store) == ()
     store.set(asking_key(2), encode_asking(TWO, 1))
     store.set(ASKING_KEY, "2,2,")
-    assert lobby.look(store) == (), "seen once: it may be of long ago"
+    assert queue.poll(store) == (), "seen once: it may be of long ago"
     store.set(asking_key(2), encode_asking(TWO, 2))
-    assert lobby.look(store) == (TWO,)
-    assert lobby.look(store) == ()
+    assert queue.poll(store) == (TWO,)
+    assert queue.poll(store) == ()
 
 
 def test_what_is_asked_in_other_words_keeps_nobody_else_out(
@@ -125,15 +125,15 @@ def test_what_is_asked_in_other_words_keeps_nobody_else_out(
 ) -> None:
     server = host_store("127.0.0.1", 0)
     address = f"127.0.0.1:{server.port}"
-    lobby, store = JoinQueue(address), connect_store(address)
+    queue, store = JoinQueue(address), connect_store(address)
     store.set(asking_key(2), encode_asking(TWO, 1))
     said = ("?", "[]", '{"node": 4}', encode_asking(TWO, 1).replace("[4, 5]", '["4"]'))
     for node, text in enumerate(said, start=3):
         store.set(asking_key(node), text)
     store.set(ASKING_KEY, "6,5,4,3,x,2,")
-    assert lobby.look(store) == ()
+    assert queue.poll(store) == ()
     store.set(asking_key(2), encode_asking(TWO, 2))
-    assert lobby.look(store) == (TWO,)
+    assert queue.poll(store) == (TWO,)
     for node in range(3, 7):
         assert caplog.text.count(f"node={node} that wants to join is not heard") == 1
 
@@ -208,22 +208,22 @@ class Waiting:
         self.supervisor = Supervisor(spec, (job, GONE, own), 7, rank_main)
         self.door = JoinRequest(self.supervisor, replace(TWO, address=own))
 
-    def knock(self) -> bool:
+    def poll(self) -> bool:
         self.door._next_s = 0.0  # it is time
-        return self.door.knock()
+        return self.door.poll()
 
 
 def test_a_node_asks_when_all_its_ranks_are_ready_and_until_it_is_let_in(tmp_path: Path) -> None:
     waiting = Waiting(tmp_path)
-    lobby = JoinQueue("")
-    assert waiting.knock() and not waiting.leader.check([ASKING_KEY])
+    queue = JoinQueue("")
+    assert waiting.poll() and not waiting.leader.check([ASKING_KEY])
     waiting.own.set(ready_key(4), "11")
-    assert waiting.knock() and not waiting.leader.check([ASKING_KEY])
+    assert waiting.poll() and not waiting.leader.check([ASKING_KEY])
     waiting.own.set(ready_key(5), "11")
-    seen = [bool(waiting.knock() and lobby.look(waiting.leader)) for _ in range(3)]
+    seen = [bool(waiting.poll() and queue.poll(waiting.leader)) for _ in range(3)]
     assert seen == [False, True, True]
     waiting.own.set(ADMISSION_KEY, "...")
-    assert not waiting.knock()
+    assert not waiting.poll()
 
 
 def test_a_node_gives_up_where_another_took_its_number_or_the_job_is_gone(tmp_path: Path) -> None:
@@ -233,11 +233,11 @@ def test_a_node_gives_up_where_another_took_its_number_or_the_job_is_gone(tmp_pa
     wider = (*waiting.facts.addresses, "127.0.0.1:9")
     waiting.leader.set(JOB_KEY, replace(waiting.facts, addresses=wider).encode())
     with pytest.raises(HostError, match=r"node number 2 went to 127\.0\.0\.1:9 meanwhile"):
-        waiting.knock()
+        waiting.poll()
     others = {**waiting.facts.node_of, 5: 3, 6: 3}  # by a leader that knew of no claim of ours
     waiting.leader.set(JOB_KEY, replace(waiting.facts, node_of=others).encode())
     with pytest.raises(HostError, match=r"ranks 5 are taken meanwhile"):
-        waiting.knock()
+        waiting.poll()
     mine = dict.fromkeys((4, 5), 2)
     own = replace(
         waiting.facts,
@@ -245,10 +245,10 @@ def test_a_node_gives_up_where_another_took_its_number_or_the_job_is_gone(tmp_pa
         node_of={**waiting.facts.node_of, **mine},
     )
     waiting.leader.set(JOB_KEY, own.encode())
-    assert waiting.knock(), "decided, and not said yet"
+    assert waiting.poll(), "decided, and not said yet"
     del waiting.servers[0]
     with pytest.raises(UnreachableError, match="the job ended, or is out of reach"):
-        waiting.knock()
+        waiting.poll()
 
 
 def test_a_node_with_another_text_to_train_on_does_not_ask(tmp_path: Path) -> None:
@@ -257,14 +257,14 @@ def test_a_node_with_another_text_to_train_on_does_not_ask(tmp_path: Path) -> No
     waiting.own.set(ready_key(4), "11")
     waiting.own.set(ready_key(5), "12")
     with pytest.raises(ConfigError, match="use the same build of Python on all nodes"):
-        waiting.knock()
+        waiting.poll()
     assert not waiting.leader.check([ASKING_KEY])
 
 
 def test_a_rank_that_ends_before_it_is_let_in_keeps_its_node_out(tmp_path: Path) -> None:
     waiting = Waiting(tmp_path)
     waiting.supervisor.codes = {4: int(ExitCode.INTERNAL)}
-    assert not waiting.knock()
+    assert not waiting.poll()
     assert not waiting.leader.check([ASKING_KEY])
 
 
@@ -326,7 +326,7 @@ def test_a_node_that_is_told_to_end_while_it_waits_ends_alone(tmp_path: Path) ->
     assert not waiting.leader.check([STOP_KEY])
     inside = Waiting(tmp_path)
     inside.own.set(ADMISSION_KEY, "...")
-    assert not inside.knock()
+    assert not inside.poll()
     inside.supervisor.ask_to_stop()
     inside.supervisor._follow_stop(time.monotonic())
     assert inside.leader.get(STOP_KEY) == b"2,", "as every launcher of the job"

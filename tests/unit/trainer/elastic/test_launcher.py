@@ -27,7 +27,7 @@ from pacekeeper.trainer.distributed.kv_store import (
 )
 from pacekeeper.trainer.elastic import launcher, rendezvous
 from pacekeeper.trainer.elastic.launch_spec import NodeLimits, NodeSpec
-from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor, run_to_the_end, supervise
+from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor, run_ranks, supervise
 from pacekeeper.trainer.elastic.quorum import FIRST_GROUP
 from pacekeeper.trainer.engine.train_loop import rank_main
 
@@ -190,7 +190,7 @@ def test_who_is_to_ignore_hang_ups_does_so(tmp_path: Path) -> None:
     usual = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert run_to_the_end(Ended(spec(tmp_path), (), 1, rank_main)) is ExitCode.OK
+        assert run_ranks(Ended(spec(tmp_path), (), 1, rank_main)) is ExitCode.OK
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)

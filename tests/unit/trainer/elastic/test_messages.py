@@ -167,15 +167,15 @@ def test_numbers_are_short_and_plain() -> None:
         assert number_in(text) is None
 
 
-def test_the_lobby_hears_the_others_beside_one_who_writes_garble() -> None:
+def test_the_join_queue_reads_the_others_beside_one_who_writes_garble() -> None:
     server = host_store("127.0.0.1", 0)
     store: Any = connect_store(f"127.0.0.1:{server.port}")
-    lobby = JoinQueue(f"127.0.0.1:{server.port}")
+    queue = JoinQueue(f"127.0.0.1:{server.port}")
     store.set(ASKING_KEY, b"5,\xff\xff," + b"9" * 5000 + b",2,4,")  # nothing stands behind 5
     store.set(asking_key(4), b"\xff\xfe")
     for beat in (1, 2):
         store.set(asking_key(2), encode_asking(ONE, beat))
-        found = lobby.look(store)
+        found = queue.poll(store)
     assert found == (ONE,)
 
 

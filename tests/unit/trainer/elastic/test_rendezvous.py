@@ -19,7 +19,7 @@ from pacekeeper.trainer.distributed import kv_store
 from pacekeeper.trainer.distributed.kv_store import connect_store, host_store
 from pacekeeper.trainer.elastic import rendezvous
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec
-from pacekeeper.trainer.elastic.rendezvous import Meeting, Terms, meet, newest_run_id
+from pacekeeper.trainer.elastic.rendezvous import RendezvousResult, Terms, meet, newest_run_id
 
 TERMS: Terms = {"job": "a", "seed": 1, "num-nodes": 2}
 HOST = """
@@ -46,7 +46,7 @@ def come(
     terms: Terms = TERMS,
     own: str | None = None,
     after_run_id: int = 0,
-) -> Meeting:
+) -> RendezvousResult:
     return meet(
         address,
         node_rank=node_rank,
@@ -60,7 +60,7 @@ def come(
 
 def test_launchers_on_the_same_terms_know_each_other_and_the_life(address: str) -> None:
     with ThreadPoolExecutor(1) as pool:
-        first: Future[Meeting] = pool.submit(come, address, 0)
+        first: Future[RendezvousResult] = pool.submit(come, address, 0)
         second = come(address, 1)
         assert first.result() == second
     assert second.addresses == ("127.0.0.1:5", "127.0.0.2:5")
@@ -80,7 +80,7 @@ def test_who_would_train_something_else_is_refused_and_takes_no_place(
     address: str, terms: Terms, message: str
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        first: Future[Meeting] = pool.submit(come, address, 0)
+        first: Future[RendezvousResult] = pool.submit(come, address, 0)
         with pytest.raises(ConfigError, match=message):
             come(address, 1, terms)
         assert not connect_store(address).check(["store/1"])
@@ -90,7 +90,7 @@ def test_who_would_train_something_else_is_refused_and_takes_no_place(
 
 def test_a_second_launcher_does_not_take_the_place_of_the_first(address: str) -> None:
     with ThreadPoolExecutor(1) as pool:
-        first: Future[Meeting] = pool.submit(come, address, 0)
+        first: Future[RendezvousResult] = pool.submit(come, address, 0)
         met = come(address, 1)
         with pytest.raises(ConfigError, match=r"node-rank 1: taken by .* 127\.0\.0\.2:5"):
             come(address, 1, own="127.0.0.9:9")
@@ -117,7 +117,7 @@ def test_a_first_node_that_leaves_or_freezes_while_it_waits_for_others_is_said(
     connect_store(address).set("terms", json.dumps(dict(TERMS)))
     with ThreadPoolExecutor(1) as pool:
         try:
-            second: Future[Meeting] = pool.submit(come, address, 1)
+            second: Future[RendezvousResult] = pool.submit(come, address, 1)
             place = connect_store(address)
             while not place.check(["store/1"]):
                 assert not second.done()
@@ -144,7 +144,7 @@ def test_a_life_comes_after_all_that_have_saved_whatever_the_clock_says(
         )
     assert newest_run_id(config) == later
     with ThreadPoolExecutor(1) as pool:
-        second: Future[Meeting] = pool.submit(come, address, 1)
+        second: Future[RendezvousResult] = pool.submit(come, address, 1)
         assert come(address, 0, after_run_id=later).run_id == second.result().run_id == later + 1
 
 

@@ -1,4 +1,4 @@
-"""The last rung: between two lives, and where nodes have joined: who is waited for, who is told."""
+"""Restarts of a job: between two runs, and where nodes have joined."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ from pacekeeper.trainer.elastic.messages import (
 )
 from pacekeeper.trainer.elastic.node_join import JoinSpec, join
 from pacekeeper.trainer.elastic.quorum import Group
-from pacekeeper.trainer.elastic.restart_policy import ENDED_KEY, NEXT_KEY, Departure, Restarts
+from pacekeeper.trainer.elastic.restart_policy import ENDED_KEY, NEXT_KEY, JoinedNodeHooks, Restarts
 from pacekeeper.trainer.engine.worker import Rank, RankSpec
 
 PATIENCE_S = 60.0
@@ -88,17 +88,17 @@ def test_between_two_lives_a_signal_is_not_lost_on_the_one_that_ended(
     usual = [signal.getsignal(number) for number in numbers]
     lives: list[int] = []
 
-    def supervise(spec: NodeSpec, body: object, rung: Restarts) -> ExitCode:
-        lives.append(rung.number)
+    def supervise(spec: NodeSpec, body: object, restarts: Restarts) -> ExitCode:
+        lives.append(restarts.number)
         assert [signal.getsignal(number) for number in numbers] == usual
         for number in numbers:
             signal.signal(number, lambda *_: None)  # as a life that begins
-        rung.is_wanted = len(lives) == 1
+        restarts.is_wanted = len(lives) == 1
         return ExitCode.INTERNAL
 
     monkeypatch.setattr(restart_policy, "supervise", supervise)
     try:
-        assert restart_policy.supervise_to_the_end(node0.restarts.spec) is ExitCode.INTERNAL
+        assert restart_policy.supervise_with_restarts(node0.restarts.spec) is ExitCode.INTERNAL
     finally:
         for number, handler in zip(numbers, usual, strict=True):
             signal.signal(number, handler)
@@ -111,15 +111,15 @@ def test_a_wish_to_end_that_comes_when_the_next_life_is_decided_is_heard(
     """While the last one's connections are closed: its launcher has listened for the last time."""
     lives: list[int] = []
 
-    def supervise(spec: NodeSpec, body: object, rung: Restarts) -> ExitCode:
-        lives.append(rung.number)
-        rung.end(node0.ended, ExitCode.INTERNAL)
-        assert rung.is_wanted or len(lives) > 1
+    def supervise(spec: NodeSpec, body: object, restarts: Restarts) -> ExitCode:
+        lives.append(restarts.number)
+        restarts.end(node0.ended, ExitCode.INTERNAL)
+        assert restarts.is_wanted or len(lives) > 1
         node0.ended.stop_asked_s = 1.0
         return ExitCode.INTERNAL
 
     monkeypatch.setattr(restart_policy, "supervise", supervise)
-    assert restart_policy.supervise_to_the_end(node0.restarts.spec) is ExitCode.INTERNAL
+    assert restart_policy.supervise_with_restarts(node0.restarts.spec) is ExitCode.INTERNAL
     assert lives == [0]
 
 
@@ -132,7 +132,7 @@ def test_a_node_that_joined_is_waited_for_and_its_end_starts_everything_again(
         try:
             await_text(caplog, "nodes [2] train on")
             there = Ended(stores=Stores(node0.addresses))
-            Departure(node=2, first_run_id=0, is_told=True).end(there, ExitCode.INTERNAL)
+            JoinedNodeHooks(node=2, first_run_id=0, is_told=True).end(there, ExitCode.INTERNAL)
             waiting.result(PATIENCE_S)
         finally:
             node0.ended.stop_asked_s = 1.0
@@ -200,9 +200,9 @@ def test_where_nothing_was_saved_a_restart_says_that_it_begins_anew(
 ) -> None:
     for folder, said in (("", "the job saves no"), (str(tmp_path / "kept"), "no checkpoint is in")):
         config = replace(CONFIG, checkpoint_dir=folder)
-        rung = Restarts(spec=replace(node0.restarts.spec, config=config))
-        rung.end(Ended(stores=Stores(node0.addresses[:1])), ExitCode.INTERNAL)
-        assert rung.is_wanted and f"restart 1 of 1 in 0 s, from step 0: {said}" in caplog.text
+        restarts = Restarts(spec=replace(node0.restarts.spec, config=config))
+        restarts.end(Ended(stores=Stores(node0.addresses[:1])), ExitCode.INTERNAL)
+        assert restarts.is_wanted and f"restart 1 of 1 in 0 s, from step 0: {said}" in caplog.text
         node0.servers[0] = host_store("127.0.0.1", 0)
         node0.addresses = (f"127.0.0.1:{node0.servers[0].port}",)
 
@@ -249,7 +249,7 @@ def await_text(caplog: pytest.LogCaptureFixture, text: str) -> None:
 def test_who_was_never_let_in_has_no_end_to_tell(node0: Node0) -> None:
     for is_told, is_waiting in ((True, True), (False, False)):
         there = Ended(stores=Stores(node0.addresses), is_waiting=is_waiting)
-        Departure(node=2, first_run_id=0, is_told=is_told).end(there, ExitCode.INTERNAL)
+        JoinedNodeHooks(node=2, first_run_id=0, is_told=is_told).end(there, ExitCode.INTERNAL)
     assert Stores(node0.addresses).read(0, ENDED_KEY) is None
 
 
@@ -258,18 +258,18 @@ def test_a_newcomer_knows_in_which_life_the_job_began(
 ) -> None:
     """It may go back to what the lives since then have saved, as the others may."""
     node0.say(0, replace(node0.facts, first_run_id=5))
-    seen: list[Departure] = []
+    seen: list[JoinedNodeHooks] = []
 
-    def run(supervisor: Supervisor, rung: Departure) -> ExitCode:
-        seen.append(rung)
+    def run(supervisor: Supervisor, restarts: JoinedNodeHooks) -> ExitCode:
+        seen.append(restarts)
         return ExitCode.OK
 
-    monkeypatch.setattr(node_join, "run_to_the_end", run)
+    monkeypatch.setattr(node_join, "run_ranks", run)
     spec = JoinSpec(
         addresses=node0.addresses[:1], ranks_per_node=1, ring_dir=str(tmp_path / "rings")
     )
     assert join(spec) is ExitCode.OK
-    assert seen == [Departure(node=3, first_run_id=5, is_told=True)]
+    assert seen == [JoinedNodeHooks(node=3, first_run_id=5, is_told=True)]
 
 
 def member(address: str, config: TrainConfig) -> Rank:
@@ -281,7 +281,7 @@ def member(address: str, config: TrainConfig) -> Rank:
     rank = SimpleNamespace(
         spec=spec,
         group=Group.first(1, (0,)),
-        lobby=object(),
+        join_queue=object(),
         checkpoints=SimpleNamespace(identity={"corpus": 11}),
     )
     return cast(Rank, rank)
@@ -292,7 +292,7 @@ def test_what_members_say_of_the_job_is_enough_to_do_as_they_do(node0: Node0) ->
         CONFIG, checkpoint_dir="kept", resume="../old/0000000000001-g0001-step00000002"
     )
     rank, stores = member(node0.addresses[0], config), Stores(node0.addresses[:1])
-    admission.keep_door(rank, stores)
+    admission.publish_job_facts(rank, stores)
     facts = JobFacts.decode(stores.read(0, JOB_KEY) or "")
     assert (facts.run_id, facts.first_run_id, facts.generation, facts.corpus) == (7, 5, 1, 11)
     assert facts.members == (0,)
@@ -301,7 +301,7 @@ def test_what_members_say_of_the_job_is_enough_to_do_as_they_do(node0: Node0) ->
     )
     assert facts.config.resume == os.path.abspath(config.resume)
     far = replace(config, checkpoint_dir="s3://kept", resume="auto")
-    admission.keep_door(member(node0.addresses[0], far), stores)
+    admission.publish_job_facts(member(node0.addresses[0], far), stores)
     assert JobFacts.decode(stores.read(0, JOB_KEY) or "").config == far
 
 
@@ -314,7 +314,7 @@ def test_who_is_about_to_come_in_counts_before_the_group_stands(node0: Node0) ->
         commits=frozenset(), last_loss=1.0, was_applied=True, ticket=1, step=1, text="x",
         newcomers=(Candidate(node=1, address=node0.addresses[1], ranks=(1,)),),
     )  # fmt: skip
-    admission.let_in(rank, stores, verdict)
+    admission.admit(rank, stores, verdict)
     facts = JobFacts.decode(stores.read(0, JOB_KEY) or "")
     assert (facts.generation, facts.members, facts.node_of) == (2, (0, 1), {0: 0, 1: 1})
     _, _, told = decode_admission(Stores(node0.addresses).read(1, ADMISSION_KEY) or "")

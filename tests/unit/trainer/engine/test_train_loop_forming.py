@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.trainer.distributed.interruptible_gloo import open_wires
+from pacekeeper.trainer.distributed.interruptible_gloo import open_sockets
 from pacekeeper.trainer.distributed.kv_store import Stores, host_store
 from pacekeeper.trainer.elastic.consensus import Agreement
 from pacekeeper.trainer.elastic.quorum import Group
@@ -29,9 +29,9 @@ def test_connections_to_stores_are_no_part_of_a_group(monkeypatch: pytest.Monkey
     )
 
     def fabric(**given: Any) -> None:
-        before = open_wires()
+        before = open_sockets()
         stores.read(0, "key")
-        formed.update(given, wires=open_wires() - before)
+        formed.update(given, wires=open_sockets() - before)
 
     monkeypatch.setattr(train_loop, "InterruptibleProcessGroup", fabric)
     train_loop._join(rank, stores, agreement, group)

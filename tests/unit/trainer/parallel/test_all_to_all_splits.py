@@ -11,14 +11,14 @@ def test_a_slow_rank_takes_fewer_rows() -> None:
     pairs = ReplicaIndex.of([[0, 1]], 2)
     split = balance_rows(pairs, np.array([[60], [60]]), whole_capacities([0.5, 1.0]))
     assert split.rows_P.tolist() == [40, 80]
-    assert split.witness == (0, 1)
+    assert split.bottleneck == (0, 1)
 
 
 def test_an_expert_that_only_one_rank_holds_is_the_witness() -> None:
     pairs = ReplicaIndex.of([[0], [0, 1]], 2)
     split = balance_rows(pairs, np.array([[90, 5], [0, 5]]), whole_capacities([1.0, 1.0]))
     assert split.rows_P.tolist() == [90, 0, 10]
-    assert split.witness == (0,)
+    assert split.bottleneck == (0,)
 
 
 def test_rows_move_on_where_room_is_only_further_along() -> None:

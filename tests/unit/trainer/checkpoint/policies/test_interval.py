@@ -100,10 +100,10 @@ def test_the_first_ranks_word_says_when() -> None:
     periods = [CheckpointInterval(0), CheckpointInterval(0)]
     periods[0].begun(20)
     for step, is_due in ((29, False), (30, True)):
-        words = [one.word(COSTS) for one in periods]
+        words = [one.encode_vote(COSTS) for one in periods]
         assert words[0] == [20, 10]
         for one in periods:
-            one.hear(words)
+            one.receive_votes(words)
             assert one.is_due(step) == is_due
             assert not one.is_due(step), "a word is of one step"
 

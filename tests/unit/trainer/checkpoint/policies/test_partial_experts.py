@@ -93,9 +93,9 @@ def test_the_need_of_an_expert_is_told_by_who_runs_its_layer() -> None:
         own = range(2) if rank in layout.stages[0].ranks else range(2, 3)
         partial.count({layer: [10, 10, 10, 10] for layer in own})
         partial.count({layer: [0, 0, 0, 5] if layer else [0, 5, 0, 0] for layer in own})
-    words = [saves[rank].word(layout, has_failed=False) for rank in layout.ranks]
+    words = [saves[rank].encode_vote(layout, has_failed=False) for rank in layout.ranks]
     for partial in saves.values():
-        partial.hear(words)
+        partial.receive_votes(words)
         choice = partial.choose(layout, 1, [Piece(block) for block in layout.blocks()])
         experts = [p.block for p in choice.pieces if p.block.kind is BlockKind.EXPERT]
         assert sorted(experts) == [
@@ -109,9 +109,9 @@ def test_the_most_that_anybody_says_is_true() -> None:
     other.count({2: [9, 0, 0, 1]})
     one.saved[0] = [1, 1, 1, 1]
     other.fall_back({Block(BlockKind.EXPERT, 2, 0): 2})
-    all_told = [one.told(), other.told()]
+    all_encoded = [one.encode(), other.encode()]
     for books in (one, other):
-        books.learn(all_told)
+        books.merge(all_encoded)
         assert books.routed == [[1, 2, 3, 4], [5, 5, 5, 5], [9, 0, 0, 1]]
         assert books.saved == [[1, 1, 1, 1], [0, 0, 0, 0], [9, 0, 0, 1]]
         assert books.lost == [0, 0, 7] and books.num_faults == 1

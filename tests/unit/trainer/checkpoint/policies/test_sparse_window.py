@@ -51,8 +51,8 @@ def next_of(
     saves: WindowSaves, step: int, *others: list[float], layout: Layout = PAIR, failed: bool = False
 ) -> Save | None:
     """What one rank writes after `step`, given what the others say."""
-    own = saves.word(layout, step, has_failed=failed, budget_bytes=0.0)
-    saves.hear([own, *others])
+    own = saves.encode_vote(layout, step, has_failed=failed, budget_bytes=0.0)
+    saves.receive_votes([own, *others])
     return saves.next(layout, step, SIZES, ROWS, step, is_storing=False)
 
 
@@ -138,7 +138,7 @@ def test_while_blocks_are_frozen_nothing_is_saved_not_even_at_the_end(tmp_path: 
     found = other.checkpoints.stage(other.checkpoints.candidates(), other.layout, other.fabric)
     assert other.checkpoints.is_replaying(commits=True), "it would be, once it is in force"
     assert not other.checkpoints.is_replaying()
-    other.checkpoints.put_in_force(found)
+    other.checkpoints.apply(found)
     other.model.set_layout(other.layout, other.fabric)
     other.step = found.step
     assert other.step == 1 and other.checkpoints.is_replaying()
@@ -220,12 +220,12 @@ def test_all_ranks_go_on_or_all_begin_another(caplog: pytest.LogCaptureFixture) 
         if stranger:  # it came later, in the place of the second
             pair[1] = WindowSaves(config, rank=1, run_id=1)
         words = [
-            one.word(PAIR, 2, has_failed=failed and rank == 1, budget_bytes=0.0)
+            one.encode_vote(PAIR, 2, has_failed=failed and rank == 1, budget_bytes=0.0)
             for rank, one in enumerate(pair)
         ]
         second = []
         for one in pair:
-            one.hear(words)
+            one.receive_votes(words)
             second.append(one.next(PAIR, 2, SIZES, ROWS, 2, is_storing=False))
         starts = [save.start.step for save in second if save and save.start]
         assert starts == ([2, 2] if failed or stranger else [1, 1])
@@ -262,7 +262,7 @@ def test_while_storage_is_busy_the_next_window_waits_which_is_said_once(
     assert caplog.text.count("the next window waits") == 1
     save = saves.next(PAIR, 4, SIZES, ROWS, 4, is_storing=False)
     assert save is not None and save.turn is not None
-    saves.hear([saves.word(PAIR, 5, has_failed=False, budget_bytes=0.0)])
+    saves.receive_votes([saves.encode_vote(PAIR, 5, has_failed=False, budget_bytes=0.0)])
     going_on = saves.next(PAIR, 5, SIZES, ROWS, 5, is_storing=True)
     assert going_on is not None, "its own steps follow each other whatever storage does"
 
@@ -278,8 +278,8 @@ def test_large_weights_are_cut_among_their_holders_after_each_step(tmp_path: Pat
     for step in (1, 2, 3):
         saves = []
         for one in pair:
-            own = one.word(PAIR, step, has_failed=False, budget_bytes=0.0)
-            one.hear([own, own])
+            own = one.encode_vote(PAIR, step, has_failed=False, budget_bytes=0.0)
+            one.receive_votes([own, own])
             save = one.next(PAIR, step, sizes, rows, step, is_storing=False)
             assert save is not None and save.turn is not None
             saves.append(save)
@@ -308,7 +308,7 @@ def test_a_window_that_is_late_is_told_with_the_period_or_after_a_while(
 
 def missed(lone: Lone) -> list[int]:
     """Steps of checkpoints that did not come about now that another rank still writes."""
-    lone.checkpoints.hear([lone.checkpoints.word(lone.step, lone.layout)])
+    lone.checkpoints.receive_votes([lone.checkpoints.encode_vote(lone.step, lone.layout)])
     at = Position(layout=lone.layout, step=lone.step, ticket=lone.step, last_loss=1.0)
     news = lone.checkpoints.save_if_due(at, is_storing=True)
     assert {one.outcome for one in news} <= {SaveStatus.SKIPPED}
@@ -321,7 +321,7 @@ def test_the_length_follows_what_is_measured_and_is_said(caplog: pytest.LogCaptu
     first = next_of(saves, 1)
     assert first is not None and first.turn is None, "all at once, to measure it"
     everything = sum(SIZES.values()) / 2
-    saves.hear([[False, 0, 0, everything], [False, 0, 0, everything / 2]])
+    saves.receive_votes([[False, 0, 0, everything], [False, 0, 0, everything / 2]])
     second = saves.next(PAIR, 2, SIZES, ROWS, 2, is_storing=False)
     assert second is not None and second.turn is not None, "the slowest rank counts"
     assert "windows of 1 steps" in caplog.text
