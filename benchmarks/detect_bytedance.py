@@ -30,7 +30,7 @@ from benchmarks.rank_traces import (
     steps_of,
     until,
 )
-from pacekeeper.predictor.offline.anomalies import Trouble
+from pacekeeper.predictor.offline.anomalies import Anomaly
 from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
 from pacekeeper.predictor.offline.trace import Trace
 from pacekeeper.simulator.readers.bytedance import read_bytedance
@@ -87,18 +87,18 @@ def injected(
     return {"factor": factor, "steps": steps_seen, "found": share(hits), "false": false}
 
 
-def show_accused(console: Console, traces: Mapping[str, Trace]) -> dict[str, list[Trouble]]:
+def show_accused(console: Console, traces: Mapping[str, Trace]) -> dict[str, list[Anomaly]]:
     """What our rule says of each trace as it is, and whom the others accuse."""
     table = Table(title="who is accused: ranks, or how many of them")
     for column in ("trace", "slowdown", "95 %", "first step", OURS, *RULES):
         table.add_column(column, justify="right")
     found = {name: list(rank_faults(trace)) for name, trace in traces.items()}
-    for name, troubles in found.items():
+    for name, anomalies in found.items():
         named = [
-            {t.rank for t in troubles if t.rank is not None},
+            {t.rank for t in anomalies if t.rank is not None},
             *(accused(traces[name], rule) for rule in RULES),
         ]
-        worst = max(troubles, key=lambda t: t.slowdown, default=None)
+        worst = max(anomalies, key=lambda t: t.slowdown, default=None)
         table.add_row(
             name,
             "" if worst is None else f"x{worst.slowdown:.3f}",
@@ -193,9 +193,9 @@ def main() -> int:
     accusations = {
         name: [
             {"rank": t.rank, "slowdown": round(t.slowdown, 4), "first_step": t.first_step}
-            for t in troubles
+            for t in anomalies
         ]
-        for name, troubles in found.items()
+        for name, anomalies in found.items()
     }
     result = {"accused": accusations, "clean": clean, "injected": rows, "holds": holds}
     print(json.dumps(result))

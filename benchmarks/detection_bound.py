@@ -26,7 +26,7 @@ from pacekeeper.predictor.stats.cusum_design import (
     REFERENCES,
     WHITEN_ABOVE,
     ChartRule,
-    Law,
+    ResidualDistribution,
     autocorrelation,
     chart_rules,
     empirical,
@@ -210,10 +210,10 @@ def optimal_delay(noise: Noise, shift: float, samples: float) -> float:
     return max(1.0, mean_run_length(slow, k=0.0, clip=inf, h=h))
 
 
-def _law_of(score: Array, weight: Array) -> Law:
+def _law_of(score: Array, weight: Array) -> ResidualDistribution:
     order = np.argsort(score, kind="stable")
     below = np.cumsum(weight[order])
-    return Law(at=score[order], below=below / below[-1])
+    return ResidualDistribution(at=score[order], below=below / below[-1])
 
 
 def row_of(noise: Noise, asked: float, seed: int, scale: float) -> dict[str, Any]:

@@ -34,8 +34,8 @@ from benchmarks.step_runs import (
 )
 from pacekeeper.core.incidents.findings import Finding
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.job_level.online import JobPace, JobStep, fold_job
-from pacekeeper.predictor.offline.anomalies import Trouble
+from pacekeeper.predictor.job_level.online import JobLevelState, JobStep, update_job_level
+from pacekeeper.predictor.offline.anomalies import Anomaly
 
 KNOWLEDGE = ("replicates", "schedule", "nothing")
 SPLICES = ((1.10, 100), (1.05, 100), (1.20, 100), (1.10, 50), (1.10, 300))
@@ -107,9 +107,9 @@ def recall_of_rules(runs: Sequence[Run], *, seed: int) -> dict[str, float]:
     return {name: sum(each) / len(each) for name, each in found.items() if each}
 
 
-def hit(troubles: Sequence[Trouble], first: int, last: int, end: int) -> Trouble | None:
+def hit(anomalies: Sequence[Anomaly], first: int, last: int, end: int) -> Anomaly | None:
     """The trouble that covers at least half of the steps first to last."""
-    for one in troubles:
+    for one in anomalies:
         until = end if one.last_step is None else one.last_step
         if min(until, last) - max(one.first_step, first) + 1 >= 0.5 * (last - first + 1):
             return one
@@ -148,12 +148,12 @@ def recall(
             continue
         asked += 1
         took_s = spliced(run.trace, begin, num_steps, slowdown)
-        troubles = run.judged(knowledge, with_durations(run.trace, took_s))
+        anomalies = run.judged(knowledge, with_durations(run.trace, took_s))
         steps = run.trace.steps
         assert steps is not None
         first, last = int(steps.step[begin]), int(steps.step[begin + num_steps - 1])
-        found = hit(troubles, first, last, last_step(run.trace))
-        extra += len(troubles) - (found is not None)
+        found = hit(anomalies, first, last, last_step(run.trace))
+        extra += len(anomalies) - (found is not None)
         by_record[run.record].append(found is not None)
         if found is not None:
             onset_errors.append(abs(found.first_step - first))
@@ -216,11 +216,11 @@ def alive(runs: Sequence[Run], *, seed: int) -> dict[str, Any]:
 
 
 def _said(run: Run, took_s: Array) -> list[Finding]:
-    pace, found = JobPace(), []
+    pace, found = JobLevelState(), []
     assert run.trace.steps is not None
     for step, duration_s in zip(run.trace.steps.step.tolist(), took_s.tolist(), strict=True):
         told = JobStep(step=step, generation=0, duration_s=duration_s, tokens=0, sum_len_squared=0)
-        pace, news = fold_job(pace, told)
+        pace, news = update_job_level(pace, told)
         found += [news.found] if news.found is not None else []
     return found
 

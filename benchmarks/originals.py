@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks.baselines import NvrxIndividual, NvrxRelative
 from benchmarks.rank_traces import accused, matrix, slowed, steps_of
 from pacekeeper.predictor.cost.features import Array, Flags
-from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.analyze import analyze
 from pacekeeper.predictor.offline.trace import Trace
 from pacekeeper.simulator.readers.bytedance import read_bytedance
 
@@ -186,7 +186,7 @@ def show_what_if(
         began_s = time.perf_counter()
         theirs = analysed(clone, site, data, name)
         middle_s = time.perf_counter()
-        ours = judge(read_bytedance(data / f"trace-{name}.parquet")).what_if
+        ours = analyze(read_bytedance(data / f"trace-{name}.parquet")).what_if
         ended_s = time.perf_counter()
         if theirs is None or ours is None:
             continue

@@ -12,7 +12,7 @@ import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.job_level.detect import job_faults
-from pacekeeper.predictor.offline.anomalies import Trouble
+from pacekeeper.predictor.offline.anomalies import Anomaly
 from pacekeeper.predictor.offline.trace import StepTable, Trace
 from pacekeeper.predictor.stats.change_points import levels, noise, without_spikes
 from pacekeeper.simulator.readers.step_times import read_archive
@@ -41,7 +41,7 @@ class Run:
             return bool(self.replicates)
         return knowledge == "nothing" or self.schedule is not None
 
-    def judged(self, knowledge: str, trace: Trace | None = None) -> tuple[Trouble, ...]:
+    def judged(self, knowledge: str, trace: Trace | None = None) -> tuple[Anomaly, ...]:
         """The troubles in `trace` (or the run itself), which may end before the run."""
         trace = self.trace if trace is None else trace
         assert trace.steps is not None

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from pacekeeper.predictor.imbalance.analyze import imbalances
 from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
-from pacekeeper.predictor.offline.anomalies import Trouble, WhatIf
+from pacekeeper.predictor.offline.anomalies import Anomaly, WhatIf
 from pacekeeper.predictor.offline.trace import ComputeTable, OpTable, Trace, compute_of
 from pacekeeper.simulator.readers.bytedance import read_bytedance
 from pacekeeper.simulator.readers.smartmoe import read_smartmoe
@@ -36,17 +36,17 @@ OURS = {
 }
 
 
-def judged(trace: Trace) -> tuple[WhatIf | None, tuple[Trouble, ...]]:
+def judged(trace: Trace) -> tuple[WhatIf | None, tuple[Anomaly, ...]]:
     replay = replay_of(trace)
     costs = None if replay is None else what_if_of(replay)
     return costs, imbalances(trace, costs, replay=replay)
 
 
-def named(troubles: tuple[Trouble, ...]) -> list[str]:
+def named(anomalies: tuple[Anomaly, ...]) -> list[str]:
     return [
         f"{t.kind} {t.slowdown:.3f} [{t.low:.3f}, {t.high:.3f}]"
         + ("" if t.stage is None else f" stage {t.stage}")
-        for t in troubles
+        for t in anomalies
     ]
 
 
@@ -118,12 +118,12 @@ def main() -> None:
     for name, cause in MAIN_CAUSE.items():
         trace = read_bytedance(folder / f"trace-{name}.parquet")
         reference = json.loads((folder / f"reference-{name}.json").read_text())
-        found, troubles = judged(trace)
+        found, anomalies = judged(trace)
         assert found is not None
         row: dict[str, Any] = agreement(found, reference)
-        row["named"] = named(troubles)
-        row["right"] = (str(troubles[0].kind) if troubles else None) == cause
-        row["variants_agree"] = _variants_agree(trace, troubles, options.seed)
+        row["named"] = named(anomalies)
+        row["right"] = (str(anomalies[0].kind) if anomalies else None) == cause
+        row["variants_agree"] = _variants_agree(trace, anomalies, options.seed)
         result[name] = row
         table.add_row(
             name, f"{row['S']:.4f}", f"{row['S_reference']:.4f}",
@@ -133,21 +133,21 @@ def main() -> None:
         )  # fmt: skip
     for path in sorted((options.data / "smartmoe_ranktimes").glob("rank_times_*.parquet")):
         trace = read_smartmoe(path)
-        _, troubles = judged(trace)
-        agree = _variants_agree(trace, troubles, options.seed)
+        _, anomalies = judged(trace)
+        agree = _variants_agree(trace, anomalies, options.seed)
         result[path.stem] = {
-            "named": named(troubles),
-            "right": [str(t.kind) for t in troubles][:1] == ["expert_imbalance"],
+            "named": named(anomalies),
+            "right": [str(t.kind) for t in anomalies][:1] == ["expert_imbalance"],
             "variants_agree": agree,
         }
-        table.add_row(path.stem, "", "", "", "", "\n".join(named(troubles)), f"{agree} of 3")
+        table.add_row(path.stem, "", "", "", "", "\n".join(named(anomalies)), f"{agree} of 3")
     console.print(table)
     print(json.dumps(result))
 
 
-def _variants_agree(trace: Trace, troubles: tuple[Trouble, ...], seed: int) -> int:
+def _variants_agree(trace: Trace, anomalies: tuple[Anomaly, ...], seed: int) -> int:
     """How many of the variants name the same main cause."""
-    main_kind = [t.kind for t in troubles][:1]
+    main_kind = [t.kind for t in anomalies][:1]
     return sum(
         [t.kind for t in judged(variant)[1]][:1] == main_kind for variant in variants(trace, seed)
     )

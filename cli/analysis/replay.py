@@ -48,7 +48,7 @@ def command(
     `pacekeeper agent --record` or by another tool. If a file holds several runs, each is judged, or
     only the one of --run.
     """
-    from pacekeeper.predictor.offline.analyze import judge
+    from pacekeeper.predictor.offline.analyze import analyze
     from pacekeeper.simulator.readers.registry import one_of, open_runs
 
     wanted = None if form == "auto" else Format(form)
@@ -56,7 +56,7 @@ def command(
     if run is not None or report is not None:
         runs = (one_of(runs, path, run),)
     others = [other for place in replicates for other in open_runs(place, wanted)]
-    verdicts = [(trace, judge(trace, others)) for trace in runs]
+    verdicts = [(trace, analyze(trace, others)) for trace in runs]
     if report is not None:
         from pacekeeper.cli.analysis.replay_report import write_report
 
@@ -95,7 +95,7 @@ def verdicts_document(verdicts: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
             {
                 "run": trace.name,
                 "S": None if verdict.what_if is None else verdict.what_if.slowdown,
-                "num_findings": len(verdict.troubles),
+                "num_findings": len(verdict.anomalies),
                 "what_if": _what_if(verdict.what_if),
                 "notes": list(verdict.notes),
             }
@@ -121,7 +121,7 @@ def _findings(verdict: Any) -> list[dict[str, Any]]:
             "reason": t.reason,
             "cause": t.cause,
         }
-        for t in verdict.troubles
+        for t in verdict.anomalies
     ]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from pacekeeper.cli.analysis.html import PAGE_STYLE, inline_png
 from pacekeeper.cli.analysis.replay_text import finding_row, trace_size, what_if_lines
 from pacekeeper.core.errors import HostError
-from pacekeeper.predictor.offline.anomalies import Verdict
-from pacekeeper.predictor.offline.heatmap import Heat, heat_of, reduced
+from pacekeeper.predictor.offline.anomalies import TraceReport
+from pacekeeper.predictor.offline.heatmap import Heatmap, heatmap_of, reduced
 from pacekeeper.predictor.offline.trace import Trace
 
 MAX_STEPS, MAX_RANKS = 256, 128  # cells of the heat map
@@ -16,13 +16,13 @@ NUM_COLOURS = 33  # odd: the middle is white
 MAX_FINDINGS, MAX_NOTES = 200, 50  # on a page; --json has all
 
 
-def write_report(path: Path, trace: Trace, verdict: Verdict) -> None:
+def write_report(path: Path, trace: Trace, verdict: TraceReport) -> None:
     """Write the report as one file.
 
     Raises:
         HostError: the file cannot be written.
     """
-    heat = heat_of(trace)
+    heat = heatmap_of(trace)
     body = _table(verdict) + _what_if(verdict)
     if heat is not None:
         heat = reduced(heat, max_steps=MAX_STEPS, max_ranks=MAX_RANKS)
@@ -44,21 +44,21 @@ def write_report(path: Path, trace: Trace, verdict: Verdict) -> None:
         raise HostError(f"report {path}: {error.strerror}", remedy="choose another file") from None
 
 
-def _table(verdict: Verdict) -> str:
-    if not verdict.troubles:
+def _table(verdict: TraceReport) -> str:
+    if not verdict.anomalies:
         return "<p>No findings.</p>"
     heads = ("kind", "rank", "stage", "slowdown (95 %)", "steps", "tier", "reason")
     rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in finding_row(trouble)) + "</tr>"
-        for trouble in verdict.troubles[:MAX_FINDINGS]
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in finding_row(anomaly)) + "</tr>"
+        for anomaly in verdict.anomalies[:MAX_FINDINGS]
     )
     head = "".join(f"<th>{name}</th>" for name in heads)
-    left = len(verdict.troubles) - MAX_FINDINGS
+    left = len(verdict.anomalies) - MAX_FINDINGS
     more = f"<p>And {left} more (all with <code>--json</code>).</p>" if left > 0 else ""
     return f"<h2>Findings</h2><table><tr>{head}</tr>{rows}</table>{more}"
 
 
-def _reduction_note(heat: Heat) -> str:
+def _reduction_note(heat: Heatmap) -> str:
     if heat.steps_per_cell == heat.ranks_per_cell == 1:
         return ""
     return (
@@ -67,14 +67,14 @@ def _reduction_note(heat: Heat) -> str:
     )
 
 
-def _what_if(verdict: Verdict) -> str:
+def _what_if(verdict: TraceReport) -> str:
     if verdict.what_if is None:
         return ""
     lines = "".join(f"<p>{html.escape(line)}</p>" for line in what_if_lines(verdict.what_if))
     return f"<h2>What if</h2>{lines}"
 
 
-def _draw(heat: Heat) -> str:
+def _draw(heat: Heatmap) -> str:
     import matplotlib
 
     matplotlib.use("Agg")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from pacekeeper.predictor.offline.anomalies import Trouble, Verdict, WhatIf
+from pacekeeper.predictor.offline.anomalies import Anomaly, TraceReport, WhatIf
 from pacekeeper.predictor.offline.trace import Trace
 
 MAX_FINDINGS = 40  # per run; --json has all
@@ -14,13 +14,13 @@ MAX_NOTES = 8
 MAX_RUNS = 20  # with findings
 
 
-def print_verdicts(verdicts: Sequence[tuple[Trace, Verdict]]) -> None:
+def print_verdicts(verdicts: Sequence[tuple[Trace, TraceReport]]) -> None:
     """Print the verdicts; of several runs only those with findings."""
     console = Console(highlight=False, soft_wrap=True)
     if len(verdicts) == 1:
         _print_one(console, *verdicts[0])
         return
-    found = [(trace, verdict) for trace, verdict in verdicts if verdict.troubles]
+    found = [(trace, verdict) for trace, verdict in verdicts if verdict.anomalies]
     for trace, verdict in found[:MAX_RUNS]:
         _print_one(console, trace, verdict)
     if len(found) > MAX_RUNS:
@@ -31,20 +31,22 @@ def print_verdicts(verdicts: Sequence[tuple[Trace, Verdict]]) -> None:
     )
 
 
-def _print_one(console: Console, trace: Trace, verdict: Verdict) -> None:
+def _print_one(console: Console, trace: Trace, verdict: TraceReport) -> None:
     console.print(f"[bold]{escape(trace.name)}[/]  {escape(trace.source)}  {trace_size(trace)}")
     for note in verdict.notes[:MAX_NOTES]:
         _print_wrapped(console, note, indent="", style="dim")
     if len(verdict.notes) > MAX_NOTES:
         console.print(f"[dim]and {len(verdict.notes) - MAX_NOTES} more notes (all with --json)[/]")
-    for trouble in verdict.troubles[:MAX_FINDINGS]:
-        kind, rank, stage, slowdown, steps, tier, reason = finding_row(trouble)
+    for anomaly in verdict.anomalies[:MAX_FINDINGS]:
+        kind, rank, stage, slowdown, steps, tier, reason = finding_row(anomaly)
         place = (f"  rank {rank}" if rank else "") + (f"  stage {stage}" if stage else "")
         console.print(f"[bold]{escape(kind)}[/]{place}  {slowdown}  steps {steps}  {tier}")
         _print_wrapped(console, reason, indent="    ")
-    if len(verdict.troubles) > MAX_FINDINGS:
-        console.print(f"and {len(verdict.troubles) - MAX_FINDINGS} more findings (all with --json)")
-    if not verdict.troubles:
+    if len(verdict.anomalies) > MAX_FINDINGS:
+        console.print(
+            f"and {len(verdict.anomalies) - MAX_FINDINGS} more findings (all with --json)"
+        )
+    if not verdict.anomalies:
         console.print("no findings")
     if verdict.what_if is not None:
         for line in what_if_lines(verdict.what_if):
@@ -71,17 +73,17 @@ def trace_size(trace: Trace) -> str:
     return ", ".join(parts) or "no records that can be judged"
 
 
-def finding_row(trouble: Trouble) -> tuple[str, ...]:
+def finding_row(anomaly: Anomaly) -> tuple[str, ...]:
     """Return the columns of one finding."""
-    last = "the end" if trouble.last_step is None else str(trouble.last_step)
+    last = "the end" if anomaly.last_step is None else str(anomaly.last_step)
     return (
-        str(trouble.kind),
-        "" if trouble.rank is None else str(trouble.rank),
-        "" if trouble.stage is None else str(trouble.stage),
-        f"x{trouble.slowdown:.3f} ({trouble.low:.3f} to {trouble.high:.3f})",
-        f"{trouble.first_step} to {last}",
-        str(trouble.tier),
-        trouble.reason + (f"; {trouble.cause}" if trouble.cause else ""),
+        str(anomaly.kind),
+        "" if anomaly.rank is None else str(anomaly.rank),
+        "" if anomaly.stage is None else str(anomaly.stage),
+        f"x{anomaly.slowdown:.3f} ({anomaly.low:.3f} to {anomaly.high:.3f})",
+        f"{anomaly.first_step} to {last}",
+        str(anomaly.tier),
+        anomaly.reason + (f"; {anomaly.cause}" if anomaly.cause else ""),
     )
 
 

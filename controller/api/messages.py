@@ -17,7 +17,7 @@ from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.predictor.assurance.canary import Outcome
+from pacekeeper.predictor.assurance.canary import CanaryResult
 from pacekeeper.protos import status_pb2
 from pacekeeper.protos.convert.plain import columns_of, message_of
 
@@ -45,8 +45,12 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         last_decision="" if job.plan.last_decision is None else job.plan.last_decision.text,
         watch_reason=job.coverage.reason,
         blind_cause="" if job.coverage.blind is None else job.coverage.blind.value,
-        detectable_slowdown=None if job.coverage.sight is None else job.coverage.sight.slowdown,
-        detectable_steps=None if job.coverage.sight is None else job.coverage.sight.steps,
+        detectable_slowdown=None
+        if job.coverage.sensitivity is None
+        else job.coverage.sensitivity.slowdown,
+        detectable_steps=None
+        if job.coverage.sensitivity is None
+        else job.coverage.sensitivity.steps,
         canary=canary_view(job.detection.canaries.last),
         proposal=None if job.plan.open_proposal is None else proposal_view(job.plan.open_proposal),
         checkpoints=_saves_view(job.progress.saves),
@@ -85,7 +89,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
     return message
 
 
-def canary_view(canary: Outcome | None) -> status_pb2.Canary | None:
+def canary_view(canary: CanaryResult | None) -> status_pb2.Canary | None:
     """The result of the newest canary; None: none has ended."""
     return None if canary is None else message_of(status_pb2.Canary, canary)
 

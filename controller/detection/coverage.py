@@ -17,9 +17,9 @@ from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import Blindness, CoverageState
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.predictor.assurance.canary import carried_on, unproved
-from pacekeeper.predictor.assurance.sensitivity import Blind, Sight, blindness, sight_of
-from pacekeeper.predictor.cost.features import Work
+from pacekeeper.predictor.assurance.canary import advance_canaries, canary_failure_reason
+from pacekeeper.predictor.assurance.sensitivity import Blind, Sensitivity, blindness, sensitivity_of
+from pacekeeper.predictor.cost.features import FeatureTable
 from pacekeeper.predictor.job_level.online import LEAST_STEPS
 from pacekeeper.predictor.online.state import Judgement
 
@@ -37,7 +37,7 @@ def running(job: JobState) -> tuple[int, ...]:
 def after_step(
     job: JobState,
     judgement: Judgement,
-    work: Work,
+    work: FeatureTable,
     untimed: Sequence[int],
     config: ControllerConfig,
     now_s: float,
@@ -50,12 +50,16 @@ def after_step(
     ranks = running(job)
     groups = peers(job, ranks)
     blind = _untimed(untimed) or _blind_of(groups, config, judgement.step)
-    sights = [sight_of(config.detector, group.evidence, group.ranks) for group in groups]
-    known = [sight for sight in sights if sight is not None]
+    sensitivities = [
+        sensitivity_of(config.detector, group.evidence, group.ranks) for group in groups
+    ]
+    known = [sensitivity for sensitivity in sensitivities if sensitivity is not None]
     # What is promised of a job is promised of each of its roles.
-    sight = max(known, key=lambda s: s.slowdown) if len(known) == len(groups) and known else None
-    job, commands = _with_canary(job, work, groups, sight if blind is None else None, config)
-    blind = blind or unproved(config.detector, job.detection.canaries, judgement.step)
+    sensitivity = (
+        max(known, key=lambda s: s.slowdown) if len(known) == len(groups) and known else None
+    )
+    job, commands = _with_canary(job, work, groups, sensitivity if blind is None else None, config)
+    blind = blind or canary_failure_reason(config.detector, job.detection.canaries, judgement.step)
     watch, reason = judgement.watch, judgement.reason
     if blind is not None and watch is CoverageState.DEGRADED:
         reason = f"and blind for more: {blind.reason}"
@@ -63,9 +67,11 @@ def after_step(
         reason = f"{reason}; {blind.reason}"
     elif blind is not None:
         watch, reason = CoverageState.BLIND, blind.reason
-    elif sight is not None:
-        reason = f"{reason}; {sight}" if reason else str(sight)
-    job = replace(job, coverage=replace(job.coverage, sight=sight, judged_s=now_s, silent=()))
+    elif sensitivity is not None:
+        reason = f"{reason}; {sensitivity}" if reason else str(sensitivity)
+    job = replace(
+        job, coverage=replace(job.coverage, sensitivity=sensitivity, judged_s=now_s, silent=())
+    )
     job, said = _entered(job, watch, reason, blind)
     return job, [*commands, *said]
 
@@ -82,19 +88,22 @@ def after_whole_step(
     why += " no compute time for their work"
     if whole.knowledge is None:
         now, seen = CoverageState.MEASURING, f"{whole.num_steps} of {LEAST_STEPS} step times"
-    elif whole.sight is None:
+    elif whole.sensitivity is None:
         now, seen = CoverageState.JOB_LEVEL, "only a slowdown that went away again would be seen"
         blind = Blind(why=Blindness.NO_TIMES, reason=why)
     else:
-        now, seen = CoverageState.JOB_LEVEL, str(whole.sight)
-        if whole.sight.slowdown > config.detector.blind_slowdown:
+        now, seen = CoverageState.JOB_LEVEL, str(whole.sensitivity)
+        if whole.sensitivity.slowdown > config.detector.blind_slowdown:
             blind = Blind(why=Blindness.NOISE, reason=seen)
     if whole.is_open or job.detection.evidence.slow:
         now = CoverageState.DEGRADED
         seen = f"x{whole.slowdown:.2f} slow; {seen}" if whole.is_open else seen
     reason = f"{why}: the job is watched as a whole; {seen}"
     reason += f"; {whole.note}" if whole.note else ""
-    job = replace(job, coverage=replace(job.coverage, sight=whole.sight, judged_s=now_s, silent=()))
+    job = replace(
+        job,
+        coverage=replace(job.coverage, sensitivity=whole.sensitivity, judged_s=now_s, silent=()),
+    )
     return _entered(job, now, reason, blind)
 
 
@@ -117,9 +126,9 @@ def _untimed(ranks: Sequence[int]) -> Blind | None:
 
 def _with_canary(
     job: JobState,
-    work: Work,
+    work: FeatureTable,
     groups: Sequence[Peers],
-    sight: Sight | None,
+    sensitivity: Sensitivity | None,
     config: ControllerConfig,
 ) -> tuple[JobState, list[Command]]:
     """One step more for the canary; one that was missed is an alert. Roles take turns."""
@@ -132,12 +141,12 @@ def _with_canary(
         work = work.only(np.isin(work["rank"], group.ranks))
         if not len(work):
             return job, []
-    canaries = carried_on(
+    canaries = advance_canaries(
         config.detector,
         before,
         group.evidence,
         work,
-        sight=sight,
+        sensitivity=sensitivity,
         ranks=group.ranks,
         # With each role's turn it is the turn of its next rank.
         seed=crc32(job.name.encode()) - before.turn + before.turn // len(groups),

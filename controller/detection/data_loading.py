@@ -15,7 +15,7 @@ from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.records import StepRecord
-from pacekeeper.predictor.online.input_stall import fold_inputs
+from pacekeeper.predictor.online.input_stall import update_inputs
 
 
 def judge_inputs(
@@ -30,7 +30,7 @@ def judge_inputs(
     waits = [ended[rank].input_wait_s for rank in ranks]
     if any(wait is None for wait in waits):
         return state, job, []
-    inputs, judgement = fold_inputs(
+    inputs, judgement = update_inputs(
         config.detector,
         job.detection.inputs,
         step=ended[ranks[0]].step,

@@ -12,7 +12,7 @@ from pacekeeper.controller.state.events import Command
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.predictor.cost.features import StepSample
-from pacekeeper.predictor.imbalance.advice import fold_spread, lost_of_roles
+from pacekeeper.predictor.imbalance.advice import lost_of_roles, update_spread
 
 
 def advise(
@@ -37,7 +37,7 @@ def advise(
         for incident in job.open_incidents
         if incident.finding.kind.is_advice
     }
-    window, advice = fold_spread(
+    window, advice = update_spread(
         job.detection.spread,
         lost_of_roles(priced),
         step=sample.step,

@@ -12,15 +12,15 @@ from pacekeeper.controller.state.events import Command, StepSummary
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import FindingKind
-from pacekeeper.predictor.job_level.online import JobPace, JobStep, fold_job
-from pacekeeper.predictor.online.global_slowdown import PaceNews
+from pacekeeper.predictor.job_level.online import JobLevelState, JobStep, update_job_level
+from pacekeeper.predictor.online.global_slowdown import GlobalSlowdownChange
 from pacekeeper.predictor.online.state import restore
 
 
 def follow_pace(
     state: State,
     job: JobState,
-    news: PaceNews,
+    news: GlobalSlowdownChange,
     config: ControllerConfig,
     unix_s: float,
     *,
@@ -64,7 +64,7 @@ def handed_over(job: JobState) -> JobState:
     if job.detection.whole.is_open:
         evidence = restore(job.detection.evidence.slow, everybody=job.detection.whole.slowdown)
         job = replace(job, detection=replace(job.detection, evidence=evidence))
-    return replace(job, detection=replace(job.detection, whole=JobPace()))
+    return replace(job, detection=replace(job.detection, whole=JobLevelState()))
 
 
 def judge_step(
@@ -76,7 +76,7 @@ def judge_step(
     now_s: float,
 ) -> tuple[State, JobState, list[Command]]:
     """Take in one step. `untimed`: ranks that told their work, and no time for it."""
-    whole, news = fold_job(job.detection.whole, told)
+    whole, news = update_job_level(job.detection.whole, told)
     job = replace(job, detection=replace(job.detection, whole=whole))
     unix_s = now_s + state.unix_offset_s
     state, job, commands = follow_pace(state, job, news, config, unix_s)

@@ -15,7 +15,7 @@ from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.records import StepRecord
 from pacekeeper.predictor.cost.features import StepSample
-from pacekeeper.predictor.online.links import fold_links, transfer_sample
+from pacekeeper.predictor.online.links import transfer_sample, update_links
 
 
 def judge_links(
@@ -30,7 +30,7 @@ def judge_links(
     if sample is None:
         return state, job, []
     node_of = {rank: job.ranks[rank].node for rank in sample.ranks}
-    links, judgement = fold_links(config.detector, job.detection.links, sample, node_of)
+    links, judgement = update_links(config.detector, job.detection.links, sample, node_of)
     state, job, commands = incidents.update_incidents(
         state,
         replace(job, detection=replace(job.detection, links=links)),

@@ -13,10 +13,10 @@ import numpy as np
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import CoverageState, FindingKind
-from pacekeeper.predictor.cost.features import StepSample, Work, sample_of_work
-from pacekeeper.predictor.online.global_slowdown import PaceNews
+from pacekeeper.predictor.cost.features import FeatureTable, StepSample, sample_of_work
+from pacekeeper.predictor.online.global_slowdown import GlobalSlowdownChange
 from pacekeeper.predictor.online.state import Evidence, Judgement, restore
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 
 WORST_FIRST = (
     CoverageState.DEGRADED,
@@ -60,7 +60,7 @@ def evidence_by_role(job: JobState, roles: Iterable[str]) -> dict[str, Evidence]
     return {role: _evidence_of(job, role) for role in roles}
 
 
-def samples_of(job: JobState, work: Work) -> dict[str, StepSample]:
+def samples_of(job: JobState, work: FeatureTable) -> dict[str, StepSample]:
     """One complete step by role, in order of the roles' names."""
     roles = _roles(job)
     if len(roles) == 1:
@@ -79,7 +79,7 @@ def fold_roles(
     roles = num_roles(job)
     if roles < 2:
         (sample,) = samples.values()
-        evidence, judgement = fold(config, job.detection.evidence, sample)
+        evidence, judgement = update_evidence(config, job.detection.evidence, sample)
         return replace(
             job, detection=replace(job.detection, evidence=evidence, by_role={})
         ), judgement
@@ -88,7 +88,7 @@ def fold_roles(
     by_role = {**job.detection.by_role}
     judged: dict[str, Judgement] = {}
     for role, sample in samples.items():
-        by_role[role], judged[role] = fold(config, _evidence_of(job, role), sample)
+        by_role[role], judged[role] = update_evidence(config, _evidence_of(job, role), sample)
     slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}
     before = (
         job.detection.evidence.common.slowdown if job.detection.evidence.common is not None else 1.0
@@ -102,15 +102,19 @@ def fold_roles(
     return job, replace(_merged(judged), common=_news(judged, before, now))
 
 
-def _news(judged: Mapping[str, Judgement], before: float, now: float) -> PaceNews:
+def _news(judged: Mapping[str, Judgement], before: float, now: float) -> GlobalSlowdownChange:
     """Of roles whose ranks are slow together, as of one: by the slowest, then and now."""
     if before > 1.0:
-        return PaceNews(is_over=now <= 1.0, changed=now if now > 1.0 and now != before else None)
+        return GlobalSlowdownChange(
+            is_over=now <= 1.0, changed=now if now > 1.0 and now != before else None
+        )
     for role, judgement in judged.items():
         found = judgement.common.found
         if found is not None:
-            return PaceNews(found=replace(found, role=role, reason=f"role {role}: {found.reason}"))
-    return PaceNews()
+            return GlobalSlowdownChange(
+                found=replace(found, role=role, reason=f"role {role}: {found.reason}")
+            )
+    return GlobalSlowdownChange()
 
 
 def _by_role(job: JobState, ranks: Sequence[int]) -> dict[str, list[int]]:

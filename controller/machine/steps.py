@@ -29,7 +29,7 @@ from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
 from pacekeeper.core.telemetry.records import StepRecord
-from pacekeeper.predictor.cost.features import Work, last_told, work_of
+from pacekeeper.predictor.cost.features import FeatureTable, last_reported, work_of
 from pacekeeper.predictor.job_level.online import JobStep
 from pacekeeper.predictor.online.state import Judgement
 
@@ -214,7 +214,7 @@ def _judge(
     is_of_step = work["generation"] == generation
     if not ended.keys() >= set(draft.told):
         is_of_step &= np.isin(work["rank"], list(ended))
-    work = last_told(work if is_of_step.all() else work.only(is_of_step))
+    work = last_reported(work if is_of_step.all() else work.only(is_of_step))
     job, told = _followed(job, step, generation, ended, work, config)
     unix_s = now_s + state.unix_offset_s
     resting = standing_by(job)  # their waits are no part of a step
@@ -268,7 +268,7 @@ def _followed(
     step: int,
     generation: int,
     ended: Mapping[int, StepRecord],
-    work: Work,
+    work: FeatureTable,
     config: ControllerConfig,
 ) -> tuple[JobState, JobStep]:
     """Update the job's progress and workload from a step; also return the step as a whole."""
@@ -331,7 +331,7 @@ def _judge_waits(
     return state, job, commands
 
 
-def _by_clock(work: Work) -> tuple[Work, tuple[int, ...]]:
+def _by_clock(work: FeatureTable) -> tuple[FeatureTable, tuple[int, ...]]:
     """Split the work into that of ranks that measured time in this step, and the other ranks.
 
     Work takes time: a rank without any measured time is untimed, not infinitely fast.

@@ -25,7 +25,7 @@ from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.telemetry.records import ProbeRecord
-from pacekeeper.predictor.assurance.probe_verdict import Reading, read, tier_of
+from pacekeeper.predictor.assurance.probe_verdict import ProbeComparison, compare_probe, tier_of
 from pacekeeper.predictor.online.state import forget
 
 ASK_EVERY_S = 60.0
@@ -45,7 +45,7 @@ def is_due(job: JobState, slow: Mapping[int, Finding], now_s: float) -> bool:
 
 
 def take_reading(
-    job: JobState, finding: Finding, reading: Reading, unix_s: float
+    job: JobState, finding: Finding, reading: ProbeComparison, unix_s: float
 ) -> tuple[JobState, list[Command]]:
     """Close the finding of an idle slow rank whose probe is at normal speed."""
     rank = finding.rank
@@ -177,7 +177,7 @@ def _judged(
     slow, resting = _slow(job), standing_by(job)
     commands: list[Command] = []
     for rank, finding in slow.items():
-        reading = read(question.records, rank, slow)
+        reading = compare_probe(question.records, rank, slow)
         if rank in resting and finding.probe:
             if reading is not None:
                 job, said = take_reading(job, finding, reading, unix_s)

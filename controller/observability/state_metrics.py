@@ -125,9 +125,9 @@ def _watch(page: MetricsPage, name: str, job: JobState) -> None:
     page.add(INFO, 1, name, job.coverage.state.value)
     if job.coverage.blind is not None:
         page.add(BLIND, 1, name, job.coverage.blind.value)
-    if job.coverage.sight is not None:
-        page.add(SIGHT, job.coverage.sight.slowdown, name)
-        page.add(SIGHT_STEPS, job.coverage.sight.steps, name)
+    if job.coverage.sensitivity is not None:
+        page.add(SIGHT, job.coverage.sensitivity.slowdown, name)
+        page.add(SIGHT_STEPS, job.coverage.sensitivity.steps, name)
     canary = job.detection.canaries.last
     if canary is not None:
         page.add(CANARY_FOUND, canary.is_found, name)

@@ -37,9 +37,9 @@ from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
 from pacekeeper.core.telemetry.records import MicroBatchRecord, ProbeRecord, StepRecord
 from pacekeeper.predictor.assurance.canary import Canaries
-from pacekeeper.predictor.assurance.sensitivity import Sight
+from pacekeeper.predictor.assurance.sensitivity import Sensitivity
 from pacekeeper.predictor.imbalance.advice import SpreadWindow
-from pacekeeper.predictor.job_level.online import JobPace
+from pacekeeper.predictor.job_level.online import JobLevelState
 from pacekeeper.predictor.online.input_stall import Inputs
 from pacekeeper.predictor.online.state import Evidence, begin
 
@@ -296,7 +296,7 @@ class DetectionState:
     inputs: Inputs = field(default_factory=Inputs)
     measured: RankTimings = field(default_factory=RankTimings)
     tells_work: bool = False
-    whole: JobPace = field(default_factory=JobPace)
+    whole: JobLevelState = field(default_factory=JobLevelState)
     spread: SpreadWindow = field(default_factory=SpreadWindow)
     searches: Mapping[int, CauseSearch] = field(default_factory=dict)
     canaries: Canaries = field(default_factory=Canaries)
@@ -392,7 +392,7 @@ class Coverage:
     state: CoverageState = CoverageState.BLIND
     reason: str = ""
     blind: Blindness | None = Blindness.NO_RECORDS
-    sight: Sight | None = None
+    sensitivity: Sensitivity | None = None
     silent: tuple[int, ...] = ()
     judged_s: float | None = None
 

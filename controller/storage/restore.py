@@ -21,7 +21,7 @@ from pacekeeper.core.incidents.findings import FindingKind, Incident
 from pacekeeper.core.incidents.operator_orders import OperatorOrder
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.predictor.job_level.online import JobPace
+from pacekeeper.predictor.job_level.online import JobLevelState
 from pacekeeper.predictor.online.input_stall import restored_inputs
 from pacekeeper.predictor.online.state import restore
 
@@ -72,7 +72,7 @@ def restored(
                     _open_slowdowns(own, FindingKind.INPUT),
                     everybody=_open_slowdown(own, FindingKind.INPUT),
                 ),
-                whole=JobPace(slowdown=_open_slowdown(own, FindingKind.HOST)),
+                whole=JobLevelState(slowdown=_open_slowdown(own, FindingKind.HOST)),
             ),
             plan=PlanState(pending=_waiting(proposed.get(job.name), job.layout)),
             progress=StepProgress(step=job.step),

@@ -12,11 +12,11 @@ import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Blindness
-from pacekeeper.predictor.assurance.sensitivity import Blind, Sight
-from pacekeeper.predictor.cost.features import Work, sample_of_work
+from pacekeeper.predictor.assurance.sensitivity import Blind, Sensitivity
+from pacekeeper.predictor.cost.features import FeatureTable, sample_of_work
 from pacekeeper.predictor.online import cusum
 from pacekeeper.predictor.online.state import Evidence, among, limits_of
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 
 OVERDUE_PERIODS = 3  # without a canary that came to its end: then nothing is proved any more
 
@@ -26,14 +26,14 @@ class Canary:
     """One that is under way: since the step after `began_step` the copy's `rank` is slower."""
 
     rank: int
-    sight: Sight  # what is put in, and within how many steps it must be found
+    sensitivity: Sensitivity  # what is put in, and within how many steps it must be found
     began_step: int
     evidence: Evidence
     num_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CanaryResult:
     """How a canary ended at `step`: found after `num_steps` steps, or not found within them."""
 
     rank: int
@@ -55,16 +55,16 @@ class Canaries:
     turn: int = 0
     due_step: int = 0
     since_step: int | None = None
-    last: Outcome | None = None
+    last: CanaryResult | None = None
 
 
-def carried_on(
+def advance_canaries(
     config: DetectorConfig,
     canaries: Canaries,
     evidence: Evidence,
-    work: Work,
+    work: FeatureTable,
     *,
-    sight: Sight | None,
+    sensitivity: Sensitivity | None,
     ranks: Sequence[int],
     seed: int,
 ) -> Canaries:
@@ -78,11 +78,11 @@ def carried_on(
         return canaries
     step, running = work.step, canaries.running
     if running is not None:
-        if sight is None or not _is_undisturbed(running, evidence):
+        if sensitivity is None or not _is_undisturbed(running, evidence):
             # A new layout, or a fault of its own: this one says nothing.
-            return replace(canaries, running=None, due_step=step + running.sight.steps)
+            return replace(canaries, running=None, due_step=step + running.sensitivity.steps)
         return _seen(config, canaries, running, work)
-    if sight is None:
+    if sensitivity is None:
         return canaries
     if canaries.since_step is None:
         canaries = replace(canaries, since_step=step)
@@ -91,11 +91,11 @@ def carried_on(
     rank = _chosen(evidence, ranks, seed + canaries.turn)
     if rank is None:
         return canaries
-    begun = Canary(rank=rank, sight=sight, began_step=step, evidence=evidence)
+    begun = Canary(rank=rank, sensitivity=sensitivity, began_step=step, evidence=evidence)
     return replace(canaries, running=begun, turn=canaries.turn + 1)
 
 
-def unproved(config: DetectorConfig, canaries: Canaries, step: int) -> Blind | None:
+def canary_failure_reason(config: DetectorConfig, canaries: Canaries, step: int) -> Blind | None:
     """Why the detector can not be trusted to see, as its canaries tell; None: it can."""
     last, since = canaries.last, canaries.since_step
     if last is not None and not last.is_found:
@@ -111,17 +111,19 @@ def unproved(config: DetectorConfig, canaries: Canaries, step: int) -> Blind | N
     return None
 
 
-def _seen(config: DetectorConfig, canaries: Canaries, canary: Canary, work: Work) -> Canaries:
-    sample = sample_of_work(work.slowed(canary.rank, canary.sight.slowdown))
-    evidence, judgement = fold(config, canary.evidence, sample)
+def _seen(
+    config: DetectorConfig, canaries: Canaries, canary: Canary, work: FeatureTable
+) -> Canaries:
+    sample = sample_of_work(work.slowed(canary.rank, canary.sensitivity.slowdown))
+    evidence, judgement = update_evidence(config, canary.evidence, sample)
     canary = replace(canary, evidence=evidence, num_steps=canary.num_steps + 1)
     is_found = any(finding.rank == canary.rank for finding in judgement.findings)
-    if not is_found and canary.num_steps < canary.sight.steps:
+    if not is_found and canary.num_steps < canary.sensitivity.steps:
         return replace(canaries, running=canary)
     step = judgement.step
-    outcome = Outcome(
+    outcome = CanaryResult(
         rank=canary.rank,
-        slowdown=canary.sight.slowdown,
+        slowdown=canary.sensitivity.slowdown,
         is_found=is_found,
         num_steps=canary.num_steps,
         step=step,

@@ -15,7 +15,7 @@ BORNE_OUT = 0.5  # of a slowdown's logarithm: nearer to what was found than to h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ProbeComparison:
     """A rank's times over the median of `num_peers` others': product, copy, message."""
 
     gemm: float
@@ -36,13 +36,15 @@ class Reading:
         )
 
 
-def read(records: Mapping[int, ProbeRecord], rank: int, slow: Collection[int]) -> Reading | None:
+def compare_probe(
+    records: Mapping[int, ProbeRecord], rank: int, slow: Collection[int]
+) -> ProbeComparison | None:
     """The reading of `rank`, beside ranks that are not `slow`; None without it or any of these."""
     own = records.get(rank)
     peers = [record for other, record in records.items() if other != rank and other not in slow]
     if own is None or not peers:
         return None
-    return Reading(
+    return ProbeComparison(
         gemm=_ratio(own.gemm_s, [peer.gemm_s for peer in peers]),
         copy=_ratio(own.copy_s, [peer.copy_s for peer in peers]),
         exchange=_ratio(own.exchange_s, [peer.exchange_s for peer in peers]),
@@ -51,7 +53,7 @@ def read(records: Mapping[int, ProbeRecord], rank: int, slow: Collection[int]) -
     )
 
 
-def tier_of(reading: Reading, slowdown: float) -> Tier:
+def tier_of(reading: ProbeComparison, slowdown: float) -> Tier:
     """CONFIRMED where the probe was slow as well, SUSPECTED where it was not: the device is well
     now, and what was slow is something that the probe does not use.
     """

@@ -16,7 +16,7 @@ from pacekeeper.core.incidents.findings import Blindness
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.predictor.cost.features import Flags
 from pacekeeper.predictor.online.cusum import WINDOW_STEPS
-from pacekeeper.predictor.online.slowdown import patience
+from pacekeeper.predictor.online.slowdown import required_steps_factor
 from pacekeeper.predictor.online.state import Evidence, among, limits_of, sigma_of
 from pacekeeper.predictor.online.thresholds import Thresholds
 from pacekeeper.predictor.stats.peers import MIN_PEERS
@@ -28,7 +28,7 @@ APART = 2.0  # sigmas from half of a slowdown to nothing, or too many steps woul
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class Sensitivity:
     """A rank that becomes slower by the factor `slowdown` is named within `steps` steps."""
 
     slowdown: float
@@ -46,7 +46,9 @@ class Blind:
     reason: str
 
 
-def sight_of(config: DetectorConfig, evidence: Evidence, ranks: Sequence[int]) -> Sight | None:
+def sensitivity_of(
+    config: DetectorConfig, evidence: Evidence, ranks: Sequence[int]
+) -> Sensitivity | None:
     """The smallest slowdown that is named within `see_within_steps` whichever of `ranks` it
     strikes; infinite where none would be. None during the warm-up.
 
@@ -55,7 +57,7 @@ def sight_of(config: DetectorConfig, evidence: Evidence, ranks: Sequence[int]) -
     if evidence.model is None:
         return None
     charts, sigma = evidence.charts, sigma_of(config, evidence)
-    steps = max(config.see_within_steps, config.min_steps * patience(config, sigma))
+    steps = max(config.see_within_steps, config.min_steps * required_steps_factor(config, sigma))
     at = among(charts.ranks, ranks)
     charted = _crossing(limits_of(evidence), sigma, steps, charts.num_parts)
     level = max(
@@ -64,7 +66,7 @@ def sight_of(config: DetectorConfig, evidence: Evidence, ranks: Sequence[int]) -
     )
     level += MARGIN * MEDIAN_ERROR * _chance(evidence, sigma, len(ranks)) / sqrt(steps)
     level = max(level, 2.0 * APART * sigma)
-    return Sight(slowdown=exp(level) if level < MOST else inf, steps=steps)
+    return Sensitivity(slowdown=exp(level) if level < MOST else inf, steps=steps)
 
 
 def _chance(evidence: Evidence, sigma: float, num_ranks: int) -> float:
@@ -86,13 +88,13 @@ def blindness(
 
     None during the warm-up, too: that is measuring.
     """
-    sight = sight_of(config, evidence, ranks)
-    if sight is None:
+    sensitivity = sensitivity_of(config, evidence, ranks)
+    if sensitivity is None:
         return None
     if len(ranks) < 2:
         text = f"rank {ranks[0]} has no peer" if ranks else "no rank runs"
         return Blind(why=Blindness.NO_PEERS, reason=f"{text}: it can not be told from everybody")
-    charts, steps = evidence.charts, sight.steps
+    charts, steps = evidence.charts, sensitivity.steps
     newest = charts.recent_steps[-1] if charts.recent_steps else -1
     if step - newest > steps:
         reason = f"no step since {newest} could be charted: the layout changes all the time"
@@ -109,10 +111,10 @@ def blindness(
             "suspicion to fit it again"
         )
         return Blind(why=Blindness.STALE_MODEL, reason=reason)
-    if sight.slowdown > config.blind_slowdown:
+    if sensitivity.slowdown > config.blind_slowdown:
         sigma = sigma_of(config, evidence)
         reason = (
-            f"only x{sight.slowdown:.2f} would be seen within {steps} steps, beyond "
+            f"only x{sensitivity.slowdown:.2f} would be seen within {steps} steps, beyond "
             f"x{config.blind_slowdown:.2f}: one step's noise is {sigma:.1%}"
         )
         return Blind(why=Blindness.NOISE, reason=reason)

@@ -11,16 +11,16 @@ from statistics import median
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.causes.evidence import (
-    Beside,
     Cause,
     CauseKind,
     DeviceWindow,
-    Look,
+    PeerComparison,
+    RuleResult,
     Symptoms,
-    beside,
+    apply_rule,
+    compare_with_peers,
     is_surer,
-    looked_at,
-    told,
+    measured_values,
 )
 
 CLOCK_APART = 1.10  # clocks this factor apart: the smallest slowdown worth a finding
@@ -52,21 +52,21 @@ _SOFT: tuple[_Reason, ...] = (
 )
 
 
-def held_time(symptoms: Symptoms) -> Look:
+def held_time(symptoms: Symptoms) -> RuleResult:
     """The shares of the time since the onset in which clocks were held down, by reason."""
     subject = "time clocks were held down"
     own = symptoms.device
     if own is None or all(_share(own, field) is None for _, field, _, _ in (*_HARD, *_SOFT)):
-        return Look(subject=subject, is_told=False)
-    return Look(subject=subject, causes=tuple(_held(symptoms).values()))
+        return RuleResult(subject=subject, is_reported=False)
+    return RuleResult(subject=subject, causes=tuple(_held(symptoms).values()))
 
 
-def clock_events(symptoms: Symptoms) -> Look:
+def clock_events(symptoms: Symptoms) -> RuleResult:
     """The reasons that the device itself gives for a low clock."""
     subject = "clock events"
     own = symptoms.device
-    if own is None or not told([s.clock_event_reasons for s in own.busy]):
-        return Look(subject=subject, is_told=False)
+    if own is None or not measured_values([s.clock_event_reasons for s in own.busy]):
+        return RuleResult(subject=subject, is_reported=False)
     counted, causes = _held(symptoms), []
     for reason in (*_HARD, *_SOFT):
         bit, _, _, name = reason
@@ -78,24 +78,24 @@ def clock_events(symptoms: Symptoms) -> Look:
         cause = _cause(symptoms, reason, among, words)
         if name not in counted or is_surer(cause.sure, counted[name].sure):
             causes.append(cause)
-    return Look(subject=subject, causes=tuple(causes))
+    return RuleResult(subject=subject, causes=tuple(causes))
 
 
-def sm_clock(symptoms: Symptoms) -> Look:
+def sm_clock(symptoms: Symptoms) -> RuleResult:
     """The compute clock against its peers', or its own maximum where there are none."""
     subject = "SM clock"
     own = symptoms.device
     mine = None if own is None else _lowest_clock(own)
     if own is None or mine is None:
-        return Look(subject=subject, is_told=False)
+        return RuleResult(subject=subject, is_reported=False)
     among = _asked(symptoms, lambda peer: _shares_clock(peer, mine))
-    theirs = told([_lowest_clock(peer) for peer in symptoms.alike])
-    top = max(told([s.sm_clock_max_mhz for s in own.busy]), default=None)
+    theirs = measured_values([_lowest_clock(peer) for peer in symptoms.alike])
+    top = max(measured_values([s.sm_clock_max_mhz for s in own.busy]), default=None)
     healthy = median(theirs) if theirs else top
     if healthy is None:
-        return Look(subject=subject, is_told=False)
+        return RuleResult(subject=subject, is_reported=False)
     if healthy < mine * CLOCK_APART or among.is_refuted:
-        return Look(subject=subject)
+        return RuleResult(subject=subject)
     whose = "its peers ran" if theirs else "its maximum is"
     cause = Cause(
         kind=CauseKind.CLOCKS,
@@ -103,20 +103,20 @@ def sm_clock(symptoms: Symptoms) -> Look:
         words=f"SM clock {mine:.0f} MHz where {whose} {healthy:.0f} MHz, which would make it "
         f"x{healthy / max(mine, 1.0):.2f} slow ({among.words} as low)",
     )
-    return Look(subject=subject, causes=(cause,))
+    return RuleResult(subject=subject, causes=(cause,))
 
 
-def clock_setting(symptoms: Symptoms) -> Look:
+def clock_setting(symptoms: Symptoms) -> RuleResult:
     """An application clock that is set lower than the peers' is a setting, and lasts."""
 
-    def causes(mine: float, theirs: Sequence[float], _: Beside) -> Sequence[Cause]:
+    def causes(mine: float, theirs: Sequence[float], _: PeerComparison) -> Sequence[Cause]:
         if not theirs:
             return ()
         words = f"its application clock is set to {mine:.0f} MHz, "
         words += f"its peers' to {median(theirs):.0f}"
         return (Cause(kind=CauseKind.CLOCKS, sure=Tier.PROBABLE, words=words),)
 
-    return looked_at(
+    return apply_rule(
         symptoms,
         "application clock",
         _set_clock,
@@ -134,15 +134,15 @@ def _held(symptoms: Symptoms) -> dict[str, Cause]:
         mine = None if own is None else _share(own, field)
         if mine is None or mine < HELD_RATIO:
             continue
-        theirs = told([_share(peer, field) for peer in symptoms.alike])
-        among = beside(theirs, lambda share: share >= HELD_RATIO)
+        theirs = measured_values([_share(peer, field) for peer in symptoms.alike])
+        among = compare_with_peers(theirs, lambda share: share >= HELD_RATIO)
         if not among.is_refuted:
             words = f"{name} held its clocks down {mine:.0%} of the time ({among.words})"
             found[name] = _cause(symptoms, reason, among, words)
     return found
 
 
-def _cause(symptoms: Symptoms, reason: _Reason, among: Beside, words: str) -> Cause:
+def _cause(symptoms: Symptoms, reason: _Reason, among: PeerComparison, words: str) -> Cause:
     assert symptoms.device is not None
     _, _, kind, _ = reason
     is_low = _is_held_down(symptoms.device)
@@ -155,21 +155,21 @@ def _cause(symptoms: Symptoms, reason: _Reason, among: Beside, words: str) -> Ca
     return Cause(kind=kind, sure=among.sure(most), words=words, not_seen=not_seen)
 
 
-def _asked(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) -> Beside:
-    return beside(symptoms.alike, shares)
+def _asked(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) -> PeerComparison:
+    return compare_with_peers(symptoms.alike, shares)
 
 
 def _has_event(window: DeviceWindow, bit: int) -> bool | None:
-    reasons = told([s.clock_event_reasons for s in window.busy])
+    reasons = measured_values([s.clock_event_reasons for s in window.busy])
     return any(reason & bit for reason in reasons) if reasons else None
 
 
 def _lowest_clock(window: DeviceWindow) -> float | None:
-    return min(told([s.sm_clock_mhz for s in window.busy]), default=None)
+    return min(measured_values([s.sm_clock_mhz for s in window.busy]), default=None)
 
 
 def _set_clock(window: DeviceWindow) -> float | None:
-    clocks = told([getattr(s.health, "sm_clock_set_mhz", None) for s in window.during])
+    clocks = measured_values([getattr(s.health, "sm_clock_set_mhz", None) for s in window.during])
     return min(clocks, default=None)
 
 
@@ -185,7 +185,7 @@ def _is_below_peers(symptoms: Symptoms) -> bool:
 def _is_held_down(window: DeviceWindow) -> bool | None:
     """Was the clock below its own maximum? None: not told."""
     clock = _lowest_clock(window)
-    top = max(told([s.sm_clock_max_mhz for s in window.busy]), default=None)
+    top = max(measured_values([s.sm_clock_max_mhz for s in window.busy]), default=None)
     return None if clock is None or top is None else clock * THROTTLED <= top
 
 

@@ -10,17 +10,17 @@ from itertools import pairwise
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.causes.evidence import (
-    Beside,
     Cause,
     CauseKind,
     DeviceWindow,
-    Look,
+    PeerComparison,
+    RuleResult,
     Symptoms,
-    beside,
+    apply_rule,
+    compare_with_peers,
     counted,
     grown,
-    looked_at,
-    told,
+    measured_values,
 )
 
 
@@ -81,17 +81,17 @@ _RECOVERIES: Mapping[int, str] = {
 _Question = Callable[[DeviceWindow], bool | None]
 
 
-def lost(symptoms: Symptoms) -> Look:
+def lost(symptoms: Symptoms) -> RuleResult:
     """The device fell off its bus, or must be reset."""
     words = "the device is lost: it answers its driver no more"
     return _flagged(symptoms, "loss", _is_lost, CauseKind.LOST, Tier.CONFIRMED, lambda _: words)
 
 
-def xids(symptoms: Symptoms) -> Look:
+def xids(symptoms: Symptoms) -> RuleResult:
     """Errors that the driver reported since the onset, each told once."""
 
     def causes(
-        codes: tuple[int, ...], _: Sequence[tuple[int, ...]], among: Beside
+        codes: tuple[int, ...], _: Sequence[tuple[int, ...]], among: PeerComparison
     ) -> Sequence[Cause]:
         known = {code: meaning(code) for code in codes}
         return [
@@ -103,12 +103,12 @@ def xids(symptoms: Symptoms) -> Look:
             for code, xid in known.items()
         ]
 
-    return looked_at(
+    return apply_rule(
         symptoms, "Xids", _new_xids, is_alike=lambda peers, _: bool(peers), causes=causes
     )
 
 
-def nvlink(symptoms: Symptoms) -> Look:
+def nvlink(symptoms: Symptoms) -> RuleResult:
     """Links that are down or slower than the peers'; a device is its own witness of the former."""
     subject = "NVLinks"
     own = symptoms.device
@@ -116,23 +116,25 @@ def nvlink(symptoms: Symptoms) -> Look:
     speed = None if own is None else _link_speed(own)
     causes = []
     if down:
-        among = beside(symptoms.alike, _has_links_down)
+        among = compare_with_peers(symptoms.alike, _has_links_down)
         if not among.is_refuted:
             words = f"{down} of its NVLinks are down ({among.words})"
             causes.append(_cause(CauseKind.NVLINK, among.sure(Tier.PROBABLE), words))
-    theirs = told([_link_speed(peer) for peer in symptoms.alike])
+    theirs = measured_values([_link_speed(peer) for peer in symptoms.alike])
     if speed is not None and theirs:
-        among = Beside(told=len(theirs), shared=sum(t < max(speed, 1.0) * SLOWER for t in theirs))
+        among = PeerComparison(
+            reported=len(theirs), shared=sum(t < max(speed, 1.0) * SLOWER for t in theirs)
+        )
         if not among.is_refuted:
             words = f"its NVLinks add up to {speed / 1e9:.0f} GB/s, those of its peers to "
             words += f"{max(theirs) / 1e9:.0f}"
             causes.append(_cause(CauseKind.NVLINK, Tier.PROBABLE, words))
-    return Look(
-        subject=subject, is_told=down is not None or speed is not None, causes=tuple(causes)
+    return RuleResult(
+        subject=subject, is_reported=down is not None or speed is not None, causes=tuple(causes)
     )
 
 
-def nvlink_errors(symptoms: Symptoms) -> Look:
+def nvlink_errors(symptoms: Symptoms) -> RuleResult:
     """Packets damaged or sent again, links trained anew; a few are common in health."""
     fields = {
         "nvlink_errors": "damaged NVLink packets",
@@ -142,26 +144,26 @@ def nvlink_errors(symptoms: Symptoms) -> Look:
     return _counted(symptoms, "NVLink errors", fields, CauseKind.NVLINK, Tier.SUSPECTED)
 
 
-def pcie_errors(symptoms: Symptoms) -> Look:
+def pcie_errors(symptoms: Symptoms) -> RuleResult:
     """Errors that the link corrected slow it; those it did not are worse."""
     corrected = {"pcie_errors": "corrected PCIe errors", "pcie_recoveries": "PCIe recoveries"}
     soft = _counted(symptoms, "PCIe errors", corrected, CauseKind.PCIE, Tier.SUSPECTED)
     fatal = {"pcie_fatal_errors": "uncorrected PCIe errors"}
     hard = _counted(symptoms, "PCIe errors", fatal, CauseKind.PCIE, Tier.PROBABLE)
-    return Look(
+    return RuleResult(
         subject="PCIe errors",
-        is_told=soft.is_told or hard.is_told,
+        is_reported=soft.is_reported or hard.is_reported,
         causes=(*hard.causes, *soft.causes),
     )
 
 
-def ecc_corrected(symptoms: Symptoms) -> Look:
+def ecc_corrected(symptoms: Symptoms) -> RuleResult:
     """Memory that is corrected all the time is about to fail."""
     fields = {"ecc_corrected": "corrected ECC errors"}
     return _counted(symptoms, "corrected ECC", fields, CauseKind.MEMORY_ERRORS, Tier.SUSPECTED)
 
 
-def rows(symptoms: Symptoms) -> Look:
+def rows(symptoms: Symptoms) -> RuleResult:
     """Damaged rows of memory that wait for a reset, or for which there is no spare."""
     subject = "row remapping"
     failed = _flagged(
@@ -180,11 +182,13 @@ def rows(symptoms: Symptoms) -> Look:
         Tier.SUSPECTED,
         lambda others: f"damaged rows of its memory wait for a reset ({others})",
     )
-    is_told = failed.is_told or pending.is_told
-    return Look(subject=subject, is_told=is_told, causes=(*failed.causes, *pending.causes))
+    is_reported = failed.is_reported or pending.is_reported
+    return RuleResult(
+        subject=subject, is_reported=is_reported, causes=(*failed.causes, *pending.causes)
+    )
 
 
-def recovery(symptoms: Symptoms) -> Look:
+def recovery(symptoms: Symptoms) -> RuleResult:
     """What the driver itself asks for (NVML_GPU_RECOVERY_ACTION)."""
 
     def words(others: str) -> str:
@@ -199,16 +203,16 @@ def recovery(symptoms: Symptoms) -> Look:
     return _flagged(symptoms, "recovery action", is_asked, CauseKind.DRIVER, Tier.PROBABLE, words)
 
 
-def slow_driver(symptoms: Symptoms) -> Look:
+def slow_driver(symptoms: Symptoms) -> RuleResult:
     """A driver that takes long to answer holds its lock: who launches kernels waits for it, too."""
 
     def is_slow(window: DeviceWindow) -> bool | None:
-        answers = told([s.answer_s for s in window.during])
+        answers = measured_values([s.answer_s for s in window.during])
         return max(answers) >= SLOW_ANSWER_S if answers else None
 
     def words(others: str) -> str:
         assert symptoms.device is not None
-        longest_s = max(told([s.answer_s for s in symptoms.device.during]))
+        longest_s = max(measured_values([s.answer_s for s in symptoms.device.during]))
         return f"its driver took {longest_s:.1f} s to answer ({others})"
 
     return _flagged(symptoms, "driver's answers", is_slow, CauseKind.DRIVER, Tier.SUSPECTED, words)
@@ -221,26 +225,26 @@ def _flagged(
     kind: CauseKind,
     most: Tier,
     words: Callable[[str], str],
-) -> Look:
+) -> RuleResult:
     """A cause where the device shows it and most of its peers do not."""
 
-    def causes(mine: bool, _: Sequence[bool], among: Beside) -> Sequence[Cause]:
+    def causes(mine: bool, _: Sequence[bool], among: PeerComparison) -> Sequence[Cause]:
         return (_cause(kind, among.sure(most), words(among.words)),) if mine else ()
 
-    return looked_at(symptoms, subject, question, is_alike=lambda peers, _: peers, causes=causes)
+    return apply_rule(symptoms, subject, question, is_alike=lambda peers, _: peers, causes=causes)
 
 
 def _counted(
     symptoms: Symptoms, subject: str, fields: Mapping[str, str], kind: CauseKind, most: Tier
-) -> Look:
+) -> RuleResult:
     """A cause for each counter that grew since the onset."""
     looks = [
         counted(symptoms, subject, what, partial(_growth, field=field), kind, most)
         for field, what in fields.items()
     ]
-    return Look(
+    return RuleResult(
         subject=subject,
-        is_told=any(look.is_told for look in looks),
+        is_reported=any(look.is_reported for look in looks),
         causes=tuple(cause for look in looks for cause in look.causes),
     )
 
@@ -255,7 +259,7 @@ def _growth(window: DeviceWindow, field: str) -> int | None:
 
 
 def _told_health(window: DeviceWindow, field: str) -> list[int]:
-    return told([getattr(s.health, field, None) for s in window.during])
+    return measured_values([getattr(s.health, field, None) for s in window.during])
 
 
 def _any(window: DeviceWindow, field: str) -> bool | None:
@@ -295,5 +299,5 @@ def _has_links_down(window: DeviceWindow) -> bool | None:
 
 
 def _link_speed(window: DeviceWindow) -> float | None:
-    speeds = told([getattr(s.health, "nvlink_bytes_per_s", None) for s in window.during])
+    speeds = measured_values([getattr(s.health, "nvlink_bytes_per_s", None) for s in window.during])
     return min(speeds, default=None)

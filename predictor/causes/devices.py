@@ -11,17 +11,17 @@ from statistics import median
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.causes.evidence import (
     IDLE,
-    Beside,
     Cause,
     CauseKind,
     DeviceWindow,
-    Look,
+    PeerComparison,
+    RuleResult,
     Symptoms,
-    beside,
+    apply_rule,
+    compare_with_peers,
     counted,
     grown,
-    looked_at,
-    told,
+    measured_values,
 )
 
 HOTTER_CELSIUS = 10.0
@@ -33,12 +33,12 @@ NEAR_CELSIUS = 3.0  # to the temperature at which clocks go down
 LESS_ACTIVE = 1.25  # times: who works on kernels and waits for nobody is busier than its peers
 
 
-def temperature(symptoms: Symptoms) -> Look:
+def temperature(symptoms: Symptoms) -> RuleResult:
     """Heat alone slows nothing: never more than suspected."""
     return _heat(symptoms, "temperature", _hottest, hot=HOT_CELSIUS, own="", theirs="its peers had")
 
 
-def memory_temperature(symptoms: Symptoms) -> Look:
+def memory_temperature(symptoms: Symptoms) -> RuleResult:
     """Hot memory slows its clock; like heat, never more than suspected."""
     return _heat(
         symptoms,
@@ -50,16 +50,16 @@ def memory_temperature(symptoms: Symptoms) -> Look:
     )
 
 
-def margin(symptoms: Symptoms) -> Look:
+def margin(symptoms: Symptoms) -> RuleResult:
     """The device's own measure of heat: degrees until its clocks go down."""
 
-    def causes(mine: float, _: Sequence[float], among: Beside) -> Sequence[Cause]:
+    def causes(mine: float, _: Sequence[float], among: PeerComparison) -> Sequence[Cause]:
         if mine > NEAR_CELSIUS:
             return ()
         words = f"{mine:.0f} degrees below the temperature at which it slows down ({among.words})"
         return (Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words),)
 
-    return looked_at(
+    return apply_rule(
         symptoms,
         "temperature margin",
         _margin,
@@ -68,15 +68,15 @@ def margin(symptoms: Symptoms) -> Look:
     )
 
 
-def power(symptoms: Symptoms) -> Look:
+def power(symptoms: Symptoms) -> RuleResult:
     """A lower limit than the peers' is a setting; running at it is common in health."""
     subject = "power"
     own = symptoms.device
     limit = None if own is None else _limit(own)
     if own is None or limit is None:
-        return Look(subject=subject, is_told=False)
-    theirs = told([_limit(peer) for peer in symptoms.alike])
-    among = Beside(told=len(theirs), shared=sum(t < limit * LESS_POWER for t in theirs))
+        return RuleResult(subject=subject, is_reported=False)
+    theirs = measured_values([_limit(peer) for peer in symptoms.alike])
+    among = PeerComparison(reported=len(theirs), shared=sum(t < limit * LESS_POWER for t in theirs))
     causes = []
     if theirs and not among.is_refuted:
         words = f"its power limit is {limit:.0f} W, its peers' {median(theirs):.0f} W"
@@ -86,27 +86,27 @@ def power(symptoms: Symptoms) -> Look:
     if default is not None and limit * LESS_POWER <= default:
         words = f"its power limit is set to {limit:.0f} W, by default it is {default:.0f} W"
         causes.append(Cause(kind=CauseKind.POWER, sure=Tier.SUSPECTED, words=words))
-    if _is_at_limit(own) and at_limit.told and not at_limit.is_refuted:
+    if _is_at_limit(own) and at_limit.reported and not at_limit.is_refuted:
         words = f"it draws all of its power limit of {limit:.0f} W ({at_limit.words})"
         causes.append(Cause(kind=CauseKind.POWER, sure=Tier.SUSPECTED, words=words))
-    return Look(subject=subject, causes=tuple(causes))
+    return RuleResult(subject=subject, causes=tuple(causes))
 
 
-def pcie_link(symptoms: Symptoms) -> Look:
+def pcie_link(symptoms: Symptoms) -> RuleResult:
     """A link that trained down: below its peers' or, without any, below its own best."""
     subject = "PCIe link"
     own = symptoms.device
     if own is None:
-        return Look(subject=subject, is_told=False)
+        return RuleResult(subject=subject, is_reported=False)
     causes = []
-    is_told = False
+    is_reported = False
     for field, name in (("pcie_width", "width x"), ("pcie_generation", "generation ")):
         mine = _least(own, field)
         if mine is None:
             continue
-        is_told = True
-        theirs = told([_least(peer, field) for peer in symptoms.alike])
-        among = Beside(told=len(theirs), shared=sum(t <= mine for t in theirs))
+        is_reported = True
+        theirs = measured_values([_least(peer, field) for peer in symptoms.alike])
+        among = PeerComparison(reported=len(theirs), shared=sum(t <= mine for t in theirs))
         if theirs and not among.is_refuted:
             words = f"PCIe {name}{mine:.0f}, its peers {name}{median(theirs):.0f}"
             causes.append(Cause(kind=CauseKind.PCIE, sure=Tier.PROBABLE, words=words))
@@ -114,28 +114,30 @@ def pcie_link(symptoms: Symptoms) -> Look:
         if not theirs and best is not None and mine < best:
             words = f"PCIe {name}{mine:.0f}, it can {best:.0f}"
             causes.append(Cause(kind=CauseKind.PCIE, sure=Tier.SUSPECTED, words=words))
-    return Look(subject=subject, is_told=is_told, causes=tuple(causes))
+    return RuleResult(subject=subject, is_reported=is_reported, causes=tuple(causes))
 
 
-def pcie_replays(symptoms: Symptoms) -> Look:
+def pcie_replays(symptoms: Symptoms) -> RuleResult:
     """Packets sent again since the onset; a few are common in health."""
     return _counted(symptoms, "pcie_replays", "PCIe replays", CauseKind.PCIE, Tier.SUSPECTED)
 
 
-def ecc(symptoms: Symptoms) -> Look:
+def ecc(symptoms: Symptoms) -> RuleResult:
     """Uncorrected memory errors since the onset."""
     kind = CauseKind.MEMORY_ERRORS
     return _counted(symptoms, "ecc_uncorrected", "uncorrected ECC errors", kind, Tier.PROBABLE)
 
 
-def foreign_processes(symptoms: Symptoms) -> Look:
+def foreign_processes(symptoms: Symptoms) -> RuleResult:
     """Processes on the device that are no ranks of the job.
 
     NVML gives numbers of the host's namespace: where no rank of the job is among them, the numbers
     can not be compared and say nothing.
     """
 
-    def causes(mine: frozenset[int], _: Sequence[frozenset[int]], among: Beside) -> Sequence[Cause]:
+    def causes(
+        mine: frozenset[int], _: Sequence[frozenset[int]], among: PeerComparison
+    ) -> Sequence[Cause]:
         if not mine:
             return ()
         pids = ", ".join(map(str, sorted(mine)))
@@ -143,7 +145,7 @@ def foreign_processes(symptoms: Symptoms) -> Look:
         sure = among.sure(Tier.PROBABLE)
         return (Cause(kind=CauseKind.FOREIGN_PROCESS, sure=sure, words=words),)
 
-    return looked_at(
+    return apply_rule(
         symptoms,
         "processes on the device",
         _strangers,
@@ -152,29 +154,29 @@ def foreign_processes(symptoms: Symptoms) -> Look:
     )
 
 
-def idleness(symptoms: Symptoms) -> Look:
+def idleness(symptoms: Symptoms) -> RuleResult:
     """A device that idles while its peers work waits for its node: a hint, not a proof."""
 
-    def causes(mine: bool, _: Sequence[bool], among: Beside) -> Sequence[Cause]:
-        if not mine or not among.told:
+    def causes(mine: bool, _: Sequence[bool], among: PeerComparison) -> Sequence[Cause]:
+        if not mine or not among.reported:
             return ()
         words = f"the device idles in between: its node feeds it too slowly ({among.words})"
         return (Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words),)
 
-    return looked_at(symptoms, "idling", _is_idle, is_alike=lambda peers, _: peers, causes=causes)
+    return apply_rule(symptoms, "idling", _is_idle, is_alike=lambda peers, _: peers, causes=causes)
 
 
-def activity(symptoms: Symptoms) -> Look:
+def activity(symptoms: Symptoms) -> RuleResult:
     """Multiprocessors that work less than the peers' wait for their node: a hint, as idling is."""
 
-    def causes(mine: float, theirs: Sequence[float], _: Beside) -> Sequence[Cause]:
+    def causes(mine: float, theirs: Sequence[float], _: PeerComparison) -> Sequence[Cause]:
         if not theirs:
             return ()
         words = f"its multiprocessors worked {mine:.0%} of the time, "
         words += f"its peers' {median(theirs):.0%}"
         return (Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words),)
 
-    return looked_at(
+    return apply_rule(
         symptoms,
         "activity",
         _activity,
@@ -191,17 +193,17 @@ def _heat(
     hot: float,
     own: str,
     theirs: str,
-) -> Look:
+) -> RuleResult:
     """Hotter than the peers or, without any, `hot`; `own` and `theirs`: how the reason begins."""
 
-    def causes(mine: float, peers: Sequence[float], _: Beside) -> Sequence[Cause]:
+    def causes(mine: float, peers: Sequence[float], _: PeerComparison) -> Sequence[Cause]:
         if not peers and mine < hot:
             return ()
         against = f"{theirs} {median(peers):.0f}" if peers else "no peer to compare with"
         words = f"{own}{mine:.0f} degrees Celsius, {against}"
         return (Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words),)
 
-    return looked_at(
+    return apply_rule(
         symptoms,
         subject,
         degrees_of,
@@ -210,32 +212,32 @@ def _heat(
     )
 
 
-def _counted(symptoms: Symptoms, field: str, what: str, kind: CauseKind, most: Tier) -> Look:
+def _counted(symptoms: Symptoms, field: str, what: str, kind: CauseKind, most: Tier) -> RuleResult:
     return counted(symptoms, what, what, lambda window: _growth(window, field), kind, most)
 
 
-def _asked(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) -> Beside:
-    return beside(symptoms.alike, shares)
+def _asked(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) -> PeerComparison:
+    return compare_with_peers(symptoms.alike, shares)
 
 
 def _hottest(window: DeviceWindow) -> float | None:
-    return max(told([s.temperature_celsius for s in window.during]), default=None)
+    return max(measured_values([s.temperature_celsius for s in window.during]), default=None)
 
 
 def _hottest_memory(window: DeviceWindow) -> float | None:
-    return max(told([s.memory_temperature_celsius for s in window.during]), default=None)
+    return max(measured_values([s.memory_temperature_celsius for s in window.during]), default=None)
 
 
 def _margin(window: DeviceWindow) -> float | None:
-    return min(told([s.margin_celsius for s in window.during]), default=None)
+    return min(measured_values([s.margin_celsius for s in window.during]), default=None)
 
 
 def _activity(window: DeviceWindow) -> float | None:
-    return min(told([s.sm_active_ratio for s in window.during]), default=None)
+    return min(measured_values([s.sm_active_ratio for s in window.during]), default=None)
 
 
 def _healths(window: DeviceWindow, field: str) -> list[float]:
-    return told([getattr(s.health, field, None) for s in window.during])
+    return measured_values([getattr(s.health, field, None) for s in window.during])
 
 
 def _default_limit(window: DeviceWindow) -> float | None:
@@ -243,7 +245,7 @@ def _default_limit(window: DeviceWindow) -> float | None:
 
 
 def _limit(window: DeviceWindow) -> float | None:
-    return min(told([s.power_limit_watts for s in window.during]), default=None)
+    return min(measured_values([s.power_limit_watts for s in window.during]), default=None)
 
 
 def _is_at_limit(window: DeviceWindow) -> bool | None:
@@ -256,7 +258,7 @@ def _is_at_limit(window: DeviceWindow) -> bool | None:
 
 
 def _least(window: DeviceWindow, field: str) -> float | None:
-    return min(told([getattr(s, field) for s in window.busy]), default=None)
+    return min(measured_values([getattr(s, field) for s in window.busy]), default=None)
 
 
 def _growth(window: DeviceWindow, field: str) -> int | None:
@@ -265,11 +267,11 @@ def _growth(window: DeviceWindow, field: str) -> int | None:
 
 
 def _strangers(window: DeviceWindow) -> frozenset[int] | None:
-    lists = told([s.processes for s in window.during])
+    lists = measured_values([s.processes for s in window.during])
     pids = frozenset(pid for each in lists for pid in each)
     return pids - window.pids if pids & window.pids else None
 
 
 def _is_idle(window: DeviceWindow) -> bool | None:
-    reasons = told([s.clock_event_reasons for s in window.during])
+    reasons = measured_values([s.clock_event_reasons for s in window.during])
     return any(reason & IDLE for reason in reasons) if reasons else None

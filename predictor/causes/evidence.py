@@ -54,11 +54,11 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class RuleResult:
     """What one rule says of its `subject`: its causes, or that nobody told (`is_told` False)."""
 
     subject: str
-    is_told: bool = True
+    is_reported: bool = True
     causes: tuple[Cause, ...] = ()
 
 
@@ -153,42 +153,42 @@ class Symptoms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """How many peers told the same reading, and how many of them show what the slow one shows."""
+class PeerComparison:
+    """How many peers report the same reading, and how many of them show what the slow one shows."""
 
-    told: int
+    reported: int
     shared: int
 
     @property
     def is_refuted(self) -> bool:
         """They are not slow: what half of them show as well slows nobody."""
-        return self.shared > 0 and 2 * self.shared >= self.told
+        return self.shared > 0 and 2 * self.shared >= self.reported
 
     @property
     def words(self) -> str:
-        if not self.told:
+        if not self.reported:
             return "no peer to compare with"
-        return f"{self.shared or 'none'} of {self.told} peers"
+        return f"{self.shared or 'none'} of {self.reported} peers"
 
     def sure(self, most: Tier) -> Tier:
         """`most` beside a peer that told and does not share it; one tier less without any."""
-        return most if self.told else lower(most)
+        return most if self.reported else lower(most)
 
 
-def beside(peers: Sequence[T], shares: Callable[[T], bool | None]) -> Beside:
+def compare_with_peers(peers: Sequence[T], shares: Callable[[T], bool | None]) -> PeerComparison:
     """Ask the peers. `shares` says None of a peer that did not tell."""
     answers = [answer for peer in peers if (answer := shares(peer)) is not None]
-    return Beside(told=len(answers), shared=sum(answers))
+    return PeerComparison(reported=len(answers), shared=sum(answers))
 
 
-def looked_at(
+def apply_rule(
     symptoms: Symptoms,
     subject: str,
     reading: Callable[[DeviceWindow], T | None],
     *,
     is_alike: Callable[[T, T], bool],
-    causes: Callable[[T, Sequence[T], Beside], Sequence[Cause]],
-) -> Look:
+    causes: Callable[[T, Sequence[T], PeerComparison], Sequence[Cause]],
+) -> RuleResult:
     """What one reading of the device says beside its peers'; `reading` says None where not told.
 
     is_alike(a peer's, its own): the peer, which is not slow, shows it too. `causes` is asked, with
@@ -196,11 +196,11 @@ def looked_at(
     """
     own = None if symptoms.device is None else reading(symptoms.device)
     if own is None:
-        return Look(subject=subject, is_told=False)
-    theirs = told([reading(peer) for peer in symptoms.alike])
-    among = beside(theirs, lambda one: is_alike(one, own))
+        return RuleResult(subject=subject, is_reported=False)
+    theirs = measured_values([reading(peer) for peer in symptoms.alike])
+    among = compare_with_peers(theirs, lambda one: is_alike(one, own))
     found = () if among.is_refuted else tuple(causes(own, theirs, among))
-    return Look(subject=subject, causes=found)
+    return RuleResult(subject=subject, causes=found)
 
 
 def counted(
@@ -210,16 +210,16 @@ def counted(
     growth: Callable[[DeviceWindow], int | None],
     kind: CauseKind,
     most: Tier,
-) -> Look:
+) -> RuleResult:
     """What a counter of the device grew by since the onset, of which peers show none."""
 
-    def causes(mine: int, _: Sequence[int], among: Beside) -> Sequence[Cause]:
+    def causes(mine: int, _: Sequence[int], among: PeerComparison) -> Sequence[Cause]:
         if mine <= 0:
             return ()
         words = f"{mine} new {what} ({among.words})"
         return (Cause(kind=kind, sure=among.sure(most), words=words),)
 
-    return looked_at(symptoms, subject, growth, is_alike=lambda peers, _: peers > 0, causes=causes)
+    return apply_rule(symptoms, subject, growth, is_alike=lambda peers, _: peers > 0, causes=causes)
 
 
 def lower(tier: Tier) -> Tier:
@@ -238,13 +238,13 @@ def grown(counts: Sequence[int | None]) -> int | None:
 
     One that began anew, as after a restart of a driver, has grown since then only.
     """
-    known = told(counts)
+    known = measured_values(counts)
     if len(known) < 2:
         return None
     return sum(max(0, after - before) for before, after in pairwise(known))
 
 
-def told(values: Sequence[T | None]) -> list[T]:
+def measured_values(values: Sequence[T | None]) -> list[T]:
     """Those that were measured."""
     return [value for value in values if value is not None]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.causes import clocks, device_errors, devices, hosts
-from pacekeeper.predictor.causes.evidence import Cause, CauseKind, Look, Symptoms
+from pacekeeper.predictor.causes.evidence import Cause, CauseKind, RuleResult, Symptoms
 
-Rule = Callable[[Symptoms], Look]
+Rule = Callable[[Symptoms], RuleResult]
 
 RULES: tuple[Rule, ...] = (
     device_errors.lost,
@@ -96,7 +96,7 @@ def examined_signals(causes: Sequence[Cause]) -> tuple[tuple[str, ...], tuple[st
     return causes[0].normal, causes[0].not_seen
 
 
-def _nothing(symptoms: Symptoms, looks: Sequence[Look]) -> Cause:
+def _nothing(symptoms: Symptoms, looks: Sequence[RuleResult]) -> Cause:
     missing = []
     if symptoms.device is None or not symptoms.device.during:
         missing.append("no device samples")
@@ -109,6 +109,6 @@ def _nothing(symptoms: Symptoms, looks: Sequence[Look]) -> Cause:
         kind=CauseKind.UNKNOWN,
         sure=Tier.SUSPECTED,
         words=f"nothing seen: {', '.join(missing)}" if missing else "nothing seen",
-        not_seen=tuple(look.subject for look in looks if not look.is_told),
-        normal=tuple(look.subject for look in looks if look.is_told),
+        not_seen=tuple(look.subject for look in looks if not look.is_reported),
+        normal=tuple(look.subject for look in looks if look.is_reported),
     )

@@ -13,13 +13,13 @@ from pacekeeper.predictor.causes.evidence import (
     Cause,
     CauseKind,
     HostWindow,
-    Look,
+    RuleResult,
     Symptoms,
     ThreadTime,
-    beside,
+    compare_with_peers,
     grown,
     lower,
-    told,
+    measured_values,
 )
 
 PRESSED_RATIO = 0.10  # of the time: what the smallest slowdown worth a finding would cost
@@ -33,7 +33,7 @@ _Reading = Callable[[HostSample], float | None]
 _Worst = Callable[[HostWindow], float | None]
 
 
-def host_load(symptoms: Symptoms) -> Look:
+def host_load(symptoms: Symptoms) -> RuleResult:
     """More tasks that want to run than cores (mean of a minute, tasks that wait for disk too)."""
 
     def per_core(sample: HostSample) -> float | None:
@@ -47,19 +47,19 @@ def host_load(symptoms: Symptoms) -> Look:
     return _judged(symptoms, "host load", per_core, LOADED, words, Tier.SUSPECTED)
 
 
-def cpu_pressure(symptoms: Symptoms) -> Look:
+def cpu_pressure(symptoms: Symptoms) -> RuleResult:
     """Tasks of the node wait for a core."""
     what = "some task of its node waited for a core"
     return _pressure(symptoms, "CPU pressure", lambda s: s.cpu_some_ratio, what, Tier.SUSPECTED)
 
 
-def io_pressure(symptoms: Symptoms) -> Look:
+def io_pressure(symptoms: Symptoms) -> RuleResult:
     """All tasks of the node wait for storage."""
     what = "all tasks of its node waited for storage"
     return _pressure(symptoms, "I/O pressure", lambda s: s.io_full_ratio, what, Tier.SUSPECTED)
 
 
-def memory_pressure(symptoms: Symptoms) -> Look:
+def memory_pressure(symptoms: Symptoms) -> RuleResult:
     """All tasks of the node wait for memory."""
     what = "all tasks of its node waited for memory"
     return _pressure(
@@ -67,7 +67,7 @@ def memory_pressure(symptoms: Symptoms) -> Look:
     )
 
 
-def memory_left(symptoms: Symptoms) -> Look:
+def memory_left(symptoms: Symptoms) -> RuleResult:
     """The node's memory is nearly full."""
 
     def used(sample: HostSample) -> float | None:
@@ -82,7 +82,7 @@ def memory_left(symptoms: Symptoms) -> Look:
     return _judged(symptoms, "memory left", used, limit, words, Tier.SUSPECTED)
 
 
-def swapping(symptoms: Symptoms) -> Look:
+def swapping(symptoms: Symptoms) -> RuleResult:
     """Pages come back from swap: whoever needs one stands still."""
 
     def words(worst: float) -> str:
@@ -98,7 +98,7 @@ def swapping(symptoms: Symptoms) -> Look:
     )
 
 
-def network(symptoms: Symptoms) -> Look:
+def network(symptoms: Symptoms) -> RuleResult:
     """Segments sent again, packets damaged or dropped: who waits for messages is late by it."""
 
     def words(worst: float) -> str:
@@ -115,11 +115,13 @@ def network(symptoms: Symptoms) -> Look:
         kind,
     )
     errors = _counted(symptoms, "network", "network_errors", "errors on its node's interfaces")
-    is_told = resent.is_told or errors.is_told
-    return Look(subject="network", is_told=is_told, causes=(*resent.causes, *errors.causes))
+    is_reported = resent.is_reported or errors.is_reported
+    return RuleResult(
+        subject="network", is_reported=is_reported, causes=(*resent.causes, *errors.causes)
+    )
 
 
-def fabric(symptoms: Symptoms) -> Look:
+def fabric(symptoms: Symptoms) -> RuleResult:
     """Ports of the fabric that are down, and errors on their links."""
 
     def down(sample: HostSample) -> float | None:
@@ -133,11 +135,13 @@ def fabric(symptoms: Symptoms) -> Look:
     kind = CauseKind.NETWORK
     ports = _judged(symptoms, "fabric", down, 0.0, words, Tier.PROBABLE, kind)
     errors = _counted(symptoms, "fabric", "fabric_errors", "errors on its node's fabric links")
-    is_told = ports.is_told or errors.is_told
-    return Look(subject="fabric", is_told=is_told, causes=(*ports.causes, *errors.causes))
+    is_reported = ports.is_reported or errors.is_reported
+    return RuleResult(
+        subject="fabric", is_reported=is_reported, causes=(*ports.causes, *errors.causes)
+    )
 
 
-def run_queue(symptoms: Symptoms) -> Look:
+def run_queue(symptoms: Symptoms) -> RuleResult:
     """The rank's thread wanted to run and waited: somebody else had its core."""
 
     def share(thread: ThreadTime) -> float | None:
@@ -151,7 +155,7 @@ def run_queue(symptoms: Symptoms) -> Look:
     )
 
 
-def stall(symptoms: Symptoms) -> Look:
+def stall(symptoms: Symptoms) -> RuleResult:
     """The rank's thread neither ran nor wanted to: stopped, swapped out, waiting for storage.
 
     It is part of the compute time, so that it can be compared: only what explains at least half of
@@ -177,7 +181,9 @@ def stall(symptoms: Symptoms) -> Look:
     )
 
 
-def _pressure(symptoms: Symptoms, subject: str, reading: _Reading, what: str, most: Tier) -> Look:
+def _pressure(
+    symptoms: Symptoms, subject: str, reading: _Reading, what: str, most: Tier
+) -> RuleResult:
     def words(worst: float) -> str:
         return f"{what} {worst:.0%} of the time"
 
@@ -192,16 +198,16 @@ def _judged(
     words: Callable[[float], str],
     most: Tier,
     kind: CauseKind = CauseKind.HOST,
-) -> Look:
+) -> RuleResult:
     """A cause where the worst sample is above the limit and other nodes stay below it."""
 
     def worst_of(window: HostWindow) -> float | None:
-        return max(told([reading(sample) for sample in window.during]), default=None)
+        return max(measured_values([reading(sample) for sample in window.during]), default=None)
 
     return _above(symptoms, subject, worst_of, limit, words, most, kind)
 
 
-def _counted(symptoms: Symptoms, subject: str, field: str, what: str) -> Look:
+def _counted(symptoms: Symptoms, subject: str, field: str, what: str) -> RuleResult:
     """A cause where a counter of the node grew since the onset and those of other nodes did not."""
 
     def growth_of(window: HostWindow) -> float | None:
@@ -222,19 +228,19 @@ def _above(
     words: Callable[[float], str],
     most: Tier,
     kind: CauseKind,
-) -> Look:
+) -> RuleResult:
     mine = None if symptoms.host is None else worst_of(symptoms.host)
     if mine is None:
-        return Look(subject=subject, is_told=False)
-    among = beside(
+        return RuleResult(subject=subject, is_reported=False)
+    among = compare_with_peers(
         symptoms.peer_hosts, lambda host: None if (w := worst_of(host)) is None else w > limit
     )
     neighbours = symptoms.neighbours
-    is_everybodys = neighbours > 0 and not among.told  # all who share the reading are healthy
+    is_everybodys = neighbours > 0 and not among.reported  # all who share the reading are healthy
     if mine <= limit or among.is_refuted or is_everybodys:
-        return Look(subject=subject)
-    if among.told:
-        others = f"{among.shared or 'none'} of {among.told} other nodes"
+        return RuleResult(subject=subject)
+    if among.reported:
+        others = f"{among.shared or 'none'} of {among.reported} other nodes"
     else:
         others = "no other node to compare with"
     are = "rank is" if neighbours == 1 else "ranks are"
@@ -244,7 +250,7 @@ def _above(
         sure=lower(among.sure(most)) if neighbours else among.sure(most),
         words=f"{words(mine)} ({others}{healthy})",
     )
-    return Look(subject=subject, causes=(cause,))
+    return RuleResult(subject=subject, causes=(cause,))
 
 
 def _lost(
@@ -254,16 +260,16 @@ def _lost(
     kind: CauseKind,
     what: str,
     most: Tier,
-) -> Look:
+) -> RuleResult:
     """A cause where the thread lost clearly more of its time than its peers did."""
     mine = None if symptoms.thread is None else share(symptoms.thread)
     if mine is None:
-        return Look(subject=subject, is_told=False)
-    theirs = told([share(thread) for thread in symptoms.peer_threads])
-    among = beside(theirs, lambda lost: lost > mine - LOST_RATIO)
+        return RuleResult(subject=subject, is_reported=False)
+    theirs = measured_values([share(thread) for thread in symptoms.peer_threads])
+    among = compare_with_peers(theirs, lambda lost: lost > mine - LOST_RATIO)
     if mine <= LOST_RATIO or among.is_refuted:
-        return Look(subject=subject)
+        return RuleResult(subject=subject)
     against = f"{median(theirs):.0%} of its peers' time" if theirs else "no peer to compare with"
     words = f"its thread {what} {mine:.0%} of its time, {against}"
     cause = Cause(kind=kind, sure=among.sure(most), words=words)
-    return Look(subject=subject, causes=(cause,))
+    return RuleResult(subject=subject, causes=(cause,))

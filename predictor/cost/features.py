@@ -32,7 +32,7 @@ COLUMNS = (*_OTHERS, *FEATURES[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Work:
+class FeatureTable:
     """Micro-batches as told, a column for each of COLUMNS: arrays [micro-batches], not to be
     written to. Integers up to 2^53 are exact.
     """
@@ -50,18 +50,18 @@ class Work:
         """Of the first micro-batch."""
         return int(self.columns["step"][0])
 
-    def only(self, rows: Flags | Positions) -> "Work":
+    def only(self, rows: Flags | Positions) -> "FeatureTable":
         """These micro-batches alone."""
-        return Work(columns={name: column[rows] for name, column in self.columns.items()})
+        return FeatureTable(columns={name: column[rows] for name, column in self.columns.items()})
 
-    def slowed(self, rank: int, slowdown: float) -> "Work":
+    def slowed(self, rank: int, slowdown: float) -> "FeatureTable":
         """The same work, for which `rank` computed `slowdown` times as long."""
         compute_s = np.where(self["rank"] == rank, self["compute_s"] * slowdown, self["compute_s"])
-        return Work(columns={**self.columns, "compute_s": compute_s})
+        return FeatureTable(columns={**self.columns, "compute_s": compute_s})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Parts:
+class MicrobatchSamples:
     """A step's micro-batches, in order: features [parts, ranks, FEATURES], seconds [parts, ranks].
 
     The arrays are not to be written to.
@@ -84,7 +84,7 @@ class StepSample:
     ranks: tuple[int, ...]
     features: Array
     observed_s: Array
-    parts: Parts | None = None
+    parts: MicrobatchSamples | None = None
 
     @property
     def num_microbatches(self) -> int:
@@ -92,7 +92,7 @@ class StepSample:
         return int(self.features[:, FEATURES.index("one")].max())
 
 
-def work_of(tables: Sequence[MicroBatchTable]) -> Work:
+def work_of(tables: Sequence[MicroBatchTable]) -> FeatureTable:
     """All micro-batches of these tables, in order; of none, no work."""
     length = sum(map(len, tables))
     columns = {}
@@ -101,10 +101,10 @@ def work_of(tables: Sequence[MicroBatchTable]) -> Work:
             columns[name] = np.fromiter(chain_column(tables, name), np.float64, length)
         else:
             columns[name] = np.full(length, DEFAULTS.get(name, 0.0), dtype=np.float64)
-    return Work(columns=columns)
+    return FeatureTable(columns=columns)
 
 
-def last_told(work: Work) -> Work:
+def last_reported(work: FeatureTable) -> FeatureTable:
     """Of micro-batches of one step that were told more than once, the last."""
     if not len(work):
         return work
@@ -121,7 +121,7 @@ def sample_of(records: Sequence[MicroBatchRecord]) -> StepSample:
     return sample_of_work(work_of([table_from_records(records)]))
 
 
-def sample_of_work(work: Work) -> StepSample:
+def sample_of_work(work: FeatureTable) -> StepSample:
     """Add up the micro-batches of one step and generation, rank by rank.
 
     In a step each micro-batch adds its own fixed cost; dense work counts with the part of it that
@@ -156,7 +156,7 @@ def sample_of_work(work: Work) -> StepSample:
 
 def _parts_of(
     num_ranks: int, row: Positions, micro_batch: Array, observed: Array, work: Sequence[Array]
-) -> Parts | None:
+) -> MicrobatchSamples | None:
     """The records put in order of micro-batch and rank, if each is there exactly once."""
     num_parts = len(row) // num_ranks
     if num_parts < 2 or num_parts * num_ranks != len(row):
@@ -171,4 +171,4 @@ def _parts_of(
     features = np.stack(columns, axis=2)
     observed_s = observed[order].reshape(shape)
     features.flags.writeable = observed_s.flags.writeable = False
-    return Parts(features=features, observed_s=observed_s)
+    return MicrobatchSamples(features=features, observed_s=observed_s)

@@ -46,7 +46,7 @@ class Advice:
     changed: Mapping[FindingKind, float] = field(default_factory=dict)
 
 
-def fold_spread(
+def update_spread(
     window: SpreadWindow,
     lost_s: Mapping[FindingKind, float],
     *,

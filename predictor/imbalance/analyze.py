@@ -22,7 +22,7 @@ from pacekeeper.predictor.imbalance.stages_and_microbatches import (
     shared_work,
 )
 from pacekeeper.predictor.imbalance.what_if import Replay, replay_of
-from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind, WhatIf
+from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind, WhatIf
 from pacekeeper.predictor.offline.trace import ComputeTable, OpType, Trace, compute_of
 from pacekeeper.predictor.stats.group_ids import grouped
 
@@ -77,7 +77,7 @@ class _Run:
 class _Suspect:
     """An imbalance that may be there: factors would make the work even."""
 
-    kind: TroubleKind
+    kind: AnomalyKind
     reason: str
     factors: Array | None = None
     expert_factors: Array | None = None
@@ -87,7 +87,7 @@ class _Suspect:
 
 def imbalances(
     trace: Trace, what_if: WhatIf | None, *, replay: Replay | None = None
-) -> tuple[Trouble, ...]:
+) -> tuple[Anomaly, ...]:
     """Uneven work in a trace, the costliest first; each costs 3 % or more with 95 % confidence.
 
     `what_if` (and `replay`, to save its making): of the same trace, None where it has no timeline;
@@ -114,8 +114,8 @@ def imbalances(
     if (heavy := _stage_imbalance(_without_known_work(run, suspects))) is not None:
         suspects.append(heavy)
     costs = _costs(run, suspects)
-    troubles = [
-        Trouble(
+    anomalies = [
+        Anomaly(
             kind=suspect.kind,
             rank=None,
             stage=suspect.stage,
@@ -129,7 +129,7 @@ def imbalances(
         for suspect, (slowdown, low, high) in zip(suspects, costs, strict=True)
         if low >= WORTH_NAMING
     ]
-    return tuple(sorted(troubles, key=lambda trouble: -trouble.slowdown))
+    return tuple(sorted(anomalies, key=lambda anomaly: -anomaly.slowdown))
 
 
 def _stands_for(replay: Replay, rows: ComputeRows) -> bool:
@@ -138,7 +138,7 @@ def _stands_for(replay: Replay, rows: ComputeRows) -> bool:
     return len(replay.graphs) >= min(REPLAYED_STEPS, num_steps / 2)
 
 
-def _uneven_loads(trace: Trace) -> tuple[Trouble, ...]:
+def _uneven_loads(trace: Trace) -> tuple[Anomaly, ...]:
     """Experts' loads without any times: how much longer the expert layers must take."""
     loads = trace.expert_loads
     if loads is None:
@@ -154,8 +154,8 @@ def _uneven_loads(trace: Trace) -> tuple[Trouble, ...]:
         "expert layers if each expert has one rank to itself; nothing was timed"
     )
     return (
-        Trouble(
-            kind=TroubleKind.EXPERT_IMBALANCE,
+        Anomaly(
+            kind=AnomalyKind.EXPERT_IMBALANCE,
             rank=None,
             stage=None,
             slowdown=mean,
@@ -201,7 +201,7 @@ def _stage_imbalance(run: _Run) -> _Suspect | None:
     if alone:
         reason += "; a device that is slow throughout would look the same"
     return _Suspect(
-        kind=TroubleKind.STAGE_IMBALANCE,
+        kind=AnomalyKind.STAGE_IMBALANCE,
         factors=factors,
         stage=heaviest,
         tier=Tier.SUSPECTED if alone else Tier.PROBABLE,
@@ -216,7 +216,7 @@ def _sequence_imbalance(run: _Run) -> _Suspect | None:
             known
             if known is None
             else _Suspect(
-                kind=TroubleKind.SEQUENCE_IMBALANCE,
+                kind=AnomalyKind.SEQUENCE_IMBALANCE,
                 factors=known,
                 reason="micro-batches of a step differ in tokens and lengths, and times follow: "
                 "re-spread the sequences",
@@ -228,7 +228,7 @@ def _sequence_imbalance(run: _Run) -> _Suspect | None:
     by_stages = run.rows.num_stages > 1
     witnesses = "stages" if by_stages else "forward and backward"
     return _Suspect(
-        kind=TroubleKind.SEQUENCE_IMBALANCE,
+        kind=AnomalyKind.SEQUENCE_IMBALANCE,
         factors=even_work(run.rows, shared.log_work),
         tier=Tier.PROBABLE if by_stages else Tier.SUSPECTED,
         reason=f"{witnesses} agree on which micro-batches are long (correlation "
@@ -243,7 +243,7 @@ def _expert_imbalance(run: _Run, trace: Trace) -> _Suspect | None:
             known
             if known is None
             else _Suspect(
-                kind=TroubleKind.EXPERT_IMBALANCE,
+                kind=AnomalyKind.EXPERT_IMBALANCE,
                 factors=known,
                 reason="ranks of a step differ in the rows of their experts, and times follow: "
                 "place the busy experts' replicas anew",
@@ -255,7 +255,7 @@ def _expert_imbalance(run: _Run, trace: Trace) -> _Suspect | None:
     if spread is None or spread.p_value > CHANCE:
         return None
     return _Suspect(
-        kind=TroubleKind.EXPERT_IMBALANCE,
+        kind=AnomalyKind.EXPERT_IMBALANCE,
         expert_factors=spread.factors,
         reason=f"{spread.num_groups} groups of different devices agree on which expert layers are "
         f"slow in which steps (correlation {spread.correlation:.2f}, beside the other layers): "

@@ -41,7 +41,7 @@ class CutOff(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class PipelineWorker:
     """One worker of the pipeline: ranks that share a place do the same and are not replayed."""
 
     rank: int
@@ -74,7 +74,7 @@ class StepGraph:
 
 
 def step_graph(
-    ops: OpTable, rows: Positions, lanes: tuple[Lane, ...], num_stages: int
+    ops: OpTable, rows: Positions, lanes: tuple[PipelineWorker, ...], num_stages: int
 ) -> StepGraph:
     """The graph of the step whose operations are `rows`. Raises CutOff.
 
@@ -119,7 +119,7 @@ class _Timeline:
     """The operations of one worker in one step, by start; `offset`: of its first in the graph."""
 
     def __init__(
-        self, ops: OpTable, rows: Positions, offset: int, lane: Lane, num_stages: int
+        self, ops: OpTable, rows: Positions, offset: int, lane: PipelineWorker, num_stages: int
     ) -> None:
         self.offset, self.lane, self.num_stages = offset, lane, num_stages
         self.op, self.chunk = ops.op[rows], np.maximum(ops.model_chunk[rows], 0)

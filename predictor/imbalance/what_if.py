@@ -18,7 +18,7 @@ from pacekeeper.predictor.imbalance.step_graph import (
     COMPUTE,
     TRANSFERS,
     CutOff,
-    Lane,
+    PipelineWorker,
     StepGraph,
     step_graph,
 )
@@ -38,7 +38,7 @@ class Replay:
     """The steps of a trace that can be replayed; `notes` say what was left out and why."""
 
     ops: OpTable
-    lanes: tuple[Lane, ...]
+    lanes: tuple[PipelineWorker, ...]
     graphs: tuple[StepGraph, ...]
     ideal_s: Array  # [op types]
     notes: tuple[str, ...]
@@ -66,9 +66,9 @@ def replayed(trace: Trace) -> tuple[Replay | None, tuple[str, ...]]:
     """The same, with notes on what of its timeline can not be replayed, and why."""
     if trace.ops is None:
         return None, ()
-    first_at: dict[tuple[int, int], Lane] = {}
+    first_at: dict[tuple[int, int], PipelineWorker] = {}
     for worker in sorted(trace.workers, key=lambda worker: worker.rank):
-        lane = Lane(rank=worker.rank, stage=worker.stage, dp=worker.dp)
+        lane = PipelineWorker(rank=worker.rank, stage=worker.stage, dp=worker.dp)
         first_at.setdefault((worker.stage, worker.dp), lane)
     lanes = tuple(first_at.values())
     graphs, left_out = _graphs(trace.ops, lanes)
@@ -88,7 +88,7 @@ def replayed(trace: Trace) -> tuple[Replay | None, tuple[str, ...]]:
     return replay, replay.notes
 
 
-def _graphs(ops: OpTable, lanes: tuple[Lane, ...]) -> tuple[list[StepGraph], list[str]]:
+def _graphs(ops: OpTable, lanes: tuple[PipelineWorker, ...]) -> tuple[list[StepGraph], list[str]]:
     """Of the steps that are whole, and why the others are not."""
     num_stages = 1 + max(lane.stage for lane in lanes)
     order = np.argsort(ops.step, kind="stable")
@@ -156,7 +156,10 @@ def _usual_counts(ops: OpTable) -> dict[tuple[int, int], int]:
 
 
 def _check_whole(
-    ops: OpTable, graph: StepGraph, lanes: tuple[Lane, ...], usual: dict[tuple[int, int], int]
+    ops: OpTable,
+    graph: StepGraph,
+    lanes: tuple[PipelineWorker, ...],
+    usual: dict[tuple[int, int], int],
 ) -> None:
     """All stages of a dp rank ran the same micro-batches, and each rank ended the step as usual."""
     rank, op = ops.rank[graph.rows], ops.op[graph.rows]

@@ -11,7 +11,7 @@ from math import ceil
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Positions
-from pacekeeper.predictor.job_level.step_time_model import Clocked, Pace
+from pacekeeper.predictor.job_level.step_time_model import StepTimes, UsableSteps
 from pacekeeper.predictor.stats.change_points import block_means, block_starts, noise, slope
 
 BLOCK_STEPS = 10  # averaged before anything is judged
@@ -49,13 +49,13 @@ class Blocks:
     sigma: float
 
 
-def block_size(run: Clocked, resolution_s: float) -> int:
+def block_size(run: UsableSteps, resolution_s: float) -> int:
     """Steps per block, so that the clock's resolution is small beside a block."""
     fine_enough = resolution_s / (RESOLUTION_SHARE * float(np.median(run.duration_s)))
     return max(BLOCK_STEPS, ceil(fine_enough))
 
 
-def blocks_of(pace: Pace, size: int, known_by: Knowledge) -> Blocks:
+def blocks_of(pace: StepTimes, size: int, known_by: Knowledge) -> Blocks:
     """The pace in blocks of `size` steps, each beside the health of its kind of work."""
     observed = block_means(pace.observed_s, size)
     expected = block_means(pace.expected_s, size)
@@ -101,7 +101,7 @@ def _health(ratio: Array, sigma: float, known_by: Knowledge) -> Array:
     return health
 
 
-def edge(pace: Pace, blocks: Blocks, at: int, *, before: float, after: float) -> int:
+def edge(pace: StepTimes, blocks: Blocks, at: int, *, before: float, after: float) -> int:
     """Index of the first step of the new level that begins near block `at`.
 
     The split of the steps around it that leaves least squares between the two levels.
@@ -116,7 +116,7 @@ def edge(pace: Pace, blocks: Blocks, at: int, *, before: float, after: float) ->
     return int(blocks.begin[first]) + int(gain.argmax())
 
 
-def paced_over(pace: Pace, blocks: Blocks, begin: int, end: int) -> float:
+def paced_over(pace: StepTimes, blocks: Blocks, begin: int, end: int) -> float:
     """Log slowdown over health of the steps [begin, end) together: exact where blocks straddle."""
     steps = np.arange(begin, end)
     block = np.maximum(np.searchsorted(blocks.begin, steps, side="right") - 1, 0)

@@ -22,9 +22,9 @@ from pacekeeper.predictor.job_level.blocks import (
     edge,
     paced_over,
 )
-from pacekeeper.predictor.job_level.step_time_model import Clocked, Pace
+from pacekeeper.predictor.job_level.step_time_model import StepTimes, UsableSteps
 from pacekeeper.predictor.job_level.transient_rises import STEADY_BLOCKS, Rise, passing_rises
-from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind, Verdict
+from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind, TraceReport
 from pacekeeper.predictor.offline.trace import Trace
 from pacekeeper.predictor.stats.change_points import Level, block_means, levels
 
@@ -38,9 +38,9 @@ FLOOR = log(MIN_SLOWDOWN)
 
 def job_faults(
     trace: Trace, *, replicates: Sequence[Trace] = (), schedule: Positions | None = None
-) -> tuple[Trouble, ...]:
+) -> tuple[Anomaly, ...]:
     """The troubles of `judge_job`."""
-    return judge_job(trace, replicates=replicates, schedule=schedule).troubles
+    return judge_job(trace, replicates=replicates, schedule=schedule).anomalies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +48,7 @@ class Basis:
     """What a job is judged on: its pace in blocks of `block_steps`, and how its work is known."""
 
     known_by: Knowledge
-    pace: Pace
+    pace: StepTimes
     block_steps: int
     blocks: Blocks
     notes: tuple[str, ...]
@@ -61,7 +61,7 @@ def measured(
     table = trace.steps
     if table is not None and schedule is not None and len(schedule) != table.step.size:
         raise ValueError(f"schedule: {len(schedule)} classes for {table.step.size} steps")
-    run = step_time_model.clocked(trace)
+    run = step_time_model.usable_steps(trace)
     if run is None or table is None or run.step.size < 2 * MIN_STEPS:
         return None
     size = block_size(run, trace.resolution_s)
@@ -96,7 +96,7 @@ def measured(
 
 def judge_job(
     trace: Trace, *, replicates: Sequence[Trace] = (), schedule: Positions | None = None
-) -> Verdict:
+) -> TraceReport:
     """Slowdowns of the whole job (kind HOST, no rank), with notes on what could not be judged.
 
     `replicates`: other runs of the same recipe, aligned by step number. `schedule`: the work class
@@ -108,11 +108,13 @@ def judge_job(
     """
     basis = measured(trace, replicates=replicates, schedule=schedule)
     if basis is None:
-        return Verdict(troubles=(), what_if=None, notes=("too few step times to judge the job",))
+        return TraceReport(
+            anomalies=(), what_if=None, notes=("too few step times to judge the job",)
+        )
     return judged(basis)
 
 
-def judged(basis: Basis) -> Verdict:
+def judged(basis: Basis) -> TraceReport:
     """What `judge_job` says on this basis."""
     pace, blocks, known_by = basis.pace, basis.blocks, basis.known_by
     notes = [*basis.notes]
@@ -131,16 +133,16 @@ def judged(basis: Basis) -> Verdict:
         settled = int(pace.step[_steps(pace, blocks, found, rises[0])[1] - 1])
         notes.append(f"slower from the start to step {settled}: it settled or was mended")
         rises = rises[1:]
-    troubles = (_trouble(pace, blocks, found, rise, known_by) for rise in rises)
-    return Verdict(
-        troubles=tuple(t for t in troubles if t is not None), what_if=None, notes=tuple(notes)
+    anomalies = (_anomaly(pace, blocks, found, rise, known_by) for rise in rises)
+    return TraceReport(
+        anomalies=tuple(t for t in anomalies if t is not None), what_if=None, notes=tuple(notes)
     )
 
 
-def _comparable(run: Clocked, replicates: Sequence[Trace]) -> list[Clocked]:
+def _comparable(run: UsableSteps, replicates: Sequence[Trace]) -> list[UsableSteps]:
     """The replicates that share most of the run's steps."""
     kept = []
-    for other in map(step_time_model.clocked, replicates):
+    for other in map(step_time_model.usable_steps, replicates):
         if other is None:
             continue
         inside = (run.step >= other.step[0]) & (run.step <= other.step[-1])
@@ -149,7 +151,7 @@ def _comparable(run: Clocked, replicates: Sequence[Trace]) -> list[Clocked]:
     return kept
 
 
-def _from_the_start(run: Clocked, others: Sequence[Clocked], size: int) -> tuple[str, ...]:
+def _from_the_start(run: UsableSteps, others: Sequence[UsableSteps], size: int) -> tuple[str, ...]:
     """A note where the run is slower than its replicates throughout, by more than they differ."""
     paces = [
         block_means(np.interp(run.step, of.step, of.duration_s, left=np.nan, right=np.nan), size)
@@ -201,9 +203,9 @@ def _is_shift(blocks: Blocks, found: Sequence[Level], rise: Rise) -> bool:
     return False
 
 
-def _trouble(
-    pace: Pace, blocks: Blocks, found: Sequence[Level], rise: Rise, known_by: Knowledge
-) -> Trouble | None:
+def _anomaly(
+    pace: StepTimes, blocks: Blocks, found: Sequence[Level], rise: Rise, known_by: Knowledge
+) -> Anomaly | None:
     """The finding, None where it is too short or too little beside the noise."""
     first, last = found[rise.begin].begin, found[rise.end - 1].end
     begin, end = _steps(pace, blocks, found, rise)
@@ -220,8 +222,8 @@ def _trouble(
         why = "went away again, as a schedule seldom does; but the workload is unknown"
     else:
         why = f"expected from {known_by}"
-    return Trouble(
-        kind=TroubleKind.HOST,
+    return Anomaly(
+        kind=AnomalyKind.HOST,
         rank=None,
         stage=None,
         slowdown=exp(excess),
@@ -237,7 +239,7 @@ def _trouble(
     )
 
 
-def _steps(pace: Pace, blocks: Blocks, found: Sequence[Level], rise: Rise) -> tuple[int, int]:
+def _steps(pace: StepTimes, blocks: Blocks, found: Sequence[Level], rise: Rise) -> tuple[int, int]:
     """Indices [begin, end) of the steps of a rise."""
     inside = found[rise.begin : rise.end]
     heights = [one.mean for one in inside if one.num_blocks >= STEADY_BLOCKS] or [_mean(inside)]
@@ -249,14 +251,14 @@ def _steps(pace: Pace, blocks: Blocks, found: Sequence[Level], rise: Rise) -> tu
     return begin, max(end, begin + 1)
 
 
-def _jump_note(pace: Pace, blocks: Blocks, found: Sequence[Level], at: int) -> str:
+def _jump_note(pace: StepTimes, blocks: Blocks, found: Sequence[Level], at: int) -> str:
     before = [level for level in found[:at] if level.num_blocks >= STEADY_BLOCKS]
     size = exp(found[at].mean - before[-1].mean)
     step = int(pace.step[blocks.begin[found[at].begin]])
     return f"workload unknown: the pace changed by x{size:.2f} near step {step}; not judged"
 
 
-def _shift_note(pace: Pace, blocks: Blocks, found: Sequence[Level], rise: Rise) -> str:
+def _shift_note(pace: StepTimes, blocks: Blocks, found: Sequence[Level], rise: Rise) -> str:
     begin, end = _steps(pace, blocks, found, rise)
     return (
         f"steps {int(pace.step[begin])} to {int(pace.step[end - 1])} have a pace that the "

@@ -15,7 +15,7 @@ from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.job_level import step_time_model
 from pacekeeper.predictor.job_level.detect import MIN_SLOWDOWN
-from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind, Verdict
+from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind, TraceReport
 from pacekeeper.predictor.offline.noise import noise_of
 from pacekeeper.predictor.offline.residuals import Residuals, layouts_of
 from pacekeeper.predictor.offline.shift_scan import strongest_shifts
@@ -47,9 +47,9 @@ class _Paces:
         return column_medians(self.compute[:, self.stage == stage], axis=1)
 
 
-def pace_faults(
+def global_slowdowns(
     trace: Trace, *, slow: Collection[int] = (), false_alarms: float = FALSE_ALARMS
-) -> Verdict:
+) -> TraceReport:
     """Slowdowns of everybody (kind HOST, no rank) and, of all ranks of a stage (its number told).
 
     `slow`: ranks that have findings of their own and say nothing here.
@@ -58,9 +58,9 @@ def pace_faults(
     beside the others, which do the same work. Each layout is judged by itself. false_alarms:
     expected number per trace, if nothing is wrong.
     """
-    troubles, notes = list[Trouble](), list[str]()
+    anomalies, notes = list[Anomaly](), list[str]()
     if trace.compute is None:
-        return Verdict(troubles=(), what_if=None, notes=())
+        return TraceReport(anomalies=(), what_if=None, notes=())
     steps = np.unique(trace.compute.step)
     spans = [span for span in layouts_of(trace, steps) if span[1] - span[0] >= MIN_STEPS]
     last_step = int(steps[-1]) if len(steps) else 0
@@ -75,13 +75,13 @@ def pace_faults(
         for shift in _jumps(whole, share):
             words = _in_words(paces, shift, None)
             if is_known:
-                troubles.append(_trouble(paces, shift, None, words, last_step))
+                anomalies.append(_anomaly(paces, shift, None, words, last_step))
             else:
                 notes.append(f"{words}; what they worked is not told: not judged")
         for stage, shift in _of_stages(paces, whole, share):
             words = _in_words(paces, shift, stage)
-            troubles.append(_trouble(paces, shift, stage, words, last_step))
-    return Verdict(troubles=tuple(troubles), what_if=None, notes=tuple(notes))
+            anomalies.append(_anomaly(paces, shift, stage, words, last_step))
+    return TraceReport(anomalies=tuple(anomalies), what_if=None, notes=tuple(notes))
 
 
 def _paces(trace: Trace, table: ComputeTable, steps: Positions, slow: Collection[int]) -> _Paces:
@@ -116,7 +116,7 @@ def _expected(paces: _Paces) -> tuple[Array, bool]:
         tokens=tokens,
         sum_len_squared=squares,
     )
-    run = step_time_model.clocked(Trace(name="", source="", workers=(), steps=table))
+    run = step_time_model.usable_steps(Trace(name="", source="", workers=(), steps=table))
     told = run and step_time_model.with_tokens(run)
     if told is None:
         return np.ones(len(paces.steps)), False
@@ -190,14 +190,14 @@ def _in_words(paces: _Paces, shift: Shift, stage: int | None) -> str:
     )
 
 
-def _trouble(paces: _Paces, shift: Shift, stage: int | None, words: str, last_step: int) -> Trouble:
+def _anomaly(paces: _Paces, shift: Shift, stage: int | None, words: str, last_step: int) -> Anomaly:
     low, value, high = (
         exp(shift.log_slowdown + sigmas * shift.error) for sigmas in (-TWO_SIDED, 0.0, TWO_SIDED)
     )
     last = int(paces.steps[shift.end - 1])
     why = "their tokens do not explain it" if stage is None else "the other stages did not"
-    return Trouble(
-        kind=TroubleKind.HOST,
+    return Anomaly(
+        kind=AnomalyKind.HOST,
         rank=None,
         stage=stage,
         slowdown=value,

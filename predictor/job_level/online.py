@@ -11,14 +11,14 @@ from math import exp, log, sqrt
 import numpy as np
 
 from pacekeeper.core.incidents.findings import Finding, FindingKind
-from pacekeeper.predictor.assurance.sensitivity import MARGIN, Sight
+from pacekeeper.predictor.assurance.sensitivity import MARGIN, Sensitivity
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.job_level.blocks import BLOCK_STEPS, Knowledge
 from pacekeeper.predictor.job_level.detect import FLOOR, MIN_SIGMAS, MIN_STEPS, judged, measured
 from pacekeeper.predictor.job_level.transient_rises import ALIKE
-from pacekeeper.predictor.offline.anomalies import Trouble
+from pacekeeper.predictor.offline.anomalies import Anomaly
 from pacekeeper.predictor.offline.trace import StepTable, Trace
-from pacekeeper.predictor.online.global_slowdown import NO_NEWS, PaceNews
+from pacekeeper.predictor.online.global_slowdown import NO_NEWS, GlobalSlowdownChange
 
 LOOK_STEPS = BLOCK_STEPS
 LEAST_STEPS = 2 * MIN_STEPS  # before anything is judged
@@ -46,7 +46,7 @@ class JobStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JobPace:
+class JobLevelState:
     """What is remembered of a job's steps: rows of (step, seconds, tokens, tokens^2), ascending.
 
     `measure`: from before the open finding, `recent`: since. `slowdown` of the finding, 1.0 if
@@ -63,7 +63,7 @@ class JobPace:
     steps_since_look: int = 0
     knowledge: Knowledge | None = None
     note: str = ""
-    sight: Sight | None = None
+    sensitivity: Sensitivity | None = None
 
     @property
     def is_open(self) -> bool:
@@ -74,10 +74,14 @@ class JobPace:
         return len(self.measure) + len(self.recent)
 
 
-def fold_job(pace: JobPace, told: JobStep) -> tuple[JobPace, PaceNews]:
+def update_job_level(
+    pace: JobLevelState, told: JobStep
+) -> tuple[JobLevelState, GlobalSlowdownChange]:
     """Take in one step that all ranks have ended. Another layout is measured anew."""
     if told.generation != pace.generation:
-        pace = JobPace(generation=told.generation, slowdown=pace.slowdown, told_step=pace.told_step)
+        pace = JobLevelState(
+            generation=told.generation, slowdown=pace.slowdown, told_step=pace.told_step
+        )
     row = np.array([[told.step, told.duration_s, told.tokens, told.sum_len_squared]])
     before = pace.recent[pace.recent[:, _STEP] < told.step]  # a step done again counts once
     measure = pace.measure[pace.measure[:, _STEP] < told.step]
@@ -91,19 +95,19 @@ def fold_job(pace: JobPace, told: JobStep) -> tuple[JobPace, PaceNews]:
     if pace.is_open and not len(pace.measure):
         # A restart, or another layout: what is healthy is not known any more.
         pace = replace(pace, slowdown=1.0)
-        return pace, PaceNews(is_over=True, why="its pace is measured anew")
+        return pace, GlobalSlowdownChange(is_over=True, why="its pace is measured anew")
     if pace.num_steps < LEAST_STEPS or pace.steps_since_look < LOOK_STEPS:
         return pace, NO_NEWS
     return _looked(replace(pace, steps_since_look=0))
 
 
-def _room(pace: JobPace, measure: Array) -> int:
+def _room(pace: JobLevelState, measure: Array) -> int:
     if not pace.is_open:
         return WINDOW_STEPS
     return max(LEAST_STEPS, min(WINDOW_STEPS - len(measure), PER_MEASURE * len(measure)))
 
 
-def _looked(pace: JobPace) -> tuple[JobPace, PaceNews]:
+def _looked(pace: JobLevelState) -> tuple[JobLevelState, GlobalSlowdownChange]:
     """Judge what is remembered, and say what is new."""
     basis = measured(_trace_of(np.concatenate([pace.measure, pace.recent])))
     if basis is None:
@@ -114,71 +118,75 @@ def _looked(pace: JobPace) -> tuple[JobPace, PaceNews]:
         pace,
         knowledge=basis.known_by,
         note="; ".join(verdict.notes),
-        sight=_sight(basis.blocks.sigma, basis.block_steps) if knows else None,
+        sensitivity=_sight(basis.blocks.sigma, basis.block_steps) if knows else None,
     )
     newest = int(pace.recent[-1, _STEP])
-    lasting = next((t for t in verdict.troubles if t.last_step is None), None)
+    lasting = next((t for t in verdict.anomalies if t.last_step is None), None)
     if pace.is_open:
         return _looked_again(pace, lasting, newest)
     if lasting is not None:
         return _opened(pace, lasting, newest)
-    fresh = [t for t in verdict.troubles if t.first_step > pace.told_step]
+    fresh = [t for t in verdict.anomalies if t.first_step > pace.told_step]
     if not fresh:
         return pace, NO_NEWS
     worst = max(fresh, key=lambda t: t.slowdown)
     told_step = max(t.last_step or newest for t in fresh)
     pace = replace(pace, told_step=told_step)
-    return pace, PaceNews(found=_finding(worst, newest), is_over=True)
+    return pace, GlobalSlowdownChange(found=_finding(worst, newest), is_over=True)
 
 
-def _opened(pace: JobPace, trouble: Trouble, newest: int) -> tuple[JobPace, PaceNews]:
-    is_before = pace.recent[:, _STEP] < trouble.first_step
+def _opened(
+    pace: JobLevelState, anomaly: Anomaly, newest: int
+) -> tuple[JobLevelState, GlobalSlowdownChange]:
+    is_before = pace.recent[:, _STEP] < anomaly.first_step
     if is_before.sum() < MIN_STEPS:
         return pace, NO_NEWS  # hardly any health was seen before it
     pace = replace(
         pace,
         measure=pace.recent[is_before][-MEASURE_STEPS:],
         recent=pace.recent[~is_before],
-        slowdown=trouble.slowdown,
+        slowdown=anomaly.slowdown,
         quiet_looks=0,
     )
-    return pace, PaceNews(found=_finding(trouble, newest))
+    return pace, GlobalSlowdownChange(found=_finding(anomaly, newest))
 
 
-def _looked_again(pace: JobPace, trouble: Trouble | None, newest: int) -> tuple[JobPace, PaceNews]:
+def _looked_again(
+    pace: JobLevelState, anomaly: Anomaly | None, newest: int
+) -> tuple[JobLevelState, GlobalSlowdownChange]:
     """The open finding: is it over, is it another one now?"""
-    if trouble is None:
+    if anomaly is None:
         if pace.quiet_looks + 1 < QUIET_LOOKS:
             return replace(pace, quiet_looks=pace.quiet_looks + 1), NO_NEWS
         rows = np.concatenate([pace.measure, pace.recent])[-WINDOW_STEPS:]
         pace = replace(
             pace, measure=_no_steps(), recent=rows, slowdown=1.0, quiet_looks=0, told_step=newest
         )
-        return pace, PaceNews(is_over=True)
+        return pace, GlobalSlowdownChange(is_over=True)
     pace = replace(pace, quiet_looks=0)
-    before, now = log(pace.slowdown), log(trouble.slowdown)
-    is_surely_other = not trouble.low <= pace.slowdown <= trouble.high
+    before, now = log(pace.slowdown), log(anomaly.slowdown)
+    is_surely_other = not anomaly.low <= pace.slowdown <= anomaly.high
     if not is_surely_other or abs(now - before) <= ALIKE * max(before, FLOOR):
         return pace, NO_NEWS
-    return replace(pace, slowdown=trouble.slowdown), PaceNews(changed=trouble.slowdown)
+    return replace(pace, slowdown=anomaly.slowdown), GlobalSlowdownChange(changed=anomaly.slowdown)
 
 
-def _sight(sigma: float, block_steps: int) -> Sight:
+def _sight(sigma: float, block_steps: int) -> Sensitivity:
     """A promise made of the rule a finding must pass, with a margin for chance."""
     blocks = max(1, SIGHT_STEPS // block_steps)
     least = max(FLOOR, (MIN_SIGMAS + MARGIN) * sigma / sqrt(blocks))
-    return Sight(slowdown=exp(least), steps=SIGHT_STEPS + LOOK_STEPS)
+    return Sensitivity(slowdown=exp(least), steps=SIGHT_STEPS + LOOK_STEPS)
 
 
-def _finding(trouble: Trouble, newest: int) -> Finding:
+def _finding(anomaly: Anomaly, newest: int) -> Finding:
     return Finding(
         kind=FindingKind.HOST,
-        tier=trouble.tier,
+        tier=anomaly.tier,
         rank=None,
-        slowdown=trouble.slowdown,
-        onset_step=trouble.first_step,
+        slowdown=anomaly.slowdown,
+        onset_step=anomaly.first_step,
         step=newest,
-        reason=trouble.reason,
+        reason=anomaly.reason,
     )
 
 

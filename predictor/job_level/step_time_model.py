@@ -14,7 +14,7 @@ KNOWN_SHARE = 0.5  # of the steps: fewer that tell their tokens do not stand for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pace:
+class StepTimes:
     """Observed and expected time of each step, ascending; observed is NaN after the record's end.
 
     Expected is right up to one common factor. `work_class`: steps of one class do equal work and
@@ -29,7 +29,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Clocked:
+class UsableSteps:
     """The steps of a run that can be judged, ascending; `duration_s` is without spikes."""
 
     step: Positions
@@ -40,7 +40,7 @@ class Clocked:
     rows: Positions  # where they stood in the table
 
 
-def clocked(trace: Trace) -> Clocked | None:
+def usable_steps(trace: Trace) -> UsableSteps | None:
     """The usable steps of the trace, None where it has none: positive, finite, once each."""
     table = trace.steps
     if table is None:
@@ -50,7 +50,7 @@ def clocked(trace: Trace) -> Clocked | None:
     rows = np.flatnonzero(is_good)[first]
     if rows.size == 0:
         return None
-    return Clocked(
+    return UsableSteps(
         step=table.step[rows],
         raw_s=table.duration_s[rows],
         duration_s=without_spikes(table.duration_s[rows], resolution=trace.resolution_s),
@@ -60,17 +60,17 @@ def clocked(trace: Trace) -> Clocked | None:
     )
 
 
-def with_tokens(run: Clocked) -> Clocked | None:
+def with_tokens(run: UsableSteps) -> UsableSteps | None:
     """The steps that tell their tokens; None where they are fewer than half of them."""
     told = np.isfinite(run.tokens)
     if told.mean() < KNOWN_SHARE:
         return None
-    return Clocked(**{name: getattr(run, name)[told] for name in Clocked.__slots__})
+    return UsableSteps(**{name: getattr(run, name)[told] for name in UsableSteps.__slots__})
 
 
-def unknown(run: Clocked, resolution_s: float) -> Pace:
+def unknown(run: UsableSteps, resolution_s: float) -> StepTimes:
     """Nothing known: all steps are expected to take one second, which judges levels only."""
-    return Pace(
+    return StepTimes(
         step=run.step,
         observed_s=run.duration_s,
         expected_s=np.ones(run.step.size),
@@ -79,7 +79,7 @@ def unknown(run: Clocked, resolution_s: float) -> Pace:
     )
 
 
-def from_schedule(run: Clocked, schedule: Positions, resolution_s: float) -> Pace:
+def from_schedule(run: UsableSteps, schedule: Positions, resolution_s: float) -> StepTimes:
     """By work class: `schedule` [steps of the run] names each step's class.
 
     A class's level is measured in the run itself. Equal durations of interleaved classes come out
@@ -90,7 +90,7 @@ def from_schedule(run: Clocked, schedule: Positions, resolution_s: float) -> Pac
         among = schedule == work_class
         own = run.raw_s[among]
         expected[among] = without_spikes(own, resolution=resolution_s).mean()
-    return Pace(
+    return StepTimes(
         step=run.step,
         observed_s=_beside(run, expected, resolution_s),
         expected_s=expected,
@@ -99,7 +99,7 @@ def from_schedule(run: Clocked, schedule: Positions, resolution_s: float) -> Pac
     )
 
 
-def from_work(run: Clocked, resolution_s: float) -> Pace:
+def from_work(run: UsableSteps, resolution_s: float) -> StepTimes:
     """By the tokens and squared lengths of each step: c0 + a tokens + b sum(len^2).
 
     All steps tell their tokens (`with_tokens`); lengths count where all steps tell them, too.
@@ -116,7 +116,7 @@ def from_work(run: Clocked, resolution_s: float) -> Pace:
         weight = 1.0 / np.sqrt(np.maximum(np.abs(relative @ coefficients - 1.0), 1e-4))
     fitted = features @ coefficients
     expected: Array = np.maximum(fitted, 0.1 * run.raw_s)
-    return Pace(
+    return StepTimes(
         step=run.step,
         observed_s=_beside(run, expected, resolution_s),
         expected_s=expected,
@@ -125,14 +125,14 @@ def from_work(run: Clocked, resolution_s: float) -> Pace:
     )
 
 
-def _beside(run: Clocked, expected_s: Array, resolution_s: float) -> Array:
+def _beside(run: UsableSteps, expected_s: Array, resolution_s: float) -> Array:
     """Observed times without spikes, where a spike is told from work that differs by the step."""
     return expected_s * without_spikes(run.raw_s / expected_s, resolution=resolution_s / expected_s)
 
 
 def from_replicates(
-    run: Clocked, replicates: Sequence[Clocked], resolution_s: float, size: int
-) -> Pace:
+    run: UsableSteps, replicates: Sequence[UsableSteps], resolution_s: float, size: int
+) -> StepTimes:
     """By the median of runs of the same recipe at the same step, `size` steps to a block.
 
     Each replicate is first brought to the run's pace by one factor: it may have had other devices
@@ -158,7 +158,7 @@ def from_replicates(
     # One value per block keeps the mean right, one per step keeps an edge of the schedule sharp.
     block = np.minimum(np.arange(step.size) // size, by_block.size - 1)
     expected = by_step * (by_block / block_means(by_step, size))[block]
-    return Pace(
+    return StepTimes(
         step=step,
         observed_s=np.where(np.isfinite(expected), observed, np.nan),
         expected_s=expected,

@@ -6,43 +6,43 @@ from dataclasses import replace
 from pacekeeper.predictor.imbalance.analyze import imbalances
 from pacekeeper.predictor.imbalance.what_if import replayed, what_if_of
 from pacekeeper.predictor.job_level.detect import judge_job
-from pacekeeper.predictor.job_level.global_slowdown import pace_faults
-from pacekeeper.predictor.offline.anomalies import Trouble, Verdict
-from pacekeeper.predictor.offline.collective_stragglers import late_ranks, link_faults
+from pacekeeper.predictor.job_level.global_slowdown import global_slowdowns
+from pacekeeper.predictor.offline.anomalies import Anomaly, TraceReport
+from pacekeeper.predictor.offline.collective_stragglers import collective_stragglers, link_faults
 from pacekeeper.predictor.offline.online_rules import slow_inputs, slow_links, with_causes
 from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
 from pacekeeper.predictor.offline.residuals import usable_rows
 from pacekeeper.predictor.offline.trace import Trace
 
 
-def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
+def analyze(trace: Trace, replicates: Sequence[Trace] = ()) -> TraceReport:
     """Findings, the worst first, and what they cost.
 
     Where ranks tell their compute times, they are judged; only where none does, the job as a whole
     by its step times, beside `replicates` (other runs of the same recipe).
     """
     trace = _without_useless_times(trace)
-    troubles: list[Trouble] = [*link_faults(trace), *slow_links(trace)]
+    anomalies: list[Anomaly] = [*link_faults(trace), *slow_links(trace)]
     inputs = slow_inputs(trace)
-    troubles += inputs
+    anomalies += inputs
     replay, left_out = replayed(trace)
     costs = None if replay is None else what_if_of(replay)
     notes = [*trace.notes, *left_out]
     if trace.compute is not None:
         slow = rank_faults(trace)
-        named = {(trouble.kind, trouble.rank) for trouble in (*slow, *inputs)}
-        late = (one for one in late_ranks(trace) if (one.kind, one.rank) not in named)
-        ranks = {trouble.rank for trouble in slow if trouble.rank is not None}
-        together = pace_faults(trace, slow=ranks)
-        troubles += [*with_causes(trace, [*slow, *late]), *together.troubles]
+        named = {(anomaly.kind, anomaly.rank) for anomaly in (*slow, *inputs)}
+        late = (one for one in collective_stragglers(trace) if (one.kind, one.rank) not in named)
+        ranks = {anomaly.rank for anomaly in slow if anomaly.rank is not None}
+        together = global_slowdowns(trace, slow=ranks)
+        anomalies += [*with_causes(trace, [*slow, *late]), *together.anomalies]
         notes += together.notes
     elif trace.steps is not None:
         job = judge_job(trace, replicates=replicates, schedule=trace.steps.work_class)
-        troubles += job.troubles
+        anomalies += job.anomalies
         notes += job.notes
-    troubles += imbalances(trace, costs, replay=replay)
-    troubles.sort(key=lambda t: (-t.slowdown, -1 if t.rank is None else t.rank))
-    return Verdict(troubles=tuple(troubles), what_if=costs, notes=tuple(notes))
+    anomalies += imbalances(trace, costs, replay=replay)
+    anomalies.sort(key=lambda t: (-t.slowdown, -1 if t.rank is None else t.rank))
+    return TraceReport(anomalies=tuple(anomalies), what_if=costs, notes=tuple(notes))
 
 
 def _without_useless_times(trace: Trace) -> Trace:

@@ -20,7 +20,7 @@ NO_LOSS = 1e-6  # of S above 1: rounding
 K = TypeVar("K", int, str)
 
 
-class TroubleKind(StrEnum):
+class AnomalyKind(StrEnum):
     """What was wrong: three kinds of fault, three kinds of work that is spread unevenly."""
 
     COMPUTE = "compute"
@@ -32,7 +32,7 @@ class TroubleKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class Anomaly:
     """One finding in a recorded run.
 
     `rank` and `stage` are None where the trouble is nobody's in particular. `slowdown` is observed
@@ -40,7 +40,7 @@ class Trouble:
     `high` with 95 % confidence. `last_step`: None while it lasts to the end of the record.
     """
 
-    kind: TroubleKind
+    kind: AnomalyKind
     rank: int | None
     stage: int | None
     slowdown: float
@@ -82,10 +82,10 @@ class WhatIf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TraceReport:
     """All that replay says of a trace; `what_if` is None where it has no timeline."""
 
-    troubles: tuple[Trouble, ...]
+    anomalies: tuple[Anomaly, ...]
     what_if: WhatIf | None
     notes: tuple[str, ...] = ()
 
@@ -137,9 +137,9 @@ def episodes_of(told: Sequence[Judgement]) -> list[Episode]:
     return episodes
 
 
-def trouble_of(
-    episode: Episode, kind: TroubleKind, stage_of: Mapping[int, int], sigma: float
-) -> Trouble:
+def anomaly_of(
+    episode: Episode, kind: AnomalyKind, stage_of: Mapping[int, int], sigma: float
+) -> Anomaly:
     """Without the steps at the end in which it was over already, and not yet told.
 
     sigma: of the log ratio of one step.
@@ -155,7 +155,7 @@ def trouble_of(
     is_over = episode.over_step is not None
     last_step = episode.steps[count - 1] if is_over else None
     until = f"to step {last_step}, and recovered" if is_over else "to the end of the record"
-    return Trouble(
+    return Anomaly(
         kind=kind,
         rank=rank,
         stage=None if rank is None else stage_of.get(rank),

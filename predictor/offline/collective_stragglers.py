@@ -13,7 +13,7 @@ import numpy as np
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array, Positions
-from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind
+from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind
 from pacekeeper.predictor.offline.trace import Trace, TransferTable, WaitTable
 from pacekeeper.predictor.stats import change_points
 from pacekeeper.predictor.stats.peers import medians_without_one
@@ -39,7 +39,7 @@ class SlowGroup:
     error: float
 
 
-def link_faults(trace: Trace) -> tuple[Trouble, ...]:
+def link_faults(trace: Trace) -> tuple[Anomaly, ...]:
     """Slow links, the worst first; nothing where no transfer times are told."""
     table = trace.transfers
     if table is None or len(table.step) == 0:
@@ -48,15 +48,15 @@ def link_faults(trace: Trace) -> tuple[Trouble, ...]:
     if len(steps) < MIN_STEPS:
         return ()
     slow = [s for group in range(residual.shape[1]) for s in _stretches(residual[:, group], group)]
-    troubles = []
+    anomalies = []
     while slow:
         first = max(slow, key=lambda s: s.log_slowdown)
         together = [s for s in slow if s.begin < first.end and first.begin < s.end]
         slow = [s for s in slow if s not in together]
         seen = {g for g in range(residual.shape[1]) if np.isfinite(residual[:, g]).any()}
         healthy = seen - {s.group for s in together}
-        troubles.append(_trouble(trace, steps, together, healthy))
-    return tuple(sorted(troubles, key=lambda t: -t.slowdown))
+        anomalies.append(_anomaly(trace, steps, together, healthy))
+    return tuple(sorted(anomalies, key=lambda t: -t.slowdown))
 
 
 def _by_step(table: TransferTable, sizes: Sequence[int]) -> tuple[Positions, Array]:
@@ -111,16 +111,16 @@ def _stretches(series: Array, group: int) -> list[SlowGroup]:
     return slow
 
 
-def _trouble(
+def _anomaly(
     trace: Trace, steps: Positions, together: Sequence[SlowGroup], healthy: Collection[int]
-) -> Trouble:
+) -> Anomaly:
     worst = max(together, key=lambda s: s.log_slowdown)
     begin, end = min(s.begin for s in together), max(s.end for s in together)
     rank, words = _place(trace, {s.group for s in together}, healthy)
     margin = 1.96 * worst.error
     slowdown = exp(worst.log_slowdown)
-    return Trouble(
-        kind=TroubleKind.LINK,
+    return Anomaly(
+        kind=AnomalyKind.LINK,
         rank=rank,
         stage=next((w.stage for w in trace.workers if w.rank == rank), None),
         slowdown=slowdown,
@@ -176,7 +176,7 @@ EXPLAINED = 0.5  # of the lateness, by longer compute: then the device is slow, 
 CERTAIN = 8  # steps
 
 
-def late_ranks(trace: Trace) -> tuple[Trouble, ...]:
+def collective_stragglers(trace: Trace) -> tuple[Anomaly, ...]:
     """Ranks that are late in nearly every recorded step; nothing where waits are not told.
 
     HOST where the rank computes as fast as its peers and yet arrives late (input, launches, host);
@@ -191,7 +191,7 @@ def late_ranks(trace: Trace) -> tuple[Trouble, ...]:
     busy, waiting_s = _others_busy_s(compute_s), medians_without_one(wait_s)
     late_s = waiting_s - wait_s
     is_late = late_s > _worth_naming_s(wait_s, waiting_s, busy)
-    troubles = []
+    anomalies = []
     for column in np.flatnonzero(is_late.mean(axis=0) >= STEPS_THAT_AGREE).tolist():
         busy_s = busy[:, column]
         whole_s = busy_s + waiting_s[:, column]
@@ -199,12 +199,12 @@ def late_ranks(trace: Trace) -> tuple[Trouble, ...]:
         slowdown = float(np.median(ratio))
         excess_s = float(np.median(compute_s[:, column] - busy_s))
         typical_s = float(np.median(late_s[:, column]))
-        kind = TroubleKind.COMPUTE if excess_s >= EXPLAINED * typical_s else TroubleKind.HOST
+        kind = AnomalyKind.COMPUTE if excess_s >= EXPLAINED * typical_s else AnomalyKind.HOST
         spread = float(np.std(ratio, ddof=1)) if len(ratio) > 1 else 0.1 * slowdown
         margin = 1.96 * spread / np.sqrt(len(ratio))
         first = int(steps[np.flatnonzero(is_late[:, column])[0]])
-        troubles.append(
-            Trouble(
+        anomalies.append(
+            Anomaly(
                 kind=kind,
                 rank=int(ranks[column]),
                 stage=_stage_of(trace, int(ranks[column])),
@@ -216,7 +216,7 @@ def late_ranks(trace: Trace) -> tuple[Trouble, ...]:
                 reason=_reason(int(ranks[column]), kind, typical_s, whole_s, wait_s, column),
             )
         )
-    return tuple(troubles)
+    return tuple(anomalies)
 
 
 def _others_busy_s(compute_s: Array) -> Array:
@@ -272,13 +272,13 @@ def _stage_of(trace: Trace, rank: int) -> int | None:
 
 
 def _reason(
-    rank: int, kind: TroubleKind, late_s: float, whole_s: Array, wait_s: Array, column: int
+    rank: int, kind: AnomalyKind, late_s: float, whole_s: Array, wait_s: Array, column: int
 ) -> str:
     own_ms = float(np.median(wait_s[:, column])) * 1e3
     others_ms = float(np.median(np.delete(wait_s, column, axis=1))) * 1e3
     why = (
         "its compute is longer by about as much"
-        if kind is TroubleKind.COMPUTE
+        if kind is AnomalyKind.COMPUTE
         else "its device computes as fast as the others': its host, input or launches are late"
     )
     return (

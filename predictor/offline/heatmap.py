@@ -16,7 +16,7 @@ MIN_LIMIT = 0.05  # of the colours: smaller residuals than these are noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Heat:
+class Heatmap:
     """log_ratio [steps, ranks], NaN where a rank told nothing; `limit`: where colours end.
 
     A row or column may stand for several: steps and ranks name the first one of each.
@@ -30,7 +30,7 @@ class Heat:
     ranks_per_cell: int = 1
 
 
-def heat_of(trace: Trace) -> Heat | None:
+def heatmap_of(trace: Trace) -> Heatmap | None:
     """None where no rank's compute time is told."""
     table = trace.compute
     if table is None or len(table.step) == 0:
@@ -50,7 +50,7 @@ def heat_of(trace: Trace) -> Heat | None:
         # Each step beside its stage, then each rank as it is: a slow rank stays red throughout.
         residual[:, own] = log_time[:, own] - _row_medians(log_time[:, own])
     largest = np.nanquantile(np.abs(residual), 0.995) if np.isfinite(residual).any() else 0.0
-    return Heat(
+    return Heatmap(
         steps=tuple(steps.tolist()),
         ranks=tuple(ranks.tolist()),
         log_ratio=residual,
@@ -58,7 +58,7 @@ def heat_of(trace: Trace) -> Heat | None:
     )
 
 
-def reduced(heat: Heat, *, max_steps: int, max_ranks: int) -> Heat:
+def reduced(heat: Heatmap, *, max_steps: int, max_ranks: int) -> Heatmap:
     """The same with few enough cells to be seen: of neighbouring steps the median, of neighbouring
     ranks then the one that is farthest from 0, so that one slow rank of many stays red.
     """

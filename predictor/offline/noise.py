@@ -77,7 +77,7 @@ def noise_of(residuals: Residuals, stage: Positions) -> Noise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sigmas:
+class AlarmLevels:
     """That a stretch's `fast` noise and `slow` wander must exceed; `sure`: `fast`, were the noise
     well known."""
 
@@ -86,7 +86,7 @@ class Sigmas:
     sure: float
 
 
-def thresholds(num_steps: int, num_ranks: int, false_alarms: float, freedom: float) -> Sigmas:
+def thresholds(num_steps: int, num_ranks: int, false_alarms: float, freedom: float) -> AlarmLevels:
     """Half of the false alarms each: over all stretches; over ranks and octaves of time.
 
     num_ranks: or of groups that may be looked at, as many as there can be; freedom: of the fast
@@ -94,7 +94,7 @@ def thresholds(num_steps: int, num_ranks: int, false_alarms: float, freedom: flo
     """
     half = log(0.5 * false_alarms) - log(num_ranks)  # groups may be more than a float holds
     per_stretch = half - log(num_steps * (num_steps + 1) / 2)
-    return Sigmas(
+    return AlarmLevels(
         fast=_t_beyond(per_stretch, freedom),
         slow=_normal_beyond(half - log(1.0 + log2(num_steps))),
         sure=_normal_beyond(per_stretch),

@@ -16,12 +16,12 @@ from pacekeeper.predictor.causes.explain import examined_signals, explain, in_wo
 from pacekeeper.predictor.cost.features import Flags, StepSample
 from pacekeeper.predictor.cost.model import log_ratios
 from pacekeeper.predictor.offline.anomalies import (
+    Anomaly,
+    AnomalyKind,
     Episode,
-    Trouble,
-    TroubleKind,
+    anomaly_of,
     episodes_of,
     steps_of,
-    trouble_of,
 )
 from pacekeeper.predictor.offline.trace import (
     NodeSamples,
@@ -30,56 +30,56 @@ from pacekeeper.predictor.offline.trace import (
     ThreadTable,
     Trace,
 )
-from pacekeeper.predictor.online.input_stall import Inputs, fold_inputs
-from pacekeeper.predictor.online.links import fold_links, transfer_sample
+from pacekeeper.predictor.online.input_stall import Inputs, update_inputs
+from pacekeeper.predictor.online.links import transfer_sample, update_links
 from pacekeeper.predictor.online.state import Evidence, Judgement, begin, model_of, sigma_of
 
 BEFORE_S = 60.0
 LOOK_AGAIN_S = 90.0  # after the onset
 
 
-def with_causes(trace: Trace, troubles: Sequence[Trouble]) -> tuple[Trouble, ...]:
+def with_causes(trace: Trace, anomalies: Sequence[Anomaly]) -> tuple[Anomaly, ...]:
     """The troubles, those of single ranks with their cause in words; all as they are where the
     source tells nothing of threads, devices and hosts.
     """
     if trace.threads is None:
-        return tuple(troubles)
+        return tuple(anomalies)
     seats = {
         worker.rank: Seat(role=str(worker.stage), node=worker.node, device_uuid=worker.device_uuid)
         for worker in trace.workers
     }
-    slow = [t for t in troubles if t.rank in seats and t.kind in _OF_A_RANK]
+    slow = [t for t in anomalies if t.rank in seats and t.kind in _OF_A_RANK]
     named = [
         replace(t, cause=_cause(trace, trace.threads, seats, t, slow)) if t in slow else t
-        for t in troubles
+        for t in anomalies
     ]
     return tuple(named)
 
 
-_OF_A_RANK = (TroubleKind.COMPUTE, TroubleKind.HOST)
+_OF_A_RANK = (AnomalyKind.COMPUTE, AnomalyKind.HOST)
 
 
 def _cause(
     trace: Trace,
     table: ThreadTable,
     seats: dict[int, Seat],
-    trouble: Trouble,
-    slow: Sequence[Trouble],
+    anomaly: Anomaly,
+    slow: Sequence[Anomaly],
 ) -> str:
-    assert trouble.rank is not None
-    last = np.inf if trouble.last_step is None else trouble.last_step
-    during = (table.step >= trouble.first_step) & (table.step <= last)
+    assert anomaly.rank is not None
+    last = np.inf if anomaly.last_step is None else anomaly.last_step
+    during = (table.step >= anomaly.first_step) & (table.step <= last)
     alive = set(np.unique(table.rank[during]).tolist())
-    suspects = {t.rank for t in slow if _overlap(t, trouble)}
+    suspects = {t.rank for t in slow if _overlap(t, anomaly)}
     peers = peers_of(
-        seats[trouble.rank],
+        seats[anomaly.rank],
         ((rank, seats[rank]) for rank in sorted(alive - suspects) if rank in seats),
     )
-    involved = {trouble.rank, *peers}
+    involved = {anomaly.rank, *peers}
     nodes: dict[str, NodeWindow] = {}
     for samples in trace.samples:
         own = np.isin(table.rank, [rank for rank in involved if seats[rank].node == samples.node])
-        window = _window(samples, table, own, during, trouble.first_step)
+        window = _window(samples, table, own, during, anomaly.first_step)
         if window is not None:
             nodes[samples.node] = window
             recent = table.ended_s <= window.onset_s + LOOK_AGAIN_S
@@ -88,13 +88,13 @@ def _cause(
         rank: time for rank in involved if (time := _thread(table, during & (table.rank == rank)))
     }
     symptoms = symptoms_of(
-        trouble.rank, peers, seats=seats, nodes=nodes, threads=threads, slowdown=trouble.slowdown
+        anomaly.rank, peers, seats=seats, nodes=nodes, threads=threads, slowdown=anomaly.slowdown
     )
     causes = explain(symptoms)
     return describe_cause(in_words(causes), *examined_signals(causes))
 
 
-def _overlap(one: Trouble, other: Trouble) -> bool:
+def _overlap(one: Anomaly, other: Anomaly) -> bool:
     """In time; a trouble without a last step lasts."""
     ends = [np.inf if t.last_step is None else t.last_step for t in (one, other)]
     return bool(one.first_step <= ends[1] and other.first_step <= ends[0])
@@ -140,7 +140,7 @@ def _thread(table: ThreadTable, rows: Flags) -> ThreadTime | None:
     )
 
 
-def slow_inputs(trace: Trace, config: DetectorConfig | None = None) -> tuple[Trouble, ...]:
+def slow_inputs(trace: Trace, config: DetectorConfig | None = None) -> tuple[Anomaly, ...]:
     """Ranks whose input was late, and when that of all was, in the order they were found.
 
     () where no rank tells how long it waited. Steps that a rank does not tell it of are passed
@@ -158,7 +158,7 @@ def slow_inputs(trace: Trace, config: DetectorConfig | None = None) -> tuple[Tro
     sigma = sigma_of(config, inputs.evidence)
     for episode in episodes:
         _measure(episode, told)
-    return tuple(trouble_of(one, TroubleKind.HOST, stage_of, sigma) for one in episodes)
+    return tuple(anomaly_of(one, AnomalyKind.HOST, stage_of, sigma) for one in episodes)
 
 
 def _played(
@@ -166,7 +166,7 @@ def _played(
 ) -> tuple[Inputs, list[Judgement]]:
     inputs, told = Inputs(), list[Judgement]()
     for step, rows in steps_of(table):
-        inputs, judgement = fold_inputs(
+        inputs, judgement = update_inputs(
             config,
             inputs,
             step=step,
@@ -203,7 +203,7 @@ def _measure(episode: Episode, told: list[Judgement]) -> None:
             episode.ratios.append(ratio)
 
 
-def slow_links(trace: Trace, config: DetectorConfig | None = None) -> tuple[Trouble, ...]:
+def slow_links(trace: Trace, config: DetectorConfig | None = None) -> tuple[Anomaly, ...]:
     """Links of ranks that were slow, in the order they were found; () where no rank tells its
     transfers. Steps in which a rank does not tell them are passed over, as live.
     """
@@ -218,7 +218,7 @@ def slow_links(trace: Trace, config: DetectorConfig | None = None) -> tuple[Trou
     _measure_links(evidence, _samples(trace, table), episodes)
     stage_of = {worker.rank: worker.stage for worker in trace.workers}
     sigma = sigma_of(config, evidence)
-    return tuple(trouble_of(episode, TroubleKind.LINK, stage_of, sigma) for episode in episodes)
+    return tuple(anomaly_of(episode, AnomalyKind.LINK, stage_of, sigma) for episode in episodes)
 
 
 def _play_links(
@@ -226,7 +226,7 @@ def _play_links(
 ) -> tuple[Evidence, list[Episode]]:
     evidence, told = begin(), list[Judgement]()
     for sample in _samples(trace, table):
-        evidence, judgement = fold_links(config, evidence, sample, node_of)
+        evidence, judgement = update_links(config, evidence, sample, node_of)
         told.append(judgement)
     return evidence, episodes_of(told)
 

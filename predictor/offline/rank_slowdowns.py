@@ -14,7 +14,7 @@ import numpy as np
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind
+from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind
 from pacekeeper.predictor.offline.noise import Noise, noise_of
 from pacekeeper.predictor.offline.residuals import Residuals, TraceTimes, residuals_of, times_of
 from pacekeeper.predictor.offline.shift_scan import strongest_shifts
@@ -42,7 +42,7 @@ _Views = Mapping[tuple[int, int], tuple[_View, ...]]  # of each layout: all comp
 
 def rank_faults(
     trace: Trace, *, false_alarms: float = FALSE_ALARMS, min_slowdown: float = MIN_SLOWDOWN
-) -> tuple[Trouble, ...]:
+) -> tuple[Anomaly, ...]:
     """The slow ranks of a trace, those that lost most first; () where it tells no compute times.
 
     A rank may be found by one kind of pass alone; the slowdown is then of that, as the reason says.
@@ -83,8 +83,8 @@ def rank_faults(
                 taken += _taken_out(times, views, shift, known)
         found += taken
     merged = _merged(times, found)
-    troubles = [_trouble(trace, times, shift, merged) for shift in merged]
-    return tuple(sorted(troubles, key=lambda trouble: -trouble.slowdown))
+    anomalies = [_anomaly(trace, times, shift, merged) for shift in merged]
+    return tuple(sorted(anomalies, key=lambda anomaly: -anomaly.slowdown))
 
 
 def _view(times: TraceTimes, kind: Residuals, begin: int, end: int) -> _View:
@@ -179,7 +179,7 @@ def _mean_slowdown(one: Shift, other: Shift, end: int) -> float:
     return steps / (end - one.first)
 
 
-def _trouble(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[Shift]) -> Trouble:
+def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[Shift]) -> Anomaly:
     rank, stage = times.ranks[shift.rank], int(times.stage[shift.rank])
     low, value, high = (
         exp(shift.log_slowdown + sigmas * shift.error) for sigmas in (-TWO_SIDED, 0.0, TWO_SIDED)
@@ -191,8 +191,8 @@ def _trouble(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[
     first, last = int(times.steps[shift.first]), int(times.steps[shift.end - 1])
     lasts = shift.end == len(times.steps)
     beside = f"{witnesses} peers of stage {stage} did not" if witnesses else "it has no peer"
-    return Trouble(
-        kind=TroubleKind.COMPUTE,
+    return Anomaly(
+        kind=AnomalyKind.COMPUTE,
         rank=rank,
         stage=stage,
         slowdown=value,

@@ -12,13 +12,19 @@ from math import comb, sqrt
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Positions
-from pacekeeper.predictor.offline.noise import Noise, Sigmas, needed_strength, noise_of, thresholds
+from pacekeeper.predictor.offline.noise import (
+    AlarmLevels,
+    Noise,
+    needed_strength,
+    noise_of,
+    thresholds,
+)
 from pacekeeper.predictor.offline.residuals import Residuals
 from pacekeeper.predictor.offline.shift_test import (
     SAMPLE_CLIP,
     WORTH_A_LOOK,
-    Judge,
     Shift,
+    ShiftTest,
     beyond,
     edges_of,
 )
@@ -33,7 +39,7 @@ GROUP_LOOKS = 4  # at stretches of ranks of one stage
 Seed = tuple[float, int, int, int]  # rough strength of a rank's stretch, the rank, first, end
 
 
-def together(judge: Judge, seeds: Sequence[Seed], *, false_alarms: float) -> list[Shift]:
+def together(judge: ShiftTest, seeds: Sequence[Seed], *, false_alarms: float) -> list[Shift]:
     """Of each stage the ranks that slowed together, the strongest such group; [] where none did.
 
     seeds: the strongest stretch of each rank that is worth a look, whoever shared it.
@@ -54,7 +60,7 @@ def together(judge: Judge, seeds: Sequence[Seed], *, false_alarms: float) -> lis
     return found
 
 
-def _apart(judge: Judge, members: Positions, first: int, end: int) -> Positions:
+def _apart(judge: ShiftTest, members: Positions, first: int, end: int) -> Positions:
     """Two members or more, fewer than half, that stand apart from the others in this stretch."""
     lost = judge.slowdowns((0, first), (first, end))[members]
     known = np.isfinite(lost)
@@ -71,7 +77,7 @@ def _apart(judge: Judge, members: Positions, first: int, end: int) -> Positions:
 
 
 def _judged(
-    judge: Judge,
+    judge: ShiftTest,
     members: Positions,
     group: Positions,
     stretch: tuple[int, int],
@@ -88,7 +94,7 @@ def _judged(
     )
     num_steps = len(beside.by_step)
     sigmas = thresholds(num_steps, comb(len(members), len(group)), false_alarms, noise.freedom)
-    as_one = Judge(beside, noise, sigmas, judge.min_slowdown)
+    as_one = ShiftTest(beside, noise, sigmas, judge.min_slowdown)
     rough = as_one.shift(0, *stretch)
     if rough is None:
         return []
@@ -149,7 +155,7 @@ def strongest_shifts(
     for scores in _scan(residuals, noise, segments, sigmas, every):
         np.maximum(highest, scores.max(axis=0), out=highest)
     needed = needed_strength(highest, false_alarms)
-    judge = Judge(residuals, noise, sigmas, min_slowdown, needed)
+    judge = ShiftTest(residuals, noise, sigmas, min_slowdown, needed)
     found, seeds = list[Shift](), list[Seed]()
     worth = np.flatnonzero(highest / needed > WORTH_A_LOOK)
     for ranks in (worth[at : at + AT_ONCE] for at in range(0, len(worth), AT_ONCE)):
@@ -163,7 +169,7 @@ def strongest_shifts(
     return found or together(judge, seeds, false_alarms=false_alarms)
 
 
-def _found(judge: Judge, rank: int, segments: Positions, score: Array) -> Shift | None:
+def _found(judge: ShiftTest, rank: int, segments: Positions, score: Array) -> Shift | None:
     """The best stretch of a rank that stands; one that does not may hide another beside it."""
     for _ in range(LOOKS):
         best = int(score.argmax())
@@ -201,7 +207,7 @@ def _segments(num_steps: int) -> list[tuple[int, int]]:
 
 
 def _scan(
-    residuals: Residuals, noise: Noise, segments: Positions, sigmas: Sigmas, ranks: Positions
+    residuals: Residuals, noise: Noise, segments: Positions, sigmas: AlarmLevels, ranks: Positions
 ) -> Iterator[Array]:
     """Roughly how strongly each stretch speaks against each of the ranks; 1: enough.
 

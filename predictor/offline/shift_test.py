@@ -10,7 +10,7 @@ from math import log, sqrt
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Positions
-from pacekeeper.predictor.offline.noise import Noise, Sigmas
+from pacekeeper.predictor.offline.noise import AlarmLevels, Noise
 from pacekeeper.predictor.offline.residuals import Residuals
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, column_medians, robust_scale
 
@@ -52,7 +52,7 @@ def beyond(
     before: Array,
     num_inside: Array,
     num_before: Array,
-    sigmas: Sigmas,
+    sigmas: AlarmLevels,
     *,
     common: float = 0.0,
     scatter: float = 0.0,
@@ -113,7 +113,7 @@ class _Levels:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class ShiftTest:
     """Weighs single stretches by medians, less what everybody shares.
 
     Ranks of one `company` slowed together: they do not speak for each other.
@@ -121,7 +121,7 @@ class Judge:
 
     residuals: Residuals
     noise: Noise
-    sigmas: Sigmas
+    sigmas: AlarmLevels
     min_slowdown: float
     needed: float = 1.0
     company: tuple[int, ...] = ()
@@ -272,8 +272,8 @@ def edges_of(series: Array, shift: Shift) -> tuple[int, int]:
 
 def base_of(residuals: Residuals, noise: Noise, shift: Shift) -> float:
     """The level that a shift's rank would have had without it: its health and what others share."""
-    sigmas = Sigmas(fast=1.0, slow=1.0, sure=1.0)
-    judge = Judge(residuals, noise, sigmas, min_slowdown=1.0, company=shift.company)
+    sigmas = AlarmLevels(fast=1.0, slow=1.0, sure=1.0)
+    judge = ShiftTest(residuals, noise, sigmas, min_slowdown=1.0, company=shift.company)
     before, stretch = (0, shift.first), (shift.first, shift.end)
     common = judge.common(shift.rank, before, stretch)
     return judge.weighed(shift.rank, before, stretch, drift=0.0, common=common).base

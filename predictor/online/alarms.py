@@ -11,8 +11,14 @@ from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
 from pacekeeper.predictor.cost.features import StepSample
 from pacekeeper.predictor.online import cusum
 from pacekeeper.predictor.online.cusum import Charts
-from pacekeeper.predictor.online.microbatch_residuals import PartRatios
-from pacekeeper.predictor.online.slowdown import Slowdown, changed, is_over, measured, patience
+from pacekeeper.predictor.online.microbatch_residuals import MicrobatchResiduals
+from pacekeeper.predictor.online.slowdown import (
+    Slowdown,
+    changed,
+    is_over,
+    measured,
+    required_steps_factor,
+)
 from pacekeeper.predictor.online.state import (
     Evidence,
     among,
@@ -27,8 +33,11 @@ from pacekeeper.predictor.stats.peers import MIN_PEERS
 LEAST_PARTS = 4  # fewer micro-batches are no jury
 
 
-def find(
-    config: DetectorConfig, evidence: Evidence, sample: StepSample, parts: PartRatios | None
+def raise_alarms(
+    config: DetectorConfig,
+    evidence: Evidence,
+    sample: StepSample,
+    parts: MicrobatchResiduals | None,
 ) -> tuple[Evidence, tuple[Finding, ...]]:
     """Name the ranks whose chart crossed, if it is worth it and not everybody's.
 
@@ -53,14 +62,14 @@ def find(
 
 
 def _within_step(
-    config: DetectorConfig, charts: Charts, parts: PartRatios, i: int, sigma: float
+    config: DetectorConfig, charts: Charts, parts: MicrobatchResiduals, i: int, sigma: float
 ) -> Slowdown | None:
     """What the newest step's micro-batches agree on, as certain as several steps would be.
 
     Not with a noisy clock: a shared host disturbs a step as a whole.
     """
     num_parts = len(parts.log_ratio)
-    if num_parts < LEAST_PARTS or patience(config, sigma) > 1:
+    if num_parts < LEAST_PARTS or required_steps_factor(config, sigma) > 1:
         return None
     own, of_one = parts.log_ratio[:, i] - charts.baseline[i], sqrt(num_parts) * sigma
     # All of them, where the model knows the sum better than its parts; else those since an onset.
@@ -88,7 +97,7 @@ def _finding(
     is_peer = ~among(charts.ranks, evidence.slow)
     is_peer[list(accused)] = False
     witnesses = int((is_peer & (peers < 0.5 * log(slowdown.value))).sum())
-    needed = config.min_steps * patience(config, sigma_of(config, evidence))
+    needed = config.min_steps * required_steps_factor(config, sigma_of(config, evidence))
     is_confirmed = slowdown.num_steps > needed and witnesses >= MIN_PEERS
     own_steps = np.array(charts.recent_steps)[np.isfinite(charts.recent[:, i])]
     onset = int(own_steps[-slowdown.num_steps])
@@ -114,7 +123,7 @@ def _finding(
     )
 
 
-def review(
+def update_alarms(
     config: DetectorConfig, evidence: Evidence
 ) -> tuple[Evidence, tuple[int, ...], Mapping[int, float]]:
     """Look again at every open finding: is it over, is it another one now?"""

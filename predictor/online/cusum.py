@@ -11,7 +11,7 @@ from math import sqrt
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Flags
-from pacekeeper.predictor.online.microbatch_residuals import PartRatios
+from pacekeeper.predictor.online.microbatch_residuals import MicrobatchResiduals
 from pacekeeper.predictor.online.thresholds import Thresholds
 from pacekeeper.predictor.stats.cusum_design import REFERENCES
 
@@ -67,7 +67,7 @@ def advance(
     doubt: Array,
     sigma: float,
     is_open: Flags,
-    parts: PartRatios | None = None,
+    parts: MicrobatchResiduals | None = None,
 ) -> Charts:
     """Fold one step into the charts: log_ratio, doubt, is_open [ranks]; NaN: no record.
 

@@ -31,7 +31,7 @@ NOBODY = (0,)  # the one column of the chart is no rank's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CommonPace:
+class GlobalSlowdown:
     """Of one role. `limits` None: too few steps of the present layout yet, nothing is judged.
 
     `reference`: log of observed / expected in health, with one `sigma` of a step, and the `work`
@@ -58,7 +58,7 @@ class CommonPace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaceNews:
+class GlobalSlowdownChange:
     """What a step changed: a new finding, the open one is over, or its new slowdown.
 
     `why` it is over; empty: everybody is back at the expected time.
@@ -70,16 +70,16 @@ class PaceNews:
     why: str = ""
 
 
-NO_NEWS = PaceNews()
+NO_NEWS = GlobalSlowdownChange()
 
 
-def fold_pace(
+def update_global_slowdown(
     config: DetectorConfig,
-    pace: CommonPace,
+    pace: GlobalSlowdown,
     model: CostModel,
     sample: StepSample,
     slow: Collection[int],
-) -> tuple[CommonPace, PaceNews]:
+) -> tuple[GlobalSlowdown, GlobalSlowdownChange]:
     """Take in one complete step; ranks in `slow` have findings of their own and say nothing."""
     ratio = _common_ratio(model, sample, slow)
     if pace.limits is None or ratio is None:
@@ -110,30 +110,30 @@ def fold_pace(
     if slowdown is None:
         return pace, NO_NEWS
     found = _finding(charts, sample, slowdown, len({*sample.ranks} - {*slow}))
-    return replace(pace, slowdown=slowdown.value, held_steps=0), PaceNews(found=found)
+    return replace(pace, slowdown=slowdown.value, held_steps=0), GlobalSlowdownChange(found=found)
 
 
 def _looked_again(
-    config: DetectorConfig, pace: CommonPace, series: Array, sigma: float, doubt: float
-) -> tuple[CommonPace, PaceNews]:
+    config: DetectorConfig, pace: GlobalSlowdown, series: Array, sigma: float, doubt: float
+) -> tuple[GlobalSlowdown, GlobalSlowdownChange]:
     """The open finding: is it over, is it another one now?"""
     told = pace.slowdown
     if is_over(config, series, slowdown=told, sigma=sigma, doubt=doubt):
-        return replace(pace, slowdown=1.0), PaceNews(is_over=True)
+        return replace(pace, slowdown=1.0), GlobalSlowdownChange(is_over=True)
     now = changed(config, series, slowdown=told, sigma=sigma, doubt=doubt)
     if now is None:
         return pace, NO_NEWS
-    return replace(pace, slowdown=now), PaceNews(changed=now)
+    return replace(pace, slowdown=now), GlobalSlowdownChange(changed=now)
 
 
 def settled(
     config: DetectorConfig,
-    pace: CommonPace,
+    pace: GlobalSlowdown,
     model: CostModel,
     history: Sequence[StepSample],
     limits: Thresholds,
     generation: int,
-) -> CommonPace:
+) -> GlobalSlowdown:
     """The health of the present layout, by the newest steps that were learnt from; as it is where
     they are too few. `limits`: of the charts of ranks, whose false alarms it shares.
     """
@@ -153,15 +153,15 @@ def settled(
     )
 
 
-def on_new_layout(pace: CommonPace) -> CommonPace:
+def on_new_layout(pace: GlobalSlowdown) -> GlobalSlowdown:
     """Another layout is another mixture of work: its health is measured anew.
 
     An open finding stays as it is, beside the health that it was found with.
     """
-    return pace if pace.is_open else CommonPace()
+    return pace if pace.is_open else GlobalSlowdown()
 
 
-def healthy(pace: CommonPace, sample: StepSample) -> StepSample:
+def healthy(pace: GlobalSlowdown, sample: StepSample) -> StepSample:
     """The step as it would have been without the open finding: what may be learnt from."""
     if not pace.is_open:
         return sample

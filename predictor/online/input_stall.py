@@ -13,9 +13,9 @@ import numpy as np
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Finding, FindingKind
 from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
-from pacekeeper.predictor.online.global_slowdown import PaceNews
+from pacekeeper.predictor.online.global_slowdown import GlobalSlowdownChange
 from pacekeeper.predictor.online.state import Evidence, Judgement, begin, restore
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 
 REST_STEPS = 64  # newest steps that say what steps take beside their input
 MIN_STEPS = 4  # that must agree: loaders stall now and then
@@ -34,7 +34,7 @@ def restored_inputs(slow: dict[int, float], *, everybody: float) -> Inputs:
     return Inputs(evidence=restore(slow, everybody=everybody))
 
 
-def fold_inputs(
+def update_inputs(
     config: DetectorConfig,
     inputs: Inputs,
     *,
@@ -66,7 +66,7 @@ def fold_inputs(
         observed_s=1.0 + input_s / usual_s,
     )
     config = replace(config, min_steps=max(MIN_STEPS, config.min_steps))
-    evidence, judgement = fold(config, inputs.evidence, sample)
+    evidence, judgement = update_evidence(config, inputs.evidence, sample)
     waited_s = dict(zip(ranks, input_s.tolist(), strict=True))
     findings = tuple(
         _of_rank(finding, waited_s[finding.rank], float(np.median(input_s)))
@@ -91,7 +91,7 @@ def _of_rank(finding: Finding, own_s: float, typical_s: float) -> Finding:
     return replace(finding, kind=FindingKind.INPUT, reason=reason)
 
 
-def _of_everybody(news: PaceNews, typical_s: float) -> PaceNews:
+def _of_everybody(news: GlobalSlowdownChange, typical_s: float) -> GlobalSlowdownChange:
     found = news.found
     if found is None:
         return news

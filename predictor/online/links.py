@@ -17,7 +17,7 @@ from pacekeeper.core.incidents.findings import Finding, FindingKind
 from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
 from pacekeeper.predictor.offline.collective_stragglers import MIN_SLOWDOWN, MIN_STEPS
 from pacekeeper.predictor.online.state import Evidence, Judgement
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 
 ALIKE = 1.15  # slowdowns of one cause differ by this factor at most
 
@@ -135,7 +135,7 @@ def transfer_sample(
     )
 
 
-def fold_links(
+def update_links(
     config: DetectorConfig, evidence: Evidence, sample: StepSample, node_of: Mapping[int, str]
 ) -> tuple[Evidence, Judgement]:
     """Take in one step's transfers; findings are of kind LINK, each with the place it points to.
@@ -150,7 +150,7 @@ def fold_links(
     )
     # What slows everybody is the fabric: ADR 23.
     evidence = evidence if evidence.common is None else replace(evidence, common=None)
-    evidence, judgement = fold(config, evidence, sample)
+    evidence, judgement = update_evidence(config, evidence, sample)
     ratios = {rank: evidence.slow.get(rank, 1.0) for rank in sample.ranks}
     findings = tuple(
         _of_link(finding, sample, ratios, node_of)

@@ -17,22 +17,22 @@ LEAST_RATIO = 0.05  # a micro-batch can be so much quicker than expected, no mor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PartRatios:
+class MicrobatchResiduals:
     """Of each micro-batch [parts, ranks]: log ratio beside the peers, one sigma of model doubt."""
 
     log_ratio: Array
     doubt: Array
 
-    def at(self, positions: Positions, num_ranks: int) -> "PartRatios":
+    def at(self, positions: Positions, num_ranks: int) -> "MicrobatchResiduals":
         """The same among `num_ranks` columns, at `positions` [ranks]; NaN in all others."""
         full = np.full((2, len(self.log_ratio), num_ranks), np.nan)
         full[:, :, positions] = self.log_ratio, self.doubt
-        return PartRatios(log_ratio=full[0], doubt=full[1])
+        return MicrobatchResiduals(log_ratio=full[0], doubt=full[1])
 
 
-def part_ratios(
+def microbatch_residuals(
     model: CostModel, sample: StepSample, slow: Collection[int] = ()
-) -> PartRatios | None:
+) -> MicrobatchResiduals | None:
     """log(1 + (observed - expected) / the rank's mean expected) beside the peers; None: no parts.
 
     `slow` ranks are no witnesses.
@@ -45,4 +45,4 @@ def part_ratios(
     ratio = np.maximum(1.0 + (parts.observed_s - expected_s) / mean_s, LEAST_RATIO)
     is_witness = ~np.isin(sample.ranks, list(slow)) if slow else None
     doubt = np.stack([model.doubt(work) for work in parts.features]) * expected_s / mean_s
-    return PartRatios(log_ratio=relative_to_peers(np.log(ratio), is_witness), doubt=doubt)
+    return MicrobatchResiduals(log_ratio=relative_to_peers(np.log(ratio), is_witness), doubt=doubt)

@@ -31,7 +31,7 @@ class Slowdown:
     num_parts: int = 0
 
 
-def patience(config: DetectorConfig, sigma: float) -> int:
+def required_steps_factor(config: DetectorConfig, sigma: float) -> int:
     """How many times as many steps a clock of this noise must show."""
     return 2 if sigma > config.noisy_sigma else 1
 
@@ -46,7 +46,7 @@ def measured(
     so long as the fault, no longer. None while there is none, or where the first of too few steps
     may have seen the fault in part only.
     """
-    needed = config.min_steps * patience(config, sigma)
+    needed = config.min_steps * required_steps_factor(config, sigma)
     doubts = np.broadcast_to(doubt, log_ratios.shape)
     best, most = None, config.min_sigmas * sigma
     for count in range(needed, len(log_ratios) + 1):
@@ -73,7 +73,7 @@ def is_over(
     """
     back, ill = log(config.recover_slowdown), log(max(slowdown, config.min_slowdown))
     gap = ill - back
-    needed = config.recover_steps * patience(config, sigma)
+    needed = config.recover_steps * required_steps_factor(config, sigma)
     count = max(needed, min(len(log_ratios), ceil((4.0 * sigma / gap) ** 2))) if gap > 0 else needed
     if len(log_ratios) < count:
         return False
@@ -94,7 +94,7 @@ def changed(
     back must not be told as hardly slow, from where its recovery could not be told any more.
     """
     for patient in (1, 4):
-        count = patient * config.measure_steps * patience(config, sigma)
+        count = patient * config.measure_steps * required_steps_factor(config, sigma)
         if len(log_ratios) < count:
             return None
         last = log_ratios[-count:]

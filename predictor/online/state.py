@@ -11,7 +11,11 @@ from pacekeeper.predictor.cost.features import Array, Flags, StepSample
 from pacekeeper.predictor.cost.model import CostModel
 from pacekeeper.predictor.online import cusum
 from pacekeeper.predictor.online.cusum import Charts
-from pacekeeper.predictor.online.global_slowdown import NO_NEWS, CommonPace, PaceNews
+from pacekeeper.predictor.online.global_slowdown import (
+    NO_NEWS,
+    GlobalSlowdown,
+    GlobalSlowdownChange,
+)
 from pacekeeper.predictor.online.thresholds import Thresholds
 from pacekeeper.predictor.stats.robust import column_medians
 
@@ -38,7 +42,7 @@ class Evidence:
     newcomers: Mapping[int, int] = field(default_factory=dict)
     steps_since_fit: int = 0
     fitted_steps: int = 0  # steps the present model was fitted to
-    common: CommonPace | None = field(default_factory=CommonPace)  # None: not judged
+    common: GlobalSlowdown | None = field(default_factory=GlobalSlowdown)  # None: not judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,7 @@ class Judgement:
     findings: tuple[Finding, ...] = ()
     recovered: tuple[int, ...] = ()
     changed: Mapping[int, float] = field(default_factory=dict)
-    common: PaceNews = NO_NEWS
+    common: GlobalSlowdownChange = NO_NEWS
     watch: CoverageState = CoverageState.MEASURING
     reason: str = ""
 
@@ -81,7 +85,7 @@ def restore(slow: Mapping[int, float], *, everybody: float = 1.0) -> Evidence:
     The ranks of open findings teach the new model nothing. everybody: slowdown of the open finding
     of all ranks together, 1.0 without one.
     """
-    return Evidence(slow=dict(slow), common=CommonPace(slowdown=everybody))
+    return Evidence(slow=dict(slow), common=GlobalSlowdown(slowdown=everybody))
 
 
 def forget(evidence: Evidence, ranks: Collection[int]) -> Evidence:

@@ -15,16 +15,19 @@ from pacekeeper.core.incidents.findings import CoverageState
 from pacekeeper.predictor.cost.features import Array, Positions, StepSample
 from pacekeeper.predictor.cost.model import log_ratios
 from pacekeeper.predictor.online import cusum
-from pacekeeper.predictor.online.alarms import find, review
+from pacekeeper.predictor.online.alarms import raise_alarms, update_alarms
 from pacekeeper.predictor.online.cusum import Charts
 from pacekeeper.predictor.online.global_slowdown import (
     NO_NEWS,
-    PaceNews,
-    fold_pace,
+    GlobalSlowdownChange,
     healthy,
     on_new_layout,
+    update_global_slowdown,
 )
-from pacekeeper.predictor.online.microbatch_residuals import PartRatios, part_ratios
+from pacekeeper.predictor.online.microbatch_residuals import (
+    MicrobatchResiduals,
+    microbatch_residuals,
+)
 from pacekeeper.predictor.online.model_training import learn, only, refitted
 from pacekeeper.predictor.online.state import (
     Evidence,
@@ -40,7 +43,7 @@ EVERYBODY_LATE = 1.15
 DOUBTS = 3.0  # sigmas of the model's own doubt that count as explained
 
 
-def fold(
+def update_evidence(
     config: DetectorConfig, evidence: Evidence, sample: StepSample
 ) -> tuple[Evidence, Judgement]:
     """Take in one complete step. O(ranks log ranks) array work, no loop over healthy ranks."""
@@ -61,8 +64,8 @@ def fold(
         # The first step on a new layout is a mixture: shown, neither judged nor learnt from.
         return evidence, _judgement(config, evidence, sample, reason="first step on a new layout")
     evidence, parts = _charted(config, evidence, sample)
-    evidence, recovered, remeasured = review(config, evidence)
-    evidence, findings = find(config, evidence, sample, parts)
+    evidence, recovered, remeasured = update_alarms(config, evidence)
+    evidence, findings = raise_alarms(config, evidence, sample, parts)
     evidence, news = _paced(config, evidence, sample)
     evidence = learn(config, evidence, sample)
     judgement = _judgement(config, evidence, sample, reason="")
@@ -113,19 +116,19 @@ def _warm_up(
     for past in warmup:
         evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, past.ranks))
         evidence, parts = _charted(config, evidence, past)
-    evidence, findings = find(config, evidence, sample, parts)
+    evidence, findings = raise_alarms(config, evidence, sample, parts)
     judgement = _judgement(config, evidence, sample, reason="cost model fitted")
     return evidence, replace(judgement, findings=findings)
 
 
 def _charted(
     config: DetectorConfig, evidence: Evidence, sample: StepSample
-) -> tuple[Evidence, PartRatios | None]:
+) -> tuple[Evidence, MicrobatchResiduals | None]:
     """The step put into the charts, and what its micro-batches said on the way."""
     model, charts = model_of(evidence), evidence.charts
     ratio = log_ratios(model, sample, evidence.slow)
     doubt = DOUBTS * model.doubt(sample.features)
-    parts = part_ratios(model, sample, evidence.slow)
+    parts = microbatch_residuals(model, sample, evidence.slow)
     if parts is not None:
         parts = replace(parts, doubt=DOUBTS * parts.doubt)
     if charts.ranks != sample.ranks:
@@ -147,12 +150,12 @@ def _charted(
 
 def _paced(
     config: DetectorConfig, evidence: Evidence, sample: StepSample
-) -> tuple[Evidence, PaceNews]:
+) -> tuple[Evidence, GlobalSlowdownChange]:
     """What all ranks share, judged for itself."""
     if evidence.common is None:
         return evidence, NO_NEWS
     model = model_of(evidence)
-    common, news = fold_pace(config, evidence.common, model, sample, evidence.slow)
+    common, news = update_global_slowdown(config, evidence.common, model, sample, evidence.slow)
     return replace(evidence, common=common), news
 
 

@@ -32,7 +32,7 @@ WHITEN_ABOVE = 0.1  # autocorrelation that moves a rate by more than a factor of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Law:
+class ResidualDistribution:
     """How healthy residuals lie, in sigma: `below[i]` of them are at most `at[i]`, ascending.
 
     `num_seen`: samples it was made from; 0: it is a formula.
@@ -47,9 +47,9 @@ class Law:
         share: Array = np.interp(x, self.at, self.below, left=0.0, right=1.0)
         return share
 
-    def shifted(self, sigmas: float) -> "Law":
+    def shifted(self, sigmas: float) -> "ResidualDistribution":
         """The law of a rank that is slow by so many sigma."""
-        return Law(at=self.at + sigmas, below=self.below, num_seen=self.num_seen)
+        return ResidualDistribution(at=self.at + sigmas, below=self.below, num_seen=self.num_seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +62,17 @@ class ChartRule:
 
 
 @cache
-def gaussian() -> Law:
+def gaussian() -> ResidualDistribution:
     """The standard normal law."""
     at = np.linspace(-9.0, 9.0, 7201)
     from scipy.special import ndtr  # a quarter second to import: not at start-up
 
     below = ndtr(at)
     at.flags.writeable = below.flags.writeable = False
-    return Law(at=at, below=below)
+    return ResidualDistribution(at=at, below=below)
 
 
-def empirical(residuals: Array) -> Law:
+def empirical(residuals: Array) -> ResidualDistribution:
     """The law of healthy standardised residuals [samples]; a table of few thousand points.
 
     Raises ValueError for less than LEAST_HISTORY finite values.
@@ -84,7 +84,7 @@ def empirical(residuals: Array) -> Law:
     bulk = np.linspace(0, count - 1, min(count, LAW_POINTS))
     tail = np.linspace(count - count // 50, count - 1, min(count // 50, LAW_POINTS))
     kept = np.unique(np.concatenate([bulk, tail]).astype(np.intp))
-    return Law(at=values[kept], below=(kept + 0.5) / count, num_seen=count)
+    return ResidualDistribution(at=values[kept], below=(kept + 0.5) / count, num_seen=count)
 
 
 def samples_between_alarms(
@@ -100,7 +100,7 @@ def samples_between_alarms(
     return num_ranks * samples_per_rank_s * DAY_S / false_alarms_per_job_day
 
 
-def mean_run_length(law: Law, *, k: float, clip: float, h: float) -> float:
+def mean_run_length(law: ResidualDistribution, *, k: float, clip: float, h: float) -> float:
     """Mean samples until a chart that starts at zero alarms; inf where it practically never does.
 
     Under a shifted law this is Lorden's worst-case delay: a chart is never lower than zero.
@@ -129,7 +129,7 @@ def mean_run_length(law: Law, *, k: float, clip: float, h: float) -> float:
     return length if 0.0 < length < MOST_SAMPLES**1.2 else inf
 
 
-def threshold(law: Law, *, k: float, clip: float, samples: float) -> float:
+def threshold(law: ResidualDistribution, *, k: float, clip: float, samples: float) -> float:
     """The h at which a chart has `samples` between two false alarms in the mean.
 
     Raises ValueError for a clip that is not above k (such a chart stays at zero), and for samples
@@ -152,7 +152,7 @@ def threshold(law: Law, *, k: float, clip: float, samples: float) -> float:
 
 
 def chart_rules(
-    law: Law,
+    law: ResidualDistribution,
     *,
     samples: float,
     references: Sequence[float] = REFERENCES,
@@ -168,7 +168,9 @@ def chart_rules(
     return tuple(_soonest(law, k, samples=own, clips=clips) for k in references)
 
 
-def _soonest(law: Law, k: float, *, samples: float, clips: Sequence[float]) -> ChartRule:
+def _soonest(
+    law: ResidualDistribution, k: float, *, samples: float, clips: Sequence[float]
+) -> ChartRule:
     usable = _usable(law, k, clips)
     if not usable:  # narrower than the chart looks: the normal law bounds it from above
         law, usable = gaussian(), [min(clip for clip in clips if clip > k)]
@@ -180,19 +182,19 @@ def _soonest(law: Law, k: float, *, samples: float, clips: Sequence[float]) -> C
     return min(candidates, key=lambda r: mean_run_length(slow, k=r.k, clip=r.clip, h=r.h))
 
 
-def _usable(law: Law, k: float, clips: Sequence[float]) -> list[float]:
+def _usable(law: ResidualDistribution, k: float, clips: Sequence[float]) -> list[float]:
     """Clips above k that the law has seen samples beyond; of a formula the highest."""
     if not law.num_seen:
         return [max(clips)]
     return [clip for clip in clips if k < clip <= _furthest_seen(law)]
 
 
-def _furthest_seen(law: Law) -> float:
+def _furthest_seen(law: ResidualDistribution) -> float:
     """The residual that SEEN_BEYOND samples of an empirical law lie beyond."""
     return float(np.interp(1.0 - SEEN_BEYOND / law.num_seen, law.below, law.at))
 
 
-def has_heavy_tail(law: Law) -> bool:
+def has_heavy_tail(law: ResidualDistribution) -> bool:
     """Does an empirical law reach clearly further up than the normal one, as far as was seen?"""
     from scipy.special import ndtri
 

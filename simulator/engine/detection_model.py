@@ -17,7 +17,7 @@ from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.expert_row_features import KNOTS
 from pacekeeper.predictor.cost.features import FEATURES, StepSample
 from pacekeeper.predictor.online.state import restore
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel
 from pacekeeper.simulator.jobs.document_lengths import Lengths
 
@@ -77,7 +77,7 @@ def seen(
             features=features,
             observed_s=taken_s * slowdown * np.exp(draw.normal(0.0, JITTER, len(slowdown))),
         )
-        evidence, _ = fold(config, evidence, sample)
+        evidence, _ = update_evidence(config, evidence, sample)
         num_after = step - num_warm + 1
         # Of ranks that are known already it has to measure anew how slow they are.
         least = config.measure_steps if wanted == set(known) else 1

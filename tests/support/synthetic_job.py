@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.core.telemetry.expert_row_features import KNOTS
-from pacekeeper.predictor.cost.features import BENDS, FEATURES, Parts, StepSample
+from pacekeeper.predictor.cost.features import BENDS, FEATURES, MicrobatchSamples, StepSample
 
 Array = npt.NDArray[np.float64]
 
@@ -98,7 +98,9 @@ class SyntheticJob:
         if self.num_ranks > 1 and self._random.random() < self.missing:
             ranks = np.delete(ranks, self._random.integers(self.num_ranks))
         if parts is not None:
-            parts = Parts(features=parts.features[:, ranks], observed_s=parts.observed_s[:, ranks])
+            parts = MicrobatchSamples(
+                features=parts.features[:, ranks], observed_s=parts.observed_s[:, ranks]
+            )
         return StepSample(
             step=self.step,
             generation=self.generation,
@@ -110,7 +112,7 @@ class SyntheticJob:
 
     def _parts(
         self, features: Array, true_s: Array, standing_s: Array, factor: Array, slow_from: int
-    ) -> Parts:
+    ) -> MicrobatchSamples:
         """The step's work shared out; each micro-batch starts its part of the kernels."""
         count, n = self.num_microbatches, self.num_ranks
         shares = self._random.uniform(0.5, 1.5, (count, n))
@@ -121,7 +123,7 @@ class SyntheticJob:
         noise = np.stack([self._log_noise() for _ in range(count)])
         slowed = np.where((np.arange(count) >= slow_from)[:, None], factor, 1.0)
         true_s = standing_s / count + shares * moving_s
-        return Parts(features=work, observed_s=true_s * slowed * np.exp(noise))
+        return MicrobatchSamples(features=work, observed_s=true_s * slowed * np.exp(noise))
 
     def _draw_costs(self) -> tuple[float, ...]:
         """Seconds per step, token, squared token, row and active expert."""

@@ -46,8 +46,8 @@ class Collectives(Protocol):
     ) -> None:
         """Send rows of `input` to the members, in the order of `ranks`; fill `output` alike.
 
-        `entered_synchronously`: all members enter it at once, as just after another collective: its time is
-        that of the links, and counts as such.
+        `entered_synchronously`: all members enter at once, as just after another collective: its
+        time is that of the links, and counts as such.
         """
 
     def post(

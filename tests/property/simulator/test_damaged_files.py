@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.cli.analysis.replay import verdicts_document
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.analyze import analyze
 from pacekeeper.simulator.readers.registry import open_runs
 from support.examples import examples
 from support.foreign_traces import FILES, TABLES, Row, csv_text
@@ -33,7 +33,7 @@ def replayed(path: Path) -> dict[str, Any] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # nothing may be said beside the answer
-            verdicts = [(trace, judge(trace)) for trace in open_runs(path)]
+            verdicts = [(trace, analyze(trace)) for trace in open_runs(path)]
     except DataError as error:
         assert path.name in str(error) and "\n" not in str(error), error
         return None

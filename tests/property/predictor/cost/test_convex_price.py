@@ -12,7 +12,7 @@ from pacekeeper.core.telemetry.expert_row_features import KNOTS
 from pacekeeper.predictor.cost.features import BENDS, FEATURES, Array, StepSample
 from pacekeeper.predictor.cost.model import CostModel, fit
 from pacekeeper.predictor.online.state import begin, model_of
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 from support.examples import examples, seeds
 from support.synthetic_job import DEVICE_CLOCK, SyntheticJob
 
@@ -168,7 +168,9 @@ def after_a_long_fault(seed: int, slowdown: float) -> CostModel:
     """The model when rank 2 has been slow for longer than the history reaches back."""
     job, evidence, named = SyntheticJob(seed=seed, **DEVICE_CLOCK), begin(), []
     for step in range(60 + CONFIG.history_steps + 84):
-        evidence, judgement = fold(CONFIG, evidence, job.next({2: slowdown} if step >= 60 else {}))
+        evidence, judgement = update_evidence(
+            CONFIG, evidence, job.next({2: slowdown} if step >= 60 else {})
+        )
         named += [finding.rank for finding in judgement.findings]
         assert not judgement.recovered
     assert named == [2] and set(evidence.slow) == {2}
@@ -191,6 +193,6 @@ def test_a_slow_drift_of_all_ranks_is_followed_and_accuses_nobody(seed: int) -> 
     for step in range(501):
         sample = job.next()
         drifted = replace(sample, observed_s=sample.observed_s * 1.3 ** (step / 500))
-        evidence, judgement = fold(CONFIG, evidence, drifted)
+        evidence, judgement = update_evidence(CONFIG, evidence, drifted)
         assert judgement.findings == ()
     assert level(model_of(evidence), job) == pytest.approx(-np.log(1.3), abs=0.05)

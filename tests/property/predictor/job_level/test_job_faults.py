@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.job_level.detect import job_faults, judge_job
-from pacekeeper.predictor.offline.anomalies import TroubleKind
+from pacekeeper.predictor.offline.anomalies import AnomalyKind
 from pacekeeper.predictor.offline.trace import Trace
 from pacekeeper.predictor.stats.change_points import SPIKE_WINDOW
 from support.examples import examples
@@ -51,7 +51,7 @@ def test_jumps_that_the_schedule_tells_accuse_nobody(seed: int, noise: float) ->
 @given(seeds)
 def test_jumps_of_an_unknown_workload_are_told_and_accuse_nobody(seed: int) -> None:
     verdict = judge_job(job(STAIRS_S, seed=seed, resolution_s=1e-3))
-    assert verdict.troubles == ()
+    assert verdict.anomalies == ()
     assert len([note for note in verdict.notes if "workload unknown" in note]) == 2
 
 
@@ -74,7 +74,7 @@ def test_a_hundred_slow_steps_are_found_beside_replicates(
     pace_s = slowed(STAIRS_S, begin, begin + 100, slowdown)
     trace = job(pace_s, seed=seed, resolution_s=1e-3)
     (found,) = job_faults(trace, replicates=others(STAIRS_S, seed))
-    assert (found.kind, found.rank, found.tier) == (TroubleKind.HOST, None, Tier.PROBABLE)
+    assert (found.kind, found.rank, found.tier) == (AnomalyKind.HOST, None, Tier.PROBABLE)
     assert abs(found.first_step - begin) <= EDGE_STEPS
     assert found.last_step is not None and abs(found.last_step - (begin + 99)) <= EDGE_STEPS
     assert found.slowdown == pytest.approx(slowdown, rel=0.02)

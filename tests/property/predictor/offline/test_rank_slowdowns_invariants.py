@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.predictor.offline.anomalies import Trouble
+from pacekeeper.predictor.offline.anomalies import Anomaly
 from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
 from support.examples import examples, seeds
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
@@ -15,8 +15,8 @@ SEEDS = st.integers(0, 10_000)
 RANKS = st.integers(0, 15)
 
 
-def told(trouble: Trouble) -> tuple[int | None, int, int | None, float]:
-    return trouble.rank, trouble.first_step, trouble.last_step, round(trouble.slowdown, 6)
+def told(anomaly: Anomaly) -> tuple[int | None, int, int | None, float]:
+    return anomaly.rank, anomaly.first_step, anomaly.last_step, round(anomaly.slowdown, 6)
 
 
 @settings(max_examples=examples(20), deadline=None)

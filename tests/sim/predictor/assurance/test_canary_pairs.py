@@ -7,22 +7,22 @@ import numpy as np
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.records import MicroBatchRecord
-from pacekeeper.predictor.assurance.canary import Canaries, Outcome, carried_on
-from pacekeeper.predictor.assurance.sensitivity import sight_of
+from pacekeeper.predictor.assurance.canary import Canaries, CanaryResult, advance_canaries
+from pacekeeper.predictor.assurance.sensitivity import sensitivity_of
 from pacekeeper.predictor.cost.features import sample_of, work_of
 from pacekeeper.predictor.online.state import begin
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 from support.machine_driver import step as records_of
 
 CONFIG = DetectorConfig(warmup_steps=12, canary_period_steps=20)
 STEPS = 400
 
 
-def outcomes(seed: int, *, shared: float) -> tuple[list[Outcome], float]:
+def outcomes(seed: int, *, shared: float) -> tuple[list[CanaryResult], float]:
     """Canaries of two ranks whose clock wanders together, and the last promise."""
     random = np.random.default_rng(seed)
     evidence, canaries, common = begin(), Canaries(), 0.0
-    ended: list[Outcome] = []
+    ended: list[CanaryResult] = []
     promised = 1.0
     for number in range(STEPS):
         common = 0.8 * common + shared * random.standard_normal()
@@ -32,18 +32,18 @@ def outcomes(seed: int, *, shared: float) -> tuple[list[Outcome], float]:
             for record in records_of(number, ranks=range(2))
             if isinstance(record, MicroBatchRecord)
         ]
-        evidence, _ = fold(CONFIG, evidence, sample_of(records))
-        sight, before = sight_of(CONFIG, evidence, range(2)), canaries.last
-        canaries = carried_on(
+        evidence, _ = update_evidence(CONFIG, evidence, sample_of(records))
+        sensitivity, before = sensitivity_of(CONFIG, evidence, range(2)), canaries.last
+        canaries = advance_canaries(
             CONFIG,
             canaries,
             evidence,
             work_of([table_from_records(records)]),
-            sight=sight,
+            sensitivity=sensitivity,
             ranks=range(2),
             seed=1,
         )
-        promised = promised if sight is None else sight.slowdown
+        promised = promised if sensitivity is None else sensitivity.slowdown
         if canaries.last is not None and canaries.last is not before:
             ended.append(canaries.last)
     return ended, promised

@@ -9,7 +9,7 @@ import pytest
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import CoverageState, Finding
 from pacekeeper.predictor.online.state import Judgement, begin, forget, restore
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 from support.examples import seeds
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, SyntheticJob
 
@@ -24,7 +24,7 @@ def play(job: SyntheticJob, slow: Mapping[int, float], *, plans: bool = True) ->
         is_slow = FAULT <= step < LIFT
         if plans and step in (FAULT + 20, LIFT + 15):
             job.plan(slow if is_slow else None)
-        evidence, judgement = fold(CONFIG, evidence, job.next(slow if is_slow else None))
+        evidence, judgement = update_evidence(CONFIG, evidence, job.next(slow if is_slow else None))
         said.append(judgement)
     return said
 
@@ -89,7 +89,7 @@ def test_a_rank_slow_from_the_start_is_named_by_its_peers_after_the_warm_up() ->
     job, evidence = SyntheticJob(seed=5, **DEVICE_CLOCK), begin()
     found: list[Finding] = []
     for _ in range(40):
-        evidence, judgement = fold(CONFIG, evidence, job.next({2: 1.5}))
+        evidence, judgement = update_evidence(CONFIG, evidence, job.next({2: 1.5}))
         found += judgement.findings
     assert [finding.rank for finding in found] == [2]
     assert found[0].step == CONFIG.skip_steps + CONFIG.warmup_steps - 1
@@ -99,7 +99,9 @@ def test_a_rank_slow_from_the_start_is_named_by_its_peers_after_the_warm_up() ->
 def test_a_fault_is_never_learnt_as_normal() -> None:
     job, evidence = SyntheticJob(seed=6, **DEVICE_CLOCK), begin()
     for step in range(400):
-        evidence, judgement = fold(CONFIG, evidence, job.next({1: 1.5} if step >= FAULT else None))
+        evidence, judgement = update_evidence(
+            CONFIG, evidence, job.next({1: 1.5} if step >= FAULT else None)
+        )
     assert evidence.slow.keys() == {1}
     assert judgement.slowdown[1] == pytest.approx(1.5, rel=0.05)
 
@@ -109,7 +111,7 @@ def test_a_worse_fault_is_measured_again() -> None:
     changes: list[float] = []
     for step in range(120):
         slowdown = 1.0 if step < FAULT else 1.3 if step < 90 else 2.0
-        evidence, judgement = fold(CONFIG, evidence, job.next({3: slowdown}))
+        evidence, judgement = update_evidence(CONFIG, evidence, job.next({3: slowdown}))
         changes += [value for rank, value in judgement.changed.items() if rank == 3]
     assert changes[-1] == pytest.approx(2.0, rel=0.05)
 
@@ -117,16 +119,18 @@ def test_a_worse_fault_is_measured_again() -> None:
 def test_one_wild_step_accuses_nobody() -> None:
     job, evidence = SyntheticJob(seed=8, **DEVICE_CLOCK), begin()
     for step in range(100):
-        evidence, judgement = fold(CONFIG, evidence, job.next({0: 5.0} if step == FAULT else None))
+        evidence, judgement = update_evidence(
+            CONFIG, evidence, job.next({0: 5.0} if step == FAULT else None)
+        )
         assert judgement.findings == ()
 
 
 def test_the_first_step_on_a_new_layout_is_judged_by_nobody() -> None:
     job, evidence = SyntheticJob(seed=9, **DEVICE_CLOCK), begin()
     for _ in range(40):
-        evidence, _ = fold(CONFIG, evidence, job.next())
+        evidence, _ = update_evidence(CONFIG, evidence, job.next())
     job.generation = 2
-    _, judgement = fold(CONFIG, evidence, job.next({0: 9.0}))
+    _, judgement = update_evidence(CONFIG, evidence, job.next({0: 9.0}))
     assert judgement.findings == ()
     assert judgement.reason == "first step on a new layout"
 
@@ -134,7 +138,9 @@ def test_the_first_step_on_a_new_layout_is_judged_by_nobody() -> None:
 def test_the_dead_are_forgotten_and_the_others_go_on() -> None:
     job, evidence = SyntheticJob(seed=10, **DEVICE_CLOCK), begin()
     for step in range(80):
-        evidence, _ = fold(CONFIG, evidence, job.next({2: 1.6} if step >= FAULT else None))
+        evidence, _ = update_evidence(
+            CONFIG, evidence, job.next({2: 1.6} if step >= FAULT else None)
+        )
     assert evidence.slow.keys() == {2}
     evidence = forget(evidence, [2])
     assert evidence.slow == {}
@@ -146,7 +152,9 @@ def test_after_a_restart_an_open_finding_is_neither_lost_nor_found_again() -> No
     found: list[Finding] = []
     recovered: list[int] = []
     for step in range(80):
-        evidence, judgement = fold(CONFIG, evidence, job.next({1: 1.6} if step < 50 else None))
+        evidence, judgement = update_evidence(
+            CONFIG, evidence, job.next({1: 1.6} if step < 50 else None)
+        )
         found += judgement.findings
         recovered += judgement.recovered
     assert found == []
@@ -164,7 +172,7 @@ def test_a_step_with_a_missing_rank_is_judged_for_the_others() -> None:
                 features=sample.features[:3],
                 observed_s=sample.observed_s[:3],
             )
-        evidence, judgement = fold(CONFIG, evidence, sample)
+        evidence, judgement = update_evidence(CONFIG, evidence, sample)
         assert judgement.ranks == sample.ranks
     assert evidence.slow.keys() == {0}
 
@@ -173,7 +181,9 @@ def test_ten_thousand_ranks_are_folded_at_once() -> None:
     job, evidence = SyntheticJob(seed=13, num_ranks=10_000, **DEVICE_CLOCK), begin()
     found: list[Finding] = []
     for step in range(24):
-        evidence, judgement = fold(CONFIG, evidence, job.next({4321: 1.6} if step >= 20 else None))
+        evidence, judgement = update_evidence(
+            CONFIG, evidence, job.next({4321: 1.6} if step >= 20 else None)
+        )
         found += judgement.findings
     assert [finding.rank for finding in found] == [4321]
     assert np.isfinite(judgement.slowdown).all()

@@ -11,7 +11,7 @@ from pacekeeper.core.incidents.findings import Finding, FindingKind
 from pacekeeper.predictor.cost.features import StepSample
 from pacekeeper.predictor.online.global_slowdown import HELD_STEPS
 from pacekeeper.predictor.online.state import Evidence, begin, model_of, restore
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 from support.examples import seeds
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, SyntheticJob
 
@@ -30,7 +30,7 @@ class Watched:
     of_ranks: list[Finding] = field(default_factory=list)
 
     def see(self, sample: StepSample) -> None:
-        self.evidence, judgement = fold(CONFIG, self.evidence, sample)
+        self.evidence, judgement = update_evidence(CONFIG, self.evidence, sample)
         news = judgement.common
         self.found += [news.found] if news.found is not None else []
         self.over += [sample.step] if news.is_over else []

@@ -8,7 +8,7 @@ import pytest
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import CoverageState, Finding, Tier
 from pacekeeper.predictor.online.state import Evidence, begin
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 from support.examples import seeds
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
 
@@ -27,7 +27,7 @@ def run(
     found: list[Finding] = []
     recovered: list[int] = []
     for _ in range(num_steps):
-        evidence, judgement = fold(CONFIG, evidence, job.next(slow))
+        evidence, judgement = update_evidence(CONFIG, evidence, job.next(slow))
         found += judgement.findings
         recovered += judgement.recovered
     return evidence, found, recovered
@@ -137,7 +137,7 @@ def test_a_rank_that_joins_late_is_judged_like_the_others() -> None:
             features=sample.features[:3],
             observed_s=sample.observed_s[:3],
         )
-        evidence, _ = fold(CONFIG, evidence, three)
+        evidence, _ = update_evidence(CONFIG, evidence, three)
     evidence, healthy, _ = run(job, 20, evidence=evidence)
     _, found, _ = run(job, 6, {3: 1.6}, evidence)
     assert healthy == []
@@ -148,7 +148,7 @@ def test_the_evidence_before_a_step_is_not_written_to() -> None:
     job = SyntheticJob(seed=6, **DEVICE_CLOCK)
     before, _, _ = run(job, 40)
     sample = job.next({0: 1.6})
-    once, twice = fold(CONFIG, before, sample), fold(CONFIG, before, sample)
+    once, twice = update_evidence(CONFIG, before, sample), update_evidence(CONFIG, before, sample)
     assert once[1] == twice[1]
     assert once[0].charts.levels.tolist() == twice[0].charts.levels.tolist()
 
@@ -156,7 +156,7 @@ def test_the_evidence_before_a_step_is_not_written_to() -> None:
 def test_suspicion_is_told_before_anybody_is_named() -> None:
     job = SyntheticJob(seed=7, **DEVICE_CLOCK)
     evidence, _, _ = run(job, 40)
-    _, judgement = fold(CONFIG, evidence, job.next({1: 1.6}))
+    _, judgement = update_evidence(CONFIG, evidence, job.next({1: 1.6}))
     assert judgement.findings == ()
     assert judgement.watch is CoverageState.SUSPICIOUS
     assert "rank 1" in judgement.reason
@@ -176,7 +176,7 @@ def test_a_rank_without_peers_can_not_be_told_from_everybody() -> None:
     job = SyntheticJob(seed=8, num_ranks=1, **DEVICE_CLOCK)
     evidence, _, _ = run(job, 40)
     evidence, found, _ = run(job, 20, {0: 1.6}, evidence)
-    _, judgement = fold(CONFIG, evidence, job.next({0: 1.6}))
+    _, judgement = update_evidence(CONFIG, evidence, job.next({0: 1.6}))
     assert found == []
     assert judgement.watch is CoverageState.SUSPICIOUS
     assert "all ranks are x1.6" in judgement.reason

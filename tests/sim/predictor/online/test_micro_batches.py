@@ -8,7 +8,7 @@ import pytest
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Finding
 from pacekeeper.predictor.online.state import Evidence, begin
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 from support.examples import seeds
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
 
@@ -21,7 +21,7 @@ def run(
 ) -> tuple[Evidence, list[Finding]]:
     found: list[Finding] = []
     for _ in range(num_steps):
-        evidence, judgement = fold(CONFIG, evidence, job.next(slow))
+        evidence, judgement = update_evidence(CONFIG, evidence, job.next(slow))
         found += judgement.findings
     return evidence, found
 
@@ -47,7 +47,7 @@ def test_a_fault_that_begins_within_a_step_is_measured_by_the_micro_batches_afte
 ) -> None:
     job, rank = SyntheticJob(seed=seed, num_microbatches=PARTS, **DEVICE_CLOCK), seed % 4
     evidence, _ = run(job, HEALTHY_STEPS, begin())
-    evidence, judgement = fold(CONFIG, evidence, job.next({rank: 1.8}, slow_from_part=3))
+    evidence, judgement = update_evidence(CONFIG, evidence, job.next({rank: 1.8}, slow_from_part=3))
     assert [finding.rank for finding in judgement.findings] == [rank]
     assert judgement.findings[0].slowdown == pytest.approx(1.8, rel=0.1)
 
@@ -69,7 +69,7 @@ def test_with_a_noisy_clock_no_single_step_names_anybody(seed: int) -> None:
     job = SyntheticJob(seed=seed, num_microbatches=PARTS, **noise)
     evidence, found = run(job, 120, begin())
     assert found == []
-    evidence, judgement = fold(CONFIG, evidence, job.next({0: 2.5}))
+    evidence, judgement = update_evidence(CONFIG, evidence, job.next({0: 2.5}))
     assert judgement.findings == ()
     _, found = run(job, 8, evidence, {0: 2.5})
     assert [finding.rank for finding in found] == [0]
@@ -78,7 +78,9 @@ def test_with_a_noisy_clock_no_single_step_names_anybody(seed: int) -> None:
 def test_two_micro_batches_of_a_step_are_no_jury() -> None:
     job = SyntheticJob(seed=4, num_microbatches=PARTS, **DEVICE_CLOCK)
     evidence, _ = run(job, HEALTHY_STEPS, begin())
-    evidence, judgement = fold(CONFIG, evidence, job.next({1: 3.0}, slow_from_part=PARTS - 2))
+    evidence, judgement = update_evidence(
+        CONFIG, evidence, job.next({1: 3.0}, slow_from_part=PARTS - 2)
+    )
     assert judgement.suspicion[1] > 1.0
     assert judgement.findings == ()
 
@@ -87,7 +89,7 @@ def test_one_wild_micro_batch_accuses_nobody() -> None:
     job = SyntheticJob(seed=3, num_microbatches=PARTS, **DEVICE_CLOCK)
     evidence, _ = run(job, HEALTHY_STEPS, begin())
     sample = job.next({2: 9.0}, slow_from_part=PARTS - 1)
-    evidence, judgement = fold(CONFIG, evidence, sample)
+    evidence, judgement = update_evidence(CONFIG, evidence, sample)
     assert judgement.findings == ()
 
 
@@ -105,7 +107,7 @@ def test_without_all_micro_batches_the_step_is_judged_as_a_whole() -> None:
     found: list[Finding] = []
     for _ in range(3):
         sample = replace(job.next({1: 1.6}), parts=None)
-        evidence, judgement = fold(CONFIG, evidence, sample)
+        evidence, judgement = update_evidence(CONFIG, evidence, sample)
         found += judgement.findings
     assert [finding.rank for finding in found] == [1]
     assert found[0].step == HEALTHY_STEPS + CONFIG.min_steps - 1

@@ -6,13 +6,13 @@ import pytest
 
 from pacekeeper.cli.analysis.replay import verdicts_document
 from pacekeeper.core.incidents.findings import Tier
-from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind, Verdict, WhatIf
+from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind, TraceReport, WhatIf
 from pacekeeper.predictor.offline.trace import Trace
 from support.tree import ROOT
 
 TRACE = Trace(name="t", source="native", workers=())
-TROUBLE = Trouble(
-    kind=TroubleKind.COMPUTE, rank=3, stage=1, slowdown=1.5, low=1.4, high=float("inf"),
+TROUBLE = Anomaly(
+    kind=AnomalyKind.COMPUTE, rank=3, stage=1, slowdown=1.5, low=1.4, high=float("inf"),
     first_step=7, tier=Tier.CONFIRMED, reason="because", cause="heat",
 )  # fmt: skip
 COSTS = WhatIf(
@@ -22,7 +22,9 @@ COSTS = WhatIf(
 
 
 def test_every_field_is_there_and_what_is_not_finite_is_null() -> None:
-    answer = verdicts_document([(TRACE, Verdict(troubles=(TROUBLE,), what_if=COSTS, notes=("n",)))])
+    answer = verdicts_document(
+        [(TRACE, TraceReport(anomalies=(TROUBLE,), what_if=COSTS, notes=("n",)))]
+    )
     (finding,) = json.loads(json.dumps(answer, allow_nan=False))["findings"]
     assert finding == {
         "rank": 3, "stage": 1, "kind": "compute", "slowdown": 1.5, "slowdown_low": 1.4,
@@ -41,12 +43,12 @@ def test_every_field_is_there_and_what_is_not_finite_is_null() -> None:
 
 def test_where_nothing_is_lost_nobody_has_a_share() -> None:
     even = WhatIf(slowdown=1.0, by_rank={0: 1.0})
-    answer = verdicts_document([(TRACE, Verdict(troubles=(), what_if=even))])
+    answer = verdicts_document([(TRACE, TraceReport(anomalies=(), what_if=even))])
     assert answer["what_if"]["share_by_rank"] == {}
 
 
 def test_findings_of_several_runs_name_theirs() -> None:
-    verdicts = [(TRACE, Verdict(troubles=(TROUBLE,) * n, what_if=None)) for n in (0, 2)]
+    verdicts = [(TRACE, TraceReport(anomalies=(TROUBLE,) * n, what_if=None)) for n in (0, 2)]
     answer = verdicts_document(verdicts)
     assert [finding["run"] for finding in answer["findings"]] == ["t", "t"]
     assert [run["num_findings"] for run in answer["runs"]] == [0, 2]

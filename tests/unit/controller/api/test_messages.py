@@ -38,8 +38,8 @@ from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
 from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.node_report import AgentHealth
-from pacekeeper.predictor.assurance.canary import Canaries, Outcome
-from pacekeeper.predictor.assurance.sensitivity import Sight
+from pacekeeper.predictor.assurance.canary import Canaries, CanaryResult
+from pacekeeper.predictor.assurance.sensitivity import Sensitivity
 from support.job_parts import job_with, offered
 
 LAYOUT = Layout(
@@ -127,11 +127,11 @@ def test_the_watch_comes_with_its_reason_and_with_what_would_be_seen() -> None:
     measuring = job_view(BOTH, replace(job(), coverage=warming_up))
     assert (measuring.watch, measuring.watch_reason) == ("measuring", "warm-up: 3 of 12 steps")
     assert not measuring.HasField("detectable_slowdown")
-    healthy = job_view(BOTH, job(sight=Sight(slowdown=1.25, steps=10), blind=None))
+    healthy = job_view(BOTH, job(sensitivity=Sensitivity(slowdown=1.25, steps=10), blind=None))
     assert (healthy.detectable_slowdown, healthy.detectable_steps) == (1.25, 10)
     assert healthy.blind_cause == ""
     assert not healthy.HasField("canary")
-    outcome = Outcome(rank=3, slowdown=1.25, is_found=True, num_steps=2, step=70)
+    outcome = CanaryResult(rank=3, slowdown=1.25, is_found=True, num_steps=2, step=70)
     proved = job_view(BOTH, job(canaries=Canaries(last=outcome)))
     assert (proved.canary.rank, proved.canary.num_steps, proved.canary.is_found) == (3, 2, True)
     blind = job_view(BOTH, job(state=CoverageState.BLIND, blind=Blindness.NOISE))

@@ -36,10 +36,10 @@ def test_measuring_says_how_far_the_warm_up_is() -> None:
 
 def test_healthy_says_what_it_would_see() -> None:
     driver = healthy()
-    sight = driver.job.coverage.sight
-    assert sight is not None
-    assert 1.10 < sight.slowdown < 1.25
-    assert f"able to see x{sight.slowdown:.2f} within 10 steps" in driver.job.coverage.reason
+    sensitivity = driver.job.coverage.sensitivity
+    assert sensitivity is not None
+    assert 1.10 < sensitivity.slowdown < 1.25
+    assert f"able to see x{sensitivity.slowdown:.2f} within 10 steps" in driver.job.coverage.reason
 
 
 def test_blind_names_the_silent_ranks_and_coming_back_is_told() -> None:

@@ -91,7 +91,7 @@ def test_its_state_is_its_own_and_says_what_would_be_seen() -> None:
     state = job.driver.job
     assert (state.coverage.state, state.coverage.blind) == (CoverageState.JOB_LEVEL, None)
     assert "no compute time" in state.coverage.reason and "able to see x1." in state.coverage.reason
-    assert state.coverage.sight is not None and state.coverage.sight.slowdown < 1.1
+    assert state.coverage.sensitivity is not None and state.coverage.sensitivity.slowdown < 1.1
     (summary,) = job.driver.all_said(StepSummary)
     assert (summary.watch, summary.tokens, summary.ranks) == (CoverageState.JOB_LEVEL, 4000, ())
     metrics = ControllerMetrics()
@@ -140,7 +140,7 @@ def test_without_lengths_it_is_blind_for_what_lasts_and_suspects_what_went_away(
         CoverageState.JOB_LEVEL,
         Blindness.NO_TIMES,
     )
-    assert state.coverage.sight is None
+    assert state.coverage.sensitivity is None
     job.steps(LASTED, slowdown=1.2)
     assert job.found == [], "a schedule may have done it"
     assert "workload unknown: the pace changed by x1.2" in job.driver.job.coverage.reason

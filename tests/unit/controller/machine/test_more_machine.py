@@ -27,7 +27,7 @@ from pacekeeper.core.telemetry.records import (
     StepRecord,
 )
 from pacekeeper.predictor.online.state import Evidence, Judgement
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 from support.machine_driver import (
     FIRST,
     FLOOR,
@@ -348,7 +348,9 @@ class TestFindings:
         driver = with_plan()
         for told, kept in ((1.9, 1.9), (1.05, 1.9)):
             monkeypatch.setattr(
-                peer_groups, "fold", lambda *x, told=told: _re_measured(fold(*x), {2: told})
+                peer_groups,
+                "fold",
+                lambda *x, told=told: _re_measured(update_evidence(*x), {2: told}),
             )
             driver.report(*step(driver.job.progress.step + 1, slow=2))
             assert driver.job.incidents[0].finding.slowdown == kept

@@ -22,7 +22,7 @@ from pacekeeper.core.incidents.findings import (
 )
 from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.telemetry.attachment import Attachment
-from pacekeeper.predictor.assurance.canary import Canaries, Outcome
+from pacekeeper.predictor.assurance.canary import Canaries, CanaryResult
 from support.job_parts import job_with
 
 RANK = RankState(
@@ -142,7 +142,7 @@ def test_what_grows_keeps_its_labels_and_so_its_fingerprint() -> None:
 
 
 AWAY = NodeState(name="n7", agent_incarnation="x", is_connected=False)
-MISSED = Outcome(rank=0, slowdown=1.5, is_found=False, num_steps=10, step=9)
+MISSED = CanaryResult(rank=0, slowdown=1.5, is_found=False, num_steps=10, step=9)
 
 
 @pytest.mark.parametrize(

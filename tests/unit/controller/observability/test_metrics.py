@@ -40,7 +40,7 @@ from pacekeeper.core.incidents.findings import (
 )
 from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.telemetry.attachment import Attachment
-from pacekeeper.predictor.assurance.sensitivity import Sight
+from pacekeeper.predictor.assurance.sensitivity import Sensitivity
 from support.controllers import first_layout
 from support.job_parts import offered
 from support.scrapes import samples, value
@@ -104,14 +104,19 @@ def test_a_state_becomes_gauges() -> None:
 def test_a_watch_tells_what_it_could_see_and_why_it_could_not() -> None:
     metrics = ControllerMetrics()
     job = JobState(
-        name="train", coverage=Coverage(blind=Blindness.NOISE, sight=Sight(slowdown=2.5, steps=10))
+        name="train",
+        coverage=Coverage(blind=Blindness.NOISE, sensitivity=Sensitivity(slowdown=2.5, steps=10)),
     )
     metrics.update(State(jobs={"train": job}))
     assert value(metrics, "job_blind", job_name="train", cause="noise") == 1
     assert value(metrics, "job_detectable_slowdown_ratio", job_name="train") == 2.5
     assert value(metrics, "job_detectable_steps", job_name="train") == 10
     metrics.update(
-        State(jobs={"train": replace(job, coverage=replace(job.coverage, blind=None, sight=None))})
+        State(
+            jobs={
+                "train": replace(job, coverage=replace(job.coverage, blind=None, sensitivity=None))
+            }
+        )
     )
     assert value(metrics, "job_blind", job_name="train", cause="noise") is None
     assert value(metrics, "job_detectable_slowdown_ratio", job_name="train") is None

@@ -11,13 +11,18 @@ from pacekeeper.core.incidents.findings import Blindness
 from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.predictor.assurance import canary as canary_module
-from pacekeeper.predictor.assurance.canary import Canaries, Outcome, carried_on, unproved
-from pacekeeper.predictor.assurance.sensitivity import Sight, sight_of
-from pacekeeper.predictor.cost.features import Work, sample_of, sample_of_work, work_of
+from pacekeeper.predictor.assurance.canary import (
+    Canaries,
+    CanaryResult,
+    advance_canaries,
+    canary_failure_reason,
+)
+from pacekeeper.predictor.assurance.sensitivity import Sensitivity, sensitivity_of
+from pacekeeper.predictor.cost.features import FeatureTable, sample_of, sample_of_work, work_of
 from pacekeeper.predictor.online import alarms, cusum
 from pacekeeper.predictor.online import update as evidence
 from pacekeeper.predictor.online.state import Evidence, begin
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 from support.machine_driver import step as records_of
 
 CONFIG = DetectorConfig(warmup_steps=8, canary_period_steps=30)
@@ -33,7 +38,7 @@ class Watched:
     evidence: Evidence = field(default_factory=begin)
     canaries: Canaries = field(default_factory=Canaries)
     step: int = -1
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[CanaryResult] = field(default_factory=list)
 
     def run(self, num_steps: int, *, generation: int = 1, slow: int | None = None) -> None:
         for _ in range(num_steps):
@@ -43,15 +48,15 @@ class Watched:
                 for record in records_of(self.step, generation=generation, slow=slow)
                 if isinstance(record, MicroBatchRecord)
             ]
-            self.evidence, _ = fold(self.config, self.evidence, sample_of(records))
-            sight = sight_of(self.config, self.evidence, RANKS)
+            self.evidence, _ = update_evidence(self.config, self.evidence, sample_of(records))
+            sight = sensitivity_of(self.config, self.evidence, RANKS)
             before = self.canaries.last
-            self.canaries = carried_on(
+            self.canaries = advance_canaries(
                 self.config,
                 self.canaries,
                 self.evidence,
                 work_of([table_from_records(records)]),
-                sight=sight,
+                sensitivity=sight,
                 ranks=RANKS,
                 seed=SEED,
             )
@@ -66,7 +71,7 @@ def test_a_detector_that_sees_finds_each_canary_in_time() -> None:
     for outcome in watched.outcomes:
         assert outcome.is_found
         assert outcome.num_steps <= CONFIG.see_within_steps
-    assert unproved(CONFIG, watched.canaries, watched.step) is None
+    assert canary_failure_reason(CONFIG, watched.canaries, watched.step) is None
 
 
 def test_the_canaries_take_turns_over_all_ranks_in_an_order_that_the_seed_gives() -> None:
@@ -83,7 +88,7 @@ def test_what_is_put_in_is_the_smallest_slowdown_that_is_promised() -> None:
     watched.run(CONFIG.skip_steps + CONFIG.warmup_steps)
     running = watched.canaries.running
     assert running is not None
-    assert running.sight == sight_of(CONFIG, watched.evidence, RANKS)
+    assert running.sensitivity == sensitivity_of(CONFIG, watched.evidence, RANKS)
 
 
 def test_only_the_copy_of_one_rank_is_slowed() -> None:
@@ -137,7 +142,7 @@ def test_canaries_that_never_come_to_an_end_prove_nothing() -> None:
     for number in range(60):  # a new layout every two steps
         watched.run(2, generation=2 + number)
     assert not watched.outcomes
-    blind = unproved(CONFIG, watched.canaries, watched.step)
+    blind = canary_failure_reason(CONFIG, watched.canaries, watched.step)
     assert blind is not None
     assert blind.why is Blindness.CANARY
     assert "no canary has come to its end" in blind.reason
@@ -147,7 +152,7 @@ def test_nothing_is_tried_where_nothing_is_promised() -> None:
     watched = Watched()
     watched.run(4)
     assert watched.canaries == Canaries() or watched.canaries.turn == 0
-    assert unproved(CONFIG, watched.canaries, watched.step) is None
+    assert canary_failure_reason(CONFIG, watched.canaries, watched.step) is None
 
 
 def frozen_charts(limits: Any, before: cusum.Charts, *, step: int, **_: Any) -> cusum.Charts:
@@ -162,8 +167,10 @@ def no_difference(model: Any, sample: Any, *_: Any) -> Any:
     return 0.0 * sample.observed_s
 
 
-def another_rank(work: Work) -> Any:
-    return sample_of_work(Work(columns={**work.columns, "compute_s": 0.0 * work["rank"] + 0.1}))
+def another_rank(work: FeatureTable) -> Any:
+    return sample_of_work(
+        FeatureTable(columns={**work.columns, "compute_s": 0.0 * work["rank"] + 0.1})
+    )
 
 
 def never_slow(*_: Any, **__: Any) -> None:
@@ -194,7 +201,7 @@ def test_a_detector_that_is_broken_misses_its_canary_and_is_blind() -> None:
     watched.run(40)
     assert watched.outcomes
     assert not any(outcome.is_found for outcome in watched.outcomes)
-    blind = unproved(CONFIG, watched.canaries, watched.step)
+    blind = canary_failure_reason(CONFIG, watched.canaries, watched.step)
     assert blind is not None
     assert blind.why is Blindness.CANARY
     assert "the canary was missed" in blind.reason
@@ -205,7 +212,7 @@ def test_a_promise_that_can_not_be_kept_is_missed() -> None:
     watched.run(CONFIG.skip_steps + CONFIG.warmup_steps)
     running = watched.canaries.running
     assert running is not None
-    bold = replace(running, sight=Sight(slowdown=1.02, steps=10))
+    bold = replace(running, sensitivity=Sensitivity(slowdown=1.02, steps=10))
     watched.canaries = replace(watched.canaries, running=bold)
     watched.run(10)
     assert [outcome.is_found for outcome in watched.outcomes] == [False]

@@ -7,9 +7,9 @@ import pytest
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Blindness
-from pacekeeper.predictor.assurance.sensitivity import Sight, blindness, sight_of
+from pacekeeper.predictor.assurance.sensitivity import Sensitivity, blindness, sensitivity_of
 from pacekeeper.predictor.online.state import Evidence, among, begin
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 from support.examples import seeds
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
 
@@ -20,12 +20,12 @@ WARM = CONFIG.skip_steps + CONFIG.warmup_steps + 40
 def watched(job: SyntheticJob, config: DetectorConfig = CONFIG, steps: int = WARM) -> Evidence:
     evidence = begin()
     for _ in range(steps):
-        evidence, _ = fold(config, evidence, job.next())
+        evidence, _ = update_evidence(config, evidence, job.next())
     return evidence
 
 
-def sight(evidence: Evidence, config: DetectorConfig = CONFIG) -> Sight:
-    found = sight_of(config, evidence, evidence.charts.ranks)
+def sight(evidence: Evidence, config: DetectorConfig = CONFIG) -> Sensitivity:
+    found = sensitivity_of(config, evidence, evidence.charts.ranks)
     assert found is not None
     return found
 
@@ -48,14 +48,14 @@ def test_a_rank_that_slows_by_what_would_be_seen_is_named_in_time(
     promise = sight(evidence)
     named = []
     for _ in range(promise.steps):
-        evidence, said = fold(CONFIG, evidence, job.next({3: promise.slowdown}))
+        evidence, said = update_evidence(CONFIG, evidence, job.next({3: promise.slowdown}))
         named += [finding.rank for finding in said.findings]
     assert named == [3]
 
 
 def test_nothing_is_promised_while_measuring() -> None:
     evidence = watched(SyntheticJob(seed=1), steps=5)
-    assert sight_of(CONFIG, evidence, range(4)) is None
+    assert sensitivity_of(CONFIG, evidence, range(4)) is None
     assert blindness(CONFIG, evidence, (), step=5) is None
 
 
@@ -82,7 +82,7 @@ def test_what_the_model_does_not_know_hides_slowdowns_of_the_rank_it_concerns() 
     doubt[2] = 0.5
     doubtful = replace(evidence, charts=replace(evidence.charts, doubt=doubt))
     assert sight(doubtful).slowdown > 1.5 * sight(evidence).slowdown
-    assert sight_of(CONFIG, doubtful, (0, 1)) == sight_of(CONFIG, evidence, (0, 1))
+    assert sensitivity_of(CONFIG, doubtful, (0, 1)) == sensitivity_of(CONFIG, evidence, (0, 1))
 
 
 def test_a_clock_too_noisy_for_half_speed_is_blind() -> None:
@@ -106,7 +106,7 @@ def test_charts_that_do_not_advance_are_frozen() -> None:
     assert why(evidence, step=job.step + CONFIG.see_within_steps) == ""
     for _ in range(CONFIG.see_within_steps + 1):
         job.shuffle()  # a new layout at every step: each is the first one on it
-        evidence, _ = fold(CONFIG, evidence, job.next())
+        evidence, _ = update_evidence(CONFIG, evidence, job.next())
     assert why(evidence, step=job.step) == Blindness.FROZEN
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
 from pacekeeper.predictor.online import cusum
-from pacekeeper.predictor.online.microbatch_residuals import PartRatios
+from pacekeeper.predictor.online.microbatch_residuals import MicrobatchResiduals
 from pacekeeper.predictor.online.thresholds import Thresholds, thresholds
 from pacekeeper.predictor.stats.cusum_design import LEAST_HISTORY
 
@@ -33,7 +33,7 @@ def limits(*, rate: float, parts: Array | None = None, parts_per_step: int = PAR
 
 
 def fold(rules: Thresholds, charts: cusum.Charts, step: int, parts: Array) -> cusum.Charts:
-    ratios = PartRatios(log_ratio=parts, doubt=np.zeros_like(parts))
+    ratios = MicrobatchResiduals(log_ratio=parts, doubt=np.zeros_like(parts))
     return cusum.advance(
         rules,
         charts,

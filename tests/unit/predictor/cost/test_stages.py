@@ -9,7 +9,7 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.predictor.cost.features import FEATURES, StepSample, sample_of
 from pacekeeper.predictor.online.state import Evidence, begin
-from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.online.update import update_evidence
 from support.examples import seeds
 
 RANKS = 8  # two stages of two pipelines, groups of two; those from 4 on have the head
@@ -51,7 +51,7 @@ def accused(*, tells_head: bool, seed: int) -> tuple[Evidence, set[int]]:
     draw, evidence, found = np.random.default_rng(seed), begin(), set[int]()
     for step in range(WARM + STEPS):
         told = sample(step, EVEN if step < WARM else UNEVEN, draw)
-        evidence, judgement = fold(
+        evidence, judgement = update_evidence(
             DetectorConfig(warmup_steps=12), evidence, told if tells_head else untold(told)
         )
         found |= {finding.rank for finding in judgement.findings if finding.rank is not None}

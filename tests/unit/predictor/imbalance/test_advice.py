@@ -14,8 +14,8 @@ from pacekeeper.predictor.imbalance.advice import (
     WINDOW_STEPS,
     Advice,
     SpreadWindow,
-    fold_spread,
     lost_to_spread,
+    update_spread,
 )
 
 SEQUENCE, EXPERT = FindingKind.SEQUENCE_IMBALANCE, FindingKind.EXPERT_IMBALANCE
@@ -67,7 +67,7 @@ def run(
 ) -> tuple[SpreadWindow, list[Advice]]:
     said = []
     for step, share in enumerate(shares):
-        window, advice = fold_spread(
+        window, advice = update_spread(
             window,
             {SEQUENCE: share * 0.5},
             step=step,
@@ -120,7 +120,7 @@ def test_steps_of_another_layout_do_not_count() -> None:
 
 
 def test_a_step_without_a_duration_says_nothing() -> None:
-    window, advice = fold_spread(
+    window, advice = update_spread(
         SpreadWindow(), {SEQUENCE: 1.0}, step=0, generation=0, duration_s=0.0, told={}
     )
     assert (window.lost, advice) == ({}, Advice())

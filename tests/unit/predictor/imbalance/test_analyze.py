@@ -13,7 +13,7 @@ from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.imbalance.analyze import imbalances
 from pacekeeper.predictor.imbalance.stages_and_microbatches import compute_rows, shared_work
 from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
-from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind
+from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind
 from pacekeeper.predictor.offline.trace import (
     Chunk,
     ComputeTable,
@@ -24,9 +24,9 @@ from pacekeeper.predictor.offline.trace import (
 from support.synthetic_trace import Compute, Job, WorkTime, only_rows, step_times, timeline
 
 SEQUENCE, STAGE, EXPERT = (
-    TroubleKind.SEQUENCE_IMBALANCE,
-    TroubleKind.STAGE_IMBALANCE,
-    TroubleKind.EXPERT_IMBALANCE,
+    AnomalyKind.SEQUENCE_IMBALANCE,
+    AnomalyKind.STAGE_IMBALANCE,
+    AnomalyKind.EXPERT_IMBALANCE,
 )
 JOB = Job(pp=4, micro_batches=(8, 8, 8), steps=10)
 
@@ -101,7 +101,7 @@ def jitter(step: int, dp: int, stage: int, compute: Compute) -> float:
     return math.exp(0.2 * normal(step, dp, stage, 1)[compute])
 
 
-def found_in(trace: Trace) -> tuple[Trouble, ...]:
+def found_in(trace: Trace) -> tuple[Anomaly, ...]:
     replay = replay_of(trace)
     return imbalances(trace, None if replay is None else what_if_of(replay))
 
@@ -124,49 +124,49 @@ def test_slow_devices_and_noise_are_not_uneven_work(causes: tuple[WorkTime, ...]
 )
 def test_long_sequences_are_named_at_what_they_cost(job: Job, fault: WorkTime | None) -> None:
     faults, job = () if fault is None else (fault,), replace(job, steps=20)
-    (trouble,) = found_in(timeline(job, times(length, *faults)))
-    assert (trouble.kind, trouble.rank, trouble.stage) == (SEQUENCE, None, None)
-    assert (trouble.tier, trouble.first_step, trouble.last_step) == (Tier.PROBABLE, 0, None)
-    assert "stages agree" in trouble.reason
+    (anomaly,) = found_in(timeline(job, times(length, *faults)))
+    assert (anomaly.kind, anomaly.rank, anomaly.stage) == (SEQUENCE, None, None)
+    assert (anomaly.tier, anomaly.first_step, anomaly.last_step) == (Tier.PROBABLE, 0, None)
+    assert "stages agree" in anomaly.reason
 
     mean_length = mean_length_in(job)
     real_s = step_times(job, times(length, *faults))
     even_s = step_times(job, times(mean_length, *faults))
     cost = np.mean(real_s) / np.mean(even_s)
-    assert trouble.slowdown == pytest.approx(cost, rel=0.04)  # 0.01 without a fault beside it
-    assert trouble.low < trouble.slowdown < trouble.high
+    assert anomaly.slowdown == pytest.approx(cost, rel=0.04)  # 0.01 without a fault beside it
+    assert anomaly.low < anomaly.slowdown < anomaly.high
 
 
 def test_a_heavy_stage_is_named_at_what_it_costs() -> None:
-    (trouble,) = found_in(timeline(JOB, times(heavy)))
-    assert (trouble.kind, trouble.rank, trouble.stage) == (STAGE, None, 3)
-    assert trouble.tier is Tier.PROBABLE
+    (anomaly,) = found_in(timeline(JOB, times(heavy)))
+    assert (anomaly.kind, anomaly.rank, anomaly.stage) == (STAGE, None, 3)
+    assert anomaly.tier is Tier.PROBABLE
     evened = step_times(JOB, times(lambda *place: 1.1))
     cost = np.mean(step_times(JOB, times(heavy))) / np.mean(evened)
-    assert trouble.slowdown == pytest.approx(cost, rel=0.005)
-    assert "1.27 times the mean work" in trouble.reason  # 1.4 over the mean 1.1
+    assert anomaly.slowdown == pytest.approx(cost, rel=0.005)
+    assert "1.27 times the mean work" in anomaly.reason  # 1.4 over the mean 1.1
 
 
 def test_a_heavy_stage_is_seen_beside_a_slow_rank_of_it() -> None:
     def slow_in_it(step: int, dp: int, stage: int, compute: Compute) -> float:
         return 1.2 if (dp, stage) == (0, 3) else 1.0
 
-    (trouble,) = found_in(timeline(JOB, times(heavy, slow_in_it)))
-    assert (trouble.kind, trouble.stage) == (STAGE, 3)
+    (anomaly,) = found_in(timeline(JOB, times(heavy, slow_in_it)))
+    assert (anomaly.kind, anomaly.stage) == (STAGE, 3)
     evened = step_times(JOB, times(lambda *place: 1.1, slow_in_it))
     cost = np.mean(step_times(JOB, times(heavy, slow_in_it))) / np.mean(evened)
-    assert trouble.slowdown == pytest.approx(cost, rel=0.01)
+    assert anomaly.slowdown == pytest.approx(cost, rel=0.01)
 
 
 def test_two_causes_share_the_whole_cost() -> None:
-    troubles = found_in(timeline(JOB, times(heavy, length)))
-    assert {trouble.kind for trouble in troubles} == {SEQUENCE, STAGE}
-    assert troubles[0].slowdown >= troubles[1].slowdown
+    anomalies = found_in(timeline(JOB, times(heavy, length)))
+    assert {anomaly.kind for anomaly in anomalies} == {SEQUENCE, STAGE}
+    assert anomalies[0].slowdown >= anomalies[1].slowdown
 
     mean_length = mean_length_in(JOB)
     evened = times(lambda *place: 1.1 * mean_length(*place))
     whole = np.mean(step_times(JOB, times(heavy, length))) / np.mean(step_times(JOB, evened))
-    assert np.prod([trouble.slowdown for trouble in troubles]) == pytest.approx(whole, rel=0.03)
+    assert np.prod([anomaly.slowdown for anomaly in anomalies]) == pytest.approx(whole, rel=0.03)
 
 
 def test_a_head_that_costs_the_same_for_all_is_a_heavy_stage_and_no_more() -> None:
@@ -177,11 +177,11 @@ def test_a_head_that_costs_the_same_for_all_is_a_heavy_stage_and_no_more() -> No
         work = 1.0 + 0.02 * compute[2]
         return work + (0.8 if stage == 1 else 0.0)
 
-    (trouble,) = found_in(timeline(job, times(with_head)))
+    (anomaly,) = found_in(timeline(job, times(with_head)))
     evened = times(lambda step, dp, stage, compute: 1.4 + 0.02 * compute[2])
     cost = np.mean(step_times(job, times(with_head))) / np.mean(step_times(job, evened))
-    assert (trouble.kind, trouble.stage) == (STAGE, 1)
-    assert trouble.slowdown == pytest.approx(cost, rel=0.003)
+    assert (anomaly.kind, anomaly.stage) == (STAGE, 1)
+    assert anomaly.slowdown == pytest.approx(cost, rel=0.003)
 
 
 @pytest.mark.parametrize(("cause", "spread"), [(length, 0.35), (jitter, 0.0)])
@@ -207,14 +207,14 @@ def test_noise_in_few_micro_batches_is_rarely_taken_for_work() -> None:
         trace = replace(
             timeline(job, even), ops=None, compute=replace(table, compute_s=table.compute_s * noise)
         )
-        named += any(trouble.kind is SEQUENCE for trouble in imbalances(trace, None))
+        named += any(anomaly.kind is SEQUENCE for anomaly in imbalances(trace, None))
     assert named == 0
 
 
 def test_with_one_rank_a_stage_a_heavy_stage_is_only_suspected() -> None:
-    (trouble,) = found_in(timeline(Job(micro_batches=(8,), steps=10), times(heavy)))
-    assert (trouble.kind, trouble.tier) == (STAGE, Tier.SUSPECTED)
-    assert "device" in trouble.reason
+    (anomaly,) = found_in(timeline(Job(micro_batches=(8,), steps=10), times(heavy)))
+    assert (anomaly.kind, anomaly.tier) == (STAGE, Tier.SUSPECTED)
+    assert "device" in anomaly.reason
     assert found_in(timeline(Job(micro_batches=(8,), steps=40), times(slow_late_alone))) == ()
 
 
@@ -224,9 +224,9 @@ def slow_late_alone(step: int, dp: int, stage: int, compute: Compute) -> float:
 
 def test_without_stages_forward_and_backward_bear_witness() -> None:
     job = Job(pp=1, micro_batches=(8,) * 6, steps=10)
-    (trouble,) = found_in(timeline(job, times(length)))
-    assert (trouble.kind, trouble.tier) == (SEQUENCE, Tier.SUSPECTED)
-    assert "forward and backward agree" in trouble.reason
+    (anomaly,) = found_in(timeline(job, times(length)))
+    assert (anomaly.kind, anomaly.tier) == (SEQUENCE, Tier.SUSPECTED)
+    assert "forward and backward agree" in anomaly.reason
 
     def slow_in_both(step: int, dp: int, stage: int, compute: Compute) -> float:
         return 2.0 if dp == 1 else 1.0 + 0.1 * (dp == 2) * (step % 2)
@@ -250,15 +250,15 @@ def test_numbers_of_ranks_and_half_of_the_steps_say_the_same() -> None:
         assert one.slowdown == pytest.approx(other.slowdown)
     for kept in (ops.step < 12, ops.step >= 12):
         half = found_in(only_rows(trace, kept))
-        assert [trouble.kind for trouble in half] == [trouble.kind for trouble in whole]
+        assert [anomaly.kind for anomaly in half] == [anomaly.kind for anomaly in whole]
         assert half[0].first_step == int(ops.step[kept].min())
 
 
 def test_without_a_timeline_the_busiest_rank_is_the_clock() -> None:
     trace = replace(timeline(JOB, times(heavy)), ops=None)
-    (trouble,) = imbalances(trace, None)
-    assert (trouble.kind, trouble.stage) == (STAGE, 3)
-    assert trouble.slowdown == pytest.approx(1.4 / 1.1, rel=0.01)
+    (anomaly,) = imbalances(trace, None)
+    assert (anomaly.kind, anomaly.stage) == (STAGE, 3)
+    assert anomaly.slowdown == pytest.approx(1.4 / 1.1, rel=0.01)
 
 
 def test_few_whole_steps_do_not_stand_for_the_run() -> None:
@@ -272,10 +272,10 @@ def test_few_whole_steps_do_not_stand_for_the_run() -> None:
         [np.flatnonzero((ops.step == s) & (ops.op == OpType.FORWARD_SEND))[0] for s in range(3, 24)]
     )
     cut = only_rows(trace, ~np.isin(np.arange(len(ops.step)), lost))
-    (trouble,) = found_in(cut)
+    (anomaly,) = found_in(cut)
     (by_busiest,) = imbalances(replace(cut, ops=None), None)
-    assert trouble.kind is SEQUENCE
-    assert trouble.slowdown == pytest.approx(by_busiest.slowdown)
+    assert anomaly.kind is SEQUENCE
+    assert anomaly.slowdown == pytest.approx(by_busiest.slowdown)
 
 
 def test_two_steps_or_none_say_nothing() -> None:
@@ -303,14 +303,14 @@ def known_work(tokens: np.ndarray, rows: np.ndarray) -> Trace:
 
 
 @pytest.mark.parametrize(("kind", "at"), [(SEQUENCE, 0), (EXPERT, 1)])
-def test_where_the_work_is_known_it_is_priced(kind: TroubleKind, at: int) -> None:
+def test_where_the_work_is_known_it_is_priced(kind: AnomalyKind, at: int) -> None:
     work = [np.full((12, 4), 100.0), np.full((12, 4), 100.0)]
     work[at] = np.random.default_rng(at).uniform(20.0, 180.0, (12, 4))
-    (trouble,) = imbalances(known_work(*work), None)
-    assert (trouble.kind, trouble.tier) == (kind, Tier.PROBABLE)
+    (anomaly,) = imbalances(known_work(*work), None)
+    assert (anomaly.kind, anomaly.tier) == (kind, Tier.PROBABLE)
     busiest = (0.1 + (work[0] + 2.0 * work[1]) / 1e3).max(axis=1).mean()
     even_s = 0.1 + (work[0].mean(axis=1) + 2.0 * work[1].mean(axis=1)).mean() / 1e3
-    assert trouble.slowdown == pytest.approx(busiest / even_s, rel=0.02)
+    assert anomaly.slowdown == pytest.approx(busiest / even_s, rel=0.02)
 
 
 def test_known_even_work_is_even_whatever_the_times() -> None:
@@ -334,12 +334,12 @@ def test_three_causes_that_hide_each_other_share_the_whole_cost() -> None:
         workers=tuple(Worker(rank=at, stage=at % 2, dp=at // 2) for at in range(4)),
         compute=replace(trace.compute, compute_s=compute_s),
     )
-    troubles = imbalances(three, None)
-    assert {trouble.kind for trouble in troubles} == {SEQUENCE, STAGE, EXPERT}
+    anomalies = imbalances(three, None)
+    assert {anomaly.kind for anomaly in anomalies} == {SEQUENCE, STAGE, EXPERT}
     busiest = compute_s.reshape(60, 4).max(axis=1).mean()
     # Even within a step: tokens over the dp ranks, rows over the ranks of the same stage.
     rows_of_stage = (rows[:, :2] + rows[:, 2:]) / 2.0
     work = tokens.mean(axis=1)[:, None] + 2.0 * rows_of_stage
     even_s = 1.15 * (0.1 + work / 1e3).max(axis=1).mean()
-    product = np.prod([trouble.slowdown for trouble in troubles])
+    product = np.prod([anomaly.slowdown for anomaly in anomalies])
     assert product == pytest.approx(busiest / even_s, rel=0.02)

@@ -9,10 +9,10 @@ import pytest
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.imbalance.analyze import imbalances
-from pacekeeper.predictor.offline.anomalies import TroubleKind
+from pacekeeper.predictor.offline.anomalies import AnomalyKind
 from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, ExpertLoadTable, Trace, Worker
 
-EXPERT = TroubleKind.EXPERT_IMBALANCE
+EXPERT = AnomalyKind.EXPERT_IMBALANCE
 
 
 def expert_trace(layer_effect: Callable[[int, int, int, int], float], noise: float = 0.01) -> Trace:
@@ -48,10 +48,10 @@ def routing(step: int, stage: int, group: int, layer: int) -> float:
 
 
 def test_what_groups_of_different_devices_share_by_layer_is_routing() -> None:
-    (trouble,) = imbalances(expert_trace(routing), None)
-    assert (trouble.kind, trouble.tier, trouble.rank) == (EXPERT, Tier.PROBABLE, None)
+    (anomaly,) = imbalances(expert_trace(routing), None)
+    assert (anomaly.kind, anomaly.tier, anomaly.rank) == (EXPERT, Tier.PROBABLE, None)
     # 0.3 s of experts with a mean excess of 30 % over even ones, beside 0.3 s of other compute.
-    assert 1.10 < trouble.slowdown < 1.20
+    assert 1.10 < anomaly.slowdown < 1.20
 
 
 def test_a_slow_group_or_a_slow_network_is_not_routing() -> None:
@@ -83,9 +83,9 @@ def test_the_part_of_routing_is_priced_and_noise_is_not() -> None:
     def little(step: int, stage: int, group: int, layer: int) -> float:
         return 1.0 + float(np.random.default_rng([step, stage, layer]).gamma(1.0, 0.1))
 
-    (trouble,) = imbalances(expert_trace(little, noise=0.25), None)
-    assert trouble.kind is EXPERT
-    assert trouble.slowdown < 1.09  # 1.05 for the routing; noise and all, 1.12
+    (anomaly,) = imbalances(expert_trace(little, noise=0.25), None)
+    assert anomaly.kind is EXPERT
+    assert anomaly.slowdown < 1.09  # 1.05 for the routing; noise and all, 1.12
 
 
 def test_noise_alone_is_not_priced_as_routing() -> None:
@@ -101,9 +101,9 @@ def test_loads_without_times_say_how_far_the_busiest_expert_is_ahead() -> None:
         workers=(Worker(rank=0),),
         expert_loads=ExpertLoadTable(step=step, layer=layer, expert=expert, rows=rows),
     )
-    (trouble,) = imbalances(trace, None)
-    assert (trouble.kind, trouble.tier) == (EXPERT, Tier.SUSPECTED)
-    assert trouble.slowdown == pytest.approx(2.8)
+    (anomaly,) = imbalances(trace, None)
+    assert (anomaly.kind, anomaly.tier) == (EXPERT, Tier.SUSPECTED)
+    assert anomaly.slowdown == pytest.approx(2.8)
     assert trace.expert_loads is not None
     even_loads = replace(trace.expert_loads, rows=rows * 0.0 + 25.0)
     assert imbalances(replace(trace, expert_loads=even_loads), None) == ()

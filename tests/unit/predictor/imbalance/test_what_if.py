@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
-from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.analyze import analyze
 from pacekeeper.predictor.offline.anomalies import WhatIf
 from pacekeeper.predictor.offline.trace import OpTable, OpType, Trace, Worker
 from support.synthetic_trace import Compute, Job, only_rows, step_times, timeline
@@ -100,7 +100,7 @@ def test_there_is_nothing_to_replay_without_a_timeline_or_a_whole_step() -> None
     assert trace.ops is not None
     cut = only_rows(trace, trace.ops.op != OpType.BACKWARD_SEND)
     assert what_if(cut) is None
-    (note,) = judge(cut).notes
+    (note,) = analyze(cut).notes
     assert note == "no step can be replayed: no what-if (step 0: transfers are missing)"
 
 

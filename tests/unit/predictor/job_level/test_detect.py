@@ -5,7 +5,7 @@ import pytest
 
 from pacekeeper.predictor.job_level.blocks import Knowledge, block_size, blocks_of
 from pacekeeper.predictor.job_level.detect import MIN_STEPS, job_faults, judge_job, measured
-from pacekeeper.predictor.job_level.step_time_model import clocked, unknown
+from pacekeeper.predictor.job_level.step_time_model import unknown, usable_steps
 from pacekeeper.predictor.offline.trace import Trace
 from support.step_times import job, slowed, with_work
 
@@ -21,7 +21,7 @@ def test_a_job_without_step_times_is_not_judged() -> None:
     few = job(np.full(MIN_STEPS, 0.06))
     for trace in (nothing, few):
         assert judge_job(trace).notes == ("too few step times to judge the job",)
-        assert judge_job(trace, replicates=replicates()).troubles == ()
+        assert judge_job(trace, replicates=replicates()).anomalies == ()
 
 
 def test_a_schedule_of_another_length_is_refused() -> None:
@@ -31,7 +31,7 @@ def test_a_schedule_of_another_length_is_refused() -> None:
 
 def test_a_run_slower_throughout_is_told_and_not_accused() -> None:
     verdict = judge_job(job(FLAT_S * 1.2), replicates=replicates())
-    assert verdict.troubles == ()
+    assert verdict.anomalies == ()
     assert "slow from the start: x1.20" in verdict.notes[0]
     assert judge_job(job(FLAT_S * 1.02), replicates=replicates()).notes == ()
 
@@ -64,7 +64,7 @@ def test_a_pace_that_comes_again_is_work_where_nothing_is_known() -> None:
     """Two phases of the same height, as a recipe with two kinds of data would have."""
     pace_s = slowed(slowed(FLAT_S, 200, 350, 1.3), 600, 750, 1.3)
     verdict = judge_job(job(pace_s))
-    assert verdict.troubles == ()
+    assert verdict.anomalies == ()
     assert any("workload unknown" in note for note in verdict.notes)
 
 
@@ -83,7 +83,7 @@ def test_steps_in_any_order_or_told_twice_say_the_same() -> None:
 def test_a_job_that_settles_is_told_and_not_accused() -> None:
     trace = job(slowed(FLAT_S, 0, 60, 1.5))
     verdict = judge_job(trace, schedule=np.zeros(1000, dtype=np.intp))
-    assert verdict.troubles == ()
+    assert verdict.anomalies == ()
     assert "slower from the start to step" in verdict.notes[0]
     (found,) = job_faults(trace, replicates=replicates())  # others did not have to settle
     assert found.first_step == 0
@@ -119,7 +119,7 @@ def test_the_size_of_a_slowdown_is_right_in_noise() -> None:
 
 def test_a_coarse_clock_gets_larger_blocks_and_no_more_trust_than_it_has() -> None:
     trace = job(np.full(2000, 1.34), noise=0.0, resolution_s=1.0)
-    run = clocked(trace)
+    run = usable_steps(trace)
     assert run is not None
     assert block_size(run, 1e-3) == 10
     assert block_size(run, 1.0) == 100  # of the median, one second
@@ -161,7 +161,7 @@ def test_a_clock_as_coarse_as_a_fifth_of_a_step_shifts_no_level() -> None:
     pace_s = np.repeat([0.0053, 0.0200], 500)
     beside = [job(pace_s, seed=1 + i, noise=0.002, resolution_s=1e-3) for i in range(19)]
     verdict = judge_job(job(pace_s, noise=0.002, resolution_s=1e-3), replicates=beside)
-    assert (verdict.troubles, verdict.notes) == ((), ())
+    assert (verdict.anomalies, verdict.notes) == ((), ())
 
 
 def test_a_fault_while_there_is_much_work_is_not_learnt_as_its_price() -> None:
@@ -182,7 +182,7 @@ def test_steps_that_tell_no_tokens_are_left_out_and_said() -> None:
     squares = np.where(random.random(1000) < 0.5, 1e9, np.nan)  # half of them: not counted
     verdict = judge_job(with_work(trace, np.where(untold, np.nan, tokens), squares))
     assert verdict.notes[0] == f"{untold.sum()} steps tell no tokens: left out"
-    (found,) = verdict.troubles
+    (found,) = verdict.anomalies
     assert abs(found.first_step - 600) <= 10
     assert found.slowdown == pytest.approx(1.3, rel=0.02)
 

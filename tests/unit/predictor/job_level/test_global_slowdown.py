@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.job_level.global_slowdown import pace_faults
-from pacekeeper.predictor.offline.analyze import judge
-from pacekeeper.predictor.offline.anomalies import TroubleKind
+from pacekeeper.predictor.job_level.global_slowdown import global_slowdowns
+from pacekeeper.predictor.offline.analyze import analyze
+from pacekeeper.predictor.offline.anomalies import AnomalyKind
 from pacekeeper.predictor.offline.trace import ComputeTable, LayoutTable, Trace
 from support.examples import seeds
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
@@ -42,33 +42,33 @@ def with_work(trace: Trace, factors: Array) -> Trace:
 
 @pytest.mark.parametrize("factor", [1.06, 1.3, 2.0])
 def test_everybody_slower_is_one_finding_of_the_job_and_of_no_rank(factor: float) -> None:
-    verdict = judge(since(job(), factor))
-    (trouble,) = verdict.troubles
-    assert (trouble.kind, trouble.rank, trouble.stage) == (TroubleKind.HOST, None, None)
-    assert (trouble.first_step, trouble.last_step) == (FIRST_STEP + ONSET, None)
-    assert trouble.low < factor < trouble.high
-    assert "8 of 8 ranks together" in trouble.reason
+    verdict = analyze(since(job(), factor))
+    (anomaly,) = verdict.anomalies
+    assert (anomaly.kind, anomaly.rank, anomaly.stage) == (AnomalyKind.HOST, None, None)
+    assert (anomaly.first_step, anomaly.last_step) == (FIRST_STEP + ONSET, None)
+    assert anomaly.low < factor < anomaly.high
+    assert "8 of 8 ranks together" in anomaly.reason
 
 
 def test_it_may_pass_again() -> None:
     trace = job()
     for rank in range(8):
         trace = slowed(trace, rank, 1.2, first=10, last=24)
-    (trouble,) = pace_faults(trace).troubles
-    assert (trouble.first_step, trouble.last_step) == (FIRST_STEP + 10, FIRST_STEP + 24)
+    (anomaly,) = global_slowdowns(trace).anomalies
+    assert (anomaly.first_step, anomaly.last_step) == (FIRST_STEP + 10, FIRST_STEP + 24)
 
 
 @pytest.mark.parametrize("seed", seeds(4))
 def test_more_work_is_nobodys_fault(seed: int) -> None:
     trace = job(seed=seed)
     more = np.where(table_of(trace).step >= FIRST_STEP + ONSET, 1.3, 1.0)
-    assert pace_faults(with_work(trace, more)).troubles == ()
-    assert pace_faults(trace).troubles == () and pace_faults(trace).notes == ()
+    assert global_slowdowns(with_work(trace, more)).anomalies == ()
+    assert global_slowdowns(trace).anomalies == () and global_slowdowns(trace).notes == ()
 
 
 def test_work_that_is_not_told_makes_it_a_note() -> None:
-    verdict = pace_faults(since(job(tells_work=False), 1.3))
-    assert verdict.troubles == ()
+    verdict = global_slowdowns(since(job(tells_work=False), 1.3))
+    assert verdict.anomalies == ()
     (note,) = verdict.notes
     assert "8 of 8 ranks together computed x1.299" in note and "not told: not judged" in note
 
@@ -77,18 +77,18 @@ def test_a_step_that_does_not_tell_its_work_does_not_hide_the_others() -> None:
     trace = since(job(), 1.3)
     table = table_of(trace)
     tokens = np.where(table.step == FIRST_STEP + 5, np.nan, table.tokens)
-    (trouble,) = pace_faults(replace(trace, compute=replace(table, tokens=tokens))).troubles
-    assert trouble.first_step == FIRST_STEP + ONSET
+    (anomaly,) = global_slowdowns(replace(trace, compute=replace(table, tokens=tokens))).anomalies
+    assert anomaly.first_step == FIRST_STEP + ONSET
 
 
 def test_a_stage_is_judged_beside_the_others() -> None:
     trace = job(num_stages=3, tells_work=False)
-    (trouble,) = pace_faults(since(trace, 1.2, stage=1)).troubles
-    assert (trouble.kind, trouble.rank, trouble.stage) == (TroubleKind.HOST, None, 1)
-    assert trouble.first_step == FIRST_STEP + ONSET
+    (anomaly,) = global_slowdowns(since(trace, 1.2, stage=1)).anomalies
+    assert (anomaly.kind, anomaly.rank, anomaly.stage) == (AnomalyKind.HOST, None, 1)
+    assert anomaly.first_step == FIRST_STEP + ONSET
     # Two that become faster make the third one slower beside them, and by no clock.
     faster = since(since(trace, 0.8, stage=0), 0.8, stage=2)
-    assert pace_faults(faster).troubles == ()
+    assert global_slowdowns(faster).anomalies == ()
 
 
 def test_most_of_a_stage_is_the_stages_matter_and_a_few_are_not() -> None:
@@ -98,9 +98,9 @@ def test_most_of_a_stage_is_the_stages_matter_and_a_few_are_not() -> None:
             trace = slowed(trace, rank, 1.3, first=ONSET)
         return trace
 
-    (trouble,) = pace_faults(slow(6)).troubles
-    assert trouble.stage == 0 and "6 of 8 ranks of stage 0" in trouble.reason
-    assert pace_faults(slow(3)).troubles == ()
+    (anomaly,) = global_slowdowns(slow(6)).anomalies
+    assert anomaly.stage == 0 and "6 of 8 ranks of stage 0" in anomaly.reason
+    assert global_slowdowns(slow(3)).anomalies == ()
 
 
 def test_another_pace_in_another_layout_is_not_judged() -> None:
@@ -109,8 +109,8 @@ def test_another_pace_in_another_layout_is_not_judged() -> None:
     told: ComputeTable = replace(table, tokens=np.full(len(table.step), 100.0))
     steps = np.unique(table.step)
     layouts = LayoutTable(step=steps, generation=1 + (steps >= FIRST_STEP + ONSET))
-    assert len(pace_faults(replace(trace, compute=told)).troubles) == 1
-    assert pace_faults(replace(trace, compute=told, layouts=layouts)).troubles == ()
+    assert len(global_slowdowns(replace(trace, compute=told)).anomalies) == 1
+    assert global_slowdowns(replace(trace, compute=told, layouts=layouts)).anomalies == ()
 
 
 def test_noise_that_all_ranks_share_is_within_the_false_alarms_that_are_stated() -> None:
@@ -119,6 +119,8 @@ def test_noise_that_all_ranks_share_is_within_the_false_alarms_that_are_stated()
         trace = job(seed=seed, num_stages=2)
         steps = np.random.default_rng(seed).normal(0.0, 0.03, 40)
         found += bool(
-            pace_faults(timed(trace, np.exp(steps[table_of(trace).step - FIRST_STEP]))).troubles
+            global_slowdowns(
+                timed(trace, np.exp(steps[table_of(trace).step - FIRST_STEP]))
+            ).anomalies
         )
     assert found <= 3

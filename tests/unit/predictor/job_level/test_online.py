@@ -10,12 +10,12 @@ from pacekeeper.predictor.job_level.detect import judge_job
 from pacekeeper.predictor.job_level.online import (
     LEAST_STEPS,
     WINDOW_STEPS,
-    JobPace,
+    JobLevelState,
     JobStep,
-    fold_job,
+    update_job_level,
 )
 from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.online.global_slowdown import PaceNews
+from pacekeeper.predictor.online.global_slowdown import GlobalSlowdownChange
 from support.examples import seeds
 from support.step_times import job, slowed, with_work
 
@@ -40,11 +40,13 @@ def even(pace_s: Array, seed: int = 0) -> Trace:
     return with_work(job(pace_s, seed=seed), np.full(pace_s.size, 512.0), np.full(pace_s.size, 9e4))
 
 
-def played(trace: Trace, pace: JobPace | None = None) -> tuple[JobPace, list[PaceNews]]:
-    pace, news = pace or JobPace(), []
+def played(
+    trace: Trace, pace: JobLevelState | None = None
+) -> tuple[JobLevelState, list[GlobalSlowdownChange]]:
+    pace, news = pace or JobLevelState(), []
     for one in told(trace):
-        pace, said = fold_job(pace, one)
-        if said != PaceNews():
+        pace, said = update_job_level(pace, one)
+        if said != GlobalSlowdownChange():
             news.append(said)
     return pace, news
 
@@ -52,7 +54,7 @@ def played(trace: Trace, pace: JobPace | None = None) -> tuple[JobPace, list[Pac
 @pytest.mark.parametrize("seed", seeds(4))
 def test_it_finds_what_replay_finds(seed: int) -> None:
     trace = even(slowed(FLAT_S, 300, 450, 1.15), seed)
-    (recorded,) = judge_job(trace).troubles
+    (recorded,) = judge_job(trace).anomalies
     _, (opened, closed) = played(trace)
     assert opened.found is not None and closed.is_over
     assert abs(opened.found.onset_step - recorded.first_step) <= 3
@@ -89,13 +91,13 @@ def test_steps_that_took_no_time_are_passed_over() -> None:
     pace_s = FLAT_S.copy()
     pace_s[: 2 * LEAST_STEPS] = 0.0
     pace, news = played(even(pace_s))
-    assert news == [] and pace.sight is not None
+    assert news == [] and pace.sensitivity is not None
 
 
 def test_another_layout_is_measured_anew() -> None:
     pace, _ = played(even(slowed(FLAT_S, 200, 600, 1.2)))
     assert pace.is_open
-    pace, news = fold_job(
+    pace, news = update_job_level(
         pace, JobStep(step=600, generation=2, duration_s=0.1, tokens=512, sum_len_squared=90_000)
     )
     assert news.is_over and news.why == "its pace is measured anew"

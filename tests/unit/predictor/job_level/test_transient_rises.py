@@ -50,7 +50,7 @@ def test_a_pace_that_the_job_jumps_to_again_is_work() -> None:
 
 def test_a_schedule_that_only_adds_work_accuses_nobody() -> None:
     verdict = judge_job(job(growing((300, 0.03), (300, 0.04), (300, 0.06), (300, 0.09))))
-    assert verdict.troubles == ()
+    assert verdict.anomalies == ()
     assert sum("not judged" in note for note in verdict.notes) == 3
 
 

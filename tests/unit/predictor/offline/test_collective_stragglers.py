@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.incidents.findings import Tier
-from pacekeeper.predictor.offline.anomalies import TroubleKind
-from pacekeeper.predictor.offline.collective_stragglers import late_ranks
+from pacekeeper.predictor.offline.anomalies import AnomalyKind
+from pacekeeper.predictor.offline.collective_stragglers import collective_stragglers
 from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Trace, WaitTable, Worker
 from support.examples import seeds
 
@@ -40,22 +40,22 @@ def job(
 @pytest.mark.parametrize("is_compute", [True, False])
 @pytest.mark.parametrize("num_steps", [2, 30])
 def test_who_comes_late_is_named_with_its_kind(num_steps: int, is_compute: bool) -> None:
-    (trouble,) = late_ranks(job(num_steps, late_s=0.02, is_compute=is_compute))
-    assert trouble.rank == 3
-    assert trouble.kind is (TroubleKind.COMPUTE if is_compute else TroubleKind.HOST)
-    assert trouble.slowdown == pytest.approx(1.44, rel=0.05)
-    assert trouble.low <= trouble.slowdown <= trouble.high
-    assert trouble.tier is (Tier.PROBABLE if num_steps == 30 else Tier.SUSPECTED)
-    assert "late" in trouble.reason
+    (anomaly,) = collective_stragglers(job(num_steps, late_s=0.02, is_compute=is_compute))
+    assert anomaly.rank == 3
+    assert anomaly.kind is (AnomalyKind.COMPUTE if is_compute else AnomalyKind.HOST)
+    assert anomaly.slowdown == pytest.approx(1.44, rel=0.05)
+    assert anomaly.low <= anomaly.slowdown <= anomaly.high
+    assert anomaly.tier is (Tier.PROBABLE if num_steps == 30 else Tier.SUSPECTED)
+    assert "late" in anomaly.reason
 
 
 @pytest.mark.parametrize("seed", seeds(20))
 def test_nobody_is_named_where_all_come_together(seed: int) -> None:
-    assert late_ranks(job(20, late_s=0.0, is_compute=False, seed=seed)) == ()
+    assert collective_stragglers(job(20, late_s=0.0, is_compute=False, seed=seed)) == ()
 
 
 def test_a_little_late_is_not_worth_naming() -> None:
-    assert late_ranks(job(20, late_s=0.001, is_compute=False)) == ()
+    assert collective_stragglers(job(20, late_s=0.001, is_compute=False)) == ()
 
 
 def test_two_ranks_can_not_tell_who_is_late() -> None:
@@ -65,4 +65,6 @@ def test_two_ranks_can_not_tell_who_is_late() -> None:
     waits = WaitTable(
         step=trace.waits.step[pair], rank=trace.waits.rank[pair], wait_s=trace.waits.wait_s[pair]
     )
-    assert late_ranks(Trace(name="j", source="t", workers=trace.workers, waits=waits)) == ()
+    assert (
+        collective_stragglers(Trace(name="j", source="t", workers=trace.workers, waits=waits)) == ()
+    )

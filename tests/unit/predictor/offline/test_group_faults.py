@@ -37,17 +37,17 @@ def all_slowed(trace: Trace, ranks: range, factor: float, *, last: int | None = 
 def test_a_third_of_a_stage_is_named_rank_by_rank(seed: int, count: int, factor: float) -> None:
     found = rank_faults(all_slowed(stage(seed=seed), range(4, 4 + count), factor))
     assert sorted(t.rank for t in found if t.rank is not None) == list(range(4, 4 + count))
-    for trouble in found:
-        assert trouble.first_step == FIRST_STEP + ONSET and trouble.last_step is None
-        assert trouble.low < factor < trouble.high
+    for anomaly in found:
+        assert anomaly.first_step == FIRST_STEP + ONSET and anomaly.last_step is None
+        assert anomaly.low < factor < anomaly.high
 
 
 def test_who_slowed_with_a_rank_and_on_which_node_is_said() -> None:
     found = rank_faults(all_slowed(stage(), range(4, 8), 1.2))
-    first = next(trouble for trouble in found if trouble.rank == 4)
+    first = next(anomaly for anomaly in found if anomaly.rank == 4)
     assert "together with ranks 5, 6, 7, all on node node-0-1; 8 peers of stage 0" in first.reason
     apart = rank_faults(all_slowed(on_nodes(stage(), 3), range(4, 8), 1.2))
-    first = next(trouble for trouble in apart if trouble.rank == 4)
+    first = next(anomaly for anomaly in apart if anomaly.rank == 4)
     assert "together with ranks 5, 6, 7; " in first.reason
 
 
@@ -73,7 +73,7 @@ def test_ranks_that_lose_more_and_more_are_no_group() -> None:
     trace = summed(pipeline(num_dp=12, num_stages=1, num_steps=30, documents=0.02))
     for rank in range(12):  # no gap between the slow ones and the others
         trace = slowed(trace, rank, 1.0 + 0.02 * rank, first=ONSET)
-    assert "together" not in " ".join(trouble.reason for trouble in rank_faults(trace))
+    assert "together" not in " ".join(anomaly.reason for anomaly in rank_faults(trace))
 
 
 def test_ranks_whose_work_wanders_together_are_no_group() -> None:

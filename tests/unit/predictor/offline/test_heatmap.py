@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from pacekeeper.predictor.offline.heatmap import Heat, reduced
+from pacekeeper.predictor.offline.heatmap import Heatmap, reduced
 
 
-def heat(num_steps: int, num_ranks: int) -> Heat:
+def heat(num_steps: int, num_ranks: int) -> Heatmap:
     log_ratio = np.zeros((num_steps, num_ranks))
-    return Heat(
+    return Heatmap(
         steps=tuple(range(num_steps)), ranks=tuple(range(num_ranks)), log_ratio=log_ratio, limit=1.0
     )
 

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.offline.anomalies import TroubleKind
+from pacekeeper.predictor.offline.anomalies import AnomalyKind
 from pacekeeper.predictor.offline.collective_stragglers import link_faults
 from pacekeeper.predictor.offline.trace import Trace, TransferTable, Worker
 from support.examples import seeds
@@ -49,28 +49,28 @@ def job(
 @pytest.mark.parametrize("rank", range(6))
 def test_the_rank_that_all_slow_pairs_share_is_named(rank: int) -> None:
     slow = {i: 1.8 for i, pair in enumerate(PAIRS) if rank in pair}
-    (trouble,) = link_faults(job(PAIRS, slow))
-    assert (trouble.kind, trouble.rank, trouble.first_step) == (TroubleKind.LINK, rank, 20)
-    assert trouble.last_step is None
-    assert trouble.low <= 1.8 * 1.05 and trouble.high >= 1.8 * 0.95
+    (anomaly,) = link_faults(job(PAIRS, slow))
+    assert (anomaly.kind, anomaly.rank, anomaly.first_step) == (AnomalyKind.LINK, rank, 20)
+    assert anomaly.last_step is None
+    assert anomaly.low <= 1.8 * 1.05 and anomaly.high >= 1.8 * 0.95
 
 
 def test_the_node_that_all_slow_groups_cross_is_named() -> None:
     slow = {i: 1.8 for i, (a, b) in enumerate(PAIRS) if (a // 2 == 1) != (b // 2 == 1)}
-    (trouble,) = link_faults(job(PAIRS, slow))
-    assert trouble.rank is None
-    assert "cross node n1" in trouble.reason
+    (anomaly,) = link_faults(job(PAIRS, slow))
+    assert anomaly.rank is None
+    assert "cross node n1" in anomaly.reason
 
 
 def test_one_slow_pair_is_told_as_such() -> None:
-    (trouble,) = link_faults(job(PAIRS, {PAIRS.index((1, 4)): 2.0}))
-    assert trouble.rank is None
-    assert "[1, 4]" in trouble.reason
+    (anomaly,) = link_faults(job(PAIRS, {PAIRS.index((1, 4)): 2.0}))
+    assert anomaly.rank is None
+    assert "[1, 4]" in anomaly.reason
 
 
 def test_a_fault_that_is_over_says_when() -> None:
-    (trouble,) = link_faults(job(PAIRS, {0: 2.0}, first=10, end=25))
-    assert (trouble.first_step, trouble.last_step) == (10, 24)
+    (anomaly,) = link_faults(job(PAIRS, {0: 2.0}, first=10, end=25))
+    assert (anomaly.first_step, anomaly.last_step) == (10, 24)
 
 
 @pytest.mark.parametrize("seed", seeds(20))
@@ -83,8 +83,8 @@ def test_a_fabric_that_is_busy_for_all_accuses_no_link() -> None:
 
 
 def test_a_lone_group_is_compared_with_its_own_past() -> None:
-    (trouble,) = link_faults(job(((0, 1, 2, 3),), {0: 1.7}))
-    assert (trouble.rank, trouble.first_step) == (None, 20)
+    (anomaly,) = link_faults(job(((0, 1, 2, 3),), {0: 1.7}))
+    assert (anomaly.rank, anomaly.first_step) == (None, 20)
 
 
 def test_without_transfers_there_is_nothing_to_say() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.predictor.offline.analyze import judge
-from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind
+from pacekeeper.predictor.offline.analyze import analyze
+from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind
 from pacekeeper.predictor.offline.trace import Trace
 from pacekeeper.simulator.readers.native import read_native
 from support.trace_files import RecordedJob, write_job
@@ -16,8 +16,8 @@ def trace_of(directory: Path, job: RecordedJob) -> Trace:
     return read_native(write_job(directory, job))
 
 
-def the_slow(trace: Trace) -> Trouble:
-    (found,) = (t for t in judge(trace).troubles if t.kind is TroubleKind.COMPUTE)
+def the_slow(trace: Trace) -> Anomaly:
+    (found,) = (t for t in analyze(trace).anomalies if t.kind is AnomalyKind.COMPUTE)
     return found
 
 
@@ -72,11 +72,11 @@ def test_heat_that_healthy_peers_share_is_no_cause(tmp_path: Path) -> None:
 
 def test_who_is_slow_as_well_is_no_witness(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, RecordedJob(is_hot=True, slow=(5, 6), nodes=3))
-    found = [t for t in judge(trace).troubles if t.kind is TroubleKind.COMPUTE]
+    found = [t for t in analyze(trace).anomalies if t.kind is AnomalyKind.COMPUTE]
     assert sorted(str(t.rank) for t in found) == ["5", "6"]
-    for trouble in found:
-        assert trouble.cause.startswith("confirmed thermal"), "no healthy peer is hot"
-        assert "none of" in trouble.cause
+    for anomaly in found:
+        assert anomaly.cause.startswith("confirmed thermal"), "no healthy peer is hot"
+        assert "none of" in anomaly.cause
 
 
 def _at(samples: tuple, is_same_node: bool) -> tuple:  # type: ignore[type-arg]
@@ -88,7 +88,7 @@ def _at(samples: tuple, is_same_node: bool) -> tuple:  # type: ignore[type-arg]
 @pytest.mark.parametrize("onset", [0, 1, 59])
 def test_an_onset_at_the_edge_of_the_record_does_no_harm(tmp_path: Path, onset: int) -> None:
     trace = trace_of(tmp_path, RecordedJob(is_hot=True, onset=onset, slowdown=2.0))
-    for found in judge(trace).troubles:
+    for found in analyze(trace).anomalies:
         assert found.cause or found.rank is None
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.incidents.findings import Tier
-from pacekeeper.predictor.offline.anomalies import TroubleKind
+from pacekeeper.predictor.offline.anomalies import AnomalyKind
 from pacekeeper.predictor.offline.noise import thresholds
 from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
 from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Trace
@@ -16,32 +16,32 @@ from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, t
 
 
 def test_a_rank_slow_from_the_first_step_is_named_by_its_peers() -> None:
-    (trouble,) = rank_faults(slowed(pipeline(), rank=3, factor=2.0))
-    assert (trouble.kind, trouble.rank, trouble.stage) == (TroubleKind.COMPUTE, 3, 0)
-    assert (trouble.first_step, trouble.last_step) == (FIRST_STEP, None)
-    assert trouble.low < 2.0 < trouble.high
-    assert trouble.slowdown == pytest.approx(2.0, rel=0.02)
-    assert trouble.tier is Tier.CONFIRMED
-    assert "from the first recorded step" in trouble.reason and "7 peers" in trouble.reason
+    (anomaly,) = rank_faults(slowed(pipeline(), rank=3, factor=2.0))
+    assert (anomaly.kind, anomaly.rank, anomaly.stage) == (AnomalyKind.COMPUTE, 3, 0)
+    assert (anomaly.first_step, anomaly.last_step) == (FIRST_STEP, None)
+    assert anomaly.low < 2.0 < anomaly.high
+    assert anomaly.slowdown == pytest.approx(2.0, rel=0.02)
+    assert anomaly.tier is Tier.CONFIRMED
+    assert "from the first recorded step" in anomaly.reason and "7 peers" in anomaly.reason
 
 
 @pytest.mark.parametrize(("factor", "rank"), [(1.03, 9), (1.05, 2), (1.3, 15)])
 def test_a_small_onset_is_dated_and_measured(factor: float, rank: int) -> None:
-    (trouble,) = rank_faults(slowed(pipeline(seed=1), rank, factor, first=7))
-    assert (trouble.rank, trouble.first_step) == (rank, FIRST_STEP + 7)
-    assert trouble.low < factor < trouble.high
-    assert "since step 17, after 7 steps at its healthy pace" in trouble.reason
+    (anomaly,) = rank_faults(slowed(pipeline(seed=1), rank, factor, first=7))
+    assert (anomaly.rank, anomaly.first_step) == (rank, FIRST_STEP + 7)
+    assert anomaly.low < factor < anomaly.high
+    assert "since step 17, after 7 steps at its healthy pace" in anomaly.reason
 
 
 def test_one_step_of_five_percent_is_enough() -> None:
-    (trouble,) = rank_faults(slowed(pipeline(seed=2), 5, 1.05, first=11))
-    assert (trouble.rank, trouble.first_step) == (5, FIRST_STEP + 11)
+    (anomaly,) = rank_faults(slowed(pipeline(seed=2), 5, 1.05, first=11))
+    assert (anomaly.rank, anomaly.first_step) == (5, FIRST_STEP + 11)
 
 
 def test_a_transient_ends_and_may_come_back() -> None:
     trace = slowed(pipeline(num_steps=24), 4, 1.2, first=5, last=9)
     again = slowed(trace, 4, 1.2, first=18, last=20)
-    found = sorted(rank_faults(again), key=lambda trouble: trouble.first_step)
+    found = sorted(rank_faults(again), key=lambda anomaly: anomaly.first_step)
     assert [(t.rank, t.first_step, t.last_step) for t in found] == [
         (4, FIRST_STEP + 5, FIRST_STEP + 9),
         (4, FIRST_STEP + 18, FIRST_STEP + 20),
@@ -65,13 +65,13 @@ def test_two_slow_ranks_of_one_pipeline_of_many_are_both_named() -> None:
 
 def test_levels_that_touch_are_one_finding() -> None:
     trace = slowed(slowed(pipeline(), 6, 1.2, first=4), 6, 1.25, first=8)
-    (trouble,) = rank_faults(trace)
-    assert (trouble.rank, trouble.first_step, trouble.last_step) == (6, FIRST_STEP + 4, None)
-    assert 1.2 < trouble.slowdown < 1.5
+    (anomaly,) = rank_faults(trace)
+    assert (anomaly.rank, anomaly.first_step, anomaly.last_step) == (6, FIRST_STEP + 4, None)
+    assert 1.2 < anomaly.slowdown < 1.5
     far_apart = slowed(slowed(pipeline(), 6, 1.1, first=4), 6, 3.0, first=8)
-    (trouble,) = rank_faults(far_apart)
-    assert (trouble.rank, trouble.first_step, trouble.last_step) == (6, FIRST_STEP + 4, None)
-    assert trouble.slowdown == pytest.approx((1.1 * 3.3) ** 0.5, rel=0.02)
+    (anomaly,) = rank_faults(far_apart)
+    assert (anomaly.rank, anomaly.first_step, anomaly.last_step) == (6, FIRST_STEP + 4, None)
+    assert anomaly.slowdown == pytest.approx((1.1 * 3.3) ** 0.5, rel=0.02)
 
 
 def test_longer_documents_accuse_nobody() -> None:
@@ -85,8 +85,8 @@ def test_longer_documents_accuse_nobody() -> None:
 
 def test_known_work_tells_a_single_stage_too() -> None:
     trace = pipeline(num_stages=1, documents=0.8, tells_work=True)
-    (trouble,) = rank_faults(slowed(trace, 4, 1.05, first=8))
-    assert (trouble.rank, trouble.first_step) == (4, FIRST_STEP + 8)
+    (anomaly,) = rank_faults(slowed(trace, 4, 1.05, first=8))
+    assert (anomaly.rank, anomaly.first_step) == (4, FIRST_STEP + 8)
     blind = replace(
         trace, compute=replace(table_of(trace), sum_len_squared=table_of(trace).expert_rows)
     )
@@ -117,9 +117,9 @@ def alone(num_steps: int = 30, seed: int = 3) -> Trace:
 
 
 def test_without_peers_there_is_only_the_past() -> None:
-    (trouble,) = rank_faults(slowed(alone(), 2, 1.02, first=20))
-    assert (trouble.rank, trouble.first_step) == (2, FIRST_STEP + 20)
-    assert trouble.tier is Tier.PROBABLE and "no peer" in trouble.reason
+    (anomaly,) = rank_faults(slowed(alone(), 2, 1.02, first=20))
+    assert (anomaly.rank, anomaly.first_step) == (2, FIRST_STEP + 20)
+    assert anomaly.tier is Tier.PROBABLE and "no peer" in anomaly.reason
     assert rank_faults(slowed(alone(), 2, 2.0)) == ()
     assert rank_faults(slowed(alone(), 2, 1.3, last=9)) == ()
     assert rank_faults(slowed(alone(), 2, 1.0 / 1.1, first=15)) == ()
@@ -175,8 +175,8 @@ def test_missing_rows_are_no_evidence() -> None:
     kept = ~((table.rank == 3) & (table.step == FIRST_STEP + 8))
     kept &= ~((table.rank == 5) & (table.step > FIRST_STEP + 3))
     rows = {name: getattr(table, name)[kept] for name in type(table).__slots__}
-    (trouble,) = rank_faults(replace(trace, compute=type(table)(**rows)))
-    assert (trouble.rank, trouble.first_step) == (3, FIRST_STEP + 6)
+    (anomaly,) = rank_faults(replace(trace, compute=type(table)(**rows)))
+    assert (anomaly.rank, anomaly.first_step) == (3, FIRST_STEP + 6)
 
 
 def test_a_trace_without_usable_times_is_refused_or_silent() -> None:
@@ -217,10 +217,10 @@ def test_a_rank_slow_in_its_backward_passes_only_is_named_by_them() -> None:
     late = (table.rank == 2) & (table.step >= FIRST_STEP + 20)
     backward = table.chunk == int(Chunk.BACKWARD)
     # Forward passes as much faster as backward ones are slower: the rank loses nothing in all.
-    (trouble,) = rank_faults(timed(trace, np.where(late, np.where(backward, 1.05, 0.9), 1.0)))
-    assert (trouble.rank, trouble.first_step) == (2, FIRST_STEP + 20)
-    assert trouble.low < 1.05 < trouble.high
-    assert "computed its backward passes for x1.05" in trouble.reason
+    (anomaly,) = rank_faults(timed(trace, np.where(late, np.where(backward, 1.05, 0.9), 1.0)))
+    assert (anomaly.rank, anomaly.first_step) == (2, FIRST_STEP + 20)
+    assert anomaly.low < 1.05 < anomaly.high
+    assert "computed its backward passes for x1.05" in anomaly.reason
 
 
 def test_what_a_rank_loses_in_all_is_told_where_all_of_it_is_slow() -> None:
@@ -228,9 +228,9 @@ def test_what_a_rank_loses_in_all_is_told_where_all_of_it_is_slow() -> None:
     table = table_of(trace)
     late = (table.rank == 2) & (table.step >= FIRST_STEP + 20)
     backward = table.chunk == int(Chunk.BACKWARD)
-    (trouble,) = rank_faults(timed(trace, np.where(late, np.where(backward, 1.3, 1.1), 1.0)))
-    assert trouble.slowdown == pytest.approx((2 * 1.3 + 1.1) / 3, rel=0.01)
-    assert "passes" not in trouble.reason
+    (anomaly,) = rank_faults(timed(trace, np.where(late, np.where(backward, 1.3, 1.1), 1.0)))
+    assert anomaly.slowdown == pytest.approx((2 * 1.3 + 1.1) / 3, rel=0.01)
+    assert "passes" not in anomaly.reason
 
 
 def test_the_shorter_kind_of_pass_accuses_nobody() -> None:

@@ -12,8 +12,8 @@ from pacekeeper.agent.rings.ring_batch import RingBatch
 from pacekeeper.agent.trace_recorder import TraceRecorder
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.predictor.offline.analyze import judge
-from pacekeeper.predictor.offline.anomalies import TroubleKind
+from pacekeeper.predictor.offline.analyze import analyze
+from pacekeeper.predictor.offline.anomalies import AnomalyKind
 from pacekeeper.simulator.readers.native import read_native
 from support.fabrics import Fabric
 from support.machine_driver import FIRST, JOB, WARM, Driver, applied, attachment, started, step
@@ -53,8 +53,8 @@ def test_the_rank_and_its_cause_are_the_same(tmp_path: Path, name: str) -> None:
     for recording in recordings.values():
         recording.close()
     (incident,) = driver.job.incidents
-    replayed = judge(read_native(sorted(tmp_path.iterdir()))).troubles
-    (found,) = (trouble for trouble in replayed if trouble.kind is TroubleKind.COMPUTE)
+    replayed = analyze(read_native(sorted(tmp_path.iterdir()))).anomalies
+    (found,) = (anomaly for anomaly in replayed if anomaly.kind is AnomalyKind.COMPUTE)
     live = incident.finding
     assert (found.rank, found.first_step) == (live.rank, live.onset_step) == (SLOW, WARM)
     assert _uncounted(found.cause) == _uncounted(live.cause_text) != ""
@@ -117,9 +117,9 @@ def test_a_slow_link_is_the_same(tmp_path: Path) -> None:
     for recording in recordings.values():
         recording.close()
     (incident,) = driver.job.incidents
-    (found,) = judge(read_native(sorted(tmp_path.iterdir()))).troubles
+    (found,) = analyze(read_native(sorted(tmp_path.iterdir()))).anomalies
     live = incident.finding
-    assert (found.kind, found.rank, found.first_step) == (TroubleKind.LINK, 1, 40)
+    assert (found.kind, found.rank, found.first_step) == (AnomalyKind.LINK, 1, 40)
     assert (live.kind, live.rank, live.onset_step) == (FindingKind.LINK, 1, 40)
     assert found.reason.startswith(live.reason)
     assert found.last_step == 59 and not incident.is_open

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.offline.noise import Noise, Sigmas
+from pacekeeper.predictor.offline.noise import AlarmLevels, Noise
 from pacekeeper.predictor.offline.shift_test import UNEVEN, beyond
 
 RANKS = 3
@@ -16,7 +16,7 @@ NOISE = Noise(
     stage=np.zeros(RANKS, dtype=np.intp),
     has_peers=np.ones(RANKS, dtype=np.bool_),
 )
-SIGMAS = Sigmas(fast=5.0, slow=5.0, sure=5.0)
+SIGMAS = AlarmLevels(fast=5.0, slow=5.0, sure=5.0)
 MANY = np.full(RANKS, 10_000.0)
 
 

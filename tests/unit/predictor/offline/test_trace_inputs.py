@@ -9,8 +9,8 @@ import pytest
 
 from pacekeeper.core.telemetry.records import StepRecord
 from pacekeeper.core.telemetry.trace_jsonl import SUFFIX, TraceHeader, header_line, record_line
-from pacekeeper.predictor.offline.analyze import judge
-from pacekeeper.predictor.offline.anomalies import TroubleKind
+from pacekeeper.predictor.offline.analyze import analyze
+from pacekeeper.predictor.offline.anomalies import AnomalyKind
 from pacekeeper.predictor.offline.online_rules import slow_inputs
 from pacekeeper.predictor.offline.trace import OwnInputTable, Trace, Worker
 from pacekeeper.simulator.readers.native import read_native
@@ -44,7 +44,7 @@ def test_a_rank_whose_input_is_late_is_a_host_finding_of_that_rank(
     seed: int, late_s: float
 ) -> None:
     (found,) = slow_inputs(recorded({seed: late_s}, seed=seed))
-    assert (found.kind, found.rank) == (TroubleKind.HOST, seed)
+    assert (found.kind, found.rank) == (AnomalyKind.HOST, seed)
     assert (found.first_step, found.last_step) == (FIRST, None)
     assert found.low < found.slowdown < found.high
     assert found.slowdown == pytest.approx(1.0 + late_s / (REST_S + USUAL_S), rel=0.05)
@@ -57,7 +57,7 @@ def test_one_that_recovered_says_until_when() -> None:
 
 def test_input_that_is_late_for_all_names_nobody() -> None:
     (found,) = slow_inputs(recorded(dict.fromkeys(range(4), 0.05), end=END))
-    assert (found.kind, found.rank) == (TroubleKind.HOST, None)
+    assert (found.kind, found.rank) == (AnomalyKind.HOST, None)
     assert found.slowdown == pytest.approx(1.0 + 0.05 / (REST_S + USUAL_S), rel=0.05)
 
 
@@ -96,5 +96,5 @@ def test_our_own_files_hold_it_and_replay_says_it(tmp_path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
     trace = read_native([path])
     assert trace.steps is not None and set(trace.steps.sum_len_squared.tolist()) == {9000.0}
-    found = judge(trace).troubles
-    assert (TroubleKind.HOST, 1) in [(trouble.kind, trouble.rank) for trouble in found]
+    found = analyze(trace).anomalies
+    assert (AnomalyKind.HOST, 1) in [(anomaly.kind, anomaly.rank) for anomaly in found]

@@ -47,27 +47,27 @@ def test_the_mixed_first_step_of_a_layout_is_not_judged() -> None:
 
 
 def test_a_fault_within_a_layout_is_found_as_ever() -> None:
-    (trouble,) = rank_faults(slowed(job(), 3, 1.05, first=SECOND + 10, last=SECOND + 20))
+    (anomaly,) = rank_faults(slowed(job(), 3, 1.05, first=SECOND + 10, last=SECOND + 20))
     span = FIRST_STEP + SECOND + 10, FIRST_STEP + SECOND + 20
-    assert (trouble.rank, trouble.first_step, trouble.last_step) == (3, *span)
+    assert (anomaly.rank, anomaly.first_step, anomaly.last_step) == (3, *span)
 
 
 @pytest.mark.parametrize("factor", [1.05, 1.6])
 def test_a_fault_that_outlasts_its_layout_is_one_finding_to_its_end(factor: float) -> None:
     trace = slowed(job(), 1, factor, first=SECOND - 10, last=THIRD + 14)
-    (trouble,) = rank_faults(trace)
-    assert (trouble.rank, trouble.first_step) == (1, FIRST_STEP + SECOND - 10)
-    assert trouble.last_step == FIRST_STEP + THIRD + 14
-    assert trouble.slowdown == pytest.approx(factor, rel=0.02)
+    (anomaly,) = rank_faults(trace)
+    assert (anomaly.rank, anomaly.first_step) == (1, FIRST_STEP + SECOND - 10)
+    assert anomaly.last_step == FIRST_STEP + THIRD + 14
+    assert anomaly.slowdown == pytest.approx(factor, rel=0.02)
 
 
 def test_a_fault_that_ends_with_its_layout_does_not_go_on() -> None:
-    (trouble,) = rank_faults(slowed(job(), 0, 1.2, first=SECOND - 10, last=SECOND - 1))
-    assert (trouble.rank, trouble.last_step) == (0, FIRST_STEP + SECOND - 1)
+    (anomaly,) = rank_faults(slowed(job(), 0, 1.2, first=SECOND - 10, last=SECOND - 1))
+    assert (anomaly.rank, anomaly.last_step) == (0, FIRST_STEP + SECOND - 1)
 
 
 def test_one_that_begins_with_a_layout_and_is_large_is_found_by_its_peers() -> None:
-    (trouble,) = rank_faults(slowed(job(), 2, 1.6, first=SECOND))
-    assert (trouble.rank, trouble.last_step) == (2, None)
-    assert trouble.first_step in (FIRST_STEP + SECOND, FIRST_STEP + SECOND + 1)
-    assert "where a layout begins" in trouble.reason
+    (anomaly,) = rank_faults(slowed(job(), 2, 1.6, first=SECOND))
+    assert (anomaly.rank, anomaly.last_step) == (2, None)
+    assert anomaly.first_step in (FIRST_STEP + SECOND, FIRST_STEP + SECOND + 1)
+    assert "where a layout begins" in anomaly.reason

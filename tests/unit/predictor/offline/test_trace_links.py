@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind
+from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind
 from pacekeeper.predictor.offline.online_rules import slow_links
 from pacekeeper.predictor.offline.trace import LayoutTable, OwnTransferTable, Trace, Worker
 from support.examples import seeds
@@ -44,15 +44,15 @@ def without(trace: Trace, rows: np.ndarray) -> Trace:
     return replace(trace, own_transfers=replace(table, transfer_s=took_s))
 
 
-def ranks_of(troubles: Sequence[Trouble]) -> list[int | None]:
-    return sorted((trouble.rank for trouble in troubles), key=lambda rank: rank or 0)
+def ranks_of(anomalies: Sequence[Anomaly]) -> list[int | None]:
+    return sorted((anomaly.rank for anomaly in anomalies), key=lambda rank: rank or 0)
 
 
 @pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.parametrize("factor", [1.5, 3.0])
 def test_a_slow_link_is_named_from_its_first_slow_step(seed: int, factor: float) -> None:
     (found,) = slow_links(recorded({seed: factor}, seed=seed))
-    assert (found.kind, found.rank) == (TroubleKind.LINK, seed)
+    assert (found.kind, found.rank) == (AnomalyKind.LINK, seed)
     assert (found.first_step, found.last_step) == (FIRST_STEP + FIRST, None)
     assert found.low < found.slowdown < found.high
     assert found.slowdown == pytest.approx(factor, rel=0.05)
