@@ -18,7 +18,7 @@ Single = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bank:
+class CusumState:
     """Columns are ranks. `charts` [charts, ranks] in sigma, `last` [ranks]: the sample before.
 
     `last` is NaN where there is none. The arrays are not to be written to.
@@ -28,9 +28,9 @@ class Bank:
     last: Single
 
 
-def begin(rules: tuple[ChartRule, ...], num_ranks: int) -> Bank:
+def begin(rules: tuple[ChartRule, ...], num_ranks: int) -> CusumState:
     """All charts at zero: the worst case of a delay."""
-    return Bank(
+    return CusumState(
         charts=np.zeros((len(rules), num_ranks), dtype=np.float32),
         last=np.full(num_ranks, np.nan, dtype=np.float32),
     )
@@ -38,11 +38,11 @@ def begin(rules: tuple[ChartRule, ...], num_ranks: int) -> Bank:
 
 def fold(
     rules: tuple[ChartRule, ...],
-    bank: Bank,
+    bank: CusumState,
     residuals: Array | Single,
     *,
     autocorrelation: float = 0.0,
-) -> tuple[Bank, Flags]:
+) -> tuple[CusumState, Flags]:
     """Fold standardised residuals [samples, ranks] (NaN: no record) in; (bank, alarms alike).
 
     Alarms are per sample and rank; a rank's charts begin again at zero after one. Residuals of an
@@ -68,4 +68,4 @@ def fold(
         if crossed.any():
             charts[:, crossed] = 0.0
         last = np.where(np.isfinite(sample), sample, last) if has_gaps else sample
-    return Bank(charts=charts, last=np.array(last)), alarms
+    return CusumState(charts=charts, last=np.array(last)), alarms

@@ -104,7 +104,9 @@ class Detector:
     rules: tuple[ChartRule, ...]
     correlation: float
 
-    def fold(self, bank: cusum_bank.Bank, residuals: Array) -> tuple[cusum_bank.Bank, Any]:
+    def fold(
+        self, bank: cusum_bank.CusumState, residuals: Array
+    ) -> tuple[cusum_bank.CusumState, Any]:
         return cusum_bank.fold(self.rules, bank, residuals, autocorrelation=self.correlation)
 
 
@@ -179,7 +181,7 @@ def measured_delay(
     """Mean samples to the alarm; `warm`: healthy samples before the shift, else charts at zero."""
     random = np.random.default_rng(seed)
     last, bank = noise.draw(random, (runs,)), cusum_bank.begin(detector.rules, runs)
-    bank = cusum_bank.Bank(charts=bank.charts, last=last.astype(np.float32))
+    bank = cusum_bank.CusumState(charts=bank.charts, last=last.astype(np.float32))
     for _ in range(warm):
         last = noise.next(last, noise.draw(random, (runs,)))
         bank, _ = detector.fold(bank, last[None])

@@ -64,7 +64,7 @@ class Tally:
         if alarms:
             self.names.append(run.name)
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "runs": self.runs,
             "flagged": self.flagged,
@@ -212,7 +212,7 @@ def alive(runs: Sequence[Run], *, seed: int) -> dict[str, Any]:
         assert run.trace.steps is not None
         first = int(run.trace.steps.step[begin])
         found.append(any(abs(one.onset_step - first) <= num_steps // 2 for one in said))
-    return tally.told() | {"recall": sum(found) / max(len(found), 1)}
+    return tally.as_dict() | {"recall": sum(found) / max(len(found), 1)}
 
 
 def _said(run: Run, took_s: Array) -> list[Finding]:
@@ -294,7 +294,7 @@ def checks(runs: Sequence[Run], seed: int) -> dict[str, Any]:
     for num in (1, 2, 4):
         some = fewer(runs, num, random)
         row = recall(some[::8], "replicates", *SPLICES[0], seed=seed)
-        told = healthy(some, ("replicates",))["replicates"].told()
+        told = healthy(some, ("replicates",))["replicates"].as_dict()
         result[f"{num} replicates at most"] = told | {"recall": row["recall"]}
     for half in (0, 1):
         chosen = {run.trace.name for run in random.permutation(np.array(runs, dtype=object))[::2]}
@@ -304,10 +304,10 @@ def checks(runs: Sequence[Run], seed: int) -> dict[str, Any]:
             if run.trace.name in chosen
         ]
         row = recall(some[::4], "replicates", *SPLICES[0], seed=seed)
-        told = healthy(some, ("replicates",))["replicates"].told()
+        told = healthy(some, ("replicates",))["replicates"].as_dict()
         result[f"random half {half + 1}"] = told | {"recall": row["recall"]}
     for knowledge in KNOWLEDGE:
-        told = online(runs[::16], knowledge, every=50).told()
+        told = online(runs[::16], knowledge, every=50).as_dict()
         result[f"asked every 50 steps: {knowledge}"] = told
     result["live, nothing known"] = alive(runs[::16], seed=seed)
     return result
@@ -325,7 +325,7 @@ def main() -> int:
         sources["smartmoe_ranktimes"] = smartmoe_runs(options.data / "smartmoe_ranktimes")
     result: dict[str, Any] = {
         "healthy": {
-            source: {name: tally.told() for name, tally in healthy(some, KNOWLEDGE).items()}
+            source: {name: tally.as_dict() for name, tally in healthy(some, KNOWLEDGE).items()}
             for source, some in sources.items()
         },
         "splices": {

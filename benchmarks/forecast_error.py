@@ -41,7 +41,7 @@ from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.baselines.initial_partition import baseline_partition
-from pacekeeper.simulator.engine.detection_model import seen
+from pacekeeper.simulator.engine.detection_model import simulate_detection
 from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel
 from pacekeeper.simulator.policies.pacekeeper import model_of, shape_of, workload_of
 
@@ -161,7 +161,7 @@ def placement_deviations(seeds: range) -> tuple[Deviations, Deviations]:
             num_experts=job.num_experts,
             replicas=min(num_nodes, num_nodes * job.slots_per_node // job.num_experts),
         )
-        sight = seen(
+        sight = simulate_detection(
             job, first, parts, dispatch, known={}, speed=speed, config=DetectorConfig(), seed=seed
         )
         decision = decide(_view(job, first, parts, sight.slow), PolicyConfig())

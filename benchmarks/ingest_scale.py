@@ -91,7 +91,7 @@ class Controller:
             with contextlib.suppress(OSError):
                 pid, parent = _stat(entry)[0], _stat(entry)[1]
                 if int(parent) == self._process.pid:
-                    found["front"] = int(pid)
+                    found["ingest"] = int(pid)
         return found
 
     def spent_s(self) -> dict[str, float]:
@@ -110,7 +110,7 @@ class Controller:
             found[name] = pages * os.sysconf("SC_PAGE_SIZE")
         return found
 
-    def told(self) -> dict[str, float]:
+    def unlabelled_metrics(self) -> dict[str, float]:
         """Its series without labels."""
         with urllib.request.urlopen(f"http://{self._metrics}/metrics", timeout=30.0) as answer:
             lines = answer.read().decode().splitlines()
@@ -158,10 +158,10 @@ def quantile(values: list[float], share: float) -> float:
 def measure(controller: Controller, swarm: FleetSwarm, for_s: float) -> dict[str, Any]:
     """The steady state: shares of a core, waits, reports taken in."""
     swarm.begin_anew()
-    before, told, own_s = controller.spent_s(), controller.told(), time.process_time()
+    before, told, own_s = controller.spent_s(), controller.unlabelled_metrics(), time.process_time()
     made = swarm.counts.made
     took_s = swarm.run(for_s)
-    after, then = controller.spent_s(), controller.told()
+    after, then = controller.spent_s(), controller.unlabelled_metrics()
     made = swarm.counts.made - made
     taken = then["pacekeeper_reports_total"] - told["pacekeeper_reports_total"]
     cores = {name: (after[name] - before[name]) / took_s for name in after}
@@ -183,7 +183,7 @@ def measure(controller: Controller, swarm: FleetSwarm, for_s: float) -> dict[str
 
 def sequences(controller: Controller) -> dict[str, float]:
     """Reports that never came, by the gaps in their numbers, and that came again (passed over)."""
-    told = controller.told()
+    told = controller.unlabelled_metrics()
     return {name: told[f"pacekeeper_reports_{name}_total"] for name in ("missed", "repeated")}
 
 
@@ -191,7 +191,7 @@ def is_met(result: dict[str, Any]) -> bool:
     """Are the bars kept: processor time, nobody lost, nothing lost?"""
     storms = [result[name] for name in STORMS if name in result]
     return (
-        result["steady"]["core"]["front"] <= BAR_CORE
+        result["steady"]["core"]["ingest"] <= BAR_CORE
         and result["steady"]["taken"] >= KEPT_UP * result["steady"]["reports"]
         and all(one["are_back"] and one["all_acknowledged"] for one in storms)
         and all(one["missed"] == 0 for one in storms)

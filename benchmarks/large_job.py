@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.agent_swarm import Agent, Swarm
 from benchmarks.fleet_reports import DEVICES, body_of
 from benchmarks.ingest_scale import Controller, running
-from benchmarks.large_job_ranks import JOB, PaperJob, Trouble
+from benchmarks.large_job_ranks import JOB, InjectedFault, PaperJob
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.incidents.rank_ranges import format_ranges, merge_ranges
 from pacekeeper.protos import control_pb2, status_pb2, status_pb2_grpc
@@ -156,7 +156,7 @@ def play(run: Run) -> None:
     swarm.attach_within(2.0)
     run.part("attach", lambda: swarm.is_begun)
     run.steps("learn", WARM_STEPS)
-    longer = Trouble(
+    longer = InjectedFault(
         first=job.newest + 2,
         end=job.newest + 2 + QUIET_STEPS,
         rank=job.num_ranks // 3,
@@ -164,7 +164,7 @@ def play(run: Run) -> None:
     )
     job.troubles.append(longer)
     run.steps("long_sequences", QUIET_STEPS + STEPS_AHEAD)
-    hot = Trouble(first=job.newest + 2, end=job.newest + 2 + QUIET_STEPS, hotter=HOTTER)
+    hot = InjectedFault(first=job.newest + 2, end=job.newest + 2 + QUIET_STEPS, hotter=HOTTER)
     job.troubles.append(hot)
     run.steps("hot_expert", QUIET_STEPS + STEPS_AHEAD)
     run.failed += [f"{one} (while nobody was slow)" for one in run.accused()]
@@ -176,7 +176,7 @@ def play(run: Run) -> None:
 def slow_rank(run: Run) -> None:
     """A fault, what is found, decided and moved; then its end, and the way home."""
     job, swarm, rank = run.job, run.swarm, run.job.num_ranks // 2 + 1
-    fault = Trouble(first=job.newest + 2, rank=rank, slowdown=SLOWDOWN)
+    fault = InjectedFault(first=job.newest + 2, rank=rank, slowdown=SLOWDOWN)
     job.troubles.append(fault)
     swarm.first_offer_s, swarm.offered_bytes = 0.0, 0
     run.part("fault_to_offer", lambda: bool(swarm.first_offer_s))
@@ -254,7 +254,7 @@ def main() -> int:
         swarm = LockStep(controller.address, agents, job)
         run = Run(controller=controller, swarm=swarm, job=job, patience_s=options.patience)
         play(run)
-        failures = controller.told()["pacekeeper_advance_failures_total"]
+        failures = controller.unlabelled_metrics()["pacekeeper_advance_failures_total"]
         run.failed += [f"{failures:g} failures"] if failures else []
         swarm.close()
     table = Table(title=f"a job of {job.num_ranks:,} ranks on {options.nodes:,} nodes")

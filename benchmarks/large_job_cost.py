@@ -14,7 +14,7 @@ import statistics
 import time
 from pathlib import Path
 
-from benchmarks.large_job_ranks import PaperJob, Trouble
+from benchmarks.large_job_ranks import InjectedFault, PaperJob
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.events import (
@@ -96,7 +96,7 @@ def main() -> None:
     print(f"{job.num_ranks} ranks attach: {attach_s:.2f} s", flush=True)
     learnt = CONFIG.detector.warmup_steps + CONFIG.detector.skip_steps + 2
     rank = job.num_ranks // 2 + 1
-    job.troubles.append(Trouble(first=learnt, rank=rank, slowdown=1.6))
+    job.troubles.append(InjectedFault(first=learnt, rank=rank, slowdown=1.6))
     steps = []
     for number in range(MOST_STEPS):
         steps.append(fleet.step(number))

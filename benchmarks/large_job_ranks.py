@@ -33,7 +33,7 @@ Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class InjectedFault:
     """From `first` up to `end` a rank's work takes `slowdown` times as long, or its documents are
     `longer` times as long, or one expert is `hotter`."""
 
@@ -53,7 +53,7 @@ class PaperJob:
     num_layers: int
     num_experts: int
     replicas: int
-    troubles: list[Trouble] = field(default_factory=list)
+    troubles: list[InjectedFault] = field(default_factory=list)
     step_every: int = 1  # reports
     dead: set[int] = field(default_factory=set)  # nodes
     layout: Layout = field(init=False)
@@ -67,7 +67,7 @@ class PaperJob:
     newest: int = 0  # step anybody has told
     _times: dict[int, tuple[Values, Values, Values, Values]] = field(default_factory=dict)
     _crcs: dict[int, int] = field(default_factory=dict)
-    _counted: dict[tuple[Trouble, ...], list[Counts]] = field(default_factory=dict)
+    _counted: dict[tuple[InjectedFault, ...], list[Counts]] = field(default_factory=dict)
     _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
     def __post_init__(self) -> None:
@@ -222,7 +222,7 @@ class PaperJob:
             self._crcs[layout.generation] = layout_crc(layout)
         return self._crcs[layout.generation]
 
-    def _wrong(self, number: int) -> Collection[Trouble]:
+    def _wrong(self, number: int) -> Collection[InjectedFault]:
         return [one for one in self.troubles if one.first <= number < one.end]
 
     def _loads(self, number: int) -> Values:

@@ -26,8 +26,8 @@ from benchmarks.checkpoint_policies import DynamicK, PartsSaved, SavingAs
 from pacekeeper.core.checkpoint.sparse_window import BlockCost, Window, best_interval_s, plan_window
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.simulator.cluster.history import Change, History, NodesJoined, NodesLost
-from pacekeeper.simulator.engine.event_loop import Outcome, simulate
-from pacekeeper.simulator.engine.statistics import Summary, summarised, told_with
+from pacekeeper.simulator.engine.event_loop import SimulationResult, simulate
+from pacekeeper.simulator.engine.statistics import Summary, summarize, with_interval
 from pacekeeper.simulator.jobs.data_parallel import JobModel
 from pacekeeper.simulator.jobs.expert_routing import even_routing
 from pacekeeper.simulator.policies.base import Costs, Policy, Saving
@@ -277,10 +277,12 @@ def _young_steps(stop_s: float, setting: Setting) -> int:
     return max(1, round(best_interval_s(stop_s, setting.mtbf_s) / setting.step_s))
 
 
-def played(setting: Setting, seeds: int, names: tuple[str, ...] = ()) -> dict[str, list[Outcome]]:
+def played(
+    setting: Setting, seeds: int, names: tuple[str, ...] = ()
+) -> dict[str, list[SimulationResult]]:
     """Outcomes by policy, of some or of all; of one seed all meet the same failures."""
     job, routing = job_of(setting), even_routing(LAYERS, EXPERTS)
-    found: dict[str, list[Outcome]] = {}
+    found: dict[str, list[SimulationResult]] = {}
     for seed in range(seeds):
         history = history_of(setting, seed)
         for name, policy in policies(setting).items():
@@ -290,8 +292,10 @@ def played(setting: Setting, seeds: int, names: tuple[str, ...] = ()) -> dict[st
     return found
 
 
-def figures(found: Mapping[str, list[Outcome]], setting: Setting) -> dict[str, dict[str, Any]]:
-    rows = {row.policy: _figures(row) for row in summarised(found)}
+def figures(
+    found: Mapping[str, list[SimulationResult]], setting: Setting
+) -> dict[str, dict[str, Any]]:
+    rows = {row.policy: _figures(row) for row in summarize(found)}
     moc = policies(setting)["moc"]
     if "moc" in rows and isinstance(moc, DynamicK):
         lost, experts = lost_tokens(moc, round(rows["moc"]["restarts"]))
@@ -314,7 +318,7 @@ def show(title: str, cells: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> No
     for head in ("", *names):
         table.add_column(head, justify="right")
     for cell, rows in cells.items():
-        values = (told_with(rows[name]["ettr_95"], rows[name]["ettr"], ".3f") for name in names)
+        values = (with_interval(rows[name]["ettr_95"], rows[name]["ettr"], ".3f") for name in names)
         table.add_row(cell, *values)
     Console(width=150).print(table)
 

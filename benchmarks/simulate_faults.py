@@ -41,8 +41,8 @@ from pacekeeper.simulator.cluster.fault_log import DAY_S, read_faults
 from pacekeeper.simulator.cluster.history import History, NodesLost
 from pacekeeper.simulator.cluster.membership import capped
 from pacekeeper.simulator.cluster.spot_trace import read_spot
-from pacekeeper.simulator.engine.event_loop import Outcome, simulate
-from pacekeeper.simulator.engine.statistics import Summary, summarised, told_with
+from pacekeeper.simulator.engine.event_loop import SimulationResult, simulate
+from pacekeeper.simulator.engine.statistics import Summary, summarize, with_interval
 from pacekeeper.simulator.jobs.data_parallel import JobModel
 from pacekeeper.simulator.jobs.expert_routing import Routing, even_routing
 from pacekeeper.simulator.policies.base import PUBLISHED, Policy, Use
@@ -132,10 +132,10 @@ def played(
     routing: Routing,
     seeds: int,
     likelihood: float,
-) -> dict[str, list[Outcome]]:
+) -> dict[str, list[SimulationResult]]:
     """Outcomes of every policy, seed by seed, on the same nodes."""
     is_servers = name in (TAKEN_OUT, SLOWED)
-    found: dict[str, list[Outcome]] = {}
+    found: dict[str, list[SimulationResult]] = {}
     for seed in range(seeds):
         mine = history if is_servers else capped(history, max_nodes=MAX_NODES, seed=seed)
         for key, policy in policies(paper, likelihood).items():
@@ -170,8 +170,8 @@ def show(title: str, rows: dict[str, dict[str, Any]], console: Console) -> None:
         table.add_row(
             name,
             f"{row['samples']:,}",
-            told_with(row["ratio_95"], row["ratio"], ".3f"),
-            told_with(row["fluid_95"], row["fluid"], ".1%"),
+            with_interval(row["ratio_95"], row["ratio"], ".3f"),
+            with_interval(row["fluid_95"], row["fluid"], ".1%"),
             f"{row['restarts']:.1f}",
             *(f"{row['spent'][use]:.1%}" for use in uses),
         )
@@ -221,7 +221,7 @@ def main() -> int:
                 continue
             routing = even if name in (TAKEN_OUT, SLOWED) else recorded
             found = played(name, history, paper, job, routing, seeds, likelihood)
-            rows = {row.policy: row_of(row) for row in summarised(found)}
+            rows = {row.policy: row_of(row) for row in summarize(found)}
             cells[f"{paper.name}, {name}"] = rows
             show(f"{paper.name}, {name}, {history.duration_s / 3600.0:.1f} h", rows, console)
     result = {"seeds": seeds, **verdict(cells), "wall_s": round(time.perf_counter() - began_s, 1)}

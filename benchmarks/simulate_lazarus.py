@@ -25,8 +25,8 @@ from pacekeeper.core.layout.layout import Layout
 from pacekeeper.simulator.cluster.history import History, NodesJoined, NodesLost, SpeedChanged
 from pacekeeper.simulator.cluster.membership import capped
 from pacekeeper.simulator.cluster.spot_trace import read_spot
-from pacekeeper.simulator.engine.event_loop import Outcome, simulate
-from pacekeeper.simulator.engine.statistics import summarised, told_with
+from pacekeeper.simulator.engine.event_loop import SimulationResult, simulate
+from pacekeeper.simulator.engine.statistics import summarize, with_interval
 from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel
 from pacekeeper.simulator.jobs.expert_routing import Routing, read_routing
 from pacekeeper.simulator.policies.base import PUBLISHED, Policy, Use
@@ -166,9 +166,9 @@ def policies(paper: Paper, job: JobModel, likelihood: float) -> dict[str, Policy
 
 def played(
     history: History, paper: Paper, job: JobModel, routing: Routing, seeds: int, likelihood: float
-) -> dict[str, list[Outcome]]:
+) -> dict[str, list[SimulationResult]]:
     """Outcomes of every policy, seed by seed, on the same nodes."""
-    found: dict[str, list[Outcome]] = {}
+    found: dict[str, list[SimulationResult]] = {}
     for seed in range(seeds):
         first = [int(name[4:]) - 1 for name in LOST_AT_34]  # node1 is the first that joins
         mine = capped(history, max_nodes=MAX_NODES, seed=seed, always=first)
@@ -182,9 +182,9 @@ def the_span(data: Path) -> History:
     return read_spot(data / "spot_bamboo" / "p3-trace.csv").cut(duration_s=MINUTES * 60.0)
 
 
-def summary(found: dict[str, list[Outcome]], bar: float) -> dict[str, Any]:
+def summary(found: dict[str, list[SimulationResult]], bar: float) -> dict[str, Any]:
     """Samples over those of checkpointing: mean and 95 % interval over seeds; restarts; time."""
-    rows = {row.policy: row for row in summarised(found)}
+    rows = {row.policy: row for row in summarize(found)}
     result: dict[str, Any] = {"bar": bar}
     for name, row in rows.items():
         result[name] = {
@@ -215,7 +215,7 @@ def show(title: str, result: dict[str, Any], console: Console) -> None:
         table.add_row(
             name,
             f"{row['samples']:,}",
-            told_with(row["ratio_95"], row["ratio"], ".2f"),
+            with_interval(row["ratio_95"], row["ratio"], ".2f"),
             f"{row['restarts']:.1f}",
             str(row["needless_restarts"]),
             *(f"{row['spent'][use.value]:.1%}" for use in uses),

@@ -34,7 +34,7 @@ from benchmarks.resihp_paper import (
 from benchmarks.resihp_tables import Row, rounded, show_rates, show_slow, show_stops, summary
 from pacekeeper.simulator.cluster.fault_generator import FaultKind, FaultRule, drawn_history
 from pacekeeper.simulator.cluster.history import History, NodesJoined, SpeedChanged
-from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.engine.event_loop import SimulationResult, simulate
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
 from pacekeeper.simulator.jobs.pipeline_assignment import Work
 from pacekeeper.simulator.policies.base import PolicyOf
@@ -65,7 +65,7 @@ STRONG = {
 
 def played(
     history: History, job: PipelineJob, policies: Mapping[str, PolicyOf[Work]], seed: int
-) -> dict[str, Outcome]:
+) -> dict[str, SimulationResult]:
     """Every policy in the same history."""
     return {
         name: simulate(history, job, job.routing, policy, seed=seed)

@@ -125,7 +125,7 @@ def run(config: TrainConfig, rounds: int) -> tuple[Times, LoneRank]:
 
 
 @dataclass(kw_only=True)
-class Beside:
+class CopyTimes:
     """Of one kind of copies: seconds that each held training, of the step after it and of steps
     that nothing disturbs; `arrive_s`: until the whole was where it is kept.
     """
@@ -147,15 +147,15 @@ class Beside:
         return median(self.next_s) / median(self.none_s) - 1.0
 
 
-def run_windows(config: TrainConfig, rounds: int) -> tuple[list[Beside], LoneRank]:
+def run_windows(config: TrainConfig, rounds: int) -> tuple[list[CopyTimes], LoneRank]:
     """Of each step of a window, in `rounds` of them, each written before the next begins."""
     torch.set_num_threads(1)
     rank = LoneRank(config)
-    found = [Beside() for _ in range(config.checkpoint_window_steps)]
+    found = [CopyTimes() for _ in range(config.checkpoint_window_steps)]
     for _ in range(WARM_STEPS):
         rank.train()
     for is_counted in [False] + [True] * rounds:
-        times = found if is_counted else [Beside() for _ in found]
+        times = found if is_counted else [CopyTimes() for _ in found]
         rank.train()
         began_s = time.perf_counter()
         for turn in times:
@@ -175,7 +175,7 @@ PAIR = (0, 1)
 NODES = {0: 0, 1: 1}
 
 
-def run_snapshots(config: TrainConfig, rounds: int) -> Beside:
+def run_snapshots(config: TrainConfig, rounds: int) -> CopyTimes:
     """Of one of two ranks that have the same state and each keep half of it for the other; the
     other one, a process of its own, only keeps.
     """
@@ -185,12 +185,12 @@ def run_snapshots(config: TrainConfig, rounds: int) -> Beside:
         other = multiprocessing.get_context("spawn").Process(target=_keep, args=arguments)
         other.start()
         try:
-            rank, found = LoneRank(config), Beside()
+            rank, found = LoneRank(config), CopyTimes()
             pair, told = _pair(0, directory, rank)
             for _ in range(WARM_STEPS):
                 rank.train()
             for is_counted in [False] + [True] * rounds:
-                times = found if is_counted else Beside()
+                times = found if is_counted else CopyTimes()
                 rank.train()
                 began_s = time.perf_counter()
                 pair.begin(rank)

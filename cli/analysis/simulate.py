@@ -24,16 +24,16 @@ def command(scenario: Path, seeds: int | None, report: Path | None, as_json: boo
     All policies see the same failures, loads and random numbers; the policy `pacekeeper` runs the
     controller's planner.
     """
-    from pacekeeper.simulator.engine.statistics import summarised
-    from pacekeeper.simulator.scenario.loader import played, read_scenario
+    from pacekeeper.simulator.engine.statistics import summarize
+    from pacekeeper.simulator.scenario.loader import read_scenario, run_scenario
 
     known = read_scenario(scenario)
     if report is not None:
         from pacekeeper.cli.analysis.simulate_report import check_path
 
         check_path(report)  # before the simulation, which takes long
-    found = played(known, seeds=seeds)
-    rows = summarised(found)
+    found = run_scenario(known, seeds=seeds)
+    rows = summarize(found)
     if report is not None:
         from pacekeeper.cli.analysis.simulate_report import write_report
 
@@ -71,12 +71,12 @@ def simulation_document(known: Any, found: Any, rows: Any) -> dict[str, Any]:
                 "spent": {str(use): part for use, part in row.spent.items()},
                 "answers": [
                     {
-                        "at_s": told.at_s,
-                        "cause": str(told.cause),
-                        "nodes": told.num_nodes,
-                        "reason": told.reason,
+                        "at_s": decision.at_s,
+                        "cause": str(decision.cause),
+                        "nodes": decision.num_nodes,
+                        "reason": decision.reason,
                     }
-                    for told in found[row.policy][0].told
+                    for decision in found[row.policy][0].decisions
                 ],
             }
             for row in rows

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from pacekeeper.cli.analysis.html import inline_png
 from pacekeeper.cli.analysis.simulate_text import shown_uses, time_unit
-from pacekeeper.simulator.engine.event_loop import Outcome
+from pacekeeper.simulator.engine.event_loop import SimulationResult
 from pacekeeper.simulator.engine.statistics import Summary, mean_pace, rates
 from pacekeeper.simulator.policies.base import Use
 from pacekeeper.simulator.scenario.loader import Scenario
@@ -32,7 +32,7 @@ def policy_colour(place: int) -> str:
     return POLICY_COLOURS[place % len(POLICY_COLOURS)]
 
 
-def throughput_picture(known: Scenario, found: Mapping[str, Sequence[Outcome]]) -> str:
+def throughput_picture(known: Scenario, found: Mapping[str, Sequence[SimulationResult]]) -> str:
     """Draw throughput, useful samples and number of nodes over time.
 
     Means over seeds; the band of useful samples spans all seeds; nodes are those of the first seed.
@@ -78,7 +78,7 @@ def throughput_picture(known: Scenario, found: Mapping[str, Sequence[Outcome]]) 
     return inline_png(figure, dpi=130)
 
 
-def _counted(outcome: Outcome, moments: Array) -> Array:
+def _counted(outcome: SimulationResult, moments: Array) -> Array:
     """Return the useful samples at each moment."""
     points: Array = np.array(outcome.points)
     counted: Array = np.interp(moments, points[:, 0], points[:, 1])

@@ -20,7 +20,7 @@ from pacekeeper.cli.analysis.simulate_text import (
     time_unit,
 )
 from pacekeeper.core.errors import HostError
-from pacekeeper.simulator.engine.event_loop import Outcome
+from pacekeeper.simulator.engine.event_loop import SimulationResult
 from pacekeeper.simulator.engine.statistics import Summary
 from pacekeeper.simulator.jobs.data_parallel import JobModel
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
@@ -43,7 +43,7 @@ def check_path(path: Path) -> None:
 def write_report(
     path: Path,
     known: Scenario,
-    found: Mapping[str, Sequence[Outcome]],
+    found: Mapping[str, Sequence[SimulationResult]],
     rows: Sequence[Summary],
 ) -> None:
     """Write the report as one file.
@@ -121,22 +121,22 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "num
     return f"<table class='{kind}'><tr>{head}</tr>{body}</table>"
 
 
-def _reactions(name: str, outcome: Outcome) -> str:
+def _reactions(name: str, outcome: SimulationResult) -> str:
     unit_s, unit = time_unit(outcome.duration_s)
     rows = [
         (
-            f"{told.at_s / unit_s:.2f}",
-            html.escape(str(told.cause)),
-            str(told.num_nodes),
-            html.escape(told.reason),
+            f"{decision.at_s / unit_s:.2f}",
+            html.escape(str(decision.cause)),
+            str(decision.num_nodes),
+            html.escape(decision.reason),
         )
-        for told in outcome.told[:MAX_REACTIONS]
+        for decision in outcome.decisions[:MAX_REACTIONS]
     ]
-    left = len(outcome.told) - MAX_REACTIONS
+    left = len(outcome.decisions) - MAX_REACTIONS
     more = f"<p>And {left} more (all with <code>--json</code>).</p>" if left > 0 else ""
     table = _table((unit, "cause", "nodes", "reason"), rows, "words")
     return (
-        f"<details><summary>{html.escape(name)}: {len(outcome.told)} decisions</summary>"
+        f"<details><summary>{html.escape(name)}: {len(outcome.decisions)} decisions</summary>"
         f"{table}{more}</details>"
     )
 

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pacekeeper.simulator.engine.event_loop import Outcome
-from pacekeeper.simulator.engine.statistics import Summary, told_with
+from pacekeeper.simulator.engine.event_loop import SimulationResult
+from pacekeeper.simulator.engine.statistics import Summary, with_interval
 from pacekeeper.simulator.policies.base import Use
 from pacekeeper.simulator.scenario.loader import Scenario
 
@@ -16,7 +16,7 @@ UNITS = ((2.0 * 86400.0, 86400.0, "days"), (7200.0, 3600.0, "hours"), (0.0, 60.0
 
 
 def print_table(
-    known: Scenario, found: Mapping[str, Sequence[Outcome]], rows: Sequence[Summary]
+    known: Scenario, found: Mapping[str, Sequence[SimulationResult]], rows: Sequence[Summary]
 ) -> None:
     """Print the tables of goodput and use of time."""
     console = Console()
@@ -35,7 +35,7 @@ def print_table(
     console.print(spent)
 
 
-def simulation_title(known: Scenario, found: Mapping[str, Sequence[Outcome]]) -> str:
+def simulation_title(known: Scenario, found: Mapping[str, Sequence[SimulationResult]]) -> str:
     """Return name, duration and number of seeds."""
     outcomes = next(iter(found.values()))
     unit_s, unit = time_unit(outcomes[0].duration_s)
@@ -67,9 +67,9 @@ def summary_cells(row: Summary) -> tuple[str, ...]:
     needless = f" ({of_seed:.1f} needless)" if row.needless_restarts else ""
     return (
         row.policy,
-        told_with(row.samples_per_s_95, row.samples_per_s, ".1f"),
-        told_with(row.ratio_95, row.ratio, ".2f"),
-        told_with(row.fluid_95, row.fluid, ".1%"),
+        with_interval(row.samples_per_s_95, row.samples_per_s, ".1f"),
+        with_interval(row.ratio_95, row.ratio, ".2f"),
+        with_interval(row.fluid_95, row.fluid, ".1%"),
         f"{row.restarts:.1f}{needless}",
         f"{row.reconfigurations:.1f}",
         f"{row.copied_bytes / 1e9:.0f} GB",

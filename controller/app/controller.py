@@ -115,12 +115,12 @@ class Controller:
         self.metrics = ControllerMetrics({"tls": config.tls.cert, "metrics": config.metrics.cert})
         self.metrics.begin_after(self.state.next_incident_id - 1)
         self.listener_setup = ListenerSetup(config, state=lambda: self.state, metrics=self.metrics)
-        self.front: IngestSupervisor | None = None
+        self.ingest: IngestSupervisor | None = None
         self.agents = AgentControl(
             put=self._put_all,
             on_rejected=self.metrics.rejected.inc,
             on_failure=self._count_failure,
-            say=lambda frame: None if self.front is None else self.front.say(frame),
+            say=lambda frame: None if self.ingest is None else self.ingest.say(frame),
             attach_policy=self.listener_setup.interceptor,
             leadership=self.leadership,
         )
@@ -179,23 +179,23 @@ class Controller:
                 _log.info("metrics=%s:%d", self._metrics_address[0], metrics.server_port)
             server, address = await self._serve(stack.enter_context(own_folder()))
             stack.push_async_callback(server.stop, None)
-            front = await self._open_front(address)
+            ingest = await self._open_ingest(address)
             tasks = [
                 asyncio.create_task(part)
                 for part in (
                     run_heartbeat(self.metrics.lag),
-                    *(self._consume(), self._tick(), self.agents.acknowledge(), front.run()),
+                    *(self._consume(), self._tick(), self.agents.acknowledge(), ingest.run()),
                     stays(Path(address.removeprefix("unix:"))),
                 )
             ]
-            stack.push_async_callback(self._drain, server, front, tasks)
+            stack.push_async_callback(self._drain, server, ingest, tasks)
             stack.callback(tasks[-1].cancel)  # from here on it is we who take the socket away
             if self.web is not None:
                 tasks.append(asyncio.create_task(self.web.serve()))
                 stack.push_async_callback(self.web.close, tasks[-1])
                 _log.info("web=%s", self.web.url)
             with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
-                print(f"listening on {front.address}", flush=True)
+                print(f"listening on {ingest.address}", flush=True)
             # The first fit and its thresholds would else stall the inbox for a second.
             threading.Thread(target=preload_numerics, daemon=True).start()
             stopping = asyncio.create_task(stop.wait())
@@ -223,10 +223,10 @@ class Controller:
         await server.start()
         return server, address
 
-    async def _open_front(self, inner: str) -> IngestSupervisor:
+    async def _open_ingest(self, inner: str) -> IngestSupervisor:
         """Start the ingest process, which forwards other calls to `inner`."""
         listen = join_address(*self._address)
-        self.front = front = IngestSupervisor(
+        self.ingest = ingest = IngestSupervisor(
             self.listener_setup.settings(listen, inner),
             on_frames=self.agents.take,
             on_gone=self._lose_agents,
@@ -234,12 +234,12 @@ class Controller:
             on_handshake_failed=self.listener_setup.count_handshake_failure,
         )
         try:
-            await front.start()
+            await ingest.start()
         except PortTakenError:
             raise listen_error(
                 listen, bind_error(*self._address), option="--listen", rival="another controller"
             ) from None
-        return front
+        return ingest
 
     async def _lose_agents(self) -> None:
         """Detach all nodes: their streams ended with the ingest process."""
@@ -247,12 +247,12 @@ class Controller:
             await self._put_all(events)
 
     async def _drain(
-        self, server: grpc.aio.Server, front: IngestSupervisor, tasks: Sequence[asyncio.Task[None]]
+        self, server: grpc.aio.Server, ingest: IngestSupervisor, tasks: Sequence[asyncio.Task[None]]
     ) -> None:
         """Shut down: report NOT_SERVING, end streams, process what arrived before, stop."""
         await self._health.enter_graceful_shutdown()
         self.status.end_all()
-        await front.drain()
+        await ingest.drain()
         await server.stop(DRAIN_S)
         for task in tasks:
             task.cancel()

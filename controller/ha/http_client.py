@@ -78,7 +78,7 @@ class _Plain(urllib.request.HTTPHandler):
         self._until_s = until_s
 
     def http_open(self, req: urllib.request.Request) -> Any:
-        kind: Any = Connection
+        kind: Any = TimedConnection
         return self.do_open(kind, req, until_s=self._until_s)
 
 
@@ -88,11 +88,11 @@ class _Secure(urllib.request.HTTPSHandler):
         self._until_s, self._tls = until_s, context
 
     def https_open(self, req: urllib.request.Request) -> Any:
-        kind: Any = SecureConnection
+        kind: Any = TimedHttpsConnection
         return self.do_open(kind, req, context=self._tls, until_s=self._until_s)
 
 
-class Connection(HTTPConnection):
+class TimedConnection(HTTPConnection):
     """All that is said and heard by it ends at a time."""
 
     def __init__(self, *place: Any, until_s: float, **values: Any) -> None:
@@ -103,15 +103,15 @@ class Connection(HTTPConnection):
         """As any, and timed from then on."""
         self.timeout = _left_s(self._until_s)
         super().connect()
-        timed: Any = _Timed(self.sock, self._until_s)
+        timed: Any = _TimedSocket(self.sock, self._until_s)
         self.sock = timed
 
 
-class SecureConnection(Connection, HTTPSConnection):
+class TimedHttpsConnection(TimedConnection, HTTPSConnection):
     """Likewise, behind TLS."""
 
 
-class _Timed:
+class _TimedSocket:
     """As much of a socket as http.client needs: a socket's own time begins anew with each byte."""
 
     def __init__(self, sock: socket.socket, until_s: float) -> None:
@@ -124,14 +124,14 @@ class _Timed:
 
     def makefile(self, *_: Any, **__: Any) -> io.BufferedReader:
         self._is_read = True
-        return io.BufferedReader(_Reading(self._sock, self._until_s))
+        return io.BufferedReader(_TimedReader(self._sock, self._until_s))
 
     def close(self) -> None:
         if not self._is_read:
             self._sock.close()
 
 
-class _Reading(io.RawIOBase):
+class _TimedReader(io.RawIOBase):
     def __init__(self, sock: socket.socket, until_s: float) -> None:
         self._sock, self._until_s = sock, until_s
 

@@ -1,4 +1,4 @@
-"""The agents' side of the controller: what the front hands on goes in, commands go out.
+"""The agents' side of the controller: what the ingest process hands on goes in, commands go out.
 
 Reports of many agents are taken in together and acknowledged once they are stored; an agent that
 sends one again is told so, and nothing else happens. Two streams of one node never live side by
@@ -78,7 +78,7 @@ class _Stream:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Outcome:
+class _IngestResult:
     """What is to be said of one batch once all of it is stored."""
 
     welcomes: list[_Stream] = field(default_factory=list)
@@ -92,7 +92,7 @@ class AgentControl:
     """`put` takes events and returns when the machine has taken them in, and they are stored.
 
     `on_rejected` counts what an agent did wrong, `on_failure` what we did. `say` puts a frame onto
-    the line to the front. `office`: whether anything may be said now.
+    the line to the ingest process. `office`: whether anything may be said now.
     """
 
     put: Callable[[Sequence[Event]], Awaitable[None]]
@@ -108,15 +108,15 @@ class AgentControl:
     _to_acknowledge: deque[tuple[float, _Stream]] = field(default_factory=deque)
 
     async def take(self, frames: Sequence[Frame]) -> None:
-        """What the front handed on, in order; returns when all of it is stored and answered."""
-        events, outcome = list[Event](), _Outcome()
+        """Handle frames of the ingest process in order; return once all is stored and answered."""
+        events, outcome = list[Event](), _IngestResult()
         for kind, number, value, data in frames:
             if kind == ipc.OPENED:
                 await self._open(number, data, events, outcome)
                 continue
             stream = self._streams.get(number)
             if stream is None:
-                continue  # it was refused, or is of a front that is gone
+                continue  # it was refused, or is of an ingest process that is gone
             if kind == ipc.CLOSED:
                 del self._streams[number]
                 self._leave(stream, events)
@@ -142,7 +142,7 @@ class AgentControl:
         self._answer(outcome)
 
     def gone(self) -> list[Event]:
-        """The front is gone, and all streams with it: the events of that."""
+        """The ingest process is gone, and all streams with it: the events of that."""
         events: list[Event] = []
         for stream in self._streams.values():
             self._leave(stream, events)
@@ -177,7 +177,7 @@ class AgentControl:
         sparsest = min(ACK_SPARSEST, promised_s / 3.0) if promised_s else ACK_SPARSEST
         return max(1.0, min(sparsest, len(self._streams) / ACKS_PER_S))
 
-    def _answer(self, outcome: _Outcome) -> None:
+    def _answer(self, outcome: _IngestResult) -> None:
         for stream in outcome.welcomes:
             welcome = control_pb2.Welcome(
                 protocol_version=reports.PROTOCOL_VERSION,
@@ -202,7 +202,9 @@ class AgentControl:
         for stream, code, why in outcome.ends:
             self._end(stream, code, why)
 
-    async def _open(self, number: int, data: bytes, events: list[Event], outcome: _Outcome) -> None:
+    async def _open(
+        self, number: int, data: bytes, events: list[Event], outcome: _IngestResult
+    ) -> None:
         """A stream begins: whoever calls is let in, and a node attaches; or it ends."""
         shown, first = ipc.split_header(data)
         identity = decode_peer_identity(shown)
@@ -294,7 +296,7 @@ class AgentControl:
             events.append(NodeDetached(node=stream.node, agent_incarnation=stream.incarnation))
 
     def _report(
-        self, stream: _Stream, number: int, data: bytes, events: list[Event], outcome: _Outcome
+        self, stream: _Stream, number: int, data: bytes, events: list[Event], outcome: _IngestResult
     ) -> None:
         """One report: passed over where it was taken in before, refused where it is impossible."""
         is_greeting = stream.newest < 0
@@ -326,7 +328,7 @@ class AgentControl:
             )
             outcome.taken.append((stream, number, is_greeting))
 
-    def _reject(self, stream: _Stream, error: ValueError, outcome: _Outcome) -> None:
+    def _reject(self, stream: _Stream, error: ValueError, outcome: _IngestResult) -> None:
         self.on_rejected()
         self._say_of(stream.node, "node=%s sent an impossible report: %s", stream.node, error)
         stream.is_over = True
@@ -371,7 +373,7 @@ class AgentControl:
         self.say(ipc.encode_send(numbers, until_ms, key.encode(), data))
 
     def _until_ms(self) -> int:
-        """With a lease no command may wait in the front for longer than that has left for sure."""
+        """With a lease no command waits in the ingest process beyond the lease's sure time."""
         if not self.leadership.answer_within_s:
             return 0
         return round((time.monotonic() + FRESH_S) * 1e3)

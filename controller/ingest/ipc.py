@@ -1,4 +1,4 @@
-"""Frames between the controller and its front, the process that ends agents' streams. Pure.
+"""Frames between the controller and its ingest process, which ends agents' streams. Pure.
 
 A frame is a kind, the number of a stream, another number and bytes. Both ends are ours and started
 together: what does not fit is a mistake, and the line is given up with a ValueError.
@@ -22,7 +22,7 @@ MALFORMED = 5  # what came is no report, and why
 CLOSED = 6
 HANDSHAKE_FAILED = 7  # of a connection: no certificate, or an invalid one; or a port probe
 ALIVE = 8
-# To the front.
+# To the ingest process.
 SERVE = 16  # the bytes: how
 SEND = 17  # to many streams at once; number: until when, in ms of CLOCK_MONOTONIC; 0: it may wait
 ACKNOWLEDGE = 18  # many streams at once
@@ -127,5 +127,5 @@ def decode_send(data: bytes) -> tuple[Sequence[int], bytes, bytes]:
 
 
 def serve(settings: Mapping[str, Any]) -> bytes:
-    """The first frame to a front: how it shall serve."""
+    """The first frame to an ingest process: how it shall serve."""
     return frame(SERVE, data=json.dumps(settings).encode())

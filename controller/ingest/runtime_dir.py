@@ -1,4 +1,4 @@
-"""The folder in which a controller and its front meet: its owner's only, and gone with it.
+"""The folder in which a controller and its ingest process meet: its owner's only, and gone with it.
 
 One that was killed leaves its folder to the next controller of the same user, who takes it away.
 """

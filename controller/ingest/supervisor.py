@@ -1,7 +1,7 @@
-"""Keeps the front alive: starts it, reads from it, starts it again where it dies, hangs or errs.
+"""Supervises the ingest process: starts it, reads from it, restarts it if it dies, hangs or errs.
 
-Agents then come back by themselves with what was not acknowledged. A front that does not stay ends
-the controller, with a clear message: nothing hangs, and nobody is served by halves.
+Agents then come back by themselves with what was not acknowledged. An ingest process that does
+not stay ends the controller, with a clear message: nothing hangs, and nobody is served by halves.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ ALIVE_WITHIN_S = 20.0
 AGAIN_S = 0.2
 MAX_RESTARTS, WITHIN_S = 5, 60.0
 DRAINS_WITHIN_S = 4.0
-UNSENT_BYTES = 64 << 20  # what a front that reads nothing may keep waiting here
+UNSENT_BYTES = 64 << 20  # what an ingest process that reads nothing may keep waiting here
 READ_BYTES = 4 << 20
 # What many agents tell is cheaper to take in together: a job's ranks tell of the same step.
 GATHER_S, GATHER_S_PER_STREAM = 0.1, 1e-5
@@ -38,8 +38,8 @@ class PortTakenError(Exception):
 
 
 class IngestSupervisor:
-    """The front of one controller. `on_frames` returns when all they bring is stored: until then
-    nothing more is read. `on_gone` is told when all its streams are lost.
+    """The ingest process of a controller. `on_frames` returns when all they bring is stored: until
+    then nothing more is read. `on_gone` is called when all its streams are lost.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class IngestSupervisor:
         return str(self._settings["listen"])
 
     def say(self, frame: bytes) -> None:
-        """Put a frame onto the line; nothing where the front is away, as its streams are."""
+        """Put a frame onto the line; nothing while the ingest process is away."""
         if self._writer is not None:
             self._writer.write(frame)
 
@@ -121,7 +121,7 @@ class IngestSupervisor:
         return port
 
     async def run(self) -> None:
-        """Until it is drained, or cancelled. Raises HostError where the front does not stay."""
+        """Until drained or cancelled. Raises HostError if the ingest process does not stay."""
         while True:
             why = await self._serve()
             if self._draining.is_set():
@@ -232,7 +232,7 @@ class IngestSupervisor:
         return []
 
     async def _watch(self) -> None:
-        """A front that hangs is killed, which ends the line."""
+        """An ingest process that hangs is killed, which ends the line."""
         silent_s = 0.0  # by the looks at it: it may be this process that was stopped meanwhile
         while True:
             asked_s = time.monotonic()

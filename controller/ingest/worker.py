@@ -1,8 +1,8 @@
-"""The front: a process that ends the streams of agents, and decides nothing.
+"""The ingest process: a process that ends the streams of agents, and decides nothing.
 
 It takes reports in and hands their bytes on, packed, over one socket to the controller that started
-it; what comes back it sends. A controller that is busy reads no more, then neither does the front,
-and reports stay with their agents. It lives as long as that socket.
+it; what comes back it sends. A controller that is busy reads no more, then neither does the
+ingest process, and reports stay with their agents. It lives as long as that socket.
 """
 
 import asyncio
@@ -147,7 +147,7 @@ class IngestWorker:
         if self._looks is not None:
             self._looks.rest_s = min(REST_S, REST_S_PER_STREAM * len(self._streams))
 
-    def hear(self, kind: int, number: int, value: int, data: bytes) -> None:
+    def handle_frame(self, kind: int, number: int, value: int, data: bytes) -> None:
         """One frame of the controller. Raises ValueError for what it can not have said, and
         HostError where calls that are no agent's can not be handed on any more.
         """
@@ -162,7 +162,9 @@ class IngestWorker:
                     lane.end(value, data.decode())
             case ipc.PING:
                 if self.socket_proxy is not None and not self.socket_proxy.is_open:
-                    raise no_folder("the front's own socket is gone: something takes files away")
+                    raise no_folder(
+                        "the ingest process's own socket is gone: something takes files away"
+                    )
                 self._out.put(ipc.ALIVE)
             case _:
                 raise ValueError(f"a frame of kind {kind} from the controller")
@@ -215,41 +217,41 @@ async def serve(own: socket.socket, looks: CoalescingSelector) -> None:
     """
     reader, writer = await asyncio.open_unix_connection(sock=own)
     out, frames = ControllerLink(writer), ipc.Frames(COMMAND_BYTES)
-    front: IngestWorker | None = None
+    worker: IngestWorker | None = None
     async with contextlib.AsyncExitStack() as stack:
         while data := await reader.read(READ_BYTES):
             for kind, number, value, content in frames.feed(data):
                 if kind == ipc.SERVE:
                     settings = json.loads(content)
-                    front = IngestWorker(out, reports=Limit(**settings["reports"]), looks=looks)
-                    port, why = await _open(stack, front, out, settings)
+                    worker = IngestWorker(out, reports=Limit(**settings["reports"]), looks=looks)
+                    port, why = await _open(stack, worker, out, settings)
                     out.put(ipc.LISTENS, 0, port, why.encode())
                 elif kind == ipc.DRAIN:
-                    if front is not None:
-                        front.end_all()
+                    if worker is not None:
+                        worker.end_all()
                     await stack.aclose()
                     out.flush()
                     await writer.drain()
                     return
-                elif front is not None:
-                    front.hear(kind, number, value, content)
+                elif worker is not None:
+                    worker.handle_frame(kind, number, value, content)
 
 
 async def _open(
-    stack: contextlib.AsyncExitStack, front: IngestWorker, out: ControllerLink, settings: Any
+    stack: contextlib.AsyncExitStack, worker: IngestWorker, out: ControllerLink, settings: Any
 ) -> tuple[int, str]:
     """The port it listens on; 0 and why where it can not."""
     tls = TlsConfig(**settings["tls"])
     inner = Path(settings["inner"].removeprefix("unix:"))
     try:
-        pipes = front.socket_proxy = await stack.enter_async_context(relaying(inner, settings))
+        pipes = worker.socket_proxy = await stack.enter_async_context(relaying(inner, settings))
         files = secure.ServerContexts(tls, protocols=("h2",)) if tls.cert else None
 
         def context() -> ssl.SSLContext | None:
             return None if files is None else files.now()
 
         rules = ConnectionConfig(
-            host=front,
+            host=worker,
             socket_proxy=pipes,
             max_message_bytes=settings["max_report_bytes"],
             age_s=settings["connection_s"],
@@ -272,7 +274,7 @@ async def _run(own: socket.socket, looks: CoalescingSelector) -> None:
     except ConnectionError:
         pass  # the controller is gone
     except Exception:
-        _log.exception("the front fails")
+        _log.exception("the ingest process fails")
         code = 1
     logging.shutdown()
     os._exit(code)
@@ -281,7 +283,7 @@ async def _run(own: socket.socket, looks: CoalescingSelector) -> None:
 def main() -> None:
     """`python -m pacekeeper.controller.ingest.worker FD`: the controller starts it, nobody else."""
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s front %(message)s", stream=sys.stderr
+        level=logging.INFO, format="%(asctime)s ingest %(message)s", stream=sys.stderr
     )
     # A terminal and systemd send these to both processes: it is the controller that ends this one.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -108,7 +108,7 @@ class Watcher:
             watched = self.joined(Watched(), devices)
             detector = self.config.detector
             for _ in range(detector.skip_steps + detector.warmup_steps):
-                watched = self.told(watched, partition, {})
+                watched = self.observed(watched, partition, {})
             if len(_WARM) == MOST_WARM:
                 del _WARM[next(iter(_WARM))]
             _WARM[key] = replace(watched, is_new=False), self.draw.bit_generator.state
@@ -158,7 +158,7 @@ class Watcher:
         detector = self.config.detector
         if watched.is_new:  # its first step on a partition is judged by nobody
             before = {d: 1.0 / slowdown for d, slowdown in watched.slow.items()}
-            watched = self.told(watched, partition, before)
+            watched = self.observed(watched, partition, before)
         working = set(partition.ranks)
         wanted = {
             d for d, pace in speed.items() if d in working and 1.0 / pace >= detector.min_slowdown
@@ -166,12 +166,14 @@ class Watcher:
         # Of ranks that are known already it has to measure anew how slow they are.
         least = detector.measure_steps if wanted == set(watched.slow) else 1
         for number in range(1, MOST_STEPS + 1):
-            watched = self.told(watched, partition, speed)
+            watched = self.observed(watched, partition, speed)
             if number >= least and set(watched.slow) & working == wanted:
                 return number, watched
         return MOST_STEPS, watched
 
-    def told(self, watched: Watched, partition: Partition, speed: Mapping[int, float]) -> Watched:
+    def observed(
+        self, watched: Watched, partition: Partition, speed: Mapping[int, float]
+    ) -> Watched:
         """One step of everybody."""
         step = watched.step + 1
         records = self._records(watched, partition, speed, step)

@@ -28,14 +28,14 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class Detection:
     """After so many steps the detector holds these ranks for slow: rank -> slowdown."""
 
     steps: int
     slow: Mapping[int, float]
 
 
-def seen(
+def simulate_detection(
     job: JobModel,
     layout: Layout,
     parts: Array,
@@ -46,7 +46,7 @@ def seen(
     config: DetectorConfig,
     seed: int,
     lengths: Lengths | None = None,
-) -> Sight:
+) -> Detection:
     """When the detector that takes `known` for slow (rank -> slowdown) knows of `speed`.
 
     It has warmed up on steps like those before the change. Where it never gets there: what it holds
@@ -82,8 +82,8 @@ def seen(
         # Of ranks that are known already it has to measure anew how slow they are.
         least = config.measure_steps if wanted == set(known) else 1
         if num_after >= least and set(evidence.slow) == wanted:
-            return Sight(steps=num_after, slow=dict(evidence.slow))
-    return Sight(steps=MOST_STEPS, slow=dict(evidence.slow))
+            return Detection(steps=num_after, slow=dict(evidence.slow))
+    return Detection(steps=MOST_STEPS, slow=dict(evidence.slow))
 
 
 def _documents(

@@ -38,7 +38,7 @@ MOST_POINTS = 20_000  # of an outcome, beside those at which samples were lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class PolicyDecision:
     """One answer of the policy, for people."""
 
     at_s: float
@@ -48,7 +48,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulationResult:
     """What became of the job. `spent_s` adds up to `duration_s`; samples and steps are those that
     counted in the end. `fluid_samples`: had all nodes that are there, at the speeds they have,
     trained at full pace all the time. `restarts`: begun after a loss, from what was saved, however
@@ -68,7 +68,7 @@ class Outcome:
     reconfigurations: int
     copied_bytes: int
     points: tuple[tuple[float, float], ...]
-    told: tuple[Told, ...]
+    decisions: tuple[PolicyDecision, ...]
 
     @property
     def samples_per_s(self) -> float:
@@ -82,7 +82,7 @@ def simulate(
     policy: PolicyOf[W],
     *,
     seed: int = 0,
-) -> Outcome:
+) -> SimulationResult:
     """Play the history. The same arguments give the same outcome. Raises ValueError where the
     routing is of another model.
     """
@@ -95,7 +95,7 @@ def simulate(
     run: _Run[W] = _Run(job=job, routing=routing, policy=policy, draws=Draws(seed), ledger=ledger)
     for at_s, changes in groupby(history.changes, key=lambda change: change.at_s):
         run.advance(at_s)
-        run.take(at_s, tuple(changes))
+        run.apply_changes(at_s, tuple(changes))
     run.advance(history.duration_s)
     return run.outcome(seed, history)
 
@@ -129,7 +129,7 @@ class _Run(Generic[W]):
     open_step_s: float = 0.0  # what the step under way takes; 0: none is
     step_s: float = 0.0  # of the next steps; 0: to be found
     step_s_until: int | None = None
-    told: list[Told] = field(default_factory=list)
+    decisions: list[PolicyDecision] = field(default_factory=list)
     restarts: int = 0
     needless: int = 0
     reconfigurations: int = 0
@@ -148,7 +148,7 @@ class _Run(Generic[W]):
             elif not self._train(until_s):
                 return
 
-    def take(self, at_s: float, changes: tuple[Change, ...]) -> None:
+    def apply_changes(self, at_s: float, changes: tuple[Change, ...]) -> None:
         """All that happens at one moment."""
         lost: set[int] = set()
         for change in changes:
@@ -181,11 +181,11 @@ class _Run(Generic[W]):
             self.phases, self.target = [], None
             self._ask(Cause.LOST)
 
-    def outcome(self, seed: int, history: History) -> Outcome:
+    def outcome(self, seed: int, history: History) -> SimulationResult:
         """What is told at the end; the step under way counts for nothing."""
         end_s = history.duration_s
         self.ledger.spend(Use.BROKEN_OFF, end_s)
-        return Outcome(
+        return SimulationResult(
             policy=self.policy.name,
             seed=seed,
             duration_s=end_s,
@@ -198,7 +198,7 @@ class _Run(Generic[W]):
             reconfigurations=self.reconfigurations,
             copied_bytes=self.copied_bytes,
             points=tuple(self.ledger.points),
-            told=tuple(self.told),
+            decisions=tuple(self.decisions),
         )
 
     def _spend(self, until_s: float) -> None:
@@ -350,8 +350,8 @@ class _Run(Generic[W]):
 
     def _tell(self, cause: Cause, answer: AnswerOf[W]) -> None:
         if answer.phases or answer.layout is not self.layout or answer.is_rolled_back:
-            self.told.append(
-                Told(
+            self.decisions.append(
+                PolicyDecision(
                     at_s=self.ledger.now_s,
                     cause=cause,
                     reason=answer.reason,

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.simulator.cluster.history import History
-from pacekeeper.simulator.engine.event_loop import Outcome
+from pacekeeper.simulator.engine.event_loop import SimulationResult
 from pacekeeper.simulator.policies.base import Use
 
 Array = npt.NDArray[np.float64]
@@ -37,18 +37,18 @@ class Summary:
     spent: dict[Use, float]
 
 
-def summarised(found: Mapping[str, Sequence[Outcome]]) -> tuple[Summary, ...]:
+def summarize(found: Mapping[str, Sequence[SimulationResult]]) -> tuple[Summary, ...]:
     """One for each policy, in their order; each with as many outcomes."""
     base = next(iter(found.values()))
     return tuple(_summary(name, outcomes, base) for name, outcomes in found.items())
 
 
-def told_with(half_width: float | None, mean: float, form: str) -> str:
+def with_interval(half_width: float | None, mean: float, form: str) -> str:
     """A mean and its interval, if that is known, both in this form."""
     return f"{mean:{form}}" + ("" if half_width is None else f" +- {half_width:{form}}")
 
 
-def rates(outcome: Outcome, num_windows: int) -> list[tuple[float, float]]:
+def rates(outcome: SimulationResult, num_windows: int) -> list[tuple[float, float]]:
     """(middle of a window in seconds, samples trained per second in it), rolled back ones too."""
     edges = np.linspace(0.0, outcome.duration_s, num_windows + 1)
     times = np.array([at_s for at_s, _ in outcome.points])
@@ -70,7 +70,9 @@ def mean_pace(history: History, num_windows: int) -> list[float]:
     return means
 
 
-def _summary(name: str, outcomes: Sequence[Outcome], base: Sequence[Outcome]) -> Summary:
+def _summary(
+    name: str, outcomes: Sequence[SimulationResult], base: Sequence[SimulationResult]
+) -> Summary:
     rate, rate_95 = _mean([o.samples_per_s for o in outcomes])
     pairs = list(zip(outcomes, base, strict=True))
     ratio, ratio_95 = _mean([_part(o.samples, b.samples) for o, b in pairs])

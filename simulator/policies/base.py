@@ -23,15 +23,15 @@ Range = tuple[float, float]
 """The least and the most of what is drawn evenly."""
 
 
-class Work(Protocol):
+class Assignment(Protocol):
     """What a job runs on."""
 
     @property
     def ranks(self) -> tuple[int, ...]: ...
 
 
-W = TypeVar("W", bound=Work)
-W_contra = TypeVar("W_contra", bound=Work, contravariant=True)
+W = TypeVar("W", bound=Assignment)
+W_contra = TypeVar("W_contra", bound=Assignment, contravariant=True)
 
 
 class Job(Protocol[W_contra]):
@@ -222,7 +222,7 @@ class Costs:
     ) -> tuple[tuple[Use, float], ...]:
         """Where nodes were lost, noticing it; then a plan, new groups, and copies."""
         draws, now_s = moment.draws, moment.now_s
-        return lasting(
+        return nonzero_phases(
             (Use.NOTICED, draws.between(self.notice_s, now_s, "notice") if moment.lost else 0.0),
             (Use.PLANNED, self.planning_s(len(moment.nodes)) if is_planned else 0.0),
             (Use.REGROUPED, draws.between(self.regroup_s, now_s, "regroup")),
@@ -235,14 +235,14 @@ class Costs:
 
     def copying(self, num_bytes: int) -> tuple[tuple[Use, float], ...]:
         """Copies between nodes that are all there; nothing for nothing."""
-        return lasting((Use.MOVED, self.copying_s(num_bytes)))
+        return nonzero_phases((Use.MOVED, self.copying_s(num_bytes)))
 
     def copying_s(self, num_bytes: int) -> float:
         """Of moving so much between nodes; nothing for nothing."""
         return self.transfer_s + num_bytes * self.transfer_s_per_byte if num_bytes else 0.0
 
 
-def lasting(*phases: tuple[Use, float]) -> tuple[tuple[Use, float], ...]:
+def nonzero_phases(*phases: tuple[Use, float]) -> tuple[tuple[Use, float], ...]:
     """Those that take any time."""
     return tuple((use, taken_s) for use, taken_s in phases if taken_s > 0.0)
 

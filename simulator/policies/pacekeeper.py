@@ -26,7 +26,7 @@ from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.features import FEATURES
 from pacekeeper.predictor.cost.forecast import Workload
 from pacekeeper.predictor.cost.model import CostModel
-from pacekeeper.simulator.engine.detection_model import Sight, seen
+from pacekeeper.simulator.engine.detection_model import Detection, simulate_detection
 from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel, copied_bytes
 from pacekeeper.simulator.jobs.document_lengths import Lengths
 from pacekeeper.simulator.policies.base import PUBLISHED, Answer, Array, Cause, Costs, Moment
@@ -46,7 +46,7 @@ class _Known:
 
     slow: Mapping[int, float] = field(default_factory=dict)
     baseline: Layout | None = None
-    coming: Sight | None = None
+    coming: Detection | None = None
     coming_step: int = 0
     refused: tuple[Layout, Array] | None = None
     losses: tuple[float, ...] = ()
@@ -120,7 +120,7 @@ class Pacekeeper:
 
     def _watched(self, moment: Moment, job: JobModel, known: _Known, held: Layout) -> Answer:
         """Speeds have changed: nobody knows until the detector has seen it."""
-        sight = seen(
+        sight = simulate_detection(
             job,
             held,
             moment.parts,

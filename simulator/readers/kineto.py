@@ -146,7 +146,7 @@ def _read_rank(path: Path) -> _Rank:
     node = document.get("host_name")
     return _Rank(
         path=path,
-        num_ranks=_told_number(document, "world_size"),
+        num_ranks=_reported_number(document, "world_size"),
         worker=Worker(
             rank=rank,
             stage=_stage_of(document, rank),
@@ -246,14 +246,14 @@ def _salvaged(text: str) -> dict[str, Any] | None:
 
 def _rank_of(document: dict[str, Any], path: Path) -> int:
     """From the trace itself, else from the file's name."""
-    rank = _told_number(document, "rank")
+    rank = _reported_number(document, "rank")
     if rank is not None:
         return rank
     found = _RANK_IN_NAME.search(path.name)
     return int(found[1]) if found is not None else 0
 
 
-def _told_number(document: dict[str, Any], name: str) -> int | None:
+def _reported_number(document: dict[str, Any], name: str) -> int | None:
     about = document.get("distributedInfo")
     value = about.get(name) if isinstance(about, dict) else None
     return value if type(value) is int and 0 <= value < MAX_RANK else None

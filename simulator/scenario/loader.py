@@ -14,7 +14,7 @@ from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.simulator.cluster.history import History
 from pacekeeper.simulator.cluster.membership import capped
-from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.engine.event_loop import SimulationResult, simulate
 from pacekeeper.simulator.jobs.data_parallel import JobModel
 from pacekeeper.simulator.jobs.document_lengths import read_lengths
 from pacekeeper.simulator.jobs.expert_routing import Routing, even_routing, read_routing
@@ -152,11 +152,13 @@ def read_scenario(path: Path) -> Scenario:
     )
 
 
-def played(scenario: Scenario, *, seeds: int | None = None) -> dict[str, list[Outcome]]:
+def run_scenario(
+    scenario: Scenario, *, seeds: int | None = None
+) -> dict[str, list[SimulationResult]]:
     """Outcomes by policy and seed; of one seed all policies meet the same history and luck."""
     first = scenario.play.first_seed
     job: Job[Any] = scenario.job
-    found: dict[str, list[Outcome]] = {name: [] for name in scenario.policies}
+    found: dict[str, list[SimulationResult]] = {name: [] for name in scenario.policies}
     for seed in range(first, first + (seeds or scenario.play.seeds)):
         history = scenario.history(seed)
         for name, policy in scenario.policies.items():

@@ -239,7 +239,7 @@ def _answering(data: bytes) -> Iterator[None]:
     def connect(connection: Any) -> None:
         connection.sock = _Socket(data)
 
-    with patch.object(http_client.Connection, "connect", connect):
+    with patch.object(http_client.TimedConnection, "connect", connect):
         yield
 
 

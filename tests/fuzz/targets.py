@@ -15,7 +15,7 @@ from fuzz.wire_targets import read_ring, wire_files, wire_targets
 from pacekeeper.cli.planning.inputs import read_loads
 from pacekeeper.controller.api.auth.tokens import decode_tokens
 from pacekeeper.controller.ingest.agent_service import report_in
-from pacekeeper.controller.ingest.http2.connection import Connection
+from pacekeeper.controller.ingest.http2.connection import Http2Connection
 from pacekeeper.controller.ingest.http2.frames import Called
 from pacekeeper.controller.ingest.worker import sequence_of
 from pacekeeper.controller.machine.machine import advance
@@ -43,7 +43,7 @@ Seeds = tuple[bytes, ...]
 # What comes over the network, then what other users of the host write: fuzzed first.
 EXPOSED = (
     "protocol-http2",
-    "protocol-machine", "first-message", "front-frames", "protocol-report", "service-status",
+    "protocol-machine", "first-message", "ingest-frames", "protocol-report", "service-status",
     "service-operator", "web", "token-shown", "identity", "lease-etcd", "lease-kubernetes",
     "lease-http", "replication", "protocol-command", "ring-file", "ring-resealed", "ring-command",
     "ring-command-resealed", "ring-payload", "ring-slot", "ring-header", "regroup-job",
@@ -125,7 +125,7 @@ def _report(data: bytes) -> object:
 
 def _http2(data: bytes) -> object:
     """A caller's bytes from the first on, and what it may do once it is known."""
-    connection = Connection(1 << 16, 1 << 10)
+    connection = Http2Connection(1 << 16, 1 << 10)
     for one in connection.feed(data):
         if isinstance(one, Called) and not connection.is_taken:
             connection.take()

@@ -40,7 +40,7 @@ def wire_targets() -> dict[str, tuple[Callable[[bytes], object], Stated]]:
     """By name: what runs a case, and the errors it states."""
     return {
         "first-message": (_first_message, ()),
-        "front-frames": (_frames, (ValueError,)),
+        "ingest-frames": (_frames, (ValueError,)),
         "joined-reports": (_joined_reports, (DecodeError, ValueError)),
         "ring-command-resealed": (_command_resealed, (ValueError,)),
     }
@@ -57,7 +57,7 @@ class _Welcoming(AttachPolicy):
 
 
 def _first_message(data: bytes) -> object:
-    """What an agent says first, as the front hands it on; answered or refused, never an error."""
+    """An agent's first message from the ingest process: answered or refused, never an error."""
     told, heard = list[bytes](), list[Event]()
     failures = list[str]()
 
@@ -86,7 +86,7 @@ def _first_message(data: bytes) -> object:
 
 
 def _frames(data: bytes) -> object:
-    """The line between controller and front, in pieces; and what is in its frames."""
+    """The line between controller and ingest process, in pieces; and what is in its frames."""
     frames = ipc.Frames(MOST_OF_A_FRAME)
     found = []
     for at in range(0, len(data), 97):
@@ -200,7 +200,7 @@ def wire_seeds(
     )  # fmt: skip
     return {
         "first-message": (control_pb2.AttachRequest(hello=hello).SerializeToString(), *plain),
-        "front-frames": (b"".join(frames), *frames),
+        "ingest-frames": (b"".join(frames), *frames),
         "joined-reports": (joined,),
         "ring-command-resealed": (command,),
         "ring-resealed": (ring_file,),

@@ -4,7 +4,7 @@ import struct
 
 from hpack import Decoder, Encoder
 
-from pacekeeper.controller.ingest.http2.connection import Connection
+from pacekeeper.controller.ingest.http2.connection import Http2Connection
 from pacekeeper.controller.ingest.http2.frames import (
     ACK,
     DATA,
@@ -53,15 +53,15 @@ def frames_in(replies: bytes) -> list[tuple[int, int, int, bytes]]:
     return found
 
 
-def said(connection: Connection) -> list[tuple[int, int, int, bytes]]:
+def said(connection: Http2Connection) -> list[tuple[int, int, int, bytes]]:
     replies = bytes(connection.replies)
     connection.replies.clear()
     return frames_in(replies)
 
 
-def opened(opening: bytes = OPENING) -> Connection:
+def opened(opening: bytes = OPENING) -> Http2Connection:
     """A connection whose first call was taken."""
-    connection = Connection(MOST, MOST)
+    connection = Http2Connection(MOST, MOST)
     assert connection.feed(opening + ACKNOWLEDGED) == [CALLED]
     assert connection.take() == []
     said(connection)

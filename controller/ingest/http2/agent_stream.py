@@ -1,4 +1,4 @@
-"""Connections to the front: TLS, the first call's kind, signs of life, age, room to write.
+"""Connections to the ingest process: TLS, the first call's kind, signs of life, age, room to write.
 
 An agent's stream is served here (`connection.py`); a connection that begins with any other call is
 handed on whole to the server of those. Thousands of agents cost neither a task nor a timer each.
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import grpc
 
 from pacekeeper.controller.api.auth.peer_identity import PeerIdentity
-from pacekeeper.controller.ingest.http2.connection import Connection
+from pacekeeper.controller.ingest.http2.connection import Http2Connection
 from pacekeeper.controller.ingest.http2.frames import Called, Cancelled, Finished, Happened, Wrong
 from pacekeeper.controller.ingest.http2.proxy import ATTACH, SocketProxy
 from pacekeeper.controller.ingest.http2.send_queue import Outbox
@@ -91,7 +91,7 @@ class AgentConnection(asyncio.BufferedProtocol):
         self.bucket: Any = None
         self.is_heard = False  # it was told something: it may report
         self.is_deaf = False  # to what this stream still brings
-        self._connection = Connection(rules.max_message_bytes, MOST_OF_A_HELLO)
+        self._connection = Http2Connection(rules.max_message_bytes, MOST_OF_A_HELLO)
         self._transport: Any = None
         self._waiting: deque[bytes] = deque()  # messages that came and may not be handed on yet
         self._is_held = self._is_finishing = False

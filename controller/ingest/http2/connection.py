@@ -54,7 +54,7 @@ from pacekeeper.controller.ingest.http2.frames import (
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class Http2Connection:
     """One caller's. `feed` says what happened; `replies` are for the caller, at once.
 
     Of what is sent `replies` have PUSHED_BYTES at most, and nothing while not `may_push`: a message

@@ -1,4 +1,4 @@
-"""The port of a front: lanes for whoever connects, looked at now and then."""
+"""The port of an ingest process: lanes for whoever connects, looked at now and then."""
 
 import asyncio
 import contextlib

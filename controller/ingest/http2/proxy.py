@@ -1,4 +1,4 @@
-"""What a front does with calls that are no agent's stream: hands them on, bytes for bytes.
+"""Hands calls that are no agent's stream on to the controller's server, bytes for bytes.
 
 They come by pipes (`pipes.py`). The controller serves them on a socket that only its own user can
 open; who really calls stands in one header, which nobody else can set: the caller's own headers of
@@ -235,7 +235,7 @@ def _known(answer: Coroutine[Any, Any, Any]) -> Any:
 async def relaying(inner: Path, settings: Mapping[str, Any]) -> AsyncIterator[SocketProxy]:
     """The way for connections that are no agent's to the server at `inner`. Raises OSError."""
     relay = GrpcProxy(f"unix:{inner}")
-    own = inner.with_name(f"front-{os.getpid()}")
+    own = inner.with_name(f"ingest-{os.getpid()}")
     options = reports.server_options(settings["max_report_bytes"], settings["connection_s"])
     server = grpc.aio.server(handlers=(relay,), options=options)
     try:

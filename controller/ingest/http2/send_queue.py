@@ -41,7 +41,7 @@ class SharedPayload(bytes):
 
 
 class SendBuffer:
-    """All of one front. `held_bytes`: of messages that are not sent to the last stream yet."""
+    """Of one ingest process. `held_bytes`: of messages that are not sent to the last stream yet."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.held_bytes = most_bytes, 0

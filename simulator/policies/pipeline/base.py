@@ -20,7 +20,7 @@ from pacekeeper.simulator.policies.base import (
     Costs,
     MomentOf,
     Use,
-    lasting,
+    nonzero_phases,
 )
 
 PipelineMoment = MomentOf[Work]
@@ -140,7 +140,7 @@ def gone_to(
     is_moved = work != moment.layout
     return PipelineAnswer(
         layout=work,
-        phases=lasting(
+        phases=nonzero_phases(
             (Use.NOTICED, noticed_s),
             (Use.PLANNED, policy.plan_s if is_moved else 0.0),
             (Use.MOVED, job.move_s(moment.layout, work)),

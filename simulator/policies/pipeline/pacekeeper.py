@@ -22,7 +22,7 @@ from pacekeeper.simulator.jobs.data_parallel import Dispatch
 from pacekeeper.simulator.jobs.document_lengths import Lengths
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
 from pacekeeper.simulator.jobs.pipeline_assignment import Planned, Work
-from pacekeeper.simulator.policies.base import Cause, Costs, Use, lasting
+from pacekeeper.simulator.policies.base import Cause, Costs, Use, nonzero_phases
 from pacekeeper.simulator.policies.pipeline.base import ON_CLUSTER, PipelineAnswer, PipelineMoment
 
 # As in `simulator/policies/pacekeeper.py`: checkpoints are copied, and written beside the training.
@@ -179,7 +179,7 @@ class Repartition:
             noticed_s = moment.draws.between(self.costs.notice_s, moment.now_s, "notice")
         return PipelineAnswer(
             layout=work if plan.partition != held else moment.layout,
-            phases=lasting((Use.NOTICED, noticed_s), (Use.MOVED, plan.moves.move_s)),
+            phases=nonzero_phases((Use.NOTICED, noticed_s), (Use.MOVED, plan.moves.move_s)),
             again_after_steps=again,
             copied_bytes=round(plan.moves.total_bytes),
             memory=known,

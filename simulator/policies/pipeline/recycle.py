@@ -48,7 +48,7 @@ class ReCycle(PipelinePolicy):
             return None
         counts = tuple(len(pipeline.micro_batches) for pipeline in problem.baseline.pipelines)
         if self.is_strengthened:
-            counts = evened(groups, counts, problem)
+            counts = even_microbatches(groups, counts, problem)
         return Handed(
             groups=groups,
             ends=problem.baseline.pipelines[0].cuts,
@@ -72,7 +72,7 @@ def whole_groups(problem: PartitionProblem) -> tuple[tuple[Ranks, ...], ...]:
     )
 
 
-def evened(
+def even_microbatches(
     groups: tuple[tuple[Ranks, ...], ...], counts: tuple[int, ...], problem: PartitionProblem
 ) -> tuple[int, ...]:
     """Greyhound's S2: whole micro-batches by the pace of each pipeline's slowest living stage."""

@@ -121,7 +121,7 @@ def test_a_page_that_could_not_be_written_is_said_before_anything_is_played(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it is played")
 
-    monkeypatch.setattr("pacekeeper.simulator.scenario.loader.played", never)
+    monkeypatch.setattr("pacekeeper.simulator.scenario.loader.run_scenario", never)
     for page in (scenario.parent, Path("no/x.html")):
         done = CliRunner().invoke(command, [str(scenario), "--report", str(page)])
         assert isinstance(done.exception, HostError) and str(page) in str(done.exception)

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.checkpoint_policies import DynamicK, PartsSaved, SavingAs
 
 from pacekeeper.simulator.cluster.history import Change, History, NodesJoined, NodesLost
-from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.engine.event_loop import SimulationResult, simulate
 from pacekeeper.simulator.jobs.expert_routing import even_routing
 from pacekeeper.simulator.policies.base import Policy, Saving, Use
 from pacekeeper.simulator.policies.checkpoint_restart import Restarting
@@ -16,7 +16,7 @@ AT_ONCE = replace(EXACT, grow_wait_s=0.0)
 RESTARTING = Restarting(group_size=2, costs=AT_ONCE)
 
 
-def run(policy: Policy, *lost_s: float) -> Outcome:
+def run(policy: Policy, *lost_s: float) -> SimulationResult:
     """Two nodes in steps of 2 s; at these moments one is lost, and is replaced at once."""
     changes: list[Change] = [NodesJoined(at_s=0.0, nodes=(0, 1))]
     for at, at_s in enumerate(lost_s):

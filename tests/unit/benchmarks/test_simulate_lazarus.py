@@ -18,11 +18,11 @@ from rich.console import Console
 from pacekeeper.core.errors import DataError
 from pacekeeper.simulator.cluster.history import NodesLost
 from pacekeeper.simulator.cluster.membership import capped
-from pacekeeper.simulator.engine.event_loop import Outcome
+from pacekeeper.simulator.engine.event_loop import SimulationResult
 from pacekeeper.simulator.policies.base import Use
 
 DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data"
-OUTCOME = Outcome(
+OUTCOME = SimulationResult(
     policy="x",
     seed=0,
     duration_s=10.0,
@@ -35,12 +35,12 @@ OUTCOME = Outcome(
     reconfigurations=0,
     copied_bytes=0,
     points=((0.0, 0.0), (10.0, 100.0)),
-    told=(),
+    decisions=(),
 )
 needs_traces = pytest.mark.skipif(not (DATA / "spot_bamboo").exists(), reason="needs the traces")
 
 
-def told(**samples: float) -> dict[str, list[Outcome]]:
+def told(**samples: float) -> dict[str, list[SimulationResult]]:
     return {name: [replace(OUTCOME, samples=count)] for name, count in samples.items()}
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pacekeeper.cli.analysis.simulate import simulation_document
 from pacekeeper.core.errors import ConfigError, DataError
-from pacekeeper.simulator.engine.statistics import summarised
-from pacekeeper.simulator.scenario.loader import played, read_scenario
+from pacekeeper.simulator.engine.statistics import summarize
+from pacekeeper.simulator.scenario.loader import read_scenario, run_scenario
 from support.examples import examples
 from support.scenarios import Tables, small_tables, written
 
@@ -53,8 +53,8 @@ def test_a_garbage_scenario(tables: Tables) -> None:
             for line in str(error).splitlines():  # one for each problem of the file
                 assert "garbage.toml" in line or folder in line, error
             return
-        found = played(known, seeds=1)
+        found = run_scenario(known, seeds=1)
     for (outcome,) in found.values():
         assert isclose(sum(outcome.spent_s.values()), outcome.duration_s, rel_tol=1e-9)
         assert 0.0 <= outcome.samples <= outcome.fluid_samples * (1.0 + 1e-9)
-    json.dumps(simulation_document(known, found, summarised(found)), allow_nan=False)
+    json.dumps(simulation_document(known, found, summarize(found)), allow_nan=False)

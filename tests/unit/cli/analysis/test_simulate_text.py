@@ -4,11 +4,11 @@ import re
 from dataclasses import replace
 
 from pacekeeper.cli.analysis.simulate_text import COLUMNS, summary_cells
-from pacekeeper.simulator.engine.event_loop import Outcome
-from pacekeeper.simulator.engine.statistics import summarised
+from pacekeeper.simulator.engine.event_loop import SimulationResult
+from pacekeeper.simulator.engine.statistics import summarize
 from pacekeeper.simulator.policies.base import Use
 
-OUTCOME = Outcome(
+OUTCOME = SimulationResult(
     policy="x",
     seed=0,
     duration_s=10.0,
@@ -21,14 +21,14 @@ OUTCOME = Outcome(
     reconfigurations=0,
     copied_bytes=7 * 10**9,
     points=((0.0, 0.0), (10.0, 20.0)),
-    told=(),
+    decisions=(),
 )
 
 
 def test_all_cells_are_means_of_all_seeds() -> None:
-    (row,) = summarised({"x": [OUTCOME, replace(OUTCOME, restarts=2, needless_restarts=1)]})
+    (row,) = summarize({"x": [OUTCOME, replace(OUTCOME, restarts=2, needless_restarts=1)]})
     numbers = [re.findall(r"[\d.]+", cell) for cell in summary_cells(row)]
     means = [["2.0", "0.0"], ["1.00", "0.00"], ["50.0", "0.0"], ["2.5", "1.5"], ["0.0"], ["7"]]
     assert numbers == [[], *means] and len(COLUMNS) == len(numbers)
-    (alone,) = summarised({"x": [replace(OUTCOME, needless_restarts=0)]})
+    (alone,) = summarize({"x": [replace(OUTCOME, needless_restarts=0)]})
     assert summary_cells(alone)[1:5] == ("2.0", "1.00", "50.0%", "3.0")

@@ -100,7 +100,7 @@ def test_a_controller_that_was_stopped_itself_does_not_take_its_front_for_hangin
     clock_s, killed = 0.0, list[str]()
     monkeypatch.setattr(supervisor, "PING_S", 0.001)
     monkeypatch.setattr(supervisor, "time", type("Clock", (), {"monotonic": lambda: clock_s}))
-    monkeypatch.setattr(IngestSupervisor, "_kill", lambda self: killed.append("front"))
+    monkeypatch.setattr(IngestSupervisor, "_kill", lambda self: killed.append("ingest"))
 
     async def scene() -> None:
         nonlocal clock_s

@@ -154,7 +154,7 @@ def test_while_the_line_is_full_nobody_is_read_and_then_all_that_wait() -> None:
 
 def said_to(one: IngestWorker, frame: bytes) -> None:
     for kind, number, value, data in Frames(1 << 20).feed(frame):
-        one.hear(kind, number, value, data)
+        one.handle_frame(kind, number, value, data)
 
 
 def test_what_the_controller_says_reaches_the_streams_that_are_there() -> None:

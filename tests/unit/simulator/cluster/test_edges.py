@@ -14,14 +14,14 @@ from pacekeeper.simulator.cluster.history import (
     NodesLost,
     SpeedChanged,
 )
-from pacekeeper.simulator.engine.event_loop import Outcome, simulate
-from pacekeeper.simulator.engine.statistics import mean_pace, rates, summarised
+from pacekeeper.simulator.engine.event_loop import SimulationResult, simulate
+from pacekeeper.simulator.engine.statistics import mean_pace, rates, summarize
 from pacekeeper.simulator.jobs.expert_routing import even_routing
 from pacekeeper.simulator.policies.base import Policy, Use
 from pacekeeper.simulator.policies.checkpoint_restart import Regrouping, Restarting
 from pacekeeper.simulator.policies.lazarus import Lazarus
 from pacekeeper.simulator.policies.pacekeeper import Pacekeeper
-from pacekeeper.simulator.scenario.loader import played, read_scenario
+from pacekeeper.simulator.scenario.loader import read_scenario, run_scenario
 from support.scenarios import small_tables, written
 from support.sim_jobs import EXACT, small_job
 
@@ -36,7 +36,7 @@ POLICIES: tuple[Policy, ...] = (
 every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 
 
-def run(policy: Policy, *changes: Change, num_nodes: int = 4) -> Outcome:
+def run(policy: Policy, *changes: Change, num_nodes: int = 4) -> SimulationResult:
     history = History(name="x", num_nodes=num_nodes, duration_s=100.0, changes=changes)
     return simulate(history, small_job(), even_routing(2, 2), policy)
 
@@ -46,7 +46,7 @@ def test_without_nodes_a_job_waits_all_the_time(policy: Policy) -> None:
     outcome = run(policy, num_nodes=0)
     assert outcome.spent_s[Use.WAITED] == 100.0
     assert outcome.samples == outcome.fluid_samples == 0.0
-    (row,) = summarised({"x": [outcome]})
+    (row,) = summarize({"x": [outcome]})
     assert (row.fluid, row.ratio) == (0.0, 0.0)
 
 
@@ -176,10 +176,10 @@ def test_an_example_that_needs_no_data_is_a_scenario(name: str) -> None:
 
 def test_a_seed_is_played_alike_whatever_else_is_played(tmp_path: Path) -> None:
     tables = small_tables()
-    whole = played(read_scenario(written(tmp_path / "a.toml", tables)), seeds=3)
+    whole = run_scenario(read_scenario(written(tmp_path / "a.toml", tables)), seeds=3)
     tables["scenario"] = {"first_seed": 2, "seeds": 1}
     tables["policies"] = dict(reversed(tables["policies"].items()))
-    alone = played(read_scenario(written(tmp_path / "b.toml", tables)))
+    alone = run_scenario(read_scenario(written(tmp_path / "b.toml", tables)))
     assert list(alone) == list(whole)[::-1]
     for name, (outcome,) in alone.items():
         assert outcome == whole[name][2] != whole[name][1]

@@ -15,7 +15,7 @@ from pacekeeper.simulator.cluster.history import (
 )
 from pacekeeper.simulator.engine.controller_in_loop import JOB as WATCHED
 from pacekeeper.simulator.engine.controller_in_loop import MOST_STEPS, Watcher
-from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.engine.event_loop import SimulationResult, simulate
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
 from pacekeeper.simulator.jobs.pipeline_assignment import Planned, Work
 from pacekeeper.simulator.policies.base import Cause, PolicyOf, Use
@@ -38,7 +38,7 @@ STEPS = 200
 
 def run(
     policy: PolicyOf[Work], *changes: Change, steps: int = STEPS, job: PipelineJob = JOB
-) -> Outcome:
+) -> SimulationResult:
     history = History(
         name="x",
         num_nodes=len(RANKS),
@@ -56,7 +56,7 @@ def lost(*ranks: int, at_step: float = 10.5) -> NodesLost:
     return NodesLost(at_s=at_step * HEALTHY_S, nodes=ranks)
 
 
-def parts(outcome: Outcome) -> float:
+def parts(outcome: SimulationResult) -> float:
     """Of the samples of a healthy run."""
     return outcome.steps / STEPS
 
@@ -95,7 +95,7 @@ def test_around_a_slow_device_policies_come_in_the_published_order_and_ours_firs
 
 def test_ours_learns_from_the_machine_who_is_slow_and_goes_home_when_it_is_over() -> None:
     outcome = run(Repartition(), slow(), slow(speed=1.0, at_step=100.0))
-    first, second = (told for told in outcome.told if told.cause is Cause.DUE)
+    first, second = (told for told in outcome.decisions if told.cause is Cause.DUE)
     assert 0.0 < first.at_s < (3 + 2 + 5) * HEALTHY_S / 0.4
     assert second.at_s > 100.0 * HEALTHY_S
     after = run(Repartition(), slow(), slow(speed=1.0, at_step=100.0), steps=STEPS + 100)
@@ -112,7 +112,7 @@ def test_ours_waits_until_a_fault_has_cost_as_much_as_the_move_around_it() -> No
     begun = []
     for job in (quick, dear):
         outcome = run(Repartition(), slow(), job=job)
-        (at_s,) = {told.at_s for told in outcome.told if told.cause is Cause.DUE}
+        (at_s,) = {told.at_s for told in outcome.decisions if told.cause is Cause.DUE}
         begun.append(at_s)
     lost_s = begun[1] - begun[1] / run_step_s({5: 0.4}) * HEALTHY_S  # since its onset at 0 s
     assert begun[0] < 10 * HEALTHY_S
@@ -134,7 +134,7 @@ def test_resihp_does_not_notice_what_stays_below_its_gate() -> None:
 def test_greyhound_waits_until_the_loss_is_worth_an_answer_and_exchanges_groups_later() -> None:
     # One slow device in either pipeline, in other stages: only S3 brings them into one.
     outcome = run(Greyhound(), slow(rank=1), slow(rank=13))
-    causes = [told for told in outcome.told if told.cause is Cause.DUE]
+    causes = [told for told in outcome.decisions if told.cause is Cause.DUE]
     assert [told.reason for told in causes] == [
         "as it is",
         "S3: slow groups into the same pipelines",
@@ -188,7 +188,9 @@ def test_a_lost_device_costs_ours_no_more_than_its_part_and_a_pause() -> None:
 def test_who_comes_back_has_work_again_and_is_judged_under_a_number_of_its_own() -> None:
     back = NodesJoined(at_s=50.0 * HEALTHY_S, nodes=(0,))
     outcome = run(Repartition(), slow(), lost(0), back, slow(rank=0, at_step=100.0))
-    assert outcome.told[-1].cause is Cause.DUE and outcome.told[-1].num_nodes == len(RANKS)
+    assert outcome.decisions[-1].cause is Cause.DUE and outcome.decisions[-1].num_nodes == len(
+        RANKS
+    )
     fluid = (len(RANKS) - 2 * 0.6) / len(RANKS)
     more = run(Repartition(), slow(), lost(0), back, slow(rank=0, at_step=100.0), steps=STEPS + 100)
     assert more.steps - outcome.steps >= 0.9 * 100 * fluid

@@ -15,8 +15,8 @@ from pacekeeper.simulator.cluster.history import (
     NodesLost,
     SpeedChanged,
 )
-from pacekeeper.simulator.engine.detection_model import MOST_STEPS, Sight, seen
-from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.engine.detection_model import MOST_STEPS, Detection, simulate_detection
+from pacekeeper.simulator.engine.event_loop import SimulationResult, simulate
 from pacekeeper.simulator.jobs.data_parallel import Dispatch
 from pacekeeper.simulator.jobs.expert_routing import even_routing
 from pacekeeper.simulator.policies.base import Cause, Policy
@@ -37,18 +37,18 @@ JOB = small_job(
 ROUTING = even_routing(NUM_LAYERS, NUM_EXPERTS)
 
 
-def sight(known: Mapping[int, float], speed: Mapping[int, float], seed: int = 0) -> Sight:
+def sight(known: Mapping[int, float], speed: Mapping[int, float], seed: int = 0) -> Detection:
     layout = even_layout(
         ranks=range(NUM_NODES), num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS, replicas=2
     )
     parts = ROUTING.at(0)
     config = DetectorConfig()
-    return seen(
+    return simulate_detection(
         JOB, layout, parts, Dispatch.EVENED, known=known, speed=speed, config=config, seed=seed
     )
 
 
-def run(policy: Policy, *changes: Change) -> Outcome:
+def run(policy: Policy, *changes: Change) -> SimulationResult:
     history = History(
         name="x",
         num_nodes=NUM_NODES,
@@ -86,7 +86,7 @@ def test_ours_gets_over_a_slow_node_and_goes_home_and_lazarus_waits_for_it() -> 
     # The fluid limit of half of the time at 5.5 of 6 nodes.
     assert ours.samples >= 0.95 * healthy.samples * (0.5 + 0.5 * 5.5 / 6.0)
     assert lazarus.samples <= 0.80 * healthy.samples
-    reasons = [told.reason for told in ours.told if told.cause is Cause.DUE]
+    reasons = [told.reason for told in ours.decisions if told.cause is Cause.DUE]
     assert any("rank 2 is x" in reason for reason in reasons)
     assert any("all findings are closed" in reason for reason in reasons)
 
@@ -97,7 +97,7 @@ def test_a_slow_node_that_is_lost_is_nobodys_finding_any_more() -> None:
         SpeedChanged(at_s=100.0, node=2, speed=0.5),
         NodesLost(at_s=200.0, nodes=(2,)),
     )
-    last = outcome.told[-1]
+    last = outcome.decisions[-1]
     assert outcome.restarts == 0 and "rank 2" not in last.reason
     # Five nodes, all well, from the regrouping on.
     times, samples = zip(*outcome.points, strict=True)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.simulator.engine.event_loop import Outcome
-from pacekeeper.simulator.engine.statistics import rates, summarised, told_with
+from pacekeeper.simulator.engine.event_loop import SimulationResult
+from pacekeeper.simulator.engine.statistics import rates, summarize, with_interval
 from pacekeeper.simulator.policies.base import Use
 
-OUTCOME = Outcome(
+OUTCOME = SimulationResult(
     policy="x",
     seed=0,
     duration_s=10.0,
@@ -21,14 +21,14 @@ OUTCOME = Outcome(
     reconfigurations=0,
     copied_bytes=7,
     points=((0.0, 0.0), (5.0, 10.0), (5.0, 4.0), (10.0, 20.0)),
-    told=(),
+    decisions=(),
 )
 
 
 def test_ratios_are_taken_seed_by_seed() -> None:
     first = [OUTCOME, replace(OUTCOME, samples=40.0)]
     second = [replace(OUTCOME, samples=40.0), replace(OUTCOME, samples=40.0)]
-    base, row = summarised({"first": first, "second": second})
+    base, row = summarize({"first": first, "second": second})
     assert (base.ratio, base.ratio_95) == (1.0, 0.0)
     assert row.ratio == 1.5 and row.samples == 40.0 and row.needless_restarts == 2
     # Student's t with one degree of freedom: 12.706 x 0.5.
@@ -38,13 +38,16 @@ def test_ratios_are_taken_seed_by_seed() -> None:
 
 
 def test_one_seed_tells_no_interval() -> None:
-    (row,) = summarised({"x": [OUTCOME]})
+    (row,) = summarize({"x": [OUTCOME]})
     assert row.ratio_95 is row.fluid_95 is row.samples_per_s_95 is None
-    assert (told_with(None, 0.5, ".1%"), told_with(0.25, 0.5, ".2f")) == ("50.0%", "0.50 +- 0.25")
+    assert (with_interval(None, 0.5, ".1%"), with_interval(0.25, 0.5, ".2f")) == (
+        "50.0%",
+        "0.50 +- 0.25",
+    )
 
 
 def test_a_policy_that_trained_nothing_is_no_base() -> None:
-    (none, some) = summarised({"none": [replace(OUTCOME, samples=0.0)], "some": [OUTCOME]})
+    (none, some) = summarize({"none": [replace(OUTCOME, samples=0.0)], "some": [OUTCOME]})
     assert none.ratio == some.ratio == 0.0
 
 

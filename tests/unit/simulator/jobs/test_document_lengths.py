@@ -20,7 +20,7 @@ from pacekeeper.simulator.engine.controller_in_loop import Watcher
 from pacekeeper.simulator.jobs.data_parallel import Dispatch
 from pacekeeper.simulator.jobs.document_lengths import Lengths, read_lengths
 from pacekeeper.simulator.jobs.expert_routing import even_routing
-from pacekeeper.simulator.scenario.loader import played, read_scenario
+from pacekeeper.simulator.scenario.loader import read_scenario, run_scenario
 from support.examples import seeds
 from support.pipeline_jobs import pipeline_job
 from support.scenarios import small_tables, written
@@ -38,8 +38,8 @@ JOB = small_job(
 )
 
 
-def sight(speed: Mapping[int, float], seed: int) -> detection_model.Sight:
-    return detection_model.seen(
+def sight(speed: Mapping[int, float], seed: int) -> detection_model.Detection:
+    return detection_model.simulate_detection(
         JOB,
         even_layout(ranks=range(6), num_layers=2, num_experts=6, replicas=2),
         even_routing(2, 6).at(0),
@@ -160,8 +160,8 @@ def test_a_scenario_plays_with_them(tmp_path: Path) -> None:
     tables = small_tables()
     tables["lengths"] = {"file": "documents.csv", "column": "tokens", "doubling_tokens": 100.0}
     known = read_scenario(written(tmp_path / "small.toml", tables))
-    (ours,) = played(known, seeds=1)["ours"]
+    (ours,) = run_scenario(known, seeds=1)["ours"]
     tables.pop("lengths")
-    (even,) = played(read_scenario(written(tmp_path / "small.toml", tables)), seeds=1)["ours"]
+    (even,) = run_scenario(read_scenario(written(tmp_path / "small.toml", tables)), seeds=1)["ours"]
     assert ours.samples == pytest.approx(even.samples, rel=0.05)
     assert ours.samples != even.samples

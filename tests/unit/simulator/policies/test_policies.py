@@ -12,7 +12,7 @@ from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.predictor.cost.forecast import forecast
 from pacekeeper.simulator.cluster.history import History, NodesJoined, NodesLost
-from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.engine.event_loop import SimulationResult, simulate
 from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel, copied_bytes, with_hosts
 from pacekeeper.simulator.jobs.expert_routing import Routing, even_routing
 from pacekeeper.simulator.policies.base import PUBLISHED, Cause, Draws, Policy, Use
@@ -28,7 +28,9 @@ def job_of_four(**more: object) -> JobModel:
     return small_job(num_experts=4, slots_per_node=2, **more)
 
 
-def run(policy: Policy, *lost: int, num_nodes: int = 6, back_s: float | None = None) -> Outcome:
+def run(
+    policy: Policy, *lost: int, num_nodes: int = 6, back_s: float | None = None
+) -> SimulationResult:
     """All nodes from the start; some are lost at 50 s, and perhaps join again."""
     changes = [NodesJoined(at_s=0.0, nodes=tuple(range(num_nodes)))]
     more = [] if not lost else [NodesLost(at_s=50.0, nodes=lost)]
@@ -109,7 +111,7 @@ def test_lazarus_gives_replicas_by_load_and_keeps_columns_near() -> None:
 
 
 def test_lazarus_plans_once_for_loads_that_stay() -> None:
-    told = run(Lazarus(costs=EXACT, review_steps=5), 0).told
+    told = run(Lazarus(costs=EXACT, review_steps=5), 0).decisions
     assert [one.cause for one in told] == [Cause.START, Cause.LOST]
 
 
@@ -138,7 +140,7 @@ def test_what_is_refused_as_ranks_regroup_is_not_asked_again_once_they_settle(
     )
     policy = Pacekeeper(costs=EXACT, config=PolicyConfig(settle_steps=5))
     outcome = simulate(history, job_of_four(), even_routing(2, 4), policy)
-    assert outcome.reconfigurations == 1 and "no layout is better" in outcome.told[-1].reason
+    assert outcome.reconfigurations == 1 and "no layout is better" in outcome.decisions[-1].reason
     assert asked == [False, True]  # as it had settled first, and as survivors regrouped
 
 

@@ -11,9 +11,9 @@ from pacekeeper.cli.analysis.simulate import simulation_document
 from pacekeeper.cli.analysis.simulate_report import write_report
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.simulator.cluster.history import NodesLost
-from pacekeeper.simulator.engine.statistics import summarised
+from pacekeeper.simulator.engine.statistics import summarize
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
-from pacekeeper.simulator.scenario.loader import Scenario, played, read_scenario
+from pacekeeper.simulator.scenario.loader import Scenario, read_scenario, run_scenario
 from pacekeeper.simulator.scenario.pipeline import KINDS
 from support.scenarios import Tables, written
 from support.tree import ROOT
@@ -62,8 +62,8 @@ def scenario(
 def test_every_policy_for_such_jobs_is_played_told_and_shown(tmp_path: Path) -> None:
     known = scenario(tmp_path)
     assert isinstance(known.job, PipelineJob) and known.job.samples_per_row == 2.0
-    found = played(known)
-    rows = summarised(found)
+    found = run_scenario(known)
+    rows = summarize(found)
     for row in rows:
         assert sum(row.spent.values()) == pytest.approx(1.0) and 0.0 < row.fluid <= 1.0 + 1e-9
     samples = {row.policy: row.samples for row in rows}
@@ -87,7 +87,7 @@ def test_all_devices_of_a_node_may_stop_at_once(tmp_path: Path) -> None:
     )
     away = [c.nodes for c in known.history(0).changes if isinstance(c, NodesLost)]
     assert away and {*away} <= {(0, 1, 2, 3), (4, 5, 6, 7)}
-    (ours,) = played(known)["pacekeeper"]  # each stage stands on one node: its state is gone
+    (ours,) = run_scenario(known)["pacekeeper"]  # each stage stands on one node: its state is gone
     assert ours.restarts == len(away) and ours.needless_restarts == 0
 
 

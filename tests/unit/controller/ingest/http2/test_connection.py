@@ -5,7 +5,7 @@ import struct
 import pytest
 from hpack import Encoder
 
-from pacekeeper.controller.ingest.http2.connection import Connection
+from pacekeeper.controller.ingest.http2.connection import Http2Connection
 from pacekeeper.controller.ingest.http2.frames import (
     ACK,
     CONTINUATION,
@@ -54,7 +54,7 @@ def test_calls_and_messages_come_whole_however_they_are_cut(piece: int) -> None:
     cut = [sent[at : at + MAX_FRAME_BYTES] for at in range(0, len(sent), MAX_FRAME_BYTES)]
     stream = OPENING + ACKNOWLEDGED + b"".join(frame(DATA, 0, 1, part) for part in cut)
     stream += frame(DATA, END_STREAM, 1)
-    connection, happened = Connection(MOST, MOST), list[Happened]()
+    connection, happened = Http2Connection(MOST, MOST), list[Happened]()
     for at in range(0, len(stream), piece):
         for one in connection.feed(stream[at : at + piece]):
             happened.append(one)
@@ -66,7 +66,7 @@ def test_calls_and_messages_come_whole_however_they_are_cut(piece: int) -> None:
 
 
 def test_nothing_is_taken_before_the_caller_knows_our_settings() -> None:
-    connection = Connection(MOST, MOST)
+    connection = Http2Connection(MOST, MOST)
     assert said(connection) == [(SETTINGS, 0, 0, b"")]
     assert connection.feed(OPENING + data(b"early")) == []
     assert connection.feed(ACKNOWLEDGED + data(b"late")) == [CALLED]
@@ -76,14 +76,14 @@ def test_nothing_is_taken_before_the_caller_knows_our_settings() -> None:
 
 
 def test_what_another_server_shall_begin_with_is_all_but_the_answer_to_our_settings() -> None:
-    connection = Connection(MOST, MOST)
+    connection = Http2Connection(MOST, MOST)
     rest = frame(DATA, 0, 1, b"x" * 9)
     assert connection.feed(OPENING + ACKNOWLEDGED + rest + rest[:5]) == [CALLED]
     assert connection.held() == OPENING + rest + rest[:5]
 
 
 def test_a_caller_that_says_too_much_before_it_is_known_is_given_up() -> None:
-    connection = Connection(MOST, MOST)
+    connection = Http2Connection(MOST, MOST)
     connection.feed(OPENING)
     with pytest.raises(ValueError, match="before a call"):
         for _ in range(HELD_BYTES // 1000 + 1):
@@ -104,7 +104,7 @@ def test_headers_may_be_padded_prioritised_and_in_pieces() -> None:
 
 
 def test_a_call_that_ends_with_its_headers_has_no_messages() -> None:
-    connection = Connection(MOST, MOST)
+    connection = Http2Connection(MOST, MOST)
     opening = PREFACE + frame(HEADERS, END_HEADERS | END_STREAM, 1, block()) + ACKNOWLEDGED
     assert connection.feed(opening) == [CALLED]
     (ended,) = connection.take()
@@ -168,7 +168,7 @@ def test_a_refusal_says_why_in_plain_characters() -> None:
 
 
 def test_the_caller_is_granted_as_much_as_was_read_of_it() -> None:
-    connection = Connection(1 << 30, 1 << 30)
+    connection = Http2Connection(1 << 30, 1 << 30)
     connection.feed(OPENING + ACKNOWLEDGED)
     connection.take()
     room = 65535 + sum(
@@ -202,7 +202,7 @@ def test_a_message_too_large_or_compressed_is_no_message_and_ends_its_call_only(
 
 def test_the_first_message_of_each_call_is_of_somebody_unknown() -> None:
     encoder = Encoder()
-    connection = Connection(MOST, 3)
+    connection = Http2Connection(MOST, 3)
     opening = PREFACE + frame(HEADERS, END_HEADERS, 1, block(encoder=encoder)) + ACKNOWLEDGED
     assert connection.feed(opening) == [CALLED]
     assert connection.take() == []
@@ -241,7 +241,7 @@ def test_pings_are_answered_and_ours_need_no_answer() -> None:
     ],
 )
 def test_who_breaks_the_rules_is_given_up(wrong: bytes) -> None:
-    connection = Connection(MOST, MOST)
+    connection = Http2Connection(MOST, MOST)
     with pytest.raises(ValueError):
         if connection.feed(wrong + ACKNOWLEDGED):
             connection.take()

@@ -4,7 +4,7 @@ import struct
 
 from hpack import Encoder
 
-from pacekeeper.controller.ingest.http2.connection import Connection
+from pacekeeper.controller.ingest.http2.connection import Http2Connection
 from pacekeeper.controller.ingest.http2.frames import (
     ACK,
     DATA,
@@ -39,7 +39,7 @@ from support.http2_calls import (
 )
 
 
-def room_told(connection: Connection, stream: int) -> int:
+def room_told(connection: Http2Connection, stream: int) -> int:
     """What the caller was granted, on the whole or for a stream."""
     return sum(
         int.from_bytes(payload, "big")
@@ -49,7 +49,7 @@ def room_told(connection: Connection, stream: int) -> int:
 
 
 def test_the_caller_is_granted_exactly_what_was_read_of_it_and_not_for_each_message() -> None:
-    connection = Connection(1 << 30, 1 << 30)
+    connection = Http2Connection(1 << 30, 1 << 30)
     connection.feed(OPENING + ACKNOWLEDGED)
     connection.take()
     assert (room_told(connection, 0), room_told(connection, 1)) == (GRANTED_BYTES, GRANTED_BYTES)
@@ -68,7 +68,7 @@ def test_the_caller_is_granted_exactly_what_was_read_of_it_and_not_for_each_mess
 
 
 def test_who_has_finished_is_granted_nothing_for_its_call() -> None:
-    connection = Connection(MOST, MOST)
+    connection = Http2Connection(MOST, MOST)
     connection.feed(PREFACE + frame(HEADERS, END_HEADERS | END_STREAM, 1, block()) + ACKNOWLEDGED)
     connection.take()
     assert (room_told(connection, 0), room_told(connection, 1)) == (GRANTED_BYTES, 0)
@@ -78,7 +78,7 @@ def test_who_has_finished_is_granted_nothing_for_its_call() -> None:
 
 
 def test_what_was_held_before_it_was_taken_is_let_go() -> None:
-    connection = Connection(MOST, MOST)
+    connection = Http2Connection(MOST, MOST)
     connection.feed(OPENING + ACKNOWLEDGED + data(b"x" * 9000))
     connection.take()
     assert connection.held() == PREFACE
@@ -120,7 +120,7 @@ def test_a_call_begins_with_nothing_of_the_one_before() -> None:
 
 
 def test_our_settings_may_be_known_before_there_is_a_call() -> None:
-    connection = Connection(MOST, MOST)
+    connection = Http2Connection(MOST, MOST)
     assert connection.feed(PREFACE + ACKNOWLEDGED) == []
     assert connection.feed(frame(HEADERS, END_HEADERS, 1, block())) == [CALLED]
 
@@ -128,7 +128,7 @@ def test_our_settings_may_be_known_before_there_is_a_call() -> None:
 def test_a_second_call_before_the_first_is_taken_is_left_to_whoever_takes_it() -> None:
     encoder = Encoder()
     calls = [frame(HEADERS, END_HEADERS, at, block(encoder=encoder)) for at in (1, 3)]
-    connection = Connection(MOST, MOST)
+    connection = Http2Connection(MOST, MOST)
     said(connection)
     assert connection.feed(PREFACE + calls[0] + calls[1] + ACKNOWLEDGED) == [CALLED]
     assert said(connection) == []
@@ -170,7 +170,7 @@ def test_a_call_may_end_with_headers_of_its_own() -> None:
     assert isinstance(ended, Finished)
 
 
-def sent_by(connection: Connection) -> bytes:
+def sent_by(connection: Http2Connection) -> bytes:
     """The data in what it says."""
     return b"".join(payload for kind, _, _, payload in said(connection) if kind == DATA)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacekeeper.controller.ingest.http2.connection import Connection
+from pacekeeper.controller.ingest.http2.connection import Http2Connection
 from pacekeeper.controller.ingest.http2.frames import (
     ACK,
     CONTINUATION,
@@ -74,7 +74,7 @@ def test_no_more_padding_than_there_is(payload: bytes) -> None:
 
 def test_another_protocol_is_known_by_its_first_bytes() -> None:
     with pytest.raises(ValueError, match="not HTTP/2"):
-        Connection(MOST, MOST).feed(b"GET /")
+        Http2Connection(MOST, MOST).feed(b"GET /")
 
 
 @pytest.mark.parametrize("size", [MAX_FRAME_BYTES + 1, 1 << 16])

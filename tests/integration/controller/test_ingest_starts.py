@@ -1,4 +1,4 @@
-"""A front that is being started while it is asked to end, or while all of its group are told to."""
+"""An ingest process that is asked to end while it starts, alone or with all of its group."""
 
 import asyncio
 import signal
@@ -63,8 +63,8 @@ async def started(door: IngestSupervisor) -> asyncio.subprocess.Process:
 
 
 def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of each front a process that takes its time to start."""
-    script = tmp_path / "front"
+    """In place of each ingest process a process that takes its time to start."""
+    script = tmp_path / "ingest"
     script.write_text(f"#!/bin/sh\nexec sleep {2 * PATIENCE_S:.0f}\n")
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))

@@ -1,4 +1,4 @@
-"""Who has not been judged yet costs the front next to nothing, whatever it sends first."""
+"""Who has not been judged yet costs the ingest process next to nothing, whatever it sends first."""
 
 import asyncio
 import contextlib

@@ -45,11 +45,11 @@ def test_a_front_that_is_killed_is_started_again_and_nothing_is_lost(tmp_path: P
         agent = ScriptedAgent(controller.address)
         agent.report_and_wait()
         pid = controller.process.pid
-        (front,) = children(pid)
-        os.kill(front, signal.SIGKILL)
+        (ingest,) = children(pid)
+        os.kill(ingest, signal.SIGKILL)
         code, _ = agent.wait_for_end()
         assert code is grpc.StatusCode.UNAVAILABLE
-        (again,) = until("it is started again", lambda: [p for p in children(pid) if p != front])
+        (again,) = until("it is started again", lambda: [p for p in children(pid) if p != ingest])
 
         def comes_back() -> ScriptedAgent | None:
             one = ScriptedAgent(controller.address)
@@ -67,9 +67,9 @@ def test_a_front_that_is_killed_is_started_again_and_nothing_is_lost(tmp_path: P
 
 def test_a_front_ends_with_its_controller(tmp_path: Path) -> None:
     with ControllerProcess(tmp_path) as controller:
-        (front,) = children(controller.process.pid)
+        (ingest,) = children(controller.process.pid)
         controller.kill()
-        until("it is gone", lambda: not Path(f"/proc/{front}").exists())
+        until("it is gone", lambda: not Path(f"/proc/{ingest}").exists())
 
 
 def meeting_place(pid: int) -> Path:
@@ -84,10 +84,10 @@ def test_sockets_that_somebody_takes_away_are_made_anew_or_end_the_controller(
 ) -> None:
     with ControllerProcess(tmp_path) as controller:
         folder = meeting_place(controller.process.pid)
-        (own,) = (one for one in folder.glob("front-*") if "-" not in one.name[len("front-") :])
+        (own,) = (one for one in folder.glob("ingest-*") if "-" not in one.name[len("ingest-") :])
         own.unlink()
         until("it is started again", lambda: "is started again" in controller.log)
-        assert "the front's own socket is gone" in controller.log
+        assert "the ingest process's own socket is gone" in controller.log
 
         def answers() -> bool:
             with grpc.insecure_channel(controller.address) as channel:
@@ -154,13 +154,13 @@ class Door:
 
 @pytest.fixture(autouse=True, scope="module")
 def folder() -> Iterator[None]:
-    """Where fronts meet the controllers that these tests have not."""
+    """Where ingest processes meet the controllers that these tests have not."""
     with own_folder() as Door.folder:
         yield
 
 
 def play(scene: Callable[[Door], Awaitable[None]], **limits: Any) -> Door:
-    """The scene with a front that runs."""
+    """The scene with an ingest process that runs."""
 
     async def run() -> Door:
         door = Door(**limits)
@@ -352,8 +352,8 @@ def test_a_front_that_hangs_is_killed_and_started_again(monkeypatch: pytest.Monk
 
 
 def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: bytes, then: bytes = b"") -> None:
-    """In place of each front a process that says this."""
-    script = tmp_path / "front"
+    """In place of each ingest process a process that says this."""
+    script = tmp_path / "ingest"
     python = os.path.realpath(f"/proc/{os.getpid()}/exe")
     script.write_text(
         f"#!{python}\nimport socket, sys, time\n"
