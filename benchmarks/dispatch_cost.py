@@ -64,11 +64,13 @@ def measure(num_experts: int, num_ranks: int, slots: int, ranks_per_node: int) -
     mean_load = np.mean([counts.sum(axis=0) for counts in steps], axis=0)
     cluster = alike(num_ranks, slots, ranks_per_node=ranks_per_node, speeds=tuple(speeds.values()))
     plan = plan_experts(mean_load[None], cluster, drift=DRIFT)
-    hosts = [[host.rank for host in on] for on in plan.hosts[0]]
+    hosts = [[host.rank for host in on] for on in plan.replicas[0]]
     pairs = ReplicaIndex.of(hosts, num_ranks)
     passes = neighbourhoods(pairs, [rank // ranks_per_node for rank in range(num_ranks)])
     capacity_W = whole_capacities(list(speeds.values()))
-    shares = [[h.share for h in on] for on in token_shares(mean_load.tolist(), hosts, speeds).hosts]
+    shares = [
+        [h.share for h in on] for on in token_shares(mean_load.tolist(), hosts, speeds).replicas
+    ]
     speed_W = np.array(list(speeds.values()))
     split_s: list[float] = []
     exchange_s: list[float] = []

@@ -187,7 +187,7 @@ def irregular(num: int) -> Iterator[Case]:
 
 
 def hosts_of(plan: ExpertPlan) -> Present:
-    return [[[host.rank for host in on] for on in layer] for layer in plan.hosts]
+    return [[[host.rank for host in on] for on in layer] for layer in plan.replicas]
 
 
 def without_ranks(cluster: Cluster, dead: Sequence[int]) -> Cluster:

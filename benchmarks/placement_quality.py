@@ -57,7 +57,7 @@ def flags_of(hosts: Sequence[Sequence[Sequence[int]]], num_ranks: int) -> Flags:
 
 
 def hosts_of(plan: ExpertPlan) -> list[list[list[int]]]:
-    return [[[host.rank for host in on] for on in layer] for layer in plan.hosts]
+    return [[[host.rank for host in on] for on in layer] for layer in plan.replicas]
 
 
 def one_layer(num_experts: int, num_ranks: int, slots: int, slow: float, kind: str) -> Row:

@@ -85,7 +85,7 @@ def measure(
     plan = plan_replicas(
         layout, splits, by_layer, speeds, placement_request(loads, num_ranks, slots)
     )
-    placed = plan.experts if plan else tuple(split.hosts for split in splits)
+    placed = plan.experts if plan else tuple(split.replicas for split in splits)
     placed_s = time.perf_counter()
     batch_rows(8 * num_ranks, speeds)
     even = [

@@ -212,7 +212,7 @@ def promises(max_nodes: int = SMALL_NODES) -> dict[str, int]:
         )
         theirs = hosts_of(overlapping, len(counts))
         loads, floors = [list(map(float, counts))], Floors(nodes=floor)
-        (planned,) = plan_experts(loads, alike(num_nodes, slots), floors=floors).hosts
+        (planned,) = plan_experts(loads, alike(num_nodes, slots), floors=floors).replicas
         found["cases"] += 1
         found["broken_by_lazarus"] += min(map(len, theirs)) < floor
         found["broken_by_ours"] += min(map(len, planned)) < floor

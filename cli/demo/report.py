@@ -257,7 +257,7 @@ def _layouts_by_phase(runner: ScriptRunner) -> list[tuple[str, Layout]]:
 
 def _shares(layout: Layout, layer: int) -> list[list[float]]:
     """Return the share of each expert's tokens, [ranks, experts]; NaN if not held by the rank."""
-    held = [{host.rank: host.share for host in hosts} for hosts in layout.experts[layer]]
+    held = [{replica.rank: replica.share for replica in on} for on in layout.experts[layer]]
     return [[h.get(rank, math.nan) for h in held] for rank in range(len(RANK_COLOURS))]
 
 

@@ -90,8 +90,9 @@ def read_replica_ranks(path: Path, num_devices: int) -> list[list[list[int]]]:
     """
     try:
         document = json.loads(path.read_text())
-        hosts = [
-            [[_device(host["device"]) for host in on] for on in at] for at in document["hosts"]
+        replicas = [
+            [[_device(replica["device"]) for replica in on] for on in at]
+            for at in document["replicas"]
         ]
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
@@ -100,13 +101,13 @@ def read_replica_ranks(path: Path, num_devices: int) -> list[list[list[int]]]:
         raise DataError(
             what, remedy="use the output of `pacekeeper plan placement --json`"
         ) from None
-    for device in (device for layer in hosts for on in layer for device in on):
+    for device in (device for layer in replicas for on in layer for device in on):
         if not 0 <= device < num_devices:
             raise DataError(
                 f"{path}: device {device} is not one of 0 to {num_devices - 1}",
                 remedy="remove the devices that no longer exist from the file",
             )
-    return hosts
+    return replicas
 
 
 def _device(value: object) -> int:

@@ -16,9 +16,9 @@ def survival_by_loss(plan: ExpertPlan, cluster: Cluster) -> dict[str, tuple[floa
     """Return the survival by number of lost devices, nodes and racks."""
     most = len(plan.proof.survival) - 1
     return {
-        "devices": survival_by(plan.hosts, range(cluster.num_ranks), max_losses=most),
+        "devices": survival_by(plan.replicas, range(cluster.num_ranks), max_losses=most),
         "nodes": plan.proof.survival,
-        "racks": survival_by(plan.hosts, cluster.racks, max_losses=most),
+        "racks": survival_by(plan.replicas, cluster.racks, max_losses=most),
     }
 
 
@@ -37,18 +37,18 @@ def as_document(plan: ExpertPlan, cluster: Cluster) -> dict[str, Any]:
     """Return the plan and its proof as JSON values."""
     proof = plan.proof
     return {
-        "hosts": [
-            [[{"device": host.rank, "share": host.share} for host in on] for on in layer]
-            for layer in plan.hosts
+        "replicas": [
+            [[{"device": replica.rank, "share": replica.share} for replica in on] for on in layer]
+            for layer in plan.replicas
         ],
         "layers": [
             {
                 "value": layer.value,
-                "hosts_bound": layer.hosts_bound,
+                "replicas_bound": layer.replicas_bound,
                 "slots_bound": layer.slots_bound,
                 "fluid": layer.fluid,
                 "gap": layer.gap,
-                "witness": list(layer.bottleneck),
+                "bottleneck": list(layer.bottleneck),
             }
             for layer in proof.layers
         ],
@@ -105,11 +105,11 @@ def device_loads(
         The sum over all layers, and the maximum of a layer, one value per device each.
     """
     whole, most = [0.0] * cluster.num_ranks, [0.0] * cluster.num_ranks
-    for layer, hosts, proof in zip(rows, plan.hosts, plan.proof.layers, strict=True):
+    for layer, replicas, proof in zip(rows, plan.replicas, plan.proof.layers, strict=True):
         at = [0.0] * cluster.num_ranks
-        for load, on in zip(layer, hosts, strict=True):
-            for host in on:
-                at[host.rank] += load * host.share / cluster.speeds[host.rank]
+        for load, on in zip(layer, replicas, strict=True):
+            for replica in on:
+                at[replica.rank] += load * replica.share / cluster.speeds[replica.rank]
         whole = [before + here for before, here in zip(whole, at, strict=True)]
         if proof.fluid > 0.0:
             most = [max(m, here / proof.fluid) for m, here in zip(most, at, strict=True)]

@@ -111,9 +111,9 @@ def replicas_by_rank(layout: Layout) -> dict[int, int]:
     """The number of expert replicas of each rank, summed over layers."""
     replicas: dict[int, int] = {}
     for experts in layout.experts:
-        for hosts in experts:
-            for host in hosts:
-                replicas[host.rank] = replicas.get(host.rank, 0) + 1
+        for on in experts:
+            for replica in on:
+                replicas[replica.rank] = replicas.get(replica.rank, 0) + 1
     return replicas
 
 

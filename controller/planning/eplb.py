@@ -84,7 +84,7 @@ def rebalance_experts(
         floors=Floors(nodes=min_hosts),
         present=None
         if present is None
-        else PresentPlacement(_hosts_of(present, num_gpus, num_experts)),
+        else PresentPlacement(_replicas_of(present, num_gpus, num_experts)),
     )
     tables = _tables(plan, loads, present, slots, num_gpus)
     logical, number = _inverted(tables, num_experts)
@@ -100,11 +100,11 @@ def _tables(
 ) -> Counts:
     """Physical-to-logical [layers, replicas]; experts that stay keep their slots."""
     tables = np.empty((len(loads), num_gpus * slots), dtype=np.intp)
-    for layer, experts in enumerate(plan.hosts):
+    for layer, experts in enumerate(plan.replicas):
         held: list[list[int]] = [[] for _ in range(num_gpus)]
         for expert, on in enumerate(experts):
-            for host in on:
-                held[host.rank].append(expert)
+            for replica in on:
+                held[replica.rank].append(expert)
         _fill(held, loads[layer], [len(on) for on in experts], slots)
         for device, mine in enumerate(held):
             here = slice(device * slots, (device + 1) * slots)
@@ -149,14 +149,14 @@ def _in_place(mine: Sequence[int], before: Sequence[int]) -> list[int]:
     return [next(rest) if expert is None else expert for expert in slots]
 
 
-def _hosts_of(tables: Counts, num_devices: int, num_experts: int) -> list[list[list[int]]]:
+def _replicas_of(tables: Counts, num_devices: int, num_experts: int) -> list[list[list[int]]]:
     slots = tables.shape[1] // num_devices
-    hosts: list[list[list[int]]] = [[[] for _ in range(num_experts)] for _ in tables]
+    replicas: list[list[list[int]]] = [[[] for _ in range(num_experts)] for _ in tables]
     for layer, row in enumerate(tables.tolist()):
         for slot, expert in enumerate(row):
-            if slot // slots not in hosts[layer][expert]:
-                hosts[layer][expert].append(slot // slots)
-    return hosts
+            if slot // slots not in replicas[layer][expert]:
+                replicas[layer][expert].append(slot // slots)
+    return replicas
 
 
 def _inverted(tables: Counts, num_experts: int) -> tuple[Counts, Counts]:

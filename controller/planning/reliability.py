@@ -24,18 +24,18 @@ class _TooManyBranches(Exception):
     """The exact count would take too long."""
 
 
-def minimal_cut_sets(hosts: Iterable[Iterable[int]]) -> tuple[CutSet, ...]:
+def minimal_cut_sets(replicas: Iterable[Iterable[int]]) -> tuple[CutSet, ...]:
     """Minimal sets of nodes whose loss takes all replicas of some expert, smallest first.
 
     Args:
-        hosts: nodes of each expert, all layers together.
+        replicas: nodes of each expert, all layers together.
 
     Raises:
         ValueError: an expert without a replica.
     """
-    distinct = sorted({frozenset(on) for on in hosts}, key=lambda s: (len(s), sorted(s)))
+    distinct = sorted({frozenset(on) for on in replicas}, key=lambda s: (len(s), sorted(s)))
     if distinct and not distinct[0]:
-        raise ValueError("an expert without host is lost already")
+        raise ValueError("an expert without replica is lost already")
     return _least(distinct)
 
 
@@ -84,16 +84,16 @@ def survival(
     return tuple(counts[k] / comb(num_nodes, k) for k in range(most + 1))
 
 
-def survival_bound(num_nodes: int, num_losses: int, least_hosts: int) -> float:
-    """Upper bound on the part of losses survived if the rarest expert is on `least_hosts` nodes.
+def survival_bound(num_nodes: int, num_losses: int, least_replicas: int) -> float:
+    """Upper bound on the part of losses survived if the rarest expert is on `least_replicas` nodes.
 
-    1 - C(N - r, k - r) / C(N, k), with N nodes, k losses and r = `least_hosts`: the losses that
+    1 - C(N - r, k - r) / C(N, k), with N nodes, k losses and r = `least_replicas`: the losses that
     take that expert's nodes (research 1.6). r is at most the slots of all nodes / experts of a
     layer.
     """
-    if num_losses < least_hosts:
+    if num_losses < least_replicas:
         return 1.0
-    taken = comb(num_nodes - least_hosts, num_losses - least_hosts)
+    taken = comb(num_nodes - least_replicas, num_losses - least_replicas)
     return 1.0 - taken / comb(num_nodes, num_losses)
 
 

@@ -36,7 +36,7 @@ class CandidateSearch:
 
     @cached_property
     def splits(self) -> tuple[Split, ...]:
-        """The best shares over the present hosts."""
+        """The best shares over the present replicas."""
         view, speeds = self._view, self._pricing.speeds
         # What its trainer gives by itself is the best there is, if it knows the speeds.
         if speeds == view.layout.speed_by_rank:
@@ -80,7 +80,7 @@ class CandidateSearch:
     def candidates(self) -> list[Candidate]:
         """The levels, cheapest first."""
         view, problem = self._view, self._pricing.problem
-        shared = tuple(split.hosts for split in self.splits)
+        shared = tuple(split.replicas for split in self.splits)
         batch = self._batch_shares()
         found = [
             Candidate(
@@ -93,9 +93,9 @@ class CandidateSearch:
         # tell; shares cost nothing.
         if view.is_probing or view.refuted & set(view.slow):
             return found
-        hosts: list[Experts] = [shared]
+        replicas: list[Experts] = [shared]
         if plan := self.replicas:
-            hosts.append(plan.experts)
+            replicas.append(plan.experts)
             found.append(
                 Candidate(
                     level=MitigationLevel.MOVE_REPLICAS,
@@ -104,7 +104,9 @@ class CandidateSearch:
                 )
             )
         if problem is not None:
-            found += repartitions(view, problem, self._config, hosts, self.slow_speeds, self._floor)
+            found += repartitions(
+                view, problem, self._config, replicas, self.slow_speeds, self._floor
+            )
         return found
 
     def made(self, experts: Experts, batch_shares: tuple[tuple[int, float], ...]) -> Layout:

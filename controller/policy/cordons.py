@@ -95,19 +95,19 @@ def _held(layout: Layout, rank: int) -> set[tuple[int, int]]:
     return {
         (layer, expert)
         for layer, experts in enumerate(layout.experts)
-        for expert, hosts in enumerate(experts)
-        if any(host.rank == rank for host in hosts)
+        for expert, replicas in enumerate(experts)
+        if any(replica.rank == rank for replica in replicas)
     }
 
 
 def _share(layout: Layout, rank: int) -> float:
     """Return a rank's share of the batch plus its mean share of the experts' tokens."""
     of_experts = sum(
-        host.share
+        replica.share
         for experts in layout.experts
         for on in experts
-        for host in on
-        if host.rank == rank
+        for replica in on
+        if replica.rank == rank
     )
     count = sum(map(len, layout.experts))
     return dict(layout.batch_shares).get(rank, 0.0) + (of_experts / count if count else 0.0)

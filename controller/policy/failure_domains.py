@@ -79,7 +79,10 @@ def _num_narrow(layout: Layout, layer: int, floor: SpreadFloor) -> int:
     ]
     wanted = [(min(least, len(set(name.values()))), name) for least, name in names]
     return sum(
-        any(len({name[host.rank] for host in on}) < min(least, len(on)) for least, name in wanted)
+        any(
+            len({name[replica.rank] for replica in on}) < min(least, len(on))
+            for least, name in wanted
+        )
         for on in layout.experts[layer]
     )
 
@@ -116,8 +119,8 @@ def fatal_domains(experts: Iterable[Iterable[ReplicaSet]], domain_of: DomainOf) 
     """
     found: set[object] = set()
     for layer in experts:
-        for hosts in layer:
-            on = domains_of_ranks(domain_of, [host.rank for host in hosts])
+        for replicas in layer:
+            on = domains_of_ranks(domain_of, [replica.rank for replica in replicas])
             if len(on) == 1:
                 found |= on
     return found

@@ -98,9 +98,9 @@ def unevenness_of(
         taken = fluid = 0.0
         for layer in range(stage.first_layer, stage.end_layer):
             rows: dict[int, float] = {}
-            for hosts, load in zip(layout.experts[layer], loads[layer], strict=True):
-                for host in hosts:
-                    rows[host.rank] = rows.get(host.rank, 0.0) + host.share * load
+            for replicas, load in zip(layout.experts[layer], loads[layer], strict=True):
+                for replica in replicas:
+                    rows[replica.rank] = rows.get(replica.rank, 0.0) + replica.share * load
             taken += max((count / speeds[rank] for rank, count in rows.items()), default=0.0)
             fluid += sum(rows.values()) / whole
         if fluid > 0.0:

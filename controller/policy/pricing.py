@@ -65,7 +65,7 @@ class Pricing:
         splits = self.present_splits if is_present else self._own_splits(layout)
         if splits is None:
             return layout
-        return replace(layout, experts=tuple(split.hosts for split in splits))
+        return replace(layout, experts=tuple(split.replicas for split in splits))
 
     @cached_property
     def present_splits(self) -> tuple[Split, ...] | None:

@@ -1,7 +1,8 @@
 """Layouts with other runs of shards, other layers in stages, or a rank left out. Pure.
 
 The planner of partitions searches in what a layout can say: all pipelines are one expert group, so
-they have one cut and as many micro-batches. What it finds becomes a layout with its experts' hosts.
+they have one cut and as many micro-batches. What it finds becomes a layout with its experts'
+replicas.
 """
 
 from collections.abc import Sequence
@@ -46,18 +47,18 @@ def repartitions(
     view: PlanningSnapshot,
     problem: PartitionProblem,
     config: PolicyConfig,
-    hosts: Sequence[Experts],
+    replicas: Sequence[Experts],
     speeds: Speeds,
     floor: SpreadFloor,
 ) -> list[Candidate]:
-    """One candidate for each level that there is, cheapest first; shards with each of these hosts.
+    """One candidate for each level that there is, cheapest first; shards with each of `replicas`.
 
     `speeds`: what the layouts say of slow ranks; `floor`: on what experts are to be spread.
     """
     found = []
     shards = with_other_shards(problem.now, problem)
     if shards is not None and _is_other(shards, problem):
-        for experts in hosts:
+        for experts in replicas:
             layout = _layout(view, shards, experts, speeds)
             found.append(_named(MitigationLevel.TENSOR_SHARDS, layout, view.layout))
     request = _placement_request(view, config, problem, floor)
@@ -167,7 +168,7 @@ def _placement_request(
         rack_of={device.node: rack[device.rank] for device in problem.devices} if rack else {},
         rack_failure_probability=config.rack_failure_probability,
         present=tuple(
-            tuple(tuple(host.rank for host in on) for on in experts)
+            tuple(tuple(replica.rank for replica in on) for on in experts)
             for experts in view.layout.experts
         ),
     )

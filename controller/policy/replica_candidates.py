@@ -1,4 +1,4 @@
-"""Hosts of all experts of a layout, by the joint planner, with its proof in words. Pure.
+"""Replicas of all experts of a layout, by the joint planner, with its proof in words. Pure.
 
 Stages are planned one by one, since an expert stays with the ranks that run its layer; nodes are
 one numbering for all of them.
@@ -81,13 +81,13 @@ def plan_replicas(
     speeds: Mapping[int, float],
     request: ReplicaRequest,
 ) -> ReplicaPlan | None:
-    """The cheapest hosts for these loads[layer][expert] in rows, from the present ones on.
+    """The cheapest replicas for these loads[layer][expert] in rows, from the present ones on.
 
-    `splits`: the best shares over the present hosts, which layers without other hosts keep. None
-    where every expert stays on the ranks it is on. Raises ValueError for loads or speeds that are
-    none.
+    `splits`: the best shares over the present replicas, which layers without other replicas keep.
+    None where every expert stays on the ranks it is on. Raises ValueError for loads or speeds that
+    are none.
     """
-    experts = [split.hosts for split in splits]
+    experts = [split.replicas for split in splits]
     node = number_domains(request.spread.domain_of, layout.ranks)
     rack_of = request.spread.rack_of
     rack = number_domains(rack_of, layout.ranks) if rack_of else node
@@ -96,7 +96,9 @@ def plan_replicas(
     losses, losses_now, num_copied = 0.0, 0.0, 0
     for ranks, layers in _alike_layers(layout):
         at = {rank: position for position, rank in enumerate(ranks)}
-        present = [[[at[host.rank] for host in on] for on in layout.experts[i]] for i in layers]
+        present = [
+            [[at[replica.rank] for replica in on] for on in layout.experts[i]] for i in layers
+        ]
         cluster = Cluster(
             speeds=tuple(speeds[rank] for rank in ranks),
             slots=(max(1, request.slots_per_rank),) * len(ranks),
@@ -114,12 +116,12 @@ def plan_replicas(
         losses += plan.proof.loss_probability
         num_copied += plan.proof.num_copied
         parts.append((layers, plan))
-        for layer, planned in zip(layers, plan.hosts, strict=True):
-            hosts = tuple(
+        for layer, planned in zip(layers, plan.replicas, strict=True):
+            replicas = tuple(
                 tuple(ExpertReplica(ranks[h.rank], h.share) for h in on) for on in planned
             )
-            if _ranks(hosts) != _ranks(layout.experts[layer]):
-                experts[layer] = _with_left(hosts, layout.experts[layer], request)
+            if _ranks(replicas) != _ranks(layout.experts[layer]):
+                experts[layer] = _with_left(replicas, layout.experts[layer], request)
     if num_copied == 0:
         return None
     return ReplicaPlan(
@@ -137,16 +139,16 @@ def _with_left(
 ) -> tuple[ReplicaSet, ...]:
     """Replicas that are there stay, without a share, where a slot is free: no copies back later.
 
-    Not those of an expert in too few domains: more hosts would ask for more of them.
+    Not those of an expert in too few domains: more replicas would ask for more of them.
     """
     held: dict[int, int] = {}
     for on in planned:
-        for host in on:
-            held[host.rank] = held.get(host.rank, 0) + 1
+        for replica in on:
+            held[replica.rank] = held.get(replica.rank, 0) + 1
     result = []
     for now, then in zip(planned, present, strict=True):
-        kept = {host.rank for host in now}
-        left = [host.rank for host in then if host.rank not in kept]
+        kept = {replica.rank for replica in now}
+        left = [replica.rank for replica in then if replica.rank not in kept]
         if not left or any(
             len(domains_of_ranks(domain_of, kept)) < least
             for least, domain_of in request.spread.levels
@@ -210,7 +212,7 @@ def _alike_layers(layout: Layout) -> list[tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _ranks(experts: Sequence[ReplicaSet]) -> list[list[int]]:
-    return [[host.rank for host in on] for on in experts]
+    return [[replica.rank for replica in on] for on in experts]
 
 
 def _flags(present: list[list[list[int]]], num_ranks: int) -> Flags:
@@ -251,6 +253,6 @@ def _in_words(
     )
     return (
         f"proven: layer {layer}, the farthest off, has {worst.value:.0f} rows on its fullest rank,"
-        f" no hosts in these slots less than {worst.slots_bound:.0f} (gap {worst.gap:.2%});"
+        f" no replicas in these slots less than {worst.slots_bound:.0f} (gap {worst.gap:.2%});"
         f" survived are {survived} nodes; {num_copied} replicas are copied"
     )

@@ -121,7 +121,7 @@ def _expert_work(layout: Layout, workload: Workload, costs: Array) -> tuple[Arra
     seconds = np.zeros((len(workload.loads), len(ranks)))
     active = np.zeros(len(ranks))
     for layer, loads in enumerate(workload.loads):
-        at, load = _hosted(layout, layer, loads, position)
+        at, load = _held_replicas(layout, layer, loads, position)
         spent_s = _expert_s(costs, load, workload.num_microbatches)
         seconds[layer] = np.bincount(at, weights=spent_s, minlength=len(ranks))
         active += np.bincount(at[load > 0.0], minlength=len(ranks))
@@ -141,7 +141,7 @@ def row_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
     costs, spent_s, rows = unit_costs(model, workload, layout), 0.0, 0.0
     position = {rank: i for i, rank in enumerate(layout.working)}
     for layer, loads in enumerate(workload.loads):
-        _, load = _hosted(layout, layer, loads, position)
+        _, load = _held_replicas(layout, layer, loads, position)
         more, less = (_expert_s(costs, load * by, workload.num_microbatches) for by in (1.01, 0.99))
         spent_s, rows = spent_s + float((more - less).sum()), rows + 0.02 * float(load.sum())
     return spent_s / rows if rows > 0.0 else float(costs[FEATURES.index("expert_rows")])
@@ -165,15 +165,19 @@ def _dense_parts(layout: Layout, num_rows: int) -> Array:
     return np.array([parts[rank] for rank in layout.working])
 
 
-def _hosted(
+def _held_replicas(
     layout: Layout, layer: int, loads: Sequence[float], position: Mapping[int, int]
 ) -> tuple[Positions, Array]:
     """Every replica of one layer: the position of its rank, and the token rows it computes."""
     experts = layout.experts[layer]
     if len(experts) != len(loads):
         raise ValueError(f"layer {layer} has {len(experts)} experts, got {len(loads)} loads")
-    at = [position[host.rank] for hosts in experts for host in hosts]
-    load = [load * host.share for hosts, load in zip(experts, loads, strict=True) for host in hosts]
+    at = [position[replica.rank] for replicas in experts for replica in replicas]
+    load = [
+        load * replica.share
+        for replicas, load in zip(experts, loads, strict=True)
+        for replica in replicas
+    ]
     return np.array(at, dtype=np.intp), np.array(load, dtype=np.float64)
 
 

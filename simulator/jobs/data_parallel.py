@@ -21,8 +21,8 @@ Array = npt.NDArray[np.float64]
 class Dispatch(StrEnum):
     """How tokens reach experts, and what that makes the ranks compute."""
 
-    BY_SHARES = "by shares"  # each host its share of the layout
-    EVENED = "evened"  # anew in every step, as evenly as the hosts allow at the layout's speeds
+    BY_SHARES = "by shares"  # each replica its share of the layout
+    EVENED = "evened"  # anew in every step, as evenly as the replicas allow at the layout's speeds
     PADDED = "padded"  # every expert's buffer is as long as the busiest one's (DeepSpeed-MoE)
 
 
@@ -91,7 +91,7 @@ class JobModel:
         return num_nodes * self.slots_per_node >= self.num_experts
 
     def is_alive(self, layout: Layout, living: Collection[int]) -> bool:
-        """Has every expert a living host?"""
+        """Has every expert a living replica?"""
         return alive_everywhere(layout, living)
 
     def samples_per_step(self, layout: Layout) -> float:
@@ -130,9 +130,9 @@ class JobModel:
         at = {rank: place for place, rank in enumerate(layout.ranks)}
         shares = np.full((*parts.shape, len(at)), np.nan)
         for layer, experts in enumerate(layout.experts):
-            for expert, hosts in enumerate(experts):
-                for host in hosts:
-                    shares[layer, expert, at[host.rank]] = host.share
+            for expert, replicas in enumerate(experts):
+                for replica in replicas:
+                    shares[layer, expert, at[replica.rank]] = replica.share
         if dispatch is Dispatch.EVENED:
             believed = np.array([layout.speed_by_rank[rank] for rank in layout.ranks])
             return min_max_split(parts, ~np.isnan(shares), believed, is_exact=False).shares
@@ -140,10 +140,12 @@ class JobModel:
 
 
 def alive_everywhere(layout: Layout, living: Collection[int]) -> bool:
-    """Has every expert a living host?"""
+    """Has every expert a living replica?"""
     there = set(living)
     return all(
-        any(host.rank in there for host in hosts) for layer in layout.experts for hosts in layer
+        any(replica.rank in there for replica in replicas)
+        for layer in layout.experts
+        for replicas in layer
     )
 
 
@@ -156,7 +158,7 @@ def copied_bytes(old: Layout, new: Layout, job: JobModel) -> int:
     return len(added_replicas(old, new)) * job.expert_bytes + len(newcomers) * job.dense_bytes
 
 
-def with_hosts(ranks: Sequence[int], experts: Sequence[Sequence[Mapping[int, float]]]) -> Layout:
+def with_replicas(ranks: Sequence[int], experts: Sequence[Sequence[Mapping[int, float]]]) -> Layout:
     """A data-parallel layout of these ranks. experts[layer][expert]: rank -> share."""
     order = tuple(sorted(ranks))
     return Layout(
@@ -171,8 +173,8 @@ def with_hosts(ranks: Sequence[int], experts: Sequence[Sequence[Mapping[int, flo
         ),
         experts=tuple(
             tuple(
-                tuple(ExpertReplica(rank, share) for rank, share in sorted(hosts.items()))
-                for hosts in layer
+                tuple(ExpertReplica(rank, share) for rank, share in sorted(replicas.items()))
+                for replicas in layer
             )
             for layer in experts
         ),

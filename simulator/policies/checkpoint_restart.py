@@ -13,7 +13,7 @@ from pacekeeper.simulator.jobs.data_parallel import (
     JobModel,
     alive_everywhere,
     copied_bytes,
-    with_hosts,
+    with_replicas,
 )
 from pacekeeper.simulator.policies.base import PUBLISHED, Answer, Cause, Costs, Moment, Use
 
@@ -119,4 +119,4 @@ def grouped(nodes: Sequence[int], group_size: int, job: JobModel) -> Layout | No
          for group in range(num_groups)}
         for expert in range(job.num_experts)
     ]  # fmt: skip
-    return with_hosts(used, [on] * job.num_layers)
+    return with_replicas(used, [on] * job.num_layers)

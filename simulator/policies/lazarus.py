@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.simulator.baselines.lazarus import Placement, maximum_rank_overlap, replica_counts
-from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel, copied_bytes, with_hosts
+from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel, copied_bytes, with_replicas
 from pacekeeper.simulator.policies.base import PUBLISHED, Answer, Cause, Costs, Moment
 from pacekeeper.simulator.policies.checkpoint_restart import reconfigured
 
@@ -95,7 +95,7 @@ def placed(
             known[loads.tobytes()] = overlap(loads, len(order), min_replicas, job)
     plans = [known[loads.tobytes()] for loads in parts]
     column_of = _nearest_columns(plans, order, layout, job.num_experts)
-    return with_hosts(order, [_shares(plan, column_of, job.num_experts) for plan in plans])
+    return with_replicas(order, [_shares(plan, column_of, job.num_experts) for plan in plans])
 
 
 def overlap(loads: Array, num_nodes: int, min_replicas: int, job: JobModel) -> Placement:

@@ -37,7 +37,7 @@ def node_files() -> dict[str, tuple[Callable[[Path], object], Stated]]:
     """Likewise, of files."""
     return {
         "terms": (_fencing_epoch, ()),
-        "plan-hosts": (lambda path: read_replica_ranks(path, 4), (DataError,)),
+        "plan-replicas": (lambda path: read_replica_ranks(path, 4), (DataError,)),
         "plan-partition": (read_partition, (DataError,)),
     }
 

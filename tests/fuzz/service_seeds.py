@@ -81,7 +81,7 @@ def service_seeds() -> dict[str, tuple[bytes, ...]]:
         "host-proc": (PROC,),
         "terms": (b"7",),
         "join-asking": (encode_asking(Candidate(node=1, address="h:1", ranks=(2, 3)), 4).encode(),),
-        "plan-hosts": (b'{"hosts": [[[{"device": 0}, {"device": 1}], [{"device": 2}]]]}',),
+        "plan-replicas": (b'{"replicas": [[[{"device": 0}, {"device": 1}], [{"device": 2}]]]}',),
         "plan-partition": (_partition(),),
     }
 

@@ -59,5 +59,5 @@ def placement_request(
 def hosts_after(case: Case, min_hosts: int, **prices: float) -> list[list[list[int]]]:
     """The ranks of each expert of each layer after the plan, ascending."""
     splits, plan = planned(case, min_hosts, **prices)  # type: ignore[arg-type]
-    experts = plan.experts if plan else tuple(split.hosts for split in splits)
+    experts = plan.experts if plan else tuple(split.replicas for split in splits)
     return [[[host.rank for host in on] for on in layer] for layer in experts]

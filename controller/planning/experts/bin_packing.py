@@ -1,4 +1,4 @@
-"""Hosts for scarce slots: in each group of ranks the smallest experts and a large one. Pure.
+"""Replicas for scarce slots: in each group of ranks the smallest experts and a large one. Pure.
 
 All layers use the same groups of ranks, so their cut sets are these few. The groups are filled one
 after the other up to one target: experts that fit whole, the smallest first, and in the last slot a
@@ -37,7 +37,7 @@ def greedy_fill(loads: Array, speeds: Array, slots: Counts) -> tuple[Flags, MinM
     """
     pieces = np.zeros((*loads.shape, len(speeds)))
     fluid = loads.sum(axis=1) / speeds.sum()
-    # In a layer that nobody used yet all experts are equal: each needs its hosts and shares.
+    # In a layer that nobody used yet all experts are equal: each needs its replicas and shares.
     told = np.where(loads.any(axis=1, keepdims=True), loads, 1.0)
     for layer, rows in enumerate(told):
         for aim in AIMS:
@@ -47,10 +47,10 @@ def greedy_fill(loads: Array, speeds: Array, slots: Counts) -> tuple[Flags, MinM
                 break
         else:
             return None
-    hosts = pieces > 0.0
+    replicas = pieces > 0.0
     shares = pieces / pieces.sum(axis=2, keepdims=True)
     value = (np.einsum("le,ler->lr", loads, shares) / speeds).max(axis=1)
-    return hosts, MinMaxSplit(
+    return replicas, MinMaxSplit(
         shares=shares,
         value=value,
         bound=fluid,
@@ -61,7 +61,7 @@ def greedy_fill(loads: Array, speeds: Array, slots: Counts) -> tuple[Flags, MinM
 def _layer(rows: Array, room: Array, slots: Counts) -> Array | None:
     """Rows [experts, groups] within the room [groups]; None where some are left over."""
     pieces = np.zeros((len(rows), len(room)))
-    least = float(room.max()) * NOTHING  # an expert without load needs a host too
+    least = float(room.max()) * NOTHING  # an expert without load needs a replica too
     left = sorted((max(float(own), least), expert) for expert, own in enumerate(rows))
     for group in np.argsort(room, kind="stable").tolist():
         free, space = int(slots[group]), float(room[group]) * (1.0 + len(rows) * NOTHING)
@@ -80,7 +80,7 @@ def _layer(rows: Array, room: Array, slots: Counts) -> Array | None:
 
 
 def values_with_drift(
-    hosts: Flags, loads: Array, speeds: Array, value: Array, *, num_ranks: int, drift: float
+    replicas: Flags, loads: Array, speeds: Array, value: Array, *, num_ranks: int, drift: float
 ) -> Array:
     """[layers] at least `value`; with drift what it makes of the likely stuck sets of groups.
 
@@ -91,7 +91,7 @@ def values_with_drift(
         return value
     variance = drift_deviation(loads, loads.sum(axis=1) / num_ranks, drift) ** 2
     result = value.copy()
-    for layer, on in enumerate(hosts):
+    for layer, on in enumerate(replicas):
         sets = np.unique(np.vstack([np.eye(len(speeds), dtype=np.bool_), on]), axis=0)
         outside = on.astype(np.float32) @ (~sets).T.astype(np.float32) > 0.0
         inside = (~outside).T.astype(np.float64)

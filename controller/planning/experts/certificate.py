@@ -74,7 +74,7 @@ class LayerProof:
     """
 
     value: float
-    hosts_bound: float
+    replicas_bound: float
     slots_bound: float
     fluid: float
     bottleneck: tuple[int, ...]
@@ -115,20 +115,20 @@ class Proof:
         return max(layer.gap for layer in self.layers)
 
 
-def node_cut_sets(hosts: Flags, cluster: Cluster) -> tuple[CutSet, ...]:
-    """The least sets of nodes that hold all replicas of some expert; hosts [.., ranks]."""
-    flat = hosts.reshape(-1, hosts.shape[-1])
+def node_cut_sets(replicas: Flags, cluster: Cluster) -> tuple[CutSet, ...]:
+    """The least sets of nodes that hold all replicas of some expert; replicas [.., ranks]."""
+    flat = replicas.reshape(-1, replicas.shape[-1])
     on_ranks = flat[unique_rows(flat)[0]]
     nodes = np.array(cluster.nodes)
     return minimal_cut_sets(nodes[row.nonzero()[0]].tolist() for row in on_ranks)
 
 
-def loss_of(hosts: Flags, cluster: Cluster) -> float:
-    """The probability that an expert loses all its nodes; hosts [.., ranks].
+def loss_of(replicas: Flags, cluster: Cluster) -> float:
+    """The probability that an expert loses all its nodes; replicas [.., ranks].
 
     Where many cut sets overlap, a bound from above: their sum.
     """
-    cut_sets, risk = node_cut_sets(hosts, cluster), cluster.node_failure
+    cut_sets, risk = node_cut_sets(replicas, cluster), cluster.node_failure
     if cluster.rack_failure:
         return loss_with_racks(cut_sets, risk, cluster.rack_of, cluster.rack_failure)
     num_nodes = len(frozenset[int]().union(*cut_sets))
@@ -141,23 +141,23 @@ def layer_proofs(
     loads: Array,
     even: MinMaxSplit,
     groups: Sequence[Sequence[int]],
-    hosts: Flags,
+    replicas: Flags,
     cluster: Cluster,
     floors: Floors,
 ) -> tuple[LayerProof, ...]:
-    """loads [layers, experts], shares over groups of ranks, hosts [layers, experts, ranks].
+    """loads [layers, experts], shares over groups of ranks, replicas [layers, experts, ranks].
 
-    Where floors are no promise, the bounds are of as many hosts as an expert has, if fewer.
+    Where floors are no promise, the bounds are of as many replicas as an expert has, if fewer.
     """
     speeds = dict(enumerate(cluster.speeds))
     fluid = loads.sum(axis=1) / sum(cluster.speeds)
-    number = hosts.sum(axis=2)
-    floor = np.minimum(number, floors.hosts)
+    number = replicas.sum(axis=2)
+    floor = np.minimum(number, floors.replicas)
     num_slots = sum(min(slots, loads.shape[1]) for slots in cluster.slots)
     return tuple(
         LayerProof(
             value=float(even.value[layer]),
-            hosts_bound=float(even.bound[layer]),
+            replicas_bound=float(even.bound[layer]),
             slots_bound=lower_bound(
                 rows.tolist(),
                 speeds,
@@ -173,7 +173,7 @@ def layer_proofs(
 
 def prove(
     layers: tuple[LayerProof, ...],
-    hosts: Flags,
+    replicas: Flags,
     cluster: Cluster,
     *,
     max_losses: int,
@@ -185,7 +185,7 @@ def prove(
 
     Args:
         layers: balance of each layer.
-        hosts: [layers, experts, ranks] replica ranks.
+        replicas: [layers, experts, ranks] replica ranks.
         cluster: nodes and slots.
         max_losses: the largest number of lost nodes that survival is counted for.
         loss: probability that an expert loses all its nodes.
@@ -194,18 +194,18 @@ def prove(
     """
     names = sorted(set(cluster.nodes))
     place = {node: i for i, node in enumerate(names)}
-    cut_sets = node_cut_sets(hosts, cluster)
+    cut_sets = node_cut_sets(replicas, cluster)
     renamed = [frozenset(place[node] for node in cut_set) for cut_set in cut_sets]
-    num_nodes, num_experts = len(names), hosts.shape[1]
+    num_nodes, num_experts = len(names), replicas.shape[1]
     at_node = dict.fromkeys(names, 0)
     # Where floors are no promise, a rank may hold more than its slots: then as many count.
-    held = np.maximum(cluster.slots, hosts.sum(axis=1).max(axis=0)).tolist()
+    held = np.maximum(cluster.slots, replicas.sum(axis=1).max(axis=0)).tolist()
     for node, slots in zip(cluster.nodes, held, strict=True):
         at_node[node] += min(slots, num_experts)
     rarest = min(sum(at_node.values()) // num_experts, num_nodes)
     largest = sorted(at_node.values(), reverse=True)
     survived = survival(renamed, num_nodes, max_losses=max_losses)
-    num_copied = int((hosts if present is None else hosts & ~present).sum())
+    num_copied = int((replicas if present is None else replicas & ~present).sum())
     return Proof(
         layers=layers,
         survival=survived,
@@ -218,22 +218,22 @@ def prove(
         ),
         loss_probability=loss,
         cut_sets=cut_sets,
-        num_replicas=int(hosts.sum()),
+        num_replicas=int(replicas.sum()),
         num_copied=num_copied,
         reason=reason,
     )
 
 
 def survival_by(
-    hosts: Sequence[Sequence[ReplicaSet]], labels: Sequence[int], *, max_losses: int
+    replicas: Sequence[Sequence[ReplicaSet]], labels: Sequence[int], *, max_losses: int
 ) -> tuple[float, ...]:
     """The part of all losses of so many devices, nodes or racks that is survived.
 
-    hosts[layer][expert]; labels [ranks]: those with the same one fail together.
+    replicas[layer][expert]; labels [ranks]: those with the same one fail together.
     """
     place = {label: i for i, label in enumerate(sorted(set(labels)))}
     at = [place[label] for label in labels]
     cut_sets = minimal_cut_sets(
-        frozenset(at[host.rank] for host in on) for layer in hosts for on in layer
+        frozenset(at[replica.rank] for replica in on) for layer in replicas for on in layer
     )
     return survival(cut_sets, len(place), max_losses=max_losses)

@@ -1,7 +1,7 @@
 """Host structures that survive much: a few wide experts, the others in windows of a circle. Pure.
 
 Ranks stand in a circle of groups. `num_wide` experts are on every rank; each other expert belongs
-to one of as many classes as groups, and the hosts of class g are the groups g .. g + span - 1. So
+to one of as many classes as groups, and the replicas of class g are on groups g .. g + span - 1. So
 one structure serves all layers: only which expert is in which class differs, and the cut sets of
 all layers are the same few windows. Span 1: disjoint segments, as maximum rank overlap without a
 cut last group; span G - 1: every group lacks one class.
@@ -42,10 +42,10 @@ class ChainedDeclustering:
         member = np.zeros((len(self.groups), num_ranks), dtype=np.bool_)
         for group, ranks in enumerate(self.groups):
             member[group, list(ranks)] = True
-        hosts = member.copy()
+        replicas = member.copy()
         for step in range(1, self.span):
-            hosts |= np.roll(member, -step, axis=0)
-        return np.vstack([hosts, np.ones((1, num_ranks), dtype=np.bool_)])
+            replicas |= np.roll(member, -step, axis=0)
+        return np.vstack([replicas, np.ones((1, num_ranks), dtype=np.bool_)])
 
 
 def declusterings(num_experts: int, cluster: Cluster, floors: Floors) -> list[ChainedDeclustering]:
@@ -85,7 +85,7 @@ def _keeps(structure: ChainedDeclustering, cluster: Cluster, floors: Floors) -> 
     nodes, racks = np.array(cluster.nodes), np.array(cluster.racks)
     windows = structure.windows(cluster.num_ranks)
     return all(
-        int(on.sum()) >= floors.hosts
+        int(on.sum()) >= floors.replicas
         and len(np.unique(nodes[on])) >= floors.nodes
         and len(np.unique(racks[on])) >= floors.racks
         for on in windows
@@ -183,7 +183,7 @@ def classes_of(loads: Array, structure: ChainedDeclustering, speeds: Array) -> C
 
 
 def arcs_of(classes: Classes, structure: ChainedDeclustering) -> Arcs:
-    """The hosts as arcs of the circle of groups."""
+    """The replicas as arcs of the circle of groups."""
     return Arcs(
         first=np.maximum(classes, 0),
         length=np.where(classes < 0, len(structure.groups), structure.span),

@@ -28,8 +28,8 @@ Flags = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]
 
 
-def nearest_ranks(hosts: Flags, present: Flags, cluster: Cluster) -> npt.NDArray[np.intp]:
-    """[ranks] for each rank of `hosts` the one that takes its place. Both [layers, experts, ranks].
+def nearest_ranks(replicas: Flags, present: Flags, cluster: Cluster) -> npt.NDArray[np.intp]:
+    """[ranks] for each rank of `replicas` the one in its place. Both [layers, experts, ranks].
 
     Nodes change places within their rack, or anywhere where every rack is one node.
     """
@@ -37,7 +37,7 @@ def nearest_ranks(hosts: Flags, present: Flags, cluster: Cluster) -> npt.NDArray
 
     num = cluster.num_ranks
     stays = np.matmul(
-        hosts.reshape(-1, num).T.astype(np.float32), present.reshape(-1, num).astype(np.float32)
+        replicas.reshape(-1, num).T.astype(np.float32), present.reshape(-1, num).astype(np.float32)
     ).astype(np.float64)
     ranks_of: dict[int, list[int]] = {}
     for rank, node in enumerate(cluster.nodes):
@@ -91,7 +91,7 @@ def _paired(
 
 
 COPIED_PART = 0.5  # of all replicas, by a plan from scratch
-CHANGED = "present hosts, changed"
+CHANGED = "present replicas, changed"
 
 
 def permute_ranks(
@@ -133,17 +133,17 @@ def update_placement(
         The cheapest of these; None where the floors cannot be met within `max_copies`.
     """
     needs = SpreadRequirements.of(present, task.cluster, task.floors)
-    hosts = repair(present, needs, task.cluster, is_strict=task.floors.is_strict)
-    if hosts is None:
+    replicas = repair(present, needs, task.cluster, is_strict=task.floors.is_strict)
+    if replicas is None:
         return None
-    left = max_copies - int((hosts & ~present).sum())
+    left = max_copies - int((replicas & ~present).sum())
     if left < 0:
         return None
-    even = shares_on_ranks(task.loads, hosts, task.speeds, is_exact=False)
-    hosts, even = local_search(hosts, task, needs.kept_by(hosts, task.cluster), even, left)
-    best = _draft(CHANGED, task, hosts, even, present)
+    even = shares_on_ranks(task.loads, replicas, task.speeds, is_exact=False)
+    replicas, even = local_search(replicas, task, needs.kept_by(replicas, task.cluster), even, left)
+    best = _draft(CHANGED, task, replicas, even, present)
     bad = (best.value > (1.0 + NEAR) * task.fluid).nonzero()[0]
-    wait_s = task.wait_s(np.where(np.isin(np.arange(len(hosts)), bad), best.value, 0.0))
+    wait_s = task.wait_s(np.where(np.isin(np.arange(len(replicas)), bad), best.value, 0.0))
     if len(bad) == 0 or wait_s <= replan_copies_s(task, len(bad)):
         return best
     part = cheapest_placement(
@@ -151,9 +151,9 @@ def update_placement(
     )
     if part is None:
         return best
-    hosts[bad] = part.on_ranks()
-    even.put(bad, shares_on_ranks(task.loads[bad], hosts[bad], task.speeds))
-    anew = _draft(CHANGED, task, hosts, even, present)
+    replicas[bad] = part.on_ranks()
+    even.put(bad, shares_on_ranks(task.loads[bad], replicas[bad], task.speeds))
+    anew = _draft(CHANGED, task, replicas, even, present)
     if anew.num_copies <= max_copies and anew.price_s < best.price_s:
         return anew
     return best
@@ -161,29 +161,29 @@ def update_placement(
 
 def refine(task: PlacementProblem, draft: CandidatePlacement) -> CandidatePlacement:
     """Apply local search to a plan from scratch, with copies free of charge."""
-    hosts = draft.on_ranks()
-    before = shares_on_ranks(task.loads, hosts, task.speeds)
+    replicas = draft.on_ranks()
+    before = shares_on_ranks(task.loads, replicas, task.speeds)
     if (before.value <= (1.0 + NEAR) * task.fluid).all():
         return draft
     free = replace(task, prices=replace(task.prices, move_s=0.0))
-    needs = SpreadRequirements.of(hosts, task.cluster, task.floors)
-    after, even = local_search(hosts, free, needs, before, hosts.size)
+    needs = SpreadRequirements.of(replicas, task.cluster, task.floors)
+    after, even = local_search(replicas, free, needs, before, replicas.size)
     changed = _draft(f"{draft.name}, evened", task, after, even, after)
-    plain = _draft(draft.name, task, hosts, before, hosts)
+    plain = _draft(draft.name, task, replicas, before, replicas)
     return changed if changed.price_s < plain.price_s else draft
 
 
 def _draft(
-    name: str, task: PlacementProblem, hosts: Flags, even: MinMaxSplit, present: Flags
+    name: str, task: PlacementProblem, replicas: Flags, even: MinMaxSplit, present: Flags
 ) -> CandidatePlacement:
-    """hosts [layers, experts, ranks] and shares, which stay the caller's."""
+    """replicas [layers, experts, ranks] and shares, which stay the caller's."""
     draft = CandidatePlacement(
         name=name,
-        groups=tuple((rank,) for rank in range(hosts.shape[2])),
-        hosts=hosts.copy(),
+        groups=tuple((rank,) for rank in range(replicas.shape[2])),
+        replicas=replicas.copy(),
         value=even.value.copy(),
         loss=0.0,
         price_s=0.0,
-        even=even.of(np.arange(len(hosts))),
+        even=even.of(np.arange(len(replicas))),
     )
     return _with_copies(price_candidate(task, draft, distinct_replica_sets(draft)), present, task)

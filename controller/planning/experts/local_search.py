@@ -45,21 +45,21 @@ class _Change:
     def num_copies(self) -> int:
         return 1 if self.guest is None else 2
 
-    def apply(self, hosts: Flags) -> None:
-        """To hosts [experts, ranks], in place. Into a free slot the expert goes as one more."""
-        hosts[self.expert, self.target] = True
+    def apply(self, replicas: Flags) -> None:
+        """To replicas [experts, ranks], in place. Into a free slot the expert goes as one more."""
+        replicas[self.expert, self.target] = True
         if self.guest is not None:
-            hosts[self.expert, self.source] = False
-            hosts[self.guest, [self.source, self.target]] = True, False
+            replicas[self.expert, self.source] = False
+            replicas[self.guest, [self.source, self.target]] = True, False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _LayerSearch:
-    """One layer on its way: its hosts by now, the cheapest on the way, and changes made in vain."""
+    """Search state of one layer: its replicas, the cheapest so far, and changes without effect."""
 
     layer: int
     aim: float
-    hosts: Flags
+    replicas: Flags
     num_copies: int
     num_before: int
     best: Flags
@@ -71,13 +71,13 @@ class _LayerSearch:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Trial:
     way: _LayerSearch
-    hosts: Flags
+    replicas: Flags
     num_copies: int
     change: _Change | None = None
 
 
 def local_search(
-    hosts: Flags,
+    replicas: Flags,
     task: PlacementProblem,
     needs: SpreadRequirements,
     even: MinMaxSplit,
@@ -86,29 +86,29 @@ def local_search(
     """Even out the layers that are more than NEAR above the lower bound, as far as it pays.
 
     Args:
-        hosts: [layers, experts, ranks].
+        replicas: [layers, experts, ranks].
         task: loads, cluster, floors and prices.
         needs: spread below which no expert may fall.
-        even: shares and values of `hosts`.
+        even: shares and values of `replicas`.
         max_copies: the most replicas to copy.
 
     Returns:
         The new placement and its shares.
     """
-    result, split = hosts.copy(), even.of(np.arange(len(hosts)))
+    result, split = replicas.copy(), even.of(np.arange(len(replicas)))
     ways = [
         _LayerSearch(
             layer=layer,
             aim=aim,
-            hosts=hosts[layer].copy(),
+            replicas=replicas[layer].copy(),
             num_copies=0,
-            num_before=int(hosts[layer].sum()),
-            best=hosts[layer].copy(),
+            num_before=int(replicas[layer].sum()),
+            best=replicas[layer].copy(),
             shares=even.of(np.array([layer])),
             price_s=float(task.waits_s(even.value)[layer]),
         )
         for layer in (even.value > (1.0 + NEAR) * task.fluid).nonzero()[0].tolist()
-        if even.value[layer] > (aim := _aim(hosts[layer], task, layer, needs))
+        if even.value[layer] > (aim := _aim(replicas[layer], task, layer, needs))
     ]
     trials: list[_Trial] = []
     for way in ways:
@@ -127,10 +127,10 @@ def local_search(
                 change = _best_change(way, task, needs, split)
             if change is not None and change.num_copies <= max_copies:
                 max_copies -= change.num_copies
-                trial = way.hosts.copy()
+                trial = way.replicas.copy()
                 change.apply(trial)
                 trials.append(
-                    _Trial(way=way, hosts=trial, num_copies=change.num_copies, change=change)
+                    _Trial(way=way, replicas=trial, num_copies=change.num_copies, change=change)
                 )
         if not trials:
             break
@@ -143,9 +143,9 @@ def local_search(
     return result, split
 
 
-def _aim(hosts: Flags, task: PlacementProblem, layer: int, needs: SpreadRequirements) -> float:
-    """A little above what no hosts in so many slots can beat."""
-    num_slots = max(sum(task.cluster.slots), int(hosts.sum()))
+def _aim(replicas: Flags, task: PlacementProblem, layer: int, needs: SpreadRequirements) -> float:
+    """A little above what no replicas in so many slots can beat."""
+    num_slots = max(sum(task.cluster.slots), int(replicas.sum()))
     least = lower_bound(
         task.loads[layer].tolist(),
         dict(enumerate(task.cluster.speeds)),
@@ -162,7 +162,7 @@ def _try(trials: list[_Trial], task: PlacementProblem, split: MinMaxSplit) -> in
     layers = np.array([trial.way.layer for trial in trials])
     after = shares_on_ranks(
         task.loads[layers],
-        np.stack([trial.hosts for trial in trials]),
+        np.stack([trial.replicas for trial in trials]),
         task.speeds,
         is_exact=False,
     )
@@ -175,15 +175,15 @@ def _try(trials: list[_Trial], task: PlacementProblem, split: MinMaxSplit) -> in
             if trial.change is not None:
                 way.failed.add(trial.change)
             continue
-        way.hosts = trial.hosts
+        way.replicas = trial.replicas
         way.num_copies += trial.num_copies
         way.failed.clear()
         split.put(np.array([way.layer]), after.of(np.array([at])))
         price_s = float(task.waits_s(split.value)[way.layer])
         price_s += way.num_copies * task.prices.move_s
-        price_s += (int(way.hosts.sum()) - way.num_before) * task.prices.hold_s
+        price_s += (int(way.replicas.sum()) - way.num_before) * task.prices.hold_s
         if price_s < way.price_s:
-            way.best, way.price_s = way.hosts, price_s
+            way.best, way.price_s = way.replicas, price_s
             way.shares = split.of(np.array([way.layer]))
     return given_back
 
@@ -194,7 +194,7 @@ class _Replication:
     No split gets below rows / (sum of speeds of its replica ranks) of an expert.
 
     Attributes:
-        hosts: [experts, ranks], with the replicas added so far.
+        replicas: [experts, ranks], with the replicas added so far.
         densities: heap of (-rows per speed, expert) of the experts above the aim.
     """
 
@@ -207,17 +207,17 @@ class _Replication:
     ) -> None:
         self._layer, self._aim, self._task, self._needs = way.layer, way.aim, task, needs
         self._rows, self._shares = task.loads[way.layer], split.shares[way.layer]
-        self.hosts = way.hosts.copy()
-        self._carried = self.hosts @ task.speeds
+        self.replicas = way.replicas.copy()
+        self._carried = self.replicas @ task.speeds
         self._at_rank = self._rows @ self._shares
-        self._free = np.array(task.cluster.slots) - self.hosts.sum(axis=0)
+        self._free = np.array(task.cluster.slots) - self.replicas.sum(axis=0)
         overloaded = (self._rows > self._aim * self._carried).nonzero()[0].tolist()
         self.densities = [(-self._rows[e] / self._carried[e], e) for e in overloaded]
         heapq.heapify(self.densities)
 
     @property
     def value(self) -> float:
-        """The best value that a split of these hosts may have."""
+        """The best value that a split of these replicas may have."""
         return max(self._aim, -self.densities[0][0]) if self.densities else self._aim
 
     def replicate_densest(self) -> bool:
@@ -231,11 +231,11 @@ class _Replication:
         if guest is None:
             self._free[rank] -= 1
         else:
-            self.hosts[guest, rank] = False
+            self.replicas[guest, rank] = False
             self._carried[guest] -= speed
             self._at_rank[rank] -= rows[guest] * self._shares[guest, rank]
         excess = rows[expert] - self._aim * self._carried[expert]
-        self.hosts[expert, rank] = True
+        self.replicas[expert, rank] = True
         self._carried[expert] += speed
         self._at_rank[rank] += max(0.0, min(excess, self._aim * speed - self._at_rank[rank]))
         dense = rows[expert] / self._carried[expert]
@@ -251,13 +251,13 @@ class _Replication:
         (rank, expert that leaves it); None where there is none.
         """
         task, needs, aim = self._task, self._needs, self._aim
-        is_open = needs.open_ranks(self.hosts[expert], task.cluster, task.floors)
+        is_open = needs.open_ranks(self.replicas[expert], task.cluster, task.floors)
         height = np.where(is_open, self._at_rank / task.speeds, np.inf)
         open_height = np.where(self._free > 0, height, np.inf)
         rank = int(open_height.argmin())
         if open_height[rank] < aim:
             return rank, None
-        may = needs.may_leave(self.hosts, self._layer, task.cluster, task.floors) & is_open
+        may = needs.may_leave(self.replicas, self._layer, task.cluster, task.floors) & is_open
         left = self._carried[:, None] - task.speeds
         may &= self._rows[:, None] <= aim * np.maximum(left, 0.0)
         may &= height < aim
@@ -277,38 +277,38 @@ def _replicate_overloaded(
     max_copies: int,
 ) -> _Trial | None:
     """Add replicas for experts that their ranks cannot carry, densest first, as many as pay."""
-    trial, chosen, num_chosen = _Replication(way, task, needs, split), way.hosts, 0
+    trial, chosen, num_chosen = _Replication(way, task, needs, split), way.replicas, 0
     even = (1.0 + task.prices.even) * float(task.fluid[way.layer])
     least_s = way.price_s
     for number in range(1, max_copies + 1):
         if not trial.densities or not trial.replicate_densest():
             break
         price_s = task.row_s * max(0.0, trial.value - even) + number * task.prices.move_s
-        price_s += (int(trial.hosts.sum()) - way.num_before) * task.prices.hold_s
+        price_s += (int(trial.replicas.sum()) - way.num_before) * task.prices.hold_s
         if price_s < least_s:
-            least_s, chosen, num_chosen = price_s, trial.hosts.copy(), number
-    return _Trial(way=way, hosts=chosen, num_copies=num_chosen) if num_chosen else None
+            least_s, chosen, num_chosen = price_s, trial.replicas.copy(), number
+    return _Trial(way=way, replicas=chosen, num_copies=num_chosen) if num_chosen else None
 
 
 def _best_change(
     way: _LayerSearch, task: PlacementProblem, needs: SpreadRequirements, split: MinMaxSplit
 ) -> _Change | None:
     """The change that comes nearest to taking out what is too much inside the densest ranks."""
-    hosts, layer, aim = way.hosts, way.layer, way.aim
+    replicas, layer, aim = way.replicas, way.layer, way.aim
     rows, inside = task.loads[layer], split.inside[layer]
     at_rank = rows @ split.shares[layer]
     excess = float(split.bound[layer] - aim) * float(task.speeds[inside].sum())
-    own = ((rows > 0.0) & ~(hosts & ~inside).any(axis=1)).nonzero()[0]
+    own = ((rows > 0.0) & ~(replicas & ~inside).any(axis=1)).nonzero()[0]
     outside = (~inside).nonzero()[0]
     targets = outside[np.argsort((at_rank / task.speeds)[outside], kind="stable")][:NUM_RANKS]
-    free = np.array(task.cluster.slots) - hosts.sum(axis=0)
-    has_more = hosts.sum(axis=1) > 1
+    free = np.array(task.cluster.slots) - replicas.sum(axis=0)
+    has_more = replicas.sum(axis=1) > 1
     found: list[tuple[float, int, int, int]] = []
     for target in targets.tolist():
-        guests = hosts[:, target].nonzero()[0]
+        guests = replicas[:, target].nonzero()[0]
         if free[target] > 0:
             guests = np.append(guests, FREE_SLOT)
-        experts = own[~hosts[own, target]]
+        experts = own[~replicas[own, target]]
         miss = _misses(
             rows[experts],
             has_more[experts],
@@ -320,7 +320,7 @@ def _best_change(
         for i, k in zip(*np.unravel_index(order, miss.shape), strict=True):
             found.append((float(miss[i, k]), target, int(experts[i]), int(guests[k])))
     for _, target, expert, guest in sorted(found):
-        sources = hosts[expert] & inside & ((guest == FREE_SLOT) | ~hosts[guest])
+        sources = replicas[expert] & inside & ((guest == FREE_SLOT) | ~replicas[guest])
         for source in sources.nonzero()[0].tolist():
             change = _Change(
                 expert=expert,
@@ -328,7 +328,7 @@ def _best_change(
                 target=target,
                 guest=None if guest == FREE_SLOT else guest,
             )
-            if change not in way.failed and _is_allowed(hosts, task, needs, change):
+            if change not in way.failed and _is_allowed(replicas, task, needs, change):
                 return change
     return None
 
@@ -338,7 +338,7 @@ def _misses(
 ) -> Array:
     """[experts, guests] how far each trade is from taking `excess` rows to a rank with `room`.
 
-    An expert with more hosts than the one that leaves sends as many rows out as are wanted.
+    An expert with more replicas than the one that leaves sends as many rows out as are wanted.
     """
     moved = rows[:, None] - guest_rows
     sent = np.where(has_more[:, None], np.minimum(moved, excess), moved)
@@ -347,12 +347,12 @@ def _misses(
 
 
 def _is_allowed(
-    hosts: Flags, task: PlacementProblem, needs: SpreadRequirements, change: _Change
+    replicas: Flags, task: PlacementProblem, needs: SpreadRequirements, change: _Change
 ) -> bool:
     if change.guest is None:
-        is_open = needs.open_ranks(hosts[change.expert], task.cluster, task.floors)
+        is_open = needs.open_ranks(replicas[change.expert], task.cluster, task.floors)
         return bool(is_open[change.target])
-    before = hosts[[change.expert, change.guest]]
+    before = replicas[[change.expert, change.guest]]
     after = before.copy()
     replace(change, expert=0, guest=1).apply(after)
     return keeps_spread(before, after, task.cluster, task.floors)

@@ -56,23 +56,23 @@ class PlacementProblem:
         """The same of all layers together."""
         return float(self.waits_s(value).sum())
 
-    def loss(self, hosts: Flags) -> float:
-        """The probability that an expert loses all its nodes; hosts [.., ranks]."""
-        return loss_of(hosts, self.cluster)
+    def loss(self, replicas: Flags) -> float:
+        """The probability that an expert loses all its nodes; replicas [.., ranks]."""
+        return loss_of(replicas, self.cluster)
 
-    def below_floors(self, hosts: Flags) -> Flags:
-        """[..] which experts are on too few distinct ranks, nodes or racks; hosts [.., ranks]."""
-        is_below: Flags = hosts.sum(axis=-1) < self.floors.hosts
+    def below_floors(self, replicas: Flags) -> Flags:
+        """[..] which experts are on too few ranks, nodes or racks; replicas [.., ranks]."""
+        is_below: Flags = replicas.sum(axis=-1) < self.floors.replicas
         for labels, floor in (
             (self.cluster.nodes, self.floors.nodes),
             (self.cluster.racks, self.floors.racks),
         ):
             kinds, at = np.unique(labels, return_inverse=True)
             if len(kinds) == len(at):
-                is_below |= hosts.sum(axis=-1) < floor
+                is_below |= replicas.sum(axis=-1) < floor
                 continue
             member = (np.arange(len(kinds)) == at[:, None]).astype(np.float32)
-            is_below |= (hosts.astype(np.float32) @ member > 0.0).sum(axis=-1) < floor
+            is_below |= (replicas.astype(np.float32) @ member > 0.0).sum(axis=-1) < floor
         return is_below
 
 
@@ -83,7 +83,7 @@ class CandidatePlacement:
     Attributes:
         name: the generator and its parameters.
         groups: ranks of each group.
-        hosts: [layers, experts, groups].
+        replicas: [layers, experts, groups].
         value: [layers] largest load_j / speed_j of the best split, with room for drift.
         loss: probability that an expert loses all its nodes.
         price_s: waiting, losses, replicas held and `num_copies` copies, in seconds.
@@ -92,7 +92,7 @@ class CandidatePlacement:
 
     name: str
     groups: tuple[tuple[int, ...], ...]
-    hosts: Flags
+    replicas: Flags
     value: Array
     loss: float
     price_s: float
@@ -104,38 +104,38 @@ class CandidatePlacement:
         group_of = np.empty(sum(map(len, self.groups)), dtype=np.intp)
         for group, ranks in enumerate(self.groups):
             group_of[list(ranks)] = group
-        return self.hosts[:, :, group_of]
+        return self.replicas[:, :, group_of]
 
 
 def check_candidate(
     task: PlacementProblem,
     name: str,
     groups: tuple[tuple[int, ...], ...],
-    hosts: Flags,
+    replicas: Flags,
     value: Array,
 ) -> list[CandidatePlacement]:
     """Price the candidate; empty where it violates a floor."""
     draft = CandidatePlacement(
-        name=name, groups=groups, hosts=hosts, value=value, loss=0.0, price_s=0.0
+        name=name, groups=groups, replicas=replicas, value=value, loss=0.0, price_s=0.0
     )
     on_ranks = distinct_replica_sets(draft)
     return [] if task.below_floors(on_ranks).any() else [price_candidate(task, draft, on_ranks)]
 
 
 def distinct_replica_sets(draft: CandidatePlacement) -> Flags:
-    """[sets, ranks]: the host sets of all experts of all layers, each once."""
-    flat = draft.hosts.reshape(-1, draft.hosts.shape[2])
+    """[sets, ranks]: the replica sets of all experts of all layers, each once."""
+    flat = draft.replicas.reshape(-1, draft.replicas.shape[2])
     distinct = flat[unique_rows(flat)[0]]
-    on_ranks: Flags = replace(draft, hosts=distinct[None]).on_ranks()[0]
+    on_ranks: Flags = replace(draft, replicas=distinct[None]).on_ranks()[0]
     return on_ranks
 
 
 def price_candidate(
     task: PlacementProblem, draft: CandidatePlacement, on_ranks: Flags
 ) -> CandidatePlacement:
-    """The draft with its price; on_ranks as `distinct_hosts` gives them."""
+    """The draft with its price; on_ranks as `distinct_replica_sets` gives them."""
     loss = task.loss(on_ranks)
-    num_replicas = float(draft.hosts.sum(axis=(0, 1)) @ np.array([*map(len, draft.groups)]))
+    num_replicas = float(draft.replicas.sum(axis=(0, 1)) @ np.array([*map(len, draft.groups)]))
     price_s = task.wait_s(draft.value) + loss * task.prices.restart_s
     price_s += num_replicas * task.prices.hold_s
     return replace(draft, loss=loss, price_s=price_s)

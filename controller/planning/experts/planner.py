@@ -48,9 +48,9 @@ class PresentPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlan:
-    """hosts[layer][expert]: (rank, share) of each replica by rank; and the certificate."""
+    """replicas[layer][expert]: (rank, share) of each replica by rank; and the certificate."""
 
-    hosts: tuple[tuple[ReplicaSet, ...], ...]
+    replicas: tuple[tuple[ReplicaSet, ...], ...]
     proof: Proof
 
 
@@ -125,14 +125,14 @@ def _flags(present: Sequence[Sequence[Sequence[int]]], task: PlacementProblem) -
     """[layers, experts, ranks]"""
     num_layers, num_experts = task.loads.shape
     if len(present) != num_layers or any(len(layer) != num_experts for layer in present):
-        raise ValueError(f"present hosts must be of {num_layers} layers x {num_experts} experts")
+        raise ValueError(f"present replicas must be of {num_layers} layers x {num_experts} experts")
     num_ranks = task.cluster.num_ranks
     number = [len(ranks) for experts in present for ranks in experts]
     owner = np.repeat(np.arange(len(number)), number)
     ranks = np.array([r for experts in present for on in experts for r in on], dtype=np.intp)
     for at in ((ranks < 0) | (ranks >= num_ranks)).nonzero()[0].tolist():
         layer, expert = divmod(int(owner[at]), num_experts)
-        raise ValueError(f"layer {layer} expert {expert}: hosts {ranks[at]} .. are no ranks")
+        raise ValueError(f"layer {layer} expert {expert}: replicas {ranks[at]} .. are no ranks")
     flags = np.zeros((num_layers * num_experts, num_ranks), dtype=np.bool_)
     flags[owner, ranks] = True
     return flags.reshape(num_layers, num_experts, num_ranks)
@@ -151,9 +151,9 @@ def _lacking_room(task: PlacementProblem) -> str:
             f" {sum(task.cluster.slots)} slots on {len(at_node)} nodes"
         )
     whole = sum(min(slots, num_experts) for slots in task.cluster.slots)
-    if whole < floors.hosts * num_experts or task.cluster.num_ranks < floors.hosts:
+    if whole < floors.replicas * num_experts or task.cluster.num_ranks < floors.replicas:
         return (
-            f"{num_experts} experts on {floors.hosts} ranks each do not fit"
+            f"{num_experts} experts on {floors.replicas} ranks each do not fit"
             f" {whole} slots on {task.cluster.num_ranks} ranks"
         )
     num_racks = len(set(task.cluster.racks))
@@ -165,7 +165,7 @@ def _lacking_room(task: PlacementProblem) -> str:
 def _finished(
     draft: CandidatePlacement, task: PlacementProblem, present: Flags | None, max_losses: int
 ) -> ExpertPlan:
-    even = draft.even or min_max_split(task.loads, draft.hosts, task.group_speeds(draft.groups))
+    even = draft.even or min_max_split(task.loads, draft.replicas, task.group_speeds(draft.groups))
     on_ranks = draft.on_ranks()
     proof = prove(
         layer_proofs(task.loads, even, draft.groups, on_ranks, task.cluster, task.floors),
@@ -176,10 +176,10 @@ def _finished(
         reason=f"{draft.name}: {draft.price_s:.3g} s until the next plan",
         present=present,
     )
-    return ExpertPlan(hosts=_host_tuples(draft, even, task.speeds), proof=proof)
+    return ExpertPlan(replicas=_replica_tuples(draft, even, task.speeds), proof=proof)
 
 
-def _host_tuples(
+def _replica_tuples(
     draft: CandidatePlacement, even: MinMaxSplit, speeds: npt.NDArray[np.float64]
 ) -> tuple[tuple[ReplicaSet, ...], ...]:
     """Shares of groups split over their ranks by speed."""
@@ -189,11 +189,11 @@ def _host_tuples(
         group_of[on_ranks] = group
         parts[on_ranks] = speeds[on_ranks] / speeds[on_ranks].sum()
     layers = []
-    for hosts, shares in zip(draft.hosts, even.shares, strict=True):
-        expert, rank = hosts[:, group_of].nonzero()
+    for replicas, shares in zip(draft.replicas, even.shares, strict=True):
+        expert, rank = replicas[:, group_of].nonzero()
         share = shares[expert, group_of[rank]] * parts[rank]
         on = list(map(ExpertReplica, rank.tolist(), share.tolist()))
-        ends = np.cumsum(np.bincount(expert, minlength=len(hosts))).tolist()
+        ends = np.cumsum(np.bincount(expert, minlength=len(replicas))).tolist()
         layers.append(
             tuple(tuple(on[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
         )

@@ -131,7 +131,7 @@ class Floors:
             raise ValueError("floors: at least 1 rank and rack, and as many nodes as racks")
 
     @property
-    def hosts(self) -> int:
+    def replicas(self) -> int:
         """The fewest ranks of an expert."""
         return max(self.ranks, self.nodes)
 

@@ -1,4 +1,4 @@
-"""Hosts where slots are scarce: large experts as arcs around a circle of ranks. Pure.
+"""Replicas where slots are scarce: large experts as arcs around a circle of ranks. Pure.
 
 All ranks stand in one circle. The largest experts lie as arcs around it, each beginning where the
 one before ends, as long as their load asks; the small ones sit on single ranks (or on the least
@@ -25,12 +25,12 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arcs:
-    """first, length [layers, experts]: the hosts are so many places of the circle from there on."""
+    """first, length [layers, experts]: replicas lie on `length` places of the circle."""
 
     first: Counts
     length: Counts
 
-    def hosts(self, num_places: int) -> Flags:
+    def replicas(self, num_places: int) -> Flags:
         """[layers, experts, places]"""
         offset = (np.arange(num_places) - self.first[..., None]) % num_places
         covered: Flags = offset < self.length[..., None]

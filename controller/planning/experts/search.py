@@ -1,4 +1,4 @@
-"""Candidates for the hosts of all experts, the promising ones first. Pure.
+"""Candidates for the replicas of all experts, the promising ones first. Pure.
 
 A candidate is one structure, one fill or one circle over groups of ranks. What it costs at least is
 known before its experts are assigned, so most are never built.
@@ -137,7 +137,9 @@ def _structure_drafts(
         longest=1 if structure.span == 1 else None,
     )
     name = f"{structure.num_wide} wide, {len(structure.groups)} groups, span {structure.span}"
-    drafts = check_candidate(task, name, structure.groups, arcs.hosts(len(structure.groups)), value)
+    drafts = check_candidate(
+        task, name, structure.groups, arcs.replicas(len(structure.groups)), value
+    )
     assert drafts, "the structure itself keeps the floors"
     return drafts
 
@@ -150,7 +152,7 @@ def _swapped_drafts(
     if task.wait_s(plain.value) == 0.0:
         return []
     risk = task.cluster.node_failure
-    hosts = with_swaps(
+    replicas = with_swaps(
         plain.on_ranks(),
         task.loads,
         task.speeds,
@@ -158,8 +160,8 @@ def _swapped_drafts(
         even=task.prices.even,
     )
     single = tuple((rank,) for rank in range(task.cluster.num_ranks))
-    value = table_values(hosts, task.loads, task.speeds, task.drift)
-    return check_candidate(task, f"{plain.name}, swaps", single, hosts, value)
+    value = table_values(replicas, task.loads, task.speeds, task.drift)
+    return check_candidate(task, f"{plain.name}, swaps", single, replicas, value)
 
 
 def _fewest_groups(task: PlacementProblem) -> list[tuple[tuple[int, ...], ...]]:
@@ -196,16 +198,16 @@ def _fill_drafts(
     found = greedy_fill(task.loads, speeds, slots)
     if found is None:
         return []
-    hosts, even = found
+    replicas, even = found
     value = values_with_drift(
-        hosts,
+        replicas,
         task.loads,
         speeds,
         even.value,
         num_ranks=task.cluster.num_ranks,
         drift=task.drift,
     )
-    drafts = check_candidate(task, f"fill of {len(groups)}", groups, hosts, value)
+    drafts = check_candidate(task, f"fill of {len(groups)}", groups, replicas, value)
     return [replace(draft, even=even) for draft in drafts]
 
 
@@ -252,7 +254,7 @@ def _circle_candidate(task: PlacementProblem, groups: tuple[tuple[int, ...], ...
     # As if every group had an expert of its own; with a floor above that, arcs are longer.
     num_nodes = min(len({task.cluster.nodes[r] for r in ranks}) for ranks in groups)
     num_ranks = min(map(len, groups))
-    min_length = max(-(-task.floors.nodes // num_nodes), -(-task.floors.hosts // num_ranks))
+    min_length = max(-(-task.floors.nodes // num_nodes), -(-task.floors.replicas // num_ranks))
     for step in range(1, min_length):
         alone = alone | np.roll(alone, -step, axis=0)
     return LazyCandidate(
@@ -277,7 +279,9 @@ def _circle_drafts(
     if found is None:
         return []
     arcs, value = found
-    return check_candidate(task, f"circle of {len(groups)}", groups, arcs.hosts(len(groups)), value)
+    return check_candidate(
+        task, f"circle of {len(groups)}", groups, arcs.replicas(len(groups)), value
+    )
 
 
 def round_robin(task: PlacementProblem) -> list[CandidatePlacement]:
@@ -288,24 +292,24 @@ def round_robin(task: PlacementProblem) -> list[CandidatePlacement]:
     rule).
     """
     cluster, num_experts = task.cluster, task.loads.shape[1]
-    hosts = np.zeros((num_experts, cluster.num_ranks), dtype=np.bool_)
+    replicas = np.zeros((num_experts, cluster.num_ranks), dtype=np.bool_)
     floors = task.floors
-    dealt_out, whole = 0, floors.hosts * num_experts
-    left_in_rack = dict.fromkeys(cluster.racks, num_experts * (floors.hosts // floors.racks))
-    left_in_node = dict.fromkeys(cluster.nodes, num_experts * (floors.hosts // floors.nodes))
+    dealt_out, whole = 0, floors.replicas * num_experts
+    left_in_rack = dict.fromkeys(cluster.racks, num_experts * (floors.replicas // floors.racks))
+    left_in_node = dict.fromkeys(cluster.nodes, num_experts * (floors.replicas // floors.nodes))
     for rank in sorted(
         range(cluster.num_ranks), key=lambda r: (cluster.racks[r], cluster.nodes[r], r)
     ):
         node, rack = cluster.nodes[rank], cluster.racks[rank]
         slots = min(cluster.slots[rank], num_experts)
         taken = min(slots, left_in_node[node], left_in_rack[rack], whole - dealt_out)
-        hosts[(dealt_out + np.arange(taken)) % num_experts, rank] = True
+        replicas[(dealt_out + np.arange(taken)) % num_experts, rank] = True
         dealt_out += taken
         left_in_node[node] -= taken
         left_in_rack[rack] -= taken
     if dealt_out < whole:
         return []
-    everywhere = np.repeat(hosts[None], len(task.loads), axis=0)
+    everywhere = np.repeat(replicas[None], len(task.loads), axis=0)
     value = min_max_split(task.loads, everywhere, task.speeds).value
     single = tuple((rank,) for rank in range(cluster.num_ranks))
     return check_candidate(task, "dealt", single, everywhere, value)

@@ -1,8 +1,9 @@
 """Few swaps of slots that even out a layer and keep survival, for few ranks. Pure.
 
-Two ranks trade one expert each, so that an expert of the densest set of ranks gets a host outside.
-The value of every set of ranks stands in one table (2^ranks entries), so a swap costs four looks.
-cut sets count for the whole model: a swap whose host sets other layers have already is free.
+Two ranks trade one expert each, so that an expert of the densest set of ranks gets a replica
+outside. The value of every set of ranks stands in one table (2^ranks entries), so a swap costs four
+looks. Cut sets count for the whole model: a swap whose replica sets other layers have already is
+free.
 """
 
 from dataclasses import dataclass
@@ -32,16 +33,16 @@ class _Swap:
 
 
 def with_swaps(
-    hosts: Flags, loads: Array, speeds: Array, node_risk: Array, *, even: float
+    replicas: Flags, loads: Array, speeds: Array, node_risk: Array, *, even: float
 ) -> Flags:
-    """Hosts [layers, experts, ranks] after swaps in the layers that are not even.
+    """Replicas [layers, experts, ranks] after swaps in the layers that are not even.
 
     loads [layers, experts] rows, speeds [ranks], node_risk [ranks]: failure probability of the node
     of each rank. A layer `even` above the fluid, relative to it, is even enough. Every rank keeps
-    as many experts, every expert as many hosts; ranks count as nodes of their own, so callers check
-    floors again.
+    as many experts, every expert as many replicas; ranks count as nodes of their own, so callers
+    check floors again.
     """
-    result = hosts.copy()
+    result = replicas.copy()
     num = len(speeds)
     assert num <= MAX_RANKS
     bits = 1 << np.arange(num)
@@ -53,14 +54,14 @@ def with_swaps(
     return result
 
 
-def table_values(hosts: Flags, loads: Array, speeds: Array, drift: float) -> Array:
+def table_values(replicas: Flags, loads: Array, speeds: Array, drift: float) -> Array:
     """[layers] the best split's largest load_j / speed_j, with drift as in `arc_values`."""
     num = len(speeds)
     bits = 1 << np.arange(num)
     speed = _sums_over_subsets(bits, speeds, num)[1:]
     fair = loads.sum(axis=1) / num
     values = []
-    for on, rows, spread in zip(hosts, loads, drift_deviation(loads, fair, drift), strict=True):
+    for on, rows, spread in zip(replicas, loads, drift_deviation(loads, fair, drift), strict=True):
         inside = _sums_over_subsets(on @ bits, rows, num)[1:]
         variance = _sums_over_subsets(on @ bits, spread**2, num)[1:]
         variance[-1] = 0.0  # all ranks together: nothing can be elsewhere
@@ -78,23 +79,23 @@ def _sums_over_subsets(masks: npt.NDArray[np.intp], weights: Array, num_ranks: i
 
 
 def _even_out(
-    hosts: Flags, rows: Array, speed: Array, risk: list[float], known: set[int], even: float
+    replicas: Flags, rows: Array, speed: Array, risk: list[float], known: set[int], even: float
 ) -> None:
-    num = hosts.shape[1]
+    num = replicas.shape[1]
     bits = 1 << np.arange(num)
     sets = np.arange(1 << num)
     with np.errstate(divide="ignore"):
         per_speed = np.where(speed > 0.0, 1.0 / speed, 0.0)
-    inside = _sums_over_subsets(hosts @ bits, rows, num)
+    inside = _sums_over_subsets(replicas @ bits, rows, num)
     fluid = float(rows.sum() * per_speed[-1])
     for _ in range(MAX_SWAPS):
         density = inside * per_speed
         worst = int(density.argmax())
         if density[worst] <= fluid * (1.0 + even):
             return
-        masks = hosts @ bits
+        masks = replicas @ bits
         best, chosen = (float(density[worst]) * (1.0 - LEAST_GAIN), 0.0), None
-        for swap, added in _swaps(hosts, rows, masks, worst, risk, known).items():
+        for swap, added in _swaps(replicas, rows, masks, worst, risk, known).items():
             changed = inside.copy()
             for expert, leaves, joins in (
                 (swap.expert, swap.source, swap.target),
@@ -110,32 +111,32 @@ def _even_out(
         if chosen is None:
             return
         inside = after
-        hosts[chosen.expert, [chosen.source, chosen.target]] = False, True
-        hosts[chosen.guest, [chosen.source, chosen.target]] = True, False
-        known.update((hosts[[chosen.expert, chosen.guest]] @ bits).tolist())
+        replicas[chosen.expert, [chosen.source, chosen.target]] = False, True
+        replicas[chosen.guest, [chosen.source, chosen.target]] = True, False
+        known.update((replicas[[chosen.expert, chosen.guest]] @ bits).tolist())
 
 
 def _swaps(
-    hosts: Flags,
+    replicas: Flags,
     rows: Array,
     masks: npt.NDArray[np.intp],
     worst: int,
     risk: list[float],
     known: set[int],
 ) -> dict[_Swap, float]:
-    """Swaps that take an expert out of the set `worst`, with the risk their new host sets add.
+    """Swaps that take an expert out of the set `worst`, with the risk their new replica sets add.
 
     Of ranks that hold the same experts only the pair that adds least.
     """
-    num = hosts.shape[1]
+    num = replicas.shape[1]
     bits = 1 << np.arange(num)
-    column = [hosts[:, rank].tobytes() for rank in range(num)]
+    column = [replicas[:, rank].tobytes() for rank in range(num)]
     outside = [rank for rank in range(num) if not worst >> rank & 1]
     least: dict[tuple[int, int, bytes, bytes], tuple[float, _Swap]] = {}
     for expert in ((masks & ~worst == 0) & (rows > 0.0)).nonzero()[0].tolist():
-        for source in hosts[expert].nonzero()[0].tolist():
+        for source in replicas[expert].nonzero()[0].tolist():
             for target in outside:
-                guests = (hosts[:, target] & ~hosts[:, source]).nonzero()[0]
+                guests = (replicas[:, target] & ~replicas[:, source]).nonzero()[0]
                 moved = int(masks[expert]) & ~int(bits[source]) | int(bits[target])
                 for guest in guests.tolist():
                     back = int(masks[guest]) & ~int(bits[target]) | int(bits[source])

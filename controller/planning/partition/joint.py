@@ -52,7 +52,7 @@ class PlacementRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointPlan:
-    """experts[layer][expert]: the hosts, whose shares add up to 1 over all expert groups.
+    """experts[layer][expert]: the replicas, whose shares add up to 1 over all expert groups.
 
     unevenness: of the fullest stage, as in `Problem`; num_copied: replicas that have to be copied.
     """
@@ -107,21 +107,21 @@ def _placed(plan: PartitionPlan, problem: PartitionProblem, request: PlacementRe
             continue
         value = fluid = 0.0
         for alike in _alike(layers, ranks, request):
-            found = _hosts(alike, ranks, share, problem, request)
+            found = _replicas(alike, ranks, share, problem, request)
             num_copied += found.proof.num_copied
             value += sum(proof.value for proof in found.proof.layers)
             fluid += sum(proof.fluid for proof in found.proof.layers)
-            for layer, experts in zip(alike, found.hosts, strict=True):
-                for expert, hosts in enumerate(experts):
+            for layer, experts in zip(alike, found.replicas, strict=True):
+                for expert, replicas in enumerate(experts):
                     on[layer][expert] += [
-                        ExpertReplica(ranks[h.rank], h.share * share) for h in hosts
+                        ExpertReplica(ranks[h.rank], h.share * share) for h in replicas
                     ]
         unevenness = max(unevenness, value / fluid if fluid > 0.0 else 1.0)
     step_s = price(plan.partition, replace(problem, unevenness=unevenness)).step_s
     said = f"{plan.reason}; with its experts {step_s:.4g} s, unevenness {unevenness:.3f}"
     return JointPlan(
         plan=replace(plan, step_s=step_s, reason=said),
-        experts=tuple(tuple(tuple(sorted(hosts)) for hosts in of_layer) for of_layer in on),
+        experts=tuple(tuple(tuple(sorted(replicas)) for replicas in of_layer) for of_layer in on),
         unevenness=unevenness,
         num_copied=num_copied,
     )
@@ -139,7 +139,7 @@ def _alike(
 
 
 def _is_here(layer: int, ranks: Sequence[int], request: PlacementRequest) -> bool:
-    """Has every expert of the layer a host among these ranks now?"""
+    """Has every expert of the layer a replica among these ranks now?"""
     here = frozenset(ranks)
     return request.present is not None and all(
         not here.isdisjoint(on) for on in request.present[layer]
@@ -151,10 +151,10 @@ def _reached(floors: Floors, cluster: Cluster, num_experts: int) -> Floors:
     if floors.is_strict:
         return floors
     room = sum(min(slots, num_experts) for slots in cluster.slots) // num_experts
-    hosts = max(1, min(floors.hosts, cluster.num_ranks, room))
-    nodes = min(floors.nodes, len(set(cluster.nodes)), hosts)
+    replicas = max(1, min(floors.replicas, cluster.num_ranks, room))
+    nodes = min(floors.nodes, len(set(cluster.nodes)), replicas)
     racks = min(floors.racks, _width(cluster.racks, cluster, num_experts), nodes)
-    return replace(floors, ranks=hosts, nodes=nodes, racks=racks)
+    return replace(floors, ranks=replicas, nodes=nodes, racks=racks)
 
 
 def _width(labels: Sequence[int], cluster: Cluster, num_experts: int) -> int:
@@ -165,7 +165,7 @@ def _width(labels: Sequence[int], cluster: Cluster, num_experts: int) -> int:
     return max(1, sum(min(number, num_experts) for number in slots.values()) // num_experts)
 
 
-def _hosts(
+def _replicas(
     layers: Sequence[int],
     ranks: Sequence[int],
     share: float,

@@ -20,7 +20,7 @@ def layout_of(
     speeds: tuple[tuple[int, float], ...] = (),
     standing_by: tuple[int, ...] = (),
 ) -> Layout:
-    """experts[layer][expert] are hosts; an empty layer is a dense one.
+    """experts[layer][expert] are replicas; an empty layer is a dense one.
 
     Raises ValueError where pipelines have cuts of their own, and where a stage with dense layers
     cuts its MLP otherwise than its attention.

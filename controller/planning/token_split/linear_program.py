@@ -36,7 +36,7 @@ class Optimum:
 class Split:
     """One layer's token shares; `value` is their largest load_j / speed_j, `bound` the least."""
 
-    hosts: tuple[ReplicaSet, ...]
+    replicas: tuple[ReplicaSet, ...]
     value: float
     bound: Optimum
 
@@ -46,7 +46,7 @@ NO_WORK = Optimum(value=0.0, fluid=0.0, bottleneck=())
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitProblem:
-    """loads [experts], speed [ranks]; expert_of and rank_of [pairs]: each expert with each host."""
+    """loads [experts], speed [ranks]; expert_of and rank_of [pairs]: one pair a replica."""
 
     ranks: tuple[int, ...]
     loads: Array
@@ -72,23 +72,23 @@ class SplitProblem:
 
 
 def exact_shares(
-    loads: Sequence[float], hosts: Sequence[Sequence[int]], speeds: Mapping[int, float]
+    loads: Sequence[float], replicas: Sequence[Sequence[int]], speeds: Mapping[int, float]
 ) -> Split:
-    """Shares that attain the optimum itself, at the price of one programme; some hosts get none."""
-    problem = problem_of(loads, hosts, speeds)
+    """Shares that attain the optimum itself, at the price of one programme; some get none."""
+    problem = problem_of(loads, replicas, speeds)
     bound, exact = _solve(problem)
     return Split(
-        hosts=with_shares(problem, exact),
+        replicas=with_shares(problem, exact),
         value=float((problem.load_by_rank(exact) / problem.speed).max()),
         bound=bound,
     )
 
 
 def best_value(
-    loads: Sequence[float], hosts: Sequence[Sequence[int]], speeds: Mapping[int, float]
+    loads: Sequence[float], replicas: Sequence[Sequence[int]], speeds: Mapping[int, float]
 ) -> Optimum:
     """The optimum over these replica ranks, without the shares."""
-    problem = problem_of(loads, hosts, speeds)
+    problem = problem_of(loads, replicas, speeds)
     if problem.loads.sum() <= 0.0:
         return NO_WORK
     return _solve(problem)[0]
@@ -167,7 +167,7 @@ def _solve(problem: SplitProblem) -> tuple[Optimum, Array]:
 
 
 def with_shares(problem: SplitProblem, shares: Array) -> tuple[ReplicaSet, ...]:
-    """Shares [pairs] as hosts of each expert."""
+    """Shares [pairs] as replicas of each expert."""
     ranks = map(problem.ranks.__getitem__, problem.rank_of.tolist())
     on = list(map(ExpertReplica, ranks, shares.tolist()))  # pairs come expert by expert
     ends = np.cumsum(np.bincount(problem.expert_of, minlength=len(problem.loads))).tolist()
@@ -175,21 +175,23 @@ def with_shares(problem: SplitProblem, shares: Array) -> tuple[ReplicaSet, ...]:
 
 
 def problem_of(
-    loads: Sequence[float], hosts: Sequence[Sequence[int]], speeds: Mapping[int, float]
+    loads: Sequence[float], replicas: Sequence[Sequence[int]], speeds: Mapping[int, float]
 ) -> SplitProblem:
-    """Raises ValueError for a negative load, an expert without host, or a speed not above 0."""
-    if len(loads) != len(hosts):
-        raise ValueError(f"{len(loads)} loads for {len(hosts)} experts")
+    """Raises ValueError for a negative load, an expert without replica, or a speed not above 0."""
+    if len(loads) != len(replicas):
+        raise ValueError(f"{len(loads)} loads for {len(replicas)} experts")
     if any(not 0.0 <= load < np.inf for load in loads):
         raise ValueError("loads must be finite and not negative")
     if not speeds or any(not 0.0 < speed < np.inf for speed in speeds.values()):
         raise ValueError("speeds must be finite and above 0")
-    for expert, on in enumerate(hosts):
+    for expert, on in enumerate(replicas):
         if not on or not set(on) <= set(speeds) or len(set(on)) != len(on):
-            raise ValueError(f"expert {expert}: hosts {list(on)} must be ranks with a speed, once")
+            raise ValueError(
+                f"expert {expert}: replicas {list(on)} must be ranks with a speed, once"
+            )
     ranks = tuple(sorted(speeds))
     position = {rank: i for i, rank in enumerate(ranks)}
-    pairs = [(e, position[rank]) for e, on in enumerate(hosts) for rank in sorted(on)]
+    pairs = [(e, position[rank]) for e, on in enumerate(replicas) for rank in sorted(on)]
     return SplitProblem(
         ranks=ranks,
         loads=np.array(loads, dtype=np.float64),

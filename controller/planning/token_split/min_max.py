@@ -71,8 +71,8 @@ Hosts = tuple[Counts, ...]  # layer, expert and rank of every replica, in that o
 class MinMaxSplit:
     """shares [layers, experts, ranks], of an expert 1 in all; `value` [layers] is the largest
     load_j / speed_j; `inside` [layers, ranks] a set of ranks and `bound` [layers] the rows that
-    only these can take / their speed, at least the fluid: no shares over these hosts have a lower
-    value than that.
+    only these can take / their speed, at least the fluid: no shares over these replicas have a
+    lower value than that.
     """
 
     shares: Array
@@ -101,37 +101,37 @@ class MinMaxSplit:
 
 
 def min_max_split(
-    loads: Array, hosts: Flags, speeds: Array, *, is_exact: bool = True
+    loads: Array, replicas: Flags, speeds: Array, *, is_exact: bool = True
 ) -> MinMaxSplit:
     """Shares that minimise the largest load_j / speed_j of each layer, within a few 1e-4.
 
     Args:
         loads: [layers, experts] rows.
-        hosts: [layers, experts, ranks]; each expert has at least one replica rank.
+        replicas: [layers, experts, ranks]; each expert has at least one replica rank.
         speeds: [ranks], above 0.
         is_exact: solve layers exactly where Newton's method runs out of steps.
 
     Returns:
         Shares, values, and a lower bound with the set of ranks that proves it.
     """
-    assert hosts.any(axis=2).all(), "an expert without host"
+    assert replicas.any(axis=2).all(), "an expert without replica"
     fluid = loads.sum(axis=1) / speeds.sum()
     rows = loads / np.where(fluid > 0.0, fluid, 1.0)[:, None]
-    is_shared = hosts.sum(axis=2) > 1
+    is_shared = replicas.sum(axis=2) > 1
     # Only experts with a choice take part; the others are a fixed load.
-    fixed = np.einsum("le,ler->lr", np.where(is_shared, 0.0, rows), hosts.astype(np.float64))
+    fixed = np.einsum("le,ler->lr", np.where(is_shared, 0.0, rows), replicas.astype(np.float64))
     prices = np.empty_like(fixed)
-    for part in _parts(hosts):
-        pairs = _Pairs.of(np.where(is_shared[part], rows[part], 0.0), hosts[part], speeds)
+    for part in _parts(replicas):
+        pairs = _Pairs.of(np.where(is_shared[part], rows[part], 0.0), replicas[part], speeds)
         prices[part] = _prices(pairs, fixed[part], speeds)
-    on = hosts.nonzero()
+    on = replicas.nonzero()
     shares, at_rank = _at_prices(rows, on, speeds, prices)
     value = at_rank.max(axis=1)
     inside, bound = _bottleneck(rows, on, speeds, at_rank)
     bound = np.maximum(bound, 1.0)
     # Newton's method may run out of steps where one bottleneck stands far above the rest.
     for at in (value > bound * (1.0 + UNPROVEN)).nonzero()[0].tolist() if is_exact else ():
-        shares[at], value[at], bound[at], inside[at] = _exactly(rows[at], hosts[at], speeds)
+        shares[at], value[at], bound[at], inside[at] = _exactly(rows[at], replicas[at], speeds)
     return MinMaxSplit(shares=shares, value=value * fluid, bound=bound * fluid, inside=inside)
 
 
@@ -153,42 +153,42 @@ def _at_prices(rows: Array, on: Hosts, speeds: Array, prices: Array) -> tuple[Ar
     return shares, at_rank
 
 
-def _parts(hosts: Flags) -> Iterator[slice]:
+def _parts(replicas: Flags) -> Iterator[slice]:
     """Layers in runs of at most MAX_ENTRIES entries of matrices (or one layer)."""
-    num_ranks = hosts.shape[2]
-    size = (hosts.sum(axis=2) ** 2).sum(axis=1) + num_ranks**2
+    num_ranks = replicas.shape[2]
+    size = (replicas.sum(axis=2) ** 2).sum(axis=1) + num_ranks**2
     first, entries = 0, 0
     for layer, own in enumerate(size.tolist()):
         if entries + own > MAX_ENTRIES and layer > first:
             yield slice(first, layer)
             first, entries = layer, 0
         entries += own
-    yield slice(first, len(hosts))
+    yield slice(first, len(replicas))
 
 
-def _exactly(rows: Array, hosts: Flags, speeds: Array) -> tuple[Array, float, float, Flags]:
+def _exactly(rows: Array, replicas: Flags, speeds: Array) -> tuple[Array, float, float, Flags]:
     """Shares [experts, ranks], value, bound and bottleneck of one layer, by a linear programme."""
-    on = [np.flatnonzero(held).tolist() for held in hosts]
+    on = [np.flatnonzero(held).tolist() for held in replicas]
     split = exact_shares(rows.tolist(), on, dict(enumerate(speeds.tolist())))
-    shares = np.zeros(hosts.shape)
-    for expert, its_hosts in enumerate(split.hosts):
-        for host in its_hosts:
-            shares[expert, host.rank] = host.share
+    shares = np.zeros(replicas.shape)
+    for expert, its_replicas in enumerate(split.replicas):
+        for replica in its_replicas:
+            shares[expert, replica.rank] = replica.share
     inside = np.zeros(len(speeds), dtype=np.bool_)
     inside[list(split.bound.bottleneck)] = True
     return shares, split.value, split.bound.value, inside
 
 
 def shares_on_ranks(
-    loads: Array, hosts: Flags, speeds: Array, *, is_exact: bool = True
+    loads: Array, replicas: Flags, speeds: Array, *, is_exact: bool = True
 ) -> MinMaxSplit:
     """`min_max_split` over groups of ranks of equal experts; ranks of a group share by speed."""
-    if hosts.shape[2] <= MAX_TOGETHER:
-        return _over_groups(loads, hosts, speeds, is_exact)
+    if replicas.shape[2] <= MAX_TOGETHER:
+        return _over_groups(loads, replicas, speeds, is_exact)
     result: MinMaxSplit | None = None
     for layer in range(len(loads)):
         at = slice(layer, layer + 1)
-        one = _over_groups(loads[at], hosts[at], speeds, is_exact)
+        one = _over_groups(loads[at], replicas[at], speeds, is_exact)
         if result is None:
             result = one.of(np.zeros(len(loads), dtype=np.intp))
         result.put(np.array([layer]), one)
@@ -196,12 +196,12 @@ def shares_on_ranks(
     return result
 
 
-def _over_groups(loads: Array, hosts: Flags, speeds: Array, is_exact: bool) -> MinMaxSplit:
-    first, group_of = unique_rows(hosts.reshape(-1, hosts.shape[2]).T)
+def _over_groups(loads: Array, replicas: Flags, speeds: Array, is_exact: bool) -> MinMaxSplit:
+    first, group_of = unique_rows(replicas.reshape(-1, replicas.shape[2]).T)
     if len(first) == len(speeds):  # no two ranks are alike
-        return min_max_split(loads, hosts, speeds, is_exact=is_exact)
+        return min_max_split(loads, replicas, speeds, is_exact=is_exact)
     whole = np.bincount(group_of, weights=speeds).astype(np.float64)
-    even = min_max_split(loads, hosts[:, :, first], whole, is_exact=is_exact)
+    even = min_max_split(loads, replicas[:, :, first], whole, is_exact=is_exact)
     return MinMaxSplit(
         shares=even.shares[:, :, group_of] * (speeds / whole[group_of]),
         value=even.value,
@@ -212,7 +212,7 @@ def _over_groups(loads: Array, hosts: Flags, speeds: Array, is_exact: bool) -> M
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pairs:
-    """The experts with a choice, and each of them with each of its hosts.
+    """The experts with a choice, and each of them with each of its replicas.
 
     layer, rows, first, number [experts]: `first` is where an expert's pairs begin, `number` counts
     them in its layer, `most` of them; expert, rank, log_weight [pairs].
@@ -230,11 +230,13 @@ class _Pairs:
     log_weight: Array
 
     @classmethod
-    def of(cls, rows: Array, hosts: Flags, speeds: Array) -> "_Pairs":
+    def of(cls, rows: Array, replicas: Flags, speeds: Array) -> "_Pairs":
         """rows [layers, experts], 0 where an expert takes no part."""
         layer, at = rows.nonzero()
-        expert, rank = hosts[layer, at].nonzero()
-        return cls._made(hosts.shape[0], len(speeds), layer, rows[layer, at], expert, rank, speeds)
+        expert, rank = replicas[layer, at].nonzero()
+        return cls._made(
+            replicas.shape[0], len(speeds), layer, rows[layer, at], expert, rank, speeds
+        )
 
     @classmethod
     def _made(
@@ -398,7 +400,7 @@ def _bottleneck(rows: Array, on: Hosts, speeds: Array, at_rank: Array) -> tuple[
     num_layers, num_ranks = at_rank.shape
     order = np.argsort(-at_rank, axis=1, kind="stable")
     place = np.argsort(order, axis=1)
-    # An expert lies inside the first k ranks once its last host is among them.
+    # An expert lies inside the first k ranks once its last replica is among them.
     at_layer, at_expert, rank = on
     first = np.flatnonzero(np.diff(at_layer * rows.shape[1] + at_expert, prepend=-1))
     last = np.maximum.reduceat(place[at_layer, rank], first).reshape(rows.shape)

@@ -21,7 +21,7 @@ from pacekeeper.controller.planning.token_split.min_max import shares_on_ranks
 from pacekeeper.core.layout.layout import Layout
 
 # A split may stand this far above the optimum, to stay near speed-proportional shares: those
-# average over many experts, so that noise in one expert's load hurts no one host.
+# average over many experts, so that noise in one expert's load hurts no one replica.
 SLACK = 0.005
 AIMED_SLACK = 0.004  # the search's own error fits in between
 MIN_SHARE = 1e-4  # smaller shares are none
@@ -34,26 +34,26 @@ Array = npt.NDArray[np.float64]
 
 def token_shares(
     loads: Sequence[float],
-    hosts: Sequence[Sequence[int]],
+    replicas: Sequence[Sequence[int]],
     speeds: Mapping[int, float],
 ) -> Split:
-    """The best token shares for fixed hosts, within SLACK of the optimum.
+    """The best token shares for fixed replicas, within SLACK of the optimum.
 
-    loads[e] >= 0, hosts[e] the ranks that hold expert e, speeds[rank] > 0. Among the splits within
-    SLACK the one nearest to speed-proportional shares (relative entropy). Raises ValueError for a
-    negative load, an expert without host, or a speed not above 0.
+    loads[e] >= 0, replicas[e] the ranks that hold expert e, speeds[rank] > 0. Among the splits
+    within SLACK the one nearest to speed-proportional shares (relative entropy). Raises ValueError
+    for a negative load, an expert without replica, or a speed not above 0.
     """
-    (split,) = _splits([problem_of(loads, hosts, speeds)])
+    (split,) = _splits([problem_of(loads, replicas, speeds)])
     return split
 
 
 def split_layers(
     layout: Layout, *, loads: Sequence[Sequence[float]], speeds: Mapping[int, float]
 ) -> tuple[Split, ...]:
-    """The same for every layer, with the hosts as they are. loads[layer][expert]."""
+    """The same for every layer, with the replicas as they are. loads[layer][expert]."""
     problems, alike = [], dict[tuple[tuple[int, ...], int], list[int]]()
     for layer, layer_loads in enumerate(loads):
-        on = [[host.rank for host in hosts] for hosts in layout.experts[layer]]
+        on = [[replica.rank for replica in replicas] for replicas in layout.experts[layer]]
         ranks = layout.stage_of(layer).ranks
         problems.append(problem_of(layer_loads, on, {rank: speeds[rank] for rank in ranks}))
         alike.setdefault((ranks, len(on)), []).append(layer)
@@ -66,12 +66,12 @@ def split_layers(
 def _splits(problems: Sequence[SplitProblem]) -> list[Split]:
     """Splits of layers with the same number of experts on the same ranks."""
     first = problems[0]
-    hosts = np.zeros((len(problems), len(first.loads), len(first.ranks)), dtype=np.bool_)
-    for of_layer, problem in zip(hosts, problems, strict=True):
+    replicas = np.zeros((len(problems), len(first.loads), len(first.ranks)), dtype=np.bool_)
+    for of_layer, problem in zip(replicas, problems, strict=True):
         of_layer[problem.expert_of, problem.rank_of] = True
-    if not hosts.size:  # layers without experts
-        return [Split(hosts=(), value=0.0, bound=NO_WORK) for _ in problems]
-    even = shares_on_ranks(np.stack([p.loads for p in problems]), hosts, first.speed)
+    if not replicas.size:  # layers without experts
+        return [Split(replicas=(), value=0.0, bound=NO_WORK) for _ in problems]
+    even = shares_on_ranks(np.stack([p.loads for p in problems]), replicas, first.speed)
     return [
         _split(
             problem,
@@ -90,12 +90,12 @@ def _split(problem: SplitProblem, bound: Optimum, exact: Array) -> Split:
     """`exact` [pairs]: shares that reach the bound, or nearly."""
     if problem.loads.sum() <= 0.0:
         proportional = problem.normalised(problem.speed[problem.rank_of])
-        return Split(hosts=with_shares(problem, proportional), value=0.0, bound=NO_WORK)
+        return Split(replicas=with_shares(problem, proportional), value=0.0, bound=NO_WORK)
     near = _nearest(problem, bound.value * (1.0 + AIMED_SLACK) * problem.speed)
     shares = _mixed(problem, near, exact, bound.value * (1.0 + SLACK) * problem.speed)
     cleaned = problem.normalised(np.where(shares > MIN_SHARE, shares, 0.0))
     return Split(
-        hosts=with_shares(problem, cleaned),
+        replicas=with_shares(problem, cleaned),
         value=float((problem.load_by_rank(cleaned) / problem.speed).max()),
         bound=bound,
     )

@@ -27,16 +27,16 @@ def planned(loads: Path, *more: str) -> dict[str, object]:
     return document
 
 
-def test_a_plan_says_hosts_shares_and_proof(loads: Path) -> None:
+def test_a_plan_holds_replicas_shares_and_proof(loads: Path) -> None:
     plan = planned(loads, "--min-nodes", "2", "--speeds", "1=0.5")
-    hosts = plan["hosts"]
-    assert isinstance(hosts, list)
+    replicas = plan["replicas"]
+    assert isinstance(replicas, list)
     at = [0.0] * 4
-    for rows, layer in zip(LOADS, hosts, strict=True):
+    for rows, layer in zip(LOADS, replicas, strict=True):
         for load, on in zip(rows, layer, strict=True):
-            assert len({host["device"] for host in on}) >= 2
-            for host in on:
-                at[host["device"]] += load * host["share"]
+            assert len({replica["device"] for replica in on}) >= 2
+            for replica in on:
+                at[replica["device"]] += load * replica["share"]
     assert at[1] == pytest.approx(at[0] / 2, rel=0.05)
     assert plan["survival"]["by_lost_nodes"][:2] == [1.0, 1.0]  # type: ignore[index]
 
@@ -45,7 +45,7 @@ def test_an_earlier_plan_is_where_the_next_begins(loads: Path, tmp_path: Path) -
     first = planned(loads)
     (tmp_path / "first.json").write_text(json.dumps(first))
     again = planned(loads, "--current", str(tmp_path / "first.json"))
-    assert again["hosts"] == first["hosts"]
+    assert again["replicas"] == first["replicas"]
     assert again["num_copied"] == 0 and first["num_copied"] == first["num_replicas"]
 
 

@@ -57,7 +57,7 @@ def test_a_first_byte_that_says_which_method_stays() -> None:
     assert {case[:1] for case in cases} == {seed[:1]}
 
 
-@pytest.mark.parametrize("name", ["layout", "lease-etcd", "plan-hosts", "history-faults"])
+@pytest.mark.parametrize("name", ["layout", "lease-etcd", "plan-replicas", "history-faults"])
 def test_a_damaged_document_is_a_document_still(name: str) -> None:
     random, seed = Random(4), SEEDS[name][0]
     cases = {structure.document(seed, (), random) for _ in range(200)}

@@ -98,7 +98,7 @@ def test_where_racks_fail_whole_a_plan_knows_and_survives_any_one_of_them(
         rack_failure=dict.fromkeys(rack_of.values(), whole),
     )
     plan = plan_experts([loads], cluster, floors=Floors(nodes=2))
-    hosts = [frozenset(host.rank for host in on) for on in plan.hosts[0]]
+    hosts = [frozenset(host.rank for host in on) for on in plan.replicas[0]]
     assert all(len({rack_of[node] for node in on}) > 1 for on in hosts)
     exact = tried(hosts, cluster.node_failure, rack_of, cluster.rack_failure)
     assert plan.proof.loss_probability >= exact * (1.0 - 1e-9)

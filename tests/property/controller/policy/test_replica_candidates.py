@@ -81,7 +81,7 @@ def test_what_is_copied_is_repaid(case: Case, move_s: float) -> None:
         return
     saved_s = 50.0 * (plan.loss_now - plan.loss)
     for layer, (split, experts) in enumerate(zip(splits, plan.experts, strict=True)):
-        now = {(e, host.rank) for e, on in enumerate(split.hosts) for host in on}
+        now = {(e, host.rank) for e, on in enumerate(split.replicas) for host in on}
         then = {(e, host.rank) for e, on in enumerate(experts) for host in on}
         if then != now:  # else it keeps its split, which is near the best, not the best
             saved_s += split.bound.value - height(experts, loads[layer], speeds)

@@ -58,9 +58,9 @@ def test_an_archive_of_several_arrays_is_not_loads(tmp_path: Path) -> None:
     "text",
     [
         pytest.param(DEEP, id="deep"),
-        pytest.param(json.dumps({"hosts": [[[{"device": float("inf")}]]]}), id="infinite"),
+        pytest.param(json.dumps({"replicas": [[[{"device": float("inf")}]]]}), id="infinite"),
         pytest.param("[]", id="no plan"),
-        pytest.param('{"hosts": 1}', id="no list"),
+        pytest.param('{"replicas": 1}', id="no list"),
     ],
 )
 def test_an_earlier_plan_that_is_none_is_told_in_one_line(text: str, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_an_earlier_plan_that_is_none_is_told_in_one_line(text: str, tmp_path: P
 
 @pytest.mark.parametrize("device", [4, -1])
 def test_an_earlier_plan_of_other_devices_is_told(device: int, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(json.dumps({"hosts": [[[{"device": device}]]]}))
+    (tmp_path / "plan.json").write_text(json.dumps({"replicas": [[[{"device": device}]]]}))
     with pytest.raises(DataError, match=rf"plan\.json.*{device}"):
         read_replica_ranks(tmp_path / "plan.json", 4)
 

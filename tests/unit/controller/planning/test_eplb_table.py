@@ -44,7 +44,7 @@ def hosts_after(
 
 def test_a_shared_expert_is_split_by_speed() -> None:
     split = token_shares([300.0], [[0, 1]], {0: 1.0, 1: 0.5})
-    assert shares(split.hosts) == [{0: 0.667, 1: 0.333}]
+    assert shares(split.replicas) == [{0: 0.667, 1: 0.333}]
     assert split.value == pytest.approx(split.bound.fluid) == pytest.approx(200.0)
 
 
@@ -58,13 +58,13 @@ def test_a_lone_expert_is_the_witness() -> None:
 
 def test_no_load_is_split_by_speed_and_costs_nothing() -> None:
     split = token_shares([0.0], [[3, 5]], {3: 1.0, 5: 3.0})
-    assert shares(split.hosts) == [{3: 0.25, 5: 0.75}]
+    assert shares(split.replicas) == [{3: 0.25, 5: 0.75}]
     assert (split.value, split.bound.bottleneck) == (0.0, ())
 
 
 def test_all_experts_give_way_a_little_rather_than_one_of_them_wholly() -> None:
     split = token_shares([100.0] * 4, [[0, 1]] * 4, {0: 1.0, 1: 0.5})
-    assert shares(split.hosts) == [{0: 0.667, 1: 0.333}] * 4
+    assert shares(split.replicas) == [{0: 0.667, 1: 0.333}] * 4
 
 
 def test_shares_keep_their_word_even_where_the_search_is_cut_short(
@@ -186,7 +186,7 @@ def test_hot_experts_end_near_what_the_slots_allow(
     speeds = {rank: 1.0 for rank in range(ranks)} | {3: slowest}
     slots = experts * replicas // ranks + spare
     (split,), plan = planned((layout, [loads], speeds, slots), 2)
-    hosts = plan.experts[0] if plan else split.hosts
+    hosts = plan.experts[0] if plan else split.replicas
     floor = [2] * experts
     least = lower_bound(loads, speeds, num_slots=slots * ranks, min_hosts=floor)
     at = dict.fromkeys(speeds, 0.0)

@@ -13,7 +13,7 @@ from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.predictor.cost.forecast import forecast
 from pacekeeper.simulator.cluster.history import History, NodesJoined, NodesLost
 from pacekeeper.simulator.engine.event_loop import SimulationResult, simulate
-from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel, copied_bytes, with_hosts
+from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel, copied_bytes, with_replicas
 from pacekeeper.simulator.jobs.expert_routing import Routing, even_routing
 from pacekeeper.simulator.policies.base import PUBLISHED, Cause, Draws, Policy, Use
 from pacekeeper.simulator.policies.checkpoint_restart import Regrouping, Restarting, grouped
@@ -51,7 +51,7 @@ def test_the_price_of_a_layout_is_that_of_the_predictor_that_knows_the_job() -> 
 
 def test_evened_tokens_are_as_even_as_hosts_allow_and_padded_ones_as_long_as_the_busiest() -> None:
     job = job_of_four()
-    layout = with_hosts((0, 1), [[{0: 1.0}, {0: 0.5, 1: 0.5}, {1: 1.0}, {1: 1.0}]])
+    layout = with_replicas((0, 1), [[{0: 1.0}, {0: 0.5, 1: 0.5}, {1: 1.0}, {1: 1.0}]])
     # The first layer's busy expert stands alone on a node: 0.7 of 1.0 there, or twice the mean.
     assert job.imbalance(layout, SKEWED[:1], Dispatch.EVENED) == pytest.approx(1.4, abs=1e-3)
     assert job.imbalance(layout, SKEWED[:1], Dispatch.BY_SHARES) == pytest.approx(1.5)

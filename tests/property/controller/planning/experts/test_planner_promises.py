@@ -46,7 +46,7 @@ def fits(cluster: Cluster, num_experts: int, floor: int) -> bool:
 
 
 def nodes_of(plan: ExpertPlan, cluster: Cluster) -> list[set[int]]:
-    return [{cluster.nodes[host.rank] for host in on} for layer in plan.hosts for on in layer]
+    return [{cluster.nodes[host.rank] for host in on} for layer in plan.replicas for on in layer]
 
 
 @settings(max_examples=examples(1000))
@@ -60,7 +60,7 @@ def test_fewer_losses_than_the_floor_are_survived_and_no_slot_is_used_twice(
     on = nodes_of(plan, cluster)
     for failed in combinations(sorted(set(cluster.nodes)), floor - 1):
         assert all(nodes - set(failed) for nodes in on), "an expert died with so few nodes"
-    for rows, layer, proof in zip(loads, plan.hosts, plan.proof.layers, strict=True):
+    for rows, layer, proof in zip(loads, plan.replicas, plan.proof.layers, strict=True):
         at_rank = [0.0] * cluster.num_ranks
         held = [0] * cluster.num_ranks
         for own, hosts in zip(rows, layer, strict=True):
@@ -75,7 +75,7 @@ def test_fewer_losses_than_the_floor_are_survived_and_no_slot_is_used_twice(
         assert reached == pytest.approx(proof.value)
         assert proof.value <= least * (1.0 + 1e-3) + 1e-12
         assert proof.fluid <= proof.slots_bound * (1.0 + 1e-9)
-        assert max(proof.hosts_bound, proof.slots_bound) <= least * (1.0 + 1e-5)
+        assert max(proof.replicas_bound, proof.slots_bound) <= least * (1.0 + 1e-5)
 
 
 def test_floors_of_nodes_and_racks_hold_anew_and_from_any_present_hosts() -> None:
@@ -109,11 +109,11 @@ def test_floors_of_nodes_and_racks_hold_anew_and_from_any_present_hosts() -> Non
 
 def check_floors(plan: ExpertPlan, cluster: Cluster, floors: Floors) -> None:
     for labels, floor in ((cluster.nodes, floors.nodes), (cluster.racks, floors.racks)):
-        on = [{labels[host.rank] for host in hosts} for hosts in plan.hosts[0]]
+        on = [{labels[host.rank] for host in hosts} for hosts in plan.replicas[0]]
         for failed in combinations(sorted(set(labels)), floor - 1):
             assert all(at - set(failed) for at in on), "an expert died with so few"
     held = [
-        sum(any(h.rank == rank for h in on) for on in plan.hosts[0])
+        sum(any(h.rank == rank for h in on) for on in plan.replicas[0])
         for rank in range(len(cluster.slots))
     ]
     assert all(n <= slots for n, slots in zip(held, cluster.slots, strict=True))

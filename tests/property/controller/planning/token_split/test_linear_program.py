@@ -74,11 +74,11 @@ def test_the_witness_alone_proves_the_optimum(case: Case) -> None:
 def test_shares_reach_the_optimum_they_claim(case: Case) -> None:
     loads, hosts, speeds = case
     split = token_shares(loads, hosts, speeds)
-    assert [[host.rank for host in on] for on in split.hosts] == hosts
-    for on in split.hosts:
+    assert [[host.rank for host in on] for on in split.replicas] == hosts
+    for on in split.replicas:
         assert sum(host.share for host in on) == pytest.approx(1.0, abs=1e-9)
         assert all(host.share >= 0.0 for host in on)
-    assert split.value == pytest.approx(value_of(split.hosts, loads, speeds), rel=1e-9)
+    assert split.value == pytest.approx(value_of(split.replicas, loads, speeds), rel=1e-9)
     assert split.value <= split.bound.value * (1.0 + SLACK + 1e-3) + 1e-9
 
 
@@ -91,7 +91,7 @@ def test_shares_stay_speed_proportional_where_that_is_good_enough(case: Case) ->
     ]
     if value_of(natural, loads, speeds) > best_value(loads, hosts, speeds).value * (1 + SLACK / 2):
         return
-    for on, expected in zip(token_shares(loads, hosts, speeds).hosts, natural, strict=True):
+    for on, expected in zip(token_shares(loads, hosts, speeds).replicas, natural, strict=True):
         for host, other in zip(on, expected, strict=True):
             assert host.share == pytest.approx(other.share, abs=1e-3)
 
@@ -105,7 +105,7 @@ def test_other_names_for_ranks_and_experts_change_nothing_else(case: Case) -> No
     one = token_shares(loads, hosts, speeds)
     other = token_shares(loads[::-1], other_hosts[::-1], other_speeds)
     assert other.bound.value == pytest.approx(one.bound.value, rel=1e-9)
-    for on, again in zip(one.hosts, other.hosts[::-1], strict=True):
+    for on, again in zip(one.replicas, other.replicas[::-1], strict=True):
         theirs = {host.rank: host.share for host in again}
         for host in on:
             assert theirs[renamed[host.rank]] == pytest.approx(host.share, abs=5e-3)

@@ -55,7 +55,7 @@ def test_over_arcs_the_densest_arc_says_what_the_best_split_reaches(
         first=np.array([[data.draw(st.integers(0, num - 1)) for _ in range(num_experts)]]),
         length=np.array([[data.draw(st.integers(1, num)) for _ in range(num_experts)]]),
     )
-    hosts = arcs.hosts(num)[0]
+    hosts = arcs.replicas(num)[0]
     (still,) = arc_values(arcs, loads, np.array(speeds), num_ranks=num)
     assert still == pytest.approx(least_split(loads[0].tolist(), ranks_of(hosts), speeds))
     (moving,) = arc_values(arcs, loads, np.array(speeds), num_ranks=num, drift=drift)

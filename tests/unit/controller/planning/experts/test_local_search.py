@@ -17,7 +17,7 @@ Hosts = list[list[list[int]]]
 
 
 def hosts_of(plan: ExpertPlan) -> Hosts:
-    return [[[host.rank for host in on] for on in layer] for layer in plan.hosts]
+    return [[[host.rank for host in on] for on in layer] for layer in plan.replicas]
 
 
 def flags_of(hosts: Hosts, num_ranks: int) -> npt.NDArray[np.bool_]:
@@ -138,7 +138,7 @@ def test_present_hosts_that_are_none_are_refused(present: Hosts, says: str) -> N
 
 def test_an_expert_without_host_comes_back() -> None:
     plan = plan_experts([[1.0, 1.0]], alike(2, 2), present=PresentPlacement([[[0], []]]))
-    assert all(plan.hosts[0])
+    assert all(plan.replicas[0])
 
 
 def test_ranks_take_the_places_that_need_fewest_copies() -> None:

@@ -23,7 +23,7 @@ def worst_over_fluid(plan: ExpertPlan) -> float:
 
 
 def ranks_of(plan: ExpertPlan, layer: int = 0) -> list[set[int]]:
-    return [{host.rank for host in on} for on in plan.hosts[layer]]
+    return [{host.rank for host in on} for on in plan.replicas[layer]]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_loads_and_speeds_as_far_apart_as_is_allowed_are_planned(least: float) -
     loads = [[1e100, least, 0.0, 3.0], [least, least, 1.0, 2.0]]
     plan = plan_experts(loads, alike(3, 2, speeds=(1e9, 1.0, 2.0)), drift=100.0)
     assert all(isfinite(layer.gap) and layer.gap > -1e-9 for layer in plan.proof.layers)
-    assert all(sum(h.share for h in on) == pytest.approx(1.0) for on in sum(plan.hosts, ()))
+    assert all(sum(h.share for h in on) == pytest.approx(1.0) for on in sum(plan.replicas, ()))
 
 
 def test_values_that_are_none_are_refused() -> None:
