@@ -58,8 +58,8 @@ def test_the_bound_is_that_of_the_rarest_expert() -> None:
     assert survival_bound(10, 3, 3) == pytest.approx(1.0 - 1 / 120)
 
 
-def test_an_expert_without_host_and_unknown_nodes_are_refused() -> None:
-    with pytest.raises(ValueError, match="without host"):
+def test_an_expert_without_replica_and_unknown_nodes_are_refused() -> None:
+    with pytest.raises(ValueError, match="without replica"):
         minimal_cut_sets([(0, 1), ()])
     with pytest.raises(ValueError, match="nodes 0 to 2"):
         survival(minimal_cut_sets([(0, 3)]), 3)
