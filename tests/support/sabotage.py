@@ -98,7 +98,7 @@ class Sabotage:
             case Moment.IN_RESTORE:
                 wrap(manager.Checkpoints, "stage", before=lambda *_: strike())
             case Moment.WITH_VERDICT:
-                wrap(consensus.Agreement, "_witness", before=lambda *_: strike())
+                wrap(consensus.Agreement, "_replicate_verdict", before=lambda *_: strike())
             case Moment.AT_END:
                 wrap(
                     process_group.InterruptibleProcessGroup,

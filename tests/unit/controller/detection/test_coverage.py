@@ -126,7 +126,7 @@ def test_a_canary_that_is_found_proves_the_watch_and_changes_nothing_else() -> N
 
 
 def test_a_broken_detector_is_blind_alarmed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update, "find", lambda config, known, *_: (known, ()))
+    monkeypatch.setattr(update, "raise_alarms", lambda config, known, *_: (known, ()))
     driver = started(with_canaries())
     told = ""
     for number in range(WARM + 15):

@@ -55,7 +55,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(peer_groups, "fold", broken)
+    monkeypatch.setattr(peer_groups, "update_evidence", broken)
 
 
 @pytest.mark.usefixtures("failing")
@@ -88,7 +88,7 @@ def test_it_sees_again_with_the_first_step_that_can_be_judged(
     driver = started(QUICK)
     train(driver, 0, WARM + 10)
     with monkeypatch.context() as patch:
-        patch.setattr(peer_groups, "fold", lambda *_: 1 // 0)
+        patch.setattr(peer_groups, "update_evidence", lambda *_: 1 // 0)
         driver.report(*step(WARM + 10))
         assert driver.job.coverage.state is CoverageState.BLIND
     driver.report(*step(WARM + 11))

@@ -349,7 +349,7 @@ class TestFindings:
         for told, kept in ((1.9, 1.9), (1.05, 1.9)):
             monkeypatch.setattr(
                 peer_groups,
-                "fold",
+                "update_evidence",
                 lambda *x, told=told: _re_measured(update_evidence(*x), {2: told}),
             )
             driver.report(*step(driver.job.progress.step + 1, slow=2))

@@ -179,7 +179,7 @@ def never_slow(*_: Any, **__: Any) -> None:
 
 SABOTAGE: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
     "charts that stand still": (cusum, "advance", frozen_charts),
-    "nobody is ever named": (evidence, "find", deaf_naming),
+    "nobody is ever named": (evidence, "raise_alarms", deaf_naming),
     "ratios that are always zero": (evidence, "log_ratios", no_difference),
     "records whose times get lost": (canary_module, "sample_of_work", another_rank),
     "a slowdown that is never agreed on": (alarms, "measured", never_slow),
