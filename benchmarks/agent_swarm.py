@@ -22,7 +22,6 @@ METHOD = "/pacekeeper.v1.AgentControlService/Attach"
 FIRST_BACKOFF_S = 0.2
 RECONNECT_MAX_S = 10.0
 READ_BYTES = 1 << 16
-READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 OPENED_AT_ONCE = 64  # connections between two looks at the others
 PROBE_PERIOD_S = 0.5
 

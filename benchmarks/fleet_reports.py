@@ -11,7 +11,7 @@ from typing import Protocol
 
 from benchmarks.agent_swarm import Body, varint
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.protos import telemetry_pb2 as t
 
 DEVICES = 8
@@ -38,15 +38,6 @@ class Job:
     def num_ranks(self) -> int:
         """Of all its nodes."""
         return len(self.nodes) * DEVICES
-
-    def lay_out(self) -> None:
-        """Its ranks hold experts and may be planned for."""
-        self.layout = even_layout(
-            ranks=range(self.num_ranks),
-            num_layers=CHUNK_LAYERS,
-            num_experts=NUM_EXPERTS,
-            replicas=2,
-        )
 
     def greeting(self, place: int) -> bytes:
         """Who is here, of the node at `place` in the job."""

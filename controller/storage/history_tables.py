@@ -6,6 +6,7 @@ Orders take effect: one that cannot be read is damage of the store.
 
 import logging
 import sqlite3
+from dataclasses import astuple
 
 from pacekeeper.controller.state.device_history import KEEP_S, Strike, Strikes, remember
 from pacekeeper.controller.storage.change_log import Journal
@@ -69,18 +70,7 @@ class HistoryTables:
     def save_strike(self, strike: Strike) -> None:
         """Insert or replace; what is too old, and the oldest beyond `MAX_STRIKES`, go."""
         execute = self._connection.execute
-        execute(
-            "REPLACE INTO strikes VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                strike.incident_id,
-                strike.node,
-                strike.device_uuid,
-                strike.job,
-                strike.kind,
-                strike.slowdown,
-                strike.unix_s,
-            ),
-        )
+        execute("REPLACE INTO strikes VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(strike))
         execute("DELETE FROM strikes WHERE unix_s < ?", (strike.unix_s - KEEP_S,))
         execute(
             "DELETE FROM strikes WHERE incident_id <= (SELECT incident_id FROM strikes"
@@ -106,17 +96,7 @@ class HistoryTables:
 
     def save_order(self, order: OperatorOrder) -> None:
         """Insert or replace an order."""
-        self._connection.execute(
-            "REPLACE INTO orders VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                order.kind,
-                order.subject,
-                order.operator,
-                order.reason,
-                order.since_unix_s,
-                order.run_id,
-            ),
-        )
+        self._connection.execute("REPLACE INTO orders VALUES (?, ?, ?, ?, ?, ?)", astuple(order))
 
     def drop_order(self, kind: OrderKind, subject: str) -> None:
         """It was taken back."""

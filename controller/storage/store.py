@@ -8,8 +8,8 @@ store at a time: two would give the same numbers to different incidents.
 import json
 import os
 import sqlite3
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from pacekeeper.controller.state.device_history import Strikes
@@ -172,27 +172,21 @@ class Store:
 
     def incident(self, incident_id: int) -> Incident | None:
         """One of any job, also of those that are over. Raises HostError for a damaged store."""
-        try:
+        with self._reading():
             row = self._connection.execute(
                 "SELECT * FROM incidents WHERE incident_id = ?", (incident_id,)
             ).fetchone()
             return None if row is None else incident_of(row)
-        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-            raise self._damaged(error) from None
 
     def orders(self) -> tuple[OperatorOrder, ...]:
         """Orders of people that stand. Raises HostError for a damaged store."""
-        try:
+        with self._reading():
             return self.history_tables.orders()
-        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-            raise self._damaged(error) from None
 
     def strikes(self) -> Strikes:
         """What is remembered of devices. Raises HostError for a damaged store."""
-        try:
+        with self._reading():
             return self.history_tables.strikes()
-        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-            raise self._damaged(error) from None
 
     def save_proposal(self, proposal: Proposal) -> None:
         """Insert or replace a proposal."""
@@ -205,17 +199,40 @@ class Store:
 
         Raises HostError for a damaged store.
         """
-        try:
-            return self._load()
-        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-            raise self._damaged(error) from None
+        with self._reading():
+            jobs = tuple(
+                JobRecord(
+                    name=text(row[0]),
+                    newest_generation=whole(row[1]),
+                    step=step_of(row[2]),
+                    layout=_decoded(row[3]),
+                    layout_reason=text(row[4]),
+                    desired=_decoded(row[5]),
+                    baseline=_decoded(row[6]),
+                    ranks=tuple(
+                        RankRecord(rank=whole(rank), pid=whole(pid), status=RankStatus(status))
+                        for rank, pid, status in items(row[7])
+                    ),
+                    run_id=whole(row[8], LARGE),
+                    is_provisional=bool(row[9]),
+                )
+                for row in self._connection.execute("SELECT * FROM jobs ORDER BY name")
+            )
+            rows = self._connection.execute(
+                "SELECT * FROM incidents WHERE job IN (SELECT name FROM jobs) ORDER BY incident_id"
+            )
+            incidents = tuple(incident_of(row) for row in rows)
+            (newest,) = self._connection.execute(
+                "SELECT max(incident_id) FROM incidents"
+            ).fetchone()
+            return jobs, incidents, (newest or 0) + 1
 
     def open_proposals(self) -> tuple[tuple[Proposal, ...], int]:
         """(those of known jobs that are open, the number of the next one).
 
         Raises HostError for a damaged store.
         """
-        try:
+        with self._reading():
             rows = self._connection.execute(
                 "SELECT * FROM proposals WHERE answer IN (?, ?)"
                 " AND job IN (SELECT name FROM jobs) ORDER BY proposal_id",
@@ -225,8 +242,6 @@ class Store:
             (newest,) = self._connection.execute(
                 "SELECT max(proposal_id) FROM proposals"
             ).fetchone()
-        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-            raise self._damaged(error) from None
         return found, (newest or 0) + 1
 
     def raise_if_damaged(self, error: sqlite3.DatabaseError) -> None:
@@ -234,45 +249,25 @@ class Store:
         if sqlite_file.is_damage(error):
             raise self._damaged(error) from None
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Raises HostError for a damaged store: for rows that no store of ours holds, too."""
+        try:
+            yield
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+            raise self._damaged(error) from None
+
     def _damaged(self, error: Exception) -> HostError:
         return sqlite_file.damaged(self._path, error)
 
-    def _load(self) -> tuple[tuple[JobRecord, ...], tuple[Incident, ...], int]:
-        jobs = tuple(
-            JobRecord(
-                name=text(row[0]),
-                newest_generation=whole(row[1]),
-                step=step_of(row[2]),
-                layout=_decoded(row[3]),
-                layout_reason=text(row[4]),
-                desired=_decoded(row[5]),
-                baseline=_decoded(row[6]),
-                ranks=tuple(
-                    RankRecord(rank=whole(rank), pid=whole(pid), status=RankStatus(status))
-                    for rank, pid, status in items(row[7])
-                ),
-                run_id=whole(row[8], LARGE),
-                is_provisional=bool(row[9]),
-            )
-            for row in self._connection.execute("SELECT * FROM jobs ORDER BY name")
-        )
-        rows = self._connection.execute(
-            "SELECT * FROM incidents WHERE job IN (SELECT name FROM jobs) ORDER BY incident_id"
-        )
-        incidents = tuple(incident_of(row) for row in rows)
-        (newest,) = self._connection.execute("SELECT max(incident_id) FROM incidents").fetchone()
-        return jobs, incidents, (newest or 0) + 1
-
     def layout(self, job: str, generation: int) -> tuple[Layout, str] | None:
         """A layout of the past with its reason. Raises HostError for a damaged store."""
-        try:
+        with self._reading():
             row = self._connection.execute(
                 "SELECT layout, reason FROM layouts WHERE job = ? AND generation = ?",
                 (job, generation),
             ).fetchone()
             return None if row is None else (decode_layout(row[0]), row[1])
-        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-            raise self._damaged(error) from None
 
 
 def _encoded(layout: Layout | None) -> bytes | None:

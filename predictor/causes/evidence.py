@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
@@ -16,6 +16,7 @@ SLACK_S = 2.0  # a sample this much before the onset still shows it: sampled eac
 BUSY_RATIO = 0.5  # below it a device saves power: its clocks and its link say nothing
 IDLE = 0x1  # NVML clock event: nothing runs on the device
 
+S = TypeVar("S", DeviceSample, HostSample)
 T = TypeVar("T")
 
 
@@ -63,20 +64,29 @@ class RuleResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceWindow:
-    """Samples of one device, oldest first, and the onset on its node's clock.
-
-    `pids` are the processes of the job on that node.
-    """
+class _Window(Generic[S]):
+    """Samples of one node, oldest first, and the onset on its clock."""
 
     onset_s: float
-    samples: tuple[DeviceSample, ...] = ()
-    pids: frozenset[int] = frozenset()
+    samples: tuple[S, ...] = ()
 
     @property
-    def during(self) -> tuple[DeviceSample, ...]:
+    def during(self) -> tuple[S, ...]:
         """Those since the onset."""
         return tuple(s for s in self.samples if s.sampled_s >= self.onset_s - SLACK_S)
+
+    @property
+    def since_before(self) -> tuple[S, ...]:
+        """Those since the onset and the last one before it: between them counters grow."""
+        during = self.during
+        return self.samples[-len(during) - 1 :] if during else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWindow(_Window[DeviceSample]):
+    """Samples of one device; `pids` are the processes of the job on that node."""
+
+    pids: frozenset[int] = frozenset()
 
     @property
     def busy(self) -> tuple[DeviceSample, ...]:
@@ -89,34 +99,14 @@ class DeviceWindow:
         )
 
     @property
-    def since_before(self) -> tuple[DeviceSample, ...]:
-        """Those since the onset and the last one before it: between them counters grow."""
-        during = self.during
-        return self.samples[-len(during) - 1 :] if during else ()
-
-    @property
     def model(self) -> str:
         """What kind of device it is; empty: not known."""
         return self.samples[-1].name if self.samples else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostWindow:
-    """Samples of one node's kernel, oldest first, and the onset on its clock."""
-
-    onset_s: float
-    samples: tuple[HostSample, ...] = ()
-
-    @property
-    def during(self) -> tuple[HostSample, ...]:
-        """Those since the onset."""
-        return tuple(s for s in self.samples if s.sampled_s >= self.onset_s - SLACK_S)
-
-    @property
-    def since_before(self) -> tuple[HostSample, ...]:
-        """Those since the onset and the last one before it: between them counters grow."""
-        during = self.during
-        return self.samples[-len(during) - 1 :] if during else ()
+class HostWindow(_Window[HostSample]):
+    """Samples of one node's kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,16 +47,13 @@ class _Paces:
         return column_medians(self.compute[:, self.stage == stage], axis=1)
 
 
-def global_slowdowns(
-    trace: Trace, *, slow: Collection[int] = (), false_alarms: float = FALSE_ALARMS
-) -> TraceReport:
+def global_slowdowns(trace: Trace, *, slow: Collection[int] = ()) -> TraceReport:
     """Slowdowns of everybody (kind HOST, no rank) and, of all ranks of a stage (its number told).
 
     `slow`: ranks that have findings of their own and say nothing here.
 
     Where tokens are not told, a slower job is a note: its work may have grown. A stage is judged
-    beside the others, which do the same work. Each layout is judged by itself. false_alarms:
-    expected number per trace, if nothing is wrong.
+    beside the others, which do the same work. Each layout is judged by itself.
     """
     anomalies, notes = list[Anomaly](), list[str]()
     if trace.compute is None:
@@ -68,7 +65,7 @@ def global_slowdowns(
         paces = _paces(trace, trace.compute, steps[begin:end], slow)
         if not len(paces.stage):
             continue
-        share = false_alarms / len(spans) / 2.0
+        share = FALSE_ALARMS / len(spans) / 2.0
         expected, is_known = _expected(paces)
         observed = column_medians(paces.compute, axis=1)
         whole = np.log(observed / expected)

@@ -140,7 +140,7 @@ def _thread(table: ThreadTable, rows: Flags) -> ThreadTime | None:
     )
 
 
-def slow_inputs(trace: Trace, config: DetectorConfig | None = None) -> tuple[Anomaly, ...]:
+def slow_inputs(trace: Trace) -> tuple[Anomaly, ...]:
     """Ranks whose input was late, and when that of all was, in the order they were found.
 
     () where no rank tells how long it waited. Steps that a rank does not tell it of are passed
@@ -149,7 +149,7 @@ def slow_inputs(trace: Trace, config: DetectorConfig | None = None) -> tuple[Ano
     table = trace.own_inputs
     if table is None:
         return ()
-    config = config or DetectorConfig()
+    config = DetectorConfig()
     inputs, told = _played(config, trace, table)
     episodes = episodes_of(told)
     if not episodes:
@@ -203,11 +203,11 @@ def _measure(episode: Episode, told: list[Judgement]) -> None:
             episode.ratios.append(ratio)
 
 
-def slow_links(trace: Trace, config: DetectorConfig | None = None) -> tuple[Anomaly, ...]:
+def slow_links(trace: Trace) -> tuple[Anomaly, ...]:
     """Links of ranks that were slow, in the order they were found; () where no rank tells its
     transfers. Steps in which a rank does not tell them are passed over, as live.
     """
-    config = config or DetectorConfig()
+    config = DetectorConfig()
     table = trace.own_transfers
     if table is None:
         return ()

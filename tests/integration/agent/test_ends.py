@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from pacekeeper.core.errors import ExitCode
 from support.agents import PATIENCE_S, Node, PaperController, play, step, until
 from support.ports import free_port
 
@@ -51,26 +52,29 @@ def test_an_asked_end_does_not_wait_for_a_controller_that_is_away(tmp_path: Path
     play(tmp_path, body)
 
 
-def test_another_protocol_version_is_final(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "text", "exit_code"),
+    [
+        (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "agent 0.1.0 speaks protocol 1, controller 9.9 speaks 7",
+            ExitCode.VERSION,
+        ),
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "node name: expected 1 to 253 printable characters",
+            ExitCode.CONFIG,
+        ),
+    ],
+)
+def test_what_the_controller_refuses_for_good_is_final(
+    tmp_path: Path, status: grpc.StatusCode, text: str, exit_code: ExitCode
+) -> None:
     async def body(controller: PaperController, node: Node) -> None:
-        text = "agent 0.1.0 speaks protocol 1, controller 9.9 speaks 7"
-        controller.refusal = (grpc.StatusCode.FAILED_PRECONDITION, text)
+        controller.refusal = (status, text)
         await node.start()
         code, error = await node.ended()
-        assert code == 5
-        assert text in error
-        assert "Traceback" not in error
-
-    play(tmp_path, body)
-
-
-def test_a_name_that_the_controller_refuses_is_final(tmp_path: Path) -> None:
-    async def body(controller: PaperController, node: Node) -> None:
-        text = "node name: expected 1 to 253 printable characters"
-        controller.refusal = (grpc.StatusCode.INVALID_ARGUMENT, text)
-        await node.start()
-        code, error = await node.ended()
-        assert code == 3
+        assert code == exit_code
         assert text in error
         assert "Traceback" not in error
 

@@ -53,27 +53,22 @@ def test_a_slow_link_of_one_rank_is_named_as_a_link_and_no_computing(
     assert driver.job.detection.evidence.slow == {}
 
 
-def test_both_ends_of_a_slow_link_name_each_other() -> None:
-    driver, fabric = started(QUICK), Fabric(7)
+@pytest.mark.parametrize(
+    ("seed", "ends", "named", "place"),
+    [
+        (7, (0, 2), {0, 2}, "between ranks 0 and 2"),
+        (8, (2, 3), {2, 3}, "the link of node node-1"),
+        (9, (0, 1, 2, 3), set(), ""),  # the whole fabric
+    ],
+)
+def test_a_link_is_named_by_what_its_slow_ends_share(
+    seed: int, ends: tuple[int, ...], named: set[int], place: str
+) -> None:
+    driver, fabric = started(QUICK), Fabric(seed)
     run(driver, fabric, 0, FAULT)
-    run(driver, fabric, FAULT, FAULT + 8, {0: 3.0, 2: 3.0})
-    assert {finding.rank for finding in found(driver)} == {0, 2}
-    assert all("between ranks 0 and 2" in finding.reason for finding in found(driver))
-
-
-def test_all_ranks_of_a_node_point_to_the_nodes_link() -> None:
-    driver, fabric = started(QUICK), Fabric(8)
-    run(driver, fabric, 0, FAULT)
-    run(driver, fabric, FAULT, FAULT + 8, {2: 3.0, 3: 3.0})
-    assert {finding.rank for finding in found(driver)} == {2, 3}
-    assert all("the link of node node-1" in finding.reason for finding in found(driver))
-
-
-def test_a_slow_fabric_is_nobodys_link() -> None:
-    driver, fabric = started(QUICK), Fabric(9)
-    run(driver, fabric, 0, FAULT)
-    run(driver, fabric, FAULT, FAULT + 8, dict.fromkeys(range(4), 3.0))
-    assert found(driver) == []
+    run(driver, fabric, FAULT, FAULT + 8, dict.fromkeys(ends, 3.0))
+    assert {finding.rank for finding in found(driver)} == named
+    assert all(place in finding.reason for finding in found(driver))
 
 
 def test_a_link_that_is_well_again_closes_its_incident() -> None:

@@ -30,20 +30,22 @@ def test_a_csv_file_tells_steps_times_and_tokens(tmp_path: Path) -> None:
     assert trace.resolution_s == 0.0 and trace.notes == ()
 
 
-def test_json_lines_tell_the_same(tmp_path: Path) -> None:
-    text = '{"step": 1, "duration_s": 0.5}\n\n{"step": 2, "duration_s": 0.75}\nnot json\n'
-    (trace,) = read_runs(written(tmp_path / "run.jsonl", text))
-    assert trace.steps is not None
-    assert trace.steps.duration_s.tolist() == [0.5, 0.75]
-    assert trace.notes == ("1 rows without a step and a positive time left out",)
-
-
-def test_rows_without_a_possible_step_and_time_are_left_out_and_counted(tmp_path: Path) -> None:
-    text = "step,duration_s\n1,0.5\n2,-1\n3,nan\n4,inf\nx,1\n1.5,1\ninf,1\n8,0\n9,0.75\n"
+@pytest.mark.parametrize(
+    ("text", "num_left_out"),
+    [
+        ('{"step": 1, "duration_s": 0.5}\n\n{"step": 9, "duration_s": 0.75}\nnot json\n', 1),
+        ("step,duration_s\n1,0.5\n2,-1\n3,nan\n4,inf\nx,1\n1.5,1\ninf,1\n8,0\n9,0.75\n", 7),
+    ],
+)
+def test_rows_without_a_possible_step_and_time_are_left_out_and_counted(
+    tmp_path: Path, text: str, num_left_out: int
+) -> None:
     (trace,) = read_runs(written(tmp_path / "run.csv", text))
     assert trace.steps is not None
     assert trace.steps.step.tolist() == [1, 9]
-    assert trace.notes == ("7 rows without a step and a positive time left out",)
+    assert trace.steps.duration_s.tolist() == [0.5, 0.75]
+    (note,) = trace.notes
+    assert note.startswith(f"{num_left_out} ")
 
 
 @pytest.mark.parametrize(
