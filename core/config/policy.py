@@ -33,7 +33,7 @@ class PolicyConfig:
     plan_s: NonNegativeFloat = 0.1
     # Least steps between two plans of one job. Raising it damps flapping and delays relief.
     min_steps_between_plans: NonNegativeInt = 3
-    # Fewest hosts of an expert after any plan.
+    # Fewest replica ranks of an expert after any plan.
     min_hosts: PositiveInt = 2
     # Fewest nodes these stand on, where an expert has so many hosts and the job so many nodes.
     min_nodes: PositiveInt = 2

@@ -200,7 +200,7 @@ STATE_MOVING_LEVELS = (
     MitigationLevel.MOVE_LAYERS,
     MitigationLevel.LEAVE_OUT,
 )
-"""Rungs that move state: a probe comes before them."""
+"""Levels that move state: a probe comes before them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-// A layout: stages and tensor groups as rows of boxes; experts by their hosts, layer by layer.
+// A layout: stages and tensor groups as rows of boxes; experts by their replica ranks, layer by layer.
 "use strict";
 document.addEventListener("DOMContentLoaded", () => {
   const place = document.getElementById("layout"), stages = document.getElementById("stages");
