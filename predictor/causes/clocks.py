@@ -28,8 +28,8 @@ THROTTLED = 1.05  # a clock this factor below its maximum is held down
 HELD_RATIO = 0.10  # of the time: at half the clock, the smallest slowdown worth a finding
 
 # NVML's clock-event reasons (nvml.h, nvmlClocksEventReasons), with the field that counts the time
-# of each, if any. What the hardware says of itself is proof once the clock is low too; the others
-# are common in health and suspicious only beside peers.
+# of each, if any. A thermal limit, a power brake or a hardware slowdown is proof once the clock is
+# low too; the other reasons are common in health and count only where peers do not have them.
 _Reason = tuple[int, str, CauseKind, str]
 _HARD: tuple[_Reason, ...] = (
     (0x40, "hw_thermal_held_s", CauseKind.THERMAL, "hardware thermal slowdown"),

@@ -56,7 +56,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleResult:
-    """What one rule says of its `subject`: its causes, or that nobody told (`is_told` False)."""
+    """The causes that one rule found; `is_reported` is False where its signal is missing."""
 
     subject: str
     is_reported: bool = True
