@@ -95,7 +95,7 @@ def must_write(before: NodeHealth | None, verdict: NodeHealth) -> bool:
 def _judged(devices: Sequence[DeviceSample], nvml: str) -> tuple[Fitness, str, str]:
     faults = (
         ("DeviceLost", "lost", [d for d in devices if d.is_lost]),
-        ("RecoveryNeeded", "must be reset (driver recovery action)", _of_health(devices, _asks)),
+        ("RecoveryNeeded", "to be reset (driver recovery action)", _of_health(devices, _asks)),
         ("RowRemapFailed", "out of spare memory rows", _of_health(devices, _failed)),
     )
     for reason, what, found in faults:

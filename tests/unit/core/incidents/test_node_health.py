@@ -44,7 +44,7 @@ CASES: list[tuple[tuple[dict[str, Any], ...], Fitness, str, str]] = [
     (({}, {"is_lost": True}), UNFIT, "DeviceLost", "device 1 is lost"),
     (({"is_lost": True},) * 3, UNFIT, "DeviceLost", "devices 0, 1, 2 are lost"),
     (({"is_lost": True, "device_index": 4},) * 2, UNFIT, "DeviceLost", "device 4 is lost"),
-    (({}, health(recovery_action=2)), UNFIT, "RecoveryNeeded", "device 1 is to be reset by"),
+    (({}, health(recovery_action=2)), UNFIT, "RecoveryNeeded", "device 1 is to be reset (driver"),
     ((health(has_remap_failed=True),), UNFIT, "RowRemapFailed", "out of spare memory rows"),
     ((health(is_remap_pending=True), {}), FIT, "RowRemapPending", "device 0 is to be reset when"),
     (({"health": None}, {}), FIT, "DevicesFit", "2 devices answer"),
