@@ -18,10 +18,10 @@ from benchmarks.large_job_ranks import InjectedFault, PaperJob
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.events import (
-    AskDecision,
     DecisionMade,
     NodeAttached,
     NodeReported,
+    RequestDecision,
 )
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
@@ -39,7 +39,7 @@ class Fleet:
     def __init__(self, job: PaperJob) -> None:
         self.job, self.state, self.now_s = job, State(), 100.0
         self.read_s = self.judge_s = 0.0
-        self.question: AskDecision | None = None
+        self.question: RequestDecision | None = None
 
     def send(self, node: int, data: bytes) -> None:
         """One report, both parts timed."""
@@ -51,9 +51,9 @@ class Fleet:
         self.judge_s += time.process_time() - read_s
         self.read_s += read_s - began_s
         for one in said:
-            if isinstance(one, AskDecision) and one.view.slow:
+            if isinstance(one, RequestDecision) and one.view.slow:
                 self.question = one
-            elif isinstance(one, AskDecision):  # nobody is slow: nothing is decided
+            elif isinstance(one, RequestDecision):  # nobody is slow: nothing is decided
                 answer = DecisionMade(job=one.job, asked=one.asked, decision=None)
                 self.state, _ = advance(self.state, answer, config=CONFIG, now_s=self.now_s)
 

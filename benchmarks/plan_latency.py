@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.placement_scale import zipf_loads
 from pacekeeper.controller.app.effects import Planner
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state.events import AskDecision, Event
+from pacekeeper.controller.state.events import Event, RequestDecision
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import even_layout
@@ -89,7 +89,7 @@ async def beside_it(view: PlanningSnapshot) -> None:
         raise error
 
     planner = Planner(policy=PolicyConfig(), put=put, on_failure=raise_it)
-    planner.ask(AskDecision(job="train", asked=1, view=view))
+    planner.ask(RequestDecision(job="train", asked=1, view=view))
     await made.wait()
     planner.close()
 

@@ -120,8 +120,10 @@ class OperatorActions:
             ActionRejectedError: Its subject is unknown, or no such order is in effect.
         """
         before = overrides.find_order(self.state(), kind, subject)
-        if is_on and before is None and (why := overrides.why_unknown(self.state(), kind, subject)):
-            raise ActionRejectedError(RejectReason.UNKNOWN, why)
+        if is_on and before is None:
+            why = overrides.subject_error(self.state(), kind, subject)
+            if why is not None:
+                raise ActionRejectedError(RejectReason.UNKNOWN, why)
         if not is_on and before is None:
             raise ActionRejectedError(
                 RejectReason.UNKNOWN, f"no order {kind} for {subject or 'everything'} is in effect"

@@ -16,17 +16,19 @@ from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.events import (
-    AskDecision,
-    AskProbe,
     Command,
     DecisionMade,
-    DropOrder,
+    DeleteOrder,
     Event,
     Failed,
     ForgetJob,
     ForgetLayouts,
+    Log,
     NotifyDeaths,
+    NotifySuspects,
     OfferPlan,
+    RequestDecision,
+    RequestProbe,
     SaveDecision,
     SaveIncident,
     SaveJob,
@@ -34,9 +36,7 @@ from pacekeeper.controller.state.events import (
     SaveOrder,
     SaveProposal,
     SaveStrike,
-    Say,
     StepSummary,
-    TellSuspects,
 )
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.protos import control_pb2
@@ -58,7 +58,7 @@ class Planner:
     _pool: ThreadPoolExecutor = field(default_factory=_one_thread)
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
-    def ask(self, question: AskDecision) -> None:
+    def ask(self, question: RequestDecision) -> None:
         """Queue a question; the answer goes to `put`."""
         task = asyncio.create_task(self._answer(question))
         self._tasks.add(task)
@@ -70,7 +70,7 @@ class Planner:
             task.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(self, question: AskDecision) -> None:
+    async def _answer(self, question: RequestDecision) -> None:
         decision = None
         loop = asyncio.get_running_loop()
         try:
@@ -106,10 +106,10 @@ class CommandExecutor:
             case NotifyDeaths(job=job, nodes=nodes, ranks=ranks, run_id=run_id):
                 notice = control_pb2.NotifyDeaths(job=job, ranks=list(ranks), run_id=run_id)
                 self.agents.send(nodes, "deaths", job, AttachResponse(notify_deaths=notice))
-            case TellSuspects(job=job, nodes=nodes, ranks=ranks, run_id=run_id):
+            case NotifySuspects(job=job, nodes=nodes, ranks=ranks, run_id=run_id):
                 told = control_pb2.SetSuspects(job=job, ranks=list(ranks), run_id=run_id)
                 self.agents.send(nodes, "suspects", job, AttachResponse(set_suspects=told))
-            case AskProbe(job=job, nodes=nodes, number=number, run_id=run_id):
+            case RequestProbe(job=job, nodes=nodes, number=number, run_id=run_id):
                 asked = control_pb2.RequestProbe(job=job, number=number, run_id=run_id)
                 self.agents.send(nodes, "probe", job, AttachResponse(request_probe=asked))
             case SaveIncident(incident=incident):
@@ -117,9 +117,9 @@ class CommandExecutor:
                 self.status.publish_incident(incident)
             case StepSummary():
                 self.status.publish_step(command)
-            case AskDecision():
+            case RequestDecision():
                 self.planner.ask(command)
-            case Say(text=text):
+            case Log(text=text):
                 _log.info("%s", text)
             case Failed(what=what, error=error):
                 self.on_failure(what, error)
@@ -130,5 +130,5 @@ class CommandExecutor:
                     self.listener_setup.audit_plan(job, about, decision.reason)
             case SaveLayout() | SaveProposal() | SaveJob() | SaveStrike():
                 pass  # stored already
-            case ForgetJob() | ForgetLayouts() | SaveOrder() | DropOrder():
+            case ForgetJob() | ForgetLayouts() | SaveOrder() | DeleteOrder():
                 pass  # so are these

@@ -1,7 +1,8 @@
-"""Is a job's watch measuring, healthy or blind - and why? Silence is never taken for health. Pure.
+"""Detection coverage of a job: measuring, healthy, degraded or blind, with the reason. Pure.
 
-What a judged step says comes first; the canary and the detector's own blindness may refute it, and
-between steps the clock does: ranks that fall silent, records that make no step.
+Set from each judged step, corrected by the canary and by the smallest slowdown that the detector
+can see; between steps, ticks set it to blind where ranks fall silent or no step completes. Missing
+data never counts as healthy. Called by `machine/steps.py`, `job_level.py` and `machine.py`.
 """
 
 from collections.abc import Sequence
@@ -12,10 +13,10 @@ from zlib import crc32
 import numpy as np
 
 from pacekeeper.controller.detection.peer_groups import Peers, peers
-from pacekeeper.controller.state.events import Command, Say
+from pacekeeper.controller.state.events import Command, Log
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.incidents.findings import Blindness, CoverageState
+from pacekeeper.core.incidents.findings import Blindness, CoverageState, slowdown_text
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.predictor.assurance.canary import advance_canaries, canary_failure_reason
 from pacekeeper.predictor.assurance.sensitivity import Blind, Sensitivity, blindness, sensitivity_of
@@ -23,10 +24,10 @@ from pacekeeper.predictor.cost.features import FeatureTable
 from pacekeeper.predictor.job_level.online import LEAST_STEPS
 from pacekeeper.predictor.online.state import Judgement
 
-PATIENCE_STEPS = 3  # where one step takes longer than `blind_after_s`
+SILENT_STEPS = 3  # where one step takes longer than `blind_after_s`
 
 
-def running(job: JobState) -> tuple[int, ...]:
+def working_ranks(job: JobState) -> tuple[int, ...]:
     """Living ranks that the layout gives work, ascending."""
     if job.layouts.current is None:
         return job.living
@@ -34,7 +35,7 @@ def running(job: JobState) -> tuple[int, ...]:
     return tuple(rank for rank in job.living if rank in counted)
 
 
-def after_step(
+def update_after_step(
     job: JobState,
     judgement: Judgement,
     work: FeatureTable,
@@ -42,19 +43,27 @@ def after_step(
     config: ControllerConfig,
     now_s: float,
 ) -> tuple[JobState, list[Command]]:
-    """The watch after a step that was judged by this work, and its canary.
+    """Update the coverage after a judged step, and advance the canary by this step.
 
-    `untimed`: ranks that told their work, but no time for it. A job with open incidents stays
-    degraded where no more could be seen; it says so.
+    A job with open incidents stays degraded where further slowdowns would be missed; the reason
+    says so.
+
+    Args:
+        job: The job, with the detector state after the step.
+        judgement: The detector's result for the step.
+        work: The step's micro-batches, which the canary replays on a copy.
+        untimed: Ranks that reported their work without compute times.
+        config: The controller's settings.
+        now_s: The machine's clock.
     """
-    ranks = running(job)
+    ranks = working_ranks(job)
     groups = peers(job, ranks)
     blind = _untimed(untimed) or _blind_of(groups, config, judgement.step)
     sensitivities = [
         sensitivity_of(config.detector, group.evidence, group.ranks) for group in groups
     ]
     known = [sensitivity for sensitivity in sensitivities if sensitivity is not None]
-    # What is promised of a job is promised of each of its roles.
+    # A job's sensitivity is that of its least sensitive role.
     sensitivity = (
         max(known, key=lambda s: s.slowdown) if len(known) == len(groups) and known else None
     )
@@ -62,7 +71,7 @@ def after_step(
     blind = blind or canary_failure_reason(config.detector, job.detection.canaries, judgement.step)
     watch, reason = judgement.watch, judgement.reason
     if blind is not None and watch is CoverageState.DEGRADED:
-        reason = f"and blind for more: {blind.reason}"
+        reason = f"further slow ranks would not be detected: {blind.reason}"
     elif blind is not None and watch is CoverageState.MEASURING:
         reason = f"{reason}; {blind.reason}"
     elif blind is not None:
@@ -72,16 +81,17 @@ def after_step(
     job = replace(
         job, coverage=replace(job.coverage, sensitivity=sensitivity, judged_s=now_s, silent=())
     )
-    job, said = _entered(job, watch, reason, blind)
+    job, said = _set_coverage(job, watch, reason, blind)
     return job, [*commands, *said]
 
 
-def after_whole_step(
+def update_after_untimed_step(
     job: JobState, untimed: Sequence[int], config: ControllerConfig, now_s: float
 ) -> tuple[JobState, list[Command]]:
-    """The watch after a step for which no rank told any time: over the job as a whole.
+    """Update the coverage after a step without compute times, which is judged as a whole.
 
-    Where its work is not told either, it is blind for what lasts.
+    Where the ranks do not report their work either, lasting slowdowns are not detected: the job is
+    blind for them.
     """
     whole, blind = job.detection.whole, None
     why = f"ranks {format_ranks(untimed)} report" if untimed else "its ranks report"
@@ -89,7 +99,7 @@ def after_whole_step(
     if whole.knowledge is None:
         now, seen = CoverageState.MEASURING, f"{whole.num_steps} of {LEAST_STEPS} step times"
     elif whole.sensitivity is None:
-        now, seen = CoverageState.JOB_LEVEL, "only a slowdown that went away again would be seen"
+        now, seen = CoverageState.JOB_LEVEL, "only slowdowns that end again would be detected"
         blind = Blind(why=Blindness.NO_TIMES, reason=why)
     else:
         now, seen = CoverageState.JOB_LEVEL, str(whole.sensitivity)
@@ -97,21 +107,21 @@ def after_whole_step(
             blind = Blind(why=Blindness.NOISE, reason=seen)
     if whole.is_open or job.detection.evidence.slow:
         now = CoverageState.DEGRADED
-        seen = f"x{whole.slowdown:.2f} slow; {seen}" if whole.is_open else seen
-    reason = f"{why}: the job is watched as a whole; {seen}"
+        seen = f"it takes {slowdown_text(whole.slowdown)}; {seen}" if whole.is_open else seen
+    reason = f"{why}: detection by step times of the whole job; {seen}"
     reason += f"; {whole.note}" if whole.note else ""
     job = replace(
         job,
         coverage=replace(job.coverage, sensitivity=whole.sensitivity, judged_s=now_s, silent=()),
     )
-    return _entered(job, now, reason, blind)
+    return _set_coverage(job, now, reason, blind)
 
 
 def _blind_of(groups: Sequence[Peers], config: ControllerConfig, step: int) -> Blind | None:
-    """Why a slowdown of some rank would not be named, by the evidence of its role."""
+    """Return why a slowdown of some rank would not be attributed to it; None: it would be."""
     alone = [group.ranks[0] for group in groups if len(group.ranks) == 1]
     if alone and len(groups) > 1:
-        reason = f"ranks {format_ranks(alone)} have a role of their own: no peer to be told from"
+        reason = f"ranks {format_ranks(alone)} have no peer of their role to be compared with"
         return Blind(why=Blindness.NO_PEERS, reason=reason)
     found = (blindness(config.detector, g.evidence, g.ranks, step=step) for g in groups)
     return next((blind for blind in found if blind is not None), None)
@@ -131,7 +141,7 @@ def _with_canary(
     sensitivity: Sensitivity | None,
     config: ControllerConfig,
 ) -> tuple[JobState, list[Command]]:
-    """One step more for the canary; one that was missed is an alert. Roles take turns."""
+    """Advance the canary by one step, role by role in turn; log an alert if it was missed."""
     before = job.detection.canaries
     group = groups[before.turn % len(groups)]
     if before.running is not None:
@@ -148,7 +158,7 @@ def _with_canary(
         work,
         sensitivity=sensitivity,
         ranks=group.ranks,
-        # With each role's turn it is the turn of its next rank.
+        # The roles take turns; each turn of a role selects its next rank.
         seed=crc32(job.name.encode()) - before.turn + before.turn // len(groups),
     )
     job = replace(job, detection=replace(job.detection, canaries=canaries))
@@ -157,24 +167,24 @@ def _with_canary(
         return job, []
     text = (
         f"job={job.name} alert=canary_missed rank={last.rank} slowdown={last.slowdown:.2f} "
-        f"steps={last.num_steps} step={last.step}: slow ranks may go unseen"
+        f"steps={last.num_steps} step={last.step}: slow ranks may not be detected"
     )
-    return job, [Say(text=text)]
+    return job, [Log(text=text)]
 
 
-def after_silence(
+def update_on_tick(
     job: JobState, config: ControllerConfig, now_s: float
 ) -> tuple[JobState, list[Command]]:
-    """The watch at this moment, if only time went by since the newest step."""
+    """On a tick: set the coverage to blind where ranks are silent or no step was judged lately."""
     median_s = (
         sorted(job.progress.recent_step_s)[len(job.progress.recent_step_s) // 2]
         if job.progress.recent_step_s
         else 0.0
     )
-    limit_s = max(config.blind_after_s, PATIENCE_STEPS * median_s)
-    ranks = running(job)
+    limit_s = max(config.blind_after_s, SILENT_STEPS * median_s)
+    ranks = working_ranks(job)
     silent: tuple[int, ...] = ()
-    # Nearly always all were heard of just now: that is seen at a glance, rank by rank it costs.
+    # Nearly always every rank has sent records lately: one `min` is cheaper than a loop over ranks.
     heard_s = job.heard_s.values() if len(job.heard_s) == len(job.ranks) else ()
     if min(heard_s, default=-inf) < now_s - limit_s:
         silent = tuple(rank for rank in ranks if now_s - job.last_heard_s(rank) > limit_s)
@@ -186,7 +196,7 @@ def after_silence(
     blind = _blind_between_steps(job, ranks, now_s, limit_s)
     if blind is None:
         return job, []
-    return _entered(job, CoverageState.BLIND, blind.reason, blind)
+    return _set_coverage(job, CoverageState.BLIND, blind.reason, blind)
 
 
 def _blind_between_steps(
@@ -196,7 +206,7 @@ def _blind_between_steps(
         reason = f"no record of ranks {format_ranks(job.coverage.silent)} for {limit_s:.0f} s"
         return Blind(why=Blindness.NO_RECORDS, reason=reason)
     if not ranks:
-        reason = "; ".join(filter(None, ("no rank is known to run", _apart(job))))
+        reason = "; ".join(filter(None, ("no rank is known to run", _unattached_text(job))))
         return Blind(why=Blindness.NO_RECORDS, reason=reason)
     attached_s = max((job.ranks[rank].attached_s for rank in ranks), default=now_s)
     since_s = (
@@ -209,24 +219,24 @@ def _blind_between_steps(
         step = min(job.progress.pending)
         missing = [rank for rank in ranks if not job.progress.pending[step].is_whole(rank)]
         reason += f": of step {step} ranks {format_ranks(missing)} are missing" if missing else ""
-    apart = _apart(job)
+    apart = _unattached_text(job)
     reason += f"; {apart}" if apart else ""
     return Blind(why=Blindness.NO_STEPS, reason=reason)
 
 
-def _apart(job: JobState) -> str:
-    """Who should be there and never came."""
+def _unattached_text(job: JobState) -> str:
+    """Return the ranks that should run and have not attached, as text; empty: none."""
     missing = job.unattached
     return f"ranks {format_ranks(missing)} have not attached" if missing else ""
 
 
-def _entered(
+def _set_coverage(
     job: JobState, watch: CoverageState, reason: str, blind: Blind | None
 ) -> tuple[JobState, list[Command]]:
-    """Going blind and coming back is told; what else changes is shown."""
+    """Set the coverage; log it only where the job becomes blind or stops being blind."""
     was = job.coverage.state
     why = None if blind is None else blind.why
     job = replace(job, coverage=replace(job.coverage, state=watch, reason=reason, blind=why))
     is_news = watch is not was and CoverageState.BLIND in (watch, was)
-    said = Say(text=f"job={job.name} watch={watch} was={was} ({reason})")
+    said = Log(text=f"job={job.name} watch={watch} was={was} ({reason})")
     return job, [said] if is_news else []

@@ -1,6 +1,7 @@
-"""The input of a job: waits for it judged, incidents of kind input opened, closed. Pure.
+"""Detection of slow input: judges waits for data, opens and closes input incidents. Pure.
 
-They accuse no device, and the planner does not follow them: no layout loads faster.
+These incidents name no device. The planner does not act on them: no layout loads data faster.
+Called by `machine/steps.py`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ def judge_inputs(
     config: ControllerConfig,
     unix_s: float,
 ) -> tuple[State, JobState, list[Command]]:
-    """Fold the waits of a complete step; nothing where its ranks do not time them all."""
+    """Judge the input waits of a complete step; no effect where some rank reports none."""
     ranks = sorted(ended)
     waits = [ended[rank].input_wait_s for rank in ranks]
     if any(wait is None for wait in waits):
@@ -50,7 +51,7 @@ def judge_inputs(
         horizon_steps=config.policy.horizon_steps,
         unix_s=unix_s,
     )
-    state, job, said = job_level.follow_pace(
+    state, job, said = job_level.update_common_incident(
         state,
         job,
         judgement.common,

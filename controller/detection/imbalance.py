@@ -1,6 +1,7 @@
-"""How the work of a job is spread, watched while nothing else is wrong with it. Pure.
+"""Advice on unevenly distributed work, given while no rank is slow. Pure.
 
-While a rank is slow, or the layout is one made around that, uneven work is what was wanted.
+While a rank is slow, or the layout was made for a slow rank, uneven work is intended. Called by
+`machine/steps.py`.
 """
 
 from collections.abc import Mapping
@@ -15,10 +16,18 @@ from pacekeeper.predictor.cost.features import StepSample
 from pacekeeper.predictor.imbalance.advice import lost_of_roles, update_spread
 
 
-def advise(
+def update_advice(
     state: State, job: JobState, samples: Mapping[str, StepSample], duration_s: float, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
-    """Open, re-measure and close advice by what a step of this job lost to the spread of work."""
+    """Open, re-measure and close advice by the time that a step lost to uneven work.
+
+    Args:
+        state: The controller's state.
+        job: The job.
+        samples: The step's work by role.
+        duration_s: The step's duration.
+        unix_s: The time now.
+    """
     if (
         job.detection.evidence.slow
         or job.layouts.baseline is not None

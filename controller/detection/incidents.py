@@ -1,16 +1,23 @@
-"""The life of an incident: opened by a finding, re-measured, acted on, closed. Pure.
+"""Incidents: opened by a finding, re-measured, annotated with actions, closed. Pure.
 
-Those of death are opened and closed in `controller/machine/rank_failures.py`.
+Called by the other modules of detection, by mitigation and by the machine. Incidents of failed
+ranks are opened and closed in `controller/machine/rank_failures.py`.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from pacekeeper.controller.state import device_history
-from pacekeeper.controller.state.events import Command, SaveIncident, SaveStrike, Say
-from pacekeeper.controller.state.state import JobState, State, newest
+from pacekeeper.controller.state.events import Command, Log, SaveIncident, SaveStrike
+from pacekeeper.controller.state.state import JobState, State, newest_incidents
 from pacekeeper.core.incidents import rank_failures
-from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.incidents.findings import (
+    Finding,
+    FindingKind,
+    Incident,
+    Tier,
+    slowdown_text,
+)
 from pacekeeper.core.incidents.rank_ranges import iter_ranks
 from pacekeeper.predictor.causes.evidence import Cause
 from pacekeeper.predictor.causes.explain import examined_signals, in_words
@@ -19,8 +26,8 @@ from pacekeeper.predictor.online.state import Judgement
 FAULTS = (FindingKind.DEVICE, FindingKind.LINK, FindingKind.HOST, FindingKind.INPUT)
 
 
-def lasted(job: JobState, rank: int | None, kind: FindingKind, horizon_steps: int) -> str:
-    """Like "after 12 steps: transient", of the open incident of this rank; empty without one."""
+def duration_text(job: JobState, rank: int | None, kind: FindingKind, horizon_steps: int) -> str:
+    """Return text such as "after 12 steps: transient" of a rank's open incident; empty: none."""
     for incident in job.open_incidents:
         if (incident.finding.kind, incident.finding.rank) == (kind, rank):
             steps = _steps(job, incident)
@@ -29,7 +36,7 @@ def lasted(job: JobState, rank: int | None, kind: FindingKind, horizon_steps: in
 
 
 def note_persistent(job: JobState, horizon_steps: int) -> tuple[JobState, list[Command]]:
-    """Say once of each open fault that it has outlasted the horizon."""
+    """Mark each open fault that has outlasted the horizon as persistent, once, and log it."""
     if not any(map(_is_fault, job.incidents)):
         return job, []
     commands: list[Command] = []
@@ -39,7 +46,7 @@ def note_persistent(job: JobState, horizon_steps: int) -> tuple[JobState, list[C
             text = f"persistent: it has lasted more than {horizon_steps} steps"
             incident = replace(incident, is_persistent=True, actions=(*incident.actions, text))
             said = f"job={job.name} incident={incident.incident_id} {text}"
-            commands += [SaveIncident(incident=incident), Say(text=said)]
+            commands += [SaveIncident(incident=incident), Log(text=said)]
         incidents.append(incident)
     return (replace(job, incidents=tuple(incidents)) if commands else job), commands
 
@@ -53,11 +60,11 @@ def _is_fault(incident: Incident) -> bool:
 
 
 def _steps(job: JobState, incident: Incident) -> int:
-    """Since its onset, the present step included."""
+    """Return the number of steps since the incident's onset, the present step included."""
     return job.progress.step - incident.finding.onset_step + 1
 
 
-UNPLANNED = (
+NOT_MITIGABLE = (
     FindingKind.LINK,
     FindingKind.HOST,
     FindingKind.INPUT,
@@ -69,8 +76,8 @@ UNPLANNED = (
 def open_incident(
     state: State, job: JobState, finding: Finding, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
-    """A finding becomes an incident with the next number, and leaves a strike on its device."""
-    state, finding, struck = _struck(state, job, finding, unix_s)
+    """Open an incident for a finding, and add a strike to the history of its device."""
+    state, finding, struck = _add_strike(state, job, finding, unix_s)
     incident = Incident(
         incident_id=state.next_incident_id, job=job.name, finding=finding, opened_unix_s=unix_s
     )
@@ -81,22 +88,22 @@ def open_incident(
 def start_incident(
     state: State, job: JobState, incident: Incident
 ) -> tuple[State, JobState, list[Command]]:
-    """An incident that has the next number is stored, told and remembered."""
+    """Add an incident that has the next number to the job; store and log it."""
     assert incident.incident_id == state.next_incident_id, "numbers are given in turn"
     state = replace(state, next_incident_id=state.next_incident_id + 1)
     commands: list[Command] = [
         SaveIncident(incident=incident),
-        Say(text=f"job={job.name} incident={incident.incident_id} {incident.finding.reason}"),
+        Log(text=f"job={job.name} incident={incident.incident_id} {incident.finding.reason}"),
     ]
     if incident.finding.cause:
         commands.append(_cause_line(incident))
-    return state, replace(job, incidents=newest((*job.incidents, incident))), commands
+    return state, replace(job, incidents=newest_incidents((*job.incidents, incident))), commands
 
 
-def _struck(
+def _add_strike(
     state: State, job: JobState, finding: Finding, unix_s: float
 ) -> tuple[State, Finding, list[Command]]:
-    """The finding with what other jobs found of its device, and its own strike remembered."""
+    """Add the device's history in other jobs to the finding's reason, and record a strike."""
     known = None if finding.rank is None else job.ranks.get(finding.rank)
     if known is None or finding.kind not in device_history.ACCUSING:
         return state, finding, []
@@ -112,7 +119,7 @@ def _struck(
         slowdown=finding.slowdown,
         unix_s=unix_s,
     )
-    strikes = device_history.remember(state.strikes, strike)
+    strikes = device_history.add_strike(state.strikes, strike)
     if strikes is state.strikes:
         return state, finding, []
     return replace(state, strikes=strikes), finding, [SaveStrike(strike=strike)]
@@ -121,9 +128,11 @@ def _struck(
 def close(
     job: JobState, ranks: Collection[int | None], kind: FindingKind, unix_s: float, action: str
 ) -> tuple[JobState, list[Command]]:
-    """Close the open incidents of this kind on these ranks. Not of deaths:
-    `rank_failures.continue_without_ranks`."""
-    assert kind is not FindingKind.DEATH, "one of death may have ranks that are waited for on"
+    """Close the open incidents of this kind on these ranks.
+
+    Failures of ranks are closed by `rank_failures.continue_without_ranks` instead.
+    """
+    assert kind is not FindingKind.DEATH, "it may have failed ranks that are not resolved yet"
 
     def is_due(incident: Incident) -> bool:
         return incident.finding.kind is kind and incident.finding.rank in ranks
@@ -134,7 +143,7 @@ def close(
 def close_all(
     job: JobState, unix_s: float, action: str, *, but: Collection[FindingKind] = ()
 ) -> tuple[JobState, list[Command]]:
-    """Close all that are open, of all ranks; not those of these kinds."""
+    """Close all open incidents of the job except those of the kinds in `but`."""
     return _close(job, lambda incident: incident.finding.kind not in but, unix_s, action)
 
 
@@ -147,39 +156,39 @@ def _close(
     commands: list[Command] = []
     incidents = list(job.incidents)
     for i in due:
-        incidents[i], said = closed(job, incidents[i], unix_s, action)
+        incidents[i], said = close_one(job, incidents[i], unix_s, action)
         commands += said
     return replace(job, incidents=tuple(incidents)), commands
 
 
-def closed(
+def close_one(
     job: JobState, incident: Incident, unix_s: float, action: str
 ) -> tuple[Incident, list[Command]]:
-    """This one is over, for all the ranks it is about."""
-    everybody = {rank for one in incident.rank_failures for rank in iter_ranks(one.ranks)}
+    """Return the incident closed, with all its ranks, and the commands that store and log it."""
+    all_ranks = {rank for one in incident.rank_failures for rank in iter_ranks(one.ranks)}
     incident = replace(
         incident,
         closed_unix_s=unix_s,
         closed_step=job.progress.step,
         actions=(*incident.actions, action),
         rank_failures=rank_failures.close_failures(
-            incident.rank_failures, everybody, unix_s, max(0, job.progress.step)
+            incident.rank_failures, all_ranks, unix_s, max(0, job.progress.step)
         ),
     )
     said = f"job={job.name} incident={incident.incident_id} closed: {action}"
-    return incident, [SaveIncident(incident=incident), Say(text=said)]
+    return incident, [SaveIncident(incident=incident), Log(text=said)]
 
 
-def followed(job: JobState) -> list[Incident]:
-    """The open incidents that a layout follows."""
-    return [one for one in job.open_incidents if one.finding.kind not in UNPLANNED]
+def mitigable(job: JobState) -> list[Incident]:
+    """Return the open incidents whose kind can be mitigated by a layout."""
+    return [one for one in job.open_incidents if one.finding.kind not in NOT_MITIGABLE]
 
 
 def note_action(job: JobState, action: str) -> tuple[JobState, list[Command]]:
-    """What was done, on every open incident that a layout follows."""
+    """Append an action to every open incident whose kind can be mitigated by a layout."""
     noted, commands = [], list[Command]()
     for incident in job.incidents:
-        is_planned = incident.finding.kind not in UNPLANNED
+        is_planned = incident.finding.kind not in NOT_MITIGABLE
         if incident.is_open and is_planned:
             incident = replace(incident, actions=(*incident.actions, action))
             commands.append(SaveIncident(incident=incident))
@@ -190,20 +199,18 @@ def note_action(job: JobState, action: str) -> tuple[JobState, list[Command]]:
 def remeasure(
     job: JobState, rank: int | None, kind: FindingKind, slowdown: float
 ) -> tuple[JobState, list[Command]]:
-    """The open finding of this kind is now clearly larger or smaller (not: nearly over)."""
+    """Set the slowdown of the open incident of this kind and rank; store and log it."""
     commands: list[Command] = []
     incidents = []
     for incident in job.incidents:
         finding = incident.finding
         if incident.is_open and finding.kind is kind and finding.rank == rank:
             incident = replace(incident, finding=replace(finding, slowdown=slowdown))
-            of = kind if rank is None else f"rank={rank}"
+            subject = "the job" if rank is None else f"rank {rank}"
+            text = f"{subject} now takes {slowdown_text(slowdown)} ({kind})"
             commands += [
                 SaveIncident(incident=incident),
-                Say(
-                    text=f"job={job.name} incident={incident.incident_id} {of} is now "
-                    f"x{slowdown:.2f} slow"
-                ),
+                Log(text=f"job={job.name} incident={incident.incident_id} {text}"),
             ]
         incidents.append(incident)
     return replace(job, incidents=tuple(incidents)), commands
@@ -219,16 +226,23 @@ def update_incidents(
     horizon_steps: int,
     unix_s: float,
 ) -> tuple[State, JobState, list[Command]]:
-    """What a step says of findings that no plan follows: opened, closed, re-measured.
+    """Open, close and re-measure incidents of one kind, by a step's judgement.
 
-    `over(rank)`: what is well again. `horizon_steps`: what lasts longer is persistent.
+    Args:
+        state: The controller's state.
+        job: The job.
+        judgement: The detector's result for the step.
+        kind: The kind of the incidents.
+        over: Returns the reason for closing the incident of a rank.
+        horizon_steps: A fault that lasts longer is persistent.
+        unix_s: The time now.
     """
     commands: list[Command] = []
     for finding in judgement.findings:
         state, job, said = open_incident(state, job, finding, unix_s)
         commands += said
     for rank in judgement.recovered:
-        why = f"{over(rank)} {lasted(job, rank, kind, horizon_steps)}".strip()
+        why = f"{over(rank)} {duration_text(job, rank, kind, horizon_steps)}".strip()
         job, said = close(job, {rank}, kind, unix_s, why)
         commands += said
     for rank, slowdown in judgement.changed.items():
@@ -257,7 +271,7 @@ def name_cause(job: JobState, rank: int, causes: Sequence[Cause]) -> tuple[JobSt
 
 
 def note_probe(job: JobState, rank: int, tier: Tier, text: str) -> tuple[JobState, list[Command]]:
-    """What the probe said of this rank's open finding, and how sure it is since."""
+    """Record a probe's result on the open finding of a rank, with the finding's new tier."""
     commands: list[Command] = []
     known = []
     for incident in job.incidents:
@@ -265,7 +279,7 @@ def note_probe(job: JobState, rank: int, tier: Tier, text: str) -> tuple[JobStat
         if incident.is_open and finding.kind is FindingKind.DEVICE and finding.rank == rank:
             incident = replace(incident, finding=replace(finding, tier=tier, probe=text))
             said = f"job={job.name} incident={incident.incident_id} {tier} {text}"
-            commands += [SaveIncident(incident=incident), Say(text=said)]
+            commands += [SaveIncident(incident=incident), Log(text=said)]
         known.append(incident)
     return replace(job, incidents=tuple(known)), commands
 
@@ -276,6 +290,6 @@ def with_cause(finding: Finding, causes: Sequence[Cause]) -> Finding:
     return replace(finding, cause=in_words(causes), normal_signals=normal, missing_signals=missing)
 
 
-def _cause_line(incident: Incident) -> Say:
+def _cause_line(incident: Incident) -> Log:
     cause = incident.finding.cause_text
-    return Say(text=f"job={incident.job} incident={incident.incident_id} cause: {cause}")
+    return Log(text=f"job={incident.job} incident={incident.incident_id} cause: {cause}")

@@ -1,7 +1,8 @@
-"""A job whose ranks tell no compute times: its steps are judged as the job's, and accuse no rank.
+"""Detection by step times of the whole job, where ranks report no compute times. Pure.
 
-A step is complete when all ranks have ended it. That they will tell nothing of its work is known
-only from what they do later: device clocks tell a micro-batch some steps late. Pure.
+A step is complete when all ranks have ended it. Whether their work will still be reported is known
+only later: device clocks report a micro-batch some steps late. No rank is named. Called by
+`machine/steps.py`; `data_loading.py` uses `update_common_incident`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from pacekeeper.predictor.online.global_slowdown import GlobalSlowdownChange
 from pacekeeper.predictor.online.state import restore
 
 
-def follow_pace(
+def update_common_incident(
     state: State,
     job: JobState,
     news: GlobalSlowdownChange,
@@ -29,14 +30,21 @@ def follow_pace(
 ) -> tuple[State, JobState, list[Command]]:
     """Open, close or re-measure the incident of all ranks together.
 
-    `kind`: of the news; `over`: why it is closed, where the news do not say.
+    Args:
+        state: The controller's state.
+        job: The job.
+        news: The change of the slowdown that all ranks have in common.
+        config: The controller's settings.
+        unix_s: The time now.
+        kind: The kind of the incident.
+        over: The reason for closing it, where `news` has none.
     """
     commands = list[Command]()
     if news.found is not None:
         state, job, said = incidents.open_incident(state, job, news.found, unix_s)
         commands += said
     if news.is_over:
-        long = incidents.lasted(job, None, kind, config.policy.horizon_steps)
+        long = incidents.duration_text(job, None, kind, config.policy.horizon_steps)
         why = news.why or f"{over} {long}".strip()
         job, said = incidents.close(job, {None}, kind, unix_s, why)
         commands += said
@@ -46,20 +54,20 @@ def follow_pace(
     return state, job, commands
 
 
-LATE_STEPS = 8  # that a trainer may tell its work late
+LATE_STEPS = 8  # by which a trainer may report the work of a step late
 
 
-def is_untold(job: JobState, step: int) -> bool:
-    """Will nobody tell any work of this pending step?"""
+def is_work_missing(job: JobState, step: int) -> bool:
+    """Whether no rank will report the work of this pending step any more."""
     if job.detection.tells_work:
         return False
     return bool(job.detection.whole.num_steps) or max(job.progress.pending) - step >= LATE_STEPS
 
 
-def handed_over(job: JobState) -> JobState:
-    """Ranks tell their times: they are judged by them from now on.
+def switch_to_ranks(job: JobState) -> JobState:
+    """Switch the job from detection by step times to detection by rank, once ranks report times.
 
-    An open finding of the whole job becomes one of all its ranks together.
+    An open finding of the whole job becomes a finding of all its ranks together.
     """
     if job.detection.whole.is_open:
         evidence = restore(job.detection.evidence.slow, everybody=job.detection.whole.slowdown)
@@ -75,14 +83,23 @@ def judge_step(
     config: ControllerConfig,
     now_s: float,
 ) -> tuple[State, JobState, list[Command]]:
-    """Take in one step. `untimed`: ranks that told their work, and no time for it."""
+    """Judge one step by its duration.
+
+    Args:
+        state: The controller's state.
+        job: The job.
+        told: The step.
+        untimed: Ranks that reported their work without compute times.
+        config: The controller's settings.
+        now_s: The machine's clock.
+    """
     whole, news = update_job_level(job.detection.whole, told)
     job = replace(job, detection=replace(job.detection, whole=whole))
     unix_s = now_s + state.unix_offset_s
-    state, job, commands = follow_pace(state, job, news, config, unix_s)
+    state, job, commands = update_common_incident(state, job, news, config, unix_s)
     job, said = incidents.note_persistent(job, config.policy.horizon_steps)
     commands += said
-    job, said = coverage.after_whole_step(job, untimed, config, now_s)
+    job, said = coverage.update_after_untimed_step(job, untimed, config, now_s)
     commands += said
     summary = StepSummary(
         job=job.name,

@@ -1,6 +1,7 @@
-"""The links of a job: each step's transfers judged, incidents of kind link opened, closed. Pure.
+"""Detection of slow links: judges each step's transfers, opens and closes link incidents. Pure.
 
-They accuse no device, and the planner does not follow them: no layout avoids a link yet.
+These incidents name a rank's link, not its device. The planner does not act on them: no layout
+avoids a link yet. Called by `machine/steps.py`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ def judge_links(
     config: ControllerConfig,
     unix_s: float,
 ) -> tuple[State, JobState, list[Command]]:
-    """Fold a complete step's transfers; nothing where its ranks do not time any."""
+    """Judge the transfers of a complete step; no effect where its ranks report none."""
     sample = _sample_of(ended)
     if sample is None:
         return state, job, []
@@ -44,7 +45,7 @@ def judge_links(
 
 
 def _sample_of(ended: Mapping[int, StepRecord]) -> StepSample | None:
-    """The transfers of a step that all its ranks ended; None unless all of them told of some."""
+    """Return the transfers of a step that all its ranks ended; None unless all reported some."""
     ranks = sorted(ended)
     if not ranks:
         return None

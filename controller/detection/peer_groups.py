@@ -1,7 +1,8 @@
-"""Ranks of one role do the same work: each is judged beside its own kind, beside no other. Pure.
+"""Peer groups: ranks of one role do the same work and are compared only with each other. Pure.
 
-A job of one role has one evidence, `job.evidence`. One of several has one for each, `job.by_role`;
-`job.evidence` then says who is slow, and has no model: what one role's work costs prices no other.
+A job with one role has one detector state, `detection.evidence`. A job with several has one per
+role in `detection.by_role`; `detection.evidence` then holds only the slow ranks of all roles, and
+no cost model, because one role's model does not predict another's work.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,14 +29,14 @@ WORST_FIRST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """Ranks of one role, ascending, and what is remembered of them."""
+    """Ranks of one role, ascending, with the detector state of the role."""
 
     ranks: tuple[int, ...]
     evidence: Evidence
 
 
 def num_roles(job: JobState) -> int:
-    """How many kinds of work its ranks do."""
+    """Return the number of roles of the job's ranks."""
     return len(_roles(job))
 
 
@@ -44,7 +45,7 @@ def _roles(job: JobState) -> set[str]:
 
 
 def peers(job: JobState, ranks: Sequence[int]) -> list[Peers]:
-    """These ranks by role, in order of the roles' names."""
+    """Group ranks by role, in the order of the roles' names."""
     if num_roles(job) < 2:
         return [Peers(ranks=tuple(ranks), evidence=job.detection.evidence)]
     return [
@@ -54,14 +55,14 @@ def peers(job: JobState, ranks: Sequence[int]) -> list[Peers]:
 
 
 def evidence_by_role(job: JobState, roles: Iterable[str]) -> dict[str, Evidence]:
-    """What is remembered of the ranks of each of these roles."""
+    """Return the detector state of each of these roles."""
     if num_roles(job) < 2:
         return dict.fromkeys(roles, job.detection.evidence)
     return {role: _evidence_of(job, role) for role in roles}
 
 
 def samples_of(job: JobState, work: FeatureTable) -> dict[str, StepSample]:
-    """One complete step by role, in order of the roles' names."""
+    """Split the work of one complete step by role, in the order of the roles' names."""
     roles = _roles(job)
     if len(roles) == 1:
         return {role: sample_of_work(work) for role in roles}
@@ -72,10 +73,19 @@ def samples_of(job: JobState, work: FeatureTable) -> dict[str, StepSample]:
     }
 
 
-def fold_roles(
+def judge_roles(
     config: DetectorConfig, job: JobState, samples: Mapping[str, StepSample]
 ) -> tuple[JobState, Judgement]:
-    """Take in one complete step, role by role: one judgement of them all."""
+    """Judge one complete step role by role.
+
+    Args:
+        config: The detector's settings. Roles share the rate of false alarms equally.
+        job: The job.
+        samples: The step's work by role.
+
+    Returns:
+        The job with the new detector states, and one judgement for all roles.
+    """
     roles = num_roles(job)
     if roles < 2:
         (sample,) = samples.values()
@@ -83,7 +93,7 @@ def fold_roles(
         return replace(
             job, detection=replace(job.detection, evidence=evidence, by_role={})
         ), judgement
-    # The alarms of a job-day are shared out: each role has charts of its own.
+    # Each role has charts of its own; together they keep the job's rate of false alarms.
     config = replace(config, false_alarms_per_job_day=config.false_alarms_per_job_day / roles)
     by_role = {**job.detection.by_role}
     judged: dict[str, Judgement] = {}
@@ -99,11 +109,19 @@ def fold_roles(
         job,
         detection=replace(job.detection, evidence=restore(slow, everybody=now), by_role=by_role),
     )
-    return job, replace(_merged(judged), common=_news(judged, before, now))
+    return job, replace(_merge(judged), common=_common_news(judged, before, now))
 
 
-def _news(judged: Mapping[str, Judgement], before: float, now: float) -> GlobalSlowdownChange:
-    """Of roles whose ranks are slow together, as of one: by the slowest, then and now."""
+def _common_news(
+    judged: Mapping[str, Judgement], before: float, now: float
+) -> GlobalSlowdownChange:
+    """Return the change of the slowdown common to all ranks of the slowest role.
+
+    Args:
+        judged: The judgements by role.
+        before: The largest common slowdown of a role before the step; 1.0: none.
+        now: The same after the step.
+    """
     if before > 1.0:
         return GlobalSlowdownChange(
             is_over=now <= 1.0, changed=now if now > 1.0 and now != before else None
@@ -125,7 +143,10 @@ def _by_role(job: JobState, ranks: Sequence[int]) -> dict[str, list[int]]:
 
 
 def _evidence_of(job: JobState, role: str) -> Evidence:
-    """Of one role among several: at first who of it was slow before a restart, or all."""
+    """Return the detector state of one role of several.
+
+    A role without one gets a new state with its ranks that were slow before a restart.
+    """
     known = job.detection.by_role.get(role)
     if known is not None:
         return known
@@ -141,8 +162,8 @@ def _evidence_of(job: JobState, role: str) -> Evidence:
     )
 
 
-def _merged(judged: Mapping[str, Judgement]) -> Judgement:
-    """Columns by rank, NaN for roles in their warm-up; the worst watch with its reasons."""
+def _merge(judged: Mapping[str, Judgement]) -> Judgement:
+    """Merge judgements into one: columns by rank, NaN for roles in warm-up; the worst coverage."""
     parts = list(judged.values())
     ranks = [rank for part in parts for rank in part.ranks]
     order = sorted(range(len(ranks)), key=ranks.__getitem__)

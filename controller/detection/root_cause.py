@@ -1,9 +1,10 @@
-"""What the nodes saw lately, kept in short windows, and what it says of a finding. Pure.
+"""Root cause of a finding, from recent device and host samples of the nodes. Pure.
 
-Windows lie on each node's own clock. The onset is put onto it: the end of the step in which the
-finding was made, as ranks of that node told it, less the duration of the steps since the onset;
-where they tell no times, the newest sample stands for that end. Some readings come late (NVML's
-costly ones each 30 s): for a while it is looked again, and what is surer replaces what was said.
+Samples are kept in short windows on each node's own clock. The onset on that clock is the end of
+the step of the finding, as ranks of the node report it, minus the duration of the steps since the
+onset; where they report no end, the newest sample replaces it. Some samples arrive late (NVML's
+slow queries run every 30 s): the search is repeated for `SEARCH_S`, and a more certain cause
+replaces the reported one. Called by `machine.py` with each report, and by `machine/steps.py`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.state.events import Command
-from pacekeeper.controller.state.job_parts import CauseSearch, Place, StepDraft
+from pacekeeper.controller.state.job_parts import CauseSearch, NodeOnset, StepDraft
 from pacekeeper.controller.state.state import JobState, NodeState, RankStatus, State
 from pacekeeper.core.incidents.findings import Finding, Tier
 from pacekeeper.core.telemetry.node_report import AgentHealth, NodeReport
@@ -32,9 +33,9 @@ from pacekeeper.predictor.causes.explain import explain, is_explained
 KEPT_SAMPLES = 12  # of one device or host: a minute; each costs some 400 bytes
 SPACING_S = 5.0
 KEPT_DEVICES = 64  # of one node
-LOOK_AGAIN_S = 90.0
-MAX_SEARCHES = 16  # at a time: what strikes more ranks at once is not of a device
-_HEIGHT = {None: 0, Tier.SUSPECTED: 1, Tier.PROBABLE: 2, Tier.CONFIRMED: 3}
+SEARCH_S = 90.0  # from the finding on
+MAX_SEARCHES = 16  # at a time: a fault of more ranks at once is not of a device
+_CERTAINTY = {None: 0, Tier.SUSPECTED: 1, Tier.PROBABLE: 2, Tier.CONFIRMED: 3}
 
 
 class _Sampled(Protocol):
@@ -46,18 +47,18 @@ S = TypeVar("S", bound=_Sampled)
 
 
 def store_samples(node: NodeState, report: NodeReport, now_s: float) -> NodeState:
-    """Put a report's samples into the node's windows, as they came: most are never looked at."""
+    """Add a report's samples to the node's windows; they are decoded only when needed."""
     unread = report.unread
     if unread is None:
         devices, host = _with(node.devices, node.host, report.devices, report.host)
         return replace(node, devices=devices, host=host, health=report.health, last_report_s=now_s)
-    # In every report, and looked at in nearly none: the newest stands by itself, and only those
-    # that are far enough apart are kept.
+    # Every report has samples and few are ever decoded: the newest is kept apart, and the window
+    # takes only samples that are far enough apart.
     window, before = node.unread_host, node.newest
     if before is not None and _is_apart(window, before) and (told := before.host) is not None:
         window = append_sample(window, told)
     later = unread.devices
-    # Not by `replace`, which costs more than all the rest: this is done for each report of a fleet.
+    # Without `replace`, which would cost more than all the rest: this runs for every report.
     return NodeState(
         name=node.name,
         agent_incarnation=node.agent_incarnation,
@@ -77,14 +78,14 @@ def store_samples(node: NodeState, report: NodeReport, now_s: float) -> NodeStat
 
 
 def health_of(node: NodeState) -> AgentHealth:
-    """What its agent said of itself last."""
+    """Return the health that the node's agent reported last."""
     return node.health if node.newest is None else node.newest.health()
 
 
 def windows(
     node: NodeState,
 ) -> tuple[Mapping[str, tuple[DeviceSample, ...]], tuple[HostSample, ...]]:
-    """All that is kept of a node's devices and host, read by now. O(what is kept)."""
+    """Return the decoded windows of a node: samples by device, and of the host. O(samples)."""
     devices, host = node.devices, node.host
     for later in node.unread_devices:
         devices, host = _with(devices, host, later.read(), None)
@@ -95,7 +96,7 @@ def windows(
 
 
 def _is_apart(window: Sequence[_Sampled], sample: _Sampled) -> bool:
-    """Is it far enough from the newest of these, or of a clock that began anew?"""
+    """Whether the sample is far enough from the newest of the window, or its clock restarted."""
     if not window:
         return True
     return not 0.0 <= sample.sampled_s - window[-1].sampled_s < SPACING_S
@@ -107,7 +108,7 @@ def _with(
     sampled: Sequence[DeviceSample],
     sampled_host: HostSample | None,
 ) -> tuple[Mapping[str, tuple[DeviceSample, ...]], tuple[HostSample, ...]]:
-    """Windows with newer samples. O(devices of the node)."""
+    """Return the windows with newer samples added. O(devices of the node)."""
     if sampled:
         devices = dict(devices)
         for sample in sampled:
@@ -119,10 +120,10 @@ def _with(
 
 
 def append_sample(window: tuple[S, ...], sample: S) -> tuple[S, ...]:
-    """The window with a newer sample: samples SPACING_S apart, and the newest of all.
+    """Return the window with a newer sample: samples `SPACING_S` apart, and the newest one.
 
-    An agent repeats its newest sample in each report, and tells late what it could not send: that
-    changes nothing. A sample from before the whole window is of a clock that began anew.
+    Repeated and late samples have no effect. A sample from before the whole window is of a clock
+    that restarted, and starts a new window.
     """
     if not window or sample.sampled_s < window[0].sampled_s:
         return (sample,)
@@ -132,16 +133,24 @@ def append_sample(window: tuple[S, ...], sample: S) -> tuple[S, ...]:
     return (*(window[:-1] if is_close else window), sample)[-KEPT_SAMPLES:]
 
 
-def explained(
+def explain_finding(
     state: State, job: JobState, finding: Finding, draft: StepDraft, unix_s: float
 ) -> tuple[JobState, Finding]:
-    """The finding with its cause in words, and a search that goes on unless that is certain."""
+    """Add the cause to a rank's finding, and keep the search open unless the cause is certain.
+
+    Args:
+        state: The controller's state, with the samples of the nodes.
+        job: The job of the rank.
+        finding: The finding, of a rank.
+        draft: The records of the step of the finding.
+        unix_s: The time now.
+    """
     slow = finding.rank
-    assert slow is not None, "causes are looked for of ranks"
+    assert slow is not None, "causes are determined for ranks"
     searches = {rank: s for rank, s in job.detection.searches.items() if rank != slow}
     if len(searches) >= MAX_SEARCHES:
-        return job, replace(finding, cause="not looked for: too many ranks are slow at once")
-    search = _begun(state, job, slow, finding, draft, unix_s)
+        return job, replace(finding, cause="not determined: too many ranks are slow at once")
+    search = _start_search(state, job, slow, finding, draft, unix_s)
     causes = explain(_symptoms(state, job, slow, search, draft))
     search = replace(search, sure=_surest(causes))
     if search.sure is not Tier.CONFIRMED:
@@ -150,10 +159,10 @@ def explained(
     return job, incidents.with_cause(finding, causes)
 
 
-def look_again(
+def repeat_searches(
     state: State, job: JobState, draft: StepDraft, unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """Name what is seen by now of open findings, where it is surer than what was said."""
+    """Repeat the open searches, and report each cause that is more certain than the last one."""
     commands: list[Command] = []
     searches = {}
     for rank, search in job.detection.searches.items():
@@ -161,7 +170,7 @@ def look_again(
             continue
         causes = explain(_symptoms(state, job, rank, search, draft))
         sure = _surest(causes)
-        if _HEIGHT[sure] > _HEIGHT[search.sure]:
+        if _CERTAINTY[sure] > _CERTAINTY[search.sure]:
             search = replace(search, sure=sure)
             job, said = incidents.name_cause(job, rank, causes)
             commands += said
@@ -172,7 +181,7 @@ def look_again(
     ) if job.detection.searches else job, commands
 
 
-def _begun(
+def _start_search(
     state: State,
     job: JobState,
     slow: int,
@@ -180,7 +189,7 @@ def _begun(
     draft: StepDraft,
     unix_s: float,
 ) -> CauseSearch:
-    """Whom to compare with, and the onset on the clock of each of their nodes."""
+    """Start a search: the peers to compare with, and the onset on the clock of each node."""
     peers = _peers(job, slow)
     involved = (slow, *peers)
     span_s = _span_s(job, finding)
@@ -193,12 +202,12 @@ def _begun(
     for name in names:
         own = [rank for rank in involved if job.ranks[rank].node == name]
         end_s = _end_s(own, draft) or _newest_s(state.nodes.get(name))
-        places[name] = Place(onset_s=end_s - span_s, pids=frozenset(pids[name]))
-    return CauseSearch(peers=peers, places=places, until_unix_s=unix_s + LOOK_AGAIN_S)
+        places[name] = NodeOnset(onset_s=end_s - span_s, pids=frozenset(pids[name]))
+    return CauseSearch(peers=peers, places=places, until_unix_s=unix_s + SEARCH_S)
 
 
 def _peers(job: JobState, rank: int) -> tuple[int, ...]:
-    """Ranks of the same role that run and are not slow."""
+    """Return the ranks of the same role that run and are not slow."""
     others = (
         other for other in job.living if other != rank and other not in job.detection.evidence.slow
     )
@@ -241,7 +250,7 @@ def _symptoms(
 
 
 def _thread(done: Sequence[MicroBatchRecord]) -> ThreadTime | None:
-    """Where the thread spent the step, all micro-batches together."""
+    """Return the time of the step by what the thread did, summed over micro-batches."""
     if not done:
         return None
     return ThreadTime(
@@ -257,14 +266,14 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def _span_s(job: JobState, finding: Finding) -> float:
-    """How long the steps from the onset to the finding took; the mean for those not kept."""
+    """Return the duration of the steps from onset to finding; forgotten steps count as the mean."""
     count = finding.step - finding.onset_step + 1
     last = job.progress.recent_step_s[-count:]
     return sum(last) / len(last) * count if last else 0.0
 
 
 def _end_s(ranks: Collection[int], draft: StepDraft) -> float:
-    """When these ranks ended the step, on their node's clock; 0.0: they do not tell."""
+    """Return when these ranks ended the step, on their node's clock; 0.0: not reported."""
     ends = [0.0]
     for rank in ranks:
         ends += [record.ended_mono_s for record in draft.work_of(rank)]
@@ -283,5 +292,5 @@ def _newest_s(node: NodeState | None) -> float:
 
 
 def _surest(causes: Sequence[Cause]) -> Tier | None:
-    """None: nothing was seen."""
+    """Return the certainty of the most certain cause; None: no cause was found."""
     return causes[0].sure if is_explained(causes) else None

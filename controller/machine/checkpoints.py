@@ -39,7 +39,7 @@ def _taken(saves: Saves, record: SaveRecord) -> Saves:
         is_next = place > max(saves.last, saves.complete)
         is_worse = trouble == FAILED != saves.trouble and place == saves.last
         if not (is_next or is_worse):
-            return saves  # another rank's word on the same one, or on an old one
+            return saves  # a record of another rank on the same checkpoint, or of an old one
         is_new = trouble != saves.trouble
         return replace(
             saves,
@@ -51,6 +51,6 @@ def _taken(saves: Saves, record: SaveRecord) -> Saves:
         )
     if record.outcome != "complete" or place <= saves.complete:
         return saves
-    if place < saves.last:  # it counts; what came after it did not come about
+    if place < saves.last:  # it is usable, though a later one failed
         return replace(saves, complete=place, duration_s=record.duration_s)
     return Saves(complete=place, duration_s=record.duration_s)

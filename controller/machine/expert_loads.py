@@ -15,7 +15,7 @@ from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.records import ExpertLoadRecord
 
-LATE_STEPS = 16  # what comes later than this after the newest is of no use
+LATE_STEPS = 16  # counts that come later than this after the newest step are dropped
 
 
 def add_counts(job: JobState, records: Iterable[ExpertLoadRecord]) -> JobState:
@@ -108,13 +108,14 @@ def _with_more(
     if draft is None or draft.generation < generation:
         nothing = np.zeros(num_experts)
         draft = LayerDraft(generation=generation, rows=nothing, num_ranks=nothing.astype(np.int64))
-    rows, num_ranks, told = draft.rows.copy(), draft.num_ranks.copy(), dict[int, int]()
+    rows, num_ranks, reported = draft.rows.copy(), draft.num_ranks.copy(), dict[int, int]()
     for record in records:
         first, end = record.first_expert, record.first_expert + len(record.counts)
-        known = told.get(record.rank) or draft.told.get(record.rank, 0)
+        known = reported.get(record.rank) or draft.reported.get(record.rank, 0)
         more = (1 << end) - (1 << first)
         if record.generation == draft.generation and not known & more:
             rows[first:end] += record.counts
             num_ranks[first:end] += record.num_ranks
-            told[record.rank] = known | more
-    return replace(draft, rows=rows, num_ranks=num_ranks, told=draft.told.changed(told))
+            reported[record.rank] = known | more
+    reported_by_rank = draft.reported.changed(reported)
+    return replace(draft, rows=rows, num_ranks=num_ranks, reported=reported_by_rank)

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
-from pacekeeper.controller.detection.coverage import running
+from pacekeeper.controller.detection.coverage import working_ranks
 from pacekeeper.controller.machine import expert_loads
 from pacekeeper.controller.mitigation import approvals, notices, rollout
-from pacekeeper.controller.state.events import Command, ForgetJob, SaveJob, Say
+from pacekeeper.controller.state.events import Command, ForgetJob, Log, SaveJob
 from pacekeeper.controller.state.job_parts import ENDED, Coverage
 from pacekeeper.controller.state.persistent_map import RankMap, node_map
 from pacekeeper.controller.state.plan_phase import WithdrawCause
@@ -26,11 +26,11 @@ from pacekeeper.predictor.online.state import Evidence
 
 DAY_S = 86_400.0
 ENDED_RANKS = 65_536  # of all ended jobs together that stay in memory, some hundred bytes each
-KEEP_SILENT_S = 7 * DAY_S  # of a job or a node of which nothing is heard
+KEEP_SILENT_S = 7 * DAY_S  # of a job or a node without reports
 
 
 def is_over(job: JobState) -> bool:
-    """Are its ranks known, and does none of them run any more?"""
+    """Whether the job's ranks are known and none of them runs."""
     if not job.ranks and not job.remembered:
         return False
     statuses = (rank.status for known in (job.ranks, job.remembered) for rank in known.values())
@@ -38,24 +38,24 @@ def is_over(job: JobState) -> bool:
 
 
 def update_lifecycle(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:
-    """On a tick: a job that has just ended is laid to rest, one that runs again is awake."""
+    """On a tick: release the parts of a job that has ended, and resume one that runs again."""
     if not is_over(job):
         if job.ended_s is None:
             return job, []
         awake = replace(
             job,
             ended_s=None,
-            coverage=Coverage(state=CoverageState.BLIND, reason="it runs again"),
+            coverage=Coverage(state=CoverageState.BLIND, reason="the job runs again"),
         )
         return awake, []
     if job.coverage.state is CoverageState.ENDED:
         return job, []
-    commands: list[Command] = [Say(text=f"job={job.name} watch=ended was={job.coverage.state}")]
+    commands: list[Command] = [Log(text=f"job={job.name} watch=ended was={job.coverage.state}")]
     job, said = approvals.withdraw(job, "the job ended")
     commands += said
     if job.plan.offer is not None:
         job = rollout.withdraw_offer(job, WithdrawCause.STOPPED)
-    but = (FindingKind.DEATH,)  # these stay to be seen
+    but = (FindingKind.DEATH,)  # these stay open, for operators
     job, said = incidents.close_all(job, unix_s, "the job ended", but=but)
     commands += [*said, *notices.unlogged_deaths(job)]
     job = replace(
@@ -74,9 +74,9 @@ def update_lifecycle(job: JobState, now_s: float, unix_s: float) -> tuple[JobSta
 
 
 def forget_jobs(state: State, now_s: float, config: RetentionConfig) -> tuple[State, list[Command]]:
-    """On a tick: jobs that ended or fell silent long ago, and nodes that are away for long, go.
+    """On a tick: forget jobs that ended or stopped reporting long ago, and long-lost nodes.
 
-    Of jobs that ended the newest stay, as many as are asked for; they hold no more than some ranks.
+    The newest `ended_jobs` ended jobs are kept, with at most `ENDED_RANKS` ranks together.
     """
     commands: list[Command] = []
     unix_s = now_s + state.unix_offset_s
@@ -84,16 +84,16 @@ def forget_jobs(state: State, now_s: float, config: RetentionConfig) -> tuple[St
     crowded_out = _crowded_out(state, config)
     for name in sorted(state.jobs):
         job = state.jobs[name]
-        reason = _why_forgotten(job, now_s, config) or crowded_out.get(name, "")
-        if not reason:
+        reason = _reason_to_forget(job, now_s, config) or crowded_out.get(name)
+        if reason is None:
             continue
         job, said = approvals.withdraw(job, reason)
         commands += said
         job, said = incidents.close_all(job, unix_s, reason)
         commands += said
-        commands += [ForgetJob(job=name), Say(text=f"job={name} forgotten: {reason}")]
+        commands += [ForgetJob(job=name), Log(text=f"job={name} forgotten: {reason}")]
         del jobs[name]
-    gone = {node.name for node in state.nodes.values() if _is_long_away(node, now_s)}
+    gone = {node.name for node in state.nodes.values() if _is_long_gone(node, now_s)}
     if not commands and not gone:
         return state, []
     nodes = node_map(state.nodes).without(gone) if gone else state.nodes
@@ -101,7 +101,7 @@ def forget_jobs(state: State, now_s: float, config: RetentionConfig) -> tuple[St
 
 
 def _crowded_out(state: State, config: RetentionConfig) -> dict[str, str]:
-    """Ended jobs for which later ones leave no room, with the reason. The newest one stays."""
+    """Return the ended jobs beyond the limits, with the reason; the newest one is always kept."""
     ended = [job for job in state.jobs.values() if job.ended_s is not None]
     if len(ended) <= 1:
         return {}
@@ -112,19 +112,19 @@ def _crowded_out(state: State, config: RetentionConfig) -> dict[str, str]:
         if kept >= config.ended_jobs or (kept and num_ranks > ENDED_RANKS):
             break
         kept += 1
-    return {job.name: f"{kept} jobs have ended since" for job in ended[kept:]}
+    return {job.name: f"{kept} jobs ended after it" for job in ended[kept:]}
 
 
-def _why_forgotten(job: JobState, now_s: float, config: RetentionConfig) -> str:
-    """The reason, or nothing."""
+def _reason_to_forget(job: JobState, now_s: float, config: RetentionConfig) -> str | None:
+    """Return why the job is forgotten; None: it is kept."""
     if job.ended_s is not None and now_s - job.ended_s > config.ended_job_days * DAY_S:
         return f"it ended {config.ended_job_days:g} days ago"
     if job.reported_s is not None and now_s - job.reported_s > KEEP_SILENT_S:
-        return f"nobody has spoken of it for {KEEP_SILENT_S / DAY_S:.0f} days"
-    return ""
+        return f"no agent has reported it for {KEEP_SILENT_S / DAY_S:.0f} days"
+    return None
 
 
-def _is_long_away(node: NodeState, now_s: float) -> bool:
+def _is_long_gone(node: NodeState, now_s: float) -> bool:
     return not node.is_connected and now_s - node.last_report_s > KEEP_SILENT_S
 
 
@@ -141,7 +141,7 @@ def rewind_to_step(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState,
             ended_s[rank] = record.ended_mono_s
             if record.step > job.progress.step:
                 again.pop(rank, None)
-            elif last_s is not None:  # of the first one heard nobody can say whether it is new
+            elif last_s is not None:  # the first end that is known may be an old one
                 again[rank] = min(record.step, again.get(rank, record.step))
     if not ended_s:
         return job, []
@@ -153,13 +153,12 @@ def rewind_to_step(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState,
     )
     if not again:
         return job, []  # nearly always: not worth a walk over all ranks
-    ranks = running(job)
+    ranks = working_ranks(job)
     if not ranks or job.unattached or not all(rank in again for rank in ranks):
         return job, []
     first = min(again[rank] for rank in ranks)
     text = (
-        f"job={job.name} went back: its ranks have ended step {job.progress.step}"
-        f" and now end step {first}"
+        f"job={job.name} restarted from step {first}: its ranks had ended step {job.progress.step}"
     )
     job = expert_loads.reset_drafts(job)
     detection = job.detection
@@ -168,7 +167,7 @@ def rewind_to_step(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState,
         layouts=replace(job.layouts, first_step=min(job.layouts.first_step, first)),
         plan=replace(job.plan, decided_on=None),
         progress=replace(job.progress, step=first - 1, pending={}, again={}),
-        # The models of work and ranks stay valid; what is dated by steps does not.
+        # Cost models stay valid; values with step numbers do not.
         detection=replace(
             detection,
             evidence=_undated(detection.evidence),
@@ -178,7 +177,7 @@ def rewind_to_step(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState,
             canaries=Canaries(turn=detection.canaries.turn),
         ),
     )
-    return job, [SaveJob(job=job.name), Say(text=text)]
+    return job, [SaveJob(job=job.name), Log(text=text)]
 
 
 def _undated(evidence: Evidence) -> Evidence:

@@ -16,18 +16,18 @@ from pacekeeper.controller.mitigation import approvals, overrides, probes, rollo
 from pacekeeper.controller.policy.inputs import snapshot_of
 from pacekeeper.controller.state import device_history
 from pacekeeper.controller.state.events import (
-    AskDecision,
     Command,
     DecisionMade,
     Event,
     Failed,
+    Log,
     NodeAttached,
     NodeDetached,
     NodeReported,
     NodesReported,
     OrderGiven,
     ProposalAnswered,
-    Say,
+    RequestDecision,
     Tick,
 )
 from pacekeeper.controller.state.persistent_map import node_map
@@ -43,11 +43,11 @@ from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import Blindness, CoverageState, MitigationLevel
 from pacekeeper.core.telemetry.node_report import JobReport
 
-Part = Callable[[State], tuple[State, Sequence[Command]]]
+Handler = Callable[[State], tuple[State, Sequence[Command]]]
 
 
 def contain_failure(
-    state: State, name: str, doing: str, part: Part, *, drops_steps: bool = False
+    state: State, name: str, doing: str, part: Handler, *, drops_steps: bool = False
 ) -> tuple[State, Sequence[Command]]:
     """Apply `part` to the state; on an exception keep the state and report the failure.
 
@@ -71,21 +71,31 @@ def contain_failure(
             coverage=replace(
                 job.coverage,
                 state=CoverageState.BLIND,
-                reason=f"{doing} fails by a mistake in pacekeeper: {error!r:.500}",
+                reason=f"{doing} failed by an internal error of the controller: {error!r:.500}",
                 blind=Blindness.FAILED,
             ),
         )
         return replace(state, jobs={**state.jobs, name: job}), commands
 
 
-DECIDE_WITHIN_S = 120.0  # a decision that does not come is not waited for any longer
-CALM_PERIOD_STEPS = 8  # between two decisions while nothing calls for one
+DECIDE_WITHIN_S = 120.0  # after which a requested decision is given up
+CALM_PERIOD_STEPS = 8  # between two decisions while no rank is slow
 
 
 def advance(
     state: State, event: Event, *, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
-    """Take in one event. `now_s` never runs backwards."""
+    """Apply one event to the state.
+
+    Args:
+        state: The state before.
+        event: The event.
+        config: The controller's settings.
+        now_s: The machine's clock; it never runs backwards.
+
+    Returns:
+        The new state, and the commands to execute.
+    """
     match event:
         case NodeAttached():
             return _attach(state, event, now_s), ()
@@ -96,13 +106,13 @@ def advance(
         case NodesReported():
             return _report(state, event.reports, config, now_s)
         case Tick(unix_offset_s=unix_offset_s):
-            state, said = tick.follow_clock(state, unix_offset_s)
+            state, said = tick.apply_clock_change(state, unix_offset_s)
             state, more = _tick(state, config, now_s)
             return state, (*said, *more)
         case DecisionMade():
-            return _take_decision(state, event, config, now_s)
+            return _apply_decision(state, event, config, now_s)
         case ProposalAnswered():
-            return _take_answer(state, event, config, now_s)
+            return _apply_answer(state, event, config, now_s)
         case OrderGiven():
             state, said = overrides.apply_order(state, event, now_s + state.unix_offset_s)
             return state, tuple(said)
@@ -131,17 +141,17 @@ def _attach(state: State, event: NodeAttached, now_s: float) -> State:
 
 
 def _detach(state: State, event: NodeDetached) -> State:
-    """Mark an agent as disconnected. Its ranks are not taken for dead."""
+    """Mark an agent as disconnected. Its ranks do not count as dead."""
     known = state.nodes.get(event.node)
     if known is None or known.agent_incarnation != event.agent_incarnation:
-        return state  # an older stream of a node that is back already
+        return state  # an older stream of a node that has reconnected
     return _with_node(state, replace(known, is_connected=False))
 
 
 def _report(
     state: State, events: Sequence[NodeReported], config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
-    """Take in reports: node data first, then job by job, both in the order of arrival."""
+    """Apply reports: node data first, then job by job, both in the order of arrival."""
     told: dict[str, NodeState] = {}
     for event in events:
         known = told.get(event.node) or state.nodes.get(event.node)
@@ -151,15 +161,15 @@ def _report(
         state = replace(state, nodes=node_map(state.nodes).changed(told))
     commands: list[Command] = []
     for node, report in report_parsing.by_job(events):
-        state, said = _take_in(state, node, report, config, now_s)
+        state, said = _apply_job_report(state, node, report, config, now_s)
         commands += said
     return state, tuple(commands)
 
 
-def _take_in(
+def _apply_job_report(
     state: State, node: str, report: JobReport, config: ControllerConfig, now_s: float
 ) -> tuple[State, list[Command]]:
-    """Take in one job's part. Exits of ranks come first, so that no failed judgement loses them."""
+    """Apply one job's part. Exits of ranks come first, so that no failed judgement loses them."""
     name, commands = report.job, list[Command]()
     before = state.jobs.get(name)
 
@@ -170,17 +180,17 @@ def _take_in(
         return reports.judge(state, name, config, now_s)
 
     def act(state: State) -> tuple[State, Sequence[Command]]:
-        return _act(state, name, config, now_s)
+        return _request_decision(state, name, config, now_s)
 
-    state, said = contain_failure(state, name, "taking in its report", learn)
+    state, said = contain_failure(state, name, "applying its report", learn)
     commands += said
     if name not in state.jobs:
         return state, commands
     state, said = contain_failure(state, name, "judging its steps", judge, drops_steps=True)
     commands += said
-    # Only a step is reason to act at once; whatever else changed is seen by the next tick.
+    # Only a new step requests a decision at once; other changes wait for the next tick.
     if before is None or state.jobs[name].progress.step != before.progress.step:
-        state, said = contain_failure(state, name, "asking for a decision", act)
+        state, said = contain_failure(state, name, "requesting a decision", act)
         commands += said
     return state, commands
 
@@ -194,22 +204,22 @@ def _tick(
     for name in turn:
 
         def follow(state: State, name: str = name) -> tuple[State, Sequence[Command]]:
-            return _follow(state, name, config, now_s)
+            return _update_on_tick(state, name, config, now_s)
 
         def repeat(state: State, name: str = name) -> tuple[State, Sequence[Command]]:
             job, said = rollout.repeat_notices(state.jobs[name], now_s, lemons)
             return _with_job(state, job), said
 
-        state, said = contain_failure(state, name, "following it", follow)
+        state, said = contain_failure(state, name, "updating it on a tick", follow)
         commands += said
         if state.jobs[name].coverage.state is not CoverageState.ENDED:
-            state, said = contain_failure(state, name, "saying it again", repeat)
+            state, said = contain_failure(state, name, "repeating its notices", repeat)
             commands += said
     state, said = job_lifecycle.forget_jobs(state, now_s, config.retention)
     return state, (*commands, *said)
 
 
-def _follow(
+def _update_on_tick(
     state: State, name: str, config: ControllerConfig, now_s: float
 ) -> tuple[State, Sequence[Command]]:
     """Apply the passage of time to a job: its end, its coverage, its timeouts."""
@@ -218,10 +228,10 @@ def _follow(
     if job.reported_s is None:
         job = replace(job, reported_s=now_s)  # of a stored past: its silence begins now
     if job.coverage.state is not CoverageState.ENDED:
-        job, said = coverage.after_silence(job, config, now_s)
+        job, said = coverage.update_on_tick(job, config, now_s)
         commands += said
         if job.plan.asked and now_s - job.plan.asked_s > DECIDE_WITHIN_S:
-            commands.append(Say(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
+            commands.append(Log(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
             job = replace(job, plan=replace(job.plan, asked=0))
         job, said = probes.update_probe(job, now_s, unix_s)
         commands += said
@@ -231,29 +241,29 @@ def _follow(
         state = _with_job(state, job)
     if job.coverage.state is CoverageState.ENDED:
         return state, commands
-    state, asked = _act(state, name, config, now_s)
+    state, asked = _request_decision(state, name, config, now_s)
     return state, (*commands, *asked)
 
 
-def _act(
+def _request_decision(
     state: State, name: str, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
     """Ask for a decision on one job, where it can be acted on and nothing is under way."""
     job = overrides.with_cordons(state, state.jobs[name])
     if job is not state.jobs[name]:
         state = _with_job(state, job)
-    if overrides.why_no_plans(state, name):
+    if overrides.pause_order(state, name) is not None:
         return state, ()
     is_young = job.progress.step - job.layouts.first_step < config.policy.min_steps_between_plans
     is_settled = is_young or _decision_inputs(job) == job.plan.decided_on
     if job.plan.asked or (is_settled and job.plan.approved is None):
         return state, ()
-    if not _is_actionable(job) or approvals.is_waited_for(job):
+    if not _is_actionable(job) or approvals.awaits_answer(job):
         return state, ()
     number = state.num_asked + 1
     lemons = device_history.lemons(state.strikes, now_s + state.unix_offset_s)
     view = snapshot_of(job, now_s, state.nodes, lemons)
-    question = AskDecision(job=name, asked=number, view=view)
+    question = RequestDecision(job=name, asked=number, view=view)
     job = replace(
         job,
         plan=replace(
@@ -267,7 +277,7 @@ def _act(
     return replace(_with_job(state, job), num_asked=number), (question,)
 
 
-def _take_decision(
+def _apply_decision(
     state: State, event: DecisionMade, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
     """Act on a decision; where its preconditions changed, drop it and ask again."""
@@ -281,9 +291,10 @@ def _take_decision(
         return _with_job(state, job), tuple(said)
     if not _is_actionable(job) or _decision_preconditions(job) != job.plan.asked_on:
         state = _with_job(state, replace(job, plan=replace(job.plan, decided_on=None)))
-        return state, (Say(text=f"job={name} decision dropped: made for what is over"),)
+        text = f"job={name} decision dropped: the job changed while it was computed"
+        return state, (Log(text=text),)
     before = job.plan.last_decision
-    decision = rollout.with_news(decision, before)
+    decision = rollout.with_new_exposure(decision, before)
     job = replace(job, plan=replace(job.plan, last_decision=decision))
     if (
         job.layouts.baseline is None
@@ -292,7 +303,7 @@ def _take_decision(
     ):
         job = replace(
             job, layouts=replace(job.layouts, baseline=job.layouts.current)
-        )  # to come back to, once nobody is cordoned
+        )  # restored once no rank is cordoned
     if job.plan.approved is not None:
         job, said = approvals.offer_approved(job, decision, config.policy, now_s, unix_s)
         return _with_job(state, job), tuple(said)
@@ -302,9 +313,9 @@ def _take_decision(
         or before.level is not decision.level
         or rollout.has_new_exposure(decision, before)
     )
-    is_told_only = config.policy.mode == "observe" or bool(overrides.why_dry(state))
+    is_report_only = config.policy.mode == "observe" or overrides.dry_run_order(state) is not None
     proposed = transition(None, PlanEvent.DECIDED, Proposed(decision=decision))
-    if decision.level is MitigationLevel.NOTHING or is_told_only:
+    if decision.level is MitigationLevel.NOTHING or is_report_only:
         job, said = approvals.withdraw(job, decision.reason)
         said += [rollout.decision_log_line(name, decision)] if is_news else []
         if decision.level is not MitigationLevel.NOTHING:
@@ -312,17 +323,17 @@ def _take_decision(
             outcome = transition(proposed, PlanEvent.WITHDRAWN, outcome)
             job = replace(job, plan=replace(job.plan, last_outcome=outcome))
     elif decision.unconfirmed:
-        job, said = probes.ask(job, proposed, now_s, unix_s)
-    elif approvals.is_asked(config.policy, decision):
+        job, said = probes.request_probe(job, proposed, now_s, unix_s)
+    elif approvals.needs_approval(config.policy, decision):
         state, job, said = approvals.propose(state, job, proposed, config.policy, unix_s)
     else:
-        job, said = approvals.withdraw(job, "a plan that needs nobody's word came first")
+        job, said = approvals.withdraw(job, "a plan that needs no approval came first")
         job, offered = rollout.offer(job, proposed, decision, now_s)
         said += offered
     return _with_job(state, job), (*commands, *said)
 
 
-def _take_answer(
+def _apply_answer(
     state: State, event: ProposalAnswered, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
     """Apply an operator's answer to a proposal; an approved plan is priced again at once."""
@@ -332,7 +343,7 @@ def _take_answer(
     job, said = approvals.answer(
         state.jobs[proposal.job], event, config.policy, now_s, now_s + state.unix_offset_s
     )
-    state, asked = _act(_with_job(state, job), job.name, config, now_s)
+    state, asked = _request_decision(_with_job(state, job), job.name, config, now_s)
     return state, (*said, *asked)
 
 

@@ -12,9 +12,9 @@ from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation.notices import announce_deaths
 from pacekeeper.controller.state.events import (
     Command,
+    Log,
     SaveIncident,
     SaveJob,
-    Say,
 )
 from pacekeeper.controller.state.state import JobState, RankStatus, State
 from pacekeeper.core.incidents import rank_failures
@@ -22,7 +22,7 @@ from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, T
 from pacekeeper.core.incidents.rank_ranges import iter_ranks, to_ranges
 from pacekeeper.predictor.online.state import forget
 
-GATHER_S = 60.0  # from an incident's first death on; Slurm kills what a signal does not end in 30 s
+GATHER_S = 60.0  # from an incident's first failure on; Slurm kills 30 s after its first signal
 
 
 def mark_ranks_dead(
@@ -37,12 +37,12 @@ def mark_ranks_dead(
         now_s: The machine's clock.
     """
     unix_s = now_s + state.unix_offset_s
-    state, job, commands = _recorded(state, job, dead, unix_s)
+    state, job, commands = _record_failures(state, job, dead, unix_s)
     ranks, remembered = dict(job.ranks), dict(job.remembered)
     for rank in dead:
         if rank in ranks:
             ranks[rank] = replace(ranks[rank], status=RankStatus.DEAD)
-        else:  # lost while we were away: it will never attach to us
+        else:  # lost while the controller was down: it will never attach
             remembered[rank] = replace(remembered[rank], status=RankStatus.DEAD)
     job = replace(
         job,
@@ -67,12 +67,12 @@ def mark_ranks_dead(
     return state, job, [*commands, SaveJob(job=job.name), *said]
 
 
-def _recorded(
+def _record_failures(
     state: State, job: JobState, dead: Mapping[int, str], unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
-    """In the incident of those who died just before, or in a new one."""
+    """Add the failures to the incident of the ranks that just failed, or open a new one."""
     step, nodes = max(0, job.progress.step), _nodes(job, dead)
-    at = _young(job, unix_s)
+    at = _joinable(job, unix_s)
     if at is None:
         died = rank_failures.add_failures((), dead, step, unix_s)
         finding = Finding(
@@ -106,7 +106,7 @@ def _recorded(
     return state, job, [SaveIncident(incident=incident)]
 
 
-def _young(job: JobState, unix_s: float) -> int | None:
+def _joinable(job: JobState, unix_s: float) -> int | None:
     """Return the index of the incident that a failure of now joins; None: it opens a new one."""
     for at in reversed(range(len(job.incidents))):
         incident = job.incidents[at]
@@ -137,7 +137,7 @@ def continue_without_ranks(
         )
         incident = replace(incident, rank_failures=died)
         if not (left := incident.unresolved_ranks):
-            after[i], said = incidents.closed(job, incident, unix_s, action)
+            after[i], said = incidents.close_one(job, incident, unix_s, action)
             commands += said
             continue
         gone, still = (
@@ -146,6 +146,6 @@ def continue_without_ranks(
         )
         note = f"{action}, without {gone}; not yet without {still}"
         after[i] = incident = replace(incident, actions=(*incident.actions, note))
-        told = Say(text=f"job={job.name} incident={incident.incident_id} {note}")
+        told = Log(text=f"job={job.name} incident={incident.incident_id} {note}")
         commands += [SaveIncident(incident=incident), told]
     return (replace(job, incidents=tuple(after)) if commands else job), commands

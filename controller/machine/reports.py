@@ -1,4 +1,4 @@
-"""What a node's report changes in a job: attachments, layouts, exits, observed generations.
+"""Applies a node's report to a job: attachments, layouts, exits, observed generations.
 
 Called by `machine.py`. Reports may arrive in any order and repeatedly: what ranks report is kept
 until the layout it belongs to is known. Steps and findings are handled by `steps.py`. Pure.
@@ -30,9 +30,9 @@ from pacekeeper.controller.policy import failure_rates
 from pacekeeper.controller.state.events import (
     Command,
     ForgetLayouts,
+    Log,
     SaveJob,
     SaveLayout,
-    Say,
 )
 from pacekeeper.controller.state.job_parts import PlanState
 from pacekeeper.controller.state.plan_phase import (
@@ -68,7 +68,7 @@ def ingest_report(
         return state, []  # the report is of an earlier run
     job = replace(job, reported_s=now_s)
     unix_s = now_s + state.unix_offset_s
-    job, commands = _follow_run(job, report.run_id, unix_s)
+    job, commands = _update_run(job, report.run_id, unix_s)
     job, said = _take_attachments(job, node, report.attached, now_s, unix_s)
     commands += said
     job, said = _take_layouts(job, report.layouts)
@@ -89,7 +89,7 @@ def ingest_report(
     commands += said
     job, said = job_lifecycle.rewind_to_step(job, told.ends)
     commands += said
-    job = expert_loads.add_counts(steps.put_pending(job, told.work, told.ends), told.loads)
+    job = expert_loads.add_counts(steps.add_pending(job, told.work, told.ends), told.loads)
     return replace(state, jobs={**state.jobs, job.name: job}), commands
 
 
@@ -102,7 +102,7 @@ def judge(
     return replace(state, jobs={**state.jobs, name: job}), commands
 
 
-def _follow_run(job: JobState, run_id: int, unix_s: float) -> tuple[JobState, list[Command]]:
+def _update_run(job: JobState, run_id: int, unix_s: float) -> tuple[JobState, list[Command]]:
     """Start the job anew where the report is of a later run; earlier reports do not apply to it."""
     if run_id <= job.run_id:
         return job, []
@@ -161,7 +161,7 @@ def _is_same_run(known: Attachment, attachment: Attachment) -> bool:
 
 def _begin_anew(job: JobState, unix_s: float) -> tuple[JobState, list[Command]]:
     """The job was started again: nothing of its former run holds, its findings are history."""
-    commands: list[Command] = [Say(text=f"job={job.name} was started anew")]
+    commands: list[Command] = [Log(text=f"job={job.name} was started anew")]
     job, said = approvals.withdraw(job, "the job was started anew")
     commands += said
     job, said = incidents.close_all(job, unix_s, "the job was started anew")
@@ -185,7 +185,7 @@ def _take_layouts(
         try:
             layout = decode_layout(data)
         except ValueError as error:
-            commands.append(Say(text=f"job={job.name} layout={generation} unreadable: {error}"))
+            commands.append(Log(text=f"job={job.name} layout={generation} unreadable: {error}"))
             continue
         offered = dict(job.layouts.offer_reasons)
         if job.layouts.known.get(generation) != layout:
@@ -248,7 +248,7 @@ def _take_saves(job: JobState, told: RecordsByKind) -> tuple[JobState, list[Comm
     copied, of_memory = checkpoints.record_saves(job.progress.snapshots, told.snapshots)
     words = (("checkpoints", of_storage), ("snapshots", of_memory))
     said: list[Command] = [
-        Say(text=f"job={job.name} {level}={what}") for level, what in words if what
+        Log(text=f"job={job.name} {level}={what}") for level, what in words if what
     ]
     return replace(job, progress=replace(job.progress, saves=stored, snapshots=copied)), said
 
@@ -386,7 +386,7 @@ def _enter_layout(
     kept = {g: known for g, known in job.layouts.known.items() if g >= layout.generation}
     job = replace(
         job,
-        losses=job.losses if is_ours else failure_rates.after_change(job.losses, old, layout.ranks),
+        losses=job.losses if is_ours else failure_rates.add_loss(job.losses, old, layout.ranks),
         layouts=replace(
             job.layouts,
             current=layout,
@@ -404,6 +404,6 @@ def _enter_layout(
     commands += [
         SaveLayout(job=job.name, layout=layout, reason=reason),
         SaveJob(job=job.name),
-        Say(text=f"job={job.name} generation={layout.generation} in force: {reason}"),
+        Log(text=f"job={job.name} generation={layout.generation} in force: {reason}"),
     ]
     return state, job, commands

@@ -18,9 +18,9 @@ from pacekeeper.controller.detection import (
     links,
     root_cause,
 )
-from pacekeeper.controller.detection.peer_groups import fold_roles, samples_of
+from pacekeeper.controller.detection.peer_groups import judge_roles, samples_of
 from pacekeeper.controller.mitigation import verification
-from pacekeeper.controller.mitigation.probes import standing_by
+from pacekeeper.controller.mitigation.probes import standby_ranks
 from pacekeeper.controller.mitigation.rollout import on_all_recovered
 from pacekeeper.controller.state.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.state.job_parts import StepDraft
@@ -35,15 +35,15 @@ from pacekeeper.predictor.online.state import Judgement
 
 MAX_PENDING_STEPS = 64
 KEPT_STEP_TIMES = 32
-# Of one pending step; more is told by mistake or in bad faith, and what is oldest of it goes.
-MOST_ROWS_PER_RANK = 4096
+MAX_ROWS_PER_RANK = 4096  # of one pending step; the oldest ones beyond it are dropped
 
 
-def put_pending(
+def add_pending(
     job: JobState, tables: Iterable[MicroBatchTable], ends: Iterable[StepRecord]
 ) -> JobState:
-    """Keep the work and the ends of steps to come; of ranks we do not know they are of an older
-    run.
+    """Add work and ends to the pending steps.
+
+    Those of unknown ranks belong to an older run and are dropped.
     """
     work: dict[int, list[MicroBatchTable]] = {}
     ended: dict[int, dict[int, StepRecord]] = {}
@@ -56,7 +56,7 @@ def put_pending(
         if record.step > job.progress.step and record.rank in job.ranks:
             ended.setdefault(record.step, {})[record.rank] = record
     pending = dict(job.progress.pending)
-    # The newest alone: a rank stopped reporting, do not wait for ever.
+    # Only the newest steps: a rank that stopped reporting must not keep steps for ever.
     newest = sorted(pending.keys() | work.keys() | ended.keys())[-MAX_PENDING_STEPS:]
     for step in newest:
         if step not in work and step not in ended:
@@ -65,7 +65,7 @@ def put_pending(
         tables, told = _with_more(draft, more)
         pending[step] = StepDraft(
             tables=tables,
-            told=draft.told.changed(told),
+            num_rows=draft.num_rows.changed(told),
             ends=draft.ends.changed(ended.get(step, {})),
             first_missing=draft.first_missing,
         )
@@ -86,7 +86,7 @@ def _of_known(job: JobState, table: MicroBatchTable) -> MicroBatchTable | None:
 
 
 def _without(table: MicroBatchTable, is_left_out: Callable[[int], bool]) -> MicroBatchTable | None:
-    """The table without these ranks' rows; None: nothing is left."""
+    """Return the table without the rows of some ranks; None: no row is left."""
     ranks = table.column("rank")
     rows = [row for row, rank in enumerate(ranks) if not is_left_out(rank)]
     if len(rows) == len(ranks):
@@ -97,7 +97,7 @@ def _without(table: MicroBatchTable, is_left_out: Callable[[int], bool]) -> Micr
 def _with_more(
     draft: StepDraft, more: Iterable[MicroBatchTable]
 ) -> tuple[tuple[MicroBatchTable, ...], dict[int, Mapping[int, int]]]:
-    """Return all tables of a step, and the new entries of `StepDraft.told` for their ranks.
+    """Return all tables of a step, and the new entries of `StepDraft.num_rows` for their ranks.
 
     Of a rank that reports too many rows only the newest table is kept; other ranks keep their rows.
     """
@@ -112,8 +112,8 @@ def _with_more(
                 counts = fresh[rank] = {}
             counts[generation] = counts.get(generation, 0) + 1
         for rank, counts in fresh.items():
-            known = told.get(rank) or draft.told.get(rank)
-            if known and sum(known.values()) + sum(counts.values()) > MOST_ROWS_PER_RANK:
+            known = told.get(rank) or draft.num_rows.get(rank)
+            if known and sum(known.values()) + sum(counts.values()) > MAX_ROWS_PER_RANK:
                 too_many.add(rank)
             elif known:
                 counts = {**known, **{g: known.get(g, 0) + count for g, count in counts.items()}}
@@ -132,7 +132,7 @@ def judge_complete(
     commands: list[Command] = []
     for step in sorted(job.progress.pending):
         draft = job.progress.pending[step]
-        at = first_missing(job, draft, is_untold=job_level.is_untold(job, step))
+        at = first_missing(job, draft, is_work_missing=job_level.is_work_missing(job, step))
         if at is not None:
             if at != draft.first_missing:
                 draft = replace(draft, first_missing=at)
@@ -154,10 +154,10 @@ def judge_complete(
 
 
 def first_without(ranks: Sequence[int], start: int, is_there: Callable[[int], bool]) -> int | None:
-    """The position of a rank for which `is_there` is false, None where it is true for all.
+    """Return the position of a rank for which `is_there` is false; None: it is true for all.
 
-    Looks at position `start` first and goes round from there: who asks again with the last answer
-    looks at each rank about once until all are there, however often it asks.
+    The search begins at position `start` and wraps around. A caller that passes the last result as
+    `start` checks each rank about once in total, however often it calls.
     """
     num_ranks = len(ranks)
     for i in range(num_ranks):
@@ -167,7 +167,7 @@ def first_without(ranks: Sequence[int], start: int, is_there: Callable[[int], bo
     return None
 
 
-def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | None:
+def first_missing(job: JobState, draft: StepDraft, *, is_work_missing: bool) -> int | None:
     """Return the position of a rank that has not committed the step with its work; None: complete.
 
     The position is one in the layout's ranks (or the whole world's where there is no layout).
@@ -175,13 +175,13 @@ def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | 
     Args:
         job: The job.
         draft: The step's records so far.
-        is_untold: No rank will report any work of the step.
+        is_work_missing: No rank will report any work of the step.
     """
     ranks = range(job.world_size) if job.layouts.current is None else job.layouts.current.ranks
-    resting = standing_by(job)
+    resting = standby_ranks(job)
 
     def is_done(rank: int) -> bool:
-        if is_untold or rank in resting:
+        if is_work_missing or rank in resting:
             return rank in draft.ends
         return draft.is_whole(rank)
 
@@ -193,7 +193,7 @@ def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | 
 
     at = first_without(ranks, draft.first_missing, is_there)
     if at is None and not any(map(is_done, draft.ends)):
-        return draft.first_missing  # everybody is gone, and nobody ended it
+        return draft.first_missing  # no rank is alive, and none ended the step
     return at
 
 
@@ -208,42 +208,42 @@ def _judge(
             state,
             replace(job, progress=replace(job.progress, step=step)),
             [],
-        )  # it came too late to say anything
+        )  # the step is of an older layout
     work = work_of(draft.tables)
-    # Of another layout, and of a rank that did not end the step, it says nothing.
+    # FeatureTable under another layout, or of a rank that did not end the step, is not judged.
     is_of_step = work["generation"] == generation
-    if not ended.keys() >= set(draft.told):
+    if not ended.keys() >= set(draft.num_rows):
         is_of_step &= np.isin(work["rank"], list(ended))
     work = last_reported(work if is_of_step.all() else work.only(is_of_step))
-    job, told = _followed(job, step, generation, ended, work, config)
+    job, told = _update_progress(job, step, generation, ended, work, config)
     unix_s = now_s + state.unix_offset_s
-    resting = standing_by(job)  # their waits are no part of a step
+    resting = standby_ranks(job)  # their waits are no part of a step
     of_generation = {
         rank: end
         for rank, end in ended.items()
         if end.generation == generation and rank not in resting
     }
     state, job, commands = _judge_waits(state, job, of_generation, config, unix_s)
-    timed, untimed = _by_clock(work)
+    timed, untimed = _split_by_timing(work)
     if not len(timed) and (untimed or not job.detection.tells_work):
         state, job, said = job_level.judge_step(state, job, told, untimed, config, now_s)
         return state, job, [*commands, *said]
     if not len(timed):
         return state, job, commands
     if job.detection.whole.num_steps or job.detection.whole.is_open:
-        job = job_level.handed_over(job)
+        job = job_level.switch_to_ranks(job)
     samples = samples_of(job, timed)
-    job, judgement = fold_roles(config.detector, job, samples)
+    job, judgement = judge_roles(config.detector, job, samples)
     job = replace(
         job, detection=replace(job.detection, measured=job.detection.measured.by(judgement))
     )
-    state, job, said = _take_judgement(state, job, judgement, draft, config, unix_s)
+    state, job, said = _apply_judgement(state, job, judgement, draft, config, unix_s)
     commands += said
-    job, said = coverage.after_step(job, judgement, timed, untimed, config, now_s)
+    job, said = coverage.update_after_step(job, judgement, timed, untimed, config, now_s)
     commands += said
     job, said = incidents.note_persistent(job, config.policy.horizon_steps)
     commands += said
-    state, job, advised = imbalance.advise(state, job, samples, told.duration_s, unix_s)
+    state, job, advised = imbalance.update_advice(state, job, samples, told.duration_s, unix_s)
     commands += advised
     commands.append(
         StepSummary(
@@ -263,7 +263,7 @@ def _judge(
     return state, job, commands
 
 
-def _followed(
+def _update_progress(
     job: JobState,
     step: int,
     generation: int,
@@ -273,7 +273,7 @@ def _followed(
 ) -> tuple[JobState, JobStep]:
     """Update the job's progress and workload from a step; also return the step as a whole."""
     duration_s = max(r.duration_s for r in ended.values())
-    # Each token once, though all ranks of its pipeline tell it: of the layers they have parts.
+    # All ranks of a pipeline report its tokens: `tensor_share` counts each token once.
     tokens, squares, documents = (
         round(float(work[name] @ work["tensor_share"]))
         for name in ("tokens", "sum_len_squared", "num_documents")
@@ -331,7 +331,7 @@ def _judge_waits(
     return state, job, commands
 
 
-def _by_clock(work: FeatureTable) -> tuple[FeatureTable, tuple[int, ...]]:
+def _split_by_timing(work: FeatureTable) -> tuple[FeatureTable, tuple[int, ...]]:
     """Split the work into that of ranks that measured time in this step, and the other ranks.
 
     Work takes time: a rank without any measured time is untimed, not infinitely fast.
@@ -344,7 +344,7 @@ def _by_clock(work: FeatureTable) -> tuple[FeatureTable, tuple[int, ...]]:
     return work.only(~np.isin(work["rank"], untimed)), tuple(untimed.astype(int).tolist())
 
 
-def _take_judgement(
+def _apply_judgement(
     state: State,
     job: JobState,
     judgement: Judgement,
@@ -353,9 +353,9 @@ def _take_judgement(
     unix_s: float,
 ) -> tuple[State, JobState, list[Command]]:
     """Apply a judgement: findings open incidents, recoveries close them, changes update them."""
-    job, commands = root_cause.look_again(state, job, draft, unix_s)
+    job, commands = root_cause.repeat_searches(state, job, draft, unix_s)
     for finding in judgement.findings:
-        # The layout to come back to is the one from before the first of the open findings.
+        # The baseline is the layout before the first of the open findings.
         job = replace(
             job,
             layouts=replace(
@@ -365,21 +365,23 @@ def _take_judgement(
                 else job.layouts.current,
             ),
         )
-        job, finding = root_cause.explained(state, job, finding, draft, unix_s)
+        job, finding = root_cause.explain_finding(state, job, finding, draft, unix_s)
         state, job, said = incidents.open_incident(state, job, finding, unix_s)
         commands += [*said, SaveJob(job=job.name)]
     for rank in judgement.recovered:
-        long = incidents.lasted(job, rank, FindingKind.DEVICE, config.policy.horizon_steps)
+        long = incidents.duration_text(job, rank, FindingKind.DEVICE, config.policy.horizon_steps)
         why = f"rank {rank} is back at its expected time {long}".strip()
         job, said = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
         commands += said
     if judgement.recovered and not job.detection.evidence.slow:
         job = on_all_recovered(job)
     for rank, slowdown in judgement.changed.items():
-        # Below the smallest slowdown worth a finding it is ending: history keeps what it was.
+        # Below the smallest slowdown worth a finding the fault is ending: keep the former value.
         if slowdown >= config.detector.min_slowdown:
             job, said = incidents.remeasure(job, rank, FindingKind.DEVICE, slowdown)
             commands += said
-    state, job, said = job_level.follow_pace(state, job, judgement.common, config, unix_s)
+    state, job, said = job_level.update_common_incident(
+        state, job, judgement.common, config, unix_s
+    )
     job, told = verification.judge(job)
     return state, job, [*commands, *said, *told]

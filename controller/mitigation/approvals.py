@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation import backoff, rollout
-from pacekeeper.controller.state.events import Command, ProposalAnswered, SaveProposal, Say
+from pacekeeper.controller.state.events import Command, Log, ProposalAnswered, SaveProposal
 from pacekeeper.controller.state.plan_phase import (
     AwaitingApproval,
     PlanEvent,
@@ -28,8 +28,8 @@ from pacekeeper.core.incidents.rank_ranges import format_ranks
 KEPT_PROPOSALS = 16  # of one job, to be asked for; the store keeps all
 
 
-def is_asked(config: PolicyConfig, decision: Decision) -> bool:
-    """Must a person approve this before it is done?"""
+def needs_approval(config: PolicyConfig, decision: Decision) -> bool:
+    """Whether an operator must approve this plan before it is offered."""
     if config.mode != "approve":
         return False
     return (
@@ -37,16 +37,16 @@ def is_asked(config: PolicyConfig, decision: Decision) -> bool:
     )
 
 
-def is_waited_for(job: JobState) -> bool:
-    """Is a person being asked, on the grounds as they are? Then nothing else is decided on them."""
+def awaits_answer(job: JobState) -> bool:
+    """Whether a proposal that is still valid waits for an operator; no other plan is made then."""
     proposal = job.plan.open_proposal
     if proposal is None or proposal.answer is not ProposalState.WAITING:
         return False
-    return proposal.slow == job.detection.evidence.slow and not _why_stale(job, proposal)
+    return proposal.slow == job.detection.evidence.slow and _stale_reason(job, proposal) is None
 
 
 def find_proposal(state: State, proposal_id: int) -> Proposal | None:
-    """The one of this number, open or not; None where no job knows it any more."""
+    """Return the proposal with this number, open or closed; None: no job keeps it."""
     known = (proposal for job in state.jobs.values() for proposal in job.plan.proposals)
     return next((one for one in known if one.proposal_id == proposal_id), None)
 
@@ -60,7 +60,7 @@ def propose(
     known = job.plan.open_proposal
     if known is not None and known.plan == decision.layout:
         known = replace(known, decision=decision, slow=dict(job.detection.evidence.slow))
-        job, said = _changed(job, known)
+        job, said = _update(job, known)
         return state, job, said
     job, commands = withdraw(job, "another plan is better by now")
     proposal = Proposal(
@@ -69,7 +69,7 @@ def propose(
         decision=decision,
         base=base,
         slow=dict(job.detection.evidence.slow),
-        incident_ids=tuple(one.incident_id for one in incidents.followed(job)),
+        incident_ids=tuple(one.incident_id for one in incidents.mitigable(job)),
         made_unix_s=unix_s,
         expires_unix_s=unix_s + config.approve_within_s,
     )
@@ -89,7 +89,7 @@ def propose(
         f" {decision.reason}",
     )
     text = f"job={job.name} proposal={proposal.proposal_id} {decision.level} {decision.reason}"
-    return state, job, [*commands, SaveProposal(proposal=proposal), Say(text=text), *said]
+    return state, job, [*commands, SaveProposal(proposal=proposal), Log(text=text), *said]
 
 
 def answer(
@@ -103,11 +103,11 @@ def answer(
     if proposal.answer is not ProposalState.WAITING:
         return job, commands
     if said.is_approved:
-        # What is being decided on now is not what was approved.
+        # A decision that is being computed now is not for the approved plan.
         job = replace(job, plan=replace(job.plan, asked=0, decided_on=None))
         approved = replace(proposal, answer=ProposalState.APPROVED, operator=said.operator)
-        job, more = _changed(job, approved)
-        job, noted = _noted(job, proposal, f"approved by {said.operator}")
+        job, more = _update(job, approved)
+        job, noted = _note(job, proposal, f"approved by {said.operator}")
         return job, [*commands, *more, *noted]
     denial = backoff.denial(job, proposal, said.operator, said.reason, now_s)
     level = proposal.decision.level
@@ -117,9 +117,9 @@ def answer(
     )
     outcome = Refused(level=level, refusal=denial)
     outcome = transition(job.plan.pending, PlanEvent.DENIED, outcome)
-    job, more = _closed(job, denied, outcome)
+    job, more = _close(job, denied, outcome)
     text = f"{denied.answer} by {said.operator}" + (f": {said.reason}" if said.reason else "")
-    job, noted = _noted(job, proposal, text)
+    job, noted = _note(job, proposal, text)
     more = [*more, *noted]
     return job, [*commands, *more]
 
@@ -127,34 +127,36 @@ def answer(
 def close_if_stale(
     job: JobState, config: PolicyConfig, unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """On a tick, and before anything is done with it: one that is too old or stale ends."""
+    """Close the open proposal if it is expired or stale. Called on ticks and before each use."""
     proposal = job.plan.open_proposal
     if proposal is None:
         return job, []
     if unix_s >= proposal.expires_unix_s:
         within_s = proposal.expires_unix_s - proposal.made_unix_s
-        return _ended(job, proposal, ProposalState.EXPIRED, f"not approved within {within_s:.0f} s")
+        return _close_unanswered(
+            job, proposal, ProposalState.EXPIRED, f"not approved within {within_s:.0f} s"
+        )
     if config.mode != "approve":
-        return _ended(
+        return _close_unanswered(
             job, proposal, ProposalState.STALE, f"plans are not proposed in mode {config.mode}"
         )
-    why = _why_stale(job, proposal)
-    return _ended(job, proposal, ProposalState.STALE, why) if why else (job, [])
+    why = _stale_reason(job, proposal)
+    return (job, []) if why is None else _close_unanswered(job, proposal, ProposalState.STALE, why)
 
 
 def shift_dates(job: JobState, by_s: float) -> tuple[JobState, list[Command]]:
-    """The wall clock was set by so much."""
+    """Move the dates of the open proposal after the wall clock was set by `by_s`."""
     proposal = job.plan.open_proposal
     if proposal is None:
         return job, []
     made_s, expires_s = proposal.made_unix_s + by_s, proposal.expires_unix_s + by_s
-    return _changed(job, replace(proposal, made_unix_s=made_s, expires_unix_s=expires_s))
+    return _update(job, replace(proposal, made_unix_s=made_s, expires_unix_s=expires_s))
 
 
 def offer_approved(
     job: JobState, decision: Decision | None, config: PolicyConfig, now_s: float, unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """Offer the approved plan, as priced again; close it where it pays no more.
+    """Offer the approved plan at its present price; close the proposal where it no longer pays.
 
     Args:
         job: The job.
@@ -169,7 +171,7 @@ def offer_approved(
         return job, commands
     if decision is None or decision.layout is None:
         why = "it could not be priced again" if decision is None else decision.reason
-        job, said = _ended(job, proposal, ProposalState.STALE, why)
+        job, said = _close_unanswered(job, proposal, ProposalState.STALE, why)
         return job, [*commands, *said]
     assert decision.layout == proposal.plan, "no other plan was approved"
     waiting = job.plan.pending
@@ -184,35 +186,40 @@ def offer_approved(
 def withdraw(job: JobState, why: str) -> tuple[JobState, list[Command]]:
     """Close the open proposal as stale, with this reason; no effect without one."""
     proposal = job.plan.open_proposal
-    return (job, []) if proposal is None else _ended(job, proposal, ProposalState.STALE, why)
+    return (
+        (job, [])
+        if proposal is None
+        else _close_unanswered(job, proposal, ProposalState.STALE, why)
+    )
 
 
-def _why_stale(job: JobState, proposal: Proposal) -> str:
-    """Which of the things it is for is another one by now; empty: none."""
+def _stale_reason(job: JobState, proposal: Proposal) -> str | None:
+    """Return what changed since the proposal was made, which makes it stale; None: nothing."""
     base, plan = proposal.base, proposal.plan
-    if why := rollout.stale_reason(job, plan, base.generation, proposal.slow):
+    why = rollout.stale_reason(job, plan, base.generation, proposal.slow)
+    if why is not None:
         return why
     if job.layouts.current != base:
-        return f"generation {base.generation} is another layout by now"
+        return f"generation {base.generation} denotes another layout by now"
     if job.layouts.newest_generation >= plan.generation:
         return f"generation {job.layouts.newest_generation} came first"
     if more := sorted(job.detection.evidence.slow.keys() - proposal.slow.keys()):
-        return f"ranks {format_ranks(more)} are slow by now, too"
-    return ""
+        return f"ranks {format_ranks(more)} became slow, too"
+    return None
 
 
-def _ended(
+def _close_unanswered(
     job: JobState, proposal: Proposal, how: ProposalState, note: str
 ) -> tuple[JobState, list[Command]]:
     """Close the open proposal without an answer; its situation is decided on again."""
     cause = WithdrawCause.EXPIRED if how is ProposalState.EXPIRED else WithdrawCause.STALE
     outcome = transition(job.plan.pending, PlanEvent.WITHDRAWN, Withdrawn(cause=cause))
-    job, commands = _closed(job, replace(proposal, answer=how, note=note), outcome)
-    job, noted = _noted(job, proposal, f"{how}: {note}" if note else how.value)
+    job, commands = _close(job, replace(proposal, answer=how, note=note), outcome)
+    job, noted = _note(job, proposal, f"{how}: {note}" if note else how.value)
     return job, [*commands, *noted]
 
 
-def _closed(
+def _close(
     job: JobState, proposal: Proposal, outcome: Refused | Withdrawn
 ) -> tuple[JobState, list[Command]]:
     """Move the proposal, as it ended, to the closed ones."""
@@ -227,15 +234,15 @@ def _closed(
     return replace(job, plan=plan), [SaveProposal(proposal=proposal)]
 
 
-def _changed(job: JobState, proposal: Proposal) -> tuple[JobState, list[Command]]:
+def _update(job: JobState, proposal: Proposal) -> tuple[JobState, list[Command]]:
     waiting = AwaitingApproval(proposal=proposal)
     pending = transition(job.plan.pending, PlanEvent.PROPOSAL_UPDATED, waiting)
     job = replace(job, plan=replace(job.plan, pending=pending))
     return job, [SaveProposal(proposal=proposal)]
 
 
-def _noted(job: JobState, proposal: Proposal, text: str) -> tuple[JobState, list[Command]]:
-    """In the log, and on the incidents it answers that are still open."""
-    say = Say(text=f"job={job.name} proposal={proposal.proposal_id} {text}")
+def _note(job: JobState, proposal: Proposal, text: str) -> tuple[JobState, list[Command]]:
+    """Log a change of a proposal, and append it to the actions of the open incidents."""
+    say = Log(text=f"job={job.name} proposal={proposal.proposal_id} {text}")
     job, noted = incidents.note_action(job, f"proposal {proposal.proposal_id} {text}")
     return job, [say, *noted]

@@ -1,14 +1,15 @@
-"""A plan that a rank refused or a person denied is given up at once, and no other of its kind is
-offered for a while, longer each time. Pure.
+"""Backoff after a plan was rejected by a rank or denied by an operator. Pure.
 
-The kind is the level, not the content alone: shares follow the loads, so that the next plan would
-be another one to the letter and refused all the same. A restarted controller tries once more.
+The plan is withdrawn at once, and no plan of its level is offered for a while, twice as long each
+time. The whole level waits, because shares follow the loads: the next plan of the level would
+differ in detail and be rejected for the same reason. Backoff is not stored: a restarted controller
+tries once more. Called by `machine/reports.py` and `approvals.py`.
 """
 
 from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
-from pacekeeper.controller.state.events import Command, SaveDecision, SaveJob, Say
+from pacekeeper.controller.state.events import Command, Log, SaveDecision, SaveJob
 from pacekeeper.controller.state.plan_phase import (
     OperatorDenial,
     PlanEvent,
@@ -23,7 +24,7 @@ from pacekeeper.core.layout.codec import layout_crc
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.records import PlanRefusedRecord
 
-FIRST_WAIT_S = 60.0  # no sooner than an offer that nobody answers is made anew
+FIRST_WAIT_S = 60.0  # at least the lifetime of an offer, `rollout.OFFER_LIFE_S`
 LONGEST_WAIT_S = 3600.0
 
 
@@ -72,7 +73,7 @@ def reject_plan(
     return job, [
         SaveDecision(job=job.name, step=job.progress.step, decision=decision),
         SaveJob(job=job.name),
-        Say(text=f"job={job.name} plan={plan.generation} {text}"),
+        Log(text=f"job={job.name} plan={plan.generation} {text}"),
         *said,
     ]
 
@@ -98,13 +99,15 @@ def denial(
 
 
 def wait_s(count: int, *, first_s: float = FIRST_WAIT_S) -> float:
-    """How long a kind of plan waits that has failed so often in a row."""
+    """Return how long plans of a level wait after `count` failures in a row."""
     return min(max(LONGEST_WAIT_S, first_s), first_s * 2.0 ** min(count - 1, 16))
 
 
 def clear_refusals(job: JobState, layout: Layout) -> JobState:
-    """`layout` comes into force. A plan that is taken proves its kind; what survivors agreed on
-    changes who is asked, so that all that was refused may be tried again.
+    """Drop refusals as `layout` comes into force.
+
+    A plan that the ranks applied clears the refusal of its level. A layout that survivors of a
+    failure agreed on clears all: other ranks are asked from now on.
     """
     if layout.generation not in job.layouts.offer_reasons:
         return replace(job, plan=replace(job.plan, refusals={}, rollbacks={}))

@@ -22,8 +22,12 @@ KEPT_MOVES = 16  # the newest: links and hosts change
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveCosts:
-    """pause_s: of any plan; then seconds for a byte: of all that are moved, counted over all ranks,
-    or of those at the busiest rank.
+    """The cost of applying a plan.
+
+    Attributes:
+        pause_s: Seconds that any plan takes.
+        total_s_per_byte: Further seconds for each byte moved, summed over all ranks.
+        busiest_s_per_byte: Further seconds for each byte moved by the busiest rank.
     """
 
     pause_s: float
@@ -40,8 +44,10 @@ class Moved:
 
 
 def costs_of(moves: Sequence[MeasuredMove], config: PolicyConfig) -> MoveCosts:
-    """From what is measured: the pause by moves of nothing, the rest by all seconds over all bytes,
-    so that large moves count for more.
+    """Estimate the costs from measured moves, with the configured ones where none was measured.
+
+    The pause is the median of moves without bytes. The rate is total seconds over total bytes, so
+    that large moves weigh more.
     """
     still = [move.duration_s for move in moves if not move.total_bytes]
     pause_s = median(still) if still else config.plan_s
@@ -67,7 +73,7 @@ def record_moves(job: JobState, records: Iterable[PlanAppliedRecord]) -> JobStat
         if not record.previous_generation or record.duration_s <= 0.0:
             continue
         known = job.plan.moves.get(record.generation)
-        if known is None or record.rank not in known.ranks:  # else it is said twice
+        if known is None or record.rank not in known.ranks:  # else it is a repetition
             fresh.setdefault(record.generation, {}).setdefault(record.rank, record)
     if not fresh:
         return job
@@ -82,7 +88,7 @@ def record_moves(job: JobState, records: Iterable[PlanAppliedRecord]) -> JobStat
 
 
 def _with(known: MeasuredMove | None, told: Mapping[int, PlanAppliedRecord]) -> MeasuredMove:
-    """All of a report at once: the ranks are thousands, and copied for each change."""
+    """Add all records of a report at once: the set of ranks is copied at each change."""
     known = known or MeasuredMove()
     num_bytes = [record.moved_bytes for record in told.values()]
     return MeasuredMove(
@@ -131,8 +137,10 @@ def block_bytes(block: Block, layout: Layout, shape: ModelShape) -> float:
 
 
 def cost_s(moves: Moved, costs: MoveCosts, *, is_repartition: bool) -> float:
-    """Seconds. Of experts alone, copies count together: they are spread over links that the job
-    uses meanwhile. Where layers or shards change hands all stand still until the busiest is done.
+    """Return the seconds that a move takes.
+
+    Copies of experts alone are summed over all ranks: they use links that the job uses at the same
+    time. Where layers or shards move (`is_repartition`), all ranks wait for the busiest one.
     """
     if is_repartition:
         return costs.pause_s + moves.busiest_bytes * costs.busiest_s_per_byte

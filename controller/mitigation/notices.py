@@ -7,13 +7,11 @@ commands; sends nothing itself.
 from collections.abc import Collection
 from dataclasses import replace
 
-from pacekeeper.controller.state.events import Command, NotifyDeaths, Say
+from pacekeeper.controller.state.events import Command, Log, NotifyDeaths
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import FindingKind
 
-PAUSE_S = 0.02  # between two notices, for each so many ranks of the job; none for fewer
-
-
+PAUSE_S = 0.02  # between two notices, for each `PAUSE_RANKS` ranks of the job; none for fewer
 PAUSE_RANKS = 1024
 
 
@@ -26,7 +24,7 @@ def announce_deaths(job: JobState, now_s: float) -> tuple[JobState, list[Command
 
 
 def send_death_notice(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
-    """All who are dead, to all who live."""
+    """Send all dead ranks to the nodes of all live ranks."""
     commands: list[Command] = [*unlogged_deaths(job)]
     job = replace(job, notices=replace(job.notices, deaths_sent_s=now_s, has_unsent_deaths=False))
     if job.living:
@@ -35,23 +33,23 @@ def send_death_notice(job: JobState, now_s: float) -> tuple[JobState, list[Comma
     return job, commands
 
 
-def unlogged_deaths(job: JobState) -> list[Say]:
+def unlogged_deaths(job: JobState) -> list[Log]:
     """Return log lines of a failure incident that has grown since it was last logged."""
     if not job.notices.has_unsent_deaths:
         return []
     grown = [one for one in job.incidents if one.finding.kind is FindingKind.DEATH][-1:]
     return [
-        Say(text=f"job={job.name} incident={one.incident_id} by now {one.finding.reason}")
+        Log(text=f"job={job.name} incident={one.incident_id} by now {one.finding.reason}")
         for one in grown
     ]
 
 
-# What is slow is often about to fail. Slow input and uneven work are nobody's.
+# A slow rank often fails soon after. Slow input and uneven work are not faults of a rank.
 ACCUSING = frozenset({FindingKind.DEVICE, FindingKind.LINK, FindingKind.HOST})
 
 
 def suspect_ranks(job: JobState, lemons: Collection[str] = ()) -> tuple[int, ...]:
-    """The living ranks on nodes of ranks with an open finding, or on `lemons`, ascending."""
+    """Return the live ranks on nodes of ranks with an open finding, or on `lemons`, ascending."""
     found = (incident.finding for incident in job.open_incidents)
     accused = {finding.rank for finding in found if finding.kind in ACCUSING}
     if not accused and not lemons:

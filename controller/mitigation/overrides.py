@@ -1,7 +1,7 @@
-"""Orders of people: given, taken back, and what they come to for each job. Pure.
+"""Operator orders: issued, revoked, and their effect on each job. Pure.
 
-A pause or a dry run also takes back what is on its way: an offer that no rank has taken yet, and a
-proposal. A cordon is honoured by the policy (`controller/policy/cordons.py`).
+A pause or a dry run also withdraws the open offer and the open proposal of the jobs concerned.
+Cordons are applied by the policy (`controller/policy/cordons.py`). Called by `machine.py`.
 """
 
 from dataclasses import replace
@@ -9,11 +9,11 @@ from dataclasses import replace
 from pacekeeper.controller.mitigation import approvals, rollout
 from pacekeeper.controller.state.events import (
     Command,
-    DropOrder,
+    DeleteOrder,
+    Log,
     OrderGiven,
     SaveJob,
     SaveOrder,
-    Say,
 )
 from pacekeeper.controller.state.plan_phase import WithdrawCause
 from pacekeeper.controller.state.state import JobState, State
@@ -24,50 +24,52 @@ from pacekeeper.core.incidents.operator_orders import (
     rank_subject,
 )
 
-MOST_ORDERS = 10_000
+MAX_ORDERS = 10_000
 
 
 def find_order(state: State, kind: OrderKind, subject: str) -> OperatorOrder | None:
-    """The order that stands; None where none does."""
+    """Return the order of this kind and subject that is in effect; None: none is."""
     return next((o for o in state.orders if (o.kind, o.subject) == (kind, subject)), None)
 
 
-def why_unknown(state: State, kind: OrderKind, subject: str) -> str:
-    """Why an order of this subject can not be given; empty: it can."""
+def subject_error(state: State, kind: OrderKind, subject: str) -> str | None:
+    """Return why an order cannot have this subject; None: it can."""
     match kind:
         case OrderKind.CORDON_NODE:
             known = sorted({*state.nodes, *(n for job in state.jobs.values() for n in job.nodes)})
-            return "" if subject in known else f"no node {subject!r}; there are: {_some(known)}"
+            return None if subject in known else f"no node {subject!r}; nodes are: {_listed(known)}"
         case OrderKind.CORDON_RANK:
             named = parse_rank_subject(subject)
             job = None if named is None else state.jobs.get(named[0])
             if named is None or job is None:
-                return f"no rank {subject!r}: expected JOB/RANK, jobs are: {_some(state.jobs)}"
+                return f"no rank {subject!r}: expected JOB/RANK, jobs are: {_listed(state.jobs)}"
             is_known = named[1] in job.ranks or named[1] in job.remembered
-            return "" if is_known else f"job {job.name} has no rank {named[1]}"
+            return None if is_known else f"job {job.name} has no rank {named[1]}"
         case OrderKind.PAUSE:
             known = sorted(state.jobs)
-            return "" if subject in known else f"no job {subject!r}; there are: {_some(known)}"
+            return None if subject in known else f"no job {subject!r}; jobs are: {_listed(known)}"
         case OrderKind.DRY_RUN:
-            return "" if not subject else "a dry run is of everything: it has no subject"
+            return None if not subject else "a dry run applies to all jobs: it has no subject"
 
 
 def apply_order(state: State, event: OrderGiven, unix_s: float) -> tuple[State, list[Command]]:
-    """Take in an order; the same one again changes nothing."""
+    """Apply an order or its revocation; a repetition has no effect."""
     before = find_order(state, event.kind, event.subject)
     if event.is_on == (before is not None):
         return state, []
     others = tuple(order for order in state.orders if order is not before)
     if before is not None:
         state = replace(state, orders=others)
-        said = f"order={before.kind} subject={before.subject} taken back by {event.operator}"
-        state, commands = _woken(state, before)
+        said = f"order={before.kind} subject={before.subject} revoked by {event.operator}"
+        state, commands = _apply_to_jobs(state, before)
         return state, [
-            DropOrder(kind=before.kind, subject=before.subject),
-            Say(text=said),
+            DeleteOrder(kind=before.kind, subject=before.subject),
+            Log(text=said),
             *commands,
         ]
-    if len(others) >= MOST_ORDERS or why_unknown(state, event.kind, event.subject):
+    if len(others) >= MAX_ORDERS:
+        return state, []
+    if subject_error(state, event.kind, event.subject) is not None:
         return state, []
     named = parse_rank_subject(event.subject) if event.kind is OrderKind.CORDON_RANK else None
     order = OperatorOrder(
@@ -80,24 +82,22 @@ def apply_order(state: State, event: OrderGiven, unix_s: float) -> tuple[State, 
     )
     state = replace(state, orders=(*others, order))
     said = f"order={order.kind} subject={order.subject} {order.text}"
-    state, commands = _woken(state, order)
-    return state, [SaveOrder(order=order), Say(text=said), *commands]
+    state, commands = _apply_to_jobs(state, order)
+    return state, [SaveOrder(order=order), Log(text=said), *commands]
 
 
-def why_no_plans(state: State, job: str) -> str:
-    """Why no plan of this job may be made; empty: it may."""
-    order = find_order(state, OrderKind.PAUSE, job)
-    return "" if order is None else f"paused {order.text}"
+def pause_order(state: State, job: str) -> OperatorOrder | None:
+    """Return the order that forbids plans for this job; None: they are allowed."""
+    return find_order(state, OrderKind.PAUSE, job)
 
 
-def why_dry(state: State) -> str:
-    """Why plans are made, and not offered; empty: they are."""
-    order = find_order(state, OrderKind.DRY_RUN, "")
-    return "" if order is None else f"dry run {order.text}"
+def dry_run_order(state: State) -> OperatorOrder | None:
+    """Return the order that forbids offering plans; None: they are offered."""
+    return find_order(state, OrderKind.DRY_RUN, "")
 
 
 def orders_of_job(state: State, job: JobState) -> tuple[OperatorOrder, ...]:
-    """The orders that hold for a job."""
+    """Return the orders that apply to a job."""
     nodes, ranks = set(job.nodes), {rank_subject(job.name, rank) for rank in job.ranks}
     return tuple(
         order
@@ -114,7 +114,7 @@ def orders_of_job(state: State, job: JobState) -> tuple[OperatorOrder, ...]:
 
 
 def with_cordons(state: State, job: JobState) -> JobState:
-    """The job with the ranks that are cordoned now, themselves or by their node."""
+    """Update the job's cordoned ranks: those with an order of their own or on a cordoned node."""
     if not state.orders and not job.cordoned:
         return job
     nodes = {o.subject for o in state.orders if o.kind is OrderKind.CORDON_NODE}
@@ -131,21 +131,23 @@ def with_cordons(state: State, job: JobState) -> JobState:
     return job if cordoned == job.cordoned else replace(job, cordoned=cordoned)
 
 
-def _woken(state: State, order: OperatorOrder) -> tuple[State, list[Command]]:
-    """Every job it holds for is decided on anew; where no plans may be, none is on its way."""
+def _apply_to_jobs(state: State, order: OperatorOrder) -> tuple[State, list[Command]]:
+    """Request a new decision for every job; withdraw the plans of jobs that may have none now."""
     commands: list[Command] = []
     jobs = dict(state.jobs)
     for name, known in state.jobs.items():
         job = with_cordons(state, known)
         job = replace(job, plan=replace(job.plan, decided_on=None))
-        if why := why_no_plans(state, name) or why_dry(state):
-            job, said = _stopped(job, why)
+        stop = pause_order(state, name) or dry_run_order(state)
+        if stop is not None:
+            label = "paused" if stop.kind is OrderKind.PAUSE else "dry run"
+            job, said = _stop_plans(job, f"{label} {stop.text}")
             commands += said
         jobs[name] = job
     return replace(state, jobs=jobs), commands
 
 
-def _stopped(job: JobState, why: str) -> tuple[JobState, list[Command]]:
+def _stop_plans(job: JobState, why: str) -> tuple[JobState, list[Command]]:
     job, commands = approvals.withdraw(replace(job, plan=replace(job.plan, asked=0)), why)
     if job.plan.desired is None:
         return job, commands
@@ -153,10 +155,10 @@ def _stopped(job: JobState, why: str) -> tuple[JobState, list[Command]]:
     return rollout.withdraw_offer(job, WithdrawCause.STOPPED), [
         *commands,
         SaveJob(job=job.name),
-        Say(text=text),
+        Log(text=text),
     ]
 
 
-def _some(names: object) -> str:
+def _listed(names: object) -> str:
     listed = sorted(map(str, names))[:20]  # type: ignore[call-overload]
     return ", ".join(listed) or "none yet"

@@ -1,8 +1,9 @@
-"""Before a costly action all ranks are asked for a probe, once; what comes of it stands in the
-finding. Pure.
+"""Probes: short measurements that all ranks run before a costly plan. Pure.
 
-Asked again each second until it is answered, like a plan; ranks run a number once. A finding that
-has a word on its probe, whichever, is not asked about again, so that nothing waits for ever.
+The request is repeated each second until all ranks answer; a rank runs each probe number once. The
+result is recorded in the findings of the slow ranks. A finding with a result, also a missing one,
+is not probed again for plans, so that no plan waits for ever. Called by `machine.py` on decisions
+and ticks, and by `reports.py` with the records.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,9 +11,9 @@ from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation.rollout import on_all_recovered
-from pacekeeper.controller.mitigation.verification import patience_s
-from pacekeeper.controller.state.events import AskProbe, Command, SaveJob, Say
-from pacekeeper.controller.state.job_parts import ProbeQuestion
+from pacekeeper.controller.mitigation.verification import timeout_s
+from pacekeeper.controller.state.events import Command, Log, RequestProbe, SaveJob
+from pacekeeper.controller.state.job_parts import OpenProbe
 from pacekeeper.controller.state.plan_phase import (
     PlanEvent,
     Probing,
@@ -31,25 +32,25 @@ from pacekeeper.predictor.online.state import forget
 ASK_EVERY_S = 60.0
 
 
-def standing_by(job: JobState) -> frozenset[int]:
-    """Ranks that end each step without any work."""
+def standby_ranks(job: JobState) -> frozenset[int]:
+    """Return the standby ranks, which end each step without any work."""
     return (
         frozenset() if job.layouts.current is None else frozenset(job.layouts.current.standing_by)
     )
 
 
 def is_due(job: JobState, slow: Mapping[int, Finding], now_s: float) -> bool:
-    """Is it time to probe whether an idle slow rank has recovered?"""
+    """Whether a slow standby rank should be probed again for recovery."""
     is_time = now_s - job.detection.stood_by_asked_s >= ASK_EVERY_S
-    return is_time and bool(standing_by(job) & slow.keys())
+    return is_time and bool(standby_ranks(job) & slow.keys())
 
 
-def take_reading(
+def close_recovered(
     job: JobState, finding: Finding, reading: ProbeComparison, unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """Close the finding of an idle slow rank whose probe is at normal speed."""
+    """Close the finding of a slow standby rank whose probe is at normal speed."""
     rank = finding.rank
-    assert rank is not None, "of a rank's device"
+    assert rank is not None, "a device finding names a rank"
     if tier_of(reading, finding.slowdown) is not Tier.SUSPECTED:
         return job, []
     by_role = {role: forget(kept, {rank}) for role, kept in job.detection.by_role.items()}
@@ -59,7 +60,7 @@ def take_reading(
             job.detection, evidence=forget(job.detection.evidence, {rank}), by_role=by_role
         ),
     )
-    why = f"rank {rank} stands by and is well again: {reading}"
+    why = f"standby rank {rank} is at normal speed again: {reading}"
     job, commands = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
     if not job.detection.evidence.slow:
         job = on_all_recovered(job)
@@ -68,46 +69,49 @@ def take_reading(
 
 REPEAT_S = 1.0
 ANSWER_WITHIN_S, ANSWER_WITHIN_STEPS = 20.0, 4
-UNSUPPORTED = "no probe: this trainer can not run one"
+UNSUPPORTED = "no probe: the trainer does not support probes"
 
 
-def unread(job: JobState) -> frozenset[int]:
-    """Slow ranks of which no probe has been read, or given up, since they were found."""
-    return frozenset(rank for rank, finding in _slow(job).items() if not finding.probe)
+def unprobed(job: JobState) -> frozenset[int]:
+    """Return the slow ranks whose finding has no probe result yet."""
+    return frozenset(rank for rank, finding in _slow_findings(job).items() if not finding.probe)
 
 
 def refuted(job: JobState) -> frozenset[int]:
-    """Slow ranks whose probe did not bear the finding out."""
-    return frozenset(r for r, finding in _slow(job).items() if finding.tier is Tier.SUSPECTED)
+    """Return the slow ranks whose probe did not confirm the finding."""
+    return frozenset(
+        r for r, finding in _slow_findings(job).items() if finding.tier is Tier.SUSPECTED
+    )
 
 
-def ask(
+def request_probe(
     job: JobState, proposed: Proposed, now_s: float, unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """Ask for the probe that a plan waits for; note on the findings where none can be run."""
+    """Request the probe that a plan waits for; record on the findings where none can be run."""
     layout, decision = job.layouts.current, proposed.decision
     assert layout is not None, "a decision is made on a layout"
     ranks = layout.ranks
     job = replace(
         job, plan=replace(job.plan, decided_on=None)
     )  # it is decided again when this is settled
-    if not _can_all(job, ranks):
-        return _settled(job, UNSUPPORTED)
-    job, question = _put(job, ranks, now_s, unix_s)
+    if not _support_probes(job, ranks):
+        return _end_without_result(job, UNSUPPORTED)
+    job, question = _open_probe(job, ranks, now_s, unix_s)
     probing = Probing(decision=decision, probe=question.number)
     probing = transition(proposed, PlanEvent.PROBE_ASKED, probing)
     job = replace(job, plan=replace(job.plan, probing=probing))
-    who = format_ranks(decision.unconfirmed)
+    ranks_text = format_ranks(decision.unconfirmed)
     text = (
-        f"job={job.name} probe={question.number} asked: are ranks {who} slow? ({decision.reason})"
+        f"job={job.name} probe={question.number} requested to confirm that ranks {ranks_text} are"
+        f" slow ({decision.reason})"
     )
-    return job, [Say(text=text), _asked(job, question)]
+    return job, [Log(text=text), _request(job, question)]
 
 
 def record_answers(
     job: JobState, records: Iterable[ProbeRecord], unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """Answers to the open question; what belongs to none is left."""
+    """Record answers to the open probe, and judge it once all are there; others are ignored."""
     question = job.detection.probe
     if question is None:
         return job, []
@@ -118,7 +122,7 @@ def record_answers(
     job = replace(job, detection=replace(job.detection, probe=question))
     if len(question.records) < len(question.ranks):
         return job, []
-    return _judged(job, question, unix_s)
+    return _judge(job, question, unix_s)
 
 
 def update_probe(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:
@@ -126,23 +130,27 @@ def update_probe(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, 
     question = job.detection.probe
     if question is None:
         layout = job.layouts.current
-        if layout is None or not is_due(job, _slow(job), now_s) or not _can_all(job, layout.ranks):
+        if (
+            layout is None
+            or not is_due(job, _slow_findings(job), now_s)
+            or not _support_probes(job, layout.ranks)
+        ):
             return job, []
-        job, question = _put(job, layout.ranks, now_s, unix_s)
+        job, question = _open_probe(job, layout.ranks, now_s, unix_s)
         return replace(job, detection=replace(job.detection, stood_by_asked_s=now_s)), [
-            _asked(job, question)
+            _request(job, question)
         ]
     is_same_group = job.layouts.current is not None and job.layouts.current.ranks == question.ranks
     if not is_same_group or set(question.ranks) - set(job.living):
-        # Who of them ran it and who did not can not be told: a later decision may ask anew.
-        why = "the ranks it was put to are no longer the same"
+        # It is unknown which ranks ran it: a later decision may request another probe.
+        why = "the job runs on other ranks now"
         text = f"job={job.name} probe={question.number} given up: {why}"
-        return _ended(job), [Say(text=text)]
-    within_s = patience_s(job, ANSWER_WITHIN_S, ANSWER_WITHIN_STEPS)
+        return _end_probe(job), [Log(text=text)]
+    within_s = timeout_s(job, ANSWER_WITHIN_S, ANSWER_WITHIN_STEPS)
     if now_s - question.asked_s > within_s:
         if question.records:
-            return _judged(job, question, unix_s)  # of those that told
-        return _settled(job, f"no probe: not answered for {within_s:.0f} s")
+            return _judge(job, question, unix_s)  # by the ranks that answered
+        return _end_without_result(job, f"no probe: not answered for {within_s:.0f} s")
     if now_s - question.said_s < REPEAT_S:
         return job, []
     return replace(
@@ -151,49 +159,47 @@ def update_probe(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, 
             job.detection,
             probe=replace(question, said_s=now_s),
         ),
-    ), [_asked(job, question)]
+    ), [_request(job, question)]
 
 
-def _can_all(job: JobState, ranks: Iterable[int]) -> bool:
-    """Are all of them known, with a trainer that can run a probe?"""
+def _support_probes(job: JobState, ranks: Iterable[int]) -> bool:
+    """Whether all ranks are attached with a trainer that supports probes."""
     return all(rank in job.ranks and job.ranks[rank].attachment.can_probe for rank in ranks)
 
 
-def _put(
+def _open_probe(
     job: JobState, ranks: tuple[int, ...], now_s: float, unix_s: float
-) -> tuple[JobState, ProbeQuestion]:
+) -> tuple[JobState, OpenProbe]:
     # Unix milliseconds: numbers ascend from one start of the controller to the next.
     number = max(job.detection.newest_probe + 1, round(unix_s * 1e3))
-    question = ProbeQuestion(number=number, ranks=ranks, asked_s=now_s, said_s=now_s)
+    question = OpenProbe(number=number, ranks=ranks, asked_s=now_s, said_s=now_s)
     return replace(
         job, detection=replace(job.detection, probe=question, newest_probe=number)
     ), question
 
 
-def _judged(
-    job: JobState, question: ProbeQuestion, unix_s: float
-) -> tuple[JobState, list[Command]]:
+def _judge(job: JobState, question: OpenProbe, unix_s: float) -> tuple[JobState, list[Command]]:
     """Record the probe result of each slow rank, compared with ranks without a finding."""
-    slow, resting = _slow(job), standing_by(job)
+    slow, resting = _slow_findings(job), standby_ranks(job)
     commands: list[Command] = []
     for rank, finding in slow.items():
         reading = compare_probe(question.records, rank, slow)
         if rank in resting and finding.probe:
             if reading is not None:
-                job, said = take_reading(job, finding, reading, unix_s)
+                job, said = close_recovered(job, finding, reading, unix_s)
                 commands += said
             continue
-        tier, text = finding.tier, "no probe: it was not told, or there is no peer to compare with"
+        tier, text = finding.tier, "no probe: no answer, or no peer to compare with"
         if reading is not None:
             tier = tier_of(reading, finding.slowdown)
-            text = f"{reading}: {'borne out' if tier is Tier.CONFIRMED else 'not borne out'}"
+            text = f"{reading}: {'confirmed' if tier is Tier.CONFIRMED else 'not confirmed'}"
         job, said = incidents.note_probe(job, rank, tier, text)
         commands += said
-    return _ended(job), commands
+    return _end_probe(job), commands
 
 
-def _ended(job: JobState) -> JobState:
-    """Return the job without an open probe; what waited for it is decided on again."""
+def _end_probe(job: JobState) -> JobState:
+    """Return the job without an open probe; the plan that waited for it is decided on again."""
     plan = replace(job.plan, probing=None, decided_on=None)
     if job.plan.probing is not None:
         outcome = Withdrawn(cause=WithdrawCause.DECIDED_AGAIN)
@@ -202,21 +208,21 @@ def _ended(job: JobState) -> JobState:
     return replace(job, detection=replace(job.detection, probe=None), plan=plan)
 
 
-def _settled(job: JobState, text: str) -> tuple[JobState, list[Command]]:
-    """No reading will come: the findings stay what their evidence made them."""
+def _end_without_result(job: JobState, text: str) -> tuple[JobState, list[Command]]:
+    """End the open probe without a result: the findings keep their tiers."""
     commands: list[Command] = []
-    for rank, finding in _slow(job).items():
+    for rank, finding in _slow_findings(job).items():
         if not finding.probe:
             job, said = incidents.note_probe(job, rank, finding.tier, text)
             commands += said
-    return _ended(job), commands
+    return _end_probe(job), commands
 
 
-def _slow(job: JobState) -> dict[int, Finding]:
-    """The open findings that name a rank's device, by rank."""
+def _slow_findings(job: JobState) -> dict[int, Finding]:
+    """Return the open findings of devices, by rank."""
     found = (incident.finding for incident in job.open_incidents)
     return {f.rank: f for f in found if f.kind is FindingKind.DEVICE and f.rank is not None}
 
 
-def _asked(job: JobState, question: ProbeQuestion) -> AskProbe:
-    return AskProbe(job=job.name, nodes=job.nodes, number=question.number, run_id=job.run_id)
+def _request(job: JobState, question: OpenProbe) -> RequestProbe:
+    return RequestProbe(job=job.name, nodes=job.nodes, number=question.number, run_id=job.run_id)

@@ -11,11 +11,11 @@ from pacekeeper.controller.mitigation import notices, verification
 from pacekeeper.controller.mitigation.notices import suspect_ranks
 from pacekeeper.controller.state.events import (
     Command,
+    Log,
+    NotifySuspects,
     OfferPlan,
     SaveDecision,
     SaveJob,
-    Say,
-    TellSuspects,
 )
 from pacekeeper.controller.state.plan_phase import (
     AwaitingApproval,
@@ -31,11 +31,11 @@ from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout
 
-REPEAT_S = 1.0  # between two times the same offer or death notice is said
-HOST_BYTES = 24.0  # of an offer: a host of an expert, in words
-OFFERED_BYTES_PER_S = 64e6  # to all nodes together: a large job's offer is said again less often
-NODES_PER_S = 200.0  # of one job that are told again who is suspect; of news all at once
-OFFER_LIFE_S, OFFER_LIFE_STEPS = 60.0, 8  # an offer that nobody takes is given up
+REPEAT_S = 1.0  # between two repetitions of an offer or a death notice
+HOST_BYTES = 24.0  # of one expert replica in an encoded offer
+OFFERED_BYTES_PER_S = 64e6  # to all nodes together: a large job's offer is repeated less often
+NODES_PER_S = 200.0  # of one job to which suspects are repeated; changes are sent at once to all
+OFFER_LIFE_S, OFFER_LIFE_STEPS = 60.0, 8  # an offer that is not applied by then is withdrawn
 
 
 def offer(
@@ -79,11 +79,11 @@ def offer(
         SaveDecision(job=job.name, step=job.progress.step, decision=decision),
         SaveJob(job=job.name),
         decision_log_line(job.name, decision),
-        _offered(job, offered),
+        _offer_command(job, offered),
     ]
 
 
-def with_news(decision: Decision, before: Decision | None) -> Decision:
+def with_new_exposure(decision: Decision, before: Decision | None) -> Decision:
     """Add the remaining exposure to the reason, unless the decision before had the same one.
 
     Args:
@@ -103,9 +103,9 @@ def has_new_exposure(decision: Decision, before: Decision | None) -> bool:
     return decision.exposure is not None and decision.exposure.is_any and decision.exposure != known
 
 
-def decision_log_line(name: str, decision: Decision) -> Say:
-    """A decision on this job in one line."""
-    return Say(text=f"job={name} decision={decision.level} {decision.reason}")
+def decision_log_line(name: str, decision: Decision) -> Log:
+    """Return the log line of a decision."""
+    return Log(text=f"job={name} decision={decision.level} {decision.reason}")
 
 
 def repeat_notices(
@@ -113,8 +113,8 @@ def repeat_notices(
 ) -> tuple[JobState, list[Command]]:
     """On a tick: repeat the offer, death notices and suspects; withdraw an offer that is stale."""
     offer = job.plan.offer
-    if offer is not None and (over := _why_over(job, offer, now_s)):
-        given_up = Say(text=f"job={job.name} plan={offer.plan.generation} given up: {over}")
+    if offer is not None and (over := _withdraw_reason(job, offer, now_s)):
+        given_up = Log(text=f"job={job.name} plan={offer.plan.generation} given up: {over}")
         return withdraw_offer(job, WithdrawCause.STALE), [SaveJob(job=job.name), given_up]
     commands: list[Command] = []
     if job.notices.has_unsent_deaths:
@@ -122,37 +122,43 @@ def repeat_notices(
     if now_s - job.notices.repeated_s < REPEAT_S:
         return job, commands
     if offer is not None and _is_due(job, offer, now_s):
-        commands.append(_offered(job, offer))
+        commands.append(_offer_command(job, offer))
     runs = set(job.ranks) if job.layouts.current is None else set(job.layouts.current.ranks)
     if now_s - job.notices.deaths_sent_s >= REPEAT_S and runs.intersection(job.dead):
         job, said = notices.send_death_notice(job, now_s)
         commands += said
     suspect, nodes = suspect_ranks(job, lemons), job.nodes
-    since_s = (
-        now_s - job.notices.suspects_sent_s
-    )  # once there were any, also that nobody is any more
+    # Once suspects were sent, an empty list is repeated too.
+    since_s = now_s - job.notices.suspects_sent_s
     if suspect != job.notices.suspects or max(REPEAT_S, len(nodes) / NODES_PER_S) <= since_s < inf:
-        commands.append(TellSuspects(job=job.name, nodes=nodes, ranks=suspect, run_id=job.run_id))
+        commands.append(NotifySuspects(job=job.name, nodes=nodes, ranks=suspect, run_id=job.run_id))
         job = replace(job, notices=replace(job.notices, suspects=suspect, suspects_sent_s=now_s))
     return (
         replace(job, notices=replace(job.notices, repeated_s=now_s)) if commands else job
     ), commands
 
 
-def stale_reason(job: JobState, plan: Layout, base: int, slow: Collection[int]) -> str:
-    """Why a plan that was made on generation `base` for these slow ranks is of no use any more;
-    empty where it is.
+def stale_reason(job: JobState, plan: Layout, base: int, slow: Collection[int]) -> str | None:
+    """Return why a plan can no longer be applied; None: it can.
+
+    Args:
+        job: The job.
+        plan: The layout of the plan.
+        base: The generation that the plan was made for.
+        slow: The slow ranks that it was made for.
     """
     present = 0 if job.layouts.current is None else job.layouts.current.generation
     if set(plan.ranks) & set(job.dead):
-        return "ranks died meanwhile"
+        return "ranks of the plan died"
     if present != base:
-        return f"generation {present} came first"
+        return f"the job runs generation {present} by now"
     if over := sorted(set(slow) - job.detection.evidence.slow.keys()):
-        return f"ranks {format_ranks(over)}, for which it was made, are slow no more"
-    if job.detection.evidence.slow and not slow:  # as the way back, or better shares for all
-        return f"made for no one slow, and ranks {format_ranks(job.detection.evidence.slow)} are"
-    return ""
+        return f"ranks {format_ranks(over)}, for which it was made, are no longer slow"
+    if job.detection.evidence.slow and not slow:  # a return to the baseline, or better shares
+        return (
+            f"it was made without slow ranks; {format_ranks(job.detection.evidence.slow)} are slow"
+        )
+    return None
 
 
 def withdraw_offer(job: JobState, cause: WithdrawCause) -> JobState:
@@ -161,17 +167,17 @@ def withdraw_offer(job: JobState, cause: WithdrawCause) -> JobState:
     return replace(job, plan=replace(job.plan, pending=None, last_outcome=ended))
 
 
-def _why_over(job: JobState, offer: Offered, now_s: float) -> str:
-    """Return why the plan on offer cannot be applied any more; empty where it can."""
+def _withdraw_reason(job: JobState, offer: Offered, now_s: float) -> str | None:
+    """Return why the plan on offer can no longer be applied; None: it can."""
     why = stale_reason(job, offer.plan, offer.base_generation, offer.slow_ranks)
-    life_s = verification.patience_s(job, OFFER_LIFE_S, OFFER_LIFE_STEPS)
-    if not why and now_s - offer.offered_s > life_s:
-        return f"not taken for {life_s:.0f} s"
+    life_s = verification.timeout_s(job, OFFER_LIFE_S, OFFER_LIFE_STEPS)
+    if why is None and now_s - offer.offered_s > life_s:
+        return f"not applied for {life_s:.0f} s"
     return why
 
 
 def _is_due(job: JobState, offer: Offered, now_s: float) -> bool:
-    """Is it time to repeat the offer?
+    """Whether the offer is to be repeated now.
 
     Streams lose nothing: repetition serves agents that reconnected. Offers are repeated as often as
     notices, or less often where they are megabytes for each of a thousand nodes.
@@ -182,7 +188,7 @@ def _is_due(job: JobState, offer: Offered, now_s: float) -> bool:
     return (now_s - offer.offered_s) // period_s > (repeated_s - offer.offered_s) // period_s
 
 
-def _offered(job: JobState, offer: Offered) -> OfferPlan:
+def _offer_command(job: JobState, offer: Offered) -> OfferPlan:
     return OfferPlan(
         job=job.name,
         nodes=job.nodes,
@@ -202,7 +208,7 @@ def on_all_recovered(job: JobState) -> JobState:
 
 
 def is_same_work(one: Layout, other: Layout) -> bool:
-    """Do both give every rank the same blocks and shares, whatever their generations?"""
+    """Whether both layouts give every rank the same blocks and shares."""
     return (one.stages, one.experts, one.batch_shares) == (
         other.stages,
         other.experts,
@@ -211,5 +217,5 @@ def is_same_work(one: Layout, other: Layout) -> bool:
 
 
 def leaves_ranks_out(baseline: Layout | None, layout: Layout) -> bool:
-    """Would the baseline leave ranks out that joined since?"""
+    """Whether the baseline lacks ranks that joined since."""
     return baseline is not None and baseline.ranks != layout.ranks

@@ -1,8 +1,8 @@
-"""Does a plan bring what was forecast? Judged once, by the steps measured under it. Pure.
+"""Verification of a plan in force: its measured steps are compared once with the forecast. Pure.
 
-Where it brings nothing, the policy may go back to the layout before; plans of its kind then wait,
-twice as long each time. Where another rank is slow by now, or one is slower, the forecast was of
-another job and nothing is judged.
+Where the plan gains nothing, the policy may roll back to the layout before; plans of its level then
+wait, twice as long each time. Where another rank became slow, or a slow one slower, the forecast
+does not apply and the plan is not judged. Called by `machine/reports.py` and `machine/steps.py`.
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from statistics import median, median_high
 
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.mitigation.backoff import wait_s
-from pacekeeper.controller.state.events import Command, Say
+from pacekeeper.controller.state.events import Command, Log
 from pacekeeper.controller.state.plan_phase import (
     Applying,
     Forecast,
@@ -78,8 +78,14 @@ def measured_step_s(job: JobState) -> float | None:
     return median_high(job.progress.recent_step_s[-count:]) if job.progress.recent_step_s else None
 
 
-def patience_s(job: JobState, least_s: float, num_steps: int) -> float:
-    """How long to wait for what ranks do between two steps: that many of the longest of late."""
+def timeout_s(job: JobState, least_s: float, num_steps: int) -> float:
+    """Return how long to wait for ranks, which act between steps.
+
+    Args:
+        job: The job.
+        least_s: The lower bound.
+        num_steps: The number of steps to allow, each as long as the longest recent one.
+    """
     return max(least_s, num_steps * max(job.progress.recent_step_s, default=0.0))
 
 
@@ -128,7 +134,7 @@ def judge(job: JobState) -> tuple[JobState, list[Command]]:
     }
     job = replace(job, plan=replace(job.plan, current=after, rollbacks=kept))
     job, said = incidents.note_action(job, text)
-    return job, [Say(text=f"job={job.name} {text}"), *said]
+    return job, [Log(text=f"job={job.name} {text}"), *said]
 
 
 def verdict_of(forecast: Forecast, took_s: float) -> Verdict:

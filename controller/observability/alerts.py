@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pacekeeper.controller.observability.state_metrics import disconnected_nodes, incident_labels
 from pacekeeper.controller.state.state import JobState, RankStatus, State
-from pacekeeper.core.incidents.findings import CoverageState, FindingKind
+from pacekeeper.core.incidents.findings import CoverageState, FindingKind, slowdown_text
 from pacekeeper.core.incidents.rank_failures import ranks_label
 
 # Severity and seconds, as in deploy/pacekeeper.alerts.yml.
@@ -123,9 +123,9 @@ def _notices(state: State) -> Iterator[Alert]:
             yield Alert(
                 alert="PacekeeperProposalWaits",
                 labels={"job_name": job.name},
-                summary=f"A plan for job {job.name} waits for a person",
-                description=f"{proposal.decision.reason}. `pacekeeper approve {number}` or "
-                f"`pacekeeper deny {number}` answers.",
+                summary=f"A plan for job {job.name} waits for approval",
+                description=f"{proposal.decision.reason}. Answer with `pacekeeper approve "
+                f"{number}` or `pacekeeper deny {number}`.",
             )
         for level, saves in (
             ("Checkpoint", job.progress.saves),
@@ -135,14 +135,14 @@ def _notices(state: State) -> Iterator[Alert]:
                 yield Alert(
                     alert=f"Pacekeeper{level}sMissed",
                     labels={"job_name": job.name, "cause": saves.trouble},
-                    summary=f"{level}s of job {job.name} do not come about ({saves.trouble})",
+                    summary=f"{level}s of job {job.name} are missing ({saves.trouble})",
                     description=saves.reason,
                 )
     for node in disconnected_nodes(state):
         yield Alert(
             alert="PacekeeperAgentDisconnected",
             labels={"node": node},
-            summary=f"No agent speaks of node {node}, where ranks run",
+            summary=f"The agent of node {node} is disconnected while ranks run there",
         )
 
 
@@ -156,15 +156,16 @@ def _of_incidents(job: JobState) -> Iterator[Alert]:
         if finding.kind is FindingKind.DEATH:
             alert = "PacekeeperRecoveryStalled"
             extent = ranks_label(incident.unresolved_ranks)
-            summary = f"Job {job.name} has not gone on without {extent}"
+            summary = f"Job {job.name} has not continued without {extent}"
         elif finding.rank is None:
             alert = "PacekeeperJobSlow"
-            summary = f"Job {job.name} is slow as a whole ({finding.kind})"
+            slowdown = slowdown_text(finding.slowdown)
+            summary = f"Steps of job {job.name} take {slowdown} ({finding.kind})"
         else:
             alert = "PacekeeperRankSlow"
             summary = (
-                f"Rank {finding.rank} of job {job.name} on node {labels['node']} is "
-                f"x{finding.slowdown:.2f} slow ({finding.kind})"
+                f"Rank {finding.rank} of job {job.name} on node {labels['node']} takes "
+                f"{slowdown_text(finding.slowdown)} ({finding.kind})"
             )
         yield Alert(alert=alert, labels=labels, summary=summary, description=words, extent=extent)
 
@@ -182,13 +183,14 @@ def _of_watch(job: JobState) -> Iterator[Alert]:
         yield Alert(
             alert="PacekeeperCanaryMissed",
             labels={"job_name": job.name},
-            summary=f"A made-up slow rank of job {job.name} was not found",
-            description="A real one would not be found either.",
+            summary=f"A canary of job {job.name} was not detected",
+            description="The detector missed an injected slowdown, so it would miss a real one.",
         )
     elif job.coverage.blind is not None:
         yield Alert(
             alert="PacekeeperBlind",
             labels={"job_name": job.name, "cause": job.coverage.blind.value},
-            summary=f"A slow rank of job {job.name} would go unseen ({job.coverage.blind.value})",
+            summary=f"A slow rank of job {job.name} would not be detected "
+            f"({job.coverage.blind.value})",
             description=job.coverage.reason,
         )

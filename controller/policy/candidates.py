@@ -1,6 +1,6 @@
-"""The mitigation levels as layouts, each on top of the one before. Pure.
+"""Candidate layouts by mitigation level, each level on top of the previous one. Pure.
 
-What is dear is found when it is first asked for, and once.
+Used by `decide.py`. Expensive parts are computed once, on first use.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from pacekeeper.controller.planning.partition.layout_codec import batch_shares_o
 from pacekeeper.controller.planning.token_split.linear_program import Split, batch_rows
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
-from pacekeeper.controller.policy.failure_rates import likelihood
+from pacekeeper.controller.policy.failure_rates import failure_probability
 from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.policy.repartition_candidates import Candidate, Experts, repartitions
 from pacekeeper.controller.policy.replica_candidates import (
@@ -27,7 +27,7 @@ from pacekeeper.predictor.cost.forecast import replica_s, row_s
 
 
 class CandidateSearch:
-    """Candidates for one view."""
+    """The candidate layouts of one decision."""
 
     def __init__(
         self, view: PlanningSnapshot, config: PolicyConfig, pricing: Pricing, floor: SpreadFloor
@@ -36,9 +36,10 @@ class CandidateSearch:
 
     @cached_property
     def splits(self) -> tuple[Split, ...]:
-        """The best shares over the present replicas."""
+        """The best token shares over the present replica ranks."""
         view, speeds = self._view, self._pricing.speeds
-        # What its trainer gives by itself is the best there is, if it knows the speeds.
+        # A trainer that splits each step by itself already has the best ones, if its layout holds
+        # the present speeds.
         if speeds == view.layout.speed_by_rank:
             own = self._pricing.present_splits
             if own is not None:
@@ -47,7 +48,7 @@ class CandidateSearch:
 
     @cached_property
     def replicas(self) -> ReplicaPlan | None:
-        """Where experts would better be, None where they are well."""
+        """The better placement of expert replicas; None: the present one is best."""
         view, config, costs = self._view, self._config, self._pricing.costs
         limit = config.max_moved_bytes
         return plan_replicas(
@@ -64,7 +65,9 @@ class CandidateSearch:
                 num_steps=config.horizon_steps,
                 move_s=view.shape.expert_bytes * costs.total_s_per_byte,
                 restart_s=config.restart_s,
-                failure_probability=likelihood(config.failure_probability, view.losses),
+                failure_probability=failure_probability(
+                    config.failure_probability, view.history.losses
+                ),
                 rack_failure_probability=config.rack_failure_probability,
                 max_copies=limit // max(1, view.shape.expert_bytes) if limit else None,
                 doubted=view.doubted,
@@ -73,12 +76,12 @@ class CandidateSearch:
 
     @property
     def slow_speeds(self) -> tuple[tuple[int, float], ...]:
-        """What a layout says of ranks that are slower than their peers."""
+        """The speeds of the slow ranks, as a layout holds them."""
         speeds = self._pricing.speeds
         return tuple((rank, speed) for rank, speed in sorted(speeds.items()) if speed < 1.0)
 
     def candidates(self) -> list[Candidate]:
-        """The levels, cheapest first."""
+        """Return the candidates, the cheapest level first."""
         view, problem = self._view, self._pricing.problem
         shared = tuple(split.replicas for split in self.splits)
         batch = self._batch_shares()
@@ -89,8 +92,8 @@ class CandidateSearch:
             ),
             Candidate(level=MitigationLevel.BATCH_SHARES, layout=self.made(shared, batch)),
         ]
-        # State is moved for nobody whose device is well by the probe, or of whom it is still to
-        # tell; shares cost nothing.
+        # Shares cost nothing. State is not moved because of a rank whose probe was normal or is
+        # still pending.
         if view.is_probing or view.refuted & set(view.slow):
             return found
         replicas: list[Experts] = [shared]
@@ -110,7 +113,7 @@ class CandidateSearch:
         return found
 
     def made(self, experts: Experts, batch_shares: tuple[tuple[int, float], ...]) -> Layout:
-        """The next layout, its stages as they are."""
+        """Return the next layout, with these experts and shares and the present stages."""
         return replace(
             self._view.layout,
             generation=self._view.next_generation,
@@ -120,7 +123,7 @@ class CandidateSearch:
         )
 
     def _batch_shares(self) -> tuple[tuple[int, float], ...]:
-        """Rows by speed: of single ranks, or so that pipelines end together."""
+        """Return batch shares by speed; those of pipelines let all pipelines end together."""
         view, problem = self._view, self._pricing.problem
         if problem is not None:
             return batch_shares_of(with_other_rows(problem.now, problem))
@@ -131,7 +134,7 @@ class CandidateSearch:
 
 
 def _row_s(view: PlanningSnapshot) -> float:
-    """Seconds that a row more at an expert takes: as learnt of all ranks, or as their work says."""
+    """Return the seconds per row of an expert, by the cost model or by the ranks' measured work."""
     if not view.work:
         return row_s(view.model, view.workload, view.layout)
     rows = sum(map(sum, view.workload.loads))

@@ -33,7 +33,7 @@ class KeptAtWork:
     text: str
 
 
-def leaving(view: PlanningSnapshot) -> tuple[int, ...]:
+def cordoned_at_work(view: PlanningSnapshot) -> tuple[int, ...]:
     """Return the cordoned ranks that have work, ascending."""
     return tuple(sorted(view.cordoned & set(view.layout.working)))
 
@@ -45,7 +45,7 @@ def layout_without_cordoned(view: PlanningSnapshot, config: PolicyConfig) -> Lay
         view: The job, in whose layout cordoned ranks have work.
         config: The policy's settings.
     """
-    ranks, layout = leaving(view), view.layout
+    ranks, layout = cordoned_at_work(view), view.layout
     assert ranks, "cordoned ranks have work"
     if len(view.cordoned) > config.max_acted_ratio * len(layout.ranks):
         why = f"{len(view.cordoned)} of {len(layout.ranks)} are more than max_acted_ratio"
@@ -79,7 +79,7 @@ def with_standby_speeds(layout: Layout, view: PlanningSnapshot) -> Layout:
     return replace(layout, speeds=tuple(sorted(speeds.items())))
 
 
-def adds_work(view: PlanningSnapshot, layout: Layout) -> tuple[int, ...]:
+def ranks_given_work(view: PlanningSnapshot, layout: Layout) -> tuple[int, ...]:
     """Return the cordoned ranks to which `layout` gives work that they do not have now."""
     now = view.layout
     return tuple(

@@ -31,6 +31,7 @@ from pacekeeper.core.incidents.findings import (
     Decision,
     MitigationLevel,
     NoPlanCode,
+    slowdown_text,
 )
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout
@@ -90,7 +91,7 @@ def decide(view: PlanningSnapshot, config: PolicyConfig) -> Decision:
     exposure = exposure_of(decision.layout or view.layout, floor, nodes_without_rack(view, config))
     more = _backoff_notes(view, decision.level)
     if isinstance(cordoned, cordons.KeptAtWork):
-        ranks = format_ranks(cordons.leaving(view))
+        ranks = format_ranks(cordons.cordoned_at_work(view))
         more += f"; ranks {ranks} are cordoned and keep their work: {cordoned.text}"
     if decision.layout is not None and decision.level not in (
         MitigationLevel.RETURN_HOME,
@@ -127,7 +128,7 @@ def _without_cordoned(
     view: PlanningSnapshot, now: _Present
 ) -> Decision | cordons.KeptAtWork | None:
     """Return the plan without cordoned ranks, or why they keep their work; None: none has work."""
-    ranks = cordons.leaving(view)
+    ranks = cordons.cordoned_at_work(view)
     if not ranks:
         return None
     layout = cordons.layout_without_cordoned(view, now.config)
@@ -231,7 +232,7 @@ def _best_of(
         priced.append(one)
         best = now.plan(level, layout, _reason(view, now, level, price) + candidate.proof, price)
         if level in STATE_MOVING_LEVELS:
-            best = replace(best, unconfirmed=tuple(sorted(view.unread & set(view.slow))))
+            best = replace(best, unconfirmed=tuple(sorted(view.unprobed & set(view.slow))))
     return replace(best, considered=tuple(one.considered(best.layout) for one in priced))
 
 
@@ -288,7 +289,7 @@ def _why_wait(
     level, layout = candidate.level, candidate.layout
     if _must_wait(view, level, layout):
         return Wait(code=WaitCode.LEVEL_WAITS, text="plans of its kind wait")
-    if more := cordons.adds_work(view, layout):
+    if more := cordons.ranks_given_work(view, layout):
         ranks = format_ranks(more)
         text = f", and gives ranks {ranks}, which are cordoned, more work"
         return Wait(code=WaitCode.CORDONED, text=text)
@@ -323,7 +324,7 @@ def _priced_again(view: PlanningSnapshot, now: _Present, approved: Decision) -> 
                 "priced again, the return is not possible any more, or does not pay",
             )
         return replace(back, reason=f"approved: {back.reason}")
-    if cordons.adds_work(view, layout):
+    if cordons.ranks_given_work(view, layout):
         return _nothing(
             NoPlanCode.CORDONED, "it would give work to ranks that have been cordoned since"
         )
@@ -333,7 +334,9 @@ def _priced_again(view: PlanningSnapshot, now: _Present, approved: Decision) -> 
     is_gain = gain_s >= now.config.min_gain * current_s and gain_s * num_steps > cost_s
     # A plan for safety need not gain time; it must only not slow the step much.
     is_safer = view.by_survivors or num_narrow(layout, now.floor) < now.num_narrow
-    if set(cordons.leaving(view)) <= set(layout.standing_by) and cordons.leaving(view):
+    if set(cordons.cordoned_at_work(view)) <= set(layout.standing_by) and cordons.cordoned_at_work(
+        view
+    ):
         is_gain = True  # a cordon need not gain time
     if not is_gain and not (is_safer and gain_s >= -now.config.min_gain * current_s):
         return _nothing(
@@ -374,9 +377,9 @@ def _return_to_baseline(view: PlanningSnapshot, now: _Present) -> Decision | Non
 
 def _roll_back(view: PlanningSnapshot, now: _Present) -> Decision | None:
     """Return to the layout before a plan that made no step faster, if that pays as a plan must."""
-    if view.failed is None or view.failed.forecast.plan != view.layout:
+    if view.history.failed is None or view.history.failed.forecast.plan != view.layout:
         return None
-    forecast, config = view.failed.forecast, now.config
+    forecast, config = view.history.failed.forecast, now.config
     if forecast.slow.keys() != view.slow.keys() or forecast.base.ranks != view.layout.ranks:
         return None
     layout = replace(forecast.base, generation=view.next_generation)
@@ -389,9 +392,9 @@ def _roll_back(view: PlanningSnapshot, now: _Present) -> Decision | None:
     if gain_s < config.min_gain * view.step_s or gain_s * config.horizon_steps <= cost_s:
         return None
     reason = (
-        f"plan {forecast.plan.generation} ({forecast.level}) was to take a step from"
-        f" {forecast.before_s * 1e3:.0f} to {forecast.planned_s * 1e3:.0f} ms and took it to"
-        f" {view.step_s * 1e3:.0f} ms: back to the layout before it"
+        f"plan {forecast.plan.generation} ({forecast.level}) was forecast to reduce the step time"
+        f" from {forecast.before_s * 1e3:.0f} to {forecast.planned_s * 1e3:.0f} ms, but it is"
+        f" {view.step_s * 1e3:.0f} ms: back to the previous layout"
     )
     fluid_s = now.pricing.price(layout).fluid_step_s
     price = Price(step_s=forecast.before_s, fluid_step_s=fluid_s)
@@ -412,7 +415,9 @@ def _safer(
     if plan is None:
         return None
     layout = search.made(plan.experts, shared.batch_shares)
-    if _must_wait(view, MitigationLevel.MOVE_REPLICAS, layout) or cordons.adds_work(view, layout):
+    if _must_wait(view, MitigationLevel.MOVE_REPLICAS, layout) or cordons.ranks_given_work(
+        view, layout
+    ):
         return None
     left = num_narrow(layout, now.floor)
     saved_s = (plan.loss_now - plan.loss) * config.restart_s
@@ -436,14 +441,14 @@ def _must_wait(view: PlanningSnapshot, level: MitigationLevel, layout: Layout) -
     return any(
         refusal.until_s > view.asked_s
         and (kind is level or replace(layout, generation=refusal.plan.generation) == refusal.plan)
-        for kind, refusal in view.refusals.items()
+        for kind, refusal in view.history.refusals.items()
     )
 
 
 def _backoff_notes(view: PlanningSnapshot, decided: MitigationLevel) -> str:
     """Describe the levels that wait after a rejection, and a retry of the decided level."""
     texts = []
-    for kind, refusal in sorted(view.refusals.items()):
+    for kind, refusal in sorted(view.history.refusals.items()):
         left_s = refusal.until_s - view.asked_s
         if left_s > 0.0:
             texts.append(f"; no {kind} plan for {left_s:.0f} s more: {refusal.text}")
@@ -461,14 +466,18 @@ def _is_elsewhere(layout: Layout, baseline: Layout) -> bool:
 
 def _reason(view: PlanningSnapshot, now: _Present, level: MitigationLevel, price: Price) -> str:
     if view.slow:
-        cause = ", ".join(f"rank {r} is x{s:.2f} slow" for r, s in sorted(view.slow.items()))
+        cause = ", ".join(
+            f"rank {rank} takes {slowdown_text(slowdown)}"
+            for rank, slowdown in sorted(view.slow.items())
+        )
     elif view.is_provisional:
         cause = "the present layout was made for a finding that is closed"
     else:
         cause = "some experts are hot"
     return (
-        f"{cause}: {CHANGES[level]} take a step from {now.pricing.current_s * 1e3:.0f} to "
-        f"{price.step_s * 1e3:.0f} ms (no layout can be below {price.fluid_step_s * 1e3:.0f} ms)"
+        f"{cause}: with {CHANGES[level]}, a step takes {price.step_s * 1e3:.0f} ms instead of "
+        f"{now.pricing.current_s * 1e3:.0f} ms (no layout can be below "
+        f"{price.fluid_step_s * 1e3:.0f} ms)"
     )
 
 

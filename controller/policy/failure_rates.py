@@ -8,21 +8,33 @@ which the setting counts as two more; it never falls below the setting. Not stor
 
 from collections.abc import Collection, Sequence
 
-FEWEST = 2  # one loss is no habit
-TOLD_COUNTS = 2.0  # what the settings say counts as much as so many losses
+MIN_LOSSES = 2  # fewer give no estimate
+PRIOR_WEIGHT = 2.0  # the configured probability counts as so many losses
 KEPT = 32  # of the newest losses
 
 
-def after_change(
+def add_loss(
     parts: tuple[float, ...], before: Collection[int], after: Collection[int]
 ) -> tuple[float, ...]:
-    """`parts`: of the ranks that each loss so far took. Ranks that are `after` may be new ones."""
+    """Add the fraction of ranks lost in a change of layout to those of earlier losses.
+
+    Args:
+        parts: The fraction of the ranks that each loss so far took.
+        before: The ranks before the change.
+        after: The ranks after it, which may include new ones.
+    """
     lost = set(before).difference(after)
     return (*parts, len(lost) / len(before))[-KEPT:] if lost else parts
 
 
-def likelihood(told: float, parts: Sequence[float]) -> float:
-    """That a rank is lost with the next loss; never below what the settings say."""
-    if len(parts) < FEWEST:
-        return told
-    return max(told, (TOLD_COUNTS * told + sum(parts)) / (TOLD_COUNTS + len(parts)))
+def failure_probability(configured: float, parts: Sequence[float]) -> float:
+    """Estimate the probability that a rank is among those that the next failure takes.
+
+    Args:
+        configured: The configured probability, a lower bound of the estimate.
+        parts: The fraction of the ranks that each loss so far took.
+    """
+    if len(parts) < MIN_LOSSES:
+        return configured
+    mean = (PRIOR_WEIGHT * configured + sum(parts)) / (PRIOR_WEIGHT + len(parts))
+    return max(configured, mean)

@@ -1,4 +1,4 @@
-"""From a job's state to what a decision on it rests on. Pure."""
+"""Builds the inputs of a decision, a `PlanningSnapshot`, from a job's state. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -6,12 +6,12 @@ from dataclasses import replace
 from pacekeeper.controller.detection.peer_groups import peers
 from pacekeeper.controller.mitigation import probes
 from pacekeeper.controller.mitigation.verification import measured_step_s, steps_since_onset
-from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot, RankTime
+from pacekeeper.controller.state.planning_snapshot import PlanHistory, PlanningSnapshot, RankTime
 from pacekeeper.controller.state.state import JobState, NodeState
 from pacekeeper.predictor.cost.forecast import Workload, work_parts
 from pacekeeper.predictor.online.state import microbatches_per_step
 
-LEAST_DENSE = 0.05  # of a rank's time: loads are means, so the experts' part is one, too
+LEAST_DENSE = 0.05  # of a rank's time: loads are means, which may overstate the experts' part
 
 
 def snapshot_of(
@@ -20,7 +20,14 @@ def snapshot_of(
     nodes: Mapping[str, NodeState],
     lemons: Collection[str] = (),
 ) -> PlanningSnapshot:
-    """Of a job that runs a known layout and whose ranks have told of their model and loads."""
+    """Return the inputs of a decision on an actionable job.
+
+    Args:
+        job: The job; its layout, its model's shape and its expert loads are known.
+        now_s: The machine's clock.
+        nodes: The nodes, by name; the source of racks.
+        lemons: Nodes that were slow repeatedly.
+    """
     layout, shape = job.layouts.current, job.shape
     assert layout is not None and shape is not None, "actionable"
     evidences = [known.evidence for known in peers(job, layout.working)]
@@ -38,10 +45,9 @@ def snapshot_of(
             num_microbatches=max(map(microbatches_per_step, evidences)),
         ),
         slow=job.detection.evidence.slow,
-        unread=probes.unread(job),
+        unprobed=probes.unprobed(job),
         refuted=probes.refuted(job),
         is_probing=job.detection.probe is not None,
-        refusals={**job.plan.refusals, **job.plan.rollbacks},
         asked_s=now_s,
         baseline=job.layouts.baseline,
         step_s=measured_step_s(job) or 0.0,
@@ -55,24 +61,27 @@ def snapshot_of(
         rack_of=_racks(job, layout.ranks, nodes),
         slow_steps=steps_since_onset(job),
         slow_links=job.detection.links.slow,
-        moves=job.plan.moves,
-        failed=job.plan.failed,
         approved=None if job.plan.approved is None else job.plan.approved.decision,
         cordoned=job.cordoned,
         doubted=frozenset(rank for rank in layout.ranks if job.ranks[rank].node in lemons),
-        losses=job.losses,
+        history=PlanHistory(
+            moves=job.plan.moves,
+            failed=job.plan.failed,
+            refusals={**job.plan.refusals, **job.plan.rollbacks},
+            losses=job.losses,
+        ),
     )
     return _with_work(view, job) if view.is_partitioned else view
 
 
 def _racks(job: JobState, ranks: Iterable[int], nodes: Mapping[str, NodeState]) -> dict[int, str]:
-    """Of the ranks whose node has told its rack."""
+    """Return the racks of the ranks whose node reports one."""
     of_node = {name: node.rack for name, node in nodes.items() if node.rack}
     return {rank: of_node[on] for rank in ranks if (on := job.ranks[rank].node) in of_node}
 
 
 def _with_work(view: PlanningSnapshot, job: JobState) -> PlanningSnapshot:
-    """Where each rank's role has a model: what its work takes, and what of it is the experts'."""
+    """Add the time of each rank's work, once every role has a cost model; otherwise unchanged."""
     work: dict[int, RankTime] = {}
     for known in peers(job, view.layout.working):
         model = known.evidence.model

@@ -1,8 +1,8 @@
-"""What the planner of partitions is told of a live job: what was measured, and nothing else. Pure.
+"""The partition planner's problem for a live job, built from measured values only. Pure.
 
-Work per layer comes from the healthy times of ranks, bytes from what they told of their model, the
-bandwidth from earlier moves. Messages inside a step are not told apart: they stay in what no
-forecast explains, which is the same for all layouts that are compared.
+Work per layer comes from the healthy times of ranks, bytes from the reported model shape, bandwidth
+from earlier moves. Communication within a step is not measured separately: it is part of the
+unexplained time, which is the same for all compared layouts. Called by `pricing.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,16 +25,23 @@ from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import number_domains
 
-BACKWARD_RATIO = 2.0  # of a forward pass; a rank's time is told for both together
+BACKWARD_RATIO = 2.0  # of a forward pass; ranks report the sum of both
 
 
 def problem_of(
     view: PlanningSnapshot, config: PolicyConfig, costs: MoveCosts, *, unevenness: float
 ) -> PartitionProblem:
-    """The present layout, the baseline and the devices, under the schedule that the job reported.
+    """Return the problem: present layout, baseline, devices and the job's pipeline schedule.
 
-    Raises ValueError, saying why, where it cannot be put so: times are not measured yet, a pipeline
-    has fewer rows than micro-batches, or no program is known of the schedule.
+    Args:
+        view: The inputs of the decision.
+        config: The policy's settings.
+        costs: The prices of moving state.
+        unevenness: How much longer the experts' work takes than if it were spread evenly.
+
+    Raises:
+        ValueError: Times are not measured yet, a pipeline has fewer rows than micro-batches, or
+            the schedule is unknown.
     """
     if view.shape.schedule is None:
         raise ValueError(
@@ -42,7 +49,7 @@ def problem_of(
             "trainer's version of pacekeeper on its nodes and for the controller"
         )
     if view.work.keys() < set(view.layout.working):
-        raise ValueError("what its stages take is not measured yet")
+        raise ValueError("the times of its stages are not measured yet")
     now = as_partition(view, view.layout)
     baseline = view.baseline
     speeds = view.speeds
@@ -78,7 +85,11 @@ def problem_of(
 
 
 def as_partition(view: PlanningSnapshot, layout: Layout) -> Partition:
-    """Raises ValueError where a pipeline has fewer rows than micro-batches."""
+    """Return the partition of a layout.
+
+    Raises:
+        ValueError: A pipeline has fewer rows than micro-batches.
+    """
     return partition_of(
         layout,
         num_rows=view.shape.rows_per_step,
@@ -109,8 +120,10 @@ def unevenness_of(
 
 
 def _model_cost(view: PlanningSnapshot) -> ModelCost:
-    """Layers are alike, but for a head: what the last stage takes beyond its layers. Look-ups of an
-    embedding take next to nothing.
+    """Estimate costs per layer from the ranks' measured work.
+
+    All layers are assumed alike. The head is the time of the last stage beyond its layers;
+    embedding look-ups count as free.
     """
     layout, shape = view.layout, view.shape
     per_row = (1.0 + BACKWARD_RATIO) * shape.rows_per_step
@@ -120,7 +133,7 @@ def _model_cost(view: PlanningSnapshot) -> ModelCost:
     if len(number) > 1:
         layer_s = sum(dense[:-1]) / sum(number[:-1])
         head_s = dense[-1] - number[-1] * layer_s
-    if head_s < 0.0:  # the others have what they lack: noise, or an embedding that does take time
+    if head_s < 0.0:  # noise, or an embedding that does take time
         layer_s, head_s = sum(dense) / sum(number), 0.0
     with_experts = [layer for layer, experts in enumerate(layout.experts) if experts]
     expert_s = sum(time.expert_s for time in view.work.values()) / max(1, len(with_experts))
@@ -143,7 +156,7 @@ def _model_cost(view: PlanningSnapshot) -> ModelCost:
         num_mlp_shards=layout.num_virtual_shards,
         boundary_bytes=0.0,
         head_s=head_s / per_row,
-        # Of a rank in a step: each micro-batch starts each layer of its stage anew.
+        # Per rank and step: each micro-batch launches each layer of the stage once.
         launch_s=fixed_s
         * len(number)
         / (layout.num_layers * view.workload.num_microbatches * (1.0 + BACKWARD_RATIO)),

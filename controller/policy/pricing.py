@@ -1,7 +1,8 @@
-"""What a step takes under a layout, as decisions compare it: one road for each kind of job. Pure.
+"""Step time of a job under a layout, the price that decisions compare. Pure.
 
-Data parallel jobs by the forecast of ranks that meet at every layer; those with stages or tensor
-groups by the longest path of their pipelines. Never a layout by the one, its rival by the other.
+Data-parallel jobs are priced by a forecast in which ranks meet at every layer; jobs with pipeline
+stages or tensor groups by the longest path of their pipelines. All candidates of a job are priced
+by the same method. Used by `decide.py` and `candidates.py`.
 """
 
 from collections.abc import Mapping
@@ -28,21 +29,25 @@ from pacekeeper.predictor.cost.forecast import forecast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Seconds of a step; `fluid_step_s`: no layout is below it, whatever it moves."""
+    """Seconds of a step; `fluid_step_s` is a lower bound for every layout."""
 
     step_s: float
     fluid_step_s: float
 
 
 class Pricing:
-    """The prices of one decision, in the speeds as they are found. `overhead_s`: of a step, what no
-    forecast explains. Raises ValueError where pipelines can not be priced.
+    """The prices of one decision, at the present speeds.
+
+    `overhead_s` is the part of the measured step that the forecast does not explain.
+
+    Raises:
+        ValueError: Pipelines cannot be priced (see `partition_inputs.problem_of`).
     """
 
     def __init__(self, view: PlanningSnapshot, config: PolicyConfig) -> None:
         self.view = view
         self.speeds: Mapping[int, float] = view.speeds
-        self.costs: MoveCosts = costs_of(tuple(view.moves.values()), config)
+        self.costs: MoveCosts = costs_of(tuple(view.history.moves.values()), config)
         self._moved: tuple[Layout, Moved] | None = None  # of the layout asked for last
         self.problem: PartitionProblem | None = None
         if view.is_partitioned:
@@ -53,14 +58,14 @@ class Pricing:
         self.current_s = priced_s + self.overhead_s
 
     def price(self, layout: Layout) -> Price:
-        """Of a step under it, its shares taken as they stand."""
+        """Return the price of a step under the layout, with the layout's own shares."""
         bare = self._bare(layout)
         return Price(
             step_s=bare.step_s + self.overhead_s, fluid_step_s=bare.fluid_step_s + self.overhead_s
         )
 
     def as_run(self, layout: Layout) -> Layout:
-        """With the shares that ranks really compute under it."""
+        """Return the layout with the shares that the trainer would use under it."""
         is_present = layout is self.view.layout
         splits = self.present_splits if is_present else self._own_splits(layout)
         if splits is None:
@@ -69,23 +74,24 @@ class Pricing:
 
     @cached_property
     def present_splits(self) -> tuple[Split, ...] | None:
-        """What the trainer gives by itself under the layout in force, None where it does not."""
+        """The shares that the trainer computes under the present layout; None: it computes none."""
         return self._own_splits(self.view.layout)
 
     def moved(self, layout: Layout) -> Moved:
-        """What has to be copied to get there."""
+        """Return what has to be copied to reach the layout."""
         if self._moved is None or self._moved[0] is not layout:
             self._moved = layout, moved(self.view.layout, layout, self.view.shape)
         return self._moved[1]
 
     def cost_s(self, layout: Layout) -> float:
-        """Seconds until it is in force."""
+        """Return the seconds that the move to the layout takes."""
         is_repartition = layout.stages != self.view.layout.stages
         return cost_s(self.moved(layout), self.costs, is_repartition=is_repartition)
 
     def _own_splits(self, layout: Layout) -> tuple[Split, ...] | None:
-        """Where it splits every step: the best there is for the speeds the layout says, whatever
-        the loads were when it was planned.
+        """Return the shares of a trainer that splits every step: the best for the layout's speeds.
+
+        None for other trainers.
         """
         if not self.view.shape.splits_each_step:
             return None
@@ -103,7 +109,7 @@ class Pricing:
 
     @cached_property
     def _fluid_s(self) -> float:
-        """The healthy step of the baseline, experts spread evenly, over the mean of all speeds."""
+        """Seconds of the baseline's healthy step with even experts, divided by the mean speed."""
         assert self.problem is not None, "of pipelines only"
         whole = healthy(replace(self.problem, unevenness=1.0))
         return price(self.problem.baseline, whole).step_s * self.problem.fluid_ratio

@@ -1,8 +1,8 @@
-"""Layouts with other runs of shards, other layers in stages, or a rank left out. Pure.
+"""Candidates with other tensor shards, other layers per stage, or a rank left out. Pure.
 
-The planner of partitions searches in what a layout can say: all pipelines are one expert group, so
-they have one cut and as many micro-batches. What it finds becomes a layout with its experts'
-replicas.
+The partition planner is restricted to what a layout can express: all pipelines form one expert
+group with the same stage boundaries and the same number of micro-batches. Its result becomes a
+layout with a placement of experts. Called by `candidates.py`.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from pacekeeper.controller.planning.partition.joint import (
 )
 from pacekeeper.controller.planning.partition.layout_codec import layout_of
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
-from pacekeeper.controller.policy.failure_rates import likelihood
+from pacekeeper.controller.policy.failure_rates import failure_probability
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
@@ -28,7 +28,7 @@ from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout, ReplicaSet
 from pacekeeper.core.layout.replica_spread import number_domains
 
-SHOWN = 3  # groups named in a reason
+MAX_GROUPS_SHOWN = 3  # in a reason
 
 Experts = tuple[tuple[ReplicaSet, ...], ...]
 Speeds = tuple[tuple[int, float], ...]
@@ -36,7 +36,7 @@ Speeds = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A layout to be priced, with what is proven of it in words."""
+    """A layout to be priced, with a text about what is proven of it."""
 
     level: MitigationLevel
     layout: Layout
@@ -51,29 +51,35 @@ def repartitions(
     speeds: Speeds,
     floor: SpreadFloor,
 ) -> list[Candidate]:
-    """One candidate for each level that there is, cheapest first; shards with each of `replicas`.
+    """Return candidates that change the partition, cheapest first.
 
-    `speeds`: what the layouts say of slow ranks; `floor`: on what experts are to be spread.
+    Args:
+        view: The inputs of the decision.
+        problem: The partition problem of the job.
+        config: The policy's settings.
+        replicas: Placements of experts; each gives one candidate with other tensor shards.
+        speeds: The speeds of the slow ranks, as a layout holds them.
+        floor: Over how many nodes and racks experts must be spread.
     """
     found = []
     shards = with_other_shards(problem.now, problem)
     if shards is not None and _is_other(shards, problem):
         for experts in replicas:
             layout = _layout(view, shards, experts, speeds)
-            found.append(_named(MitigationLevel.TENSOR_SHARDS, layout, view.layout))
+            found.append(_candidate(MitigationLevel.TENSOR_SHARDS, layout, view.layout))
     request = _placement_request(view, config, problem, floor)
-    whole = _joint(replace(problem, is_whole=True), request)
+    whole = _plan_jointly(replace(problem, is_whole=True), request)
     if whole is not None and _places(whole.plan.partition) != _places(problem.now):
         found.append(_of_joint(MitigationLevel.MOVE_LAYERS, whole, view, speeds))
     if config.may_leave_out:
-        fewer = _joint(problem, request)
+        fewer = _plan_jointly(problem, request)
         if fewer is not None and fewer.plan.standby:
             found.append(_of_joint(MitigationLevel.LEAVE_OUT, fewer, view, speeds))
     return found
 
 
 def difference(new: Layout, old: Layout) -> str:
-    """In words: which layers and shards are where now; empty: all as before."""
+    """Describe which layers and shards move from `old` to `new`; empty: none."""
     words = []
     counts = [
         "+".join(str(stage.end_layer - stage.first_layer) for stage in layout.stages)
@@ -92,11 +98,11 @@ def difference(new: Layout, old: Layout) -> str:
                 ]
                 names = ", ".join(str(run.rank) for run in group)
                 changed.append(f"shards {sizes[0]} -> {sizes[1]} on ranks {names}")
-    words += changed[:SHOWN]
-    if len(changed) > SHOWN:
-        words.append(f"and of {len(changed) - SHOWN} groups more")
+    words += changed[:MAX_GROUPS_SHOWN]
+    if len(changed) > MAX_GROUPS_SHOWN:
+        words.append(f"and of {len(changed) - MAX_GROUPS_SHOWN} more groups")
     for what, ranks in (
-        ("stand by", set(new.standing_by) - set(old.standing_by)),
+        ("become standby", set(new.standing_by) - set(old.standing_by)),
         ("work again", set(old.standing_by) - set(new.standing_by)),
     ):
         if ranks:
@@ -104,7 +110,7 @@ def difference(new: Layout, old: Layout) -> str:
     return "; ".join(words)
 
 
-def _named(level: MitigationLevel, layout: Layout, old: Layout) -> Candidate:
+def _candidate(level: MitigationLevel, layout: Layout, old: Layout) -> Candidate:
     words = difference(layout, old)
     return Candidate(level=level, layout=layout, proof=f"; {words}" if words else "")
 
@@ -113,18 +119,18 @@ def _of_joint(
     level: MitigationLevel, joint: JointPlan, view: PlanningSnapshot, speeds: Speeds
 ) -> Candidate:
     layout = _layout(view, joint.plan.partition, joint.experts, speeds)
-    found = _named(level, layout, view.layout)
+    found = _candidate(level, layout, view.layout)
     idle = set(layout.standing_by) - set(view.layout.standing_by) - view.slow.keys()
     if not (rested := idle & view.doubted):
         return found
-    why = f", {format_ranks(rested)} before others as fast: on nodes that were slow again and again"
+    why = f", {format_ranks(rested)} first: on nodes that were slow repeatedly"
     return replace(found, proof=found.proof + why)
 
 
 def _layout(
     view: PlanningSnapshot, partition: Partition, experts: Experts, speeds: Speeds
 ) -> Layout:
-    """The next one; who has no part in the partition stands by."""
+    """Return the next layout; ranks without a part in the partition become standby ranks."""
     return layout_of(
         partition,
         experts,
@@ -134,7 +140,7 @@ def _layout(
     )
 
 
-def _joint(problem: PartitionProblem, request: PlacementRequest) -> JointPlan | None:
+def _plan_jointly(problem: PartitionProblem, request: PlacementRequest) -> JointPlan | None:
     try:
         return plan_jointly(problem, request)
     except ValueError:
@@ -144,7 +150,7 @@ def _joint(problem: PartitionProblem, request: PlacementRequest) -> JointPlan | 
 def _placement_request(
     view: PlanningSnapshot, config: PolicyConfig, problem: PartitionProblem, floor: SpreadFloor
 ) -> PlacementRequest:
-    """As for replicas on fixed stages (`replica_candidates.py`)."""
+    """Return the request for expert replicas, as in `replica_candidates.py` for fixed stages."""
     expert_s = sum(time.expert_s for time in view.work.values())
     whole = sum(device.speed for device in problem.devices)
     rack = number_domains(floor.rack_of, view.layout.ranks) if floor.rack_of else {}
@@ -164,7 +170,7 @@ def _placement_request(
             restart_s=config.restart_s,
             move_s=view.shape.expert_bytes / problem.links.between_bytes_per_s,
         ),
-        failure_probability=likelihood(config.failure_probability, view.losses),
+        failure_probability=failure_probability(config.failure_probability, view.history.losses),
         rack_of={device.node: rack[device.rank] for device in problem.devices} if rack else {},
         rack_failure_probability=config.rack_failure_probability,
         present=tuple(
@@ -175,7 +181,7 @@ def _placement_request(
 
 
 def _is_other(shards: Partition, problem: PartitionProblem) -> bool:
-    """Is it allowed, and does it change a shard?"""
+    """Whether the partition is allowed and changes a shard."""
     try:
         check_partition(shards, problem)
     except ValueError:
@@ -185,7 +191,7 @@ def _is_other(shards: Partition, problem: PartitionProblem) -> bool:
 
 
 def _places(partition: Partition) -> object:
-    """Which layers and which ranks stand together, whatever their shards and rows."""
+    """Return the layers and ranks of each stage, without shards and rows."""
     return {
         tuple((cell.first_layer, cell.end_layer, cell.ranks) for cell in pipeline.cells)
         for pipeline in partition.pipelines

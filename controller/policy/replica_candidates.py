@@ -1,7 +1,7 @@
-"""Replicas of all experts of a layout, by the joint planner, with its proof in words. Pure.
+"""Placement of expert replicas by the joint planner, with its proof as text. Pure.
 
-Stages are planned one by one, since an expert stays with the ranks that run its layer; nodes are
-one numbering for all of them.
+Stages are planned one by one, since an expert stays on the ranks that run its layer. Called by
+`candidates.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,23 +24,32 @@ from pacekeeper.controller.policy.failure_domains import SpreadFloor, fatal_doma
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
 from pacekeeper.core.layout.replica_spread import DomainOf, domains_of_ranks, number_domains
 
-MAX_LOSSES = 3  # said in words
+MAX_LOSSES = 3  # of nodes at once, in the proof
 
 Flags = npt.NDArray[np.bool_]
 
 
-DOUBTED_TIMES = 10.0  # as likely as others do ranks fail whose node was slow again and again
+DOUBTED_TIMES = 10.0  # failure probability of a rank on a node that was slow repeatedly, to others'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRequest:
-    """What a placement is judged by. `min_hosts` ranks for each expert, on as many nodes and racks
-    as `spread` says; one with fewer keeps what it has, where no other placement is better.
+    """Constraints and prices of a placement.
 
-    `row_s`: seconds of a step that a row more on a layer's fullest rank costs, `replica_s` those
-    that a replica costs its rank; `move_s` for a copy, `max_copies` of them;
-    `failure_probability` of each rank until the next plan, `rack_failure_probability` of each whole
-    rack, where racks are known. Ranks that are `doubted` fail `DOUBTED_TIMES` as likely.
+    Attributes:
+        slots_per_rank: Replicas that a rank can hold per stage.
+        min_hosts: Replica ranks of each expert; one that has fewer keeps them where no placement
+            is better.
+        spread: Over how many nodes and racks an expert's replicas must be spread.
+        row_s: Seconds per row on the fullest rank of a layer.
+        replica_s: Seconds per step that a replica costs its rank.
+        num_steps: Steps until the next plan.
+        move_s: Seconds per copy of a replica.
+        restart_s: Seconds that the loss of an expert costs.
+        failure_probability: Of each rank until the next plan.
+        rack_failure_probability: Of each rack until the next plan, where racks are known.
+        max_copies: Copies of replicas allowed; None: any number.
+        doubted: Ranks that fail `DOUBTED_TIMES` as likely as others.
     """
 
     slots_per_rank: int
@@ -57,15 +66,20 @@ class ReplicaRequest:
     doubted: frozenset[int] = frozenset()
 
     def failure_of(self, rank: int) -> float:
-        """The likelihood that this rank fails until the next plan."""
+        """Return the probability that this rank fails until the next plan."""
         times = DOUBTED_TIMES if rank in self.doubted else 1.0
         return min(1.0, times * self.failure_probability)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlan:
-    """experts[layer][expert], as in a layout. `loss`, `loss_now`: the probability that an expert
-    loses all its nodes until the next plan, after it and without it; `proof` is for people.
+    """A placement of all experts.
+
+    Attributes:
+        experts: experts[layer][expert], as in a layout.
+        loss: Probability that some expert loses all its nodes until the next plan.
+        loss_now: The same under the present placement.
+        proof: Balance, survival and their bounds, for operators.
     """
 
     experts: tuple[tuple[ReplicaSet, ...], ...]
@@ -81,11 +95,20 @@ def plan_replicas(
     speeds: Mapping[int, float],
     request: ReplicaRequest,
 ) -> ReplicaPlan | None:
-    """The cheapest replicas for these loads[layer][expert] in rows, from the present ones on.
+    """Return the cheapest placement of experts, starting from the present one.
 
-    `splits`: the best shares over the present replicas, which layers without other replicas keep.
-    None where every expert stays on the ranks it is on. Raises ValueError for loads or speeds that
-    are none.
+    Args:
+        layout: The present layout.
+        splits: The best shares over the present replica ranks; layers that do not change keep them.
+        loads: loads[layer][expert] in rows.
+        speeds: The speed of each rank.
+        request: Constraints and prices.
+
+    Returns:
+        The placement; None: every expert stays on its ranks.
+
+    Raises:
+        ValueError: A load or speed is not a valid number.
     """
     experts = [split.replicas for split in splits]
     node = number_domains(request.spread.domain_of, layout.ranks)
@@ -137,9 +160,10 @@ def _with_left(
     present: tuple[ReplicaSet, ...],
     request: ReplicaRequest,
 ) -> tuple[ReplicaSet, ...]:
-    """Replicas that are there stay, without a share, where a slot is free: no copies back later.
+    """Keep present replicas without a share where a slot is free, which saves copies back later.
 
-    Not those of an expert in too few domains: more replicas would ask for more of them.
+    Replicas of an expert in too few failure domains are not kept: the spread rule requires more
+    domains for more replicas.
     """
     held: dict[int, int] = {}
     for on in planned:
@@ -201,7 +225,7 @@ def _planned(
 
 
 def _alike_layers(layout: Layout) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(ranks, layers) that are planned together: of one stage, with as many experts."""
+    """Return (ranks, layers) to plan together: of one stage, with the same number of experts."""
     found = []
     for stage in layout.stages:
         by_number: dict[int, list[int]] = {}
@@ -224,18 +248,18 @@ def _flags(present: list[list[list[int]]], num_ranks: int) -> Flags:
 
 
 def _of_racks(experts: Sequence[Sequence[ReplicaSet]], rack_of: DomainOf) -> str:
-    """What the loss of one whole rack takes, in words."""
+    """Describe how many racks hold all replicas of some expert."""
     if not rack_of:
         return ""
     lost = len(fatal_domains(experts, rack_of))
     number = len(set(rack_of.values()))
-    return f"; {lost or 'none'} of {number} racks would take an expert along"
+    return f"; the loss of {lost or 'none'} of {number} racks would lose an expert"
 
 
 def _in_words(
     parts: Sequence[tuple[tuple[int, ...], ExpertPlan]], num_nodes: int, num_copied: int
 ) -> str:
-    """Balance and its bound, survival and its bound, copies."""
+    """Describe balance and its bound, survival and its bound, and the copies."""
     worst, layer = max(
         ((proof, layers[i]) for layers, plan in parts for i, proof in enumerate(plan.proof.layers)),
         key=lambda entry: entry[0].gap,
@@ -252,7 +276,7 @@ def _in_words(
         if 0 < lost < len(bounds)
     )
     return (
-        f"proven: layer {layer}, the farthest off, has {worst.value:.0f} rows on its fullest rank,"
-        f" no replicas in these slots less than {worst.slots_bound:.0f} (gap {worst.gap:.2%});"
-        f" survived are {survived} nodes; {num_copied} replicas are copied"
+        f"proven: layer {layer} has the largest gap, {worst.value:.0f} rows on its fullest rank"
+        f" where no placement in these slots has less than {worst.slots_bound:.0f} (gap"
+        f" {worst.gap:.2%}); survives {survived} nodes; {num_copied} replicas are copied"
     )

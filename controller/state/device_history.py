@@ -2,9 +2,9 @@
 
 A finding of kind device or link adds a strike (node, device, job, slowdown, time); strikes of one
 job within an hour are one. A node with several strikes within a window is a lemon. Both are hints:
-they are shown beside a new finding, decide what is saved first, and count in the planner as a
-higher failure probability. No threshold of the detector uses them, so that a history cannot cause a
-false alarm. Deaths are no strikes: a job that is killed ends on every node.
+they appear in the reason of a new finding, set the order in which state is saved, and count in the
+planner as a higher failure probability. No threshold of the detector uses them, so that a history
+cannot cause a false alarm. Failed ranks add no strike: a job that is killed ends on every node.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ KEEP_S = 90 * DAY_S
 KEPT_STRIKES = 16  # of one node, the newest
 KEPT_NODES = 4096  # struck last
 LEMON_STRIKES, LEMON_S = 3, 14 * DAY_S
-SAME_TROUBLE_S = 3600.0  # within one job: what comes and goes is one strike
+SAME_FAULT_S = 3600.0  # within one job: what comes and goes is one strike
 ACCUSING = frozenset({FindingKind.DEVICE, FindingKind.LINK})
 
 
@@ -38,27 +38,27 @@ Strikes = Mapping[str, tuple[Strike, ...]]
 """By node, oldest first. The node that was struck last is the last."""
 
 
-def remember(known: Strikes, strike: Strike) -> Strikes:
-    """With one strike more, without what is too old or too much; the same where it is no news."""
+def add_strike(known: Strikes, strike: Strike) -> Strikes:
+    """Add a strike and drop old ones; returns `known` itself where the strike is a repetition."""
     own = known.get(strike.node, ())
     if any(_is_same_trouble(old, strike) for old in own):
         return known
     kept = dict(known)
     kept.pop(strike.node, None)
     kept[strike.node] = (*_fresh(own, strike.unix_s), strike)[-KEPT_STRIKES:]
-    # From the front: to look at all nodes at each strike takes minutes where a store is read.
+    # From the oldest: a scan of all nodes at each strike takes minutes when a store is loaded.
     while len(kept) > KEPT_NODES or not _fresh(kept[next(iter(kept))], strike.unix_s):
         del kept[next(iter(kept))]
     return kept
 
 
 def is_lemon(known: Strikes, node: str, unix_s: float) -> bool:
-    """Was it struck again and again lately?"""
+    """Whether the node had at least `LEMON_STRIKES` strikes within the last `LEMON_S`."""
     return sum(unix_s - one.unix_s <= LEMON_S for one in known.get(node, ())) >= LEMON_STRIKES
 
 
 def lemons(known: Strikes, unix_s: float) -> frozenset[str]:
-    """All such nodes."""
+    """Return the nodes that are lemons."""
     return frozenset(node for node in known if is_lemon(known, node, unix_s))
 
 
@@ -72,27 +72,27 @@ def hint(known: Strikes, node: str, device_uuid: str, job: str, unix_s: float) -
     if not found:
         return ""
     what = "this device" if device_uuid else "this node"
-    told = f"{what} was found slow before: {line(found[-1], unix_s)}"
+    told = f"{what} was found slow before: {strike_text(found[-1], unix_s)}"
     more = len(found) - 1
-    told += f" and {more} time{'s' if more > 1 else ''} more" if more else ""
+    told += f", and {more} more time{'s' if more > 1 else ''}" if more else ""
     return told + (f"; {node} is a lemon" if is_lemon(known, node, unix_s) else "")
 
 
 def newest_first(known: Strikes, node: str, unix_s: float) -> tuple[Strike, ...]:
-    """The strikes of a node that are remembered."""
+    """Return the strikes of a node of the last `KEEP_S`, newest first."""
     return _fresh(known.get(node, ()), unix_s)[::-1]
 
 
 def history(known: Strikes, node: str, unix_s: float) -> list[str]:
     """One line for each strike of a node, newest first."""
-    return [line(one, unix_s) for one in newest_first(known, node, unix_s)]
+    return [strike_text(one, unix_s) for one in newest_first(known, node, unix_s)]
 
 
-def line(strike: Strike, unix_s: float) -> str:
-    """One strike in words."""
+def strike_text(strike: Strike, unix_s: float) -> str:
+    """Describe one strike in one line."""
     where = f" ({strike.device_uuid})" if strike.device_uuid else ""
     days = max(0.0, unix_s - strike.unix_s) / DAY_S
-    return f"x{strike.slowdown:.2f} in job {strike.job}{where}, {days:.1f} days ago"
+    return f"slowdown {strike.slowdown:.2f} in job {strike.job}{where}, {days:.1f} days ago"
 
 
 def _fresh(strikes: tuple[Strike, ...], unix_s: float) -> tuple[Strike, ...]:
@@ -101,5 +101,5 @@ def _fresh(strikes: tuple[Strike, ...], unix_s: float) -> tuple[Strike, ...]:
 
 def _is_same_trouble(old: Strike, new: Strike) -> bool:
     is_same_place = (old.job, old.device_uuid) == (new.job, new.device_uuid)
-    is_close = abs(new.unix_s - old.unix_s) < SAME_TROUBLE_S
+    is_close = abs(new.unix_s - old.unix_s) < SAME_FAULT_S
     return old.incident_id == new.incident_id or (is_same_place and is_close)

@@ -98,7 +98,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskDecision:
+class RequestDecision:
     """Run the policy on `view` in the background and return `DecisionMade`.
 
     For a large model this takes seconds; no event waits for it.
@@ -131,7 +131,7 @@ class NotifyDeaths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TellSuspects:
+class NotifySuspects:
     """Send the ranks on nodes with an open finding, and only those, to the agents of `nodes`."""
 
     job: str
@@ -141,7 +141,7 @@ class TellSuspects:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskProbe:
+class RequestProbe:
     """Ask all ranks for a probe through the agents of `nodes`; repeated until answered."""
 
     job: str
@@ -190,7 +190,7 @@ class SaveOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropOrder:
+class DeleteOrder:
     """The order was taken back."""
 
     kind: OrderKind
@@ -251,7 +251,7 @@ class StepSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Say:
+class Log:
     """One line for the log with its `key=value` fields; issued only when something changed."""
 
     text: str
@@ -266,22 +266,22 @@ class Failed:
 
 
 Command = (
-    AskDecision
+    RequestDecision
     | OfferPlan
     | NotifyDeaths
-    | AskProbe
-    | TellSuspects
+    | RequestProbe
+    | NotifySuspects
     | SaveIncident
     | SaveLayout
     | SaveDecision
     | SaveProposal
     | SaveOrder
-    | DropOrder
+    | DeleteOrder
     | SaveJob
     | SaveStrike
     | ForgetJob
     | ForgetLayouts
     | StepSummary
-    | Say
+    | Log
     | Failed
 )

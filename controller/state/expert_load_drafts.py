@@ -19,11 +19,12 @@ StepLayer = tuple[int, int]
 class LayerDraft:
     """A layer in a step: rows of each expert [experts], and the number of ranks covered [experts].
 
-    `told`: for each reporting rank, a bit for each expert it has reported: nothing counts twice.
+    `reported`: for each rank, a bit for each expert whose rows it has reported, so that repeated
+    reports have no effect.
     """
 
     generation: int
-    told: RankMap[int] = field(default_factory=RankMap)
+    reported: RankMap[int] = field(default_factory=RankMap)
     rows: npt.NDArray[np.float64]
     num_ranks: npt.NDArray[np.int64]
 

@@ -71,21 +71,25 @@ class Saves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDraft:
-    """A step that is not complete yet: its work in order of arrival, and each rank's newest end.
+    """A step that is not complete yet.
 
-    `told`: for each rank, its number of rows by generation. `first_missing`: position in the ranks
-    that must report, where the search for a missing one begins; a hint only.
+    Attributes:
+        tables: Its micro-batches, in order of arrival.
+        num_rows: For each rank, the number of its micro-batches by generation.
+        ends: The newest end of the step that each rank reported.
+        first_missing: Position in the ranks that must report, where the search for a missing one
+            begins; a hint only.
     """
 
     tables: tuple[MicroBatchTable, ...] = ()
-    told: RankMap[Mapping[int, int]] = field(default_factory=RankMap)
+    num_rows: RankMap[Mapping[int, int]] = field(default_factory=RankMap)
     ends: RankMap[StepRecord] = field(default_factory=RankMap)
     first_missing: int = 0
 
     def is_whole(self, rank: int) -> bool:
         """Did it commit the step, and report work under the same generation?"""
         end = self.ends.get(rank)
-        return end is not None and end.generation in self.told.get(rank, {})
+        return end is not None and end.generation in self.num_rows.get(rank, {})
 
     def work_of(self, rank: int) -> tuple[MicroBatchRecord, ...]:
         """Return one rank's records of the step. O(tables): for few ranks."""
@@ -93,8 +97,8 @@ class StepDraft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """One node as a finding sees it: the onset on its clock, and its processes of the job."""
+class NodeOnset:
+    """The onset of a finding on the clock of one node, and the job's processes there."""
 
     onset_s: float
     pids: frozenset[int] = frozenset()
@@ -109,14 +113,14 @@ class CauseSearch:
     """
 
     peers: tuple[int, ...]
-    places: Mapping[str, Place]
+    places: Mapping[str, NodeOnset]
     until_unix_s: float
     sure: Tier | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeQuestion:
-    """A probe that `ranks`, all of a layout, were asked for; `records`: who has answered."""
+class OpenProbe:
+    """A probe requested from all ranks of a layout, with the records received so far."""
 
     number: int
     ranks: tuple[int, ...]
@@ -127,7 +131,7 @@ class ProbeQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMove:
-    """How a plan was applied, by its ranks: the slowest time, bytes of all and of the busiest."""
+    """The measured cost of applying a plan: slowest rank's time, bytes in total and per rank."""
 
     ranks: frozenset[int] = frozenset()
     duration_s: float = 0.0
@@ -142,9 +146,9 @@ class LayoutState:
     Attributes:
         current: The observed layout: all its ranks run it. None until one is known.
         reason: Why `current` was chosen, for operators.
-        is_provisional: `current` was made for a situation that is over: by survivors of a failure,
-            or around a finding that has closed.
-        baseline: The layout to restore once the open incidents are over; None: none.
+        is_provisional: `current` was made for a past situation: by survivors of a failure, or for
+            a finding that has closed.
+        baseline: The layout to restore once all incidents are closed; None: none.
         known: Layouts that ranks may report to run, by generation: offered ones and those that
             survivors wrote.
         offer_reasons: The reason of each layout that the controller offered, by generation.
@@ -188,7 +192,7 @@ class PlanState:
         closed_proposals: Proposals that ended, oldest first.
         refusals: The last refusal of each level of plans.
         rollbacks: The last rollback of each level of plans.
-        moves: How the newest plans were put in force, by generation.
+        moves: How the ranks applied the newest plans, by generation.
         last_decision: The newest decision.
         decided_on: The inputs of the last decision; equal inputs are not decided on again.
         asked: Number of the pending question to the planner; 0: none.
@@ -271,11 +275,12 @@ class PlanState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionState:
-    """What the detectors know of a job's ranks.
+    """The state of the detectors of a job.
 
     Attributes:
-        evidence: Detector state of compute times. Of a job of several roles it says who is slow;
-            the roles' own states are in `by_role` (see controller/detection/peer_groups.py).
+        evidence: Detector state of compute times. For a job with several roles it holds only the
+            slow ranks; the roles' own states are in `by_role` (see
+            controller/detection/peer_groups.py).
         by_role: Detector state of each role, where there are several.
         links: Detector state of transfers.
         inputs: Detector state of waits for input.
@@ -287,7 +292,7 @@ class DetectionState:
         canaries: Injected slowdowns that test the detector on copies.
         probe: The open probe; None: none.
         newest_probe: Number of the last probe.
-        stood_by_asked_s: When a probe was last asked for because of ranks that stand by.
+        stood_by_asked_s: When a probe of standby ranks was last requested.
     """
 
     evidence: Evidence = field(default_factory=begin)
@@ -300,7 +305,7 @@ class DetectionState:
     spread: SpreadWindow = field(default_factory=SpreadWindow)
     searches: Mapping[int, CauseSearch] = field(default_factory=dict)
     canaries: Canaries = field(default_factory=Canaries)
-    probe: ProbeQuestion | None = None
+    probe: OpenProbe | None = None
     newest_probe: int = 0
     stood_by_asked_s: float = -inf
 
@@ -381,8 +386,8 @@ class Coverage:
     """Whether a slowdown of the job's ranks would be detected now.
 
     Attributes:
-        watch: The state of the watch.
-        reason: Why the watch is in that state, for operators.
+        state: Measuring, healthy, degraded, blind and so on.
+        reason: Why the job is in that state, for operators.
         blind: Why some slowdown would be missed; None: none would be.
         sight: The smallest slowdown that would be attributed to a rank; None: not measured.
         silent: Ranks that run and have sent no record for too long.

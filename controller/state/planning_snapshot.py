@@ -26,27 +26,55 @@ class RankTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanningSnapshot:
-    """What a decision rests on. `slow`: open findings, rank -> slowdown; `slow_links`: of links.
+class PlanHistory:
+    """How earlier plans of the job went, and which failures it had.
 
-    `node_of`: where each rank sits; one that is not named is alone on its node. `rack_of`: the rack
-    of each rank whose node has told it.
-    `baseline`: the layout before the first open finding, None where there is nothing to go back to.
-    `step_s`: the measured step under `layout`, 0 where unknown. `steps_since_plan`: steps under it.
-    `unread`: slow ranks of which no probe has been read; `refuted`: those whose probe was not slow.
-    `is_probing`: a probe is under way, and what is costly waits for it.
-    `refusals`: of each kind of plan the last one, and until when such plans wait; `asked_s`: now.
-    `is_provisional`: the layout was made for what is over, so any better one is welcome at once;
-    `by_survivors`: it stands where survivors of a death could put it in a hurry.
-    `slow_steps`: since the newest finding's onset; None: nobody is slow, or it is not known.
-    `work`: by rank, needed of stages and tensor groups only; empty: not measured yet.
-    `moves`: how earlier plans went; `failed`: the present plan, where its steps are
-    no faster than those before it.
-    `approved`: what a person has approved: no other plan is looked for.
-    `cordoned`: ranks that are to have no work, by a person's order.
-    `doubted`: ranks on nodes that were slow again and again, in whatever job: no expert is left to
-    such ranks alone where others can have it.
-    `losses`: of the ranks, the part that each loss so far took.
+    Attributes:
+        moves: The measured moves of earlier plans, by generation.
+        failed: The plan in force, where its steps are no faster than those before it.
+        refusals: The last refusal or rollback of each level, with the time until which plans of
+            the level wait.
+        losses: The fraction of the ranks that each failure took.
+    """
+
+    moves: Mapping[int, MeasuredMove] = field(default_factory=dict)
+    failed: Judged | None = None
+    refusals: Mapping[MitigationLevel, BackoffReason] = field(default_factory=dict)
+    losses: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanningSnapshot:
+    """The inputs of a decision.
+
+    Attributes:
+        layout: The layout in force.
+        shape: The model's shape.
+        model: The cost model of compute times; None: not fitted yet.
+        workload: The mean work of a step.
+        slow: The slowdown of each rank with an open finding.
+        baseline: The layout before the first open finding; None: there is none to return to.
+        step_s: The measured step time under `layout`; 0.0: unknown.
+        steps_since_plan: The number of steps under `layout`.
+        is_provisional: `layout` was made for a past situation, so that any better one is welcome.
+        num_load_steps: The number of steps in the mean expert loads.
+        next_generation: The generation of the next layout.
+        node_of: The node of each rank; a rank without an entry is alone on its node.
+        rack_of: The rack of each rank whose node reports one.
+        unprobed: Slow ranks without a probe result.
+        refuted: Slow ranks whose probe was at normal speed.
+        is_probing: A probe is open; expensive plans wait for it.
+        asked_s: When the decision was requested.
+        by_survivors: `layout` was made by the survivors of a failure.
+        slow_steps: Steps since the newest finding's onset; None: no rank is slow, or unknown.
+        slow_links: The slowdown of each rank's link with an open finding.
+        work: The time of each rank's work, for jobs with stages or tensor groups only; empty: not
+            measured yet.
+        approved: The decision that an operator approved: no other plan is searched for.
+        cordoned: Ranks that must get no work.
+        doubted: Ranks on nodes that were slow repeatedly, in any job; no expert is placed on such
+            ranks only where others have room.
+        history: Earlier plans and failures.
     """
 
     layout: Layout
@@ -62,30 +90,27 @@ class PlanningSnapshot:
     next_generation: int
     node_of: DomainOf = field(default_factory=dict)
     rack_of: DomainOf = field(default_factory=dict)
-    unread: frozenset[int] = frozenset()
+    unprobed: frozenset[int] = frozenset()
     refuted: frozenset[int] = frozenset()
     is_probing: bool = False
-    refusals: Mapping[MitigationLevel, BackoffReason] = field(default_factory=dict)
     asked_s: float = 0.0
     by_survivors: bool = False
     slow_steps: int | None = None
     slow_links: Mapping[int, float] = field(default_factory=dict)
     work: Mapping[int, RankTime] = field(default_factory=dict)
-    moves: Mapping[int, MeasuredMove] = field(default_factory=dict)
-    failed: Judged | None = None
     approved: Decision | None = None
     cordoned: frozenset[int] = frozenset()
     doubted: frozenset[int] = frozenset()
-    losses: tuple[float, ...] = ()
+    history: PlanHistory = field(default_factory=PlanHistory)
 
     @property
     def is_partitioned(self) -> bool:
-        """Does the layout have stages or tensor groups?"""
+        """Whether the layout has stages or tensor groups."""
         return len(self.layout.stages) > 1 or any(
             len(group) > 1 for group in self.layout.stages[0].groups
         )
 
     @property
     def speeds(self) -> dict[int, float]:
-        """How fast each rank of the layout is."""
+        """The speed of each rank of the layout; 1.0: normal."""
         return {rank: 1.0 / self.slow.get(rank, 1.0) for rank in self.layout.ranks}

@@ -29,14 +29,14 @@ class RankTimings:
     others: Mapping[int, RankTiming] = field(default_factory=dict)
 
     def of(self, rank: int) -> RankTiming:
-        """O(log ranks)."""
+        """Return the timings of a rank. O(log ranks)."""
         judgement = self.judgement
         if judgement is None:
             return self.others.get(rank, _UNKNOWN)
         i = bisect_left(judgement.ranks, rank)
         if i == len(judgement.ranks) or judgement.ranks[i] != rank:
             return self.others.get(rank, _UNKNOWN)
-        # Unknown are all while the job is in its warm-up, some while their role is.
+        # Expected times are unknown during warm-up, of the job or of the rank's role.
         if not judgement.expected_s or isnan(judgement.expected_s[i]):
             return RankTiming(observed_s=judgement.observed_s[i])
         return RankTiming(
@@ -47,7 +47,7 @@ class RankTimings:
         )
 
     def at_least(self, slowdown: float) -> list[tuple[int, float]]:
-        """Ranks as slow as this, or slower, and how slow they are; in no order."""
+        """Return (rank, slowdown) of the ranks with at least this slowdown, in no order."""
         others = ((rank, pace.slowdown) for rank, pace in self.others.items())
         found = [(rank, slow) for rank, slow in others if slow is not None and slow >= slowdown]
         if self.judgement is None or not self.judgement.expected_s:
@@ -56,7 +56,7 @@ class RankTimings:
         return found + [(rank, slow) for rank, slow in pairs if slow >= slowdown]  # not the unknown
 
     def by(self, judgement: Judgement) -> "RankTimings":
-        """The same once there is a newer one. O(ranks) only where it judges others than before."""
+        """Return the timings with a newer judgement; O(ranks) only where the ranks change."""
         before = self.judgement
         if before is None or before.ranks == judgement.ranks:
             return RankTimings(judgement=judgement, others=self.others)

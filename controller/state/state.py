@@ -36,8 +36,8 @@ class RankState:
     attachment: Attachment
     node: str
     status: RankStatus = RankStatus.ALIVE
-    observed_generation: int = 0  # the newest it said it runs
-    observed_crc: int | None = None  # of that layout; None where it only named the number
+    observed_generation: int = 0  # the newest that it reported to run
+    observed_crc: int | None = None  # of that layout; None: it reported the generation only
     attached_s: float = 0.0
 
 
@@ -54,7 +54,7 @@ class JobState:
         remembered: Ranks of a stored past that have not attached to this controller yet.
         world_size: As the ranks report it.
         cordoned: Ranks that must get no work (see controller/mitigation/overrides.py).
-        losses: Of its ranks, the part that each loss took (see
+        losses: The fraction of the ranks that each failure took (see
             controller/policy/failure_rates.py).
         heard_s: When each rank's last record came.
         reported_s: When an agent last reported the job; None: not since the controller's start.
@@ -127,11 +127,22 @@ class JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """One node's agent. `devices` (by uuid) and `host`: the last minute, oldest sample first.
+    """One node's agent, with the samples of the last minute, oldest first.
 
-    `rack`: what it stands in, empty where it has not told. What nobody has looked at yet lies in
-    `unread_devices` and `unread_host` (see controller/detection/root_cause.py); `newest` is the
-    last of it.
+    Attributes:
+        name: The node's name.
+        agent_incarnation: ID of the agent's process.
+        product_version: The agent's version.
+        rack: The node's rack; empty: unknown.
+        is_connected: The agent has an open stream.
+        health: The health that the agent reported, unless `newest` has a newer one.
+        devices: Decoded samples by device UUID.
+        host: Decoded samples of the host.
+        unread_devices: Later device samples, not decoded yet (see
+            controller/detection/root_cause.py).
+        unread_host: Later host samples, not decoded yet.
+        newest: The node's part of the newest report, not decoded yet.
+        last_report_s: When the last report came.
     """
 
     name: str
@@ -156,10 +167,10 @@ class State:
     nodes: Mapping[str, NodeState] = field(default_factory=NodeMap)
     next_incident_id: int = 1
     next_proposal_id: int = 1
-    num_asked: int = 0  # decisions asked for, of all jobs
-    orders: tuple[OperatorOrder, ...] = ()  # of people, that stand
+    num_asked: int = 0  # decisions requested, of all jobs
+    orders: tuple[OperatorOrder, ...] = ()  # in effect
     strikes: Strikes = field(default_factory=dict)  # see controller/state/device_history.py
-    ticked_s: float = 0.0  # these three: whose turn it is, see tick.py
+    ticked_s: float = 0.0  # this and the next two: see controller/machine/tick.py
     ranks_left: float = 0.0
     looked_at: str = ""
     unix_offset_s: float = 0.0
@@ -167,7 +178,7 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """Process and status of a rank, as stored: tells a new run of a job from the old one."""
+    """Process and status of a rank, as stored; another process means a new run of the job."""
 
     rank: int
     pid: int
@@ -176,7 +187,7 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """The part of a job that outlives the controller, beside its incidents and layouts."""
+    """The stored part of a job; its incidents and layouts are stored separately."""
 
     name: str
     newest_generation: int
@@ -193,7 +204,7 @@ class JobRecord:
 KEPT_INCIDENTS = 256  # of one job, beside the open ones; the store keeps all
 
 
-def newest(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
-    """Those to remember: the last ones and all that are open."""
+def newest_incidents(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
+    """Return the incidents to keep in memory: the newest `KEPT_INCIDENTS` and all open ones."""
     older, last = incidents[:-KEPT_INCIDENTS], incidents[-KEPT_INCIDENTS:]
     return (*(incident for incident in older if incident.is_open), *last)

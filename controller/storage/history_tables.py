@@ -8,7 +8,7 @@ import logging
 import sqlite3
 from dataclasses import astuple
 
-from pacekeeper.controller.state.device_history import KEEP_S, Strike, Strikes, remember
+from pacekeeper.controller.state.device_history import KEEP_S, Strike, Strikes, add_strike
 from pacekeeper.controller.storage.change_log import Journal
 from pacekeeper.controller.storage.rows import LARGE, real, text, whole
 from pacekeeper.core.incidents.findings import FindingKind
@@ -91,7 +91,7 @@ class HistoryTables:
                 slowdown=real(row[5]),
                 unix_s=real(row[6]),
             )
-            known = remember(known, strike)
+            known = add_strike(known, strike)
         return known
 
     def save_order(self, order: OperatorOrder) -> None:

@@ -15,7 +15,13 @@ from pacekeeper.controller.state.job_parts import (
     StepProgress,
 )
 from pacekeeper.controller.state.plan_phase import AwaitingApproval
-from pacekeeper.controller.state.state import JobRecord, JobState, RankRecord, State, newest
+from pacekeeper.controller.state.state import (
+    JobRecord,
+    JobState,
+    RankRecord,
+    State,
+    newest_incidents,
+)
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import FindingKind, Incident
 from pacekeeper.core.incidents.operator_orders import OperatorOrder
@@ -45,7 +51,7 @@ def restored(
     states = {}
     proposed = {proposal.job: proposal for proposal in waiting}
     for job in jobs:
-        own = newest([incident for incident in incidents if incident.job == job.name])
+        own = newest_incidents([incident for incident in incidents if incident.job == job.name])
         known = {x.generation: x for x in (job.layout, job.desired) if x is not None}
         ours = (job.desired,) if job.desired is not None else ()
         states[job.name] = JobState(

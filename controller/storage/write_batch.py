@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pacekeeper.controller.state.events import (
     Command,
-    DropOrder,
+    DeleteOrder,
     ForgetJob,
     ForgetLayouts,
     SaveDecision,
@@ -29,7 +29,7 @@ _STORED = (
     | SaveJob
     | SaveStrike
     | SaveOrder
-    | DropOrder
+    | DeleteOrder
     | ForgetJob
     | ForgetLayouts
 )
@@ -101,7 +101,7 @@ def write(store: Store, state: State, command: Command, unix_s: float) -> None:
             store.save_proposal(proposal)
         case SaveOrder(order=order):
             store.history_tables.save_order(order)
-        case DropOrder(kind=kind, subject=subject):
+        case DeleteOrder(kind=kind, subject=subject):
             store.history_tables.drop_order(kind, subject)
         case SaveStrike(strike=strike):
             store.history_tables.save_strike(strike)

@@ -132,6 +132,11 @@ def describe_cause(cause: str, normal: Sequence[str], missing: Sequence[str]) ->
     return "; ".join(parts)
 
 
+def slowdown_text(slowdown: float) -> str:
+    """Return a slowdown as the object of "takes", such as "1.60 times the expected time"."""
+    return f"{slowdown:.2f} times the expected time"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     """A finding over time: opened, perhaps measured again, closed after recovery.

@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.policy.failure_rates import after_change
-from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
+from pacekeeper.controller.policy.failure_rates import add_loss
+from pacekeeper.controller.state.planning_snapshot import PlanHistory, PlanningSnapshot
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import LostStateError
@@ -61,7 +61,7 @@ class _Known:
     def within(self, held: Sequence[int], nodes: Collection[int]) -> "_Known":
         """Some of these are gone, or everybody sits elsewhere: there is no baseline any more."""
         slow = {rank: slowdown for rank, slowdown in self.slow.items() if rank in nodes}
-        losses = after_change(self.losses, held, nodes)
+        losses = add_loss(self.losses, held, nodes)
         return replace(self, slow=slow, baseline=None, refused=None, losses=losses)
 
     def again_after(self, step: int, usual: int | None) -> int | None:
@@ -236,7 +236,7 @@ class Pacekeeper:
             num_load_steps=settled,
             next_generation=layout.generation + 1,
             rack_of=self._racks(layout.ranks),
-            losses=known.losses,
+            history=PlanHistory(losses=known.losses),
         )
         return decide(view, self._config(job, num_nodes))
 

@@ -7,14 +7,14 @@ from typing import TypeVar
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.events import (
-    AskDecision,
     Command,
     DecisionMade,
     Event,
+    Log,
     NodeAttached,
     NodeReported,
     ProposalAnswered,
-    Say,
+    RequestDecision,
     Tick,
 )
 from pacekeeper.controller.state.state import JobState, State
@@ -74,12 +74,12 @@ class Driver:
     def event(self, event: Event) -> None:
         self.state, self.said = advance(self.state, event, config=self.config, now_s=self.now_s)
         if self.is_deciding:
-            for question in self.all_said(AskDecision):
+            for question in self.all_said(RequestDecision):
                 said = self.said
                 self.answer(question)
                 self.said = (*said, *self.said)
 
-    def answer(self, question: AskDecision) -> None:
+    def answer(self, question: RequestDecision) -> None:
         """Make the decision that was asked for, and tell it."""
         decision = decide(question.view, self.config.policy)
         answer = DecisionMade(job=question.job, asked=question.asked, decision=decision)
@@ -161,7 +161,7 @@ class Driver:
 
     @property
     def texts(self) -> str:
-        return "\n".join(command.text for command in self.all_said(Say))
+        return "\n".join(command.text for command in self.all_said(Log))
 
 
 def started(

@@ -14,8 +14,6 @@ import numpy as np
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.events import (
-    AskDecision,
-    AskProbe,
     Command,
     DecisionMade,
     Event,
@@ -23,6 +21,8 @@ from pacekeeper.controller.state.events import (
     NodeReported,
     NotifyDeaths,
     OfferPlan,
+    RequestDecision,
+    RequestProbe,
     SaveIncident,
     SaveJob,
     Tick,
@@ -393,12 +393,12 @@ class PaperCluster:
                     for node in command.nodes:
                         if self.dice.random() >= self.offer_loss:
                             self.seen_offers[node] = command
-                case AskProbe(nodes=nodes, number=number):
+                case RequestProbe(nodes=nodes, number=number):
                     for node in nodes:
                         self._probe(node, number)
                 case NotifyDeaths():
                     self.told_dead |= set(command.ranks)
-                case AskDecision(job=job, asked=asked, view=view):
+                case RequestDecision(job=job, asked=asked, view=view):
                     decision = decide(view, self.config.policy)
                     answer = DecisionMade(job=job, asked=asked, decision=decision)
                     self._decisions.append((self.now_s + DECIDE_S, answer))

@@ -150,7 +150,7 @@ def test_a_slow_rank_is_told_to_people_with_its_place_and_then_its_end(world: Wo
     firing = told(world, world.people, "firing", {SLOW: 1.6})
     assert place.items() <= firing["labels"].items()
     summary = firing["annotations"]["summary"]
-    assert re.search(r"\bx1\.[56]\d\b", summary) and "{{" not in summary
+    assert re.search(r"\b1\.[56]\d times\b", summary) and "{{" not in summary
     assert firing["annotations"]["runbook_url"].endswith("PacekeeperRankSlow.md")
     by_itself = told(world, world.direct, "firing", {SLOW: 1.6})
     assert by_itself["labels"] == place

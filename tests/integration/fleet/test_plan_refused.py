@@ -77,7 +77,7 @@ def test_the_controller_hears_of_a_refusal_at_once_with_the_reason(tmp_path: Pat
             assert actions(controller)[0].startswith(said)
             line = f"plan={number} given up: rank {REFUSING} refused"
             await until(lambda: line in controller.log, "its line in the log")
-            assert "not taken for" not in controller.log
+            assert "not applied for" not in controller.log
             assert paces[REFUSING].offered_plan() != offer
         finally:
             await node.kill()

@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.controller.state.events import (
-    AskDecision,
-    AskProbe,
     Command,
-    DropOrder,
+    DeleteOrder,
     Failed,
     ForgetJob,
     ForgetLayouts,
+    Log,
     NotifyDeaths,
+    NotifySuspects,
     OfferPlan,
+    RequestDecision,
+    RequestProbe,
     SaveDecision,
     SaveIncident,
     SaveJob,
@@ -27,9 +29,7 @@ from pacekeeper.controller.state.events import (
     SaveOrder,
     SaveProposal,
     SaveStrike,
-    Say,
     StepSummary,
-    TellSuspects,
 )
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
@@ -108,13 +108,13 @@ class Transcript:
 
 def told(command: Command) -> str:
     match command:
-        case Say(text=text):
+        case Log(text=text):
             return f"say      {text}"
-        case AskProbe(number=number):
+        case RequestProbe(number=number):
             return f"probe    {number}"
         case SaveOrder(order=order):
             return f"store    order {order.kind} {order.subject}"
-        case DropOrder(kind=kind, subject=subject):
+        case DeleteOrder(kind=kind, subject=subject):
             return f"store    order {kind} {subject} dropped"
         case SaveStrike(strike=strike):
             return f"store    strike {strike.node}"
@@ -145,11 +145,11 @@ def told(command: Command) -> str:
             )
         case NotifyDeaths(nodes=nodes, ranks=ranks):
             return f"notify   {', '.join(nodes)}: dead are {list(ranks)}"
-        case TellSuspects(nodes=nodes, ranks=ranks):
+        case NotifySuspects(nodes=nodes, ranks=ranks):
             return f"notify   {', '.join(nodes)}: suspect are {list(ranks)}"
         case Failed(what=what, error=error):
             return f"failed   {what}: {error!r}"
-        case StepSummary() | AskDecision():
+        case StepSummary() | RequestDecision():
             return ""
 
 

@@ -93,7 +93,7 @@ def test_where_it_looks_first_never_changes_what_is_complete(
             job = replace(job, ranks={**job.ranks, rank: replace(job.ranks[rank], status=status)})
         else:
             seen.append(arrival)
-            job = steps.put_pending(
+            job = steps.add_pending(
                 job,
                 [table_from_records([arrival])] if isinstance(arrival, MicroBatchRecord) else [],
                 [arrival] if isinstance(arrival, StepRecord) else [],
@@ -101,7 +101,7 @@ def test_where_it_looks_first_never_changes_what_is_complete(
         if 0 in job.progress.pending:
             for hint in range(3):
                 at = steps.first_missing(
-                    job, replace(job.progress.pending[0], first_missing=hint), is_untold=False
+                    job, replace(job.progress.pending[0], first_missing=hint), is_work_missing=False
                 )
                 assert (at is None) == is_complete(job, seen), f"looking at {hint} first"
 

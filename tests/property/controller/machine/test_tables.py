@@ -105,7 +105,7 @@ def _work(records: list[Record]) -> list[MicroBatchRecord]:
 def _drafts(driver: Driver) -> object:
     return {
         step: (
-            dict(draft.told),
+            dict(draft.num_rows),
             dict(draft.ends),
             {rank: draft.work_of(rank) for rank in range(8)},
         )

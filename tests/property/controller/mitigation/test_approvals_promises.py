@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.events import (
-    AskDecision,
     DecisionMade,
     OfferPlan,
+    RequestDecision,
     SaveProposal,
 )
 from pacekeeper.core.config.policy import PolicyConfig
@@ -67,7 +67,7 @@ class Watched:
 
     driver: Driver
     answers: bool = True
-    asked: list[AskDecision] = field(default_factory=list)
+    asked: list[RequestDecision] = field(default_factory=list)
     known: dict[int, Proposal] = field(default_factory=dict)
     approved: set[int] = field(default_factory=set)
     offered: dict[int, Layout] = field(default_factory=dict)
@@ -77,14 +77,14 @@ class Watched:
         only the machine stands between an old plan and the ranks.
         """
         self.check()
-        self.asked += self.driver.all_said(AskDecision)
+        self.asked += self.driver.all_said(RequestDecision)
         while self.answers and self.asked:
             question = self.asked.pop(0)
             decision = question.view.approved or decide(question.view, ASKED.policy)
             answer = DecisionMade(job=question.job, asked=question.asked, decision=decision)
             self.driver.event(answer)
             self.check()
-            self.asked += self.driver.all_said(AskDecision)
+            self.asked += self.driver.all_said(RequestDecision)
 
     def check(self) -> None:
         """What was said holds what is promised."""

@@ -9,7 +9,7 @@ import pytest
 
 from pacekeeper.controller.mitigation.verification import JUDGED_STEPS
 from pacekeeper.controller.state import plan_phase
-from pacekeeper.controller.state.events import AskDecision, DecisionMade, Failed
+from pacekeeper.controller.state.events import DecisionMade, Failed, RequestDecision
 from pacekeeper.controller.state.plan_phase import TRANSITIONS, InForce, PhaseName, PlanEvent
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
@@ -44,7 +44,7 @@ def decision_on(view: PlanningSnapshot, random: Random) -> Decision:
     level = random.choice(
         [MitigationLevel.BATCH_SHARES, MitigationLevel.BATCH_SHARES, MitigationLevel.MOVE_REPLICAS]
     )
-    if view.failed is not None:
+    if view.history.failed is not None:
         level = MitigationLevel.ROLL_BACK
     return Decision(
         level=level,
@@ -99,7 +99,7 @@ def answer(driver: Driver, random: Random) -> None:
     """Answer what is asked of the planner, until nothing more is."""
     while True:
         assert not driver.all_said(Failed)
-        questions = driver.all_said(AskDecision)
+        questions = driver.all_said(RequestDecision)
         if not questions:
             return
         (question,) = questions

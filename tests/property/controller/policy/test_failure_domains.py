@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.failure_domains import SpreadFloor, num_narrow
 from pacekeeper.controller.state.plan_phase import Forecast, Judged, RankRejection, Verdict
-from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
+from pacekeeper.controller.state.planning_snapshot import PlanHistory, PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
@@ -135,7 +135,12 @@ def test_a_narrow_layout_is_mended_though_nothing_is_gained_and_no_slot_is_free(
 
 def test_replicas_that_a_rank_refused_are_not_moved_for_safety_either() -> None:
     refusal = RankRejection(plan=SPREAD, rank=3, reason="no room", count=1, until_s=60.0)
-    held = view_of(narrowed(SPREAD), PAIRS, 4, refusals={MitigationLevel.MOVE_REPLICAS: refusal})
+    held = view_of(
+        narrowed(SPREAD),
+        PAIRS,
+        4,
+        history=PlanHistory(refusals={MitigationLevel.MOVE_REPLICAS: refusal}),
+    )
     assert decide(held, CONFIG).layout is None
     assert decide(replace(held, asked_s=60.0), CONFIG).level is MitigationLevel.MOVE_REPLICAS
 
@@ -208,6 +213,8 @@ def test_a_plan_that_made_nothing_faster_is_not_undone_where_that_is_less_safe()
         slow={},
     )  # fmt: skip
     failed = Judged(forecast=forecast, verdict=Verdict.NOTHING, measured_s=0.2)
-    view = view_of(SPREAD, PAIRS, 4, failed=failed, step_s=0.2, is_provisional=True)
+    view = view_of(
+        SPREAD, PAIRS, 4, history=PlanHistory(failed=failed), step_s=0.2, is_provisional=True
+    )
     assert decide(replace(view, node_of={}), CONFIG).level is MitigationLevel.ROLL_BACK
     assert decide(view, CONFIG).level is not MitigationLevel.ROLL_BACK

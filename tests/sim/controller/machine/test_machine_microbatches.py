@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from pacekeeper.controller.state.events import AskDecision
+from pacekeeper.controller.state.events import RequestDecision
 from pacekeeper.core.incidents.findings import FindingKind
 from support.closed_loop import CONFIG, WARM_STEPS, is_baseline, until
 from support.examples import seeds
@@ -52,6 +52,6 @@ def test_slow_rank_is_found_and_relieved_and_the_layout_returns_home(seed: int) 
 def test_the_planner_prices_as_many_micro_batches_as_the_ranks_run() -> None:
     cluster = PaperCluster(seed=3, config=CONFIG, loss=0.3, num_microbatches=MICRO_BATCHES)
     cluster.run(2 * WARM_STEPS)
-    views = [command.view for command in cluster.commands if isinstance(command, AskDecision)]
+    views = [command.view for command in cluster.commands if isinstance(command, RequestDecision)]
     counts = [view.workload.num_microbatches for view in views if view.model is not None]
     assert counts and set(counts) == {MICRO_BATCHES}

@@ -5,7 +5,7 @@ from rich.console import Console
 from pacekeeper.cli.observe import fleet_text
 from pacekeeper.controller.api.messages import gone_nodes, node_views
 from pacekeeper.controller.api.node_sorting import fleet_summary, worst_first
-from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, remember
+from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, add_strike
 from pacekeeper.controller.state.state import NodeState, State
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
@@ -36,7 +36,7 @@ def views() -> dict[str, status_pb2.Node]:
         strike(4, "lemon", "GPU-b", 6.0),
         strike(5, "lemon", "GPU-a", 2.0),
     ):
-        strikes = remember(strikes, one)
+        strikes = add_strike(strikes, one)
     names = ("well", "once", "lemon", "cordoned")
     order = OperatorOrder(
         kind=OrderKind.CORDON_NODE,

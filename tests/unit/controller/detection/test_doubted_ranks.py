@@ -15,8 +15,8 @@ from pacekeeper.controller.policy.replica_candidates import (
     ReplicaRequest,
     plan_replicas,
 )
-from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, remember
-from pacekeeper.controller.state.events import AskDecision
+from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, add_strike
+from pacekeeper.controller.state.events import RequestDecision
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.layout.layout import ExpertReplica, even_layout
 from support.machine_driver import UNIX_OFFSET_S, WARM, started, train
@@ -86,7 +86,7 @@ def test_a_decision_knows_the_ranks_of_lemons() -> None:
     unix_s = driver.now_s + UNIX_OFFSET_S
     strikes: Strikes = {}
     for number in range(3):
-        strikes = remember(
+        strikes = add_strike(
             strikes,
             Strike(
                 incident_id=number,
@@ -100,10 +100,10 @@ def test_a_decision_knows_the_ranks_of_lemons() -> None:
         )
     driver.state = replace(driver.state, strikes=strikes)
     driver.is_deciding = False
-    asked: list[AskDecision] = []
+    asked: list[RequestDecision] = []
     for number in range(WARM):
         train(driver, number, number + 1)
-        asked += driver.all_said(AskDecision)
+        asked += driver.all_said(RequestDecision)
     assert asked and all(one.view.doubted == {2, 3} for one in asked)
     assert snapshot_of(driver.job, driver.now_s, driver.state.nodes).doubted == frozenset()
 

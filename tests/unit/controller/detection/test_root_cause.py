@@ -9,7 +9,7 @@ import pytest
 from pacekeeper.controller.detection import root_cause
 from pacekeeper.controller.detection.root_cause import (
     KEPT_SAMPLES,
-    LOOK_AGAIN_S,
+    SEARCH_S,
     SPACING_S,
     append_sample,
     store_samples,
@@ -209,7 +209,7 @@ def test_after_a_while_it_is_not_looked_for_any_more() -> None:
     fleet.train(WARM)
     fleet.train(12, slow=SLOW, until_found=True)
     before = fleet.finding.cause
-    fleet.driver.now_s += LOOK_AGAIN_S + 1.0
+    fleet.driver.now_s += SEARCH_S + 1.0
     fleet.shown[SLOW] = HOT
     fleet.train(1, slow=SLOW)
     assert not fleet.driver.job.detection.searches
@@ -231,7 +231,7 @@ def test_many_findings_at_once_are_not_each_looked_into(monkeypatch: pytest.Monk
     fleet.train(WARM)
     fleet.shown[SLOW] = HOT
     fleet.train(12, slow=SLOW, until_found=True)
-    assert fleet.finding.cause == "not looked for: too many ranks are slow at once"
+    assert fleet.finding.cause == "not determined: too many ranks are slow at once"
 
 
 class TestPeers:
@@ -272,7 +272,7 @@ class TestPeers:
                        onset_step=3, step=4, reason="slow")  # fmt: skip
 
     def searched(self, job: JobState, rank: int) -> tuple[int, ...]:
-        found, _ = root_cause.explained(State(), job, self.finding(rank), StepDraft(), 0.0)
+        found, _ = root_cause.explain_finding(State(), job, self.finding(rank), StepDraft(), 0.0)
         return found.detection.searches[rank].peers
 
     def test_neighbours_come_first_then_one_of_each_other_node(self) -> None:
@@ -290,12 +290,14 @@ class TestPeers:
 
     def test_who_became_slow_meanwhile_is_no_witness_any_more(self) -> None:
         job = self.fleet(4, evidence=restore({2: 1.5}))
-        job, _ = root_cause.explained(State(), job, self.finding(2), StepDraft(), 0.0)
+        job, _ = root_cause.explain_finding(State(), job, self.finding(2), StepDraft(), 0.0)
         assert job.detection.searches[2].peers == (3, 0, 1)
         incident = Incident(incident_id=1, job="j", finding=self.finding(2), opened_unix_s=0.0)
         detection = replace(job.detection, evidence=restore({2: 1.5, 3: 1.5, 0: 1.5}))
         job = replace(job, incidents=(incident,), detection=detection)
-        job, said = root_cause.look_again(self.nodes(job, hot=[0, 2, 3]), job, StepDraft(), 1.0)
+        job, said = root_cause.repeat_searches(
+            self.nodes(job, hot=[0, 2, 3]), job, StepDraft(), 1.0
+        )
         assert "none of 1 peers" in job.incidents[0].finding.cause
         assert said and not job.detection.searches
 
@@ -303,7 +305,7 @@ class TestPeers:
         job = self.fleet(4, evidence=restore({2: 1.5}))
         shared = replace(job.ranks[3].attachment, device_uuid="gpu-2")
         job = replace(job, ranks={**job.ranks, 3: replace(job.ranks[3], attachment=shared)})
-        _, found = root_cause.explained(
+        _, found = root_cause.explain_finding(
             self.nodes(job, hot=[2, 3]), job, self.finding(2), StepDraft(), 0.0
         )
         assert "none of 2 peers" in found.cause

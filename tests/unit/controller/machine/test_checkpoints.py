@@ -10,7 +10,7 @@ from pacekeeper.controller.api.messages import job_view
 from pacekeeper.controller.machine.checkpoints import record_saves
 from pacekeeper.controller.machine.reports import ingest_report
 from pacekeeper.controller.observability.metrics import ControllerMetrics
-from pacekeeper.controller.state.events import Say
+from pacekeeper.controller.state.events import Log
 from pacekeeper.controller.state.job_parts import Saves, StepProgress
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.telemetry.attachment import Attachment
@@ -100,7 +100,7 @@ def test_records_of_ranks_become_the_state_of_their_job() -> None:
     state, said = ingest_report(State(), "node", report, 0.0)
     saves = state.jobs["train"].progress.saves
     assert saves is not None and saves.trouble == "failed"
-    assert Say(text="job=train checkpoints=failed step=9 rank 2: full") in said
+    assert Log(text="job=train checkpoints=failed step=9 rank 2: full") in said
     state, _ = ingest_report(state, "node", JobReport(job="train", run_id=2), 0.0)
     assert state.jobs["train"].progress.saves is None, "another life has storage of its own"
 
@@ -155,9 +155,9 @@ def test_snapshots_in_memory_are_told_beside_and_change_nothing_of_checkpoints()
     well = SnapshotRecord(rank=2, step=20, generation=1, outcome="complete", duration_s=0.25)
     report = JobReport(job="train", run_id=1, attached=(own,), records=(told("complete", 9), well))
     state, said = ingest_report(State(), "node", report, 0.0)
-    assert not [one for one in said if isinstance(one, Say) and "=well" in one.text]
+    assert not [one for one in said if isinstance(one, Log) and "=well" in one.text]
     state, said = ingest_report(state, "node", replace(report, records=(late,)), 0.0)
-    assert Say(text="job=train snapshots=late step=30 rank 2: on its way") in said
+    assert Log(text="job=train snapshots=late step=30 rank 2: on its way") in said
     job = state.jobs["train"]
     assert job.progress.saves == Saves(complete=(1, 9), duration_s=2.0)
     view = job_view(state, job)

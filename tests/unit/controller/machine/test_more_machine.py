@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.detection import peer_groups
-from pacekeeper.controller.machine.steps import MAX_PENDING_STEPS, MOST_ROWS_PER_RANK
+from pacekeeper.controller.machine.steps import MAX_PENDING_STEPS, MAX_ROWS_PER_RANK
 from pacekeeper.controller.state.events import (
     NodeReported,
     OfferPlan,
@@ -177,24 +177,24 @@ class TestSteps:
         driver = started()
         work = step(0, ranks=[0])[0]
         assert isinstance(work, MicroBatchRecord)
-        told = MOST_ROWS_PER_RANK // 3
+        told = MAX_ROWS_PER_RANK // 3
         for number in range(20):
             more = [replace(work, generation=number * told + i) for i in range(told)]
             driver.take(JobReport(job=JOB, micro_batches=(table_from_records(more),)))
             draft = driver.job.progress.pending[0]
             rows = sum(map(len, draft.tables))
-            assert sum(draft.told[0].values()) == rows <= MOST_ROWS_PER_RANK
-        assert 20 * told - 1 in draft.told[0]
+            assert sum(draft.num_rows[0].values()) == rows <= MAX_ROWS_PER_RANK
+        assert 20 * told - 1 in draft.num_rows[0]
 
     def test_who_tells_too_much_of_a_step_takes_nothing_from_the_others(self) -> None:
         driver = started()
         work = [record for record in step(0) if isinstance(record, MicroBatchRecord)]
         driver.take(JobReport(job=JOB, micro_batches=(table_from_records(work),)))
-        flood = [replace(work[0], micro_batch=i % 2) for i in range(4 * MOST_ROWS_PER_RANK)]
+        flood = [replace(work[0], micro_batch=i % 2) for i in range(4 * MAX_ROWS_PER_RANK)]
         for _ in range(2):
             driver.take(JobReport(job=JOB, micro_batches=(table_from_records(flood),)))
         draft = driver.job.progress.pending[0]
-        assert draft.told == {0: {1: len(flood)}} | {rank: {1: 1} for rank in (1, 2, 3)}
+        assert draft.num_rows == {0: {1: len(flood)}} | {rank: {1: 1} for rank in (1, 2, 3)}
         assert sum(map(len, draft.tables)) == len(flood) + 3
         driver.report(*(record for record in step(0) if isinstance(record, StepRecord)))
         (summary,) = driver.all_said(StepSummary)
@@ -210,7 +210,7 @@ class TestSteps:
         strange.append(replace(work[1], step=99))
         driver.take(JobReport(job=JOB, micro_batches=(table_from_records(strange),)))
         assert len(driver.job.progress.pending) == MAX_PENDING_STEPS
-        assert driver.job.progress.pending[99].told == {0: {1: 1}, 1: {1: 1}}
+        assert driver.job.progress.pending[99].num_rows == {0: {1: 1}, 1: {1: 1}}
 
     def test_what_a_rank_did_before_a_step_was_redone_does_not_count(self) -> None:
         driver = started()
@@ -261,7 +261,7 @@ class TestFindings:
         shares = dict(offer.layout.batch_shares)
         assert shares[2] == min(shares.values()) < max(shares.values())
         (decided,) = driver.all_said(SaveDecision)
-        assert "rank 2 is x1." in decided.decision.reason
+        assert "rank 2 takes 1." in decided.decision.reason
         assert driver.job.coverage.state == CoverageState.DEGRADED
 
     def test_a_plan_that_all_run_becomes_the_layout_and_is_noted(self) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pacekeeper.controller.machine.rank_failures import GATHER_S
 from pacekeeper.controller.machine.reports import ingest_report
-from pacekeeper.controller.state.events import SaveIncident, Say
+from pacekeeper.controller.state.events import Log, SaveIncident
 from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.rows import incident_of, incident_row
 from pacekeeper.controller.storage.write_batch import last_of_each
@@ -146,7 +146,7 @@ def test_a_job_of_8192_ranks_that_is_killed_is_one_incident_of_a_few_lines() -> 
     (deaths,) = incident.rank_failures
     assert deaths.ranks == ((0, num_ranks - 1),) and len(incident.nodes) == num_ranks // PER_NODE
     assert incident.finding.reason == ("ranks 0-8191 are dead: their processes ended by signal 15")
-    assert sum(isinstance(one, Say) for one in said) == 1, "what follows is told in parts"
+    assert sum(isinstance(one, Log) for one in said) == 1, "what follows is told in parts"
     row = incident_row(incident)
     assert incident_of(row) == incident
     assert sum(len(str(value)) for value in row) < 20_000, "most of it the names of nodes"

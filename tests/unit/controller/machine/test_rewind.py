@@ -38,7 +38,7 @@ def trained() -> Driver:
 def test_ranks_that_go_back_are_judged_from_there_on() -> None:
     driver = trained()
     run(driver, 5, 6)
-    assert f"went back: its ranks have ended step {LAST} and now end step 5" in driver.texts
+    assert f"restarted from step 5: its ranks had ended step {LAST}" in driver.texts
     run(driver, 6, 9)
     assert (driver.job.coverage.state, driver.job.progress.step) == (CoverageState.HEALTHY, 8)
 
@@ -65,7 +65,7 @@ def test_reports_that_come_twice_take_nobody_back() -> None:
         driver.report(*records)
         assert driver.job.progress.step == LAST
         assert not driver.job.progress.again
-        assert "went back" not in driver.texts
+        assert "restarted from step" not in driver.texts
 
 
 def test_one_rank_that_goes_back_takes_nobody_along() -> None:

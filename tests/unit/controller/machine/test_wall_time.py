@@ -7,7 +7,7 @@ import pytest
 from pacekeeper.controller.mitigation.approvals import find_proposal
 from pacekeeper.controller.observability import alerts
 from pacekeeper.controller.observability.metrics import ControllerMetrics
-from pacekeeper.controller.state.events import SaveProposal, Say, Tick
+from pacekeeper.controller.state.events import Log, SaveProposal, Tick
 from pacekeeper.core.incidents.proposals import ProposalState
 from support.machine_driver import JOB, QUICK, UNIX_OFFSET_S, Driver, started
 from support.proposed import STANDS_S, asking, opened
@@ -25,15 +25,15 @@ def test_dates_go_by_the_clock_as_it_is_now(by_s: float) -> None:
     driver = started(QUICK)
     set_by(driver, by_s)
     assert driver.state.unix_offset_s == UNIX_OFFSET_S + by_s
-    (said,) = driver.all_said(Say)
-    assert said.text == f"the wall clock was set by {by_s:+.0f} s: dates go by it"
+    (said,) = driver.all_said(Log)
+    assert f"{by_s:+.0f} s" in said.text
 
 
 def test_drift_moves_no_date_before_it_is_a_second() -> None:
     driver = started(QUICK)
     set_by(driver, 0.9)
     driver.tick()
-    assert driver.state.unix_offset_s == UNIX_OFFSET_S and not driver.all_said(Say)
+    assert driver.state.unix_offset_s == UNIX_OFFSET_S and not driver.all_said(Log)
 
 
 @pytest.mark.parametrize("by_s", [HOUR_S, -HOUR_S])

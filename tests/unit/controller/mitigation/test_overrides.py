@@ -8,10 +8,10 @@ from pacekeeper.controller.api.messages import job_view, node_views
 from pacekeeper.controller.mitigation import overrides
 from pacekeeper.controller.policy.inputs import snapshot_of
 from pacekeeper.controller.state.events import (
-    AskDecision,
-    DropOrder,
+    DeleteOrder,
     OfferPlan,
     OrderGiven,
+    RequestDecision,
     SaveOrder,
     SaveProposal,
 )
@@ -65,7 +65,7 @@ def test_a_decision_that_comes_after_the_pause_is_dropped() -> None:
     driver = running()
     driver.is_deciding = False
     train(driver, WARM, WARM + 12, slow=2)
-    question = AskDecision(
+    question = RequestDecision(
         job=JOB, asked=driver.job.plan.asked, view=snapshot_of(driver.job, driver.now_s, {})
     )
     assert driver.job.plan.asked, "one is being made"
@@ -114,7 +114,7 @@ def test_an_order_is_stored_once_and_dropped_once() -> None:
     say(driver, OrderKind.CORDON_NODE, "node-1")
     assert not driver.said, "the same again changes nothing"
     say(driver, OrderKind.CORDON_NODE, "node-1", is_on=False)
-    assert [c.subject for c in driver.all_said(DropOrder)] == ["node-1"]
+    assert [c.subject for c in driver.all_said(DeleteOrder)] == ["node-1"]
     assert not driver.state.orders and not driver.job.cordoned
     say(driver, OrderKind.CORDON_NODE, "node-1", is_on=False)
     assert not driver.said
@@ -140,25 +140,27 @@ def test_orders_outlive_a_restart() -> None:
     assert driver.job.layouts.current is not None
     driver.attach_again(driver.job.layouts.current)
     assert overrides.with_cordons(driver.state, driver.job).cordoned == {0, 1, 3}
-    assert overrides.why_no_plans(driver.state, JOB) == "paused by ada: new"
+    order = overrides.pause_order(driver.state, JOB)
+    assert order is not None and (order.operator, order.reason) == ("ada", "new")
 
 
 @pytest.mark.parametrize(
-    ("kind", "subject", "why"),
+    ("kind", "subject", "named"),
     [
-        (OrderKind.CORDON_NODE, "node-9", "no node 'node-9'; there are: node-0, node-1"),
-        (OrderKind.CORDON_RANK, "moe/9", "job moe has no rank 9"),
-        (OrderKind.CORDON_RANK, "nope/1", "no rank 'nope/1': expected JOB/RANK, jobs are: moe"),
-        (OrderKind.CORDON_RANK, "moe", "no rank 'moe': expected JOB/RANK, jobs are: moe"),
-        (OrderKind.PAUSE, "nope", "no job 'nope'; there are: moe"),
-        (OrderKind.DRY_RUN, "moe", "a dry run is of everything: it has no subject"),
+        (OrderKind.CORDON_NODE, "node-9", ("node-9", "node-0", "node-1")),
+        (OrderKind.CORDON_RANK, "moe/9", ("moe", "9")),
+        (OrderKind.CORDON_RANK, "nope/1", ("nope/1", "JOB/RANK", "moe")),
+        (OrderKind.CORDON_RANK, "moe", ("'moe'", "JOB/RANK")),
+        (OrderKind.PAUSE, "nope", ("nope", "moe")),
+        (OrderKind.DRY_RUN, "moe", ("subject",)),
     ],
 )
 def test_an_order_of_what_is_not_there_is_refused_and_says_what_is(
-    kind: OrderKind, subject: str, why: str
+    kind: OrderKind, subject: str, named: tuple[str, ...]
 ) -> None:
     driver = running()
-    assert overrides.why_unknown(driver.state, kind, subject) == why
+    why = overrides.subject_error(driver.state, kind, subject)
+    assert why is not None and all(name in why for name in named)
     say(driver, kind, subject)
     assert not driver.state.orders and not driver.said
 

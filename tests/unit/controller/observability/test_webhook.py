@@ -113,8 +113,9 @@ def test_for_slack_it_is_a_message_without_markup_of_others() -> None:
         wait_for("both are told", lambda: "over" in receiver.told[-1].body.decode())
     text = "\n".join(delivery.document["text"] for delivery in receiver.told)
     assert text == (
-        "*warning*: A slow rank of job a would go unseen (noise)\n> x&lt;1 &amp; &lt;@all&gt;\n"
-        "*over*: A slow rank of job a would go unseen (noise)"
+        "*warning*: A slow rank of job a would not be detected (noise)\n"
+        "> x&lt;1 &amp; &lt;@all&gt;\n"
+        "*over*: A slow rank of job a would not be detected (noise)"
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pacekeeper.controller.planning.reliability import minimal_cut_sets, survival
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
+from pacekeeper.controller.state.planning_snapshot import PlanHistory, PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import Layout, even_layout
@@ -88,7 +88,7 @@ def test_after_a_nodes_death_the_next_plan_regains_floors_and_alignment() -> Non
     assert min(map(min, on_nodes(decision.layout, NODE_OF))) >= 2
     before, after = survived(left), survived(decision.layout)
     assert after[1] == 1.0 and after[2] > 2.0 * before[2]
-    assert "survived are 100.0% of losses of 1" in decision.reason
+    assert "survives 100.0% of losses of 1" in decision.reason
     assert "gap" in decision.reason and "replicas are copied" in decision.reason
     later = replace(view_after(decision.layout), by_survivors=False, is_provisional=False)
     assert decide(replace(later, num_load_steps=100, steps_since_plan=100), CONFIG).layout is None
@@ -96,7 +96,10 @@ def test_after_a_nodes_death_the_next_plan_regains_floors_and_alignment() -> Non
 
 def test_where_losses_take_many_ranks_at_once_dearer_copies_are_worth_it() -> None:
     def is_moved(expert_bytes: int, *losses: float) -> bool:
-        view = replace(view_after(survivors_layout(), expert_bytes=expert_bytes), losses=losses)
+        view = replace(
+            view_after(survivors_layout(), expert_bytes=expert_bytes),
+            history=PlanHistory(losses=losses),
+        )
         return decide(view, CONFIG).moved_bytes > 0
 
     dear = next(size for size in (10**n for n in range(3, 16)) if not is_moved(size))

@@ -7,12 +7,13 @@ import pytest
 from pacekeeper.controller.policy.cordons import (
     KeptAtWork,
     KeptReason,
-    adds_work,
+    cordoned_at_work,
     layout_without_cordoned,
-    leaving,
+    ranks_given_work,
 )
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.plan_phase import RankRejection
+from pacekeeper.controller.state.planning_snapshot import PlanHistory
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel, NoPlanCode
 from pacekeeper.core.layout.layout import Layout, even_layout
@@ -46,7 +47,7 @@ def test_who_stands_by_is_named_so_that_newcomers_do_not_bring_it_back() -> None
 
 def test_once_it_is_out_nothing_is_left_to_do() -> None:
     after = replace(CORDONED, layout=planned(), work={})
-    assert leaving(after) == ()
+    assert cordoned_at_work(after) == ()
 
 
 def test_more_than_the_circuit_breaker_allows_keep_their_work_and_it_is_said() -> None:
@@ -65,7 +66,7 @@ def test_a_rank_that_alone_holds_layers_keeps_its_work() -> None:
 
 def test_a_refused_plan_of_this_kind_waits() -> None:
     refusal = RankRejection(plan=EVEN, rank=0, reason="no room", count=1, until_s=60.0)
-    view = replace(CORDONED, refusals={MitigationLevel.LEAVE_OUT: refusal})
+    view = replace(CORDONED, history=PlanHistory(refusals={MitigationLevel.LEAVE_OUT: refusal}))
     decision = decide(view, CONFIG)
     assert decision.level is not MitigationLevel.LEAVE_OUT and "cordoned" in decision.reason
 
@@ -83,7 +84,7 @@ def test_an_approved_plan_that_would_give_it_work_is_given_up() -> None:
     slow = view_of(EVEN, slow={0: 2.0}, baseline=EVEN)
     approved = decide(slow, CONFIG)
     assert approved.layout is not None
-    gets_more = adds_work(replace(slow, cordoned=frozenset({1})), approved.layout)
+    gets_more = ranks_given_work(replace(slow, cordoned=frozenset({1})), approved.layout)
     assert gets_more == (1,), "the partner of the slow rank takes over"
     view = replace(slow, approved=approved, cordoned=frozenset({1}))
     assert decide(view, CONFIG).no_plan is NoPlanCode.CORDONED
@@ -96,5 +97,5 @@ def test_what_is_taken_from_a_rank_is_no_work_for_it(rank: int) -> None:
     view = replace(view_of(EVEN, slow={}, baseline=None), layout=even, cordoned=frozenset({rank}))
     layout = layout_without_cordoned(view, CONFIG)
     assert isinstance(layout, Layout)
-    assert adds_work(view, layout) == () and rank in layout.standing_by
-    assert adds_work(replace(view, layout=layout), even) == (rank,)
+    assert ranks_given_work(view, layout) == () and rank in layout.standing_by
+    assert ranks_given_work(replace(view, layout=layout), even) == (rank,)

@@ -6,7 +6,7 @@ import pytest
 
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.plan_phase import RankRejection
-from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
+from pacekeeper.controller.state.planning_snapshot import PlanHistory, PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel, NoPlanCode
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
@@ -296,7 +296,7 @@ def refused(
     view: PlanningSnapshot, level: MitigationLevel, layout: Layout, *, wait_s: float = 30.0
 ) -> PlanningSnapshot:
     refusal = RankRejection(plan=layout, rank=3, reason="no room", count=1, until_s=100.0 + wait_s)
-    return replace(view, refusals={level: refusal}, asked_s=100.0)
+    return replace(view, history=PlanHistory(refusals={level: refusal}), asked_s=100.0)
 
 
 def test_a_kind_of_plan_that_was_refused_waits_and_the_next_best_is_taken() -> None:

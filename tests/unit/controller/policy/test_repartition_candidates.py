@@ -10,7 +10,7 @@ from pacekeeper.controller.policy.partition_inputs import as_partition
 from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.state.job_parts import MeasuredMove
 from pacekeeper.controller.state.plan_phase import Forecast, Judged, RankRejection, Verdict
-from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
+from pacekeeper.controller.state.planning_snapshot import PlanHistory, PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import (
     STATE_MOVING_LEVELS,
@@ -60,7 +60,7 @@ def without(config: PolicyConfig, *levels: MitigationLevel) -> Decision:
         level: RankRejection(plan=PAIRS, rank=0, reason="no", count=1, until_s=60.0)
         for level in levels
     }
-    return decide(replace(SLOW, refusals=refusals), config)
+    return decide(replace(SLOW, history=PlanHistory(refusals=refusals)), config)
 
 
 def test_a_slow_rank_keeps_fewer_shards_and_the_reason_says_which() -> None:
@@ -71,7 +71,7 @@ def test_a_slow_rank_keeps_fewer_shards_and_the_reason_says_which() -> None:
     assert cuts(layout) == cuts(EVEN) and layout.ranks == EVEN.ranks
     assert sizes(layout) == {**dict.fromkeys(EVEN.ranks, 4), 0: 6, 1: 2}
     assert dict(layout.speeds) == {1: 0.5}
-    assert decision.reason.startswith("rank 1 is x2.00 slow: other shards in tensor groups")
+    assert decision.reason.startswith("rank 1 takes 2.00 times")
     assert "; shards 4+4 -> 6+2 on ranks 0, 1" in decision.reason
     assert decision.fluid_step_s < decision.planned_step_s < 0.95 * decision.current_step_s
 
@@ -151,7 +151,7 @@ def test_all_rungs_are_priced_alike_and_the_dear_ones_bring_more() -> None:
 
 
 def test_what_is_costly_is_probed_first_and_a_refuted_rank_only_gets_other_shares() -> None:
-    assert decide(replace(SLOW, unread=frozenset({1})), CONFIG).unconfirmed == (1,)
+    assert decide(replace(SLOW, unprobed=frozenset({1})), CONFIG).unconfirmed == (1,)
     assert (
         decide(replace(SLOW, refuted=frozenset({1})), CONFIG).level is MitigationLevel.BATCH_SHARES
     )
@@ -183,7 +183,7 @@ def test_measured_moves_say_what_the_next_one_costs() -> None:
         3: MeasuredMove(duration_s=0.5),
         4: MeasuredMove(duration_s=2.5, total_bytes=400, busiest_bytes=100),
     }
-    decision = decide(replace(SLOW, moves=moves), CONFIG)
+    decision = decide(replace(SLOW, history=PlanHistory(moves=moves)), CONFIG)
     assert decision.level is MitigationLevel.BATCH_SHARES  # a byte takes 20 ms
     assert decision.cost_s == 0.5
 
@@ -208,7 +208,7 @@ def test_a_rank_is_left_out_only_where_that_is_allowed() -> None:
     assert freed.level is MitigationLevel.LEAVE_OUT
     assert planned(freed).standing_by == (1,)
     assert planned(freed).ranks == EVEN.ranks
-    assert "; ranks 1 stand by" in freed.reason
+    assert "; ranks 1 become standby" in freed.reason
     assert freed.planned_step_s < kept.planned_step_s
 
 
@@ -237,7 +237,7 @@ def test_where_a_healthy_rank_is_over_one_with_a_bad_past_stands_by(
     assert planned(decision).standing_by == standing_by
     assert decision.planned_step_s == pytest.approx(usual.planned_step_s, rel=1e-9)
     over = set(standing_by) & set(doubted) - {0}
-    words = f"{max(over, default=0)} before others as fast: on nodes that were slow again"
+    words = f"{max(over, default=0)} first: on nodes that were slow repeatedly"
     assert (words in decision.reason) == bool(over)
 
 
@@ -247,7 +247,7 @@ def test_a_bad_past_is_no_reason_where_it_costs_anything() -> None:
     view = view_of(THREE, slow={0: 60.0, 3: 1.1}, baseline=THREE)
     decision = decide(replace(view, doubted=frozenset({5})), config)
     assert planned(decision).standing_by == (0, 3), "who is slow now goes first"
-    assert "before others as fast" not in decision.reason
+    assert "slow repeatedly" not in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -337,13 +337,15 @@ def test_a_plan_that_brought_nothing_is_undone_and_its_kind_waits() -> None:
     view = replace(
         view_of(away, slow={1: 2.0}, baseline=EVEN, work=work_of(away)),
         step_s=5.0,
-        failed=Judged(forecast=forecast, verdict=Verdict.NOTHING, measured_s=5.0),
+        history=PlanHistory(
+            failed=Judged(forecast=forecast, verdict=Verdict.NOTHING, measured_s=5.0)
+        ),
         next_generation=10,
     )
     decision = decide(view, CONFIG)
     assert decision.level is MitigationLevel.ROLL_BACK
     assert decision.layout == replace(EVEN, generation=10)
-    assert "was to take a step from 4000 to 3000 ms and took it to 5000 ms" in decision.reason
+    assert all(str(step_ms) in decision.reason for step_ms in (4000, 3000, 5000))
     dear = decide(view, replace(CONFIG, plan_s=1e4))
     assert dear.level is not MitigationLevel.ROLL_BACK
     other = replace(view, slow={1: 2.0, 2: 2.0})

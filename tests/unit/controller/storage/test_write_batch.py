@@ -1,6 +1,6 @@
 """A job is written once for all events, what may wait with all that waits, and nothing is left."""
 
-from pacekeeper.controller.state.events import Command, ForgetJob, SaveJob, Say
+from pacekeeper.controller.state.events import Command, ForgetJob, Log, SaveJob
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.controller.storage.write_batch import SAVE_WITHIN_S, WriteBatch
 
@@ -13,7 +13,7 @@ def waiting(job: str) -> SaveJob:
 
 
 def test_a_job_is_written_once_where_it_was_asked_for_last() -> None:
-    asked: list[Command] = [SaveJob(job="a"), ForgetJob(job="c"), Say(text="x"), SaveJob(job="a")]
+    asked: list[Command] = [SaveJob(job="a"), ForgetJob(job="c"), Log(text="x"), SaveJob(job="a")]
     assert WriteBatch().of(STATE, asked, 0.0) == [ForgetJob(job="c"), SaveJob(job="a")]
 
 
