@@ -7,11 +7,10 @@ that only this progress shows it before state is needed. Pure.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pacekeeper.controller.state.job_parts import SavedStep, Saves
+from pacekeeper.controller.state.job_parts import SavedStep, Saves, SaveTrouble
 from pacekeeper.core.telemetry.records import SaveRecord
 
-LATE, FAILED = "late", "failed"
-_TROUBLE = {"skipped": LATE, "failed": FAILED}
+_TROUBLE = {"skipped": SaveTrouble.LATE, "failed": SaveTrouble.FAILED}
 
 
 def record_saves(saves: Saves | None, records: Iterable[SaveRecord]) -> tuple[Saves | None, str]:
@@ -37,7 +36,7 @@ def _taken(saves: Saves, record: SaveRecord) -> Saves:
     place, trouble = _place(record), _TROUBLE.get(record.outcome)
     if trouble is not None:
         is_next = place > max(saves.last, saves.complete)
-        is_worse = trouble == FAILED != saves.trouble and place == saves.last
+        is_worse = trouble is SaveTrouble.FAILED is not saves.trouble and place == saves.last
         if not (is_next or is_worse):
             return saves  # a record of another rank on the same checkpoint, or of an old one
         is_new = trouble != saves.trouble

@@ -131,10 +131,10 @@ def _notices(state: State) -> Iterator[Alert]:
             ("Checkpoint", job.progress.saves),
             ("Snapshot", job.progress.snapshots),
         ):
-            if saves is not None and saves.trouble:
+            if saves is not None and saves.trouble is not None:
                 yield Alert(
                     alert=f"Pacekeeper{level}sMissed",
-                    labels={"job_name": job.name, "cause": saves.trouble},
+                    labels={"job_name": job.name, "cause": saves.trouble.value},
                     summary=f"{level}s of job {job.name} are missing ({saves.trouble})",
                     description=saves.reason,
                 )

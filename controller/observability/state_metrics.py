@@ -117,7 +117,7 @@ def _progress(page: MetricsPage, name: str, job: JobState, unix_offset_s: float)
         if saves is not None and saves.complete[1] >= 0:
             page.add(step, saves.complete[1], name)
             page.add(took_s, saves.duration_s, name)
-        if saves is not None and saves.trouble:
+        if saves is not None and saves.trouble is not None:
             page.add(trouble, 1, name, saves.trouble)
 
 

@@ -6,6 +6,7 @@ the constructors `ended` give a part as it is once the job has ended.
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from math import inf
 
 from pacekeeper.controller.state.expert_load_drafts import LoadDrafts
@@ -50,19 +51,33 @@ SavedStep = tuple[int, int]
 NO_SAVE: SavedStep = (0, -1)
 
 
+class SaveTrouble(StrEnum):
+    """Why checkpoints are missing."""
+
+    LATE = "late"  # skipped, because the one before is still being written
+    FAILED = "failed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saves:
     """Checkpoints of one run of a job at one level, storage or memory.
 
-    `complete` is the newest usable one (step -1: none was reported), which took its last rank
-    `duration_s`. Each rank reports its own part of a snapshot: the first part makes it complete,
-    and a missing part makes the next one late. `trouble`, in a rank's words, has lasted since
-    `since_step`; `missed` checkpoints in a row, the last at `last`, failed or were skipped.
+    Each rank reports its own part of a snapshot: the first part makes it complete, and a missing
+    part makes the next one late.
+
+    Attributes:
+        complete: The newest usable checkpoint; step -1: none was reported.
+        duration_s: How long it took its last rank.
+        trouble: Why later checkpoints are missing; None: none is missing.
+        reason: The same as a rank reported it.
+        since_step: The step of the first missing one.
+        last: The last missing one.
+        missed: The number of checkpoints in a row that failed or were skipped.
     """
 
     complete: SavedStep = NO_SAVE
     duration_s: float = 0.0
-    trouble: str = ""
+    trouble: SaveTrouble | None = None
     reason: str = ""
     since_step: int = 0
     last: SavedStep = NO_SAVE

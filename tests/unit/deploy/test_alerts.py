@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.machine.checkpoints import FAILED, LATE
 from pacekeeper.controller.observability.alerts import RULES
+from pacekeeper.controller.state.job_parts import SaveTrouble
 from pacekeeper.controller.state.state import RankStatus
 from pacekeeper.core.incidents.findings import Blindness, CoverageState, FindingKind
 from support.alert_rules import FILE, Case, alerts, groups, judged
@@ -18,7 +18,7 @@ from support.tree import ROOT
 SELECTOR = re.compile(r"\b(pacekeeper_\w+)(?:\{(.*?)\})?")
 MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"(.*?)"')
 VALUES: dict[str, set[str]] = {
-    "cause": {*map(str, Blindness), LATE, FAILED},
+    "cause": {*map(str, Blindness), *map(str, SaveTrouble)},
     "kind": set(map(str, FindingKind)),
     "state": set(map(str, RankStatus)),
     "watch": set(map(str, CoverageState)),

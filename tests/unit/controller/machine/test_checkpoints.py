@@ -11,7 +11,7 @@ from pacekeeper.controller.machine.checkpoints import record_saves
 from pacekeeper.controller.machine.reports import ingest_report
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.events import Log
-from pacekeeper.controller.state.job_parts import Saves, StepProgress
+from pacekeeper.controller.state.job_parts import Saves, SaveTrouble, StepProgress
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport
@@ -45,7 +45,7 @@ def test_of_nothing_nothing_is_known() -> None:
 
 def test_the_newest_complete_one_counts_whatever_comes_late() -> None:
     found, words = after(told("complete", 20), told("written", 30), told("complete", 10))
-    assert (found.complete, found.trouble, words) == ((1, 20), "", "")
+    assert (found.complete, found.trouble, words) == ((1, 20), None, "")
     found, _ = after(told("complete", 10, generation=2), before=found)
     assert found.complete == (2, 10), "it went back: the layout is a later one"
 
@@ -88,7 +88,8 @@ def test_a_trouble_that_is_over_is_not_told_again() -> None:
 
 
 LATE = Saves(
-    complete=(1, 300), duration_s=1.25, trouble="late", reason="rank 1: busy", since_step=400,
+    complete=(1, 300), duration_s=1.25, trouble=SaveTrouble.LATE, reason="rank 1: busy",
+    since_step=400,
     last=(1, 500), missed=2,
 )  # fmt: skip
 
@@ -113,7 +114,7 @@ def test_people_are_shown_what_is_missed_and_what_there_is() -> None:
     line = status._saves("checkpoints", view)
     assert "checkpoints late:" in line and "2 missed since step 400: rank 1: busy" in line
     assert line.endswith("newest complete at step 300, written in 1.2 s")
-    first = Saves(trouble="failed", reason="rank 0: full", since_step=10, missed=1)
+    first = Saves(trouble=SaveTrouble.FAILED, reason="rank 0: full", since_step=10, missed=1)
     none = job_view(State(), JobState(name="train", progress=StepProgress(saves=first))).checkpoints
     assert not none.HasField("step") and none.missed == 1
     assert status._saves("checkpoints", none).endswith("rank 0: full; none complete")

@@ -10,7 +10,7 @@ from pacekeeper.controller.observability.alerts import (
     PendingAlert,
     update_alerts,
 )
-from pacekeeper.controller.state.job_parts import Saves
+from pacekeeper.controller.state.job_parts import Saves, SaveTrouble
 from pacekeeper.controller.state.state import JobState, NodeState, RankState, RankStatus, State
 from pacekeeper.core.incidents.findings import (
     Blindness,
@@ -168,8 +168,14 @@ MISSED = CanaryResult(rank=0, slowdown=1.5, is_found=False, num_steps=10, step=9
             of(job(blind=Blindness.CANARY, canaries=Canaries(last=MISSED))),
             ["PacekeeperCanaryMissed"],
         ),
-        (of(job(saves=Saves(trouble="late", reason="full"))), ["PacekeeperCheckpointsMissed"]),
-        (of(job(snapshots=Saves(trouble="late", reason="far"))), ["PacekeeperSnapshotsMissed"]),
+        (
+            of(job(saves=Saves(trouble=SaveTrouble.LATE, reason="full"))),
+            ["PacekeeperCheckpointsMissed"],
+        ),
+        (
+            of(job(snapshots=Saves(trouble=SaveTrouble.LATE, reason="far"))),
+            ["PacekeeperSnapshotsMissed"],
+        ),
         (State(jobs={"j": job()}, nodes={"n7": AWAY}), ["PacekeeperAgentDisconnected"]),
         (State(jobs={"j": job()}, nodes={"n8": replace(AWAY, name="n8")}), []),
     ],
