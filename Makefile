@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Tests start hundreds of processes: what they import is compiled once, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-fast stress bench venv lint protos clean
 
 # The stamp is newer than what it was made from, or the environment is made again.
@@ -29,7 +32,7 @@ demo: venv
 # Most tests of processes wait more than they compute, and go first; by itself runs what asks the
 # clock how much others compute, or draws figures from the host's own pace.
 WHOLE := --hypothesis-profile whole --durations 20
-TOGETHER := --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not alone and not stress"
+TOGETHER := --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not alone and not stress"
 test: venv $(VENV)/.peers
 	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest $(WHOLE) $(TOGETHER) \
 	    tests/integration tests/unit tests/property tests/golden tests/sim; together=$$?; \

@@ -103,11 +103,11 @@ def judge(
 
 
 def _update_run(job: JobState, run_id: int, unix_s: float) -> tuple[JobState, list[Command]]:
-    """Start the job anew where the report is of a later run; earlier reports do not apply to it."""
+    """Reset the job where the report is of a later run; earlier reports do not apply to it."""
     if run_id <= job.run_id:
         return job, []
     is_known = bool(job.ranks or job.remembered or job.layouts.current is not None)
-    job, commands = _begin_anew(job, unix_s) if is_known else (job, [])
+    job, commands = _reset_for_new_run(job, unix_s) if is_known else (job, [])
     return replace(job, run_id=run_id), commands
 
 
@@ -136,12 +136,12 @@ def _take_attachments(
         )
         is_new_run = known is not None or not is_same
         if is_new_run and (job.progress.step >= 0 or stored is not None):
-            job, said = _begin_anew(job, unix_s)
+            job, said = _reset_for_new_run(job, unix_s)
             commands += said
             ranks, remembered, world_size, stored = {}, {}, 0, None
         fresh = RankState(attachment=attachment, node=node, attached_s=now_s)
         if stored is not None:
-            # We were started anew, it was not.
+            # The controller restarted, the rank did not.
             fresh = replace(fresh, status=stored.status)
         ranks[number] = fresh
         remembered.pop(number, None)
@@ -159,8 +159,8 @@ def _is_same_run(known: Attachment, attachment: Attachment) -> bool:
     return known.pid == attachment.pid
 
 
-def _begin_anew(job: JobState, unix_s: float) -> tuple[JobState, list[Command]]:
-    """The job was started again: nothing of its former run holds, its findings are history."""
+def _reset_for_new_run(job: JobState, unix_s: float) -> tuple[JobState, list[Command]]:
+    """Discard all state of the previous run except closed incidents and proposals."""
     commands: list[Command] = [Log(text=f"job={job.name} was started anew")]
     job, said = approvals.withdraw(job, "the job was started anew")
     commands += said

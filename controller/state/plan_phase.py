@@ -108,8 +108,8 @@ class Verdict(StrEnum):
 class WithdrawCause(StrEnum):
     """Why a plan ended without a verdict or a refusal."""
 
-    EXPIRED = "expired"  # no operator answered, or no rank applied it, in time
-    STALE = "stale"  # its premises do not hold any more
+    EXPIRED = "expired"  # no operator answered in time
+    STALE = "stale"  # its premises do not hold any more, or no rank applied it in time
     STOPPED = "stopped"  # an operator paused plans, or the job ended
     REPORT_ONLY = "report_only"  # the policy's mode or a dry run does not allow it
     DECIDED_AGAIN = "decided_again"  # its probe ended: the policy decides again
