@@ -38,10 +38,11 @@ test: venv $(VENV)/.peers
 	    tests/integration tests/unit tests/property tests/golden tests/sim; together=$$?; \
 	$(BIN)/python -Im pytest $(WHOLE) -m "alone or gpu" tests/integration tests/gpu && exit $$together
 
-# Without processes and long simulations: for work on the code.
+# Unit tests and snapshots of all that needs no torch: for work on the code.
 test-fast: venv
 	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest --hypothesis-profile fast --durations 5 $(TOGETHER) \
-	    tests/unit tests/golden
+	    --numprocesses 2 tests/unit tests/golden \
+	    --ignore tests/unit/trainer --ignore tests/unit/benchmarks --ignore tests/unit/fuzz
 
 # Fuzzers and fault schedules; CI runs a slice of two minutes that the day chooses.
 MINUTES ?= 60
