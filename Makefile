@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Tests start hundreds of processes: what they import is compiled once, whatever the environment says.
+# Tests start hundreds of processes: what they import is compiled once, in any environment.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-fast stress bench venv lint protos clean
@@ -32,9 +32,9 @@ demo: venv
 # Most tests of processes wait more than they compute, and go first; by itself runs what asks the
 # clock how much others compute, or draws figures from the host's own pace.
 WHOLE := --hypothesis-profile whole --durations 20
-TOGETHER := --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not alone and not stress"
+TOGETHER := --dist loadfile --no-loadscope-reorder -m "not alone and not stress"
 test: venv $(VENV)/.peers
-	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest $(WHOLE) $(TOGETHER) \
+	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest $(WHOLE) $(TOGETHER) --numprocesses 4 \
 	    tests/integration tests/unit tests/property tests/golden tests/sim; together=$$?; \
 	$(BIN)/python -Im pytest $(WHOLE) -m "alone or gpu" tests/integration tests/gpu && exit $$together
 

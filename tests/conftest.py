@@ -1,4 +1,4 @@
-"""What holds for all tests: one switch, two profiles, and nothing that they leave behind."""
+"""What holds for all tests: one switch, four profiles, and nothing that they leave behind."""
 
 import math
 import os

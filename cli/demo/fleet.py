@@ -1,6 +1,7 @@
 """Processes of the demo: controller, agents and launchers, started by the operator's commands."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from pacekeeper.cli.demo.process import command_line
 from pacekeeper.cli.demo.run_dir import RINGS_PREFIX, record_ring_root
 from pacekeeper.core.errors import ExitCode, HostError, PacekeeperError
 from pacekeeper.core.telemetry.shm_ring import COMMAND_OFFSET, decode_header, ring_file_name
+from pacekeeper.trainer.emulation.device import COMPUTE_FAULT
 
 NUM_NODES = 2
 RANKS_PER_NODE = 2
@@ -185,6 +187,13 @@ class Fleet:
         path = Path(self.ring_dir(rank // RANKS_PER_NODE)) / self.job / ring_file_name(rank)
         with path.open("rb") as ring:
             return decode_header(ring.read(COMMAND_OFFSET)).pid
+
+    def set_fault(self, rank: int, slowdown: float, kind: str = COMPUTE_FAULT) -> None:
+        """Set the slowdown of a rank's emulated device or link; 1.0 ends it."""
+        path = self.run_dir / "faults" / f"rank-{rank}.json"
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text(json.dumps({"slowdown": slowdown, "kind": kind}))
+        fresh.rename(path)
 
     def kill_rank(self, rank: int) -> float:
         """Send SIGKILL to one rank; return the monotonic time just before."""

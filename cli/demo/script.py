@@ -1,6 +1,5 @@
 """Fault script of the demo: slows, restores and kills ranks at the steps of the schedule."""
 
-import json
 import random
 import threading
 import time
@@ -134,7 +133,7 @@ class ScriptRunner:
         """Slow the rank down; return the monotonic time just before."""
         began_s = time.monotonic()
         if self.fault == COMPUTE_FAULT:
-            self._write_fault(rank, slowdown)
+            self.fleet.set_fault(rank, slowdown)
         else:
             threading.Thread(
                 target=stop_duty_cycle,
@@ -151,14 +150,8 @@ class ScriptRunner:
     def _lift_fault(self, rank: int) -> float:
         self._is_lifted.set()
         if self.fault == COMPUTE_FAULT:
-            self._write_fault(rank, 1.0)
+            self.fleet.set_fault(rank, 1.0)
         return time.monotonic()
-
-    def _write_fault(self, rank: int, slowdown: float) -> None:
-        path = self.folder / "faults" / f"rank-{rank}.json"
-        fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps({"slowdown": slowdown, "kind": COMPUTE_FAULT}))
-        fresh.rename(path)
 
     def _truth_entry(self, rank: int, *, after_s: float) -> tuple[int, float]:
         """Return (step, time) of the rank's first change in the fault injector's log since then."""

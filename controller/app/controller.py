@@ -96,7 +96,7 @@ class Controller:
 
         Args:
             config: The configuration.
-            office: The right to command; None: this is the only controller.
+            leadership: The right to command; None: this is the only controller.
 
         Raises:
             ConfigError: An unprotected listener, or unusable certificates or tokens.

@@ -404,7 +404,7 @@ class Coverage:
         state: Measuring, healthy, degraded, blind and so on.
         reason: Why the job is in that state, for operators.
         blind: Why some slowdown would be missed; None: none would be.
-        sight: The smallest slowdown that would be attributed to a rank; None: not measured.
+        sensitivity: The smallest slowdown that would be attributed to a rank; None: not measured.
         silent: Ranks that run and have sent no record for too long.
         judged_s: When a step was judged last.
     """

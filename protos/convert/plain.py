@@ -1,10 +1,15 @@
-"""Converts messages to plain values for JSON and back from records, by the names of the fields."""
+"""Makes messages from records, and plain values for JSON from messages, by the fields' names."""
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeVar
 
-M = TypeVar("M")
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
+
+M = TypeVar("M", bound=Message)
+_MISSING = object()
 
 
 def message_of(kind: type[M], *sources: object, **given: Any) -> M:
@@ -18,20 +23,28 @@ def message_of(kind: type[M], *sources: object, **given: Any) -> M:
     Raises:
         AttributeError: a field is neither given nor an attribute of the last source.
     """
-    values = dict(given)
-    for name in _field_names(kind) - given.keys():
-        source = next((one for one in sources if hasattr(one, name)), sources[-1])
-        values[name] = getattr(source, name)
-    return kind(**values)
+    *preferred, last = sources
+    for name in _field_names(kind.DESCRIPTOR):
+        if name in given:
+            continue
+        value = _MISSING
+        for source in preferred:
+            if (value := getattr(source, name, _MISSING)) is not _MISSING:
+                break
+        given[name] = getattr(last, name) if value is _MISSING else value
+    return kind(**given)
 
 
 def columns_of(kind: type[M], rows: Sequence[object]) -> M:
     """A message whose repeated fields are the equally named attributes of `rows`."""
-    return kind(**{name: [getattr(row, name) for row in rows] for name in _field_names(kind)})
+    return kind(
+        **{name: [getattr(row, name) for row in rows] for name in _field_names(kind.DESCRIPTOR)}
+    )
 
 
-def _field_names(kind: Any) -> set[str]:
-    return set(kind.DESCRIPTOR.fields_by_name)
+@cache
+def _field_names(kind: Descriptor) -> tuple[str, ...]:
+    return tuple(kind.fields_by_name)
 
 
 def message_to_dict(message: Any) -> dict[str, Any]:

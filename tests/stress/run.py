@@ -29,7 +29,7 @@ def slice_of(names: list[str], count: int, seed: int) -> list[str]:
 def deep_files() -> list[str]:
     """Return the test files that draw more examples, seeds or faults here than in `make test`."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [str(path) for path in files if DRAWS in path.read_text()]
+    return [str(path.relative_to(ROOT)) for path in files if DRAWS in path.read_text()]
 
 
 def run_deep(budget_s: float, seed: int) -> int:
@@ -43,7 +43,7 @@ def run_deep(budget_s: float, seed: int) -> int:
         if left_s <= 0.0:
             break
         deep = ["--hypothesis-profile", "deep", "--hypothesis-seed", str(seed)]
-        only = ["-m", "stress"] if "/integration/" in file else []
+        only = ["-m", "stress"] if file.startswith("tests/integration/") else []
         command = [sys.executable, "-Im", "pytest", "-q", "--timeout", "0", *deep, *only, file]
         try:
             failed |= subprocess.run(command, cwd=ROOT, timeout=left_s, check=False).returncode != 0

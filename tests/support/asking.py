@@ -1,6 +1,5 @@
 """Asks a controller of real processes, and waits for what it should say."""
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -41,14 +40,6 @@ def quick_fleet(directory: Path, *, seed: int, replicas: int = 2) -> Iterator[Fl
         ) as fleet,
     ):
         yield fleet
-
-
-def set_fault(fleet: Fleet, rank: int, slowdown: float, kind: str = "compute") -> None:
-    """Make the rank's emulated computing or `link` slower; 1.0 ends that."""
-    path = fleet.run_dir / "faults" / f"rank-{rank}.json"
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(json.dumps({"slowdown": slowdown, "kind": kind}))
-    fresh.rename(path)
 
 
 def assert_no_step_is_lost(fleet: Fleet, ranks: Iterable[int]) -> None:

@@ -67,10 +67,11 @@ class LayerProof:
 
     Attributes:
         value: reached by the planned shares.
-        hosts_bound: no shares over these replica ranks are lower.
+        replicas_bound: no shares over these replica ranks are lower.
         slots_bound: no replica ranks in so many slots, with these floors, are lower.
         fluid: all rows / all speeds; the lowest of all.
-        bottleneck: ranks that attain `hosts_bound` (rows that only they can compute / their speed).
+        bottleneck: ranks that attain `replicas_bound` (rows that only they can compute / their
+            speed).
     """
 
     value: float

@@ -77,7 +77,7 @@ def test_the_report_is_one_page_with_its_picture(tmp_path: Path) -> None:
     assert done.returncode == ExitCode.OK, done.stderr
     text = page.read_text()
     assert "data:image/png;base64," in text
-    assert "compute" in text and "http" not in text.split("</head>")[1]
+    assert "compute" in text and "://" not in text
 
 
 def test_a_pipe_is_no_file_and_nobody_waits_for_it(tmp_path: Path) -> None:

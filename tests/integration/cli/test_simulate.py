@@ -53,7 +53,7 @@ def test_a_scenario_is_played_for_people_and_for_programs(scenario: Path) -> Non
     told = pacekeeper("simulate", str(scenario), "--report", str(page))
     assert told.returncode == 0, told.stderr
     text = page.read_text()
-    assert text.count("data:image/png;base64,") == 2 and "http" not in text
+    assert text.count("data:image/png;base64,") == 2 and "://" not in text
     done = pacekeeper("simulate", str(scenario), "--json", "--seeds", "1")
     document = json.loads(done.stdout)
     assert document["seeds"] == [0] and document["duration_s"] == 1000.0

@@ -13,7 +13,7 @@ from pacekeeper.cli.demo.run_dir import claim_run_dir
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.layout.layout import ReplicaSet
-from support.asking import Asking, assert_no_step_is_lost, quick_fleet, quick_job, set_fault, until
+from support.asking import Asking, assert_no_step_is_lost, quick_fleet, quick_job, until
 
 VICTIM = 2
 
@@ -25,7 +25,7 @@ def test_replicas_move_in_flight_where_shares_alone_can_not_help(tmp_path: Path)
         until("the cost model is fitted", lambda: ask.job().watch == "healthy")
         first = ask.layout()
         assert not any(map(has_copies, first.experts))
-        set_fault(fleet, VICTIM, 2.0)
+        fleet.set_fault(VICTIM, 2.0)
         # Shares, which are undone as easily, do not wait for the probe that a copy waits for.
         until("replicas move", lambda: any(map(has_copies, ask.layout().experts)))
         (found,) = ask.faults()
@@ -33,12 +33,12 @@ def test_replicas_move_in_flight_where_shares_alone_can_not_help(tmp_path: Path)
         # State was moved only when a probe had confirmed the finding.
         assert found.tier == "confirmed"
         assert found.probe.endswith(": confirmed")
-        set_fault(fleet, VICTIM, 1.0)
+        fleet.set_fault(VICTIM, 1.0)
         until("the layout goes home", lambda: ask.layout().experts == first.experts)
         until("the incident is closed", lambda: ask.faults()[0].HasField("closed_unix_s"))
+    assert_no_step_is_lost(fleet, range(4))
     for rank in range(4):
         steps = read_step_log(fleet.run_dir / "train" / f"steps-{rank}.jsonl")
-        assert [s.step for s in steps] == list(range(len(steps)))
         assert steps[-1].loss < steps[0].loss
 
 
@@ -61,7 +61,8 @@ def test_the_demo_tells_a_program_what_happened(tmp_path: Path) -> None:
     first = read_step_log(tmp_path / "run" / "train" / "steps-0.jsonl")[0]
     assert first.tokens <= 32 * 48, "the file's rows, shorter than usual"
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "data:image/png;base64," in page and "http" not in page.split("</head>")[1]
+    # Not "http": four letters that base64 of a plot may hold.
+    assert "data:image/png;base64," in page and "://" not in page
     assert (tmp_path / "run" / "demo.png").stat().st_size > 10_000
 
 
@@ -91,7 +92,7 @@ def test_without_any_emulation_a_rank_that_does_more_is_named_and_nobody_else(
         ask = Asking(fleet.address)
         until("a healthy phase", lambda: ask.job().step >= 24)
         assert ask.faults() == []
-        set_fault(fleet, VICTIM, 1.6)
+        fleet.set_fault(VICTIM, 1.6)
         until("it is found", lambda: bool(ask.faults()))
         found_step = ask.job().step
         until("training goes on", lambda: ask.job().step >= found_step + 12)

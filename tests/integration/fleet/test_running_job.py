@@ -7,7 +7,7 @@ import pytest
 
 from pacekeeper.cli.demo.fleet import Fleet
 from pacekeeper.cli.demo.recorder import read_step_log
-from support.asking import Asking, assert_no_step_is_lost, quick_fleet, set_fault, until
+from support.asking import Asking, assert_no_step_is_lost, quick_fleet, until
 from support.commands import pacekeeper
 
 VICTIM, KILLED, CORDONED = 2, 1, 3
@@ -47,14 +47,14 @@ def test_a_slow_link_is_named_as_a_link_and_closed_when_it_is_well(running: Flee
     ask = Asking(running.address)
     until("the watch is healthy", lambda: ask.job().watch == "healthy")
     generation = ask.job().generation
-    set_fault(running, VICTIM, 8.0, "link")
+    running.set_fault(VICTIM, 8.0, "link")
     until("the link is found", lambda: bool(ask.faults()))
     (found,) = ask.faults()
     assert (found.kind, found.rank) == ("link", VICTIM)
     assert found.slowdown == pytest.approx(8.0, rel=0.1)
     assert "its link" in found.reason
     assert ask.job().generation == generation, "no layout avoids a link"
-    set_fault(running, VICTIM, 1.0, "link")
+    running.set_fault(VICTIM, 1.0, "link")
     until("it is closed", lambda: ask.faults()[0].HasField("closed_unix_s"))
     assert len(ask.faults()) == 1
     assert {rank.state for rank in ask.job().ranks} == {"alive"}
@@ -65,7 +65,7 @@ def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(running: Fl
     ask = Asking(fleet.address)
     until("the watch is healthy", lambda: ask.job().watch == "healthy")
     known, generation = len(ask.faults()), ask.job().generation
-    set_fault(fleet, VICTIM, 1.6)
+    fleet.set_fault(VICTIM, 1.6)
     until("the layout follows the finding", lambda: ask.job().generation == generation + 1)
     (found,) = ask.faults()[known:]
     assert (found.kind, found.rank) == ("device", VICTIM)
@@ -94,7 +94,7 @@ def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(running: Fl
 
     # It measures anew, sees the end of the fault, and goes home.
     until("it has measured again", lambda: ask.job().watch == "degraded")
-    set_fault(fleet, VICTIM, 1.0)
+    fleet.set_fault(VICTIM, 1.0)
     until("the incident is closed", lambda: ask.faults()[known].HasField("closed_unix_s"))
     even = pytest.approx([0.25] * 4)
     until("the layout goes home", lambda: [s for _, s in ask.layout().batch_shares] == even)
