@@ -31,8 +31,8 @@ from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import LocalFabric, PeerLost
-from pacekeeper.trainer.model.block_state_dict import ordered_parameters, parts_of
-from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters, parts_of
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 CONFIG = TrainConfig(
     job="crash",

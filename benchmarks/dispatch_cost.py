@@ -21,8 +21,12 @@ from pacekeeper.controller.planning.experts.problem import alike
 from pacekeeper.controller.planning.token_split.linear_program import best_value
 from pacekeeper.controller.planning.token_split.proportional import token_shares
 from pacekeeper.core.layout.apportion import apportion
-from pacekeeper.trainer.parallel.all_to_all_splits import exchange, neighbourhoods
-from pacekeeper.trainer.parallel.token_balancing import ReplicaIndex, balance_rows, whole_capacities
+from pacekeeper.trainer.toy.parallel.all_to_all_splits import exchange, neighbourhoods
+from pacekeeper.trainer.toy.parallel.token_balancing import (
+    ReplicaIndex,
+    balance_rows,
+    whole_capacities,
+)
 
 SIZES = ((8, 4, 4, 2), (32, 16, 4, 8), (64, 8, 9, 8), (256, 64, 5, 8), (256, 64, 9, 8))
 TOKENS_PER_RANK, CHOICES = 8192, 2

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pacekeeper.core.checkpoint.partial_experts import LOST_TOKENS_LIMIT, ExpertOrder
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import BlockKind, ExpertReplica, Layout
-from pacekeeper.trainer.engine.job_rules import first_layout
-from pacekeeper.trainer.model.dataset import Corpus
+from pacekeeper.trainer.toy.engine.job_rules import first_layout
+from pacekeeper.trainer.toy.model.dataset import Corpus
 
 if TYPE_CHECKING:
     from support.thread_ranks import ThreadRanks

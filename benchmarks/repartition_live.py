@@ -29,7 +29,7 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.shm_ring import plan_file_name
-from pacekeeper.trainer.engine.single_process import train_alone
+from pacekeeper.trainer.toy.engine.single_process import train_alone
 
 RANKS = 8
 FAULT_STEP = 25  # after the warm-up

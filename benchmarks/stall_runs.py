@@ -18,11 +18,11 @@ from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.staging import HostCopies
 from pacekeeper.trainer.distributed.collectives import LocalFabric
 from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
-from pacekeeper.trainer.engine.job_rules import first_layout
-from pacekeeper.trainer.model.block_state_dict import ordered_parameters
-from pacekeeper.trainer.model.dataset import Corpus
-from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
-from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.engine.job_rules import first_layout
+from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters
+from pacekeeper.trainer.toy.model.dataset import Corpus
+from pacekeeper.trainer.toy.model.flop_counter import WorkMeter, WorkPass
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 WARM_STEPS = 3
 NUM_RANKS = 4  # of the demo

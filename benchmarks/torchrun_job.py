@@ -22,12 +22,12 @@ from pacekeeper.core.config.loader import read_config
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric, Posted, exchanged
-from pacekeeper.trainer.engine.job_rules import learning_rate
-from pacekeeper.trainer.model.block_state_dict import ordered_parameters
-from pacekeeper.trainer.model.dataset import Corpus
-from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
-from pacekeeper.trainer.model.transformer import MoETransformer
-from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
+from pacekeeper.trainer.toy.engine.job_rules import learning_rate
+from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters
+from pacekeeper.trainer.toy.model.dataset import Corpus
+from pacekeeper.trainer.toy.model.flop_counter import WorkMeter, WorkPass
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.parallel.grad_reduce import ReplicaSync
 
 
 @dataclass(slots=True, kw_only=True)

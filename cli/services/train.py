@@ -48,7 +48,7 @@ def command(config_file: str | None, **given: int | str | None) -> None:
                 f"which runs in one process, got {getattr(config, name)!r}",
                 remedy="use `pacekeeper launch --ranks-per-node 1`",
             )
-    from pacekeeper.trainer.engine.single_process import train_and_save
+    from pacekeeper.trainer.toy.engine.single_process import train_and_save
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s train %(message)s", stream=sys.stderr

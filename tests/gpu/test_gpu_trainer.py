@@ -15,8 +15,8 @@ from pacekeeper.agent.rings.collector import RingCollector
 from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.trainer.distributed.device import DeviceBurner, new_event
-from pacekeeper.trainer.engine.single_process import train_alone
 from pacekeeper.trainer.hooks.compute_timers import DeviceEventClock
+from pacekeeper.trainer.toy.engine.single_process import train_alone
 from support.fleet import SMALL, Fleet
 
 pytestmark = [

@@ -21,10 +21,10 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import LocalFabric
-from pacekeeper.trainer.model.block_state_dict import ordered_parameters
-from pacekeeper.trainer.model.dataset import Corpus
-from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
-from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters
+from pacekeeper.trainer.toy.model.dataset import Corpus
+from pacekeeper.trainer.toy.model.flop_counter import WorkMeter, WorkPass
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
 from support.layouts import layouts
 
 TINY = TrainConfig(

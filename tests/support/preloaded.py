@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pacekeeper.trainer.model.dataset import Corpus
+from pacekeeper.trainer.toy.model.dataset import Corpus
 from support.fleet import SMALL
 from support.fork_server import LOADED
 

@@ -11,7 +11,7 @@ from pacekeeper.core.checkpoint.manifest import CheckpointId
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import open_storage
-from pacekeeper.trainer.engine.single_process import train_alone
+from pacekeeper.trainer.toy.engine.single_process import train_alone
 from support.fleet import SMALL, Fleet
 
 

@@ -15,10 +15,10 @@ from pacekeeper.trainer.checkpoint import manager
 from pacekeeper.trainer.distributed import microbenchmark, process_group
 from pacekeeper.trainer.distributed.collectives import PeerLost
 from pacekeeper.trainer.elastic import consensus
-from pacekeeper.trainer.engine import train_loop, worker
-from pacekeeper.trainer.engine.worker import Rank, RankSpec
-from pacekeeper.trainer.model import dataset
-from pacekeeper.trainer.parallel import resharding
+from pacekeeper.trainer.toy.engine import train_loop, worker
+from pacekeeper.trainer.toy.engine.worker import Rank, RankSpec
+from pacekeeper.trainer.toy.model import dataset
+from pacekeeper.trainer.toy.parallel import resharding
 
 
 class Moment(StrEnum):

@@ -6,16 +6,16 @@ from collections.abc import Iterable
 import torch
 
 from pacekeeper.core.layout.layout import Block
-from pacekeeper.trainer.engine.worker import Rank
-from pacekeeper.trainer.model.block_state_dict import (
+from pacekeeper.trainer.toy.engine.worker import Rank
+from pacekeeper.trainer.toy.model.block_state_dict import (
     blocks_on,
     load_blocks,
     num_updates,
     read_block,
 )
-from pacekeeper.trainer.model.dataset import Corpus
-from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
-from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.model.dataset import Corpus
+from pacekeeper.trainer.toy.model.flop_counter import WorkMeter, WorkPass
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
 from support.thread_ranks import ThreadRanks
 
 

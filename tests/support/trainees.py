@@ -11,11 +11,11 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import Collectives
-from pacekeeper.trainer.engine.job_rules import learning_rate
-from pacekeeper.trainer.model.block_state_dict import blocks_on, ordered_parameters, read_block
-from pacekeeper.trainer.model.dataset import Corpus
-from pacekeeper.trainer.model.transformer import MoETransformer
-from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
+from pacekeeper.trainer.toy.engine.job_rules import learning_rate
+from pacekeeper.trainer.toy.model.block_state_dict import blocks_on, ordered_parameters, read_block
+from pacekeeper.trainer.toy.model.dataset import Corpus
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.parallel.grad_reduce import ReplicaSync
 from support.training import forward_backward
 from support.worlds import ThreadFabric, run_world
 

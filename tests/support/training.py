@@ -12,21 +12,21 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ShardRun, even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
 from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric
-from pacekeeper.trainer.engine.job_rules import apportion_rows, own_rows
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime
-from pacekeeper.trainer.model.block_state_dict import (
+from pacekeeper.trainer.toy.engine.job_rules import apportion_rows, own_rows
+from pacekeeper.trainer.toy.model.block_state_dict import (
     banks_of,
     blocks_on,
     ordered_parameters,
     parts_of,
 )
-from pacekeeper.trainer.model.dataset import Corpus
-from pacekeeper.trainer.model.flop_counter import WorkMeter
-from pacekeeper.trainer.model.transformer import MoETransformer
-from pacekeeper.trainer.parallel import resharding
-from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
-from pacekeeper.trainer.parallel.pipeline_runner import InFlightMicrobatch, Scale, StageRun
-from pacekeeper.trainer.parallel.stage_p2p import StageP2P
+from pacekeeper.trainer.toy.model.dataset import Corpus
+from pacekeeper.trainer.toy.model.flop_counter import WorkMeter
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.parallel import resharding
+from pacekeeper.trainer.toy.parallel.grad_reduce import ReplicaSync
+from pacekeeper.trainer.toy.parallel.pipeline_runner import InFlightMicrobatch, Scale, StageRun
+from pacekeeper.trainer.toy.parallel.stage_p2p import StageP2P
 
 CONFIG = TrainConfig(
     num_layers=2,

@@ -11,8 +11,8 @@ from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.policies.window_replay import States, states_of
 from pacekeeper.trainer.checkpoint.reader import BlockReader, RawTensor, read_manifest
 from pacekeeper.trainer.checkpoint.storage import Storage, open_storage
-from pacekeeper.trainer.model.block_state_dict import BlockState
-from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.model.block_state_dict import BlockState
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 _log = logging.getLogger(__name__)
 

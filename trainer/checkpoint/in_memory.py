@@ -32,8 +32,8 @@ from pacekeeper.trainer.distributed.checked_payload import (
     unpack_checked,
 )
 from pacekeeper.trainer.distributed.collectives import Collectives, PeerLost
-from pacekeeper.trainer.model.block_state_dict import ENDINGS, BlockState, num_updates
-from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.model.block_state_dict import ENDINGS, BlockState, num_updates
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 NUM_COMPLETE = 2
 GROUP = "snapshots"

@@ -34,8 +34,8 @@ from pacekeeper.trainer.checkpoint.restore import RestoreManager
 from pacekeeper.trainer.checkpoint.storage import SAY_AFTER_S
 from pacekeeper.trainer.checkpoint.tensors import PieceCopies, piece_bytes, piece_rows
 from pacekeeper.trainer.distributed.collectives import Collectives
-from pacekeeper.trainer.model.block_state_dict import blocks_on, load_blocks, num_updates
-from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.model.block_state_dict import blocks_on, load_blocks, num_updates
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
 STILL_BUSY = "the one before is still being written"

@@ -32,8 +32,8 @@ from pacekeeper.trainer.checkpoint.reader import accept, complete_ids, is_sound,
 from pacekeeper.trainer.checkpoint.staging import host_copies
 from pacekeeper.trainer.checkpoint.storage import Storage, answered, below, open_storage, wait_aloud
 from pacekeeper.trainer.distributed.collectives import Collectives
-from pacekeeper.trainer.model.transformer import MoETransformer
-from pacekeeper.trainer.parallel.resharding import lost_blocks
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.parallel.resharding import lost_blocks
 
 MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
 

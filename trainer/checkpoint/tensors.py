@@ -12,9 +12,9 @@ from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.reader import RawTensor
 from pacekeeper.trainer.checkpoint.staging import ToHost, at_once
-from pacekeeper.trainer.model.block_state_dict import ENDINGS, bank_of, shapes_of, whole_of
-from pacekeeper.trainer.model.stacked_params import StackedParams
-from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.model.block_state_dict import ENDINGS, bank_of, shapes_of, whole_of
+from pacekeeper.trainer.toy.model.stacked_params import StackedParams
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 DTYPE_NAMES = {
     torch.float64: "F64",

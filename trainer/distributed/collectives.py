@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pacekeeper.trainer.hooks.compute_timers import SegmentClock
-from pacekeeper.trainer.model.flop_counter import WorkPass
+from pacekeeper.trainer.toy.model.flop_counter import WorkPass
 
 
 class PeerLost(Exception):

@@ -17,7 +17,7 @@ from torch import Tensor
 from pacekeeper.trainer.distributed.collectives import Collectives
 from pacekeeper.trainer.emulation.device import EmulatedClock
 from pacekeeper.trainer.hooks.compute_timers import DeviceEventClock, SegmentClock
-from pacekeeper.trainer.model.flop_counter import NO_WORK, OpCount, WorkMeter
+from pacekeeper.trainer.toy.model.flop_counter import NO_WORK, OpCount, WorkMeter
 
 REPEATS = 5  # of which the median counts
 BUDGET_S = 0.015  # of a kind: no further repeat is begun after it

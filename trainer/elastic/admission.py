@@ -27,7 +27,7 @@ from pacekeeper.trainer.elastic.messages import (
     widened,
 )
 from pacekeeper.trainer.elastic.quorum import FIRST_GROUP
-from pacekeeper.trainer.engine.worker import Rank
+from pacekeeper.trainer.toy.engine.worker import Rank
 
 POLL_S = 0.02
 ARRIVAL_S = 10.0  # for newcomers, which were ready: they cost the members no more than this

@@ -43,12 +43,12 @@ from pacekeeper.trainer.elastic.launch_spec import NodeSpec, check_startable, no
 from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts
 from pacekeeper.trainer.elastic.quorum import FIRST_GROUP, NO_GROUP
 from pacekeeper.trainer.elastic.rendezvous import meet, newest_run_id
-from pacekeeper.trainer.engine.train_loop import LEFT_BEHIND, rank_main
-from pacekeeper.trainer.engine.worker import RankSpec
 from pacekeeper.trainer.hooks.ring_writer import Ring, claim_directory
+from pacekeeper.trainer.toy.engine.train_loop import LEFT_BEHIND, rank_main
+from pacekeeper.trainer.toy.engine.worker import RankSpec
 
 # The optimizer imports dynamo at its first step: here once, else in every rank.
-RANKS_NEED = ("pacekeeper.trainer.engine.train_loop", "torch._dynamo")
+RANKS_NEED = ("pacekeeper.trainer.toy.engine.train_loop", "torch._dynamo")
 
 
 class LauncherRun(Protocol):

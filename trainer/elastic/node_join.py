@@ -39,9 +39,9 @@ from pacekeeper.trainer.elastic.messages import (
     ready_key,
 )
 from pacekeeper.trainer.elastic.restart_policy import JoinedNodeHooks
-from pacekeeper.trainer.engine.train_loop import rank_main
-from pacekeeper.trainer.engine.worker import RankSpec
 from pacekeeper.trainer.hooks.ring_writer import claim_directory
+from pacekeeper.trainer.toy.engine.train_loop import rank_main
+from pacekeeper.trainer.toy.engine.worker import RankSpec
 
 ASK_S = 0.2  # between two times that a node that waits says so
 _log = logging.getLogger(__name__)

@@ -33,8 +33,8 @@ from pacekeeper.trainer.elastic.launch_spec import NodeSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, LauncherRun, RestartHooks, supervise
 from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts, number_in
 from pacekeeper.trainer.elastic.rendezvous import RENDEZVOUS_TIMEOUT_S
-from pacekeeper.trainer.engine.train_loop import rank_main
-from pacekeeper.trainer.engine.worker import RankSpec
+from pacekeeper.trainer.toy.engine.train_loop import rank_main
+from pacekeeper.trainer.toy.engine.worker import RankSpec
 
 ENDED_KEY = "ended"  # launchers append "NODE@CODE,"
 RESTART_KEY = "restart"  # in node 0's store: the number of restarts before this run

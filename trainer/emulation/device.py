@@ -20,7 +20,7 @@ from typing import Protocol
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime, WallClock
-from pacekeeper.trainer.model.flop_counter import (
+from pacekeeper.trainer.toy.model.flop_counter import (
     OpCount,
     WorkMeter,
     attention_work,

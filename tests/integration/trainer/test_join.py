@@ -13,7 +13,7 @@ from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.shm_ring import parse_layout_file_name
-from pacekeeper.trainer.engine.single_process import train_alone
+from pacekeeper.trainer.toy.engine.single_process import train_alone
 from support.examples import stress
 from support.fleet import SMALL, Fleet
 from support.layouts import on_nodes

@@ -17,8 +17,8 @@ from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry import shm_ring
-from pacekeeper.trainer.engine.job_rules import first_layout
-from pacekeeper.trainer.engine.single_process import train_alone
+from pacekeeper.trainer.toy.engine.job_rules import first_layout
+from pacekeeper.trainer.toy.engine.single_process import train_alone
 from support.examples import stress
 from support.fleet import SMALL, Fleet
 from support.sabotage import BadGradient, Hasty, Moment, OtherText, Sabotage

@@ -11,7 +11,7 @@ import pytest
 
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.trainer.engine.single_process import train_alone
+from pacekeeper.trainer.toy.engine.single_process import train_alone
 from support.fleet import SMALL, Fleet
 from support.networks import Network
 from support.sabotage import Hasty

@@ -9,8 +9,8 @@ import pytest
 
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
 from pacekeeper.core.layout.shrink import shrink
-from pacekeeper.trainer.engine.job_rules import first_layout
-from pacekeeper.trainer.engine.single_process import train_alone
+from pacekeeper.trainer.toy.engine.job_rules import first_layout
+from pacekeeper.trainer.toy.engine.single_process import train_alone
 from support.fleet import SMALL, Fleet
 
 # Two pipelines of two stages: ranks (0, 1) and (2, 3).

@@ -27,8 +27,8 @@ from benchmarks.quality_runs import (
 )
 
 from pacekeeper.core.layout.layout import Block, BlockKind
-from pacekeeper.trainer.engine.job_rules import first_layout
-from pacekeeper.trainer.model.dataset import Corpus
+from pacekeeper.trainer.toy.engine.job_rules import first_layout
+from pacekeeper.trainer.toy.model.dataset import Corpus
 from support.examples import seeds
 from support.thread_jobs import reset
 from support.thread_ranks import State, ThreadRanks

@@ -33,7 +33,7 @@ from pacekeeper.core.checkpoint.partial_experts import (
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.block_reader import Lost
-from pacekeeper.trainer.model.block_state_dict import BlockState
+from pacekeeper.trainer.toy.model.block_state_dict import BlockState
 
 
 class ExpertTokenLedger:

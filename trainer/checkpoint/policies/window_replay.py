@@ -14,14 +14,14 @@ from pacekeeper.core.checkpoint.manifest import Manifest
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.trainer.checkpoint.reader import RawTensor
 from pacekeeper.trainer.checkpoint.tensors import to_tensors
-from pacekeeper.trainer.model.block_state_dict import (
+from pacekeeper.trainer.toy.model.block_state_dict import (
     MOMENTS,
     BlockState,
     blocks_on,
     load_blocks,
     num_updates,
 )
-from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 _log = logging.getLogger(__name__)
 States = Mapping[int, Mapping[Block, BlockState]]

@@ -36,8 +36,8 @@ def _hurry() -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class Job:
-    """Ranks as threads that regroup as trainer/engine/train_loop.py does, until they stand or must
-    end."""
+    """Ranks as threads that regroup as trainer/toy/engine/train_loop.py does, until they stand or
+    must end."""
 
     cluster: FakeCluster
     timeout_s: float

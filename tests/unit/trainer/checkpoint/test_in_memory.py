@@ -18,8 +18,8 @@ from pacekeeper.trainer.checkpoint.restore import MEMORY
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from pacekeeper.trainer.distributed import checked_payload
 from pacekeeper.trainer.distributed.collectives import PeerLost
-from pacekeeper.trainer.engine.worker import Rank
 from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.toy.engine.worker import Rank
 from support.checkpoints import TINY
 from support.thread_ranks import State, ThreadRanks
 

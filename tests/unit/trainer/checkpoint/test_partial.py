@@ -15,7 +15,7 @@ from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves
 from pacekeeper.trainer.checkpoint.reader import damages, read_manifest
 from pacekeeper.trainer.checkpoint.retention import lent_out, sweep
 from pacekeeper.trainer.checkpoint.storage import LocalStorage, open_storage
-from pacekeeper.trainer.model.block_state_dict import read_block
+from pacekeeper.trainer.toy.model.block_state_dict import read_block
 from support.checkpoints import TINY, Lone
 
 FOUR = replace(TINY, num_experts=4, experts_per_checkpoint=1, lost_tokens_limit=0.0, steps=100)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pacekeeper.core.layout.layout import Block, even_layout
 from pacekeeper.trainer.checkpoint.staging import Arrival, HostCopies, ToHost, host_copies
-from pacekeeper.trainer.engine.worker import Rank
-from pacekeeper.trainer.model.block_state_dict import blocks_on, read_block
+from pacekeeper.trainer.toy.engine.worker import Rank
+from pacekeeper.trainer.toy.model.block_state_dict import blocks_on, read_block
 from support.checkpoints import TINY
 from support.thread_ranks import State, ThreadRanks
 

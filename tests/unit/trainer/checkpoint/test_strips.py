@@ -13,9 +13,9 @@ from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.reader import damages, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
-from pacekeeper.trainer.model.block_state_dict import ordered_parameters, read_block
-from pacekeeper.trainer.model.dataset import Corpus
-from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters, read_block
+from pacekeeper.trainer.toy.model.dataset import Corpus
+from pacekeeper.trainer.toy.model.transformer import MoETransformer
 from support.checkpoints import TINY, Lone
 
 RANKS = (0, 1, 2)

@@ -20,7 +20,7 @@ from pacekeeper.trainer.elastic import launcher
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec
 from pacekeeper.trainer.elastic.launcher import Supervisor, supervise
 from pacekeeper.trainer.elastic.rendezvous import RendezvousResult
-from pacekeeper.trainer.engine.train_loop import rank_main
+from pacekeeper.trainer.toy.engine.train_loop import rank_main
 
 
 @pytest.mark.parametrize(

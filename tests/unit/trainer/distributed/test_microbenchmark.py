@@ -10,7 +10,7 @@ from pacekeeper.trainer.distributed import microbenchmark
 from pacekeeper.trainer.distributed.collectives import LocalFabric
 from pacekeeper.trainer.emulation.device import DeviceModel, EmulatedClock
 from pacekeeper.trainer.hooks.compute_timers import CpuClock, DeviceEventClock
-from pacekeeper.trainer.model.flop_counter import NO_WORK, WorkMeter
+from pacekeeper.trainer.toy.model.flop_counter import NO_WORK, WorkMeter
 
 CPU = torch.device("cpu")
 

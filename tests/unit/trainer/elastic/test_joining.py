@@ -53,7 +53,7 @@ from pacekeeper.trainer.elastic.messages import (
 from pacekeeper.trainer.elastic.node_join import JoinRequest, JoinSpec, find_job, join, take_numbers
 from pacekeeper.trainer.elastic.quorum import NO_GROUP, Group
 from pacekeeper.trainer.elastic.two_phase_commit import Ballot, Phase, Progress, Vote
-from pacekeeper.trainer.engine.train_loop import rank_main
+from pacekeeper.trainer.toy.engine.train_loop import rank_main
 
 GONE = "127.0.0.1:1"
 FACTS = JobFacts(

@@ -29,7 +29,7 @@ from pacekeeper.trainer.elastic import launcher, rendezvous
 from pacekeeper.trainer.elastic.launch_spec import NodeLimits, NodeSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor, run_ranks, supervise
 from pacekeeper.trainer.elastic.quorum import FIRST_GROUP
-from pacekeeper.trainer.engine.train_loop import rank_main
+from pacekeeper.trainer.toy.engine.train_loop import rank_main
 
 
 def spec(directory: Path, **values: object) -> NodeSpec:

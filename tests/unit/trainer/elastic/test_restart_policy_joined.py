@@ -31,7 +31,7 @@ from pacekeeper.trainer.elastic.messages import (
 from pacekeeper.trainer.elastic.node_join import JoinSpec, join
 from pacekeeper.trainer.elastic.quorum import Group
 from pacekeeper.trainer.elastic.restart_policy import ENDED_KEY, NEXT_KEY, JoinedNodeHooks, Restarts
-from pacekeeper.trainer.engine.worker import Rank, RankSpec
+from pacekeeper.trainer.toy.engine.worker import Rank, RankSpec
 
 PATIENCE_S = 60.0
 CONFIG = TrainConfig(job="test", max_restarts=1)

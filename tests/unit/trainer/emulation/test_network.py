@@ -7,8 +7,8 @@ import pytest
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.emulation.device import LINK_FAULT, Slowable
 from pacekeeper.trainer.emulation.network import LINK_SHARE, EmulatedLinks
-from pacekeeper.trainer.engine.clock_factory import make_transfers
 from pacekeeper.trainer.hooks.compute_timers import TransferTimer
+from pacekeeper.trainer.toy.engine.clock_factory import make_transfers
 
 
 def links(slowdown: float = 1.0) -> EmulatedLinks:

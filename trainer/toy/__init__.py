@@ -1,0 +1,1 @@
+"""Trainer of one small byte-level model, which the engine for Hugging Face models replaces."""
