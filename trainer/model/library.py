@@ -1,0 +1,276 @@
+"""The one module that imports transformers: its models, its experts interface, its conversions.
+
+Some of the functions used here are half private, so the version is checked at import. Models and
+configurations come from local paths and objects only: nothing is downloaded and no code of a
+checkpoint is run.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pacekeeper.core.errors import ConfigError
+
+VERSIONS = "transformers>=5.23,<5.24"
+EXPERTS = "pacekeeper"
+"""The name of the experts implementation in the library's registry."""
+
+_REMEDY = f"install the tested versions: pip install '{VERSIONS}'"
+
+try:
+    import transformers
+    from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+    from transformers.integrations import moe
+    from transformers.models.auto import modeling_auto
+except ImportError as error:
+    raise ConfigError(f"transformers cannot be imported: {error}", remedy=_REMEDY) from error
+if not transformers.__version__.startswith("5.23."):
+    raise ConfigError(
+        f"transformers {transformers.__version__} is installed: the trainer's models use functions "
+        "that other versions may lack",
+        remedy=_REMEDY,
+    )
+
+Config = Any  # transformers.PreTrainedConfig
+ExpertsFunction = Callable[
+    [torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]
+"""(module, hidden [T, H], expert indices [T, K] int64, weights [T, K]) -> [T, H]."""
+
+# In the order in which they are tried: what computes logits of tokens.
+_MODEL_CLASSES = (
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
+    modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+)
+
+
+def load_config(source: Path | str | Mapping[str, Any] | Config) -> Config:
+    """A model's configuration, from a folder, the content of a config.json, or as an object.
+
+    Args:
+        source: a folder with config.json, its content, or a configuration (which is copied).
+
+    Raises:
+        ConfigError: the folder lacks a config.json, the library does not know the model, or the
+            values do not fit it.
+    """
+    if isinstance(source, PreTrainedConfig):
+        return deepcopy(source)
+    try:
+        if isinstance(source, Mapping):
+            values = dict(source)
+            return AutoConfig.for_model(str(values.pop("model_type", "")), **values)
+        if not (Path(source) / "config.json").is_file():
+            raise ConfigError(
+                f"{source} is no folder with a config.json",
+                remedy="give a local folder of a Hugging Face model; nothing is downloaded",
+            )
+        return AutoConfig.from_pretrained(
+            str(Path(source)), local_files_only=True, trust_remote_code=False
+        )
+    except ConfigError:
+        raise
+    except Exception as error:  # the library raises many kinds, of its validators too
+        raise ConfigError(
+            f"the model's configuration is refused by transformers: {_first_line(error)}",
+            remedy="give a model_type of transformers and values that fit it; "
+            "models with code of their own (trust_remote_code) are not run",
+        ) from error
+
+
+def build_on_meta(config: Config, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of `config` on the meta device, its experts computed by our implementation.
+
+    Args:
+        config: the configuration; a copy is used.
+        dtype: data type of the parameters.
+
+    Raises:
+        ConfigError: the library has no language model for `config` or cannot build it, or its
+            experts have no experts interface.
+    """
+    model_class = _model_class(config)
+    config = deepcopy(config)
+    if EXPERTS not in moe.ALL_EXPERTS_FUNCTIONS:
+        raise RuntimeError("register_experts_function must be called before a model is built")
+    try:
+        with torch.device("meta"):
+            return model_class._from_config(
+                _config_for(model_class, config), dtype=dtype, experts_implementation=EXPERTS
+            )
+    except Exception as error:
+        raise ConfigError(
+            f"transformers cannot build {config.model_type}: {_first_line(error)}",
+            remedy="correct the model's configuration",
+        ) from error
+
+
+def _model_class(config: Config) -> Any:
+    for mapping in _MODEL_CLASSES:
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise ConfigError(
+        f"transformers has no model with a head over tokens for {config.model_type!r}",
+        remedy="give the configuration of a language model",
+    )
+
+
+def _config_for(model_class: Any, config: Config) -> Config:
+    """The part of `config` that `model_class` is built of: some need the text part only."""
+    wanted = model_class.config_class
+    if isinstance(config, wanted):
+        return config
+    text = config.get_text_config()
+    return text if isinstance(text, wanted) else config
+
+
+def _first_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def is_experts(module: torch.nn.Module) -> bool:
+    """Whether `module` holds stacked experts behind the library's experts interface."""
+    return hasattr(module, "_is_expert_parallel") and hasattr(module, "has_gate")
+
+
+def use_library_experts(module: torch.nn.Module) -> None:
+    """Let one experts module compute by the library's own grouped forward, not by ours."""
+    config: Config = deepcopy(module.config)
+    config._experts_implementation = "grouped_mm"
+    module.config = config
+
+
+def num_layers(config: Config) -> int:
+    """The number of decoder layers that the configuration gives; 0 where it gives none."""
+    return int(getattr(config.get_text_config(), "num_hidden_layers", None) or 0)
+
+
+def expert_counts(config: Config) -> dict[str, int]:
+    """The configuration's fields that give a number of experts above 1, by name."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    text = config.get_text_config()
+    nested = getattr(text, "ffn_config", None)  # DBRX
+    found = {}
+    for one in (text, nested):
+        for name in names:
+            value = getattr(one, name, None)
+            if isinstance(value, int) and value > 1:
+                found[name] = value
+    return found
+
+
+def initialize_module(model: PreTrainedModel, name: str) -> None:
+    """Draw the tensors of one module, as the library does for a new model.
+
+    Tensors on the meta device stay as they are, so that only what was made real is drawn. The
+    modules above come after it: some families initialize a child's tensors in a parent.
+
+    Args:
+        model: the model.
+        name: the module's name.
+    """
+    path = [""]
+    for part in name.split(".") if name else []:
+        path.append(f"{path[-1]}.{part}".removeprefix("."))
+    owner = model  # the model that a module is a part of: its rule holds
+    pairs = []
+    for module in map(model.get_submodule, path):
+        owner = module if isinstance(module, PreTrainedModel) else owner
+        pairs.append((owner, module))
+    with torch.no_grad():
+        for owner, module in reversed(pairs):
+            owner._init_weights(module)
+
+
+def materialize_unsaved_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Compute the buffers that no checkpoint holds (frequencies of rotary embeddings, masks).
+
+    Must be called while all parameters are on the meta device.
+    """
+    for name, module in list(model.named_modules()):
+        unsaved = [one for one in module._non_persistent_buffers_set if one in module._buffers]
+        real = {}
+        for one in unsaved:
+            buffer = module._buffers[one]
+            if buffer is not None and buffer.is_meta:
+                real[one] = torch.zeros_like(buffer, device="cpu")
+                module._buffers[one] = real[one]
+        if real:
+            initialize_module(model, name)
+            for one in real:
+                module._buffers[one] = module._buffers[one].to(device)
+
+
+def register_experts_function(function: ExpertsFunction) -> None:
+    """Make `function` compute the experts of every skeleton; the last one registered counts."""
+    moe.ALL_EXPERTS_FUNCTIONS.register(EXPERTS, function)
+
+
+def run_experts(
+    module: torch.nn.Module,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    compute_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Compute rows by the experts in given slots, by the library's grouped forward.
+
+    Gate, bias and transposition are the family's own. Gradients reach the rows and the parameters
+    in their own data types.
+
+    Args:
+        module: experts of the library, its stacked parameters [num_slots, ...].
+        rows: [R, H]; R may be 0.
+        slots: [R] int64, each in [0, num_slots).
+        compute_dtype: data type of the matrix products; None: that of the parameters.
+
+    Returns:
+        [R, H] in the data type of `rows`, not weighted.
+    """
+    out: torch.Tensor = moe.grouped_mm_experts_forward(
+        _Slots(module, compute_dtype or next(module.parameters(recurse=False)).dtype),
+        rows if compute_dtype is None else rows.to(compute_dtype),
+        slots[:, None],
+        rows.new_ones(rows.size(0), 1, dtype=compute_dtype),
+    )
+    return out.to(rows.dtype)
+
+
+class _Slots:
+    """An experts module as the library's forward sees it: as many experts as slots, one dtype."""
+
+    def __init__(self, module: torch.nn.Module, dtype: torch.dtype) -> None:
+        self._module = module
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(self, name, parameter.to(dtype))
+            self.num_experts = parameter.shape[0]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _can_use_grouped_mm(
+    rows: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, library: Any
+) -> bool:
+    """The library's test, and what it overlooks: the kernel has no float64, no unaligned rows.
+
+    Rows of all operands, and of their gradients, must be multiples of 16 bytes.
+    """
+    lengths = (rows.stride(0), *weight.shape[-2:])
+    aligned = all(length * weight.element_size() % 16 == 0 for length in lengths)
+    return weight.dtype != torch.float64 and aligned and bool(library(rows, weight, offs))
+
+
+def _extend_library() -> None:
+    own = moe._can_use_grouped_mm
+    moe._can_use_grouped_mm = lambda rows, weight, offs: _can_use_grouped_mm(
+        rows, weight, offs, own
+    )
+
+
+_extend_library()
