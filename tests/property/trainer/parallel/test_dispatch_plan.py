@@ -1,0 +1,150 @@
+"""The split of rows over replicas, for any routing and any shares, against the exact optimum."""
+
+import numpy as np
+import torch
+from hypothesis import event, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pacekeeper.core.layout.layout import ExpertReplica, ReplicaSet
+from pacekeeper.trainer.parallel.dispatch_plan import (
+    DispatchPlan,
+    ReplicaShares,
+    plan_dispatch,
+    split_rows,
+)
+from pacekeeper.trainer.toy.parallel.token_balancing import (
+    ReplicaIndex,
+    balance_rows,
+    whole_capacities,
+)
+
+Case = tuple[int, list[ReplicaSet], Tensor]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Ranks, replicas of each expert with their shares, and the routed rows [W, E]."""
+    size, num_experts = draw(st.integers(1, 6)), draw(st.integers(1, 8))
+    experts = []
+    for _ in range(num_experts):
+        ranks = sorted(draw(st.sets(st.integers(0, size - 1), min_size=1)))
+        weights = [draw(st.integers(0, 5)) for _ in ranks]
+        total = sum(weights) or len(ranks)
+        weights = weights if any(weights) else [1] * len(ranks)
+        experts.append(
+            tuple(ExpertReplica(r, w / total) for r, w in zip(ranks, weights, strict=True))
+        )
+    counts = draw(
+        st.lists(
+            st.lists(st.integers(0, 30), min_size=num_experts, max_size=num_experts),
+            min_size=size,
+            max_size=size,
+        )
+    )
+    return size, experts, torch.tensor(counts, dtype=torch.int64)
+
+
+def shares_of(case: Case, rank: int) -> ReplicaShares:
+    size, experts, _ = case
+    held = [e for e, on in enumerate(experts) if any(r.rank == rank for r in on)]
+    # Slots in another order than experts.
+    return ReplicaShares.of(
+        experts,
+        {expert: len(held) - i for i, expert in enumerate(held)},
+        ranks=range(size),
+        rank=rank,
+        num_slots=len(held) + 2,
+        device=torch.device("cpu"),
+    )
+
+
+@given(cases())
+def test_every_row_goes_to_one_replica_that_computes_its_share(case: Case) -> None:
+    size, experts, counts_WE = case
+    splits = [split_rows(counts_WE, shares_of(case, r).bounds_WE, r) for r in range(size)]
+    sent_WWE = torch.stack([sent for sent, _ in splits])
+    assert torch.equal(sent_WWE, torch.stack([got for _, got in splits]).transpose(0, 1))
+    assert torch.equal(sent_WWE.sum(1), counts_WE)
+    computed_WE = sent_WWE.sum(0)
+    for expert, replicas in enumerate(experts):
+        total = int(counts_WE[:, expert].sum())
+        share = {replica.rank: replica.share for replica in replicas}
+        for rank in range(size):
+            wanted = total * share.get(rank, 0.0)
+            assert abs(int(computed_WE[rank, expert]) - wanted) <= 1.0
+            if rank not in share:
+                assert computed_WE[rank, expert] == 0
+            # Own rows first: nothing comes from elsewhere while own rows go away.
+            own = int(sent_WWE[rank, rank, expert])
+            assert own == min(int(counts_WE[rank, expert]), int(computed_WE[rank, expert]))
+    event(f"replicated: {any(len(replicas) > 1 for replicas in experts)}")
+    event(f"rows travel: {bool((sent_WWE.sum(2).fill_diagonal_(0)).any())}")
+
+
+@given(cases(), st.randoms(use_true_random=False))
+def test_places_are_permutations_and_rows_are_grouped_by_slot(case: Case, random: object) -> None:
+    size, experts, counts_WE = case
+    generator = torch.Generator().manual_seed(int(counts_WE.sum()))
+    routed = []
+    for rank in range(size):
+        expert_A = torch.repeat_interleave(torch.arange(len(experts)), counts_WE[rank])
+        routed.append(expert_A[torch.randperm(len(expert_A), generator=generator)])
+    plans = [plan_dispatch(routed[r], counts_WE, shares_of(case, r)) for r in range(size)]
+    for rank, plan in enumerate(plans):
+        assert_inverse(plan.sent_from_A, plan.sent_to_A)
+        assert_inverse(plan.grouped_from_R, plan.grouped_to_R)
+        assert plan.send == [plans[other].receive[rank] for other in range(size)]
+        # What arrives, as the experts of the rows, computed by slot.
+        sent = [routed[r][p.sent_from_A].split(p.send)[rank] for r, p in enumerate(plans)]
+        grouped = torch.cat(sent)[plan.grouped_from_R]
+        shares = shares_of(case, rank)
+        slot_of = dict(
+            zip(shares.held_Q[shares.slot_order_Q].tolist(), shares.slots_Q.tolist(), strict=True)
+        )
+        slots = [slot_of[e] for e in grouped.tolist()]
+        assert slots == sorted(slots)
+        assert torch.bincount(
+            torch.tensor(slots, dtype=torch.int64), minlength=shares.num_slots
+        ).equal(plan.rows_S)
+
+
+@given(cases())
+def test_with_shares_of_the_optimum_no_rank_exceeds_it_by_more_than_a_row_per_replica(
+    case: Case,
+) -> None:
+    size, experts, counts_WE = case
+    index = ReplicaIndex.of([[r.rank for r in on] for on in experts], size)
+    rows_P = balance_rows(index, counts_WE.numpy(), whole_capacities([1.0] * size)).rows_P
+    optimum_WE = np.zeros((size, len(experts)), dtype=np.int64)
+    fitted, at = [], 0
+    for expert, replicas in enumerate(experts):
+        rows = [int(n) for n in rows_P[at : at + len(replicas)]]
+        at += len(replicas)
+        total = sum(rows)
+        fitted.append(
+            tuple(
+                ExpertReplica(r.rank, n / total if total else 1.0 / len(replicas))
+                for r, n in zip(replicas, rows, strict=True)
+            )
+        )
+        for replica, n in zip(replicas, rows, strict=True):
+            optimum_WE[replica.rank, expert] = n
+    again = size, fitted, counts_WE
+    computed = [
+        int(split_rows(counts_WE, shares_of(again, r).bounds_WE, r)[1].sum()) for r in range(size)
+    ]
+    held = max(sum(any(r.rank == rank for r in on) for on in experts) for rank in range(size))
+    assert max(computed) <= int(optimum_WE.sum(1).max()) + held
+
+
+def assert_inverse(places: Tensor, inverse: Tensor) -> None:
+    assert torch.equal(places[inverse], torch.arange(len(places)))
+
+
+def test_a_plan_of_no_rows_at_all_is_empty() -> None:
+    case: Case = 2, [(ExpertReplica(0, 1.0),)], torch.zeros(2, 1, dtype=torch.int64)
+    plan: DispatchPlan = plan_dispatch(
+        torch.empty(0, dtype=torch.int64), case[2], shares_of(case, 1)
+    )
+    assert (plan.send, plan.receive, plan.rows_S.tolist()) == ([0, 0], [0, 0], [0, 0])

@@ -1,0 +1,76 @@
+"""Ranks of a group as threads of one process: collectives without torch.distributed."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from pacekeeper.trainer.groups.group import Pending
+
+T = TypeVar("T")
+_TIMEOUT_S = 60.0
+
+
+class _Hub:
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=_TIMEOUT_S)
+        self.given: list[list[Tensor]] = [[] for _ in range(size)]
+
+
+class ThreadGroup:
+    """One rank's side of a group whose members are threads."""
+
+    def __init__(self, hub: _Hub, rank: int, size: int) -> None:
+        self._hub = hub
+        self.rank = rank
+        self.ranks = tuple(range(size))
+
+    def _swap(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Give part i to member i; return what the members gave."""
+        self._hub.given[self.rank] = [part.clone() for part in parts]
+        self._hub.barrier.wait()
+        taken = [self._hub.given[member][self.rank] for member in self.ranks]
+        self._hub.barrier.wait()
+        return taken
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        return torch.stack(self._swap([values] * len(self.ranks)))
+
+    def all_to_all_rows(
+        self, output: Tensor, rows: Tensor, receive: Sequence[int], send: Sequence[int]
+    ) -> Pending:
+        arrived = self._swap(rows.split(list(send)))
+        assert [len(part) for part in arrived] == list(receive), "sides disagree on the rows"
+        output.copy_(torch.cat(arrived))
+        return _Done()
+
+    def all_reduce(self, values: Tensor) -> Pending:
+        values.copy_(torch.stack(self._swap([values] * len(self.ranks))).sum(0))
+        return _Done()
+
+
+class _Done:
+    def wait(self) -> object:
+        return None
+
+
+def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
+    """Run `work` on each rank of a group; the results by rank. The first error is raised."""
+    hub = _Hub(size)
+
+    def guarded(rank: int) -> T:
+        try:
+            return work(ThreadGroup(hub, rank, size))
+        except BaseException:
+            hub.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(guarded, rank) for rank in range(size)]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+            raise error
+        return [future.result() for future in futures]

@@ -1,0 +1,1 @@
+"""Parallel parts of the engine: experts and their replicas, gradients, optimizers, moves."""
