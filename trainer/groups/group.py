@@ -10,6 +10,9 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+# Named so from PyTorch 2.13 on.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
 
 class Pending(Protocol):
     """A collective under way."""
@@ -62,7 +65,7 @@ class TorchGroup:
 
     def all_gather(self, values: Tensor) -> Tensor:
         gathered = values.new_empty(len(self.ranks) * values.numel())
-        dist.all_gather_into_tensor(gathered, values.reshape(-1), group=self._group)
+        _all_gather(gathered, values.reshape(-1), group=self._group)
         return gathered.view(len(self.ranks), *values.shape)
 
     def all_to_all_rows(

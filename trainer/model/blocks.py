@@ -61,6 +61,12 @@ class BlockStore:
         """By layer, the slot of each expert that the rank holds."""
         return self._slots
 
+    def stacked(self, layer: int) -> dict[str, torch.nn.Parameter]:
+        """The stacked parameters of a layer's experts, by their names; {} for a dense layer."""
+        experts = self.skeleton.experts[layer]
+        names = experts.tensors if experts else ()
+        return {name: self._tensors[name] for name in names}  # type: ignore[misc]
+
     def materialize(self, held: Sequence[Mapping[int, int]], source: BlockSource) -> None:
         """Allocate the rank's blocks and fill them, one block at a time.
 

@@ -6,6 +6,7 @@ checkpoint is run.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ VERSIONS = "transformers>=5.23,<5.24"
 EXPERTS = "pacekeeper"
 """The name of the experts implementation in the library's registry."""
 
+_FUNCTION = "_pacekeeper_experts"  # attribute of a layer's experts
 _REMEDY = f"install the tested versions: pip install '{VERSIONS}'"
 
 try:
@@ -95,8 +97,6 @@ def build_on_meta(config: Config, dtype: torch.dtype) -> PreTrainedModel:
     """
     model_class = _model_class(config)
     config = deepcopy(config)
-    if EXPERTS not in moe.ALL_EXPERTS_FUNCTIONS:
-        raise RuntimeError("register_experts_function must be called before a model is built")
     try:
         with torch.device("meta"):
             return model_class._from_config(
@@ -207,9 +207,51 @@ def materialize_unsaved_buffers(model: PreTrainedModel, device: torch.device) ->
                 module._buffers[one] = module._buffers[one].to(device)
 
 
+def set_experts_function(module: torch.nn.Module, function: ExpertsFunction) -> None:
+    """Make `function` compute the experts of one layer.
+
+    Args:
+        module: experts of the library.
+        function: what computes them.
+    """
+    setattr(module, _FUNCTION, function)
+
+
 def register_experts_function(function: ExpertsFunction) -> None:
-    """Make `function` compute the experts of every skeleton; the last one registered counts."""
-    moe.ALL_EXPERTS_FUNCTIONS.register(EXPERTS, function)
+    """Make `function` compute the experts of all layers that have no function of their own."""
+    moe.ALL_EXPERTS_FUNCTIONS.register(
+        EXPERTS,
+        lambda module, *inputs: getattr(module, _FUNCTION, function)(module, *inputs),
+    )
+
+
+def _no_function(module: torch.nn.Module, *_: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError(f"{type(module).__name__}: set_experts_function was not called")
+
+
+def checkpoint_activations(
+    model: PreTrainedModel,
+    contexts: Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]],
+) -> None:
+    """Repeat the decoder layers in the backward pass instead of keeping their activations.
+
+    Args:
+        model: the model.
+        contexts: makes the contexts of a layer's first pass and of its repetition.
+
+    Raises:
+        ConfigError: the library cannot do it for this family.
+    """
+    try:
+        model.activation_checkpointing_enable(
+            # Not stopped early: ranks must repeat the same exchanges.
+            {"use_reentrant": False, "early_stop": False, "context_fn": contexts}
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"{model.config.model_type}: {_first_line(error)}",
+            remedy="train it without activation checkpointing",
+        ) from error
 
 
 def run_experts(
@@ -239,6 +281,38 @@ def run_experts(
         rows.new_ones(rows.size(0), 1, dtype=compute_dtype),
     )
     return out.to(rows.dtype)
+
+
+def run_grouped_experts(
+    module: torch.nn.Module, rows: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
+    """Compute rows that are sorted by slot: the library's grouped forward without its sorting.
+
+    Args:
+        module: experts of the library, its stacked parameters [num_slots, ...].
+        rows: [R, H], those of slot 0 first; their data type is that of the products.
+        counts: [num_slots] int64, rows of each slot; the sum is R.
+
+    Returns:
+        [R, H] in the data type of `rows`, not weighted.
+    """
+    own = _Slots(module, rows.dtype)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    first, second = ("gate_up_proj" if own.has_gate else "up_proj"), "down_proj"
+
+    def linear(values: torch.Tensor, name: str) -> torch.Tensor:
+        bias = None
+        if own.has_bias:
+            stacked = getattr(own, f"{name}_bias")
+            bias = torch.repeat_interleave(stacked, counts, dim=0, output_size=len(values))
+        product: torch.Tensor = moe._grouped_linear(
+            values, getattr(own, name), ends, bias=bias, is_transposed=own.is_transposed
+        )
+        return product
+
+    inner = linear(rows, first)
+    out = linear(own._apply_gate(inner) if own.has_gate else own.act_fn(inner), second)
+    return own.post_expert_norm(out) if own.has_post_expert_norm else out
 
 
 class _Slots:
@@ -274,3 +348,4 @@ def _extend_library() -> None:
 
 
 _extend_library()
+register_experts_function(_no_function)

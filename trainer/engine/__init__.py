@@ -1,0 +1,1 @@
+"""The engine: trains a Hugging Face mixture of experts on any layout."""

@@ -1,0 +1,382 @@
+"""Trains a Hugging Face mixture of experts, one step at a time, on the layout in force.
+
+`Engine` builds this rank's part of the model, runs forward and backward passes over micro-batches,
+adds up gradients, clips, steps the optimizers, and moves experts between steps. The caller keeps
+the loop: data, loss, schedule, logging and evaluation are his. Failures of other ranks are not
+handled here.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.trainer.engine.layouts import (
+    check_layout,
+    most_experts_on_a_rank,
+    start_layout,
+)
+from pacekeeper.trainer.engine.losses import Loss, MicroBatch, cross_entropy, num_targets
+from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from pacekeeper.trainer.model import library
+from pacekeeper.trainer.model.blocks import BlockSource, BlockStore
+from pacekeeper.trainer.model.initialization import SeededInitialization
+from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
+from pacekeeper.trainer.parallel.dispatch_plan import ReplicaShares
+from pacekeeper.trainer.parallel.experts import ExpertParallel
+from pacekeeper.trainer.parallel.gradients import (
+    GradientSync,
+    StackedExperts,
+    clip_global_norm,
+    dense_buckets,
+    replica_buckets,
+)
+from pacekeeper.trainer.parallel.moves import assign_slots, commit_move, require_slots, stage_move
+from pacekeeper.trainer.parallel.optimizers import require_per_element
+
+MakeOptimizers = Callable[["Engine"], torch.optim.Optimizer | Sequence[torch.optim.Optimizer]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step gave; tensors are scalars on the device, equal on all ranks.
+
+    Attributes:
+        loss: Mean loss over the targets of the global batch, without the load-balancing loss.
+        grad_norm: L2 norm of the gradients of the whole model before clipping.
+        num_targets: Targets of the global batch.
+        num_tokens: Tokens of the global batch.
+        routed: By layer, the rows that all ranks routed to each expert, [experts] int64.
+    """
+
+    loss: Tensor
+    grad_norm: Tensor
+    num_targets: int
+    num_tokens: int
+    routed: Mapping[int, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedLayout:
+    """What a change of the layout did: the bytes of expert state that this rank sent."""
+
+    generation: int
+    moved_bytes: int
+
+
+class Engine:
+    """This rank's part of a model on a layout, and the steps that train it.
+
+    Build it with `from_config` or `from_pretrained`, make optimizers of its parameters, hand them
+    over with `add_optimizer`, and call `step` with this rank's micro-batches on every rank.
+
+    Attributes:
+        skeleton: The model; its modules hold this rank's parameters.
+        store: The blocks held here.
+        layout: The layout in force.
+        num_steps: Steps made so far.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        source: BlockSource,
+        *,
+        layout: Layout | None = None,
+        groups: EngineGroups | None = None,
+        num_slots: int | None = None,
+        device: torch.device | str = "cpu",
+        compute_dtype: torch.dtype | None = None,
+        max_grad_norm: float | None = None,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        """Materialise this rank's blocks.
+
+        Args:
+            skeleton: The model, from `build_skeleton`.
+            source: Values of the blocks, from a seed or a checkpoint.
+            layout: Replicas of the experts, and shares of the batch; default: every expert on one
+                rank, in turn.
+            groups: Collectives of all ranks of the layout; default: a job of one process.
+            num_slots: Experts of a layer that a rank has memory for; default: as many as the layout
+                puts on any rank, and one more to move into if there are several ranks.
+            device: Where parameters and computation are.
+            compute_dtype: torch.bfloat16 for mixed precision (parameters, gradients and optimizer
+                state keep the skeleton's type); default: no other type.
+            max_grad_norm: Bound of the global gradient norm; default: none.
+            checkpoint_activations: Whether the backward pass repeats decoder layers instead of
+                keeping their activations. Rows are routed and planned once.
+
+        Raises:
+            ConfigError: Layout, groups and model do not fit each other.
+        """
+        self.skeleton = skeleton
+        self.groups = groups or EngineGroups.single_process()
+        ranks = self.groups.exchange.ranks
+        self._num_experts = [one.num_experts if one else 0 for one in skeleton.experts]
+        self.layout = layout or start_layout(self._num_experts, ranks)
+        check_layout(self.layout, self._num_experts, ranks)
+        most = most_experts_on_a_rank(self.layout)
+        slots = num_slots or min(most + (len(ranks) > 1), max(skeleton.num_experts, 1))
+        require_slots(self.layout, slots)
+        self.device = torch.device(device)
+        self.max_grad_norm = max_grad_norm
+        self.num_steps = 0
+        self._compute_dtype = compute_dtype
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self.store = BlockStore(skeleton, num_slots=slots, device=self.device)
+        rank = self.groups.exchange.rank
+        held = [
+            assign_slots({}, self.layout.experts_on(rank, layer), slots) if one else {}
+            for layer, one in enumerate(skeleton.experts)
+        ]
+        self.store.materialize(held, source)
+        self._experts = ExpertParallel(
+            group=self.groups.exchange,
+            compute=library.run_grouped_experts,
+            dtype=compute_dtype,
+        )
+        for one in skeleton.experts:
+            if one is not None:
+                library.set_experts_function(one.module, self._experts)
+        skeleton.module.train()
+        if checkpoint_activations:
+            library.checkpoint_activations(skeleton.module, self._experts.checkpoint_contexts)
+        self._sync: GradientSync | None = None
+        self._use_layout()
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Path | str | Mapping[str, Any] | library.Config,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> "Engine":
+        """Build a model with new weights, the same for a seed on any layout.
+
+        Args:
+            config: A folder with config.json, its content, or a configuration of transformers.
+            seed: Of the initial weights.
+            dtype: Of parameters, gradients and optimizer state.
+            options: As of `Engine`.
+        """
+        skeleton = build_skeleton(config, dtype)
+        return cls(skeleton, SeededInitialization(skeleton, seed), **options)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: Path | str, *, dtype: torch.dtype = torch.float32, **options: Any
+    ) -> "Engine":
+        """Read this rank's blocks of a local Hugging Face checkpoint.
+
+        Args:
+            folder: With config.json and safetensors files; nothing is downloaded.
+            dtype: Of parameters, gradients and optimizer state.
+            options: As of `Engine`.
+        """
+        skeleton = build_skeleton(folder, dtype)
+        return cls(skeleton, SeededInitialization(skeleton, 0), **options)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model of transformers, with this rank's parameters."""
+        return self.skeleton.module
+
+    def expert_parameters(self) -> list[nn.Parameter]:
+        """Return the stacked parameters of the experts, [slots, ...] each; free slots are zero."""
+        return [p for one in self._stacked() for p in one.parameters]
+
+    def dense_parameters(self) -> list[nn.Parameter]:
+        """Return the trainable parameters that all ranks hold."""
+        experts = {id(p) for p in self.expert_parameters()}
+        return [p for p in self.model.parameters() if p.requires_grad and id(p) not in experts]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return all trainable parameters of this rank, for an optimizer."""
+        return [*self.dense_parameters(), *self.expert_parameters()]
+
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let `step` use this optimizer of some of the parameters.
+
+        Raises:
+            ConfigError: It updates experts, and not each element alone, or has parameters that are
+                not the engine's or have an optimizer already.
+        """
+        own = {id(p) for p in self.parameters()}
+        taken = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
+        given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if given - own or given & taken:
+            raise ConfigError(
+                f"{type(optimizer).__name__} has parameters that are not this engine's, or that "
+                "another optimizer has",
+                remedy="make it of engine.parameters(), or of engine.dense_parameters() and "
+                "engine.expert_parameters()",
+            )
+        require_per_element([optimizer], self.expert_parameters())
+        self._optimizers.append(optimizer)
+
+    def rows(self, num_rows: int) -> range:
+        """Return the places in a global batch of `num_rows` rows that this rank computes."""
+        begin = 0
+        for rank, count in self.layout.rows_of(num_rows).items():
+            if rank == self.groups.exchange.rank:
+                return range(begin, begin + count)
+            begin += count
+        return range(0)
+
+    def step(self, batch: Iterable[MicroBatch], loss: Loss = cross_entropy) -> StepResult:
+        """Train one step; all ranks call it together.
+
+        Args:
+            batch: This rank's micro-batches, possibly none. Ranks may have different numbers and
+                sizes of them.
+            loss: Sum of a micro-batch's losses over its targets.
+
+        Raises:
+            ConfigError: No optimizer was added, or a token is not in the vocabulary.
+        """
+        if not self._optimizers:
+            raise ConfigError("the engine has no optimizer", remedy="call add_optimizer first")
+        assert self._sync is not None
+        sync = self._sync
+        batches = list(batch)
+        counts = self._agree(batches)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for number in range(counts.micro_batches):
+            if number == counts.micro_batches - 1:
+                sync.arm()
+            value = self._forward(batches, number, loss)
+            (value / max(counts.targets, 1)).backward()
+            total += value.detach()
+        sync.finish()
+        norm = clip_global_norm(
+            self.dense_parameters(), self._stacked(), self.groups.exchange, self.max_grad_norm
+        )
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.groups.exchange.all_reduce(total).wait()
+        self.num_steps += 1
+        return StepResult(
+            loss=total / max(counts.targets, 1),
+            grad_norm=norm,
+            num_targets=counts.targets,
+            num_tokens=counts.tokens,
+            routed=self._experts.take_routed_rows(),
+        )
+
+    @torch.no_grad()
+    def evaluate(self, batch: Iterable[MicroBatch], loss: Loss = cross_entropy) -> Tensor:
+        """Return the mean loss over the targets of all ranks' micro-batches; all ranks call it.
+
+        Args:
+            batch: This rank's micro-batches, possibly none.
+            loss: As of `step`.
+        """
+        batches = list(batch)
+        counts = self._agree(batches)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.model.eval()
+        try:
+            for number in range(counts.micro_batches):
+                total += self._forward(batches, number, loss)
+        finally:
+            self.model.train()
+        self.groups.exchange.all_reduce(total).wait()
+        self._experts.take_routed_rows()
+        return total / max(counts.targets, 1)
+
+    def apply(self, layout: Layout) -> AppliedLayout:
+        """Change to another layout between two steps; all ranks call it with the same.
+
+        Experts move with their optimizer state. If it raises, the old layout is in force.
+
+        Raises:
+            ConfigError: The layout does not fit the model, the ranks or the slots.
+            CorruptStateError: An expert arrived damaged on some rank.
+        """
+        check_layout(layout, self._num_experts, self.groups.exchange.ranks)
+        require_slots(layout, self.store.num_slots)
+        staged = stage_move(self.store, self._optimizers, self.layout, layout, self.groups.exchange)
+        commit_move(self.store, self._optimizers, staged)
+        self.layout = layout
+        self._use_layout()
+        return AppliedLayout(generation=layout.generation, moved_bytes=staged.moved_bytes)
+
+    def _use_layout(self) -> None:
+        exchange = self.groups.exchange
+        for layer, one in enumerate(self.skeleton.experts):
+            if one is not None:
+                shares = ReplicaShares.of(
+                    self.layout.experts[layer],
+                    self.store.slots[layer],
+                    ranks=exchange.ranks,
+                    rank=exchange.rank,
+                    num_slots=self.store.num_slots,
+                    device=self.device,
+                )
+                self._experts.set_layer(layer, one.module, shares)
+        if self._sync is not None:
+            self._sync.close()
+        place = {id(p): i for i, p in enumerate(self.model.parameters())}
+        group = self.groups.gradients
+        buckets = [
+            *dense_buckets(reversed(self.dense_parameters()), group),
+            *replica_buckets(reversed(self._stacked()), group),
+        ]
+        # A bucket is complete when the backward pass reaches the first of its parameters.
+        buckets.sort(key=lambda one: -min(place[id(p)] for p in one.parameters))
+        self._sync = GradientSync(buckets=buckets if len(group.ranks) > 1 else ())
+
+    def _stacked(self) -> list[StackedExperts]:
+        return [
+            StackedExperts(
+                parameters=list(self.store.stacked(layer).values()),
+                experts=self.layout.experts[layer],
+                slots=self.store.slots[layer],
+            )
+            for layer, one in enumerate(self.skeleton.experts)
+            if one is not None
+        ]
+
+    def _agree(self, batches: Sequence[MicroBatch]) -> "_Counts":
+        targets = sum(map(num_targets, batches))
+        tokens = sum(batch["input_ids"].numel() for batch in batches)
+        told = self.groups.control.all_gather(torch.tensor([len(batches), targets, tokens]))
+        return _Counts(int(told[:, 0].max()), int(told[:, 1].sum()), int(told[:, 2].sum()))
+
+    def _forward(self, batches: Sequence[MicroBatch], number: int, loss: Loss) -> Tensor:
+        """Return the sum of the losses of a micro-batch; 0 for one that this rank lacks."""
+        is_idle = number >= len(batches)
+        batch = self._placeholder() if is_idle else batches[number]
+        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        self._experts.is_idle = is_idle
+        with self._precision():
+            inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+            logits = self.model(**inputs, use_cache=False).logits
+        return 0.0 * logits.sum() if is_idle else loss(logits, batch)
+
+    def _placeholder(self) -> MicroBatch:
+        return {"input_ids": torch.zeros(1, 1, dtype=torch.int64)}
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self._compute_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self._compute_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Of the global batch: the most micro-batches of a rank, targets, tokens."""
+
+    micro_batches: int
+    targets: int
+    tokens: int

@@ -1,0 +1,72 @@
+"""Which layouts the engine can run, and the one it starts with."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.layout.layout import Layout, even_layout
+
+
+def start_layout(num_experts: Sequence[int], ranks: Sequence[int], replicas: int = 1) -> Layout:
+    """Return a layout with equal work on every rank.
+
+    Args:
+        num_experts: Experts of each layer; 0: a dense layer.
+        ranks: All ranks.
+        replicas: Replicas of each expert.
+    """
+    layout = even_layout(
+        ranks=ranks,
+        num_layers=len(num_experts),
+        num_experts=max(num_experts),
+        replicas=replicas,
+    )
+    return replace(
+        layout,
+        experts=tuple(
+            placed[:count] for placed, count in zip(layout.experts, num_experts, strict=True)
+        ),
+    )
+
+
+def check_layout(layout: Layout, num_experts: Sequence[int], ranks: Sequence[int]) -> None:
+    """Reject a layout of another model or of other ranks, or one that splits layers.
+
+    Args:
+        layout: The layout.
+        num_experts: Experts of each layer of the model; 0: a dense layer.
+        ranks: Ranks of the job's groups.
+
+    Raises:
+        ConfigError: What the layout has and the engine has not.
+    """
+    name = f"the layout of generation {layout.generation}"
+    if layout.ranks != tuple(ranks):
+        raise ConfigError(
+            f"{name} is of {len(layout.ranks)} ranks, the engine runs on {len(ranks)}",
+            remedy="give a layout of exactly the ranks of the process group",
+        )
+    experts = [len(placed) for placed in layout.experts]
+    if experts != list(num_experts):
+        raise ConfigError(
+            f"{name} is of another model: by layer it has {experts} experts, "
+            f"the model has {list(num_experts)}",
+            remedy="make the layout for this model",
+        )
+    is_split = any(count != len(ranks) for count in layout.num_ranks_by_layer)
+    if is_split or len(layout.batch_shares) != len(ranks):
+        raise ConfigError(
+            f"{name} has pipeline stages, tensor groups or standby ranks",
+            remedy="give a layout in which every rank runs all layers whole",
+        )
+
+
+def most_experts_on_a_rank(layout: Layout) -> int:
+    """Return the most experts of one layer that a rank holds; 0 for a dense model."""
+    held = (
+        Counter(replica.rank for replica in chain.from_iterable(placed))
+        for placed in layout.experts
+    )
+    return max((max(counts.values()) for counts in held if counts), default=0)

@@ -1,0 +1,60 @@
+"""The groups of an engine: one for exchanges, one for gradients, one on the CPU for agreement.
+
+Exchanges of the forward and backward pass and gradients that travel beside it have a group each, so
+that neither waits behind the other.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.trainer.groups.group import Group, SingleProcess, TorchGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineGroups:
+    """Groups of the same ranks.
+
+    Attributes:
+        exchange: Rows of the experts, moves.
+        gradients: Gradients, while the backward pass uses `exchange`.
+        control: Counts and votes, in host memory.
+    """
+
+    exchange: Group
+    gradients: Group
+    control: Group
+
+    @classmethod
+    def single_process(cls, rank: int = 0) -> "EngineGroups":
+        """Make the groups of a job of one process."""
+        alone = SingleProcess(rank)
+        return cls(exchange=alone, gradients=alone, control=alone)
+
+    @classmethod
+    def from_torch(cls, device: torch.device) -> "EngineGroups":
+        """Make groups of all ranks of the initialised default process group; all ranks call this.
+
+        Raises:
+            ConfigError: torch.distributed is not initialised, or its backend does not serve the
+                device.
+        """
+        if not dist.is_initialized():
+            raise ConfigError(
+                "torch.distributed is not initialised",
+                remedy="call torch.distributed.init_process_group first, or give "
+                "EngineGroups.single_process() for a job of one process",
+            )
+        backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
+        backend = backends.get(device.type)
+        if backend is None:
+            raise ConfigError(
+                f"the process group has no backend for {device.type} tensors",
+                remedy='call init_process_group with "cpu:gloo,cuda:nccl"',
+            )
+        gradients = TorchGroup(dist.new_group(backend=backend))
+        is_on_host = device.type == "cpu"
+        control = gradients if is_on_host else TorchGroup(dist.new_group(backend="gloo"))
+        return cls(exchange=TorchGroup(), gradients=gradients, control=control)
