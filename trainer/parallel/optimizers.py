@@ -71,7 +71,7 @@ def _difference(kind: type[torch.optim.Optimizer], group: dict[str, object]) -> 
                 parameter.grad = own.clone()
             together.step()
             alone.step()
-    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         return f"it could not be tried on a stack of two matrices ({error})"
     for one in together.state.values():
         for key, value in one.items():
