@@ -49,6 +49,35 @@ _OWN: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "olmoe": {"num_experts": 4, "intermediate_size": 32},
+    "glm4_moe": {
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 32,
+    },
+    "minimax_m2": {"num_local_experts": 4, "head_dim": 16, "intermediate_size": 32},
+    "afmoe": {
+        "num_experts": 4,
+        "head_dim": 16,
+        "num_dense_layers": 1,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 32,
+    },
+    "qwen3_next": {
+        "num_experts": 4,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "llama": {"intermediate_size": 64},
 }
 
@@ -70,6 +99,23 @@ def local_experts(
     return weighted.view(num_rows, top_k, -1).sum(1).to(hidden.dtype)
 
 
+def whole_store(family: str, dtype: torch.dtype = torch.float32, **own: Any) -> Any:
+    """The `BlockStore` of one process that holds a whole model, matrices drawn wide."""
+    from pacekeeper.trainer.model.blocks import BlockStore
+    from pacekeeper.trainer.model.initialization import SeededInitialization
+    from pacekeeper.trainer.model.skeleton import build_skeleton
+
+    skeleton = build_skeleton(tiny_config(family, **own), dtype)
+    store = BlockStore(skeleton, num_slots=skeleton.num_experts)
+    held = [{e: e for e in range(one.num_experts)} if one else {} for one in skeleton.experts]
+    store.materialize(held, SeededInitialization(skeleton, 11))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in skeleton.module.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter.data, std=0.15, generator=generator)
+    return store
+
+
 class _Float64(ModuleType):
     """torch, as a modeling file sees it whose casts to float32 shall cast to float64."""
 
@@ -88,10 +134,13 @@ def in_float64(model: torch.nn.Module) -> Iterator[None]:
     files = {
         one for one in files if one.__name__.startswith("transformers.") and hasattr(one, "torch")
     }
+    single = torch.Tensor.float
     try:
+        setattr(torch.Tensor, "float", torch.Tensor.double)  # noqa: B010
         for one in files:
             vars(one)["torch"] = _Float64("torch")
         yield
     finally:
+        setattr(torch.Tensor, "float", single)  # noqa: B010
         for one in files:
             vars(one)["torch"] = torch

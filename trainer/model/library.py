@@ -24,9 +24,10 @@ _REMEDY = f"install the tested versions: pip install '{VERSIONS}'"
 
 try:
     import transformers
-    from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+    from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, masking_utils
     from transformers.integrations import moe
     from transformers.models.auto import modeling_auto
+    from transformers.utils.output_capturing import OutputRecorder
 except ImportError as error:
     raise ConfigError(f"transformers cannot be imported: {error}", remedy=_REMEDY) from error
 if not transformers.__version__.startswith("5.23."):
@@ -215,6 +216,44 @@ def set_experts_function(module: torch.nn.Module, function: ExpertsFunction) -> 
         function: what computes them.
     """
     setattr(module, _FUNCTION, function)
+
+
+def router_classes(model: PreTrainedModel) -> dict[type[torch.nn.Module], int]:
+    """The classes of routers by the library's records, and where logits are in their outputs."""
+    found = {}
+    for module in model.modules():
+        records = getattr(module, "_can_record_outputs", None) or {}
+        record = records.get("router_logits") if isinstance(module, PreTrainedModel) else None
+        for one in record if isinstance(record, list) else [record]:
+            if isinstance(one, OutputRecorder):
+                found[one.target_class] = one.index
+    return found
+
+
+def is_recurrent(model: PreTrainedModel) -> bool:
+    """Whether layers of the model carry a state along a row (state space, linear attention)."""
+    return any(getattr(module, "_is_stateful", False) for module in model.modules())
+
+
+def document_masks(config: Config, like: torch.Tensor, position_ids: torch.Tensor) -> Any:
+    """Attention masks by kind of layer that keep the documents of each row apart.
+
+    Args:
+        config: the model's configuration.
+        like: [B, S, ...], a tensor of the data type and device of the hidden states.
+        position_ids: [B, S] int64, starting again at 0 with each document.
+    """
+    given = {
+        "config": config,
+        "inputs_embeds": like,
+        "attention_mask": None,
+        "past_key_values": None,
+        "position_ids": position_ids,
+    }
+    return {
+        "full_attention": masking_utils.create_causal_mask(**given),
+        "sliding_attention": masking_utils.create_sliding_window_causal_mask(**given),
+    }
 
 
 def register_experts_function(function: ExpertsFunction) -> None:
