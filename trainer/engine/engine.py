@@ -23,7 +23,9 @@ from pacekeeper.trainer.engine.layouts import (
     start_layout,
 )
 from pacekeeper.trainer.engine.losses import Loss, MicroBatch, cross_entropy, num_targets
+from pacekeeper.trainer.engine.telemetry import Telemetry, WorkSize, work_size
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.blocks import BlockSource, BlockStore
 from pacekeeper.trainer.model.initialization import SeededInitialization
@@ -95,6 +97,7 @@ class Engine:
         compute_dtype: torch.dtype | None = None,
         max_grad_norm: float | None = None,
         checkpoint_activations: bool = False,
+        hooks: Hooks | None = None,
     ) -> None:
         """Materialise this rank's blocks.
 
@@ -112,6 +115,7 @@ class Engine:
             max_grad_norm: Bound of the global gradient norm; default: none.
             checkpoint_activations: Whether the backward pass repeats decoder layers instead of
                 keeping their activations. Rows are routed and planned once.
+            hooks: Attachment of this rank to the agent of its node; default: unwatched.
 
         Raises:
             ConfigError: Layout, groups and model do not fit each other.
@@ -148,7 +152,8 @@ class Engine:
         skeleton.module.train()
         if checkpoint_activations:
             library.checkpoint_activations(skeleton.module, self._experts.checkpoint_contexts)
-        self._sync: GradientSync | None = None
+        self._sync = GradientSync(buckets=())
+        self._telemetry = None if hooks is None else Telemetry(hooks, self._experts)
         self._use_layout()
 
     @classmethod
@@ -192,7 +197,8 @@ class Engine:
 
     def expert_parameters(self) -> list[nn.Parameter]:
         """Return the stacked parameters of the experts, [slots, ...] each; free slots are zero."""
-        return [p for one in self._stacked() for p in one.parameters]
+        layers = range(self.skeleton.num_layers)
+        return [p for layer in layers for p in self.store.stacked(layer).values()]
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """Return the trainable parameters that all ranks hold."""
@@ -245,31 +251,35 @@ class Engine:
         """
         if not self._optimizers:
             raise ConfigError("the engine has no optimizer", remedy="call add_optimizer first")
-        assert self._sync is not None
-        sync = self._sync
         batches = list(batch)
         counts = self._agree(batches)
+        if self._telemetry:
+            self._telemetry.begin_step(self.num_steps)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for number in range(counts.micro_batches):
             if number == counts.micro_batches - 1:
-                sync.arm()
-            value = self._forward(batches, number, loss)
-            (value / max(counts.targets, 1)).backward()
+                self._sync.arm()
+            with self._watched(batches, number):
+                value = self._forward(batches, number, loss)
+                (value / max(counts.targets, 1)).backward()
             total += value.detach()
-        sync.finish()
+        self._sync.finish()
         norm = clip_global_norm(
-            self.dense_parameters(), self._stacked(), self.groups.exchange, self.max_grad_norm
+            self._dense, self._stacked, self.groups.exchange, self.max_grad_norm
         )
         for optimizer in self._optimizers:
             optimizer.step()
             optimizer.zero_grad()
         self.groups.exchange.all_reduce(total).wait()
+        mean = total / max(counts.targets, 1)
+        if self._telemetry:
+            self._telemetry.end_step(self.num_steps, counts.size, mean)
         self.num_steps += 1
         return StepResult(
-            loss=total / max(counts.targets, 1),
+            loss=mean,
             grad_norm=norm,
             num_targets=counts.targets,
-            num_tokens=counts.tokens,
+            num_tokens=counts.size.tokens,
             routed=self._experts.take_routed_rows(),
         )
 
@@ -324,20 +334,9 @@ class Engine:
                     device=self.device,
                 )
                 self._experts.set_layer(layer, one.module, shares)
-        if self._sync is not None:
-            self._sync.close()
-        place = {id(p): i for i, p in enumerate(self.model.parameters())}
-        group = self.groups.gradients
-        buckets = [
-            *dense_buckets(reversed(self.dense_parameters()), group),
-            *replica_buckets(reversed(self._stacked()), group),
-        ]
-        # A bucket is complete when the backward pass reaches the first of its parameters.
-        buckets.sort(key=lambda one: -min(place[id(p)] for p in one.parameters))
-        self._sync = GradientSync(buckets=buckets if len(group.ranks) > 1 else ())
-
-    def _stacked(self) -> list[StackedExperts]:
-        return [
+        self._sync.close()
+        self._dense = self.dense_parameters()
+        self._stacked = [
             StackedExperts(
                 parameters=list(self.store.stacked(layer).values()),
                 experts=self.layout.experts[layer],
@@ -346,12 +345,41 @@ class Engine:
             for layer, one in enumerate(self.skeleton.experts)
             if one is not None
         ]
+        place = {id(p): i for i, p in enumerate(self.model.parameters())}
+        group = self.groups.gradients
+        buckets = [
+            *dense_buckets(reversed(self._dense), group),
+            *replica_buckets(reversed(self._stacked), group),
+        ]
+        # A bucket is complete when the backward pass reaches the first of its parameters.
+        buckets.sort(key=lambda one: -min(place[id(p)] for p in one.parameters))
+        self._sync = GradientSync(buckets=buckets if len(group.ranks) > 1 else ())
 
     def _agree(self, batches: Sequence[MicroBatch]) -> "_Counts":
-        targets = sum(map(num_targets, batches))
-        tokens = sum(batch["input_ids"].numel() for batch in batches)
-        told = self.groups.control.all_gather(torch.tensor([len(batches), targets, tokens]))
-        return _Counts(int(told[:, 0].max()), int(told[:, 1].sum()), int(told[:, 2].sum()))
+        """Tell all ranks the size of this rank's batch; return that of the global batch."""
+        sizes = [work_size(batch) for batch in batches]
+        own = [
+            len(batches),
+            sum(map(num_targets, batches)),
+            sum(size.tokens for size in sizes),
+            sum(size.documents for size in sizes),
+            sum(size.sum_len_squared for size in sizes),
+        ]
+        told = self.groups.control.all_gather(torch.tensor(own))
+        targets, tokens, documents, squared = told[:, 1:].sum(0).tolist()
+        return _Counts(
+            int(told[:, 0].max()),
+            targets,
+            WorkSize(tokens=tokens, documents=documents, sum_len_squared=squared),
+        )
+
+    def _watched(
+        self, batches: Sequence[MicroBatch], number: int
+    ) -> AbstractContextManager[object]:
+        if self._telemetry is None:
+            return nullcontext()
+        own = work_size(batches[number]) if number < len(batches) else WorkSize()
+        return self._telemetry.micro_batch(own)
 
     def _forward(self, batches: Sequence[MicroBatch], number: int, loss: Loss) -> Tensor:
         """Return the sum of the losses of a micro-batch; 0 for one that this rank lacks."""
@@ -359,6 +387,7 @@ class Engine:
         batch = self._placeholder() if is_idle else batches[number]
         batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         self._experts.is_idle = is_idle
+        self._experts.take_computed_rows()  # of an evaluation, or of an unwatched step
         with self._precision():
             inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
             logits = self.model(**inputs, use_cache=False).logits
@@ -375,8 +404,8 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Of the global batch: the most micro-batches of a rank, targets, tokens."""
+    """Of the global batch: the most micro-batches of a rank, targets, and its size."""
 
     micro_batches: int
     targets: int
-    tokens: int
+    size: WorkSize

@@ -70,12 +70,15 @@ class ExpertParallel:
     is_idle: bool = False
     _layers: dict[nn.Module, "_Layer"] = field(default_factory=dict)
     _pass: _Pass = _Pass.ONCE
+    _computed: list[list[int] | int] = field(default_factory=list)
 
     def set_layer(self, layer: int, module: nn.Module, shares: ReplicaShares) -> None:
         """Use `shares` in the layer whose stacked experts are in `module`, from now on."""
         num_experts = shares.bounds_WE.shape[1]
         zeros = torch.zeros(num_experts, dtype=torch.int64, device=shares.bounds_WE.device)
-        self._layers[module] = _Layer(number=layer, shares=shares, routed_E=zeros)
+        self._layers[module] = _Layer(
+            number=layer, shares=shares, routed_E=zeros, own_E=zeros.clone()
+        )
 
     def take_routed_rows(self) -> dict[int, Tensor]:
         """Return the rows routed to each expert [E] by all ranks, by layer, since the last call."""
@@ -83,6 +86,22 @@ class ExpertParallel:
         for layer in self._layers.values():
             taken[layer.number] = layer.routed_E
             layer.routed_E = torch.zeros_like(layer.routed_E)
+        return taken
+
+    def take_own_rows(self) -> dict[int, Tensor]:
+        """Return the rows routed to each expert [E] by this rank, by layer, since the last call."""
+        taken = {}
+        for layer in self._layers.values():
+            taken[layer.number] = layer.own_E
+            layer.own_E = torch.zeros_like(layer.own_E)
+        return taken
+
+    def take_computed_rows(self) -> list[list[int] | int]:
+        """Return what was computed here since the last call, by layer and micro-batch.
+
+        Rows of each slot; only their sum where the rows of slots are not in host memory.
+        """
+        taken, self._computed = self._computed, []
         return taken
 
     def __call__(
@@ -130,7 +149,10 @@ class ExpertParallel:
             counts_E.scatter_add_(0, expert_A, torch.ones_like(expert_A))
             counts_WE = self.group.all_gather(counts_E)
             layer.routed_E += counts_WE.sum(0)
+            layer.own_E += counts_E
             plan = plan_dispatch(expert_A, counts_WE, layer.shares)
+        is_on_host = plan.rows_S.device.type == "cpu"
+        self._computed.append(plan.rows_S.tolist() if is_on_host else sum(plan.receive))
         if self._pass is _Pass.RECORDS:
             layer.recorded.append(plan)
         return plan
@@ -159,4 +181,5 @@ class _Layer:
     number: int
     shares: ReplicaShares
     routed_E: Tensor
+    own_E: Tensor
     recorded: deque[DispatchPlan] = field(default_factory=deque)

@@ -1,0 +1,99 @@
+"""Reports of the engine to the agent of its node: micro-batches, steps and loads of experts.
+
+Time of planning and exchanging rows is not compute: the experts pause the clock meanwhile. Counts
+that are on a CUDA device are read a step later, when they have arrived: the host does not wait.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pacekeeper.trainer.engine.losses import MicroBatch
+from pacekeeper.trainer.hooks.hooks import Hooks
+from pacekeeper.trainer.parallel.experts import ExpertParallel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkSize:
+    """What a micro-batch, or several, cost by size: tokens, documents, sum of squared lengths."""
+
+    tokens: int = 0
+    documents: int = 0
+    sum_len_squared: int = 0
+
+
+def work_size(batch: MicroBatch) -> WorkSize:
+    """Return the size of a micro-batch; a row is one document unless `position_ids` restart."""
+    rows, length = batch["input_ids"].shape
+    if "position_ids" not in batch:
+        return WorkSize(
+            tokens=rows * length, documents=rows, sum_len_squared=rows * length * length
+        )
+    starts = batch["position_ids"] == 0
+    starts[:, 0] = True
+    begins = starts.flatten().nonzero().flatten()
+    lengths = torch.diff(begins, append=begins.new_tensor([rows * length]))
+    return WorkSize(
+        tokens=rows * length,
+        documents=len(begins),
+        sum_len_squared=int(lengths.square().sum()),
+    )
+
+
+class Telemetry:
+    """One rank's reports.
+
+    Args:
+        hooks: The rank's attachment.
+        experts: Its experts; they use the attachment's clock from now on.
+    """
+
+    def __init__(self, hooks: Hooks, experts: ExpertParallel) -> None:
+        self._hooks = hooks
+        self._experts = experts
+        self._late: list[tuple[int, Mapping[int, Tensor]]] = []
+        experts.clock = hooks.timer
+
+    def begin_step(self, step: int) -> None:
+        """Start a step."""
+        self._hooks.begin_step(step)
+
+    @contextmanager
+    def micro_batch(self, size: WorkSize) -> Iterator[None]:
+        """Time a forward and backward pass, and report it with what the experts computed here."""
+        with self._hooks.micro_batch_timer(
+            tokens=size.tokens,
+            sum_len_squared=size.sum_len_squared,
+            num_documents=size.documents,
+        ) as timer:
+            yield
+            for rows in self._experts.take_computed_rows():
+                timer.add_expert_rows(rows)
+
+    def end_step(self, step: int, size: WorkSize, loss: Tensor) -> None:
+        """Report a committed step.
+
+        Args:
+            step: Its number.
+            size: Of the global batch.
+            loss: Mean loss of the global batch; reported where reading it does not wait.
+        """
+        is_on_host = loss.device.type == "cpu"
+        self._hooks.end_step(
+            tokens=size.tokens,
+            loss=loss.item() if is_on_host else None,
+            sum_len_squared=size.sum_len_squared,
+        )
+        routed = self._experts.take_own_rows()
+        if not is_on_host:
+            routed = {
+                layer: counts.to("cpu", non_blocking=True) for layer, counts in routed.items()
+            }
+        self._late.append((step, routed))
+        while len(self._late) > (0 if is_on_host else 1):
+            of, loads = self._late.pop(0)
+            for layer, counts in loads.items():
+                self._hooks.report_expert_loads(layer, counts.tolist(), step=of)
