@@ -23,6 +23,11 @@ from pacekeeper.trainer.engine.layouts import (
     start_layout,
 )
 from pacekeeper.trainer.engine.losses import Loss, MicroBatch, cross_entropy, num_targets
+from pacekeeper.trainer.engine.routing import (
+    Balance,
+    Routing,
+    keep_routers_in_full_precision,
+)
 from pacekeeper.trainer.engine.telemetry import Telemetry, WorkSize, work_size
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.hooks.hooks import Hooks
@@ -97,6 +102,9 @@ class Engine:
         compute_dtype: torch.dtype | None = None,
         max_grad_norm: float | None = None,
         checkpoint_activations: bool = False,
+        balance: Balance = Balance.SEQUENCE,
+        balance_weight: float = 0.0,
+        bias_rate: float = 0.0,
         hooks: Hooks | None = None,
     ) -> None:
         """Materialise this rank's blocks.
@@ -115,6 +123,10 @@ class Engine:
             max_grad_norm: Bound of the global gradient norm; default: none.
             checkpoint_activations: Whether the backward pass repeats decoder layers instead of
                 keeping their activations. Rows are routed and planned once.
+            balance: What the load-balancing loss is computed over.
+            balance_weight: Weight of that loss; 0: none.
+            bias_rate: Step of the update of the routers' correction biases, where the family has
+                them (DeepSeek-V3: 1e-3); 0: none.
             hooks: Attachment of this rank to the agent of its node; default: unwatched.
 
         Raises:
@@ -149,6 +161,15 @@ class Engine:
         for one in skeleton.experts:
             if one is not None:
                 library.set_experts_function(one.module, self._experts)
+        self._routing = Routing(
+            skeleton,
+            self._experts,
+            balance=balance,
+            weight=balance_weight,
+            bias_rate=bias_rate,
+        )
+        if compute_dtype is not None:
+            keep_routers_in_full_precision(skeleton, self.device.type)
         skeleton.module.train()
         if checkpoint_activations:
             library.checkpoint_activations(skeleton.module, self._experts.checkpoint_contexts)
@@ -253,6 +274,11 @@ class Engine:
             raise ConfigError("the engine has no optimizer", remedy="call add_optimizer first")
         batches = list(batch)
         counts = self._agree(batches)
+        if self._routing.needs_one_micro_batch and counts.micro_batches > 1:
+            raise ConfigError(
+                f"a load-balancing loss over the batch, and {counts.micro_batches} micro-batches",
+                remedy='use balance="sequence", or one micro-batch per rank',
+            )
         if self._telemetry:
             self._telemetry.begin_step(self.num_steps)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -261,7 +287,9 @@ class Engine:
                 self._sync.arm()
             with self._watched(batches, number):
                 value = self._forward(batches, number, loss)
-                (value / max(counts.targets, 1)).backward()
+                num_rows = len(batches[number]["input_ids"]) if number < len(batches) else 0
+                balance = self._routing.loss(num_rows, counts.size.tokens, self.groups.exchange)
+                (value / max(counts.targets, 1) + balance).backward()
             total += value.detach()
         self._sync.finish()
         norm = clip_global_norm(
@@ -270,6 +298,8 @@ class Engine:
         for optimizer in self._optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        routed = self._experts.take_routed_rows()
+        self._routing.update_biases(routed)
         self.groups.exchange.all_reduce(total).wait()
         mean = total / max(counts.targets, 1)
         if self._telemetry:
@@ -280,7 +310,7 @@ class Engine:
             grad_norm=norm,
             num_targets=counts.targets,
             num_tokens=counts.size.tokens,
-            routed=self._experts.take_routed_rows(),
+            routed=routed,
         )
 
     @torch.no_grad()

@@ -71,6 +71,7 @@ class ExpertParallel:
     _layers: dict[nn.Module, "_Layer"] = field(default_factory=dict)
     _pass: _Pass = _Pass.ONCE
     _computed: list[list[int] | int] = field(default_factory=list)
+    _chosen: dict[int, Tensor] = field(default_factory=dict)
 
     def set_layer(self, layer: int, module: nn.Module, shares: ReplicaShares) -> None:
         """Use `shares` in the layer whose stacked experts are in `module`, from now on."""
@@ -94,6 +95,16 @@ class ExpertParallel:
         for layer in self._layers.values():
             taken[layer.number] = layer.own_E
             layer.own_E = torch.zeros_like(layer.own_E)
+        return taken
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether a checkpointed forward pass is being repeated."""
+        return self._pass is _Pass.REPEATS
+
+    def take_chosen(self) -> dict[int, Tensor]:
+        """Return the experts of each token [T, K] in the last forward pass, by layer."""
+        taken, self._chosen = self._chosen, {}
         return taken
 
     def take_computed_rows(self) -> list[list[int] | int]:
@@ -151,6 +162,7 @@ class ExpertParallel:
             layer.routed_E += counts_WE.sum(0)
             layer.own_E += counts_E
             plan = plan_dispatch(expert_A, counts_WE, layer.shares)
+        self._chosen[layer.number] = experts_TK
         is_on_host = plan.rows_S.device.type == "cpu"
         self._computed.append(plan.rows_S.tolist() if is_on_host else sum(plan.receive))
         if self._pass is _Pass.RECORDS:

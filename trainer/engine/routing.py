@@ -1,0 +1,174 @@
+"""What the engine adds to a model's routers: full precision, balancing losses and bias updates."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.trainer.groups.group import Group
+from pacekeeper.trainer.model.routers import Router, routers
+from pacekeeper.trainer.model.skeleton import Skeleton
+from pacekeeper.trainer.parallel.experts import ExpertParallel
+from pacekeeper.trainer.parallel.load_balancing import (
+    affinities,
+    batch_loss,
+    sequence_loss,
+    update_bias,
+)
+
+_BIASES = ("e_score_correction_bias", "expert_bias")
+
+
+class Balance(StrEnum):
+    """Over what a load-balancing loss is computed."""
+
+    SEQUENCE = "sequence"  # each row alone: exact under any layout
+    BATCH = "batch"  # all tokens of a step, as transformers does: one micro-batch only
+
+
+class Routing:
+    """Routers of a model.
+
+    Args:
+        skeleton: The model.
+        experts: Computes its experts.
+        balance: Kind of the loss.
+        weight: Of the loss; 0: none.
+        bias_rate: Of the bias update; 0: none.
+
+    Raises:
+        ConfigError: A loss or update is asked for that the family has no place for.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        experts: ExpertParallel,
+        *,
+        balance: Balance,
+        weight: float,
+        bias_rate: float,
+    ) -> None:
+        self._experts = experts
+        self._balance, self._weight, self._bias_rate = balance, weight, bias_rate
+        self._routers = [router for router in routers(skeleton) if router is not None]
+        self._biases = correction_biases(skeleton)
+        self._logits: dict[int, Tensor] = {}
+        layers = [one.layer for one in skeleton.experts if one is not None]
+        name = skeleton.config.model_type
+        if weight and [router.layer for router in self._routers] != layers:
+            raise ConfigError(
+                f"{name}: transformers does not give the logits of its routers, so there is no "
+                "load-balancing loss",
+                remedy="set its weight to 0",
+            )
+        if bias_rate and sorted(self._biases) != layers:
+            raise ConfigError(
+                f"{name}: its routers have no correction bias to update",
+                remedy="set the rate of the bias update to 0, or use a load-balancing loss",
+            )
+        if weight:
+            for router in self._routers:
+                router.module.register_forward_hook(self._keeper(router))
+
+    @property
+    def needs_one_micro_batch(self) -> bool:
+        """Whether the loss is over the whole batch."""
+        return self._weight > 0.0 and self._balance is Balance.BATCH
+
+    def loss(self, num_rows: int, num_tokens: int, group: Group) -> Tensor | float:
+        """Return the weighted loss of the micro-batch that was just computed; 0 without one.
+
+        Args:
+            num_rows: Rows of the micro-batch; 0: this rank had none.
+            num_tokens: Tokens of the global batch.
+            group: All ranks; the loss over a batch exchanges counts.
+        """
+        if not self._weight:
+            return 0.0
+        kept, self._logits = self._logits, {}
+        chosen = self._experts.take_chosen()
+        found = [self._affinities(router, kept[router.layer]) for router in self._routers]
+        if self._balance is Balance.SEQUENCE:
+            if not num_rows:
+                return 0.0
+            losses = [
+                sequence_loss(affinity, chosen[router.layer], num_rows)
+                for router, affinity in zip(self._routers, found, strict=True)
+            ]
+            return self._weight * torch.stack(losses).sum() / (num_tokens * len(losses))
+        own = found[0].new_zeros(found[0].shape[1])
+        for router in self._routers if num_rows else ():
+            picked = chosen[router.layer].flatten()
+            own.scatter_add_(0, picked, own.new_ones(len(picked)))
+        group.all_reduce(own).wait()
+        loss = batch_loss(found, own, num_tokens)
+        return self._weight * loss if num_rows else 0.0
+
+    def update_biases(self, routed: dict[int, Tensor]) -> None:
+        """Update the correction biases from the rows routed in a step, by layer."""
+        if self._bias_rate:
+            for layer, bias in self._biases.items():
+                update_bias(bias, routed[layer], self._bias_rate)
+
+    def _keeper(self, router: Router) -> Any:
+        def keep(_module: nn.Module, _given: object, output: object) -> None:
+            if not self._experts.is_repeating:
+                self._logits[router.layer] = router.logits(output)
+
+        return keep
+
+    def _affinities(self, router: Router, logits_NE: Tensor) -> Tensor:
+        is_sigmoid = router.scores or router.layer in self._biases
+        return affinities(logits_NE, is_sigmoid=is_sigmoid, are_scores=router.scores)
+
+
+def correction_biases(skeleton: Skeleton) -> dict[int, Tensor]:
+    """Return the bias that a router adds to its scores to choose experts [E], by layer."""
+    found = {}
+    for name, tensor in [*skeleton.module.named_buffers(), *skeleton.module.named_parameters()]:
+        if name.startswith(f"{skeleton.layers}.") and name.rpartition(".")[2] in _BIASES:
+            layer = int(name.removeprefix(f"{skeleton.layers}.").partition(".")[0])
+            if skeleton.experts[layer] is not None:
+                found[layer] = tensor.detach().view(-1)
+    return found
+
+
+def keep_routers_in_full_precision(skeleton: Skeleton, device_type: str) -> None:
+    """Let routers compute in the type of their parameters inside automatic mixed precision.
+
+    Raises:
+        ConfigError: The routers of the family are not known.
+    """
+    known: Sequence[Router | None] = routers(skeleton)
+    for one, router in zip(skeleton.experts, known, strict=True):
+        if one is not None and router is None:
+            raise ConfigError(
+                f"{skeleton.config.model_type}: its routers are not known, so they can not be "
+                "kept in full precision",
+                remedy="train it without mixed precision",
+            )
+        if router is not None:
+            _keep_in_full_precision(router.module, device_type)
+
+
+def _keep_in_full_precision(module: nn.Module, device_type: str) -> None:
+    forward = module.forward
+    dtype = next(module.parameters()).dtype
+
+    def in_full_precision(*given: object, **named: object) -> Any:
+        with torch.autocast(device_type, enabled=False):
+            return forward(
+                *(_widened(value, dtype) for value in given),
+                **{name: _widened(value, dtype) for name, value in named.items()},
+            )
+
+    module.forward = in_full_precision
+
+
+def _widened(value: object, dtype: torch.dtype) -> object:
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return value.to(dtype) if is_float else value  # type: ignore[attr-defined]
