@@ -15,14 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.errors import ConfigError, DataError
+from pacekeeper.core.incidents.rank_ranges import format_ranks
+from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.trainer.engine.agreement import require_agreement
 from pacekeeper.trainer.engine.layouts import (
     check_layout,
     most_experts_on_a_rank,
     start_layout,
 )
-from pacekeeper.trainer.engine.losses import Loss, MicroBatch, cross_entropy, num_targets
+from pacekeeper.trainer.engine.losses import (
+    Loss,
+    MicroBatch,
+    cross_entropy,
+    num_foreign_tokens,
+    num_targets,
+)
 from pacekeeper.trainer.engine.routing import (
     Balance,
     Routing,
@@ -141,6 +150,17 @@ class Engine:
         most = most_experts_on_a_rank(self.layout)
         slots = num_slots or min(most + (len(ranks) > 1), max(skeleton.num_experts, 1))
         require_slots(self.layout, slots)
+        require_agreement(
+            {
+                "version of transformers": library.VERSION,
+                "version of torch": torch.__version__,
+                "model": skeleton.config.to_dict(),
+                "layout": encode_layout(self.layout),
+                "number of slots": slots,
+                "precision": (self._dtype(), compute_dtype),
+            },
+            self.groups.control,
+        )
         self.device = torch.device(device)
         self.max_grad_norm = max_grad_norm
         self.num_steps = 0
@@ -170,6 +190,7 @@ class Engine:
         )
         if compute_dtype is not None:
             keep_routers_in_full_precision(skeleton, self.device.type)
+        self._vocabulary_size = library.vocabulary_size(skeleton.module)
         skeleton.module.train()
         if checkpoint_activations:
             library.checkpoint_activations(skeleton.module, self._experts.checkpoint_contexts)
@@ -268,7 +289,8 @@ class Engine:
             loss: Sum of a micro-batch's losses over its targets.
 
         Raises:
-            ConfigError: No optimizer was added, or a token is not in the vocabulary.
+            ConfigError: No optimizer was added.
+            DataError: On all ranks, where one was given a token outside the vocabulary.
         """
         if not self._optimizers:
             raise ConfigError("the engine has no optimizer", remedy="call add_optimizer first")
@@ -351,6 +373,9 @@ class Engine:
         self._use_layout()
         return AppliedLayout(generation=layout.generation, moved_bytes=staged.moved_bytes)
 
+    def _dtype(self) -> torch.dtype:
+        return next(self.skeleton.module.parameters()).dtype
+
     def _use_layout(self) -> None:
         exchange = self.groups.exchange
         for layer, one in enumerate(self.skeleton.experts):
@@ -394,9 +419,18 @@ class Engine:
             sum(size.tokens for size in sizes),
             sum(size.documents for size in sizes),
             sum(size.sum_len_squared for size in sizes),
+            sum(num_foreign_tokens(batch, self._vocabulary_size) for batch in batches),
         ]
         told = self.groups.control.all_gather(torch.tensor(own))
-        targets, tokens, documents, squared = told[:, 1:].sum(0).tolist()
+        ranks = self.groups.control.ranks
+        if bad := [rank for rank, row in zip(ranks, told.tolist(), strict=True) if row[5]]:
+            raise DataError(
+                f"step {self.num_steps}: ranks {format_ranks(bad)} were given "
+                f"{int(told[:, 5].sum())} tokens or labels outside the vocabulary of "
+                f"{self._vocabulary_size}",
+                remedy="tokenise the data with the tokenizer of this model",
+            )
+        targets, tokens, documents, squared = told[:, 1:5].sum(0).tolist()
         return _Counts(
             int(told[:, 0].max()),
             targets,

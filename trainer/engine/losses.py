@@ -32,3 +32,11 @@ def cross_entropy(logits: Tensor, batch: MicroBatch) -> Tensor:
 def num_targets(batch: MicroBatch) -> int:
     """Return the number of labels that are not `IGNORED`."""
     return int((batch["labels"] != IGNORED).sum())
+
+
+def num_foreign_tokens(batch: MicroBatch, vocabulary_size: int) -> int:
+    """Return how many tokens and labels are outside the vocabulary."""
+    tokens, labels = batch["input_ids"], batch["labels"]
+    outside = (tokens < 0) | (tokens >= vocabulary_size)
+    wrong = (labels != IGNORED) & ((labels < 0) | (labels >= vocabulary_size))
+    return int(outside.sum() + wrong.sum())

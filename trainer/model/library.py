@@ -37,6 +37,7 @@ if not transformers.__version__.startswith("5.23."):
         remedy=_REMEDY,
     )
 
+VERSION: str = transformers.__version__
 Config = Any  # transformers.PreTrainedConfig
 ExpertsFunction = Callable[
     [torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
@@ -150,6 +151,11 @@ def use_library_experts(module: torch.nn.Module) -> None:
 def num_layers(config: Config) -> int:
     """The number of decoder layers that the configuration gives; 0 where it gives none."""
     return int(getattr(config.get_text_config(), "num_hidden_layers", None) or 0)
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """The number of tokens that the model has embeddings for."""
+    return int(model.get_input_embeddings().num_embeddings)
 
 
 def expert_counts(config: Config) -> dict[str, int]:

@@ -1,0 +1,266 @@
+"""The engine on several ranks trains as one process does, and rejects what it can not train."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from pacekeeper.core.errors import ConfigError, DataError
+from pacekeeper.trainer.engine.engine import Engine
+from pacekeeper.trainer.engine.layouts import start_layout
+from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from support.engines import (
+    PlainRun,
+    adamw,
+    engine_of,
+    held_tensors,
+    micro_batches,
+    random_layout,
+    rows_of,
+)
+from support.rank_threads import ThreadGroup, run_ranks
+from support.tiny_models import tiny_config
+
+RANKS, STEPS, CLIP = 3, 5, 0.4
+SIZES = ((3, 0, 4), (1, 5, 1), (0, 0, 7), (2, 3, 2), (7, 0, 0))
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What insists on float32 in the library - norms, softmax, routers - gets float64."""
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    monkeypatch.setattr(torch, "float", torch.float64)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+def own(step: int, rank: int) -> Any:
+    begin = sum(SIZES[step][:rank])
+    return micro_batches(rows_of(step)[begin : begin + SIZES[step][rank]])
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.usefixtures("wide")
+def test_ranks_train_as_one_process_does(family: str, moves: bool) -> None:
+    plain = PlainRun(family, STEPS, CLIP)
+    template = engine_of(family)
+
+    def work(group: ThreadGroup) -> list[float]:
+        counts = [one.num_experts if one else 0 for one in template.skeleton.experts]
+        engine = engine_of(
+            family,
+            group,
+            layout=start_layout(counts, group.ranks, replicas=2),
+            num_slots=4,
+            max_grad_norm=CLIP,
+            checkpoint_activations=moves,
+        )
+        adamw(engine)
+        chosen = Random(1)
+        errors = []
+        for step in range(STEPS):
+            if moves and step:
+                applied = engine.apply(random_layout(engine.layout, chosen))
+                assert applied.generation == engine.layout.generation == step + 1
+            result = engine.step(own(step, group.rank))
+            errors.append(abs(result.loss.item() / plain.losses[step] - 1.0))
+            errors.append(abs(result.grad_norm.item() / plain.norms[step] - 1.0))
+            assert result.num_targets == rows_of(step)[:, 1:].numel()
+        for name, expert, tensor in held_tensors(engine):
+            whole = plain.parameters[name].detach()
+            expected = whole if expert is None else whole[expert]
+            errors.append(((tensor - expected).abs().max() / expected.abs().max()).item())
+        return errors
+
+    for errors in run_ranks(RANKS, work):
+        assert max(errors) < 1e-11
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_dense_model_trains_with_nothing_but_rows_that_move() -> None:
+    plain = PlainRun("llama", 2, CLIP)
+
+    def work(group: ThreadGroup) -> list[float]:
+        engine = engine_of("llama", group, max_grad_norm=CLIP)
+        adamw(engine)
+        return [engine.step(own(step, group.rank)).loss.item() for step in range(2)]
+
+    for losses in run_ranks(RANKS, work):
+        assert losses == pytest.approx(plain.losses, rel=1e-12)
+
+
+@pytest.mark.usefixtures("wide")
+def test_evaluation_changes_nothing_and_agrees_with_the_next_step() -> None:
+    def work(group: ThreadGroup) -> tuple[float, float]:
+        engine = engine_of("qwen3_moe", group)
+        adamw(engine)
+        before = {(n, e): t.clone() for n, e, t in held_tensors(engine)}
+        evaluated = engine.evaluate(own(0, group.rank)).item()
+        assert all(torch.equal(before[n, e], t) for n, e, t in held_tensors(engine))
+        assert engine.model.training
+        return evaluated, engine.step(own(0, group.rank)).loss.item()
+
+    for evaluated, trained in run_ranks(RANKS, work):
+        assert evaluated == pytest.approx(trained, rel=1e-12)
+
+
+def test_mixed_precision_keeps_masters_routers_and_replicas_exact() -> None:
+    def work(group: ThreadGroup) -> tuple[list[float], dict[Any, torch.Tensor]]:
+        kinds: list[torch.dtype] = []
+        engine = engine_of(
+            "qwen3_moe",
+            group,
+            dtype=torch.float32,
+            compute_dtype=torch.bfloat16,
+            layout=start_layout([4, 4], group.ranks, replicas=2),
+        )
+        optimizer = adamw(engine)
+        experts = engine.skeleton.experts[1]
+        assert experts is not None
+        computing, engine._experts.compute = engine._experts.compute, None  # type: ignore[assignment]
+
+        def compute(module: Any, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+            kinds.append(rows.dtype)
+            return computing(module, rows, counts)
+
+        engine._experts.compute = compute
+        gates: list[torch.dtype] = []
+        gate = engine.model.get_submodule(experts.name.replace("experts", "gate"))
+        gate.register_forward_hook(lambda _m, _i, output: gates.append(output[0].dtype))
+        losses = [engine.step(own(step, group.rank)).loss.item() for step in range(4)]
+        assert set(kinds) == {torch.bfloat16}
+        assert set(gates) == {torch.float32}
+        assert {p.dtype for p in engine.parameters()} == {torch.float32}
+        state = optimizer.state[engine.expert_parameters()[0]]
+        assert state["exp_avg"].dtype == torch.float32
+        return losses, {(n, e): t.clone() for n, e, t in held_tensors(engine)}
+
+    plain = PlainRun("qwen3_moe", 4, 1e9)
+    ranks = run_ranks(RANKS, work)
+    assert ranks[0][0] == pytest.approx(plain.losses, rel=0.02)
+    assert ranks[0][0] != pytest.approx(plain.losses, rel=1e-6)
+    for _, held in ranks[1:]:
+        for key, tensor in held.items():
+            if key in ranks[0][1]:
+                assert torch.equal(tensor, ranks[0][1][key])
+
+
+def test_one_foreign_token_stops_all_ranks_with_the_same_reason() -> None:
+    def work(group: ThreadGroup) -> str:
+        engine = engine_of("qwen3_moe", group)
+        adamw(engine)
+        batch = own(0, group.rank)
+        if group.rank == 2:
+            batch[0]["input_ids"][0, 0] = 96
+        with pytest.raises(DataError) as raised:
+            engine.step(batch)
+        return str(raised.value)
+
+    assert len(set(run_ranks(RANKS, work))) == 1
+
+
+def test_ranks_that_were_given_different_things_do_not_start() -> None:
+    def work(group: ThreadGroup) -> bool:
+        with pytest.raises(ConfigError, match="another number of slots"):
+            engine_of("qwen3_moe", group, num_slots=3 + (group.rank == 1))
+        return True
+
+    assert run_ranks(RANKS, work) == [True] * RANKS
+
+
+def few_slots(engine: Engine) -> None:
+    layout = start_layout([4, 4], range(1))
+    engine_of("qwen3_moe", layout=layout, num_slots=3)
+
+
+def other_ranks(engine: Engine) -> None:
+    engine.apply(start_layout([4, 4], range(2)))
+
+
+def other_model(engine: Engine) -> None:
+    engine.apply(start_layout([4, 0], range(1)))
+
+
+def no_optimizer(engine: Engine) -> None:
+    engine.step(own(0, 0))
+
+
+def foreign_parameters(engine: Engine) -> None:
+    engine.add_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]))
+
+
+def optimized_twice(engine: Engine) -> None:
+    adamw(engine)
+    adamw(engine)
+
+
+def not_per_element(engine: Engine) -> None:
+    engine.add_optimizer(torch.optim.Adafactor(engine.parameters()))
+
+
+def two_micro_batches(engine: Engine) -> None:
+    from pacekeeper.trainer.engine.routing import Balance
+
+    balanced = engine_of("qwen3_moe", balance=Balance.BATCH, balance_weight=0.1)
+    adamw(balanced)
+    balanced.step(micro_batches(rows_of(0), 3))
+
+
+def no_bias(engine: Engine) -> None:
+    engine_of("qwen3_moe", bias_rate=0.001)
+
+
+def no_process_group(engine: Engine) -> None:
+    EngineGroups.from_torch(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        few_slots,
+        other_ranks,
+        other_model,
+        no_optimizer,
+        foreign_parameters,
+        optimized_twice,
+        not_per_element,
+        two_micro_batches,
+        no_bias,
+        no_process_group,
+    ],
+)
+def test_what_can_not_be_trained_is_rejected(attempt: Callable[[Engine], None]) -> None:
+    with pytest.raises(ConfigError):
+        attempt(engine_of("qwen3_moe"))
+
+
+def test_rows_follow_the_shares_of_the_batch() -> None:
+    def work(group: ThreadGroup) -> list[int]:
+        layout = start_layout([4, 4], group.ranks)
+        shares = tuple(zip(group.ranks, (0.5, 0.0, 0.5), strict=True))
+        engine = engine_of("qwen3_moe", group, layout=replace(layout, batch_shares=shares))
+        return list(engine.rows(6))
+
+    assert run_ranks(RANKS, work) == [[0, 1, 2], [], [3, 4, 5]]
+
+
+def test_weights_do_not_depend_on_the_layout() -> None:
+    def work(group: ThreadGroup) -> dict[Any, torch.Tensor]:
+        return {(n, e): t.clone() for n, e, t in held_tensors(engine_of("qwen3_moe", group))}
+
+    whole = {(n, e): t for n, e, t in held_tensors(engine_of("qwen3_moe"))}
+    found = run_ranks(RANKS, work)
+    assert set().union(*found) == whole.keys()
+    assert all(torch.equal(t, whole[key]) for held in found for key, t in held.items())
+
+
+def test_a_config_may_be_a_folder(tmp_path: Any) -> None:
+    import json
+
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config("qwen3_moe")))
+    engine = Engine.from_config(tmp_path, seed=5, dtype=torch.float64)
+    whole = {(n, e): t for n, e, t in held_tensors(engine_of("qwen3_moe"))}
+    assert all(torch.equal(t, whole[n, e]) for n, e, t in held_tensors(engine))
