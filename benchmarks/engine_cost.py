@@ -221,6 +221,7 @@ def rank_main(rank: int, shape: str, pairs: int, every: int, folder: str) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default="../shared/data", help="not used: all data is made here")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--replicated", type=int, default=REPLICATED, help="one expert of so many")

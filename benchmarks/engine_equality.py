@@ -279,6 +279,7 @@ def compare_family(family: str, modes: list[str]) -> dict[str, dict[str, float]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default="../shared/data", help="not used: all data is made here")
     parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--modes", nargs="+", choices=list(STEPS), default=list(STEPS))
     options = parser.parse_args()
