@@ -24,7 +24,14 @@ _REMEDY = f"install the tested versions: pip install '{VERSIONS}'"
 
 try:
     import transformers
-    from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, masking_utils
+    from transformers import (
+        AutoConfig,
+        PreTrainedConfig,
+        PreTrainedModel,
+        masking_utils,
+    )
+    from transformers import conversion_mapping as conversion_mapping  # conversions.py uses them
+    from transformers import core_model_loading as core_model_loading
     from transformers.integrations import moe
     from transformers.models.auto import modeling_auto
     from transformers.utils.output_capturing import OutputRecorder
@@ -134,6 +141,20 @@ def _config_for(model_class: Any, config: Config) -> Config:
 def _first_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}"
+
+
+def config_text(model: PreTrainedModel, dtype: torch.dtype | None) -> str:
+    """The content of the config.json of a checkpoint of `model`.
+
+    Args:
+        model: the model.
+        dtype: data type of the checkpoint; None: as the model was built.
+    """
+    config = deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    if dtype is not None:
+        config.dtype = dtype
+    return str(config.to_json_string())
 
 
 def is_experts(module: torch.nn.Module) -> bool:

@@ -1,0 +1,273 @@
+"""Hugging Face checkpoints, block by block: what is written loads, what is wrong is refused."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from pacekeeper.core.errors import ConfigError, DataError, HostError
+from pacekeeper.core.layout.layout import Block, BlockKind
+from pacekeeper.trainer.model.blocks import BlockStore
+from pacekeeper.trainer.model.checkpoint_reader import INDEX, CheckpointReader
+from pacekeeper.trainer.model.checkpoint_writer import CheckpointWriter, writer_groups
+from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
+from support.tiny_models import tiny_config, whole_store
+
+FAMILIES = ["qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss"]
+
+
+def writers_of(skeleton: Skeleton, num_ranks: int) -> dict[Block, int]:
+    groups = enumerate(writer_groups(skeleton))
+    return {block: number % num_ranks for number, group in groups for block in group.blocks}
+
+
+def export(store: BlockStore, folder: Path, num_ranks: int = 2, **options: int) -> Path:
+    """Write a store's blocks as `num_ranks` ranks would, the last rank first."""
+    writers = writers_of(store.skeleton, num_ranks)
+    ranks = [
+        CheckpointWriter(store.skeleton, folder, writers=writers, rank=rank, **options)  # type: ignore[arg-type]
+        for rank in range(num_ranks)
+    ]
+    for writer in reversed(ranks):
+        for block in sorted(writer.remaining, reverse=True):
+            writer.write(block, store.read(block))
+        writer.finish()
+    assert not (folder / INDEX).exists()
+    ranks[0].commit()
+    return folder
+
+
+def held_by(skeleton: Skeleton, experts: Mapping[int, int]) -> list[dict[int, int]]:
+    return [dict(experts) if one else {} for one in skeleton.experts]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_export_loads_in_the_library_without_a_difference(family: str, tmp_path: Path) -> None:
+    store = whole_store(family)
+    folder = export(store, tmp_path / "out", max_file_bytes=100_000)
+    files = sorted(one.name for one in folder.iterdir())
+    assert len(files) > 3  # shards, index and config.json, and nothing else
+    assert not any(name.startswith(".") for name in files)
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ours = store.skeleton.module.state_dict()
+    theirs = loaded.state_dict()
+    assert theirs.keys() == ours.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rank_reads_its_blocks_of_a_checkpoint_of_the_library(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(**tiny_config(family))
+    theirs = transformers.AutoModelForCausalLM.from_config(config)
+    theirs.save_pretrained(tmp_path)
+    skeleton = build_skeleton(tmp_path)
+    store = BlockStore(skeleton, num_slots=2)
+    reader = CheckpointReader(skeleton, tmp_path)
+    read: list[torch.Tensor] = []
+    original = CheckpointReader._tensor
+
+    def counted(self: CheckpointReader, *place: object) -> torch.Tensor:
+        read.append(original(self, *place))  # type: ignore[arg-type]
+        return read[-1]
+
+    monkeypatch.setattr(CheckpointReader, "_tensor", counted)
+    store.materialize(held_by(skeleton, {3: 0, 1: 1}), reader)
+    for block in store.blocks():
+        for name, value in store.read(block).items():
+            whole = theirs.state_dict()[name]
+            part = whole[block.index] if block.kind is BlockKind.EXPERT else whole
+            assert torch.equal(value, part), name
+    held = sum(value.numel() for block in store.blocks() for value in store.read(block).values())
+    assert sum(one.numel() for one in read) == held  # no byte of another expert
+
+
+def test_what_was_exported_in_bfloat16_is_read_as_it_was_rounded(tmp_path: Path) -> None:
+    store = whole_store("deepseek_v3")
+    writer = CheckpointWriter(
+        store.skeleton,
+        tmp_path,
+        writers=dict.fromkeys(store.skeleton.blocks, 0),
+        dtype=torch.bfloat16,
+    )
+    for block in writer.remaining:
+        writer.write(block, store.read(block))
+    writer.finish()
+    writer.commit()
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    reader = CheckpointReader(build_skeleton(tmp_path), tmp_path)
+    for block in store.blocks():
+        for name, value in reader.tensors(block).items():
+            assert value.dtype is torch.float32
+            assert torch.equal(value, store.read(block)[name].bfloat16().float())
+
+
+def damage_missing(folder: Path, file: Path) -> None:
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.experts.2.up_proj.weight"]
+    save_file(tensors, file)
+
+
+def damage_foreign(folder: Path, file: Path) -> None:
+    save_file(load_file(file) | {"model.extra": torch.zeros(1)}, file)
+
+
+def damage_shape(folder: Path, file: Path) -> None:
+    tensors = load_file(file)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    save_file(tensors | {name: tensors[name][:8].clone()}, file)
+
+
+def damage_cut(folder: Path, file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def damage_pickle(folder: Path, file: Path) -> None:
+    file.rename(folder / "pytorch_model.bin")
+
+
+def damage_index(folder: Path, file: Path) -> None:
+    (folder / INDEX).write_text('{"weight_map": {"a": "../elsewhere.safetensors"}}')
+
+
+def damage_file_gone(folder: Path, file: Path) -> None:
+    names = dict.fromkeys(load_file(file), "model-00001-of-00001.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+
+
+DAMAGES = [
+    damage_missing,
+    damage_foreign,
+    damage_shape,
+    damage_cut,
+    damage_pickle,
+    damage_index,
+    damage_file_gone,
+]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    config = transformers.AutoConfig.for_model(**tiny_config("qwen3_moe"))
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused(damage: object, saved: Path, tmp_path: Path) -> None:
+    assert callable(damage)
+    folder = tmp_path / "damaged"
+    shutil.copytree(saved, folder)
+    CheckpointReader(build_skeleton(folder), folder)
+    damage(folder, folder / "model.safetensors")
+    with pytest.raises(DataError) as refused:
+        CheckpointReader(build_skeleton(folder), folder)
+    assert refused.value.remedy
+
+
+def test_all_that_is_wrong_is_named_in_one_error(saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(saved, folder)
+    for damage in (damage_foreign, damage_shape):
+        damage(folder, folder / "model.safetensors")
+    with pytest.raises(DataError) as refused:
+        CheckpointReader(build_skeleton(folder), folder)
+    assert "model.extra" in refused.value.what
+    assert "model.layers.0.self_attn.q_proj.weight" in refused.value.what
+
+
+def test_a_quantized_checkpoint_is_refused(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["quantization_config"] = {"quant_method": "fp8"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(DataError):
+        CheckpointReader(build_skeleton(tmp_path), tmp_path)
+
+
+def test_a_stack_on_disk_has_one_writer() -> None:
+    assert {len(group.blocks) for group in writer_groups(build_skeleton(tiny_config("olmoe")))} == {
+        1
+    }
+    skeleton = build_skeleton(tiny_config("gpt_oss"))
+    assert max(len(group.blocks) for group in writer_groups(skeleton)) == 4
+    writers = dict.fromkeys(skeleton.blocks, 0) | {Block(BlockKind.EXPERT, 0, 1): 1}
+    with pytest.raises(ValueError):
+        CheckpointWriter(skeleton, Path("never-made"), writers=writers)
+    assert not Path("never-made").exists()
+
+
+def test_a_full_disk_leaves_no_index_and_no_partial_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = whole_store("qwen3_moe")
+    writer = CheckpointWriter(
+        store.skeleton, tmp_path, writers=dict.fromkeys(store.skeleton.blocks, 0)
+    )
+    first, second = sorted(writer.remaining)[:2]
+    writer.write(first, store.read(first))
+    name = writer._own[0].name
+
+    class Full:
+        def seek(self, place: int) -> None: ...
+
+        def close(self) -> None: ...
+
+        def write(self, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+    writer._streams[name].close()
+    monkeypatch.setitem(writer._streams, name, Full())
+    with pytest.raises(HostError):
+        writer.write(second, store.read(second))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_incomplete_export_gets_no_index(tmp_path: Path) -> None:
+    store = whole_store("qwen3_moe")
+    writers = writers_of(store.skeleton, 2)
+    one, two = (
+        CheckpointWriter(store.skeleton, tmp_path, writers=writers, rank=rank) for rank in (0, 1)
+    )
+    for block in sorted(one.remaining):
+        one.write(block, store.read(block))
+    with pytest.raises(ValueError):
+        one.write(Block(BlockKind.EMBEDDING), store.read(Block(BlockKind.EMBEDDING)))
+    one.finish()
+    with pytest.raises(ValueError):
+        two.finish()
+    with pytest.raises(HostError):
+        one.commit()
+    assert not (tmp_path / INDEX).exists()
+    assert not (tmp_path / "config.json").exists()
+    two.abort()
+    one.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_is_not_written_over(tmp_path: Path) -> None:
+    store = whole_store("qwen3_moe")
+    export(store, tmp_path, num_ranks=1)
+    with pytest.raises(ConfigError):
+        export(store, tmp_path, num_ranks=1)
+
+
+def test_tied_heads_are_written_once(tmp_path: Path) -> None:
+    store = whole_store("qwen3_moe", tie_word_embeddings=True)
+    export(store, tmp_path, num_ranks=1)
+    names = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    assert "lm_head.weight" not in names
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.lm_head.weight, store.skeleton.module.get_parameter("lm_head.weight"))
+    CheckpointReader(build_skeleton(tmp_path), tmp_path)
