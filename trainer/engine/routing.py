@@ -59,6 +59,11 @@ class Routing:
         self._logits: dict[int, Tensor] = {}
         layers = [one.layer for one in skeleton.experts if one is not None]
         name = skeleton.config.model_type
+        if (weight or bias_rate) and not layers:
+            raise ConfigError(
+                f"{name} has no experts to balance",
+                remedy="set the weight of the loss and the rate of the bias update to 0",
+            )
         if weight and [router.layer for router in self._routers] != layers:
             raise ConfigError(
                 f"{name}: transformers does not give the logits of its routers, so there is no "

@@ -60,7 +60,7 @@ def batch_loss(affinities_LNE: Sequence[Tensor], counts_E: Tensor, num_tokens: i
     """
     seen = num_tokens * len(affinities_LNE)
     sums_E = torch.stack([affinity.sum(0) for affinity in affinities_LNE]).sum(0)
-    return len(counts_E) * (counts_E / seen * sums_E / seen).sum()
+    return len(counts_E) * (counts_E.to(sums_E.dtype) / seen * sums_E / seen).sum()
 
 
 def update_bias(bias_E: Tensor, routed_E: Tensor, rate: float) -> None:

@@ -28,14 +28,6 @@ RANKS, STEPS, CLIP = 3, 5, 0.4
 SIZES = ((3, 0, 4), (1, 5, 1), (0, 0, 7), (2, 3, 2), (7, 0, 0))
 
 
-@pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What insists on float32 in the library - norms, softmax, routers - gets float64."""
-    monkeypatch.setattr(torch, "float32", torch.float64)
-    monkeypatch.setattr(torch, "float", torch.float64)
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-
-
 def own(step: int, rank: int) -> Any:
     begin = sum(SIZES[step][:rank])
     return micro_batches(rows_of(step)[begin : begin + SIZES[step][rank]])
