@@ -19,7 +19,9 @@ from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.trainer.data.sampler import places_of_ranks
 from pacekeeper.trainer.engine.agreement import require_agreement
+from pacekeeper.trainer.engine.export import export_checkpoint
 from pacekeeper.trainer.engine.layouts import (
     check_layout,
     most_experts_on_a_rank,
@@ -42,7 +44,9 @@ from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.blocks import BlockSource, BlockStore
+from pacekeeper.trainer.model.checkpoint_reader import CheckpointReader
 from pacekeeper.trainer.model.initialization import SeededInitialization
+from pacekeeper.trainer.model.packing import packed_arguments
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from pacekeeper.trainer.parallel.dispatch_plan import ReplicaShares
 from pacekeeper.trainer.parallel.experts import ExpertParallel
@@ -230,7 +234,7 @@ class Engine:
             options: As of `Engine`.
         """
         skeleton = build_skeleton(folder, dtype)
-        return cls(skeleton, SeededInitialization(skeleton, 0), **options)
+        return cls(skeleton, CheckpointReader(skeleton, Path(folder)), **options)
 
     @property
     def model(self) -> nn.Module:
@@ -273,12 +277,7 @@ class Engine:
 
     def rows(self, num_rows: int) -> range:
         """Return the places in a global batch of `num_rows` rows that this rank computes."""
-        begin = 0
-        for rank, count in self.layout.rows_of(num_rows).items():
-            if rank == self.groups.exchange.rank:
-                return range(begin, begin + count)
-            begin += count
-        return range(0)
+        return places_of_ranks(self.layout, num_rows)[self.groups.exchange.rank]
 
     def step(self, batch: Iterable[MicroBatch], loss: Loss = cross_entropy) -> StepResult:
         """Train one step; all ranks call it together.
@@ -373,6 +372,20 @@ class Engine:
         self._use_layout()
         return AppliedLayout(generation=layout.generation, moved_bytes=staged.moved_bytes)
 
+    def export(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
+        """Write the model as a Hugging Face checkpoint; all ranks call it with a shared folder.
+
+        No rank holds the whole model; `from_pretrained` reads it, here and in transformers.
+
+        Args:
+            folder: It holds no checkpoint yet.
+            dtype: Type of floating-point tensors on disk; default: that of the parameters.
+
+        Raises:
+            PacekeeperError: It can not be written: the family, the folder or the disk of a rank.
+        """
+        export_checkpoint(self.store, self.layout, self.groups, Path(folder), dtype)
+
     def _dtype(self) -> torch.dtype:
         return next(self.skeleton.module.parameters()).dtype
 
@@ -452,8 +465,11 @@ class Engine:
         batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         self._experts.is_idle = is_idle
         self._experts.take_computed_rows()  # of an evaluation, or of an unwatched step
+        inputs: dict[str, Any] = {name: t for name, t in batch.items() if name != "labels"}
+        if "position_ids" in inputs and "attention_mask" not in inputs:
+            dtype = self._compute_dtype or self._dtype()
+            inputs |= packed_arguments(self.skeleton, inputs["position_ids"], dtype)
         with self._precision():
-            inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
             logits = self.model(**inputs, use_cache=False).logits
         return 0.0 * logits.sum() if is_idle else loss(logits, batch)
 
