@@ -55,6 +55,7 @@ COMMAND_GROUPS: dict[str, dict[str, CommandEntry]] = {
         "doctor": CommandEntry("doctor.command", "Check this machine or a settings file."),
         "certs": CommandEntry("admin.certs", "Manage a private certificate authority."),
         "tokens": CommandEntry("admin.tokens", "Manage bearer tokens."),
+        "data": CommandEntry("data.command", "Make token files of text, and check them."),
         "backup": CommandEntry("admin.backup", "Copy a controller's store."),
         "checkpoint": CommandEntry("admin.checkpoint", "List, verify and delete checkpoints."),
     },

@@ -21,6 +21,7 @@ _OF_COMMAND = {
     "healthcheck": "agent",
     "backup": "controller",
     "controller": "controller",
+    "data": "trainer",
     "launch": "trainer",
     "train": "trainer",
     "demo": "all",
@@ -32,6 +33,7 @@ _OF_PACKAGE = {
     "matplotlib": "plot",
     "pyarrow": "parquet",
     "starlette": "web",
+    "tokenizers": "trainer",
     "torch": "trainer",
     "uvicorn": "web",
 }

@@ -1,0 +1,123 @@
+"""`pacekeeper data`: make token files of text, and check token files."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from pacekeeper.cli.data.progress import Progress, format_mb
+from pacekeeper.trainer.data.token_file import DTYPES, TokenDtype
+from pacekeeper.trainer.data.tokenizing.encoders import BYTES, EncoderSpec
+
+
+@click.group()
+def command() -> None:
+    """Make token files of text for `pacekeeper launch`, and check token files."""
+
+
+@command.command("tokenize")
+@click.argument("inputs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--tokenizer",
+    required=True,
+    metavar="FOLDER|FILE|bytes",
+    help="Folder with tokenizer.json, or such a file; bytes: one token per byte.",
+)
+@click.option(
+    "--out",
+    "output",
+    required=True,
+    metavar="FILE.bin",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Token file to write; FILE.bin.json describes it.",
+)
+@click.option(
+    "--field",
+    default="text",
+    show_default=True,
+    help="Key or column of the text in JSON lines and datasets.",
+)
+@click.option(
+    "--separator",
+    metavar="LINE",
+    help="Line between documents of a text file, '' for a blank line [default: a file is one "
+    "document].",
+)
+@click.option(
+    "--end-of-document",
+    metavar="TOKEN",
+    help="Special token after each document [default: eos_token of the tokenizer].",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Type of the tokens [default: the smallest that has room for the vocabulary].",
+)
+@click.option(
+    "--processes",
+    "num_processes",
+    type=click.IntRange(1, 1024),
+    help="Processes that encode [default: one per core; 1 for bytes].",
+)
+@click.option("--overwrite", is_flag=True, help="Replace FILE.bin if it exists.")
+def tokenize_command(
+    inputs: tuple[Path, ...],
+    tokenizer: str,
+    output: Path,
+    field: str,
+    separator: str | None,
+    end_of_document: str | None,
+    dtype: TokenDtype | None,
+    num_processes: int | None,
+    overwrite: bool,
+) -> None:
+    """Make a token file of INPUTS, in the given order.
+
+    An input is a text file; JSON lines (.jsonl, .ndjson or .json), a document per line; one of
+    these packed (.gz); or the folder of a dataset that was saved with `save_to_disk`.
+
+    The same inputs give the same file, whatever the number of processes. The file appears when it
+    is complete.
+    """
+    from pacekeeper.trainer.data.tokenizing.inputs import find_inputs
+    from pacekeeper.trainer.data.tokenizing.tokenize import TokenizeOptions, tokenize
+
+    if num_processes is None:
+        num_processes = 1 if tokenizer == BYTES else len(os.sched_getaffinity(0))
+    found = find_inputs(inputs, field=field, separator=separator)
+    size_bytes = sum(one.size_bytes for one in found)
+    options = TokenizeOptions(
+        encoder=EncoderSpec(tokenizer, end_of_document),
+        dtype=dtype,
+        num_processes=num_processes,
+        overwrite=overwrite,
+    )
+    with closing(Progress(size_bytes)) as progress:
+        info = tokenize(found, output, options, progress.update)
+        elapsed_s = progress.elapsed_s
+    click.echo(
+        f"{output}: {info.num_tokens:,} tokens ({info.dtype}) of {info.num_documents:,} documents, "
+        f"vocabulary {info.vocab_size:,}, from {format_mb(size_bytes)} in {elapsed_s:.1f} s "
+        f"({format_mb(size_bytes / elapsed_s)}/s)"
+    )
+
+
+@command.command("check")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--dtype", type=click.Choice(DTYPES), help="Type of tokens without description.")
+def check_command(files: tuple[Path, ...], dtype: TokenDtype | None) -> None:
+    """Read token FILES as a whole and check them.
+
+    Sizes, checksums and vocabulary must fit the description or the index.
+
+    A file is FILE.bin with FILE.bin.json, FILE.bin with FILE.idx of Megatron-LM, or FILE.bin alone
+    with --dtype.
+    """
+    from pacekeeper.trainer.data.token_stream import open_tokens
+
+    for file in files:
+        (shard,) = open_tokens([file], dtype=dtype).shards
+        shard.verify()
+        checked = "sizes are correct" if shard.crc32 is None else "the checksum is correct"
+        click.echo(f"{shard.path}: {len(shard.tokens):,} tokens ({shard.tokens.dtype}), {checked}")
