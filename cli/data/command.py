@@ -1,6 +1,8 @@
 """`pacekeeper data`: make token files of text, and check token files."""
 
 import os
+import signal
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -93,6 +95,7 @@ def tokenize_command(
         num_processes=num_processes,
         overwrite=overwrite,
     )
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # cleans up, as Ctrl-C
     with closing(Progress(size_bytes)) as progress:
         info = tokenize(found, output, options, progress.update)
         elapsed_s = progress.elapsed_s

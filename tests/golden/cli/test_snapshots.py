@@ -344,6 +344,26 @@ def certs(terminal: Terminal) -> None:
         ca.utc_now = present
 
 
+def data(terminal: Terminal) -> None:
+    """Two inputs in bytes, a file that is there, files that are no token files, and a check."""
+    terminal.mask(r"in \d+\.\d s \(.* MB/s\)", "in N s (N MB/s)")
+    Path("a.txt").write_text("first\n\nsecond\n")
+    Path("b.jsonl").write_text('{"text": "third"}\n')
+    Path("c.jsonl").write_text('{"title": "fourth"}\n')
+    bytewise = ("data", "tokenize", "--tokenizer", "bytes", "--out", "train.bin")
+    terminal.run(*bytewise, "--separator", "", "a.txt", "b.jsonl")
+    terminal.run(*bytewise, "a.txt", code=3)
+    terminal.run(*bytewise, "--overwrite", "c.jsonl", code=9)
+    terminal.run(*bytewise, "--overwrite", ".", code=3)
+    terminal.run(*bytewise, "none.txt", code=2)
+    terminal.run("data", "tokenize", "--tokenizer", "none", "--out", "x.bin", "a.txt", code=3)
+    terminal.run("data", "check", "train.bin")
+    Path("train.bin").write_bytes(Path("train.bin").read_bytes()[:-1] + b"\x7f")
+    terminal.run("data", "check", "train.bin", code=9)
+    terminal.run("data", "check", "a.txt", code=3)
+    terminal.run("data", "check", "none.bin", "--dtype", "uint16", code=4)
+
+
 def backup(terminal: Terminal) -> None:
     Store.open(Path("store.sqlite")).close()
     terminal.mask(r"schema \d+", "schema N")
@@ -576,6 +596,7 @@ OUTPUTS: dict[str, Callable[[Terminal], None]] = {
     "certs": certs,
     "checkpoint": checkpoint,
     "cordon": cordon,
+    "data": data,
     "demo": demo,
     "deny": denials,
     "doctor": doctor,

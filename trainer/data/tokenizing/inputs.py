@@ -26,7 +26,7 @@ class Input:
 
     Attributes:
         path: a file, or the folder of a saved dataset.
-        size_bytes: stored.
+        size_bytes: stored; 0 for a pipe.
         field: key or column of the text, in JSON lines and datasets.
         separator: line between the documents of a text file, b"": a blank one; None: the file is
             one document.
@@ -56,7 +56,7 @@ class Input:
             else:
                 found = self._document_blocks(stream, self.separator)
             for block in found:
-                yield block, raw.tell()
+                yield block, raw.tell() if raw.seekable() else 0
 
     def _line_blocks(self, stream: IO[bytes]) -> Iterator[Block]:
         first_line = 1

@@ -67,8 +67,10 @@ def tokenize(
     for one in inputs:
         if output.exists() and one.path.samefile(output):
             raise ConfigError(f"{output} is an input", remedy="choose another --out")
-    num_blocks = sum(-(-one.size_bytes // BLOCK_BYTES) for one in inputs)
-    num_processes = max(min(options.num_processes, num_blocks), 1)
+    size_bytes = sum(one.size_bytes for one in inputs)
+    num_processes = options.num_processes
+    if size_bytes:  # a pipe's is unknown
+        num_processes = min(num_processes, size_bytes // BLOCK_BYTES + 1)
     num_bytes = num_documents = 0
     with TokenFileWriter(output, overwrite=options.overwrite) as writer:
         blocks = _all_blocks(inputs)
