@@ -5,6 +5,34 @@ from pathlib import Path
 from typing import Any
 
 Tables = dict[str, Any]
+SMALL_SCENARIO = """
+[scenario]
+seeds = 2
+[failures]
+source = "drawn"
+num_nodes = 6
+kinds = "stop+slow"
+slow_speed = 0.5
+every_s = 200.0
+mended_after_s = 300.0
+duration_s = 1000.0
+[job]
+num_layers = 2
+num_experts = 4
+slots_per_node = 2
+samples_per_node = 4
+tokens_per_sample = 128
+balanced_step_s = 1.0
+expert_part = 0.5
+expert_bytes = 1000
+dense_bytes = 1000
+[policies.old]
+kind = "checkpoint"
+group_size = 2
+checkpoint_steps = 20
+[policies.ours]
+kind = "pacekeeper"
+"""
 
 
 def small_tables() -> Tables:

@@ -29,6 +29,7 @@ from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.incidents import node_health
 from pacekeeper.core.layout.layout import even_layout
 from support.checkpoints import TINY, Lone
+from support.scenarios import SMALL_SCENARIO
 from support.scripted_status import NOW_S, Answers, answering
 from support.symptoms import DEVICE
 from support.trace_files import write_run
@@ -433,7 +434,7 @@ def plan(terminal: Terminal) -> None:
 
 
 def simulate(terminal: Terminal) -> None:
-    Path("small.toml").write_text(SCENARIO)
+    Path("small.toml").write_text(SMALL_SCENARIO)
     terminal.run("simulate", "small.toml")
     terminal.run("simulate", "small.toml", "--report", ".", code=4)
     terminal.run("simulate", "small.toml", "--report", "no/r.html", code=4)
@@ -559,35 +560,6 @@ def printed(console: Console) -> str:
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
-
-SCENARIO = """
-[scenario]
-seeds = 2
-[failures]
-source = "drawn"
-num_nodes = 6
-kinds = "stop+slow"
-slow_speed = 0.5
-every_s = 200.0
-mended_after_s = 300.0
-duration_s = 1000.0
-[job]
-num_layers = 2
-num_experts = 4
-slots_per_node = 2
-samples_per_node = 4
-tokens_per_sample = 128
-balanced_step_s = 1.0
-expert_part = 0.5
-expert_bytes = 1000
-dense_bytes = 1000
-[policies.old]
-kind = "checkpoint"
-group_size = 2
-checkpoint_steps = 20
-[policies.ours]
-kind = "pacekeeper"
-"""
 
 OUTPUTS: dict[str, Callable[[Terminal], None]] = {
     "agent": agent,
