@@ -33,7 +33,8 @@ from pacekeeper.core.checkpoint.window_steps import (
     window_of_steps,
 )
 from pacekeeper.core.checkpoint.write_plan import assign_writers, cut_pieces
-from pacekeeper.core.layout.layout import Block, BlockKind, ExpertReplica, Layout, ShardRun, Stage
+from pacekeeper.core.layout.even_layout import flat_pipelines
+from pacekeeper.core.layout.layout import Block, BlockKind, ExpertReplica, Layout
 from pacekeeper.trainer.checkpoint.async_writer import Saver, SaveStatus, Snapshot
 from pacekeeper.trainer.checkpoint.storage import open_storage
 
@@ -90,13 +91,12 @@ class Shape:
             )
             for expert in range(self.experts)
         )
-        everybody = tuple((ShardRun(rank, 0, 1),) for rank in range(ranks))
         return Layout(
             generation=1,
-            num_virtual_shards=1,
-            stages=(Stage(first_layer=0, end_layer=self.layers, groups=everybody),),
+            num_attention_shards=1,
+            num_mlp_shards=1,
+            pipelines=flat_pipelines(range(ranks), self.layers),
             experts=tuple(hosts if layer % 2 else () for layer in range(self.layers)),
-            batch_shares=tuple((rank, 1.0 / ranks) for rank in range(ranks)),
         )
 
 

@@ -27,7 +27,8 @@ from pacekeeper.cli.admin import checkpoint as checkpoint_command
 from pacekeeper.core.checkpoint.manifest import checkpoint_of_file
 from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import LocalFabric, PeerLost

@@ -38,7 +38,8 @@ from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.baselines.initial_partition import baseline_partition
 from pacekeeper.simulator.engine.detection_model import simulate_detection

@@ -35,7 +35,7 @@ from rich.table import Table
 
 from pacekeeper.agent.rings.collector import RingCollector
 from pacekeeper.core.layout.codec import encode_layout
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.telemetry.expert_row_features import rows_over
 from pacekeeper.core.telemetry.node_report import PlanFile
 from pacekeeper.core.telemetry.records import LOADS_PER_RECORD

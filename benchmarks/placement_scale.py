@@ -21,7 +21,8 @@ from pacekeeper.controller.planning.token_split.linear_program import batch_rows
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.controller.policy.replica_candidates import ReplicaRequest, plan_replicas
-from pacekeeper.core.layout.layout import ReplicaSet, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ReplicaSet
 
 Loads = npt.NDArray[np.float64]  # [layers, experts]
 SLOW_RANK, SLOW_SPEED = 3, 0.6

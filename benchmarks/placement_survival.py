@@ -29,7 +29,7 @@ from pacekeeper.controller.planning.experts.planner import plan_experts
 from pacekeeper.controller.planning.experts.problem import Floors, Prices, alike
 from pacekeeper.controller.planning.reliability import minimal_cut_sets, survival, survival_bound
 from pacekeeper.controller.planning.token_split.min_max import min_max_split
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.simulator.baselines import lazarus
 
 NUM_NODES, SLOTS, FLOOR = 10, 6, 2

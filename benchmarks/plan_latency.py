@@ -18,7 +18,7 @@ from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.events import Event, RequestDecision
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
 

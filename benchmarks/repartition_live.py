@@ -187,9 +187,11 @@ def layout_of(folder: Path, generation: int) -> Layout | None:
 
 
 def shards_of(layout: Layout | None) -> list[list[int]]:
-    """Virtual shards of each rank, by stage."""
-    stages = () if layout is None else layout.stages
-    return [[run.end - run.first for group in stage.groups for run in group] for stage in stages]
+    """Attention shards of each rank, by stage."""
+    if layout is None:
+        return []
+    by_stage = zip(*layout.mesh, strict=True)
+    return [[r.end - r.first for stage in of for r in stage.attention] for of in by_stage]
 
 
 def judge(story: Story, config: TrainConfig, fault: Fault, folder: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pacekeeper.controller.state.persistent_map import NodeMap
 from pacekeeper.controller.state.rank_timings import RankTimings
 from pacekeeper.controller.state.state import JobState, NodeState, RankState, State
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample
 from pacekeeper.predictor.online.state import Judgement

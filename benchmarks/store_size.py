@@ -25,7 +25,7 @@ from pacekeeper.core.incidents.findings import (
     MitigationLevel,
     Tier,
 )
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 
 TICKS_A_DAY = 400_000  # of 0.2 s each; only those that have something to do are played
 GROWTH = 1.1

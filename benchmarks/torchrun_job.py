@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from pacekeeper.core.config.loader import read_config
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric, Posted, exchanged
 from pacekeeper.trainer.toy.engine.job_rules import learning_rate
 from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters

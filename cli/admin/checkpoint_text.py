@@ -114,7 +114,8 @@ def print_checkpoint(document: dict[str, Any]) -> None:
         f"generation {document['generation']}  launched {_launch_time(document['run_id'])} UTC"
     )
     console.print(_text(document["path"]), style="dim")
-    ranks = [rank for rank, _ in document["layout"]["batch_shares"]]
+    # The first rank of the first stage of each pipeline.
+    ranks = [pipeline["stages"][0][2][0] for pipeline in document["layout"]["pipelines"]]
     own = document["path"].rpartition("/")[2] + "/"
     console.print(
         f"saved by ranks {_text(str(ranks))} in "

@@ -101,7 +101,7 @@ def _with(known: MeasuredMove | None, told: Mapping[int, PlanAppliedRecord]) -> 
 
 def moved(old: Layout, new: Layout, shape: ModelShape) -> Moved:
     """Return the bytes that `new` copies where blocks lie as in `old`."""
-    if old.stages == new.stages:
+    if old.mesh == new.mesh:
         copies = Counter(added_replicas(old, new))
         return Moved(
             total_bytes=copies.total() * shape.expert_bytes,
@@ -130,8 +130,10 @@ def block_bytes(block: Block, layout: Layout, shape: ModelShape) -> float:
         case BlockKind.EXPERT:
             return float(shape.expert_bytes)
         case BlockKind.ATTENTION | BlockKind.DENSE_MLP:
-            kinds = 1 if layout.experts[block.layer] else 2
-            return shape.dense_bytes / (layout.num_layers * layout.num_virtual_shards * kinds)
+            kinds = 2 if layout.has_dense_mlp(block.layer) else 1
+            is_mlp = block.kind is BlockKind.DENSE_MLP
+            shards = layout.num_mlp_shards if is_mlp else layout.num_attention_shards
+            return shape.dense_bytes / (layout.num_layers * shards * kinds)
         case BlockKind.EMBEDDING | BlockKind.HEAD | BlockKind.NORM_ROUTER:
             return 0.0
 

@@ -209,11 +209,7 @@ def on_all_recovered(job: JobState) -> JobState:
 
 def is_same_work(one: Layout, other: Layout) -> bool:
     """Whether both layouts give every rank the same blocks and shares."""
-    return (one.stages, one.experts, one.batch_shares) == (
-        other.stages,
-        other.experts,
-        other.batch_shares,
-    )
+    return (one.pipelines, one.experts) == (other.pipelines, other.experts)
 
 
 def leaves_ranks_out(baseline: Layout | None, layout: Layout) -> bool:

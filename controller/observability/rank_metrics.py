@@ -74,9 +74,4 @@ def _places(layout: Layout | None) -> dict[int, _Place]:
     """(stage, pipeline) of each working rank, as text."""
     if layout is None:
         return {}
-    return {
-        run.rank: (str(number), str(coordinate))
-        for number, stage in enumerate(layout.stages)
-        for coordinate, group in enumerate(stage.groups)
-        for run in group
-    }
+    return {rank: (str(stage), str(pipeline)) for rank, (stage, pipeline) in layout.places.items()}

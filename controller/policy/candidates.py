@@ -22,7 +22,7 @@ from pacekeeper.controller.policy.replica_candidates import (
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
-from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.layout import Layout, Pipeline, with_batch_shares
 from pacekeeper.predictor.cost.forecast import replica_s, row_s
 
 
@@ -84,11 +84,11 @@ class CandidateSearch:
         """Return the candidates, the cheapest level first."""
         view, problem = self._view, self._pricing.problem
         shared = tuple(split.replicas for split in self.splits)
-        batch = self._batch_shares()
+        batch = self._with_batch_shares()
         found = [
             Candidate(
                 level=MitigationLevel.TOKEN_SHARES,
-                layout=self.made(shared, view.layout.batch_shares),
+                layout=self.made(shared, view.layout.pipelines),
             ),
             Candidate(level=MitigationLevel.BATCH_SHARES, layout=self.made(shared, batch)),
         ]
@@ -112,25 +112,27 @@ class CandidateSearch:
             )
         return found
 
-    def made(self, experts: Experts, batch_shares: tuple[tuple[int, float], ...]) -> Layout:
-        """Return the next layout, with these experts and shares and the present stages."""
+    def made(self, experts: Experts, pipelines: tuple[Pipeline, ...]) -> Layout:
+        """Return the next layout, with these experts and pipelines."""
         return replace(
             self._view.layout,
             generation=self._view.next_generation,
             experts=experts,
-            batch_shares=batch_shares,
+            pipelines=pipelines,
             speeds=self.slow_speeds,
         )
 
-    def _batch_shares(self) -> tuple[tuple[int, float], ...]:
-        """Return batch shares by speed; those of pipelines let all pipelines end together."""
+    def _with_batch_shares(self) -> tuple[Pipeline, ...]:
+        """Return the pipelines with batch shares by speed, so that they end together."""
         view, problem = self._view, self._pricing.problem
+        pipelines = view.layout.pipelines
         if problem is not None:
-            return batch_shares_of(with_other_rows(problem.now, problem))
+            shares = batch_shares_of(with_other_rows(problem.now, problem))
+            return with_batch_shares(pipelines, shares)
         speeds = self._pricing.speeds
         rows_per_step = view.shape.rows_per_step
         rows = batch_rows(rows_per_step, {r: speeds[r] for r, _ in view.layout.batch_shares})
-        return tuple((rank, count / rows_per_step) for rank, count in rows.items())
+        return with_batch_shares(pipelines, (count / rows_per_step for count in rows.values()))
 
 
 def _row_s(view: PlanningSnapshot) -> float:

@@ -293,7 +293,7 @@ def _why_wait(
         ranks = format_ranks(more)
         text = f", and gives ranks {ranks}, which are cordoned, more work"
         return Wait(code=WaitCode.CORDONED, text=text)
-    if layout.stages == view.layout.stages:
+    if layout.mesh == view.layout.mesh:
         return None
     limit = now.config.max_moved_bytes
     if limit and now.pricing.moved(layout).total_bytes > limit:
@@ -414,7 +414,7 @@ def _safer(
     config, pricing, plan = now.config, now.pricing, search.replicas
     if plan is None:
         return None
-    layout = search.made(plan.experts, shared.batch_shares)
+    layout = search.made(plan.experts, shared.pipelines)
     if _must_wait(view, MitigationLevel.MOVE_REPLICAS, layout) or cordons.ranks_given_work(
         view, layout
     ):
@@ -459,8 +459,8 @@ def _backoff_notes(view: PlanningSnapshot, decided: MitigationLevel) -> str:
 
 def _is_elsewhere(layout: Layout, baseline: Layout) -> bool:
     """Whether `baseline` has the same ranks and another distribution of work."""
-    here = (layout.stages, layout.experts, layout.batch_shares, layout.speeds)
-    there = (baseline.stages, baseline.experts, baseline.batch_shares, baseline.speeds)
+    here = (layout.pipelines, layout.experts, layout.speeds)
+    there = (baseline.pipelines, baseline.experts, baseline.speeds)
     return baseline.ranks == layout.ranks and here != there
 
 

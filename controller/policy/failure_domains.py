@@ -72,7 +72,7 @@ def num_narrow(layout: Layout, floor: SpreadFloor) -> int:
 
 
 def _num_narrow(layout: Layout, layer: int, floor: SpreadFloor) -> int:
-    ranks = layout.stage_of(layer).ranks
+    ranks = layout.ranks_of_layer(layer)
     names = [
         (least, {rank: domain_of_rank(domain_of, rank) for rank in ranks})
         for least, domain_of in floor.levels

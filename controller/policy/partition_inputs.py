@@ -40,8 +40,8 @@ def problem_of(
         unevenness: How much longer the experts' work takes than if it were spread evenly.
 
     Raises:
-        ValueError: Times are not measured yet, a pipeline has fewer rows than micro-batches, or
-            the schedule is unknown.
+        ValueError: Times are not measured yet, the layout is not regular, a pipeline has fewer rows
+            than micro-batches, or the schedule is unknown.
     """
     if view.shape.schedule is None:
         raise ValueError(
@@ -50,6 +50,8 @@ def problem_of(
         )
     if view.work.keys() < set(view.layout.working):
         raise ValueError("the times of its stages are not measured yet")
+    if not view.layout.is_regular:
+        raise ValueError("its pipelines have cuts or runs of their own, which are not planned live")
     now = as_partition(view, view.layout)
     baseline = view.baseline
     speeds = view.speeds
@@ -104,10 +106,10 @@ def unevenness_of(
     of rows spread evenly over its ranks' speeds. 1 without experts.
     """
     worst = 1.0
-    for stage in layout.stages:
-        whole = sum(speeds[rank] for rank in stage.ranks)
+    for span in layout.spans:
+        whole = sum(speeds[rank] for rank in layout.ranks_of_layer(span.start))
         taken = fluid = 0.0
-        for layer in range(stage.first_layer, stage.end_layer):
+        for layer in span:
             rows: dict[int, float] = {}
             for replicas, load in zip(layout.experts[layer], loads[layer], strict=True):
                 for replica in replicas:
@@ -127,8 +129,9 @@ def _model_cost(view: PlanningSnapshot) -> ModelCost:
     """
     layout, shape = view.layout, view.shape
     per_row = (1.0 + BACKWARD_RATIO) * shape.rows_per_step
-    number = [stage.end_layer - stage.first_layer for stage in layout.stages]
-    dense = [sum(view.work[rank].dense_s for rank in stage.ranks) for stage in layout.stages]
+    number = [len(span) for span in layout.spans]
+    on_spans = [layout.ranks_of_layer(span.start) for span in layout.spans]
+    dense = [sum(view.work[rank].dense_s for rank in ranks) for ranks in on_spans]
     layer_s, head_s = dense[-1] / number[-1], 0.0
     if len(number) > 1:
         layer_s = sum(dense[:-1]) / sum(number[:-1])
@@ -152,8 +155,8 @@ def _model_cost(view: PlanningSnapshot) -> ModelCost:
             )
             for experts in layout.experts
         ),
-        num_attention_shards=layout.num_virtual_shards,
-        num_mlp_shards=layout.num_virtual_shards,
+        num_attention_shards=layout.num_attention_shards,
+        num_mlp_shards=layout.num_mlp_shards,
         boundary_bytes=0.0,
         head_s=head_s / per_row,
         # Per rank and step: each micro-batch launches each layer of the stage once.

@@ -85,7 +85,7 @@ class Pricing:
 
     def cost_s(self, layout: Layout) -> float:
         """Return the seconds that the move to the layout takes."""
-        is_repartition = layout.stages != self.view.layout.stages
+        is_repartition = layout.mesh != self.view.layout.mesh
         return cost_s(self.moved(layout), self.costs, is_repartition=is_repartition)
 
     def _own_splits(self, layout: Layout) -> tuple[Split, ...] | None:

@@ -1,8 +1,8 @@
 """Candidates with other tensor shards, other layers per stage, or a rank left out. Pure.
 
-The partition planner is restricted to what a layout can express: all pipelines form one expert
-group with the same stage boundaries and the same number of micro-batches. Its result becomes a
-layout with a placement of experts. Called by `candidates.py`.
+The partition planner is restricted to regular layouts: all pipelines form one expert group with the
+same stage boundaries and the same number of micro-batches. Its result becomes a layout with a
+placement of experts. Called by `candidates.py`.
 """
 
 from collections.abc import Sequence
@@ -81,22 +81,20 @@ def repartitions(
 def difference(new: Layout, old: Layout) -> str:
     """Describe which layers and shards move from `old` to `new`; empty: none."""
     words = []
-    counts = [
-        "+".join(str(stage.end_layer - stage.first_layer) for stage in layout.stages)
-        for layout in (old, new)
-    ]
+    counts = ["+".join(str(len(span)) for span in layout.spans) for layout in (old, new)]
     if counts[0] != counts[1]:
         words.append(f"layers of the stages {counts[0]} -> {counts[1]}")
-    before = {run.rank: run for stage in old.stages for group in stage.groups for run in group}
+    before = {run.rank: run for stages in old.mesh for stage in stages for run in stage.attention}
     changed = []
-    for stage in new.stages:
-        for group in stage.groups:
-            known = [before[run.rank] for run in group if run.rank in before]
-            if known != list(group):
+    for span in new.spans:
+        for stage in new.stages_of_layer(span.start):
+            known = [before[run.rank] for run in stage.attention if run.rank in before]
+            if known != list(stage.attention):
                 sizes = [
-                    "+".join(str(run.end - run.first) for run in runs) for runs in (known, group)
+                    "+".join(str(run.end - run.first) for run in runs)
+                    for runs in (known, stage.attention)
                 ]
-                names = ", ".join(str(run.rank) for run in group)
+                names = ", ".join(map(str, stage.group))
                 changed.append(f"shards {sizes[0]} -> {sizes[1]} on ranks {names}")
     words += changed[:MAX_GROUPS_SHOWN]
     if len(changed) > MAX_GROUPS_SHOWN:

@@ -227,11 +227,12 @@ def _planned(
 def _alike_layers(layout: Layout) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return (ranks, layers) to plan together: of one stage, with the same number of experts."""
     found = []
-    for stage in layout.stages:
+    for span in layout.spans:
         by_number: dict[int, list[int]] = {}
-        for layer in range(stage.first_layer, stage.end_layer):
+        for layer in span:
             by_number.setdefault(len(layout.experts[layer]), []).append(layer)
-        found += [(stage.ranks, tuple(layers)) for number, layers in by_number.items() if number]
+        ranks = layout.ranks_of_layer(span.start)
+        found += [(ranks, tuple(layers)) for number, layers in by_number.items() if number]
     return found
 
 

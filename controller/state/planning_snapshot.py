@@ -105,10 +105,8 @@ class PlanningSnapshot:
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether the layout has stages or tensor groups."""
-        return len(self.layout.stages) > 1 or any(
-            len(group) > 1 for group in self.layout.stages[0].groups
-        )
+        """Whether a pipeline has several stages or a tensor group."""
+        return any(len(stages) > 1 or len(stages[0].attention) > 1 for stages in self.layout.mesh)
 
     @property
     def speeds(self) -> dict[int, float]:

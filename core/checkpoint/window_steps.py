@@ -41,12 +41,14 @@ def window_within_bytes(
 ) -> Window:
     """The shortest window in which no stage's ranks copy more than `rank_bytes` each on average.
 
+    All ranks count as one stage where pipelines have cuts of their own.
+
     Raises:
         ValueError: weights and one state do not fit.
     """
     parts = []
-    for stage in layout.stages:
-        ranks = set(stage.ranks)
+    by_span = [set(layout.ranks_of_layer(span.start)) for span in layout.spans]
+    for ranks in by_span if layout.has_equal_cuts else [set(layout.working)]:
         own = {block: cost for block, cost in costs.items() if ranks & {*layout.holders(block)}}
         parts.append(plan_window(own, rank_bytes * len(ranks)).turns)
     return Window(turns=tuple(tuple(chain(*turn)) for turn in zip_longest(*parts, fillvalue=())))

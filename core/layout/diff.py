@@ -55,7 +55,7 @@ def diff_layouts(
 def moves_layers(old: Layout, new: Layout) -> bool:
     """Whether a rank runs a layer in `new` that it does not run in `old`."""
     return any(
-        not set(new.stage_of(layer).ranks) <= set(old.stage_of(layer).ranks)
+        not set(new.ranks_of_layer(layer)) <= set(old.ranks_of_layer(layer))
         for layer in range(new.num_layers)
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet, ranks_by_layer
 from pacekeeper.core.layout.mesh_resize import add_ranks
 from pacekeeper.core.layout.replica_spread import domain_of_rank, level_shares
 from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
@@ -28,7 +28,7 @@ def grow(
     as slots allow; no expert loses a failure domain by that. Experts below the floor come first: on
     a domain that they lack, then with the missing number of replicas. Existing ranks get a replica
     only where new ranks cannot satisfy the floor. `core/layout/mesh_resize.py` places ranks in
-    stages and groups. Batch shares are proportional to the layout's speeds (1.0 for a new rank);
+    pipelines and groups. Batch shares are proportional to the layout's speeds (1.0 for a new rank);
     shares of experts whose replicas changed level the work of the ranks.
 
     Args:
@@ -45,31 +45,27 @@ def grow(
     fresh = tuple(sorted(set(newcomers)))
     if not fresh or set(fresh) & set(layout.ranks):
         raise ValueError(f"ranks {list(fresh)} cannot join those of {list(layout.ranks)}")
-    pipelines = add_ranks(layout, fresh)
+    mesh = add_ranks(layout, fresh)
     speed, working = layout.speed_by_rank | dict.fromkeys(fresh, 1.0), set(layout.working)
     experts: list[tuple[ReplicaSet, ...]] = []
-    for stage in pipelines.stages:
-        whole = sum(speed[rank] for rank in stage.ranks)
-        pace = {rank: speed[rank] / whole for rank in stage.ranks}
-        new = [rank for rank in stage.ranks if rank not in working]
-        experts += [
+    for layer, ranks in enumerate(ranks_by_layer(mesh.pipelines)):
+        whole = sum(speed[rank] for rank in ranks)
+        experts.append(
             _widened(
                 layout.experts[layer],
-                new,
-                pace,
+                [rank for rank in ranks if rank not in working],
+                {rank: speed[rank] / whole for rank in ranks},
                 floor,
                 _order(layer, len(layout.experts[layer])),
                 _of(layer, lost),
             )
-            for layer in range(stage.first_layer, stage.end_layer)
-        ]
+        )
     return replace(
         layout,
         generation=generation,
-        stages=pipelines.stages,
+        pipelines=mesh.pipelines,
         experts=tuple(experts),
-        batch_shares=pipelines.batch_shares,
-        standing_by=pipelines.standing_by,
+        standing_by=mesh.standing_by,
     )
 
 

@@ -1,30 +1,21 @@
 """The layout: which rank holds which block of the model and computes which share of the work.
 
-Pure data with its invariants; `holders` maps a block to ranks. The difference of two layouts:
-`core/layout/diff.py`; JSON form: `core/layout/codec.py`; without dead ranks:
-`core/layout/shrink.py`.
+Pure data with its invariants; `holders` maps a block to ranks. The layout that a job starts with:
+`core/layout/even_layout.py`; the difference of two layouts: `core/layout/diff.py`; JSON form:
+`core/layout/codec.py`; without dead ranks: `core/layout/shrink.py`.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import pairwise
 from math import inf, isfinite
 from operator import lt
-from types import MappingProxyType
 
 from pacekeeper.core.layout.apportion import apportion
-from pacekeeper.core.layout.replica_spread import (
-    NO_DOMAINS,
-    DomainOf,
-    domain_of_rank,
-    level_shares,
-    spread_replicas,
-)
 
 SHARE_TOLERANCE = 1e-6
-NO_SPEEDS: Mapping[int, float] = MappingProxyType({})
 
 
 class BlockKind(StrEnum):
@@ -34,7 +25,7 @@ class BlockKind(StrEnum):
     HEAD = "head"
     NORM_ROUTER = "norm_router"  # of one layer
     ATTENTION = "attention"  # one virtual shard of one layer
-    DENSE_MLP = "dense_mlp"  # one virtual shard of one layer without experts
+    DENSE_MLP = "dense_mlp"  # one virtual shard of one layer: all its MLP, or its shared experts
     EXPERT = "expert"  # one expert of one layer
 
 
@@ -79,22 +70,120 @@ class ShardRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Layers [first_layer, end_layer) and the ranks that run them.
+    """Layers [first_layer, end_layer) of one pipeline, on the ranks of one tensor group.
 
-    One group per data-parallel coordinate, as in all stages; its runs cover all virtual shards.
+    Attributes:
+        first_layer: the first layer that the group runs.
+        end_layer: the layer after the last.
+        attention: the group's runs; they cover all attention shards of a layer in order.
+        mlp: the runs of the same ranks, in the same order, over the MLP shards of a layer. A rank
+            may have an empty run [n, n) of one kind.
+
+    Raises:
+        ValueError: there is no layer or rank, runs do not cover the shards in order, a rank repeats
+            or has no shard of either kind.
     """
 
     first_layer: int
     end_layer: int
-    groups: tuple[tuple[ShardRun, ...], ...]
+    attention: tuple[ShardRun, ...]
+    mlp: tuple[ShardRun, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_layer < self.end_layer:
+            raise ValueError(f"layers {self.first_layer} to {self.end_layer - 1}: not a stage")
+        ranks = self.group
+        if not ranks:
+            raise ValueError(f"the stage of layer {self.first_layer} has no rank")
+        if min(ranks) < 0:
+            raise ValueError(f"ranks count from 0, got {min(ranks)}")
+        _check_cover(self.attention)
+        if self.mlp is self.attention or self.mlp == self.attention:
+            sizes = [run.end - run.first for run in self.attention]
+        else:
+            _check_cover(self.mlp)
+            if ranks != tuple(run.rank for run in self.mlp):
+                raise ValueError("attention and MLP runs must name the same ranks in one order")
+            both = zip(self.attention, self.mlp, strict=True)
+            sizes = [a.end - a.first + m.end - m.first for a, m in both]
+        if min(sizes) < 1:
+            raise ValueError(f"ranks {list(ranks)} of a group: one of them has no shard")
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """The ranks of the tensor group, in the order of their runs."""
+        return tuple(run.rank for run in self.attention)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted({run.rank for group in self.groups for run in group}))
+        """The ranks of the tensor group, ascending."""
+        return tuple(sorted(self.group))
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers the stage runs."""
+        return self.end_layer - self.first_layer
+
+    def runs(self, kind: BlockKind) -> tuple[ShardRun, ...]:
+        """The runs of this kind of shards: `ATTENTION` or `DENSE_MLP`."""
+        return self.attention if kind is BlockKind.ATTENTION else self.mlp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """The stages of one data-parallel rank and its share of the batch.
+
+    Raises:
+        ValueError: stages do not cover the layers in order.
+    """
+
+    stages: tuple[Stage, ...]
+    batch_share: float
+
+    def __post_init__(self) -> None:
+        next_layer = 0
+        for stage in self.stages:
+            if stage.first_layer != next_layer:
+                raise ValueError("stages must cover the layers in order, without gap or overlap")
+            next_layer = stage.end_layer
+        if not self.stages:
+            raise ValueError("a pipeline needs at least one stage")
+
+    @property
+    def leader(self) -> int:
+        """The rank that names the pipeline: the first of its first stage."""
+        return self.stages[0].attention[0].rank
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The layer after the last of each stage."""
+        return tuple(stage.end_layer for stage in self.stages)
 
 
 ReplicaSet = tuple[ExpertReplica, ...]
 """The replicas of one expert, in ascending rank order; shares add up to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Layers [first, end) that no pipeline cuts, and the stage of each pipeline that runs them."""
+
+    first: int
+    end: int
+    stages: tuple[Stage, ...]
+    ranks: tuple[int, ...]
+    shards: dict[BlockKind, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+    def holders(self, kind: BlockKind) -> tuple[tuple[int, ...], ...]:
+        """The ranks that hold each shard of a layer, ascending."""
+        if kind not in self.shards:
+            found: list[list[int]] = [[] for _ in range(self.stages[0].runs(kind)[-1].end)]
+            for stage in self.stages:
+                for run in stage.runs(kind):
+                    for shard in range(run.first, run.end):
+                        found[shard].append(run.rank)
+            self.shards[kind] = tuple(tuple(sorted(ranks)) for ranks in found)
+        return self.shards[kind]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +191,15 @@ class Layout:
     """Which rank holds what and computes which share, under one generation number.
 
     Attributes:
-        experts: `experts[layer][expert]` is the expert's `ReplicaSet`; a dense layer has no
-            experts.
-        batch_shares: one (rank, share) per data-parallel coordinate, first stage's ranks,
-            ascending.
+        generation: counts the layouts of a job from 1.
+        num_attention_shards: the virtual shards of a layer's attention.
+        num_mlp_shards: the virtual shards of a layer's dense MLP.
+        pipelines: in ascending order of their leaders. Each has its own stages, tensor groups and
+            batch share; the shares add up to 1.
+        experts: `experts[layer][expert]` is the expert's `ReplicaSet`, on ranks that run the layer
+            in any pipeline; a dense layer has no experts.
+        shared_mlp_layers: the layers, ascending, that have a dense MLP beside their experts (shared
+            experts). A layer without experts always has one.
         speeds: ranks, ascending, that get less expert work than their peers (speed 1.0). A trainer
             that splits tokens in every step divides by them; the replicas' shares are then its
             forecast.
@@ -117,36 +211,59 @@ class Layout:
     """
 
     generation: int
-    num_virtual_shards: int
-    stages: tuple[Stage, ...]
+    num_attention_shards: int
+    num_mlp_shards: int
+    pipelines: tuple[Pipeline, ...]
     experts: tuple[tuple[ReplicaSet, ...], ...]
-    batch_shares: tuple[tuple[int, float], ...]
+    shared_mlp_layers: tuple[int, ...] = ()
     speeds: tuple[tuple[int, float], ...] = ()
     standing_by: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_stages(self)
+        _check_pipelines(self)
         _check_standing_by(self)
         _check_speeds(self)
-        for layer, layer_experts in enumerate(self.experts):
-            stage_ranks = set(self.stage_of(layer).ranks) if layer_experts else set()
-            for expert, replicas in enumerate(layer_experts):
-                where, ranks = (
-                    f"layer {layer} expert {expert}",
-                    [replica.rank for replica in replicas],
-                )
-                _check_shares(where, ranks, [replica.share for replica in replicas])
-                strangers = set(ranks) - stage_ranks
-                if strangers:
-                    raise ValueError(f"{where}: ranks {sorted(strangers)} run other layers")
-        ranks = [rank for rank, _ in self.batch_shares]
-        _check_shares("batch", ranks, [share for _, share in self.batch_shares])
-        if ranks != [group[0].rank for group in self.stages[0].groups]:
-            raise ValueError("batch shares must name the first rank of each data-parallel group")
+        with_experts = {layer for layer, experts in enumerate(self.experts) if experts}
+        shared = self.shared_mlp_layers
+        if list(shared) != sorted(with_experts.intersection(shared)):
+            raise ValueError(f"shared_mlp_layers: must have experts and ascend, got {list(shared)}")
+        for span in self._spans:
+            there = frozenset(span.ranks)
+            for layer in range(span.first, span.end):
+                for expert, replicas in enumerate(self.experts[layer]):
+                    ranks = [replica.rank for replica in replicas]
+                    where = "layer", layer, "expert", expert
+                    _check_shares(where, ranks, [replica.share for replica in replicas])
+                    if not there.issuperset(ranks):
+                        strangers = sorted(set(ranks) - there)
+                        raise ValueError(f"{_text(where)}: ranks {strangers} run other layers")
+        _check_shares(("batch",), *zip(*self.batch_shares, strict=True))
 
     @property
     def num_layers(self) -> int:
         return len(self.experts)
+
+    @cached_property
+    def batch_shares(self) -> tuple[tuple[int, float], ...]:
+        """(leader, batch share) of each pipeline."""
+        return tuple((pipeline.leader, pipeline.batch_share) for pipeline in self.pipelines)
+
+    @property
+    def mesh(self) -> tuple[tuple[Stage, ...], ...]:
+        """The stages of each pipeline: where layers and shards lie, without any share."""
+        return tuple(pipeline.stages for pipeline in self.pipelines)
+
+    @cached_property
+    def has_equal_cuts(self) -> bool:
+        """Whether all pipelines have the same number of stages, of the same layers."""
+        return len({pipeline.ends for pipeline in self.pipelines}) == 1
+
+    @cached_property
+    def is_regular(self) -> bool:
+        """Whether pipelines have equal cuts, and each rank one run for attention and MLP."""
+        return self.has_equal_cuts and all(
+            stage.attention == stage.mlp for stages in self.mesh for stage in stages
+        )
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -156,13 +273,22 @@ class Layout:
     @cached_property
     def working(self) -> tuple[int, ...]:
         """The ranks with work, ascending: all but the standby ranks."""
-        return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
+        return tuple(sorted(self.places))
+
+    @cached_property
+    def places(self) -> dict[int, tuple[int, int]]:
+        """(stage, pipeline) of each rank with work, in the order of pipelines."""
+        return {
+            run.rank: (number, at)
+            for at, stages in enumerate(self.mesh)
+            for number, stage in enumerate(stages)
+            for run in stage.attention
+        }
 
     @cached_property
     def num_ranks_by_layer(self) -> tuple[int, ...]:
         """The number of ranks that run each layer."""
-        sizes = ([len(one.ranks)] * (one.end_layer - one.first_layer) for one in self.stages)
-        return tuple(chain.from_iterable(sizes))
+        return tuple(len(span.ranks) for span in self._span_by_layer)
 
     @cached_property
     def speed_by_rank(self) -> dict[int, float]:
@@ -179,43 +305,71 @@ class Layout:
             for replica in replicas
         )
 
-    def stage_of(self, layer: int) -> Stage:
-        """The stage that runs `layer`. Raises ValueError for a layer the model lacks."""
-        for stage in self.stages:
-            if stage.first_layer <= layer < stage.end_layer:
-                return stage
-        raise ValueError(f"no layer {layer}")
+    @property
+    def spans(self) -> tuple[range, ...]:
+        """The largest ranges of layers that no pipeline cuts: its stages, where all cuts are equal.
+
+        The layers of a span run on the same ranks, and their shards lie on the same ranks.
+        """
+        return tuple(range(span.first, span.end) for span in self._spans)
+
+    @cached_property
+    def _spans(self) -> tuple[_Span, ...]:
+        return _spans(self.pipelines)
+
+    @cached_property
+    def _span_by_layer(self) -> tuple[_Span, ...]:
+        return tuple(span for span in self._spans for _ in range(span.first, span.end))
+
+    def _span_of(self, layer: int) -> _Span:
+        if not 0 <= layer < len(self.experts):
+            raise ValueError(f"no layer {layer}")
+        return self._span_by_layer[layer]
+
+    def stages_of_layer(self, layer: int) -> tuple[Stage, ...]:
+        """The stage of each pipeline that runs `layer`. Raises ValueError: no such layer."""
+        return self._span_of(layer).stages
+
+    def ranks_of_layer(self, layer: int) -> tuple[int, ...]:
+        """The ranks that run `layer`, ascending. Raises ValueError: no such layer."""
+        return self._span_of(layer).ranks
+
+    def has_dense_mlp(self, layer: int) -> bool:
+        """Whether `layer` has `DENSE_MLP` blocks."""
+        return not self.experts[layer] or layer in self.shared_mlp_layers
 
     def holders(self, block: Block) -> tuple[int, ...]:
         """The ranks that hold `block`, ascending. Raises ValueError for a block the model lacks."""
         match block.kind:
             case BlockKind.EMBEDDING:
-                return self.stages[0].ranks
+                return self._spans[0].ranks
             case BlockKind.HEAD:
-                return self.stages[-1].ranks
+                return self._spans[-1].ranks
             case BlockKind.EXPERT:
-                self.stage_of(block.layer)
+                self._span_of(block.layer)
                 if not 0 <= block.index < len(self.experts[block.layer]):
                     raise ValueError(f"layer {block.layer} has no expert {block.index}")
                 return tuple(replica.rank for replica in self.experts[block.layer][block.index])
             case BlockKind.NORM_ROUTER:
-                return self.stage_of(block.layer).ranks
+                return self._span_of(block.layer).ranks
             case BlockKind.ATTENTION | BlockKind.DENSE_MLP:
-                if not 0 <= block.index < self.num_virtual_shards:
-                    raise ValueError(f"layer {block.layer} has no virtual shard {block.index}")
-                if block.kind is BlockKind.DENSE_MLP and self.experts[block.layer]:
+                held = self._span_of(block.layer).holders(block.kind)
+                if block.kind is BlockKind.DENSE_MLP and not self.has_dense_mlp(block.layer):
                     raise ValueError(f"layer {block.layer} has experts instead of a dense MLP")
-                runs = (run for group in self.stage_of(block.layer).groups for run in group)
-                return tuple(sorted(r.rank for r in runs if r.first <= block.index < r.end))
+                if not 0 <= block.index < len(held):
+                    raise ValueError(f"layer {block.layer} has no virtual shard {block.index}")
+                return held[block.index]
 
     def blocks(self) -> Iterator[Block]:
         """Every block of the model, each once, in a fixed order."""
         yield Block(BlockKind.EMBEDDING)
         for layer, layer_experts in enumerate(self.experts):
             yield Block(BlockKind.NORM_ROUTER, layer)
-            for shard in range(self.num_virtual_shards):
-                yield Block(BlockKind.ATTENTION, layer, shard)
-                if not layer_experts:
+            num_mlp_shards = self.num_mlp_shards if self.has_dense_mlp(layer) else 0
+            for shard in range(max(self.num_attention_shards, num_mlp_shards)):
+                if shard < self.num_attention_shards:
+                    yield Block(BlockKind.ATTENTION, layer, shard)
+                if shard < num_mlp_shards:
                     yield Block(BlockKind.DENSE_MLP, layer, shard)
             for expert in range(len(layer_experts)):
                 yield Block(BlockKind.EXPERT, layer, expert)
@@ -229,29 +383,23 @@ class Layout:
             if any(replica.rank == rank for replica in replicas)
         )
 
-    def shards_on(self, rank: int, layer: int) -> tuple[int, ...]:
-        """The virtual shards of `layer` that `rank` holds, ascending."""
-        runs = (run for group in self.stage_of(layer).groups for run in group)
+    def shards_on(self, rank: int, layer: int, kind: BlockKind) -> tuple[int, ...]:
+        """The virtual shards of this kind of `layer` that `rank` holds, ascending."""
+        runs = (run for stage in self.stages_of_layer(layer) for run in stage.runs(kind))
         return tuple(n for run in runs if run.rank == rank for n in range(run.first, run.end))
 
     def place_of(self, rank: int) -> tuple[int, int]:
-        """(stage, data-parallel coordinate). Raises ValueError for a rank without work."""
-        for number, stage in enumerate(self.stages):
-            for coordinate, group in enumerate(stage.groups):
-                if any(run.rank == rank for run in group):
-                    return number, coordinate
-        raise ValueError(f"rank {rank} has no part")
+        """(stage, pipeline) of `rank`. Raises ValueError for a rank without work."""
+        if rank not in self.places:
+            raise ValueError(f"rank {rank} has no part")
+        return self.places[rank]
 
-    def batch_rank(self, rank: int) -> int:
-        """The rank whose batch share `rank` works on: the first of its data-parallel coordinate.
-
-        Raises ValueError for a rank the layout lacks.
-        """
-        _, coordinate = self.place_of(rank)
-        return self.stages[0].groups[coordinate][0].rank
+    def pipeline_of(self, rank: int) -> Pipeline:
+        """The pipeline that `rank` works in. Raises ValueError for a rank without work."""
+        return self.pipelines[self.place_of(rank)[1]]
 
     def rows_of(self, num_rows: int) -> dict[int, int]:
-        """How many of the global batch's `num_rows` rows each data-parallel rank computes."""
+        """How many of the global batch's `num_rows` rows each pipeline computes, by its leader."""
         return dict(
             zip(
                 (rank for rank, _ in self.batch_shares),
@@ -261,149 +409,59 @@ class Layout:
         )
 
 
-def even_layout(
-    *,
-    ranks: Iterable[int],
-    num_layers: int,
-    num_experts: int,
-    replicas: int,
-    domain_of: DomainOf = NO_DOMAINS,
-    num_virtual_shards: int = 1,
-    num_stages: int = 1,
-    tensor_size: int = 1,
-    generation: int = 1,
-) -> Layout:
-    """The layout a job starts with: equal work on every rank.
-
-    The `num_stages` groups of a pipeline lie in as few failure domains (nodes) as possible: a node
-    that fails takes whole pipelines with it, and the others hold the same state. The replicas of an
-    expert lie in as many domains as possible, those of a stage's layers in the same few sets of
-    domains (`spread_replicas`). Ranks of domains of equal size get the same number of slots, give
-    or take one.
-
-    Args:
-        ranks: all ranks of the job.
-        num_layers: layers of the model.
-        num_experts: experts per layer; 0: a dense model.
-        replicas: replicas of each expert.
-        domain_of: the failure domain of each rank; default: every rank is its own.
-        num_virtual_shards: tensor shards of a layer that can move separately.
-        num_stages: pipeline stages.
-        tensor_size: ranks of a tensor group.
-        generation: the number of the layout.
-
-    Raises:
-        ValueError: there are too few ranks, layers or shards, or ranks are left over.
-    """
-    stages = _even_stages(
-        _by_domain(ranks, domain_of), num_layers, num_virtual_shards, num_stages, tensor_size
-    )
-    fewest = min(len(stage.ranks) for stage in stages)
-    if not 1 <= replicas <= fewest:
-        raise ValueError(f"{replicas} replicas of an expert need as many ranks, got {fewest}")
-    layers = []
-    for stage in stages:
-        for layer in range(stage.first_layer, stage.end_layer):
-            placed = spread_replicas(num_experts, replicas, stage.ranks, domain_of, turn=layer)
-            shares = level_shares(placed, {}, 1.0)
-            layers.append(
-                tuple(tuple(ExpertReplica(r, share) for r, share in on.items()) for on in shares)
-            )
-    first = [group[0].rank for group in stages[0].groups]
-    return Layout(
-        generation=generation,
-        num_virtual_shards=num_virtual_shards,
-        stages=stages,
-        experts=tuple(layers),
-        batch_shares=tuple((rank, 1.0 / len(first)) for rank in first),
-    )
+def ranks_by_layer(pipelines: Sequence[Pipeline]) -> list[tuple[int, ...]]:
+    """The ranks that run each layer, ascending."""
+    spans = _spans(pipelines)
+    return [span.ranks for span in spans for _ in range(span.first, span.end)]
 
 
-def shard_runs(
-    ranks: Sequence[int], num_shards: int, speeds: Mapping[int, float] = NO_SPEEDS
-) -> tuple[ShardRun, ...]:
-    """The runs of a tensor group: at least one shard per rank, the rest by speed.
-
-    Args:
-        ranks: the ranks of the group, in the order of their runs.
-        num_shards: the virtual shards to distribute.
-        speeds: relative speed by rank; 1.0 for ranks that it does not name.
-
-    Raises:
-        ValueError: there are more ranks than shards.
-    """
-    if not 1 <= len(ranks) <= num_shards:
-        raise ValueError(f"{num_shards} virtual shards do not make runs for {len(ranks)} ranks")
-    more = apportion(num_shards - len(ranks), [speeds.get(rank, 1.0) for rank in ranks])
-    ends = list(accumulate(1 + count for count in more))
-    return tuple(map(ShardRun, ranks, [0, *ends[:-1]], ends))
-
-
-def _by_domain(ranks: Iterable[int], domain_of: DomainOf) -> tuple[int, ...]:
-    """Ascending, with the ranks of one domain next to each other."""
-    order = sorted(ranks)
-    first: dict[Hashable, int] = {}
-    for rank in order:
-        first.setdefault(domain_of_rank(domain_of, rank), rank)
-    return tuple(sorted(order, key=lambda rank: (first[domain_of_rank(domain_of, rank)], rank)))
-
-
-def _even_stages(
-    ranks: Sequence[int], num_layers: int, num_shards: int, num_stages: int, tensor_size: int
-) -> tuple[Stage, ...]:
-    size = num_stages * tensor_size
-    if not ranks or len(ranks) % size:
-        raise ValueError(
-            f"{num_stages} stages of {tensor_size} ranks each need a multiple of {size} ranks, "
-            f"got {len(ranks)}"
-        )
-    if num_layers < num_stages:
-        raise ValueError(f"{num_layers} layers do not make {num_stages} stages")
-    ends = list(accumulate(apportion(num_layers, [1.0] * num_stages)))
-    groups = [sorted(ranks[at : at + tensor_size]) for at in range(0, len(ranks), tensor_size)]
-    # Coordinates in the order of their first ranks, as batch shares are.
-    pipelines = sorted(groups[at : at + num_stages] for at in range(0, len(groups), num_stages))
+def with_batch_shares(
+    pipelines: Sequence[Pipeline], shares: Iterable[float]
+) -> tuple[Pipeline, ...]:
+    """The same pipelines with these batch shares, in their order."""
     return tuple(
-        Stage(
-            first_layer=first,
-            end_layer=end,
-            groups=tuple(shard_runs(pipeline[number], num_shards) for pipeline in pipelines),
-        )
-        for number, (first, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
+        replace(pipeline, batch_share=share)
+        for pipeline, share in zip(pipelines, shares, strict=True)
     )
 
 
-def _check_stages(layout: Layout) -> None:
+def _spans(pipelines: Sequence[Pipeline]) -> tuple[_Span, ...]:
+    ends = sorted({end for pipeline in pipelines for end in pipeline.ends})
+    spans, at = [], [0] * len(pipelines)
+    for first, end in pairwise([0, *ends]):
+        stages = tuple(p.stages[n] for p, n in zip(pipelines, at, strict=True))
+        ranks = tuple(sorted(run.rank for stage in stages for run in stage.attention))
+        spans.append(_Span(first, end, stages, ranks))
+        at = [n + (stage.end_layer == end) for n, stage in zip(at, stages, strict=True)]
+    return tuple(spans)
+
+
+def _check_cover(runs: Sequence[ShardRun]) -> None:
+    covered = 0
+    for run in runs:
+        if run.first != covered or run.end < run.first:
+            raise ValueError("a group's runs must cover the virtual shards in order")
+        covered = run.end
+
+
+def _check_pipelines(layout: Layout) -> None:
     if layout.generation < 1:
         raise ValueError("generations count from 1")
-    if layout.num_virtual_shards < 1:
-        raise ValueError("a layer has at least one virtual shard")
-    if not layout.stages:
-        raise ValueError("a layout needs at least one stage")
-    next_layer = 0
-    for stage in layout.stages:
-        if stage.first_layer != next_layer or stage.end_layer <= stage.first_layer:
-            raise ValueError("stages must cover the layers in order, without gap or overlap")
-        next_layer = stage.end_layer
-        if not stage.groups:
-            raise ValueError(f"the stage of layer {stage.first_layer} has no rank")
-        ranks = [run.rank for group in stage.groups for run in group]
-        if min(ranks, default=0) < 0:
-            raise ValueError(f"ranks count from 0, got {min(ranks)}")
-        if len(ranks) != len(set(ranks)):
-            raise ValueError("a rank stands in two data-parallel groups of one stage")
-        if len(stage.groups) != len(layout.stages[0].groups):
-            raise ValueError("a pipeline has one group in every stage: their numbers differ")
-        for group in stage.groups:
-            covered = 0
-            for run in group:
-                if run.first != covered or run.end <= run.first:
-                    raise ValueError("a group's runs must cover the virtual shards in order")
-                covered = run.end
-            if covered != layout.num_virtual_shards:
+    shards = layout.num_attention_shards, layout.num_mlp_shards
+    if min(shards) < 1:
+        raise ValueError("a layer has at least one virtual shard of each kind")
+    if not layout.pipelines:
+        raise ValueError("a layout needs at least one pipeline")
+    for pipeline in layout.pipelines:
+        if pipeline.ends[-1] != layout.num_layers:
+            covered = pipeline.ends[-1]
+            raise ValueError(f"stages cover {covered} layers, the model has {layout.num_layers}")
+        for stage in pipeline.stages:
+            if (stage.attention[-1].end, stage.mlp[-1].end) != shards:
                 raise ValueError("a group does not hold all virtual shards")
-    if next_layer != layout.num_layers:
-        raise ValueError(f"stages cover {next_layer} layers, the model has {layout.num_layers}")
+    count = sum(len(stage.attention) for stages in layout.mesh for stage in stages)
+    if count != len(layout.places):
+        raise ValueError("a rank stands in two tensor groups")
 
 
 def _check_standing_by(layout: Layout) -> None:
@@ -423,14 +481,18 @@ def _check_speeds(layout: Layout) -> None:
         raise ValueError("speeds: must be finite and above 0")
 
 
-def _check_shares(what: str, ranks: Sequence[int], shares: Sequence[float]) -> None:
+def _check_shares(what: tuple[object, ...], ranks: Sequence[int], shares: Sequence[float]) -> None:
     """Check one share list; the work per item runs in C, as layouts have tens of thousands."""
     if not ranks:
-        raise ValueError(f"{what}: it has no holder")
+        raise ValueError(f"{_text(what)}: it has no holder")
     if not all(map(lt, ranks, ranks[1:])):
-        raise ValueError(f"{what}: ranks must ascend, each once, got {ranks}")
+        raise ValueError(f"{_text(what)}: ranks must ascend, each once, got {list(ranks)}")
     total = sum(shares)
     if not isfinite(total) or min(shares) < 0.0:
-        raise ValueError(f"{what}: shares must be finite and not negative")
+        raise ValueError(f"{_text(what)}: shares must be finite and not negative")
     if abs(total - 1.0) > SHARE_TOLERANCE:
-        raise ValueError(f"{what}: shares must add up to 1")
+        raise ValueError(f"{_text(what)}: shares must add up to 1")
+
+
+def _text(what: tuple[object, ...]) -> str:
+    return " ".join(map(str, what))

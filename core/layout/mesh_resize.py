@@ -1,27 +1,47 @@
-"""Removes ranks from and adds ranks to the stages and tensor groups of a layout.
+"""Removes ranks from and adds ranks to the pipelines and tensor groups of a layout.
 
-A data-parallel coordinate is a pipeline: one tensor group in each stage. The remaining ranks of a
-group close its gap. The remaining ranks of a pipeline that lost a whole group join the other groups
-of their stages; ranks without room become standby ranks. Standby ranks get no work when others
-leave, unless no other rank is left: a death moves as little as possible.
+The remaining ranks of a group close its gap. Pipelines with equal cuts that lost whole groups share
+their other groups: they make as many pipelines as every stage has groups left, and the ranks beyond
+that join the remaining groups of their layers; ranks without room become standby ranks. A pipeline
+that lost no rank keeps its cuts. Standby ranks get no work when others leave, unless no other rank
+is left: a death moves as little as possible.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout.layout import Layout, ShardRun, Stage, shard_runs
+from pacekeeper.core.layout.even_layout import shard_runs
+from pacekeeper.core.layout.layout import (
+    Block,
+    BlockKind,
+    Layout,
+    Pipeline,
+    ShardRun,
+    Stage,
+    with_batch_shares,
+)
 
 Members = tuple[int, ...]  # of a tensor group, in the order of their runs
+Runs = tuple[ShardRun, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineMesh:
-    """Stages, batch shares by data-parallel coordinate, and standby ranks: fields of a `Layout`."""
+    """Pipelines and standby ranks: fields of a `Layout`."""
 
-    stages: tuple[Stage, ...]
-    batch_shares: tuple[tuple[int, float], ...]
+    pipelines: tuple[Pipeline, ...]
     standing_by: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A pipeline while it changes: the layers [first, end) and the ranks of each stage."""
+
+    layers: list[tuple[int, int]]
+    groups: list[Members]
+    weight: float = 1.0  # relative to other pipelines: its batch share
 
 
 def remove_ranks(
@@ -39,58 +59,62 @@ def remove_ranks(
             has no rank left.
 
     Raises:
-        LostStateError: a stage has no living rank, or a shard no living holder.
+        LostStateError: a layer has no living rank, or a shard no living holder.
     """
-    living = [[_staying(group, gone) for group in stage.groups] for stage in layout.stages]
     if not is_restored:
         _check_held(layout, gone)
+    living = [[_without(stage.group, gone) for stage in stages] for stages in layout.mesh]
     if is_restored and not any(map(any, living)):  # who stood by is all that is left
-        living[0][0] = tuple(r for r in layout.standing_by if r not in gone)[
-            : layout.num_virtual_shards
-        ]
-    stages, living = _without_empty(layout, living)
-    count = min(sum(map(bool, groups)) for groups in living)
-    coordinates = range(len(layout.stages[0].groups))
-    whole = [c for c in coordinates if all(groups[c] for groups in living)]
-    columns = []
-    for groups in living:
-        order = whole + [c for c in coordinates if groups[c] and c not in whole]
-        spare = [rank for c in order[count:] for rank in groups[c]]
-        columns.append((order[:count], _joined([groups[c] for c in order[:count]], spare, layout)))
-    share = dict(layout.batch_shares)
-    shares = [
-        share[layout.stages[0].groups[c][0].rank] * _left(layout, stages, living, c)
-        for c in columns[0][0]
+        left = tuple(rank for rank in layout.standing_by if rank not in gone)
+        living[0][0] = left[: _most_ranks(layout)]
+    drafts, spare = list[_Draft](), list[tuple[int, Stage]]()
+    for numbers in _kept_classes(layout, living):
+        made, more = _recombined(layout, numbers, living)
+        drafts, spare = drafts + made, spare + more
+    placed = {rank for draft in drafts for group in draft.groups for rank in group}
+    placed |= {rank for rank, _ in spare}
+    spare += [
+        (rank, stage)
+        for stages, groups in zip(layout.mesh, living, strict=True)
+        for stage, group in zip(stages, groups, strict=True)
+        for rank in group
+        if rank not in placed
     ]
-    made = [groups for _, groups in columns]
-    return _arranged(layout, stages, made, shares, set(layout.ranks).difference(gone))
+    for rank, stage in spare:
+        _join(drafts, rank, layout.speed_by_rank, below=_most_ranks(layout), near=stage)
+    return _arranged(layout, drafts, set(layout.ranks).difference(gone), layout.speed_by_rank)
 
 
 def add_ranks(layout: Layout, newcomers: Sequence[int]) -> PipelineMesh:
     """The mesh of `layout` with `newcomers`, which hold no state yet.
 
     New ranks first fill groups that are smaller than the largest, the weakest first; then they form
-    whole pipelines; the rest joins the weakest groups. Batch shares are proportional to the speed
-    of each pipeline's weakest group.
+    whole pipelines, with the cuts that most pipelines have; the rest joins the weakest groups.
+    Batch shares are proportional to the speed of each pipeline's weakest group, per layer where
+    cuts differ.
     """
     speeds = layout.speed_by_rank | dict.fromkeys(newcomers, 1.0)
-    columns = [[_staying(group, ()) for group in stage.groups] for stage in layout.stages]
-    size = max(len(group) for groups in columns for group in groups)
-    left = sorted([*newcomers, *_welcome(layout)])
-    while left and (place := _weakest(columns, speeds, below=size)) is not None:
-        _add(columns, place, left.pop(0))
-    while len(left) >= size * len(columns):
-        for groups in columns:
-            groups.append(tuple(left[:size]))
-            del left[:size]
-    most = layout.num_virtual_shards
-    while left and (place := _weakest(columns, speeds, below=most)) is not None:
-        _add(columns, place, left.pop(0))
-    pace = [
-        min(sum(speeds[rank] for rank in groups[c]) for groups in columns)
-        for c in range(len(columns[0]))
+    drafts = [
+        _Draft(layers=_layers(stages), groups=[stage.group for stage in stages])
+        for stages in layout.mesh
     ]
-    return _arranged(layout, layout.stages, columns, pace, {*layout.ranks, *newcomers})
+    size = max(len(group) for draft in drafts for group in draft.groups)
+    left = sorted([*newcomers, *_welcome(layout)])
+    while left and _join(drafts, left[0], speeds, below=size):
+        left.pop(0)
+    (ends, _), *_ = Counter(pipeline.ends for pipeline in layout.pipelines).most_common(1)
+    while len(left) >= size * len(ends):
+        groups = [tuple(left[at : at + size]) for at in range(0, size * len(ends), size)]
+        drafts.append(_Draft(layers=list(zip((0, *ends), ends, strict=False)), groups=groups))
+        del left[: size * len(ends)]
+    while left and _join(drafts, left[0], speeds, below=_most_ranks(layout)):
+        left.pop(0)
+    for draft in drafts:
+        draft.weight = min(
+            sum(speeds[rank] for rank in group) / (1 if layout.has_equal_cuts else end - first)
+            for (first, end), group in zip(draft.layers, draft.groups, strict=True)
+        )
+    return _arranged(layout, drafts, {*layout.ranks, *newcomers}, speeds)
 
 
 def _welcome(layout: Layout) -> list[int]:
@@ -98,109 +122,171 @@ def _welcome(layout: Layout) -> list[int]:
     return [rank for rank in layout.standing_by if rank not in dict(layout.speeds)]
 
 
-def _staying(group: Sequence[ShardRun], gone: Collection[int]) -> Members:
-    return tuple(run.rank for run in group if run.rank not in gone)
+def _most_ranks(layout: Layout) -> int:
+    """The most ranks that a tensor group can have: each needs a shard of one kind."""
+    return max(layout.num_attention_shards, layout.num_mlp_shards)
+
+
+def _without(group: Members, gone: Collection[int]) -> Members:
+    return tuple(rank for rank in group if rank not in gone)
+
+
+def _layers(stages: Sequence[Stage]) -> list[tuple[int, int]]:
+    return [(stage.first_layer, stage.end_layer) for stage in stages]
 
 
 def _check_held(layout: Layout, gone: Collection[int]) -> None:
-    for stage in layout.stages:
-        layers = f"layers {stage.first_layer} to {stage.end_layer - 1}"
-        runs = [run for group in stage.groups for run in group if run.rank not in gone]
-        if not runs:
+    names = {BlockKind.ATTENTION: "attention", BlockKind.DENSE_MLP: "MLP"}
+    for span in layout.spans:
+        layers = f"layers {span.start} to {span.stop - 1}"
+        if set(layout.ranks_of_layer(span.start)) <= set(gone):
             raise LostStateError(
                 f"no living rank holds {layers}", remedy="restart from a checkpoint"
             )
-        held = {shard for run in runs for shard in range(run.first, run.end)}
-        lost = [shard for shard in range(layout.num_virtual_shards) if shard not in held]
-        if lost:
-            raise LostStateError(
-                f"no living rank holds the attention shards {lost} of {layers}",
-                remedy="restart from a checkpoint, with more data-parallel pipelines",
-            )
+        dense = next((layer for layer in span if layout.has_dense_mlp(layer)), None)
+        for kind, layer, count in (
+            (BlockKind.ATTENTION, span.start, layout.num_attention_shards),
+            (BlockKind.DENSE_MLP, dense, layout.num_mlp_shards),
+        ):
+            if layer is None:
+                continue
+            held = [layout.holders(Block(kind, layer, shard)) for shard in range(count)]
+            lost = [shard for shard, on in enumerate(held) if all(rank in gone for rank in on)]
+            if lost:
+                raise LostStateError(
+                    f"no living rank holds the {names[kind]} shards {lost} of {layers}",
+                    remedy="restart from a checkpoint, with more data-parallel pipelines",
+                )
 
 
-def _without_empty(
-    layout: Layout, living: list[list[Members]]
-) -> tuple[tuple[Stage, ...], list[list[Members]]]:
-    """The stages with living ranks; other layers go to the previous stage, or the next."""
-    kept = [i for i, groups in enumerate(living) if any(groups)]
+def _kept_classes(layout: Layout, living: Sequence[Sequence[Members]]) -> Iterator[list[int]]:
+    """Pipelines with equal cuts that have a living group for each stage; else the largest such set.
+
+    Yields the numbers of the pipelines.
+    """
+    classes: dict[tuple[int, ...], list[int]] = {}
+    for at, pipeline in enumerate(layout.pipelines):
+        classes.setdefault(pipeline.ends, []).append(at)
+    whole = [
+        numbers
+        for ends, numbers in classes.items()
+        if all(any(living[at][n] for at in numbers) for n in range(len(ends)))
+    ]
+    if whole:
+        yield from whole
+    else:
+        yield max(
+            classes.values(), key=lambda numbers: sum(len(g) for at in numbers for g in living[at])
+        )
+
+
+def _recombined(
+    layout: Layout, numbers: Sequence[int], living: Sequence[Sequence[Members]]
+) -> tuple[list[_Draft], list[tuple[int, Stage]]]:
+    """The pipelines that the groups of these `numbers`, with equal cuts, still make.
+
+    Also the ranks of the groups beyond that, with the stage that they ran. Layers of a stage
+    without any rank go to the previous stage, or the next.
+    """
+    stages = layout.mesh[numbers[0]]
+    kept = [n for n in range(len(stages)) if any(living[at][n] for at in numbers)]
     if not kept:
         raise LostStateError("no rank is left", remedy="restart from a checkpoint")
-    firsts = [0, *(layout.stages[i].first_layer for i in kept[1:])]
-    ends = [*firsts[1:], layout.num_layers]
-    stages = tuple(
-        replace(layout.stages[i], first_layer=first, end_layer=end)
-        for i, first, end in zip(kept, firsts, ends, strict=True)
-    )
-    return stages, [living[i] for i in kept]
-
-
-def _joined(groups: list[Members], spare: Sequence[int], layout: Layout) -> list[Members]:
-    """Assign each spare rank to the weakest group with room; without room it gets no work."""
-    column = [list(groups)]
-    for rank in spare:
-        place = _weakest(column, layout.speed_by_rank, below=layout.num_virtual_shards)
-        if place is not None:
-            _add(column, place, rank)
-    return column[0]
-
-
-def _weakest(
-    columns: Sequence[Sequence[Members]], speeds: Mapping[int, float], *, below: int
-) -> tuple[int, int] | None:
-    """(stage, coordinate) of the slowest group of fewer than `below` ranks."""
-    places = [
-        (sum(speeds[rank] for rank in group), stage, coordinate)
-        for stage, groups in enumerate(columns)
-        for coordinate, group in enumerate(groups)
-        if len(group) < below
+    firsts = [0, *(stages[n].first_layer for n in kept[1:])]
+    layers = list(zip(firsts, [*firsts[1:], layout.num_layers], strict=True))
+    count = min(sum(bool(living[at][n]) for at in numbers) for n in kept)
+    whole = [at for at in numbers if all(living[at][n] for n in kept)]
+    order = [[*whole, *(at for at in numbers if living[at][n] and at not in whole)] for n in kept]
+    drafts = [
+        _Draft(
+            layers=list(layers),
+            groups=[living[ats[i]][n] for n, ats in zip(kept, order, strict=True)],
+            weight=layout.pipelines[order[0][i]].batch_share
+            * _kept_part(layout, order[0][i], [(n, living[order[0][i]][n]) for n in kept]),
+        )
+        for i in range(count)
     ]
-    return min(places)[1:] if places else None
+    spare = [
+        (rank, layout.mesh[at][n])
+        for n, ats in zip(kept, order, strict=True)
+        for at in ats[count:]
+        for rank in living[at][n]
+    ]
+    return drafts, spare
 
 
-def _add(columns: list[list[Members]], place: tuple[int, int], rank: int) -> None:
-    stage, coordinate = place
-    columns[stage][coordinate] += (rank,)
+def _kept_part(layout: Layout, at: int, living: Sequence[tuple[int, Members]]) -> float:
+    """The part of its speed that the weakest living group of a pipeline kept.
 
-
-def _left(
-    layout: Layout,
-    stages: Sequence[Stage],
-    living: Sequence[Sequence[Members]],
-    coordinate: int,
-) -> float:
-    """The part of its speed that the weakest group of a pipeline kept, in the `stages` before."""
+    `living`: (stage, ranks) of its groups.
+    """
     speed, kept = layout.speed_by_rank, [1.0]
-    for stage, groups in zip(stages, living, strict=True):
-        before = sum(speed[run.rank] for run in stage.groups[coordinate])
-        if groups[coordinate]:
-            kept.append(sum(speed[rank] for rank in groups[coordinate]) / before)
+    for number, group in living:
+        if group:
+            before = sum(speed[rank] for rank in layout.mesh[at][number].group)
+            kept.append(sum(speed[rank] for rank in group) / before)
     return min(kept)
+
+
+def _join(
+    drafts: Sequence[_Draft],
+    rank: int,
+    speeds: Mapping[int, float],
+    *,
+    below: int,
+    near: Stage | None = None,
+) -> bool:
+    """Add `rank` to the slowest group of fewer than `below` ranks; False: none has room.
+
+    `near`: only to a group that runs a layer of this stage.
+    """
+    places = [
+        (sum(speeds[member] for member in group), number, at)
+        for at, draft in enumerate(drafts)
+        for number, ((first, end), group) in enumerate(zip(draft.layers, draft.groups, strict=True))
+        if len(group) < below
+        and (near is None or (first < near.end_layer and near.first_layer < end))
+    ]
+    if places:
+        _, number, at = min(places)
+        drafts[at].groups[number] += (rank,)
+    return bool(places)
 
 
 def _arranged(
     layout: Layout,
-    stages: Sequence[Stage],
-    columns: Sequence[Sequence[Members]],
-    weights: Sequence[float],
+    drafts: Sequence[_Draft],
     living: Collection[int],
+    speeds: Mapping[int, float],
 ) -> PipelineMesh:
-    """Coordinates in the order of their first ranks; runs are cut again where members changed."""
-    old = {_staying(group, ()): group for stage in layout.stages for group in stage.groups}
-    order = sorted(range(len(weights)), key=lambda c: columns[0][c][0])
-    total = sum(weights)
-    shares = [
-        (columns[0][c][0], weights[c] / total if total > 0.0 else 1.0 / len(order)) for c in order
-    ]
-    runs = [
-        tuple(
-            old.get(groups[c])
-            or shard_runs(groups[c], layout.num_virtual_shards, layout.speed_by_rank)
-            for c in order
-        )
-        for groups in columns
-    ]
-    made = tuple(replace(stage, groups=own) for stage, own in zip(stages, runs, strict=True))
-    working = {rank for stage in made for rank in stage.ranks}
-    standing_by = tuple(sorted(set(living) - working))
-    return PipelineMesh(stages=made, batch_shares=tuple(shares), standing_by=standing_by)
+    """Pipelines in the order of their leaders; runs are cut again where members changed."""
+    old = {stage.group: stage for stages in layout.mesh for stage in stages}
+    order = sorted(drafts, key=lambda draft: draft.groups[0][0])
+    pipelines = []
+    for draft in order:
+        stages = []
+        for (first, end), group in zip(draft.layers, draft.groups, strict=True):
+            if group in old:
+                attention, mlp = old[group].attention, old[group].mlp
+            else:
+                attention = _cut(group, layout.num_attention_shards, speeds)
+                mlp = _cut(group, layout.num_mlp_shards, speeds)
+            stages.append(Stage(first_layer=first, end_layer=end, attention=attention, mlp=mlp))
+        pipelines.append(Pipeline(stages=tuple(stages), batch_share=0.0))
+    total = sum(draft.weight for draft in order)
+    shares = [draft.weight / total if total > 0.0 else 1.0 / len(order) for draft in order]
+    made = with_batch_shares(pipelines, shares)
+    working = {rank for draft in drafts for group in draft.groups for rank in group}
+    return PipelineMesh(pipelines=made, standing_by=tuple(sorted(set(living) - working)))
+
+
+def _cut(group: Members, num_shards: int, speeds: Mapping[int, float]) -> Runs:
+    """The runs of a group; of more ranks than shards the slowest get none."""
+    by_speed = sorted(range(len(group)), key=lambda i: (-speeds[group[i]], i))
+    able = set(by_speed[:num_shards])
+    runs = iter(shard_runs([group[i] for i in sorted(able)], num_shards, speeds))
+    found: list[ShardRun] = []
+    for i, rank in enumerate(group):
+        at = found[-1].end if found else 0
+        found.append(next(runs) if i in able else ShardRun(rank, at, at))
+    return tuple(found)

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet, ranks_by_layer
 from pacekeeper.core.layout.mesh_resize import remove_ranks
 from pacekeeper.core.layout.replica_spread import DomainOf, domain_of_rank, level_shares
 
@@ -51,7 +51,7 @@ def shrink(
 ) -> Layout:
     """Remove the `dead` ranks from `layout` and restore every expert's replicas.
 
-    `core/layout/mesh_resize.py` places the survivors in stages and tensor groups. The share of a
+    `core/layout/mesh_resize.py` places the survivors in pipelines and tensor groups. The share of a
     surviving replica grows in proportion. An expert that lost a replica, or has fewer than the
     floor, gets new replicas: first on a new domain, then on the least loaded ranks, with shares
     that level the work. Living replicas are never removed.
@@ -68,22 +68,20 @@ def shrink(
         LostStateError: a block has no living holder.
     """
     gone = set(dead)
-    pipelines = remove_ranks(layout, gone, is_restored=is_restored)
+    mesh = remove_ranks(layout, gone, is_restored=is_restored)
     are_free = is_restored or are_experts_filled
     experts = tuple(
         _restore_replicas(
-            layer, layout.experts[layer], stage.ranks, gone, floor or ReplicationFloor(), are_free
+            layer, layout.experts[layer], ranks, gone, floor or ReplicationFloor(), are_free
         )
-        for stage in pipelines.stages
-        for layer in range(stage.first_layer, stage.end_layer)
+        for layer, ranks in enumerate(ranks_by_layer(mesh.pipelines))
     )
     return replace(
         layout,
         generation=generation,
-        stages=pipelines.stages,
+        pipelines=mesh.pipelines,
         experts=experts,
-        batch_shares=pipelines.batch_shares,
-        standing_by=pipelines.standing_by,
+        standing_by=mesh.standing_by,
         speeds=tuple((rank, speed) for rank, speed in layout.speeds if rank not in gone),
     )
 

@@ -155,13 +155,13 @@ def replica_s(model: CostModel | None, workload: Workload, layout: Layout) -> fl
 
 def _dense_parts(layout: Layout, num_rows: int) -> Array:
     """The part of the batch's dense work that each rank of the layout does [ranks]: that of its
-    group's rows which lies in the virtual shards it holds."""
+    group's rows which lies in the attention shards it holds."""
     rows, parts = layout.rows_of(num_rows), dict.fromkeys(layout.working, 0.0)
-    for stage in layout.stages:
-        for (leader, _), group in zip(layout.batch_shares, stage.groups, strict=True):
-            for run in group:
-                held = (run.end - run.first) / layout.num_virtual_shards
-                parts[run.rank] += held * rows[leader] / num_rows
+    for pipeline in layout.pipelines:
+        for stage in pipeline.stages:
+            for run in stage.attention:
+                held = (run.end - run.first) / layout.num_attention_shards
+                parts[run.rank] += held * rows[pipeline.leader] / num_rows
     return np.array([parts[rank] for rank in layout.working])
 
 

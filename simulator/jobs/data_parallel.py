@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from pacekeeper.controller.planning.token_split.min_max import min_max_split
 from pacekeeper.core.layout.diff import added_replicas
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
+from pacekeeper.core.layout.even_layout import flat_pipelines
+from pacekeeper.core.layout.layout import ExpertReplica, Layout
 
 Array = npt.NDArray[np.float64]
 
@@ -160,17 +161,11 @@ def copied_bytes(old: Layout, new: Layout, job: JobModel) -> int:
 
 def with_replicas(ranks: Sequence[int], experts: Sequence[Sequence[Mapping[int, float]]]) -> Layout:
     """A data-parallel layout of these ranks. experts[layer][expert]: rank -> share."""
-    order = tuple(sorted(ranks))
     return Layout(
         generation=1,
-        num_virtual_shards=1,
-        stages=(
-            Stage(
-                first_layer=0,
-                end_layer=len(experts),
-                groups=tuple((ShardRun(rank, 0, 1),) for rank in order),
-            ),
-        ),
+        num_attention_shards=1,
+        num_mlp_shards=1,
+        pipelines=flat_pipelines(ranks, len(experts)),
         experts=tuple(
             tuple(
                 tuple(ExpertReplica(rank, share) for rank, share in sorted(replicas.items()))
@@ -178,5 +173,4 @@ def with_replicas(ranks: Sequence[int], experts: Sequence[Sequence[Mapping[int, 
             )
             for layer in experts
         ),
-        batch_shares=tuple((rank, 1.0 / len(order)) for rank in order),
     )

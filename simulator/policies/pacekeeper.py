@@ -19,8 +19,9 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.incidents.findings import Decision
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.grow import resize
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import ReplicationFloor
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.features import FEATURES

@@ -25,7 +25,8 @@ from pacekeeper.core.checkpoint.manifest import (
     TokenLedgerState,
 )
 from pacekeeper.core.layout.codec import encode_layout
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry import record_codec, shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.node_report import AgentHealth, JobReport, NodeReport

@@ -27,7 +27,7 @@ from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, VersionError
 from pacekeeper.core.layout.codec import encode_layout
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.protos import status_pb2
 
 PAGE_BYTES = 512  # as small as can be: more of them to damage

@@ -18,7 +18,8 @@ from pacekeeper.core.checkpoint.manifest import (
 )
 from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import LocalFabric
 from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters

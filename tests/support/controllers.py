@@ -15,7 +15,8 @@ import grpc
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.incidents.rank_ranges import iter_ranks, merge_ranges
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (

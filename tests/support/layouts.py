@@ -1,11 +1,21 @@
 """Hypothesis strategies for valid layouts of every shape the design knows."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet, ShardRun, Stage
+from pacekeeper.core.layout.layout import (
+    ExpertReplica,
+    Layout,
+    Pipeline,
+    ReplicaSet,
+    ShardRun,
+    Stage,
+    with_batch_shares,
+)
+
+Runs = tuple[ShardRun, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,29 +55,52 @@ def layouts(
     ends = [*sorted(cut for cut in cuts if cut < num_layers), num_layers]
     free = draw(st.permutations(range(30)))
     num_pipelines = draw(_few)
-    stages: list[Stage] = []
+    stages: list[tuple[int, int, list[Runs]]] = []
     for first_layer, end_layer in zip([0, *ends[:-1]], ends, strict=True):
         groups = [_group(draw, free, model.num_virtual_shards) for _ in range(num_pipelines)]
-        groups.sort(key=lambda group: group[0].rank)
-        stages.append(Stage(first_layer=first_layer, end_layer=end_layer, groups=tuple(groups)))
-    experts = tuple(
-        tuple(_hosts(draw, stage.ranks) for _ in range(model.experts_per_layer[layer]))
-        for stage in stages
-        for layer in range(stage.first_layer, stage.end_layer)
-    )
-    ranks = [run.rank for stage in stages for group in stage.groups for run in group]
+        stages.append((first_layer, end_layer, sorted(groups, key=lambda group: group[0].rank)))
+    experts = []
+    for first, end, groups in stages:
+        there = sorted(run.rank for group in groups for run in group)
+        for layer in range(first, end):
+            num_experts = model.experts_per_layer[layer]
+            experts.append(tuple(_hosts(draw, tuple(there)) for _ in range(num_experts)))
+    ranks = [run.rank for _, _, groups in stages for group in groups for run in group]
     standing_by = sorted(draw(st.sets(st.sampled_from(free), max_size=2 * may_stand_by)))
     slow = sorted(draw(st.sets(st.sampled_from([*ranks, *standing_by]), max_size=2)))
-    first_ranks = [group[0].rank for group in stages[0].groups]
     return Layout(
         generation=generation,
-        num_virtual_shards=model.num_virtual_shards,
-        stages=tuple(stages),
-        experts=experts,
-        batch_shares=tuple(zip(first_ranks, _shares(draw, len(first_ranks)), strict=True)),
+        num_attention_shards=model.num_virtual_shards,
+        num_mlp_shards=model.num_virtual_shards,
+        pipelines=pipelines_of(stages, _shares(draw, num_pipelines)),
+        experts=tuple(experts),
         speeds=tuple((rank, draw(st.floats(0.1, 1.0))) for rank in slow),
         standing_by=tuple(standing_by),
     )
+
+
+def pipelines_of(
+    stages: Iterable[tuple[int, int, Sequence[Runs]]], shares: Sequence[float]
+) -> tuple[Pipeline, ...]:
+    """Pipelines with equal cuts, of stages (first layer, end layer, one group per pipeline)."""
+    made = [
+        [Stage(first_layer=first, end_layer=end, attention=runs, mlp=runs) for runs in groups]
+        for first, end, groups in stages
+    ]
+    return tuple(
+        Pipeline(stages=of_pipeline, batch_share=share)
+        for of_pipeline, share in zip(zip(*made, strict=True), shares, strict=True)
+    )
+
+
+def groups_of(layout: Layout) -> list[list[Runs]]:
+    """The attention runs of each stage and pipeline of a layout with equal cuts."""
+    return [[stage.attention for stage in of] for of in zip(*layout.mesh, strict=True)]
+
+
+def with_shares(layout: Layout, *shares: float) -> Layout:
+    """The layout with these batch shares."""
+    return replace(layout, pipelines=with_batch_shares(layout.pipelines, shares))
 
 
 _few = st.integers(1, 3)

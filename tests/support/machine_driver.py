@@ -22,7 +22,8 @@ from pacekeeper.controller.storage.restore import job_record, restored
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import ReplicationFloor
 from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport

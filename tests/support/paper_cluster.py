@@ -33,7 +33,8 @@ from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.codec import encode_layout
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
@@ -248,7 +249,9 @@ class PaperCluster:
         loads = hot_loads(self.random, self.shape)
         work: dict[int, list[MicroBatchRecord]] = {rank: [] for rank in self.layout.working}
         for rank in work:
-            rows = self.layout.rows_of(self.shape.rows_per_step)[self.layout.batch_rank(rank)]
+            rows = self.layout.rows_of(self.shape.rows_per_step)[
+                self.layout.pipeline_of(rank).leader
+            ]
             parts = apportion(rows, [1.0 / self.num_microbatches] * self.num_microbatches)
             for micro_batch, part in enumerate(parts):
                 work[rank].append(self._compute(rank, micro_batch, part, loads))

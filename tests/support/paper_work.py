@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pacekeeper.core.layout.codec import layout_crc
-from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
@@ -27,9 +27,9 @@ ROW_TOKENS = 160
 
 def held_part(layout: Layout, rank: int) -> float:
     """A rank's part of the model's dense work on a row: layers of its stage, shards of its run."""
-    layers = [x for x in range(layout.num_layers) if rank in layout.stage_of(x).ranks]
-    shards = len(layout.shards_on(rank, layers[0])) / layout.num_virtual_shards
-    return shards * len(layers) / layout.num_layers
+    layers = [x for x in range(layout.num_layers) if rank in layout.ranks_of_layer(x)]
+    held = layout.shards_on(rank, layers[0], BlockKind.ATTENTION)
+    return len(held) / layout.num_attention_shards * len(layers) / layout.num_layers
 
 
 def pipelined_s(
@@ -43,7 +43,8 @@ def pipelined_s(
     compute_s: of all micro-batches, by rank. Of one stage that is its slowest rank's. A micro-batch
     passes the other stages whole in 1F1B; with zero bubble (ZB-H1) f + b - w of it is left.
     """
-    stages_s = [max(compute_s[rank] for rank in stage.ranks) for stage in layout.stages]
+    on_spans = [layout.ranks_of_layer(span.start) for span in layout.spans]
+    stages_s = [max(compute_s[rank] for rank in ranks) for ranks in on_spans]
     slowest_s = max(stages_s)
     others_s = (sum(stages_s) - slowest_s) / num_microbatches
     return slowest_s + (others_s / 3.0 if schedule is Schedule.ZERO_BUBBLE else others_s)
@@ -55,10 +56,10 @@ def counted_loads(
     """Of its slice of its pipeline's tokens, in the layers it runs. loads[layer][expert]."""
     if rank in layout.standing_by:
         return []
-    share = layout.rows_of(num_rows)[layout.batch_rank(rank)] / num_rows
+    share = layout.rows_of(num_rows)[layout.pipeline_of(rank).leader] / num_rows
     records = []
     for layer, layer_loads in enumerate(loads):
-        held = len(layout.shards_on(rank, layer)) / layout.num_virtual_shards
+        held = len(layout.shards_on(rank, layer, BlockKind.ATTENTION)) / layout.num_attention_shards
         if held:
             records.append(
                 ExpertLoadRecord(

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot, RankTime
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
 
@@ -37,16 +38,15 @@ def staged_layout(
 
 def work_of(layout: Layout, *, layer_s: float = 1.6, experts_s: float = 0.8) -> dict[int, RankTime]:
     """Of a step in which each layer takes so long on one rank of speed 1, and its experts."""
-    shares = [share for _, share in layout.batch_shares]
     work = {}
-    for stage in layout.stages:
-        number = stage.end_layer - stage.first_layer
-        for share, group in zip(shares, stage.groups, strict=True):
-            for run in group:
-                part = share * (run.end - run.first) / layout.num_virtual_shards
+    for pipeline in layout.pipelines:
+        for stage in pipeline.stages:
+            number, there = stage.num_layers, len(layout.ranks_of_layer(stage.first_layer))
+            for run in stage.attention:
+                part = pipeline.batch_share * (run.end - run.first) / layout.num_attention_shards
                 work[run.rank] = RankTime(
                     dense_s=number * layer_s * part,
-                    expert_s=number * experts_s / len(stage.ranks) if layout.experts[0] else 0.0,
+                    expert_s=number * experts_s / there if layout.experts[0] else 0.0,
                     fixed_s=0.0,
                 )
     return work

@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun
+from support.layouts import groups_of, pipelines_of
 
 Members = tuple[int, ...]
 ExpertHosts = tuple[tuple[ExpertReplica, ...], ...]  # of a layer
@@ -36,12 +37,13 @@ class _Draft:
 
     @classmethod
     def of(cls, layout: Layout, draw: random.Random) -> "_Draft":
-        groups = [[tuple(r.rank for r in g) for g in stage.groups] for stage in layout.stages]
-        every = [group for stage in layout.stages for group in stage.groups]
+        runs = groups_of(layout)
+        groups = [[tuple(r.rank for r in g) for g in stage] for stage in runs]
+        every = [group for stage in runs for group in stage]
         return cls(
             draw=draw,
             before=layout,
-            cuts=[stage.first_layer for stage in layout.stages[1:]],
+            cuts=[span.start for span in layout.spans[1:]],
             groups=groups,
             runs={tuple(run.rank for run in group): group for group in every},
             rows=[share for _, share in layout.batch_shares],
@@ -87,25 +89,20 @@ class _Draft:
         """Hosts that no longer run a layer are drawn anew; pipelines go by their first ranks."""
         order = sorted(range(len(self.rows)), key=lambda p: self.groups[0][p][0])
         firsts, ends = [0, *self.cuts], [*self.cuts, self.before.num_layers]
-        stages = tuple(
-            Stage(
-                first_layer=first,
-                end_layer=end,
-                groups=tuple(self._runs_of(stage[p]) for p in order),
-            )
+        stages = [
+            (first, end, [self._runs_of(stage[p]) for p in order])
             for stage, first, end in zip(self.groups, firsts, ends, strict=True)
-        )
+        ]
         whole = sum(self.rows)
         return replace(
             self.before,
             generation=generation,
-            stages=stages,
+            pipelines=pipelines_of(stages, [self.rows[p] / whole for p in order]),
             experts=tuple(
-                self._hosts(layer, stage.ranks, replicas)
-                for stage in stages
-                for layer in range(stage.first_layer, stage.end_layer)
+                self._hosts(layer, sorted(run.rank for group in groups for run in group), replicas)
+                for first, end, groups in stages
+                for layer in range(first, end)
             ),
-            batch_shares=tuple((self.groups[0][p][0], self.rows[p] / whole) for p in order),
             speeds=(),
             standing_by=tuple(sorted(self.standing_by)),
         )
@@ -114,7 +111,7 @@ class _Draft:
         return self.runs.get(members) or self._cut(members)
 
     def _cut(self, members: Members) -> tuple[ShardRun, ...]:
-        most = self.before.num_virtual_shards
+        most = self.before.num_attention_shards
         cuts = sorted(self.draw.sample(range(1, most), len(members) - 1))
         return tuple(map(ShardRun, members, [0, *cuts], [*cuts, most]))
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout
 
 NodeOf = dict[int, str]
 SpreadCase = tuple[Layout, NodeOf, int]

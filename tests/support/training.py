@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ShardRun, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ShardRun
 from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
 from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime
@@ -27,6 +28,7 @@ from pacekeeper.trainer.toy.parallel import resharding
 from pacekeeper.trainer.toy.parallel.grad_reduce import ReplicaSync
 from pacekeeper.trainer.toy.parallel.pipeline_runner import InFlightMicrobatch, Scale, StageRun
 from pacekeeper.trainer.toy.parallel.stage_p2p import StageP2P
+from support.layouts import pipelines_of, with_shares
 
 CONFIG = TrainConfig(
     num_layers=2,
@@ -103,7 +105,7 @@ def forward_backward(
     parts = apportion_rows(rows_of(layout, config, fabric.rank), config.num_microbatches)
     program = pipeline_program(
         Schedule(config.schedule),
-        num_stages=len(layout.stages),
+        num_stages=len(layout.pipeline_of(fabric.rank).stages),
         num_microbatches=config.num_microbatches,
     )
 
@@ -187,11 +189,9 @@ def skewed(ranks: Sequence[int] = RANKS, config: TrainConfig = CONFIG) -> Layout
                 (ExpertReplica(others[0], 0.4), ExpertReplica(others[1], 0.6))
             ] * config.num_experts
         layers.append(tuple(hosts))
-    batch = [
-        (rank, 0.0 if i == 1 else 1.0 / (len(layout.ranks) - 1))
-        for i, rank in enumerate(layout.ranks)
-    ]
-    return replace(layout, experts=tuple(layers), batch_shares=tuple(batch))
+    count = len(layout.ranks)
+    shares = [0.0 if i == 1 else 1.0 / (count - 1) for i in range(count)]
+    return with_shares(replace(layout, experts=tuple(layers)), *shares)
 
 
 def in_groups(layout: Layout, *groups: Sequence[tuple[int, int]]) -> Layout:
@@ -203,12 +203,13 @@ def in_groups(layout: Layout, *groups: Sequence[tuple[int, int]]) -> Layout:
             tuple(ShardRun(rank, end - n, end) for (rank, n), end in zip(group, ends, strict=True))
         )
     share = dict(layout.batch_shares)
-    batch = [(group[0][0], sum(share[rank] for rank, _ in group)) for group in groups]
+    shards = sum(count for _, count in groups[0])
+    shares = [sum(share[rank] for rank, _ in group) for group in groups]
     return replace(
         layout,
-        num_virtual_shards=sum(count for _, count in groups[0]),
-        stages=(replace(layout.stages[0], groups=tuple(runs)),),
-        batch_shares=tuple(batch),
+        num_attention_shards=shards,
+        num_mlp_shards=shards,
+        pipelines=pipelines_of([(0, layout.num_layers, runs)], shares),
     )
 
 
@@ -225,12 +226,8 @@ def random_layout(seed: int, generation: int = 1, config: TrainConfig = CONFIG) 
                 tuple(ExpertReplica(r, s) for r, s in zip(on, _shares(draw, len(on)), strict=True))
             )
         layers.append(tuple(hosts))
-    return replace(
-        layout,
-        generation=generation,
-        experts=tuple(layers),
-        batch_shares=tuple(zip(RANKS, _shares(draw, len(RANKS)), strict=True)),
-    )
+    other = replace(layout, generation=generation, experts=tuple(layers))
+    return with_shares(other, *_shares(draw, len(RANKS)))
 
 
 def _shares(draw: random.Random, count: int) -> list[float]:

@@ -47,7 +47,8 @@ from pacekeeper.core.incidents.findings import (
     Tier,
 )
 from pacekeeper.core.incidents.proposals import Proposal
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.node_report import AgentHealth
 

@@ -1,15 +1,16 @@
-"""Conversion between a partition with its expert placement and a `Layout`, where one exists.
+"""Conversion between a partition with its expert placement and a `Layout`.
 
-A layout has one set of stage boundaries for all pipelines and one run of virtual shards for
-attention and MLP.
+Every partition has a layout where its pipelines share all experts or have none. The sizes of
+micro-batches are not part of it: trainers cut a pipeline's rows.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from graphlib import CycleError, TopologicalSorter
 
 from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
 from pacekeeper.controller.planning.partition.row_split import lock_step_batches
-from pacekeeper.core.layout.layout import Layout, ReplicaSet, ShardRun, Stage
+from pacekeeper.core.layout import layout as core
+from pacekeeper.core.layout.layout import Layout, ReplicaSet, ShardRun
 
 
 def layout_of(
@@ -20,49 +21,53 @@ def layout_of(
     speeds: tuple[tuple[int, float], ...] = (),
     standing_by: tuple[int, ...] = (),
 ) -> Layout:
-    """experts[layer][expert] are replicas; an empty layer is a dense one.
+    """The layout of a partition.
 
-    Raises ValueError where pipelines have cuts of their own, and where a stage with dense layers
-    cuts its MLP otherwise than its attention.
+    A stage without dense layers cuts no MLP: its MLP runs become those of its attention where their
+    shards are as many.
+
+    Args:
+        partition: the assignment of layers, shards and rows.
+        experts: experts[layer][expert] are replicas; an empty layer is a dense one.
+        generation: the number of the layout.
+        speeds: of the layout.
+        standing_by: of the layout.
+
+    Raises:
+        ValueError: pipelines of several expert groups have experts, or a tensor group has its ranks
+            in one order for attention and in another for MLP.
     """
-    pipelines = _by_leader(partition)
-    cuts = {pipeline.cuts for pipeline in pipelines}
-    if len(cuts) != 1:
-        raise ValueError(f"a layout has one cut for all pipelines, these have {sorted(cuts)}")
-    (ends,) = cuts
-    stages = []
-    for stage, (first, end) in enumerate(pairwise((0, *ends))):
-        has_dense = not all(experts[layer] for layer in range(first, end))
-        stages.append(
-            Stage(
-                first_layer=first,
-                end_layer=end,
-                groups=tuple(_runs(pipeline.cells[stage], has_dense) for pipeline in pipelines),
-            )
+    groups = {pipeline.expert_group for pipeline in partition.pipelines}
+    if any(experts) and len(groups) > 1:
+        raise ValueError("the pipelines of a layout share all experts, these are in several groups")
+    first = partition.pipelines[0].cells[0]
+    pipelines = (
+        core.Pipeline(
+            stages=tuple(_stage(cell, experts) for cell in pipeline.cells), batch_share=share
         )
+        for pipeline, share in zip(partition.pipelines, batch_shares_of(partition), strict=True)
+    )
     return Layout(
         generation=generation,
-        num_virtual_shards=pipelines[0].cells[0].attention[-1].end,
-        stages=tuple(stages),
+        num_attention_shards=first.attention[-1].end,
+        num_mlp_shards=first.mlp[-1].end,
+        pipelines=tuple(sorted(pipelines, key=lambda pipeline: pipeline.leader)),
         experts=tuple(tuple(layer) for layer in experts),
-        batch_shares=batch_shares_of(partition),
         speeds=speeds,
         standing_by=standing_by,
     )
 
 
-def batch_shares_of(partition: Partition) -> tuple[tuple[int, float], ...]:
-    """Each pipeline's share of the rows, by its first rank, ascending: as a layout has them."""
-    return tuple(
-        (pipeline.cells[0].attention[0].rank, pipeline.rows / partition.rows_per_step)
-        for pipeline in _by_leader(partition)
-    )
+def batch_shares_of(partition: Partition) -> tuple[float, ...]:
+    """Each pipeline's share of the rows."""
+    return tuple(pipeline.rows / partition.rows_per_step for pipeline in partition.pipelines)
 
 
 def partition_of(layout: Layout, *, num_rows: int, num_microbatches: int) -> Partition:
     """The partition that a layout describes.
 
-    All pipelines form one expert group: same stage boundaries, same number of micro-batches.
+    Pipelines with equal cuts form one expert group: same stage boundaries, same number of
+    micro-batches. Others have none.
 
     Args:
         layout: the layout.
@@ -70,33 +75,61 @@ def partition_of(layout: Layout, *, num_rows: int, num_microbatches: int) -> Par
         num_microbatches: of each pipeline.
 
     Raises:
-        ValueError: a pipeline has fewer rows than micro-batches.
+        ValueError: a pipeline has fewer rows than micro-batches, or pipelines that share experts
+            have cuts of their own.
     """
+    if any(layout.experts) and not layout.has_equal_cuts:
+        raise ValueError("a partition has no experts that pipelines with cuts of their own share")
     rows = layout.rows_of(num_rows)
     pipelines = []
-    for at, (leader, _) in enumerate(layout.batch_shares):
+    for pipeline in layout.pipelines:
         cells = tuple(
             StageShard(
                 first_layer=stage.first_layer,
                 end_layer=stage.end_layer,
-                attention=stage.groups[at],
-                mlp=stage.groups[at],
+                attention=_filled(stage.attention),
+                mlp=_filled(stage.mlp),
             )
-            for stage in layout.stages
+            for stage in pipeline.stages
         )
-        batches = lock_step_batches(rows[leader], num_microbatches)
-        pipelines.append(Pipeline(cells=cells, micro_batches=batches, expert_group=0))
+        batches = lock_step_batches(rows[pipeline.leader], num_microbatches)
+        expert_group = 0 if layout.has_equal_cuts else None
+        pipelines.append(Pipeline(cells=cells, micro_batches=batches, expert_group=expert_group))
     return Partition(pipelines=tuple(pipelines))
 
 
-def _runs(cell: StageShard, has_dense: bool) -> tuple[ShardRun, ...]:
-    if has_dense and cell.mlp != cell.attention:
-        raise ValueError(
-            f"layers {cell.first_layer} to {cell.end_layer - 1}: a layout has one run of shards"
-            " for attention and MLP"
-        )
-    return cell.attention
+def _stage(cell: StageShard, experts: Sequence[Sequence[ReplicaSet]]) -> core.Stage:
+    has_dense = not all(experts[cell.first_layer : cell.end_layer])
+    mlp = cell.mlp if has_dense or cell.mlp[-1].end != cell.attention[-1].end else cell.attention
+    attention = cell.attention
+    if attention != mlp:
+        group = _merged([run.rank for run in attention], [run.rank for run in mlp])
+        attention, mlp = (_with_empty(runs, group) for runs in (attention, mlp))
+    return core.Stage(
+        first_layer=cell.first_layer, end_layer=cell.end_layer, attention=attention, mlp=mlp
+    )
 
 
-def _by_leader(partition: Partition) -> list[Pipeline]:
-    return sorted(partition.pipelines, key=lambda p: p.cells[0].attention[0].rank)
+def _merged(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """The ranks of both, in the order of each. Raises ValueError where the orders differ."""
+    sorter = TopologicalSorter[int]()
+    for order in (one, other):
+        for at, rank in enumerate(order):
+            sorter.add(rank, *order[max(0, at - 1) : at])
+    try:
+        return list(sorter.static_order())
+    except CycleError:
+        raise ValueError(f"ranks {list(one)} and {list(other)} have two orders") from None
+
+
+def _with_empty(runs: Sequence[ShardRun], group: Sequence[int]) -> tuple[ShardRun, ...]:
+    """The runs, with an empty one for each rank of the group that has none."""
+    by_rank, found, at = {run.rank: run for run in runs}, list[ShardRun](), 0
+    for rank in group:
+        found.append(by_rank.get(rank, ShardRun(rank, at, at)))
+        at = found[-1].end
+    return tuple(found)
+
+
+def _filled(runs: Sequence[ShardRun]) -> tuple[ShardRun, ...]:
+    return tuple(run for run in runs if run.end > run.first)

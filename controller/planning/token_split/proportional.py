@@ -54,7 +54,7 @@ def split_layers(
     problems, alike = [], dict[tuple[tuple[int, ...], int], list[int]]()
     for layer, layer_loads in enumerate(loads):
         on = [[replica.rank for replica in replicas] for replicas in layout.experts[layer]]
-        ranks = layout.stage_of(layer).ranks
+        ranks = layout.ranks_of_layer(layer)
         problems.append(problem_of(layer_loads, on, {rank: speeds[rank] for rank in ranks}))
         alike.setdefault((ranks, len(on)), []).append(layer)
     found: dict[int, Split] = {}

@@ -27,7 +27,7 @@ from pacekeeper.cli.group import command as main
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.incidents import node_health
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from support.checkpoints import TINY, Lone
 from support.scenarios import SMALL_SCENARIO
 from support.scripted_status import NOW_S, Answers, answering

@@ -10,7 +10,7 @@ from typing import Any
 
 from pacekeeper.core.incidents import node_health
 from pacekeeper.core.layout.codec import encode_layout
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import NodeReport

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.attachment import Clock
 from pacekeeper.core.telemetry.records import PlanRefusedRecord
 from pacekeeper.protos import status_pb2

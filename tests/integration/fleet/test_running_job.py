@@ -38,7 +38,7 @@ def test_a_cordoned_rank_stands_by_until_it_is_uncordoned(running: Fleet) -> Non
     assert pacekeeper("uncordon", f"loop/{CORDONED}", *where).returncode == 0
     until("it is home", lambda: ask.layout().standing_by == ())
     home, at = ask.layout(), ask.job().step
-    assert (home.stages, home.experts) == (first.stages, first.experts)
+    assert (home.mesh, home.experts) == (first.mesh, first.experts)
     until("all train on", lambda: ask.job().step > at + 5)
     assert_no_step_is_lost(running, range(4))
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.trainer.toy.engine.job_rules import first_layout
 from pacekeeper.trainer.toy.engine.single_process import train_alone
 from support.fleet import SMALL, Fleet
+from support.layouts import groups_of, pipelines_of
 
 # Two pipelines of two stages: ranks (0, 1) and (2, 3).
 STAGED = replace(SMALL, num_layers=3, num_stages=2, num_microbatches=2, num_heads=4)
@@ -31,9 +32,8 @@ def moved(first: Layout) -> Layout:
     return replace(
         first,
         generation=2,
-        stages=(Stage(first_layer=0, end_layer=STAGED.num_layers, groups=groups),),
+        pipelines=pipelines_of([(0, STAGED.num_layers, groups)], [0.6, 0.4]),
         experts=(experts,) * STAGED.num_layers,
-        batch_shares=((0, 0.6), (3, 0.4)),
     )
 
 
@@ -59,7 +59,7 @@ def test_a_plan_moves_layers_and_shards_and_a_death_closes_the_gap(
             assert [line["loss"] for line in steps] == pytest.approx(wanted, rel=1e-9), rank
         left = fleet.layout(3)
         assert left.ranks == (0, 2, 3)
-        assert left.stages == shrink(away, dead=[1], generation=3).stages
+        assert left.mesh == shrink(away, dead=[1], generation=3).mesh
 
 
 def test_who_is_left_of_a_pipeline_helps_the_other(tmp_path: Path) -> None:
@@ -71,5 +71,5 @@ def test_who_is_left_of_a_pipeline_helps_the_other(tmp_path: Path) -> None:
         for rank in (0, 2, 3):
             steps = fleet.steps(rank)
             assert [line["loss"] for line in steps] == pytest.approx(wanted, rel=1e-9), rank
-        groups = [stage.groups for stage in fleet.layout(2).stages]
-        assert groups == [((ShardRun(2, 0, 2), ShardRun(0, 2, 4)),), ((ShardRun(3, 0, 4),),)]
+        groups = groups_of(fleet.layout(2))
+        assert groups == [[(ShardRun(2, 0, 2), ShardRun(0, 2, 4))], [(ShardRun(3, 0, 4),)]]

@@ -2,7 +2,8 @@
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.apportion import apportion
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
 from pacekeeper.core.layout.shrink import ReplicationFloor
@@ -72,7 +73,7 @@ def model_shape(config: TrainConfig, dense: int) -> ModelShape:
 
 def own_rows(layout: Layout, config: TrainConfig, rank: int) -> range:
     """A rank's rows of the global batch: its group's, which take them in order, by their shares."""
-    first, own = 0, layout.batch_rank(rank)
+    first, own = 0, layout.pipeline_of(rank).leader
     for other, count in layout.rows_of(config.rows_per_step).items():
         if other == own:
             return range(first, first + count)
@@ -97,8 +98,15 @@ def check_fits(new: Layout, old: Layout, generation: int) -> None:
         raise ValueError(f"the plan is for ranks {new.ranks}, the job runs on {old.ranks}")
     if [len(layer) for layer in new.experts] != [len(layer) for layer in old.experts]:
         raise ValueError("the plan is for another model")
-    if new.num_virtual_shards != old.num_virtual_shards:
+    if new.num_attention_shards != old.num_attention_shards:
         raise ValueError(
-            f"the plan cuts heads into {new.num_virtual_shards} virtual shards, "
-            f"the job has {old.num_virtual_shards}"
+            f"the plan cuts heads into {new.num_attention_shards} virtual shards, "
+            f"the job has {old.num_attention_shards}"
         )
+    if not new.is_regular:
+        raise ValueError(
+            "the plan gives pipelines cuts of their own, or attention and MLP other runs; this "
+            "trainer runs equal cuts and one run for both"
+        )
+    if new.shared_mlp_layers:
+        raise ValueError("the plan is for a model with shared experts")

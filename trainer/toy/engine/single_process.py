@@ -15,7 +15,8 @@ from torch import Tensor
 
 from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import LocalFabric
 from pacekeeper.trainer.elastic.rendezvous import newest_run_id, next_run_id

@@ -174,7 +174,7 @@ class MoETransformer(nn.Module):
     def __init__(self, config: TrainConfig, layout: Layout, rank: int) -> None:
         super().__init__()
         self.config = config
-        shards = layout.num_virtual_shards
+        shards = layout.num_attention_shards
         if config.num_heads % shards:
             raise ValueError(f"{config.num_heads} heads do not make {shards} equal shards")
 
@@ -183,7 +183,7 @@ class MoETransformer(nn.Module):
 
         self.embedding = Embedding(config, one_if_held(BlockKind.EMBEDDING))
         self.attention = nn.ModuleList(
-            Attention(config, layer, shards, layout.shards_on(rank, layer))
+            Attention(config, layer, shards, layout.shards_on(rank, layer, BlockKind.ATTENTION))
             for layer in range(config.num_layers)
         )
         self.moe = nn.ModuleList(
@@ -227,11 +227,12 @@ class MoETransformer(nn.Module):
         self.own_layers, self.group, self.fabric = range(0), None, None
         if fabric.rank in layout.standing_by:
             return
-        number, _ = layout.place_of(fabric.rank)
-        stage = layout.stages[number]
-        self.is_first, self.is_last = number == 0, number == len(layout.stages) - 1
+        number, at = layout.place_of(fabric.rank)
+        stages = layout.pipelines[at].stages
+        stage = stages[number]
+        self.is_first, self.is_last = number == 0, number == len(stages) - 1
         self.own_layers = range(stage.first_layer, stage.end_layer)
-        self.fabric = fabric.group(stage.ranks)
+        self.fabric = fabric.group(layout.ranks_of_layer(stage.first_layer))
         self.group = TensorGroup.of(stage, self.fabric)
         for layer in self.own_layers:
             self.layers()[layer].routes = DispatchPlan.of(layout, layer, self.fabric, domain_of)

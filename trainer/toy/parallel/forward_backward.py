@@ -55,10 +55,10 @@ class Passes:
     def __post_init__(self) -> None:
         if self.fabric.rank in self.layout.standing_by:
             return
-        number, _ = self.layout.place_of(self.fabric.rank)
+        number, at = self.layout.place_of(self.fabric.rank)
         program = pipeline_program(
             Schedule(self.config.schedule),
-            num_stages=len(self.layout.stages),
+            num_stages=len(self.layout.pipelines[at].stages),
             num_microbatches=self.config.num_microbatches,
         )
         self._program = program.stages[number]

@@ -67,8 +67,8 @@ class StageP2P:
         """Those of `fabric.rank`; all ranks of the job ask alike, and for stages in order, so that
         none waits for one that waits for it. Raises PeerLost.
         """
-        number, coordinate = layout.place_of(fabric.rank)
-        groups = [stage.groups[coordinate] for stage in layout.stages]
+        number, pipeline = layout.place_of(fabric.rank)
+        groups = [stage.attention for stage in layout.pipelines[pipeline].stages]
         ways: dict[str, StageExchange] = {}
         for lower in (number - 1, number):
             if 0 <= lower < len(groups) - 1:

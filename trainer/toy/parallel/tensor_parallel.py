@@ -34,9 +34,8 @@ class TensorGroup:
 
     @classmethod
     def of(cls, stage: Stage, fabric: Collectives) -> "TensorGroup":
-        """The group of `fabric.rank` in a stage; all ranks of the stage ask alike."""
-        (runs,) = (group for group in stage.groups if any(r.rank == fabric.rank for r in group))
-        size = {run.rank: run.end - run.first for run in runs}
+        """The tensor group of a stage of `fabric.rank`; all ranks that run its layers ask alike."""
+        size = {run.rank: run.end - run.first for run in stage.attention}
         own = fabric.group(tuple(sorted(size)))
         return cls(fabric=own, sizes=tuple(size[rank] for rank in own.ranks))
 

@@ -14,31 +14,38 @@ document.addEventListener("DOMContentLoaded", () => {
   };
 
   const drawStages = () => {
-    const { layout, ranks } = told, share = new Map(layout.batch_shares);
-    const most = Math.max(...share.values());
-    stages.replaceChildren(...layout.stages.map((stage, number) => {
+    const { layout, ranks } = told, most = Math.max(...layout.pipelines.map((one) => one.batch_share));
+    const rows = new Map();  // the groups of all pipelines that run the same layers
+    for (const pipeline of layout.pipelines)
+      pipeline.stages.forEach(([first, end, group, attention, mlp], number) => {
+        const name = `stage ${number}: layers ${first} to ${end - 1}`;
+        if (!rows.has(name)) rows.set(name, { number, first, groups: [] });
+        rows.get(name).groups.push({ group, attention, mlp: mlp || attention, batch: pipeline.batch_share });
+      });
+    const inOrder = [...rows].sort(([, a], [, b]) => a.number - b.number || a.first - b.first);
+    stages.replaceChildren(...inOrder.map(([name, stage]) => {
       const row = element("div", "stage"), groups = element("div", "groups");
-      const widest = Math.max(...stage.groups.map((group) => group.length));
+      const widest = Math.max(...stage.groups.map(({ group }) => group.length));
       groups.style.gridTemplateColumns = `repeat(auto-fill, minmax(min(100%, ${66 * widest}px), 1fr))`;
-      row.append(element("div", "name", `stage ${number}: layers ${stage.layers[0]} to ${stage.layers[1] - 1}`), groups);
-      stage.groups.forEach((group, coordinate) => {
+      row.append(element("div", "name", name), groups);
+      for (const { group, attention, mlp, batch } of stage.groups) {
         const box = element("div", "group");
-        const batch = share.get(layout.stages[0].groups[coordinate][0][0]) || 0;
-        for (const [rank, first, end] of group) {
+        group.forEach((rank, i) => {
           const cell = element("div", "rank"), bar = element("i"), known = ranks[rank] || {};
-          cell.style.flex = `${end - first} 1 0`;
+          const count = attention[i] === mlp[i] ? `${attention[i]} shards` : `${attention[i]} + ${mlp[i]} shards`;
+          cell.style.flex = `${Math.max(attention[i], 1)} 1 0`;
           cell.append(element("b", "", String(rank)), ` ${(100 * batch).toFixed(1)} %`);
-          if (layout.num_virtual_shards > 1) cell.append(element("div", "small", `${end - first} shards`));
+          if (layout.num_attention_shards > 1) cell.append(element("div", "small", count));
           bar.style.width = `${100 * batch / most}%`;
           cell.append(bar);
           if (known.slowdown >= 1.1) cell.classList.add("slow");
-          cell.onmousemove = (event) => pk.tip(`rank ${rank} on ${known.node || "?"}\nshards ${first} to ${end - 1}, ` +
+          cell.onmousemove = (event) => pk.tip(`rank ${rank} on ${known.node || "?"}\n${count}, ` +
             `${(100 * batch).toFixed(2)} % of the batch` + (known.slowdown ? `\n\u00d7${known.slowdown.toFixed(2)}` : ""), event);
           cell.onmouseleave = (event) => pk.tip("", event);
           box.append(cell);
-        }
+        });
         groups.append(box);
-      });
+      }
       return row;
     }));
     if (layout.standing_by) stages.append(element("p", "", `stand by: ranks ${layout.standing_by.join(", ")}`));

@@ -10,7 +10,8 @@ from pacekeeper.controller.machine import steps
 from pacekeeper.controller.state.job_parts import LayoutState
 from pacekeeper.controller.state.persistent_map import CHUNK_RANKS, RankMap
 from pacekeeper.controller.state.state import JobState, RankState, RankStatus
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord

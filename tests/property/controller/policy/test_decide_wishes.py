@@ -11,7 +11,7 @@ from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.diff import diff_layouts
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload, forecast
 from support.examples import examples
@@ -79,7 +79,7 @@ def test_a_plan_pays_by_forecast_and_keeps_what_must_be_kept(
     layout = decision.layout
     assert layout.generation == view.next_generation
     assert layout.ranks == view.layout.ranks
-    assert layout.stages == view.layout.stages
+    assert layout.mesh == view.layout.mesh
     speeds = {rank: 1.0 / view.slow.get(rank, 1.0) for rank in layout.ranks}
 
     def priced(which: object) -> float:

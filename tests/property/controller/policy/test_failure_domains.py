@@ -13,11 +13,12 @@ from pacekeeper.controller.state.plan_phase import Forecast, Judged, RankRejecti
 from pacekeeper.controller.state.planning_snapshot import PlanHistory, PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
 from support.examples import examples
-from support.layouts import on_nodes
+from support.layouts import on_nodes, with_shares
 from support.spread_cases import NodeOf, SpreadCase, hosted
 
 CONFIG = PolicyConfig()
@@ -154,7 +155,7 @@ def test_who_may_stand_on_one_node_is_left_alone() -> None:
 
 def test_the_way_home_is_not_taken_where_it_is_less_safe() -> None:
     baseline = replace(narrowed(SPREAD), generation=3)
-    lopsided = replace(SPREAD, batch_shares=((0, 0.3), (1, 0.3), (2, 0.2), (3, 0.2)))
+    lopsided = with_shares(SPREAD, 0.3, 0.3, 0.2, 0.2)
     view = view_of(lopsided, PAIRS, 4, baseline=baseline)
     assert decide(replace(view, node_of={}), CONFIG).level is MitigationLevel.RETURN_HOME
     assert decide(view, CONFIG).level is not MitigationLevel.RETURN_HOME
@@ -165,13 +166,13 @@ def test_a_mending_that_would_slow_the_step_is_not_offered_but_said() -> None:
     node_of = {0: "a", 1: "a", 2: "b"}
     three = even_layout(ranks=range(3), num_layers=1, num_experts=2, replicas=1, generation=5)
     hot, cold = (ExpertReplica(0, 0.5), ExpertReplica(1, 0.5)), (ExpertReplica(2, 1.0),)
-    layout = replace(three, experts=((hot, cold),), batch_shares=((0, 0.5), (1, 0.5), (2, 0.0)))
+    layout = with_shares(replace(three, experts=((hot, cold),)), 0.5, 0.5, 0.0)
     view = view_of(layout, node_of, 1, slow={2: 50.0})
     view = replace(view, workload=replace(view.workload, loads=((1000.0, 1.0),)))
     decision = decide(view, CONFIG)
     assert decision.layout is None
     assert decision.exposure is not None and decision.exposure.num_experts == 1
-    even = replace(view, layout=replace(layout, batch_shares=three.batch_shares), slow={})
+    even = replace(view, layout=replace(layout, pipelines=three.pipelines), slow={})
     swapped = decide(even, CONFIG).layout
     assert swapped is not None and on_nodes(swapped, node_of) == [[2, 1]]
 

@@ -92,7 +92,7 @@ def check_decision(view: PlanningSnapshot, config: PolicyConfig) -> None:
     assert config.may_leave_out or not layout.standing_by
     pricing = Pricing(view, config)
     assert pricing.problem is not None
-    if layout.stages != view.layout.stages:
+    if layout.mesh != view.layout.mesh:
         assert decision.level in STATE_MOVING_LEVELS
         check_partition(as_partition(view, layout), pricing.problem)
     gain_s = pricing.current_s - pricing.price(layout).step_s
@@ -100,11 +100,11 @@ def check_decision(view: PlanningSnapshot, config: PolicyConfig) -> None:
     if decision.reason.startswith("experts on fewer than"):
         # For safety: it needs not be faster, only not much slower.
         assert decision.planned_step_s <= (1.0 + config.min_gain) * pricing.current_s
-        assert layout.stages == view.layout.stages
+        assert layout.mesh == view.layout.mesh
         return
     assert gain_s >= config.min_gain * pricing.current_s - 1e-9
     assert gain_s * config.horizon_steps > decision.cost_s
-    if layout.stages != view.layout.stages and view.slow_steps is not None:
+    if layout.mesh != view.layout.mesh and view.slow_steps is not None:
         assert gain_s * view.slow_steps >= decision.cost_s
     for before, after in zip(view.layout.experts, layout.experts, strict=True):
         assert len(before) == len(after)

@@ -13,7 +13,8 @@ from pacekeeper.controller.planning.experts.certificate import lower_bound
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
 from pacekeeper.controller.planning.experts.repair import SpreadRequirements, repair
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
-from pacekeeper.core.layout.layout import ReplicaSet, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ReplicaSet
 from support.examples import examples
 from support.layouts import on_nodes
 from support.placements import Case, planned

@@ -31,7 +31,8 @@ from pacekeeper.core.config.run_fingerprint import (
     steering_differences,
 )
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Block, BlockKind
 from support.checkpoints import digest, manifests
 
 ids = st.builds(

@@ -13,7 +13,8 @@ from pacekeeper.core.checkpoint.window_steps import (
     window_of_steps,
     window_within_bytes,
 )
-from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import BlockKind, Layout
 from support.examples import examples
 from support.layouts import layouts
 
@@ -61,10 +62,10 @@ def test_more_steps_never_copy_more_after_the_busiest(data: st.DataObject) -> No
         """The least bytes per rank with which so many steps suffice."""
         window = window_of_steps(STAGES, costs, num_steps)
         found = []
-        for stage in STAGES.stages:
+        for span in STAGES.spans:
+            on = set(STAGES.ranks_of_layer(span.start))
             for at in window.replay(0):
                 now = pieces_to_write(at, sizes)
-                on = set(stage.ranks)
                 own = sum(n for p, n in now.items() if on & set(STAGES.holders(p.block)))
                 found.append(own / len(on))
         return max(found)

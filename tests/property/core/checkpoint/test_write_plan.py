@@ -13,7 +13,8 @@ from pacekeeper.core.checkpoint.write_plan import (
     assign_writers,
     cut_pieces,
 )
-from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import BlockKind, Layout
 from support.layouts import layouts
 
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.layout.codec import decode_layout, encode_layout, layout_crc
-from pacekeeper.core.layout.layout import Layout, even_layout
-from support.layouts import layouts
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, Pipeline, ShardRun, Stage
+from support.layouts import layouts, pipelines_of
 
 EVEN = even_layout(ranks=range(2), num_layers=1, num_experts=2, replicas=1)
 
@@ -24,12 +25,59 @@ def test_the_codec_is_exact_and_canonical(layout: Layout) -> None:
 def test_the_bytes_are_the_format() -> None:
     # Stored and sent: another text for the same layout needs another FORMAT.
     assert encode_layout(EVEN) == (
-        b'{"batch_shares":[[0,0.5],[1,0.5]],"experts":[[[[0,1.0]],[[1,1.0]]]],"format":1,'
-        b'"generation":1,"num_virtual_shards":1,'
-        b'"stages":[{"groups":[[[0,0,1]],[[1,0,1]]],"layers":[0,1]}]}'
+        b'{"experts":[[[[0,1.0]],[[1,1.0]]]],"format":2,"generation":1,'
+        b'"num_attention_shards":1,"num_mlp_shards":1,"pipelines":['
+        b'{"batch_share":0.5,"stages":[[0,1,[0],[1]]]},{"batch_share":0.5,"stages":[[0,1,[1],[1]]]}]}'
     )
     slow = encode_layout(replace(EVEN, speeds=((1, 0.5),)))
-    assert b'"num_virtual_shards":1,"speeds":[[1,0.5]],"stages"' in slow
+    assert slow.endswith(b',"speeds":[[1,0.5]]}')
+    runs = (ShardRun(1, 0, 1), ShardRun(0, 1, 1)), (ShardRun(1, 0, 2), ShardRun(0, 2, 4))
+    stage = Stage(first_layer=0, end_layer=1, attention=runs[0], mlp=runs[1])
+    wide = replace(
+        EVEN,
+        num_mlp_shards=4,
+        pipelines=(Pipeline(stages=(stage,), batch_share=1.0),),
+        shared_mlp_layers=(0,),
+    )
+    assert b'"stages":[[0,1,[1,0],[1,0],[2,2]]]' in encode_layout(wide)
+    assert encode_layout(wide).endswith(b',"shared_mlp_layers":[0]}')
+
+
+def test_a_layout_of_format_1_is_read() -> None:
+    """Stages of groups of [rank, first, end], one per pipeline; shares by their first ranks."""
+    groups = [[[[0, 0, 3], [2, 3, 4]], [[1, 0, 4]]], [[[5, 0, 4]], [[4, 0, 2], [3, 2, 4]]]]
+    experts = [[], [[[4, 0.25], [5, 0.75]]], []]
+    text = {
+        "format": 1,
+        "generation": 7,
+        "num_virtual_shards": 4,
+        "stages": [
+            {"layers": [0, 1], "groups": groups[0]},
+            {"layers": [1, 3], "groups": groups[1]},
+        ],
+        "experts": experts,
+        "batch_shares": [[0, 0.25], [1, 0.75]],
+        "speeds": [[3, 0.5]],
+        "standing_by": [9],
+    }
+    runs = [[tuple(ShardRun(*run) for run in group) for group in stage] for stage in groups]
+    layout = Layout(
+        generation=7,
+        num_attention_shards=4,
+        num_mlp_shards=4,
+        pipelines=pipelines_of([(0, 1, runs[0]), (1, 3, runs[1])], [0.25, 0.75]),
+        experts=((), ((ExpertReplica(4, 0.25), ExpertReplica(5, 0.75)),), ()),
+        speeds=((3, 0.5),),
+        standing_by=(9,),
+    )
+    assert decode_layout(json.dumps(text).encode()) == layout
+    for broken in (
+        {"batch_shares": [[0, 0.25], [5, 0.75]]},
+        {"stages": [{"layers": [0, 3], "groups": groups[0][:1]}]},
+        {"num_virtual_shards": 3},
+    ):
+        with pytest.raises(ValueError):
+            decode_layout(json.dumps(text | broken).encode())
 
 
 @given(layouts())
@@ -75,10 +123,12 @@ def test_a_damaged_layout_is_refused_or_valid(layout: Layout, data: st.DataObjec
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (b'"format":1', b'"format":7', "layout format 7, this side reads 1"),
+        (b'"format":2', b'"format":7', "layout format 7, this side reads 1 to 2"),
         (b'"generation":1', b'"generation":Infinity', "not a layout"),
         (b'"generation":1', b'"other":1', "not a layout: KeyError"),
         (b'"stages":[', b'"stages":' + b"[" * 100_000, "not a layout"),
+        (b"[0],[1]]", b"[0],[1],[1],[1]]", "two kinds of runs"),
+        (b"[0],[1]]", b"[0],[1,0]]", "1 ranks and runs for 2"),
     ],
 )
 def test_what_is_wrong_is_said(old: bytes, new: bytes, words: str) -> None:

@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.diff import added_replicas, diff_layouts
+from pacekeeper.core.layout.even_layout import even_layout, flat_pipelines
 from pacekeeper.core.layout.layout import (
     Block,
     BlockKind,
     ExpertReplica,
     Layout,
+    Pipeline,
     ShardRun,
     Stage,
-    even_layout,
+    with_batch_shares,
 )
-from support.layouts import ModelBlocks, layouts, models, normalised
+from support.layouts import ModelBlocks, layouts, models, normalised, pipelines_of
 
 pairs_of_layouts = models.flatmap(
     lambda model: st.tuples(layouts(model=model), layouts(model=model, generation=2))
@@ -105,10 +107,10 @@ def test_layouts_of_different_models_have_no_difference(a: ModelBlocks, b: Model
         layers = model.experts_per_layer
         return Layout(
             generation=1,
-            num_virtual_shards=model.num_virtual_shards,
-            stages=(Stage(first_layer=0, end_layer=len(layers), groups=((run,),)),),
+            num_attention_shards=model.num_virtual_shards,
+            num_mlp_shards=model.num_virtual_shards,
+            pipelines=pipelines_of([(0, len(layers), ((run,),))], [1.0]),
             experts=tuple(((ExpertReplica(0, 1.0),),) * n for n in layers),
-            batch_shares=((0, 1.0),),
         )
 
     if a == b:
@@ -171,32 +173,35 @@ def test_the_first_layout_is_even(
         assert max(slots) - min(slots) <= 1
 
 
+def flat(*shares: float) -> tuple[Pipeline, ...]:
+    return with_batch_shares(flat_pipelines(range(len(shares)), 1), shares)
+
+
 def two_ranks(**change: object) -> Layout:
     layout = even_layout(ranks=range(2), num_layers=1, num_experts=1, replicas=1)
     return replace(layout, **change)  # type: ignore[arg-type]
 
 
-def stage(*groups: tuple[ShardRun, ...], first: int = 0, end: int = 1) -> Stage:
-    return Stage(first_layer=first, end_layer=end, groups=groups)
+def alone(*runs: tuple[int, int, int], first: int = 0, end: int = 1) -> tuple[Pipeline, ...]:
+    """One pipeline of one stage."""
+    return pipelines_of([(first, end, [tuple(ShardRun(*run) for run in runs)])], [1.0])
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"generation": 0}, "from 1"),
-        ({"num_virtual_shards": 0}, "at least one virtual shard"),
-        ({"num_virtual_shards": 2}, "does not hold all"),
-        ({"stages": ()}, "at least one stage"),
-        ({"stages": (stage(),)}, "has no rank"),
-        ({"stages": (stage((ShardRun(0, 0, 1),), first=1, end=2),)}, "gap or overlap"),
-        ({"stages": (stage((ShardRun(0, 0, 1),), end=2),)}, "stages cover 2 layers"),
-        ({"stages": (stage((ShardRun(-1, 0, 1),)),)}, "ranks count from 0"),
-        ({"stages": (stage((ShardRun(0, 0, 1),), (ShardRun(0, 0, 1),)),)}, "two data-parallel"),
-        ({"stages": (stage((ShardRun(0, 0, 0),)),)}, "runs must cover"),
-        ({"batch_shares": ((0, 0.5), (1, 0.6))}, "batch: shares must add up to 1"),
-        ({"batch_shares": ((0, 1.5), (1, -0.5))}, "not negative"),
-        ({"batch_shares": ((0, 1.0),)}, "data-parallel"),
-        ({"batch_shares": ((1, 0.5), (0, 0.5))}, "ascend"),
+        ({"num_mlp_shards": 0}, "at least one virtual shard"),
+        ({"num_attention_shards": 2}, "does not hold all"),
+        ({"num_mlp_shards": 2}, "does not hold all"),
+        ({"pipelines": ()}, "at least one pipeline"),
+        ({"pipelines": alone((0, 0, 1), end=2)}, "stages cover 2 layers"),
+        ({"pipelines": alone((0, 0, 1)) * 2}, "two tensor groups"),
+        ({"pipelines": flat(0.5, 0.6)}, "batch: shares must add up to 1"),
+        ({"pipelines": flat(1.5, -0.5)}, "not negative"),
+        ({"pipelines": flat(0.5, 0.5)[::-1]}, "ascend"),
+        ({"shared_mlp_layers": (1,)}, "must have experts"),
+        ({"shared_mlp_layers": (0, 0)}, "must have experts and ascend"),
         ({"experts": (((),),)}, "layer 0 expert 0"),
         (
             {"experts": (((ExpertReplica(7, 1.0),),),)},
@@ -218,6 +223,40 @@ def test_an_impossible_layout_is_refused_with_its_reason(
 
 
 @pytest.mark.parametrize(
+    ("layers", "attention", "mlp", "words"),
+    [
+        ((1, 1), [(0, 0, 1)], [(0, 0, 1)], "not a stage"),
+        ((0, 1), [], [], "has no rank"),
+        ((0, 1), [(-1, 0, 1)], [(-1, 0, 1)], "ranks count from 0"),
+        ((0, 1), [(0, 0, 2), (1, 3, 4)], [(0, 0, 2), (1, 3, 4)], "runs must cover"),
+        ((0, 1), [(0, 0, 4)], [(0, 0, 3), (1, 3, 4)], "the same ranks"),
+        ((0, 1), [(0, 0, 2), (1, 2, 4)], [(1, 0, 2), (0, 2, 4)], "the same ranks"),
+        ((0, 1), [(0, 0, 4), (1, 4, 4)], [(0, 0, 4), (1, 4, 4)], "no shard"),
+    ],
+)
+def test_an_impossible_stage_is_refused_with_its_reason(
+    layers: tuple[int, int],
+    attention: list[tuple[int, int, int]],
+    mlp: list[tuple[int, int, int]],
+    words: str,
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        Stage(
+            first_layer=layers[0],
+            end_layer=layers[1],
+            attention=tuple(ShardRun(*run) for run in attention),
+            mlp=tuple(ShardRun(*run) for run in mlp),
+        )
+
+
+def test_stages_of_a_pipeline_follow_each_other() -> None:
+    with pytest.raises(ValueError, match="gap or overlap"):
+        alone((0, 0, 1), first=1, end=2)
+    with pytest.raises(ValueError, match="at least one stage"):
+        Pipeline(stages=(), batch_share=1.0)
+
+
+@pytest.mark.parametrize(
     ("block", "words"),
     [
         (Block(BlockKind.EXPERT, 0, 3), "layer 0 has no expert 3"),
@@ -236,13 +275,16 @@ def test_a_block_that_the_model_lacks_has_no_holders(block: Block, words: str) -
 def test_who_holds_what_in_two_stages_with_an_unequal_tensor_group() -> None:
     layout = Layout(
         generation=1,
-        num_virtual_shards=4,
-        stages=(
-            stage((ShardRun(5, 0, 3), ShardRun(1, 3, 4)), (ShardRun(9, 0, 4),)),
-            stage((ShardRun(2, 0, 4),), (ShardRun(0, 0, 2), ShardRun(7, 2, 4)), first=1, end=3),
+        num_attention_shards=4,
+        num_mlp_shards=4,
+        pipelines=pipelines_of(
+            [
+                (0, 1, ((ShardRun(5, 0, 3), ShardRun(1, 3, 4)), (ShardRun(9, 0, 4),))),
+                (1, 3, ((ShardRun(2, 0, 4),), (ShardRun(0, 0, 2), ShardRun(7, 2, 4)))),
+            ],
+            [0.5, 0.5],
         ),
         experts=((), ((ExpertReplica(0, 0.25), ExpertReplica(7, 0.75)),), ()),
-        batch_shares=((5, 0.5), (9, 0.5)),
     )
     assert layout.ranks == (0, 1, 2, 5, 7, 9)
     expected = {

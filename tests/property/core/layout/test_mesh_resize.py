@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.layout.diff import diff_layouts
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.grow import grow
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun
 from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
+from support.layouts import groups_of, pipelines_of
 
 
 def grid(num_stages: int, tensor_size: int, pipelines: int, replicas: int = 2) -> Layout:
@@ -25,7 +27,12 @@ def grid(num_stages: int, tensor_size: int, pipelines: int, replicas: int = 2) -
 
 
 def sizes(layout: Layout) -> list[list[int]]:
-    return [[len(group) for group in stage.groups] for stage in layout.stages]
+    return [list(map(len, groups)) for groups in groups_of(layout)]
+
+
+def members(layout: Layout) -> list[list[list[int]]]:
+    """The ranks of each stage and pipeline."""
+    return [[[run.rank for run in group] for group in groups] for groups in groups_of(layout)]
 
 
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(2, 3))
@@ -55,8 +62,7 @@ def test_as_many_newcomers_as_a_pipeline_has_make_one(shape: tuple[int, int, int
     fresh = range(50, 50 + shape[0] * shape[1])
     after = grow(first, newcomers=list(fresh), generation=2, floor=ReplicationFloor(replicas=2))
     assert sizes(after) == sizes(grid(shape[0], shape[1], shape[2] + 1))
-    for old, new in zip(first.stages, after.stages, strict=True):
-        assert new.groups[:-1] == old.groups, "who was there changes nothing"
+    assert after.mesh[:-1] == first.mesh, "who was there changes nothing"
     assert all(move.destination in fresh for move in diff_layouts(first, after))
 
 
@@ -90,8 +96,8 @@ def test_everybody_who_lives_has_a_part_or_stands_by(
 def slow_one_stands_by() -> Layout:
     """2 stages x 2 pipelines of 2 ranks each, but rank 0 is slow and has no part."""
     whole = grid(2, 2, 2)
-    first = whole.stages[0]
-    groups = ((ShardRun(1, 0, 8),), first.groups[1])
+    first, second = groups_of(whole)
+    first[0] = (ShardRun(1, 0, 8),)
     experts = tuple(
         tuple((ExpertReplica(1, 0.5), ExpertReplica(4, 0.5)) for _ in layer)
         if number < 2
@@ -100,9 +106,8 @@ def slow_one_stands_by() -> Layout:
     )
     return replace(
         whole,
-        stages=(replace(first, groups=groups), whole.stages[1]),
+        pipelines=pipelines_of([(0, 2, first), (2, 4, second)], [0.4, 0.6]),
         experts=experts,
-        batch_shares=((1, 0.4), (4, 0.6)),
         speeds=((0, 0.3),),
         standing_by=(0,),
     )
@@ -133,20 +138,20 @@ def test_who_stood_by_goes_on_from_a_checkpoint_where_nobody_else_is_left() -> N
         is_restored=True,
     )
     assert after.ranks == after.working == (0,)
-    assert [(s.first_layer, s.end_layer) for s in after.stages] == [(0, 4)]
+    assert after.spans == (range(0, 4),)
 
 
 def test_who_stands_by_may_die_and_nothing_changes() -> None:
     layout = slow_one_stands_by()
     after = shrink(layout, dead=[0], generation=2, floor=ReplicationFloor(replicas=2))
-    assert after.ranks == layout.working and after.stages == layout.stages
+    assert after.ranks == layout.working and after.mesh == layout.mesh
     assert not diff_layouts(layout, after)
 
 
 def test_a_pipeline_that_lost_a_whole_group_strengthens_the_others() -> None:
     first = grid(2, 2, 2, replicas=4)  # stage 0: (0, 1), (4, 5); stage 1: (2, 3), (6, 7)
     after = shrink(first, dead=[0, 1], generation=2)
-    assert [[[run.rank for run in g] for g in stage.groups] for stage in after.stages] == [
+    assert members(after) == [
         [[4, 5]],
         [[6, 7, 2, 3]],
     ]
@@ -155,7 +160,7 @@ def test_a_pipeline_that_lost_a_whole_group_strengthens_the_others() -> None:
 
 def test_groups_that_are_left_of_different_pipelines_make_one() -> None:
     after = shrink(grid(2, 2, 2, replicas=4), dead=[0, 1, 6, 7], generation=2)
-    assert [[[run.rank for run in g] for g in stage.groups] for stage in after.stages] == [
+    assert members(after) == [
         [[4, 5]],
         [[2, 3]],
     ]
@@ -163,7 +168,7 @@ def test_groups_that_are_left_of_different_pipelines_make_one() -> None:
 
 def test_a_pipeline_gets_as_many_rows_as_its_weakest_group_is_left_with() -> None:
     after = shrink(grid(2, 2, 2, replicas=4), dead=[3], generation=2)
-    assert [[run.rank for run in g] for g in after.stages[1].groups] == [[2], [6, 7]]
+    assert members(after)[1] == [[2], [6, 7]]
     assert dict(after.batch_shares) == {0: 1 / 3, 4: 2 / 3}
 
 
@@ -175,10 +180,8 @@ def test_layers_of_a_stage_that_nobody_is_left_of_go_to_a_neighbour_from_a_check
         floor=ReplicationFloor(replicas=2),
         is_restored=True,
     )
-    assert [(s.first_layer, s.end_layer, s.ranks) for s in after.stages] == [
-        (0, 3, (0, 3)),
-        (3, 4, (2, 5)),
-    ]
+    on_spans = {span: after.ranks_of_layer(span.start) for span in after.spans}
+    assert on_spans == {range(0, 3): (0, 3), range(3, 4): (2, 5)}
 
 
 def test_a_pipelines_part_is_told_by_the_stages_that_are_left() -> None:

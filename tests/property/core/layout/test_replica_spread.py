@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pacekeeper.controller.planning.token_split.linear_program import best_value
 from pacekeeper.core.layout.diff import diff_layouts
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import level_shares
 from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 from support.layouts import load_of, on_nodes

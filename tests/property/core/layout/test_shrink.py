@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.errors import ExitCode, LostStateError
 from pacekeeper.core.layout.diff import diff_layouts
-from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
-from support.layouts import layouts
+from support.layouts import groups_of, layouts
 
 
 def hosts_of(layout: Layout) -> dict[tuple[int, int], dict[int, float]]:
@@ -47,7 +48,7 @@ def test_survivors_keep_every_expert_or_say_which_is_lost(
     assert not set(after.ranks) & dead
     before = hosts_of(layout)
     for (layer, expert), hosts in hosts_of(after).items():
-        staying = set(after.stage_of(layer).ranks)
+        staying = set(after.ranks_of_layer(layer))
         assert len(hosts) >= min(min_hosts, len(staying))
         assert sum(hosts.values()) == pytest.approx(1.0)
         assert set(before[layer, expert]) & staying <= set(hosts)
@@ -63,14 +64,14 @@ def test_every_survivor_has_a_part_where_shards_are_enough(
     dead = data.draw(deaths(layout))
     assume(not is_lost(layout, dead))
     after = shrink(layout, dead=dead, generation=2)
-    left = [[{run.rank for run in g} - dead for g in stage.groups] for stage in layout.stages]
-    assert len(after.stages[0].groups) == min(sum(map(bool, groups)) for groups in left)
-    for groups, stage in zip(left, after.stages, strict=True):
+    left = [[{run.rank for run in g} - dead for g in groups] for groups in groups_of(layout)]
+    assert len(after.pipelines) == min(sum(map(bool, groups)) for groups in left)
+    for groups, now in zip(left, groups_of(after), strict=True):
         living = set().union(*groups)
-        room = len(stage.groups) * layout.num_virtual_shards
-        assert set(stage.ranks) <= living
-        assert len(stage.ranks) == min(len(living), room)
-        for group in stage.groups:  # who still has its group stays in it
+        ranks = [run.rank for group in now for run in group]
+        assert set(ranks) <= living
+        assert len(ranks) == min(len(living), len(now) * layout.num_attention_shards)
+        for group in now:  # who still has its group stays in it
             assert any({run.rank for run in group} >= old for old in groups if old)
 
 
@@ -81,10 +82,10 @@ def test_a_group_that_lost_and_gained_nobody_keeps_its_runs(
     dead = data.draw(deaths(layout))
     assume(not is_lost(layout, dead))
     after = shrink(layout, dead=dead, generation=2)
-    for old, new in zip(layout.stages, after.stages, strict=True):
-        before = {frozenset(run.rank for run in group): group for group in old.groups}
-        for group in new.groups:
-            assert before.get(frozenset(run.rank for run in group), group) == group
+    before = {stage.ranks: stage.attention for stages in layout.mesh for stage in stages}
+    for stages in after.mesh:
+        for stage in stages:
+            assert before.get(stage.ranks, stage.attention) == stage.attention
 
 
 @given(layouts(), st.data())
@@ -113,7 +114,7 @@ def test_two_deaths_one_after_the_other_lose_no_more_than_both_at_once(
     # Everyone who held an expert before, and lives with a part, holds it still.
     for name, hosts in hosts_of(layout).items():
         for after in (at_once, in_turn):
-            part = set(halfway.stage_of(name[0]).ranks) & set(after.stage_of(name[0]).ranks)
+            part = set(halfway.ranks_of_layer(name[0])) & set(after.ranks_of_layer(name[0]))
             assert set(hosts) & part <= set(hosts_of(after)[name])
 
 
@@ -165,7 +166,7 @@ def test_what_a_checkpoint_fills_needs_no_living_host(
     after = shrink(layout, dead=dead, generation=2, floor=floor, is_restored=True)
     assert not set(after.ranks) & dead
     for (layer, _), hosts in hosts_of(after).items():
-        assert len(hosts) >= min(min_hosts, len(after.stage_of(layer).ranks))
+        assert len(hosts) >= min(min_hosts, len(after.ranks_of_layer(layer)))
     if not is_lost(layout, dead):
         assert after == shrink(layout, dead=dead, generation=2, floor=floor)
 

@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.layout.apportion import apportion
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from pacekeeper.core.telemetry.expert_row_features import KNOTS
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.predictor.cost.features import BENDS, FEATURES, StepSample, sample_of
 from pacekeeper.predictor.cost.forecast import Workload, forecast
 from pacekeeper.predictor.cost.model import CostModel
+from support.layouts import with_shares
 
 ROW_TOKENS, SQUARES_PER_TOKEN, DOCUMENTS_PER_ROW = 100, 60, 3
 Case = tuple[Layout, Workload, CostModel]
@@ -34,7 +36,8 @@ def cases(draw: st.DrawFn) -> Case:
         tuple(_uneven(draw, tuple(host.rank for host in hosts)) for hosts in layer)
         for layer in layout.experts
     )
-    layout = replace(layout, experts=experts, batch_shares=_shares(draw, layout.ranks))
+    shares = [share for _, share in _shares(draw, layout.ranks)]
+    layout = with_shares(replace(layout, experts=experts), *shares)
     num_rows = draw(st.integers(1, 40))
     loads = st.lists(st.integers(0, 5000).map(float), min_size=num_experts, max_size=num_experts)
     work = Workload(

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pacekeeper.core.checkpoint import write_plan
 from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.examples import examples

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import LostStateError, NoQuorumError
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.trainer.distributed.kv_store import (
     DEATHS_KEY,

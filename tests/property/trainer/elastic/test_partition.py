@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import NoQuorumError
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.trainer.elastic import consensus
 from pacekeeper.trainer.elastic.consensus import Agreement, Fenced

@@ -41,7 +41,7 @@ def test_a_slow_rank_gives_shards_or_layers_away_and_gets_them_back(
     assert not cluster.faults and len(cluster.applied) == 1
 
     cluster.speeds[victim] = 0.5
-    until(cluster, lambda: cluster.layout.stages != cluster.first_layout.stages)
+    until(cluster, lambda: cluster.layout.mesh != cluster.first_layout.mesh)
     slow_s = max(cluster.step_s[2 * WARM_STEPS :])
     cluster.run(WARM_STEPS)
     (found,) = cluster.faults.values()
@@ -89,7 +89,7 @@ def test_a_zero_bubble_job_is_priced_and_planned_by_its_own_program() -> None:
 
     cluster.on_advance = note
     cluster.speeds[1] = 0.5
-    until(cluster, lambda: cluster.layout.stages != cluster.first_layout.stages)
+    until(cluster, lambda: cluster.layout.mesh != cluster.first_layout.mesh)
     decision = next(each for each in decided if each.layout == cluster.layout)
     view = next(each for each in reversed(asked_views(cluster)) if each.slow)
     planned = replace(

@@ -35,24 +35,23 @@ from pacekeeper.core.incidents.findings import (
     Tier,
 )
 from pacekeeper.core.incidents.rank_failures import RankFailures
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun
 from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.node_report import AgentHealth
 from pacekeeper.predictor.assurance.canary import Canaries, CanaryResult
 from pacekeeper.predictor.assurance.sensitivity import Sensitivity
 from support.job_parts import job_with, offered
+from support.layouts import pipelines_of, with_shares
 
 LAYOUT = Layout(
     generation=5,
-    num_virtual_shards=1,
-    stages=(
-        Stage(first_layer=0, end_layer=2, groups=((ShardRun(0, 0, 1),), (ShardRun(1, 0, 1),))),
-    ),
+    num_attention_shards=1,
+    num_mlp_shards=1,
+    pipelines=pipelines_of([(0, 2, ((ShardRun(0, 0, 1),), (ShardRun(1, 0, 1),)))], [0.3, 0.7]),
     experts=(
         ((ExpertReplica(0, 0.5), ExpertReplica(1, 0.5)), (ExpertReplica(1, 1.0),)),
         ((ExpertReplica(1, 1.0),), (ExpertReplica(0, 0.25), ExpertReplica(1, 0.75))),
     ),
-    batch_shares=((0, 0.3), (1, 0.7)),
 )
 
 
@@ -146,13 +145,7 @@ def test_an_agent_that_is_away_silences_its_own_ranks_only() -> None:
 def test_generations_tell_whether_a_plan_is_under_way() -> None:
     still = job_view(BOTH, job())
     assert (still.generation, still.desired_generation) == (5, 5)
-    desired = Layout(
-        generation=6,
-        num_virtual_shards=1,
-        stages=LAYOUT.stages,
-        experts=LAYOUT.experts,
-        batch_shares=((0, 0.5), (1, 0.5)),
-    )
+    desired = with_shares(replace(LAYOUT, generation=6), 0.5, 0.5)
     moving = job_view(BOTH, job(pending=offered(desired)))
     assert (moving.generation, moving.desired_generation) == (5, 6)
 

@@ -18,7 +18,8 @@ from pacekeeper.controller.policy.replica_candidates import (
 from pacekeeper.controller.state.device_history import DAY_S, Strike, Strikes, add_strike
 from pacekeeper.controller.state.events import RequestDecision
 from pacekeeper.core.incidents.findings import FindingKind
-from pacekeeper.core.layout.layout import ExpertReplica, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica
 from support.machine_driver import UNIX_OFFSET_S, WARM, started, train
 
 NODES = {rank: f"node-{rank}" for rank in range(4)}

@@ -13,7 +13,8 @@ from pacekeeper.controller.machine import expert_loads
 from pacekeeper.controller.machine.expert_loads import LATE_STEPS
 from pacekeeper.controller.state.job_parts import LayoutState, StepProgress
 from pacekeeper.controller.state.state import JobState, RankState
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.records import ExpertLoadRecord
 from support.machine_driver import SHAPE, attachment
 
@@ -100,11 +101,11 @@ def test_layers_told_in_turns_keep_their_own_means() -> None:
 
 
 def test_of_a_pipeline_the_ranks_of_a_stage_are_enough() -> None:
-    job = after(job_of(STAGED), told(0, ranks=STAGED.stages[0].ranks, layers=[0, 1]))
+    job = after(job_of(STAGED), told(0, ranks=STAGED.ranks_of_layer(0), layers=[0, 1]))
     assert job.workload.loads == ()
-    job = after(job, told(0, ranks=STAGED.stages[1].ranks, layers=[2, 3]))
+    job = after(job, told(0, ranks=STAGED.ranks_of_layer(2), layers=[2, 3]))
     assert len(job.workload.loads) == LAYERS
-    assert job.workload.loads[0][0] == sum(rank + 1 for rank in STAGED.stages[0].ranks)
+    assert job.workload.loads[0][0] == sum(rank + 1 for rank in STAGED.ranks_of_layer(0))
 
 
 def test_ranks_that_stand_by_tell_nothing_and_nobody_waits_for_them() -> None:
@@ -183,13 +184,8 @@ def test_nodes_that_add_up_and_ranks_that_do_not_say_the_same(
     for step, times in enumerate(steps):
         records = [
             one
-            for stage in layout.stages
-            for one in told(
-                step,
-                ranks=stage.ranks,
-                layers=range(stage.first_layer, stage.end_layer),
-                times=times,
-            )
+            for span in layout.spans
+            for one in told(step, ranks=layout.ranks_of_layer(span.start), layers=span, times=times)
         ]
         apart = after(apart, records)
         for node in (0, 1):

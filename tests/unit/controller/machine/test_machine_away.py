@@ -11,7 +11,7 @@ from pacekeeper.controller.state.events import (
 )
 from pacekeeper.core.incidents.findings import CoverageState, FindingKind, MitigationLevel
 from pacekeeper.core.incidents.rank_failures import failed_ranks
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
     FIRST,

@@ -18,6 +18,7 @@ from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import CoverageState, FindingKind, MitigationLevel
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry.records import EXIT_UNKNOWN
+from support.layouts import with_shares
 from support.machine_driver import (
     FIRST,
     FLOOR,
@@ -283,7 +284,7 @@ class TestDeaths:
         for number in range(6):
             driver.report(*step(number))
         lopsided = shrink(FIRST, dead=[1], generation=2, floor=FLOOR)
-        lopsided = replace(lopsided, batch_shares=((0, 0.5), (2, 0.25), (3, 0.25)))
+        lopsided = with_shares(lopsided, 0.5, 0.25, 0.25)
         driver.report(exited(1), *applied(lopsided), layouts=[lopsided])
         for number in range(6, 10):
             driver.report(*step(number, ranks=[0, 2, 3], generation=2))

@@ -227,8 +227,4 @@ def test_a_cordoned_rank_is_left_out_and_comes_back() -> None:
     driver.tick()
     baseline = driver.job.plan.desired
     assert baseline is not None and first is not None and baseline.standing_by == ()
-    assert (baseline.stages, baseline.experts, baseline.batch_shares) == (
-        first.stages,
-        first.experts,
-        first.batch_shares,
-    )
+    assert (baseline.pipelines, baseline.experts) == (first.pipelines, first.experts)

@@ -10,7 +10,7 @@ from pacekeeper.controller.storage.restore import job_record, restored
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Tier
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.telemetry.records import ProbeRecord
 from support.machine_driver import JOB, WARM, Driver, exited, started, step, steps_of, train
 

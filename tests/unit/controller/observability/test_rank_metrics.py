@@ -5,7 +5,7 @@ from dataclasses import replace
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.job_parts import LayoutState
 from pacekeeper.controller.state.state import JobState, RankState, RankStatus, State
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.telemetry.attachment import Attachment
 from support.scrapes import samples
 

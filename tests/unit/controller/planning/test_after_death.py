@@ -10,7 +10,8 @@ from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.planning_snapshot import PlanHistory, PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.features import FEATURES

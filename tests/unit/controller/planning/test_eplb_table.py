@@ -1,5 +1,7 @@
 """Shares and plans for replicas one can check by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from pacekeeper.controller.planning.experts.certificate import lower_bound
@@ -7,7 +9,8 @@ from pacekeeper.controller.planning.token_split import proportional as shares_mo
 from pacekeeper.controller.planning.token_split.linear_program import batch_rows, best_value
 from pacekeeper.controller.planning.token_split.proportional import SLACK, token_shares
 from pacekeeper.controller.policy.replica_candidates import plan_replicas
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from support.placements import hosts_after as layers_after
 from support.placements import placement_request, planned
 
@@ -19,13 +22,7 @@ def shares(split_hosts: tuple[tuple[ExpertReplica, ...], ...]) -> list[dict[int,
 def layout_of(hosts: list[list[int]], ranks: int) -> Layout:
     base = even_layout(ranks=range(ranks), num_layers=1, num_experts=len(hosts), replicas=1)
     on = tuple(tuple(ExpertReplica(rank, 1 / len(at)) for rank in at) for at in hosts)
-    return Layout(
-        generation=1,
-        num_virtual_shards=1,
-        stages=base.stages,
-        experts=(on,),
-        batch_shares=base.batch_shares,
-    )
+    return replace(base, experts=(on,))
 
 
 def hosts_after(

@@ -16,7 +16,8 @@ from pacekeeper.controller.state.plan_phase import RankRejection
 from pacekeeper.controller.state.planning_snapshot import PlanHistory
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel, NoPlanCode
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from support.partitioned import staged_layout, view_of
 
 CONFIG = PolicyConfig(min_nodes=1)

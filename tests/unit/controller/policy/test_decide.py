@@ -9,10 +9,12 @@ from pacekeeper.controller.state.plan_phase import RankRejection
 from pacekeeper.controller.state.planning_snapshot import PlanHistory, PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel, NoPlanCode
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from pacekeeper.core.layout.shrink import shrink
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
+from support.layouts import with_shares
 
 CONFIG = PolicyConfig()
 SHAPE = ModelShape(
@@ -263,9 +265,7 @@ def test_there_is_no_way_home_to_a_layout_with_the_dead() -> None:
 
 
 def test_survivors_are_planned_for_at_their_speeds() -> None:
-    left = replace(
-        shrink(EVEN, dead=[3], generation=6), batch_shares=((0, 0.5), (1, 0.25), (2, 0.25))
-    )
+    left = with_shares(shrink(EVEN, dead=[3], generation=6), 0.5, 0.25, 0.25)
     view = replace(HEALTHY, layout=left, is_provisional=True, steps_since_plan=3, slow={2: 2.0})
     layout = decide(view, CONFIG).layout
     assert layout is not None
@@ -274,7 +274,7 @@ def test_survivors_are_planned_for_at_their_speeds() -> None:
 
 
 def test_a_makeshift_is_improved_at_once_but_a_chosen_layout_is_not() -> None:
-    lopsided = replace(EVEN, batch_shares=((0, 0.4), (1, 0.2), (2, 0.2), (3, 0.2)))
+    lopsided = with_shares(EVEN, 0.4, 0.2, 0.2, 0.2)
     young = replace(HEALTHY, layout=lopsided, steps_since_plan=3)
     assert decide(young, CONFIG).no_plan is NoPlanCode.LAYOUT_TOO_NEW
     assert decide(replace(young, is_provisional=True), CONFIG).layout is not None

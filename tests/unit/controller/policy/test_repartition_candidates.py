@@ -21,7 +21,7 @@ from pacekeeper.core.incidents.findings import (
 from pacekeeper.core.layout.diff import diff_layouts
 from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
-from support.layouts import on_nodes
+from support.layouts import on_nodes, with_shares
 from support.partitioned import staged_layout, view_of, work_of
 
 CONFIG = PolicyConfig(min_nodes=1)
@@ -44,14 +44,14 @@ def sizes(layout: Layout) -> dict[int, int]:
     """Virtual shards of each rank."""
     return {
         run.rank: run.end - run.first
-        for stage in layout.stages
-        for group in stage.groups
-        for run in group
+        for stages in layout.mesh
+        for stage in stages
+        for run in stage.attention
     }
 
 
 def cuts(layout: Layout) -> list[int]:
-    return [stage.end_layer for stage in layout.stages]
+    return [span.stop for span in layout.spans]
 
 
 def without(config: PolicyConfig, *levels: MitigationLevel) -> Decision:
@@ -138,7 +138,7 @@ def test_a_slow_pipeline_gets_fewer_rows_where_nothing_else_may_move() -> None:
     assert decision.level is MitigationLevel.BATCH_SHARES
     rows = layout.rows_of(64)
     assert rows[0] < 32 < rows[4] and sum(rows.values()) == 64
-    assert layout.stages == EVEN.stages
+    assert layout.mesh == EVEN.mesh
 
 
 def test_all_rungs_are_priced_alike_and_the_dear_ones_bring_more() -> None:
@@ -163,9 +163,9 @@ def test_a_re_partition_waits_until_the_fault_has_cost_as_much() -> None:
     short = without(replace(dear, plan_s=0.0), MitigationLevel.MOVE_LAYERS)
     gain_s = short.current_step_s - short.planned_step_s
     enough = int(5.0 / gain_s) + 2
-    assert planned(decide(replace(SLOW, slow_steps=1), dear)).stages == EVEN.stages
-    assert planned(decide(replace(SLOW, slow_steps=enough), dear)).stages != EVEN.stages
-    assert planned(decide(replace(SLOW, slow_steps=None), dear)).stages != EVEN.stages
+    assert planned(decide(replace(SLOW, slow_steps=1), dear)).mesh == EVEN.mesh
+    assert planned(decide(replace(SLOW, slow_steps=enough), dear)).mesh != EVEN.mesh
+    assert planned(decide(replace(SLOW, slow_steps=None), dear)).mesh != EVEN.mesh
     only_layers = view_of(
         lone := staged_layout(data=1, tensor=1, experts=0), slow={0: 2.0}, baseline=lone
     )
@@ -197,7 +197,7 @@ def test_memory_that_is_told_bounds_what_a_rank_takes_over() -> None:
     free = without(CONFIG, MitigationLevel.MOVE_LAYERS)
     assert sizes(planned(free))[0] == 6
     tight = replace(CONFIG, memory_bytes=29_000_000)
-    assert planned(without(tight, MitigationLevel.MOVE_LAYERS)).stages == EVEN.stages
+    assert planned(without(tight, MitigationLevel.MOVE_LAYERS)).mesh == EVEN.mesh
 
 
 def test_a_rank_is_left_out_only_where_that_is_allowed() -> None:
@@ -290,22 +290,23 @@ def test_pipelines_with_fewer_rows_than_micro_batches_are_not_planned() -> None:
 
 def test_after_recovery_the_shards_and_layers_of_before_come_back() -> None:
     away = planned(decide(SLOW, CONFIG))
-    assert away.stages != EVEN.stages
+    assert away.mesh != EVEN.mesh
     over = replace(view_of(away, baseline=EVEN, work=work_of(away)), next_generation=10)
     decision = decide(over, CONFIG)
     assert decision.level is MitigationLevel.RETURN_HOME
     assert decision.layout == replace(EVEN, generation=10)
     assert decision.moved_bytes > 0
     assert decide(replace(over, layout=EVEN), CONFIG).layout is None
-    runs = planned(without(CONFIG, MitigationLevel.MOVE_LAYERS)).stages
-    other = replace(EVEN, stages=runs)  # in nothing else than its runs
+    runs = planned(without(CONFIG, MitigationLevel.MOVE_LAYERS)).pipelines
+    shares = [pipeline.batch_share for pipeline in EVEN.pipelines]
+    other = with_shares(replace(EVEN, pipelines=runs), *shares)  # in nothing else than its runs
     alike = view_of(other, baseline=EVEN, work=work_of(other))
     assert decide(alike, CONFIG).level is MitigationLevel.RETURN_HOME
 
 
 def test_a_head_is_what_the_last_stage_takes_beyond_its_layers() -> None:
     work = dict(SLOW.work)
-    for rank in EVEN.stages[1].ranks:
+    for rank in EVEN.ranks_of_layer(4):
         work[rank] = replace(work[rank], dense_s=1.5 * work[rank].dense_s)
     problem = Pricing(replace(SLOW, work=work), CONFIG).problem
     assert problem is not None
@@ -356,4 +357,4 @@ def test_a_layout_is_the_partition_it_says() -> None:
     partition = as_partition(SLOW, EVEN)
     assert [pipeline.rows for pipeline in partition.pipelines] == [32, 32]
     assert {pipeline.micro_batches for pipeline in partition.pipelines} == {(8, 8, 8, 8)}
-    assert partition.pipelines[1].cells[1].attention == EVEN.stages[1].groups[1]
+    assert partition.pipelines[1].cells[1].attention == EVEN.pipelines[1].stages[1].attention

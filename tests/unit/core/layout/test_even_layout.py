@@ -2,12 +2,13 @@
 
 import pytest
 
-from pacekeeper.core.layout.layout import ShardRun, even_layout, shard_runs
+from pacekeeper.core.layout.even_layout import even_layout, shard_runs
+from pacekeeper.core.layout.layout import ShardRun
 from pacekeeper.core.layout.replica_spread import domains_of_ranks
 
 
 def pipelines(num_ranks: int = 8, nodes: int = 1, **shape: int) -> list[list[tuple[int, ...]]]:
-    """[stage][coordinate] -> ranks; ranks of the nodes take turns."""
+    """[stage][pipeline] -> ranks; ranks of the nodes take turns."""
     layout = even_layout(
         ranks=range(num_ranks),
         num_layers=5,
@@ -17,7 +18,7 @@ def pipelines(num_ranks: int = 8, nodes: int = 1, **shape: int) -> list[list[tup
         domain_of={rank: rank % nodes for rank in range(num_ranks)},
         **shape,
     )
-    return [[tuple(run.rank for run in group) for group in s.groups] for s in layout.stages]
+    return [[stage.group for stage in of] for of in zip(*layout.mesh, strict=True)]
 
 
 def test_a_pipeline_is_made_of_ranks_that_follow_each_other() -> None:
@@ -40,11 +41,11 @@ def test_hosts_of_an_expert_run_its_layer_and_stand_on_as_many_nodes_as_can_be()
         tensor_size=2,
         domain_of=node_of,
     )
-    assert [(stage.first_layer, stage.end_layer) for stage in layout.stages] == [(0, 3), (3, 5)]
+    assert layout.spans == (range(0, 3), range(3, 5))
     for layer, experts in enumerate(layout.experts):
         for hosts in experts:
             ranks = {host.rank for host in hosts}
-            assert ranks <= set(layout.stage_of(layer).ranks)
+            assert ranks <= set(layout.ranks_of_layer(layer))
             assert len(domains_of_ranks(node_of, ranks)) == 2
 
 

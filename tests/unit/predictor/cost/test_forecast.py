@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.layout.layout import ExpertReplica, ShardRun, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, ShardRun
 from pacekeeper.predictor.cost.features import FEATURES
 from pacekeeper.predictor.cost.forecast import Workload, forecast, row_s
 from pacekeeper.predictor.cost.model import CostModel
+from support.layouts import pipelines_of, with_shares
 
 LAYOUT = even_layout(ranks=[0, 1], num_layers=2, num_experts=2, replicas=2)
 COSTS = {"one": 1.0, "tokens": 0.01, "expert_rows": 0.001, "num_active_experts": 0.1}
@@ -63,8 +65,8 @@ def test_documents_and_dense_work_follow_the_shares_of_batch_and_tensor() -> Non
 
 def test_ranks_of_a_tensor_group_share_its_dense_work_by_their_shards() -> None:
     groups = ((ShardRun(0, 0, 3), ShardRun(1, 3, 4)),)
-    stage = replace(LAYOUT.stages[0], groups=groups)
-    layout = replace(LAYOUT, num_virtual_shards=4, stages=(stage,), batch_shares=((0, 1.0),))
+    pipelines = pipelines_of([(0, 2, groups)], [1.0])
+    layout = replace(LAYOUT, num_attention_shards=4, num_mlp_shards=4, pipelines=pipelines)
     price = forecast(layout, model=MODEL, workload=WORK, speeds={})
     assert price.dense_s == pytest.approx({0: 1.0 + 7.5 + 0.3, 1: 1.0 + 2.5 + 0.3})
 
@@ -79,7 +81,7 @@ def test_everybody_waits_for_the_slow_rank_in_every_layer() -> None:
 
 def test_shares_move_work_and_rows_are_whole() -> None:
     hosts = (ExpertReplica(0, 0.75), ExpertReplica(1, 0.25))
-    layout = replace(LAYOUT, experts=((hosts, hosts),) * 2, batch_shares=((0, 0.66), (1, 0.34)))
+    layout = with_shares(replace(LAYOUT, experts=((hosts, hosts),) * 2), 0.66, 0.34)
     price = forecast(layout, model=MODEL, workload=WORK, speeds={1: 0.5})
     assert price.dense_s == pytest.approx({0: 1.0 + 7.0 + 0.3, 1: 2 * (1.0 + 3.0 + 0.3)})
     assert price.layer_s == pytest.approx((1.5, 1.5))
@@ -96,7 +98,7 @@ def test_without_a_model_a_slower_rank_still_costs_more_and_relief_less() -> Non
     even = forecast(LAYOUT, model=None, workload=WORK, speeds={})
     slow = forecast(LAYOUT, model=None, workload=WORK, speeds={1: 0.5})
     hosts = (ExpertReplica(0, 2 / 3), ExpertReplica(1, 1 / 3))
-    relief = replace(LAYOUT, experts=((hosts, hosts),) * 2, batch_shares=((0, 0.7), (1, 0.3)))
+    relief = with_shares(replace(LAYOUT, experts=((hosts, hosts),) * 2), 0.7, 0.3)
     relieved = forecast(relief, model=None, workload=WORK, speeds={1: 0.5})
     assert even.step_s < relieved.step_s < slow.step_s
     assert even.step_s == pytest.approx(1.0, rel=0.1)  # in units of an even step

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.predictor.cost.forecast import forecast
 from pacekeeper.simulator.cluster.history import (
     Change,

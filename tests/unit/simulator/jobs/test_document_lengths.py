@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.errors import ConfigError, DataError
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.predictor.cost.features import FEATURES
 from pacekeeper.simulator.engine import detection_model
 from pacekeeper.simulator.engine.controller_in_loop import Watcher

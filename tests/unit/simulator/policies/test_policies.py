@@ -9,7 +9,7 @@ from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.predictor.cost.forecast import forecast
 from pacekeeper.simulator.cluster.history import History, NodesJoined, NodesLost
 from pacekeeper.simulator.engine.event_loop import SimulationResult, simulate

@@ -11,7 +11,8 @@ import torch
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.checkpoint import in_memory as snapshots
 from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.restore import MEMORY

@@ -9,7 +9,8 @@ import torch
 from pacekeeper.core.checkpoint.manifest import Manifest, checkpoint_of_file
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.checkpoints import TINY

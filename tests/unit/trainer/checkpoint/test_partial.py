@@ -9,7 +9,8 @@ import torch
 
 from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Manifest, Piece
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.checkpoint.manager import Position
 from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves
 from pacekeeper.trainer.checkpoint.reader import damages, read_manifest

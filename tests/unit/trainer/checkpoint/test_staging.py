@@ -9,7 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from pacekeeper.core.layout.layout import Block, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Block
 from pacekeeper.trainer.checkpoint.staging import Arrival, HostCopies, ToHost, host_copies
 from pacekeeper.trainer.toy.engine.worker import Rank
 from pacekeeper.trainer.toy.model.block_state_dict import blocks_on, read_block

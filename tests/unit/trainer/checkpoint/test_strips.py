@@ -9,7 +9,8 @@ import torch
 from pacekeeper.core.checkpoint import write_plan
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest
 from pacekeeper.core.config.run_fingerprint import run_fingerprint
-from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.reader import damages, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage

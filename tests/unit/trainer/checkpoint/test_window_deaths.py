@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.trainer.checkpoint.restore import MEMORY
 from support.thread_ranks import ThreadRanks
 from support.trainees import trained

@@ -8,7 +8,7 @@ import pytest
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import LostStateError, VersionError
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.distributed.kv_store import Stores, connect_store, host_store, parse_notices

@@ -15,7 +15,7 @@ import pytest
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.trainer.distributed.kv_store import Stores, connect_store, host_store
 from pacekeeper.trainer.elastic import admission, node_join, restart_policy
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from pacekeeper.controller.planning.token_split.linear_program import batch_rows, best_value
 from pacekeeper.controller.planning.token_split.proportional import SLACK, token_shares
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica
+from support.layouts import with_shares
 
 Case = tuple[list[float], list[list[int]], dict[int, float]]
 speeds_ = st.floats(0.1, 1.0)
@@ -157,12 +159,5 @@ def test_batch_shares_become_exactly_those_rows_in_a_layout(
 ) -> None:
     rows = batch_rows(num_rows, dict(enumerate(listed)))
     layout = even_layout(ranks=range(len(listed)), num_layers=1, num_experts=1, replicas=1)
-    shares = tuple((rank, count / num_rows) for rank, count in rows.items())
-    changed = Layout(
-        generation=2,
-        num_virtual_shards=1,
-        stages=layout.stages,
-        experts=layout.experts,
-        batch_shares=shares,
-    )
+    changed = with_shares(layout, *(count / num_rows for count in rows.values()))
     assert changed.rows_of(num_rows) == rows

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece
-from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves
 from support.checkpoints import TINY
 

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun, Stage, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun
 from support.examples import examples
+from support.layouts import pipelines_of
 from support.training import CONFIG, Run, alone, train
 from support.worlds import ThreadFabric, run_world
 
@@ -37,27 +39,20 @@ def even_again(generation: int) -> Layout:
 
 def uneven(cut: int = 1) -> Layout:
     """Groups of one, two and three ranks, runs of one to four shards, unequal rows, other hosts."""
-    stages = (
-        Stage(
-            first_layer=0,
-            end_layer=cut,
-            groups=(
-                (ShardRun(0, 0, 3), ShardRun(1, 3, 4)),
-                (ShardRun(2, 0, 4),),
-            ),
-        ),
-        Stage(
-            first_layer=cut,
-            end_layer=3,
-            groups=(
+    stages = [
+        (0, cut, ((ShardRun(0, 0, 3), ShardRun(1, 3, 4)), (ShardRun(2, 0, 4),))),
+        (
+            cut,
+            3,
+            (
                 (ShardRun(9, 0, 2), ShardRun(5, 2, 4)),
                 (ShardRun(7, 0, 1), ShardRun(6, 1, 2), ShardRun(3, 2, 4)),
             ),
         ),
-    )
+    ]
     layers = []
     for layer in range(3):
-        ranks = stages[0 if layer < cut else 1].ranks
+        ranks = (0, 1, 2) if layer < cut else (3, 5, 6, 7, 9)
         layers.append(
             tuple(
                 tuple(
@@ -68,28 +63,20 @@ def uneven(cut: int = 1) -> Layout:
         )
     return Layout(
         generation=2,
-        num_virtual_shards=4,
-        stages=stages,
+        num_attention_shards=4,
+        num_mlp_shards=4,
+        pipelines=pipelines_of(stages, [0.7, 0.3]),
         experts=tuple(layers),
-        batch_shares=((0, 0.7), (2, 0.3)),
         speeds=((1, 0.5),),
     )
 
 
 def without_two() -> Layout:
     """Ranks 3 and 5 stand by."""
-    stages = (
-        Stage(
-            first_layer=0,
-            end_layer=2,
-            groups=((ShardRun(0, 0, 3), ShardRun(1, 3, 4)), (ShardRun(6, 0, 4),)),
-        ),
-        Stage(
-            first_layer=2,
-            end_layer=3,
-            groups=((ShardRun(2, 0, 4),), (ShardRun(7, 0, 1), ShardRun(9, 1, 4))),
-        ),
-    )
+    stages = [
+        (0, 2, ((ShardRun(0, 0, 3), ShardRun(1, 3, 4)), (ShardRun(6, 0, 4),))),
+        (2, 3, ((ShardRun(2, 0, 4),), (ShardRun(7, 0, 1), ShardRun(9, 1, 4)))),
+    ]
     experts = tuple(
         tuple(
             tuple(ExpertReplica(rank, 0.5) for rank in sorted({ranks[e % 3], ranks[(e + 1) % 3]}))
@@ -99,10 +86,10 @@ def without_two() -> Layout:
     )
     return Layout(
         generation=3,
-        num_virtual_shards=4,
-        stages=stages,
+        num_attention_shards=4,
+        num_mlp_shards=4,
+        pipelines=pipelines_of(stages, [0.5, 0.5]),
         experts=experts,
-        batch_shares=((0, 0.5), (6, 0.5)),
         speeds=((3, 0.5),),
         standing_by=(3, 5),
     )

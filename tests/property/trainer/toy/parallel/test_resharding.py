@@ -10,8 +10,9 @@ from torch import Tensor
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import LostStateError, PacekeeperError
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.grow import grow
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from pacekeeper.core.layout.shrink import ReplicationFloor
 from pacekeeper.trainer.distributed import checked_payload
 from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters

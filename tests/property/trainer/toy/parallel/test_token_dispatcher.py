@@ -1,12 +1,14 @@
 """Wishes on the dispatcher: nothing is dropped, loads follow speeds, and the way back is exact."""
 
 import random
+from dataclasses import replace
 
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
 from pacekeeper.trainer.toy.model.flop_counter import WorkMeter, WorkPass
 from pacekeeper.trainer.toy.parallel.token_dispatcher import DispatchPlan, combine, dispatch
 from support.examples import examples
@@ -30,14 +32,7 @@ speeds = st.dictionaries(st.sampled_from(RANKS), st.floats(0.2, 1.0))
 
 def layout_of(hosts: tuple[ReplicaSet, ...], at: dict[int, float] | None = None) -> Layout:
     base = even_layout(ranks=RANKS, num_layers=1, num_experts=1, replicas=1)
-    return Layout(
-        generation=1,
-        num_virtual_shards=1,
-        stages=base.stages,
-        experts=(hosts,),
-        batch_shares=base.batch_shares,
-        speeds=tuple(sorted((at or {}).items())),
-    )
+    return replace(base, experts=(hosts,), speeds=tuple(sorted((at or {}).items())))
 
 
 def routes_of(layout: Layout, rank: int) -> DispatchPlan:

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.planning.experts.problem import Floors, Prices
-from pacekeeper.controller.planning.model.partition import Partition
+from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
 from pacekeeper.controller.planning.partition.constraints import check_partition
 from pacekeeper.controller.planning.partition.joint import PlacementRequest, plan_jointly
-from pacekeeper.controller.planning.partition.layout_codec import layout_of
+from pacekeeper.controller.planning.partition.layout_codec import layout_of, partition_of
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
+from pacekeeper.core.layout.layout import ExpertReplica, ShardRun
 from support.partitions import even_partition, model_of, problem_of
 
 MODEL = model_of(4, attention=8, expert_s=3.0)
@@ -84,26 +85,49 @@ def test_a_plan_is_a_layout() -> None:
     partition = joint.plan.partition
     layout = layout_of(partition, joint.experts, generation=2, speeds=((1, 0.5),))
     assert decode_layout(encode_layout(layout)) == layout
-    assert [stage.end_layer for stage in layout.stages] == list(partition.pipelines[0].cuts)
+    assert [span.stop for span in layout.spans] == list(partition.pipelines[0].cuts)
     assert layout.rows_of(128) == {
         pipeline.cells[0].ranks[0]: pipeline.rows for pipeline in partition.pipelines
     }
 
 
-def test_a_layout_has_one_cut_and_one_run_for_both_kinds() -> None:
-    dense = model_of(4, attention=4, mlp=4)
-    baseline = even_partition(dense, data=2, stages=2, tensor=2, rows=8, micro_batches=4)
-    layout = layout_of(baseline, ((),) * 4, generation=1)
-    assert layout.stages[0].groups[1] == baseline.pipelines[1].cells[0].attention
-    first, second = baseline.pipelines
+def test_a_layout_has_cuts_for_each_pipeline_and_runs_for_both_kinds() -> None:
+    dense = model_of(4, attention=4, mlp=8)
+    even = even_partition(dense, data=2, stages=2, tensor=2, rows=8, micro_batches=4)
+    first, second = (replace(pipeline, expert_group=None) for pipeline in even.pipelines)
     one, two = second.cells
     moved = (replace(one, end_layer=3), replace(two, first_layer=3))
-    with pytest.raises(ValueError, match="one cut for all"):
-        layout_of(
-            Partition(pipelines=(first, replace(second, cells=moved))), ((),) * 4, generation=1
-        )
-    finer = even_partition(
-        model_of(4, attention=4, mlp=8), data=1, stages=2, tensor=2, rows=8, micro_batches=4
+    partition = Partition(pipelines=(first, replace(second, cells=moved)))
+    layout = layout_of(partition, ((),) * 4, generation=1)
+    assert [pipeline.ends for pipeline in layout.pipelines] == [(2, 4), (3, 4)]
+    assert (layout.num_attention_shards, layout.num_mlp_shards) == (4, 8)
+    assert partition_of(layout, num_rows=8, num_microbatches=4) == partition
+    with_experts = replace(layout, experts=(((ExpertReplica(0, 1.0),),), (), (), ()))
+    with pytest.raises(ValueError, match="cuts of their own"):
+        partition_of(with_experts, num_rows=8, num_microbatches=4)
+
+
+def test_a_rank_may_have_shards_of_one_kind_only() -> None:
+    cell = StageShard(
+        first_layer=0,
+        end_layer=1,
+        attention=(ShardRun(5, 0, 1), ShardRun(2, 1, 4)),
+        mlp=(ShardRun(9, 0, 2), ShardRun(2, 2, 4)),
     )
-    with pytest.raises(ValueError, match="one run of shards"):
-        layout_of(finer, ((),) * 4, generation=1)
+    pipeline = Pipeline(cells=(cell,), micro_batches=(1, 1), expert_group=0)
+    layout = layout_of(Partition(pipelines=(pipeline,)), ((),), generation=1)
+    (stage,) = layout.pipelines[0].stages
+    assert set(stage.attention) == {ShardRun(5, 0, 1), ShardRun(9, 1, 1), ShardRun(2, 1, 4)}
+    assert set(stage.mlp) == {ShardRun(5, 2, 2), ShardRun(9, 0, 2), ShardRun(2, 2, 4)}
+    assert partition_of(layout, num_rows=2, num_microbatches=2).pipelines == (pipeline,)
+    crossed = replace(cell, mlp=(ShardRun(2, 0, 2), ShardRun(5, 2, 4)))
+    with pytest.raises(ValueError, match="two orders"):
+        layout_of(Partition(pipelines=(replace(pipeline, cells=(crossed,)),)), ((),), generation=1)
+
+
+def test_pipelines_of_several_expert_groups_have_no_layout() -> None:
+    even = even_partition(MODEL, data=2, stages=1, tensor=1, rows=8, micro_batches=4)
+    apart = [replace(pipeline, expert_group=at) for at, pipeline in enumerate(even.pipelines)]
+    experts = (((ExpertReplica(0, 1.0),),),) * len(MODEL.layers)
+    with pytest.raises(ValueError, match="in several groups"):
+        layout_of(Partition(pipelines=tuple(apart)), experts, generation=1)

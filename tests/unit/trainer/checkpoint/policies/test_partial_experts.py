@@ -5,11 +5,13 @@ from pathlib import Path
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece
 from pacekeeper.core.layout.diff import moves_layers
-from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.policies.partial_experts import ExpertTokenLedger, PartialSaves
 from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.checkpoints import TINY
+from support.layouts import groups_of, pipelines_of
 from support.thread_ranks import ThreadRanks
 
 THREE = replace(
@@ -39,11 +41,12 @@ def staged(num_stages: int, generation: int = 2) -> Layout:
 
 def handed_over(layout: Layout) -> Layout:
     """The second layer goes from the first of two stages to the other."""
-    first, second = layout.stages
+    first, second = groups_of(layout)
+    shares = [share for _, share in layout.batch_shares]
     return replace(
         layout,
         generation=layout.generation + 1,
-        stages=(replace(first, end_layer=1), replace(second, first_layer=1)),
+        pipelines=pipelines_of([(0, 1, first), (1, 3, second)], shares),
         experts=(layout.experts[0], layout.experts[2], layout.experts[2]),
     )
 
@@ -90,7 +93,7 @@ def test_the_need_of_an_expert_is_told_by_who_runs_its_layer() -> None:
     saves = {rank: PartialSaves(order) for rank in layout.ranks}
     for rank, partial in saves.items():
         partial._begun = CheckpointId(run_id=1, generation=2, step=1)
-        own = range(2) if rank in layout.stages[0].ranks else range(2, 3)
+        own = range(2) if rank in layout.ranks_of_layer(0) else range(2, 3)
         partial.count({layer: [10, 10, 10, 10] for layer in own})
         partial.count({layer: [0, 0, 0, 5] if layer else [0, 5, 0, 0] for layer in own})
     words = [saves[rank].encode_vote(layout, has_failed=False) for rank in layout.ranks]

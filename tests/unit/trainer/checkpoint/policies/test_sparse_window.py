@@ -14,7 +14,8 @@ from pacekeeper.core.checkpoint.manifest import (
     WindowStart,
 )
 from pacekeeper.core.checkpoint.manifest_codec import decode_manifest, encode_manifest
-from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.async_writer import Saver, SaveStatus
 from pacekeeper.trainer.checkpoint.manager import Position
 from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.trainer.toy.engine.job_rules import (
     apportion_rows,

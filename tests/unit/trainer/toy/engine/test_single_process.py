@@ -8,7 +8,7 @@ import pytest
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from pacekeeper.trainer.elastic.rendezvous import MOST_AHEAD_MS, newest_run_id, next_run_id

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.trainer.distributed.collectives import LocalFabric
 from pacekeeper.trainer.toy.model.flop_counter import WorkMeter, WorkPass
 from pacekeeper.trainer.toy.model.moe import ExpertBank, MoELayer, MoEOutput, drawn
@@ -106,7 +106,7 @@ def layer_output(
     layer.routes = DispatchPlan.of(layout, 0, fabric)
     if router is not None:
         layer.norm_router.router.data = router[None]
-    group = TensorGroup.of(layout.stages[0], fabric)
+    group = TensorGroup.of(layout.pipelines[0].stages[0], fabric)
     output = layer(
         tokens_TD, torch.tensor(rows), max(rows) + 1, group, fabric, WorkPass(WorkMeter())
     )

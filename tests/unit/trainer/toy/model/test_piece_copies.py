@@ -6,7 +6,8 @@ import torch
 
 from pacekeeper.core.checkpoint.manifest import Piece
 from pacekeeper.core.checkpoint.write_plan import cut_pieces
-from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.checkpoint.staging import at_once
 from pacekeeper.trainer.checkpoint.tensors import PieceCopies, piece_bytes, piece_rows
 from pacekeeper.trainer.toy.model.block_state_dict import (

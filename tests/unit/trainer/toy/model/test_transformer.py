@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.telemetry.expert_row_features import rows_over
 from pacekeeper.trainer.distributed.collectives import LocalFabric
 from pacekeeper.trainer.toy.model.dataset import NO_TARGET, Batch, Corpus
