@@ -273,7 +273,7 @@ def _arranged(
                 mlp = _cut(group, layout.num_mlp_shards, speeds)
             stages.append(Stage(first_layer=first, end_layer=end, attention=attention, mlp=mlp))
         pipelines.append(Pipeline(stages=tuple(stages), batch_share=0.0))
-    total = sum(draft.weight for draft in order)
+    total = sum(draft.weight for draft in drafts)
     shares = [draft.weight / total if total > 0.0 else 1.0 / len(order) for draft in order]
     made = with_batch_shares(pipelines, shares)
     working = {rank for draft in drafts for group in draft.groups for rank in group}

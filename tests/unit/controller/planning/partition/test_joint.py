@@ -101,7 +101,7 @@ def test_a_layout_has_cuts_for_each_pipeline_and_runs_for_both_kinds() -> None:
     layout = layout_of(partition, ((),) * 4, generation=1)
     assert [pipeline.ends for pipeline in layout.pipelines] == [(2, 4), (3, 4)]
     assert (layout.num_attention_shards, layout.num_mlp_shards) == (4, 8)
-    assert partition_of(layout, num_rows=8, num_microbatches=4) == partition
+    assert partition_of(layout, num_rows=16, num_microbatches=4) == partition
     with_experts = replace(layout, experts=(((ExpertReplica(0, 1.0),),), (), (), ()))
     with pytest.raises(ValueError, match="cuts of their own"):
         partition_of(with_experts, num_rows=8, num_microbatches=4)
