@@ -27,6 +27,7 @@ from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout, ReplicaSet
 from pacekeeper.core.layout.replica_spread import number_domains
+from pacekeeper.core.layout.state_owners import assign_state_owners
 
 MAX_GROUPS_SHOWN = 3  # in a reason
 
@@ -129,13 +130,16 @@ def _layout(
     view: PlanningSnapshot, partition: Partition, experts: Experts, speeds: Speeds
 ) -> Layout:
     """Return the next layout; ranks without a part in the partition become standby ranks."""
-    return layout_of(
+    layout = layout_of(
         partition,
         experts,
         generation=view.next_generation,
         speeds=speeds,
         standing_by=tuple(sorted(set(view.layout.ranks) - set(partition.ranks))),
     )
+    if not view.layout.state_owners:
+        return layout
+    return assign_state_owners(layout, before=view.layout, domain_of=view.node_of)
 
 
 def _plan_jointly(problem: PartitionProblem, request: PlacementRequest) -> JointPlan | None:

@@ -7,9 +7,9 @@ large pieces such as the embedding are cut.
 """
 
 from collections.abc import Collection, Hashable, Mapping
-from heapq import heapify, heapreplace
 
 from pacekeeper.core.checkpoint.manifest import Piece
+from pacekeeper.core.layout.balance import assign_evenly
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf, domain_of_rank
 
@@ -53,36 +53,8 @@ def assign_writers(layout: Layout, size_bytes: Mapping[Piece, int]) -> dict[Piec
     busiest rank writes at most one piece's bytes more than the mean where all ranks hold all blocks
     (Graham's bound for list scheduling).
     """
-    holders = {piece: layout.holders(piece.block) for piece in size_bytes}
-    load = dict.fromkeys(layout.ranks, 0)
-    order = sorted(holders, key=lambda p: (len(holders[p]), -size_bytes[p], p))
-    chosen: dict[Piece, int] = {}
-    heaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # of holders, as their loads were
-    for piece in order:
-        on = tuple(holders[piece])
-        if on not in heaps:
-            heaps[on] = [(load[rank], rank) for rank in on]
-            heapify(heaps[on])
-        heap = heaps[on]
-        while load[rank := heap[0][1]] != heap[0][0]:  # loads only grow: the truth comes up
-            heapreplace(heap, (load[rank], rank))
-        chosen[piece] = rank
-        load[rank] += size_bytes[piece]
-    is_settled = False
-    while not is_settled:  # ends: each turn makes the sum of the squared loads smaller
-        is_settled = True
-        least = min(load.values())  # no turn makes it less
-        for piece in order:
-            size, here = size_bytes[piece], chosen[piece]
-            if least + size >= load[here]:
-                continue
-            there = min(holders[piece], key=lambda r: (load[r], r))
-            if load[there] + size < load[here]:
-                chosen[piece] = there
-                load[here] -= size
-                load[there] += size
-                is_settled = False
-    return chosen
+    holders = {piece: layout.holders(piece.block) for piece in sorted(size_bytes)}
+    return assign_evenly(holders, size_bytes)
 
 
 def assign_mirrors(ranks: Collection[int], domain_of: DomainOf = NO_DOMAINS) -> dict[int, int]:

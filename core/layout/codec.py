@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, TypedDict
 
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, Pipeline, ShardRun, Stage
+from pacekeeper.core.layout.layout import (
+    ExpertReplica,
+    Layout,
+    Pipeline,
+    ShardRun,
+    Stage,
+    StateOwner,
+)
 
 FORMAT = 2
 OLDEST_FORMAT = 1  # stages of groups, the same cuts for all pipelines, one run for both kinds
@@ -34,6 +41,8 @@ def encode_layout(layout: Layout) -> bytes:
     }
     if layout.shared_mlp_layers:
         document["shared_mlp_layers"] = list(layout.shared_mlp_layers)
+    if layout.state_owners:
+        document["state_owners"] = [list(owner.ranks) for owner in layout.state_owners]
     if layout.speeds:
         document["speeds"] = [[rank, speed] for rank, speed in layout.speeds]
     if layout.standing_by:
@@ -68,6 +77,10 @@ def decode_layout(data: bytes) -> Layout:
                 for layer in document["experts"]
             ),
             shared_mlp_layers=tuple(map(int, document.get("shared_mlp_layers", ()))),
+            state_owners=tuple(
+                StateOwner(int(owner), int(mirrors[0]) if mirrors else None)
+                for owner, *mirrors in document.get("state_owners", ())
+            ),
             speeds=tuple((int(r), float(s)) for r, s in document.get("speeds", ())),
             standing_by=tuple(map(int, document.get("standing_by", ()))),
         )

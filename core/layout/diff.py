@@ -1,18 +1,31 @@
-"""The difference of two layouts: which rank copies which block to which rank."""
+"""The difference of two layouts: which rank copies which block to which rank.
 
-from collections.abc import Iterable
+Pure; trainers send what it names (weights, optimizer state or both), the controller prices it.
+"""
+
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
-from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout
+
+
+class StatePart(StrEnum):
+    """What of a block is copied."""
+
+    ALL = "all"  # weights and optimizer state
+    WEIGHTS = "weights"
+    OPTIMIZER = "optimizer"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Transfer:
-    """Copy of one block. `source` None: no holder is alive, a checkpoint has it."""
+    """Copy of one block. `source` None: no rank that has it is alive, a checkpoint has it."""
 
     block: Block
     source: int | None
     destination: int
+    part: StatePart = StatePart.ALL
 
 
 def diff_layouts(
@@ -20,35 +33,51 @@ def diff_layouts(
 ) -> tuple[Transfer, ...]:
     """The copies that turn `old` into `new`, in the order of `blocks()`.
 
+    A rank that needs both parts of a block gets both in one copy, from a rank that has both.
+
     Args:
         old: the layout in use.
         new: the next layout, of the same model.
         living: the ranks that may send; default: all ranks of `old`.
 
     Returns:
-        One transfer per block and new holder. The source is the living holder with the fewest
-        copies to
-        send so far, lowest rank first, or None if no holder is alive.
+        For each block a transfer to each rank that lacks what it is to have. The source is the
+        living rank that has it and has the fewest copies to send so far, lowest rank first, or None
+        if there is none.
 
     Raises:
         ValueError: the layouts are of different models.
     """
-    old_blocks, new_blocks = tuple(old.blocks()), tuple(new.blocks())
-    if old_blocks != new_blocks:
+    if old.model != new.model:
         raise ValueError("the layouts are of two different models")
     alive = set(old.ranks if living is None else living)
     sends: dict[int, int] = {}
     result: list[Transfer] = []
-    for block in new_blocks:
-        holders = set(old.holders(block))
-        sources = holders & alive
-        for destination in new.holders(block):
-            if destination in holders:
-                continue
+
+    def send(block: Block, had: Collection[int], to: Iterable[int], part: StatePart) -> None:
+        sources = alive.intersection(had)
+        for destination in to:
             source = min(sources, key=lambda r: (sends.get(r, 0), r)) if sources else None
             if source is not None:
                 sends[source] = sends.get(source, 0) + 1
-            result.append(Transfer(block, source, destination))
+            result.append(Transfer(block, source, destination, part))
+
+    is_owned = bool(old.state_owners or new.state_owners)
+    for block in new.blocks():
+        had, wants = old.holders(block), new.holders(block)
+        fresh = [] if wants == had else sorted(set(wants).difference(had))
+        if not is_owned or block.kind is BlockKind.EXPERT:  # who has the block has all of it
+            if fresh:
+                send(block, had, fresh, StatePart.ALL)
+            continue
+        had_state = old.state_holders(block)
+        lacking = set(new.state_holders(block)).difference(had_state)
+        both = lacking.intersection(fresh)
+        if alive.isdisjoint(had_state) and not alive.isdisjoint(had):
+            both = set()  # from two sources
+        send(block, had_state, sorted(both), StatePart.ALL)
+        send(block, had, [rank for rank in fresh if rank not in both], StatePart.WEIGHTS)
+        send(block, had_state, sorted(lacking - both), StatePart.OPTIMIZER)
     return tuple(result)
 
 

@@ -8,10 +8,11 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet, ranks_by_layer
+from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ReplicaSet, ranks_by_layer
 from pacekeeper.core.layout.mesh_resize import add_ranks
 from pacekeeper.core.layout.replica_spread import domain_of_rank, level_shares
 from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
+from pacekeeper.core.layout.state_owners import NO_SIZES, assign_state_owners
 
 
 def grow(
@@ -21,6 +22,7 @@ def grow(
     generation: int,
     floor: ReplicationFloor | None = None,
     lost: Collection[tuple[int, int]] = (),
+    state_bytes: Mapping[Block, int] = NO_SIZES,
 ) -> Layout:
     """Add `newcomers`, which hold no state yet, to `layout`.
 
@@ -37,6 +39,7 @@ def grow(
         generation: the number of the new layout.
         floor: the replication every expert gets; default: `ReplicationFloor()`.
         lost: (layer, expert) pairs of which existing ranks may take replicas, too.
+        state_bytes: as in `shrink`.
 
     Raises:
         ValueError: there is no new rank, or one is already in `layout`.
@@ -60,13 +63,17 @@ def grow(
                 _of(layer, lost),
             )
         )
-    return replace(
+    after = replace(
         layout,
         generation=generation,
         pipelines=mesh.pipelines,
         experts=tuple(experts),
+        state_owners=(),
         standing_by=mesh.standing_by,
     )
+    if not layout.state_owners:
+        return after
+    return assign_state_owners(after, before=layout, sizes=state_bytes, domain_of=floor.domain_of)
 
 
 def resize(
@@ -77,6 +84,7 @@ def resize(
     floor: ReplicationFloor,
     is_restored: bool = False,
     are_experts_filled: bool = False,
+    state_bytes: Mapping[Block, int] = NO_SIZES,
 ) -> Layout:
     """The layout that the `staying` ranks continue with: without the missing ranks, with the new
     ones.
@@ -91,6 +99,7 @@ def resize(
         floor: the replication every expert gets.
         is_restored: as in `shrink`.
         are_experts_filled: as in `shrink`.
+        state_bytes: as in `shrink`.
 
     Raises:
         LostStateError: as in `shrink`.
@@ -103,6 +112,7 @@ def resize(
         generation=generation,
         is_restored=is_restored,
         are_experts_filled=are_experts_filled,
+        state_bytes=state_bytes,
     )
     if not fresh:
         return without(floor=floor)
@@ -113,7 +123,14 @@ def resize(
         for expert, replicas in enumerate(experts)
         if any(replica.rank in gone for replica in replicas)
     ]
-    return grow(left, newcomers=fresh, generation=generation, floor=floor, lost=lost)
+    return grow(
+        left,
+        newcomers=fresh,
+        generation=generation,
+        floor=floor,
+        lost=lost,
+        state_bytes=state_bytes,
+    )
 
 
 def _order(layer: int, num_experts: int) -> list[int]:

@@ -160,6 +160,22 @@ class Pipeline:
         return tuple(stage.end_layer for stage in self.stages)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class StateOwner:
+    """The rank that has and updates the optimizer state of a dense block, and one with a copy.
+
+    `mirror`: None only for a block with a single holder.
+    """
+
+    owner: int
+    mirror: int | None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The owner, then the mirror if there is one."""
+        return (self.owner,) if self.mirror is None else (self.owner, self.mirror)
+
+
 ReplicaSet = tuple[ExpertReplica, ...]
 """The replicas of one expert, in ascending rank order; shares add up to 1."""
 
@@ -200,6 +216,9 @@ class Layout:
             in any pipeline; a dense layer has no experts.
         shared_mlp_layers: the layers, ascending, that have a dense MLP beside their experts (shared
             experts). A layer without experts always has one.
+        state_owners: the owner and mirror of each of `dense_blocks()`, among its holders; empty:
+            every holder of a dense block has its optimizer state. Every replica of an expert has
+            its own.
         speeds: ranks, ascending, that get less expert work than their peers (speed 1.0). A trainer
             that splits tokens in every step divides by them; the replicas' shares are then its
             forecast.
@@ -216,6 +235,7 @@ class Layout:
     pipelines: tuple[Pipeline, ...]
     experts: tuple[tuple[ReplicaSet, ...], ...]
     shared_mlp_layers: tuple[int, ...] = ()
+    state_owners: tuple[StateOwner, ...] = ()
     speeds: tuple[tuple[int, float], ...] = ()
     standing_by: tuple[int, ...] = ()
 
@@ -238,10 +258,19 @@ class Layout:
                         strangers = sorted(set(ranks) - there)
                         raise ValueError(f"{_text(where)}: ranks {strangers} run other layers")
         _check_shares(("batch",), *zip(*self.batch_shares, strict=True))
+        if self.state_owners:
+            _check_state_owners(self)
 
     @property
     def num_layers(self) -> int:
+        """The layers of the model."""
         return len(self.experts)
+
+    @property
+    def model(self) -> tuple[object, ...]:
+        """What the layouts of one model have in common, and so their `blocks()`."""
+        shards = self.num_attention_shards, self.num_mlp_shards
+        return *shards, self.shared_mlp_layers, tuple(map(len, self.experts))
 
     @cached_property
     def batch_shares(self) -> tuple[tuple[int, float], ...]:
@@ -360,20 +389,64 @@ class Layout:
                     raise ValueError(f"layer {block.layer} has no virtual shard {block.index}")
                 return held[block.index]
 
+    def holds_dense(self, rank: int, block: Block) -> bool:
+        """Whether `rank` holds `block`, which is none of an expert; without a list of holders."""
+        if rank not in self.places:
+            return False
+        number, at = self.places[rank]
+        stages = self.pipelines[at].stages
+        match block.kind:
+            case BlockKind.EMBEDDING:
+                return number == 0
+            case BlockKind.HEAD:
+                return number == len(stages) - 1
+        stage = stages[number]
+        if not stage.first_layer <= block.layer < stage.end_layer:
+            return False
+        return block.kind is BlockKind.NORM_ROUTER or any(
+            run.rank == rank and run.first <= block.index < run.end
+            for run in stage.runs(block.kind)
+        )
+
+    @cached_property
+    def state_owner_by_block(self) -> dict[Block, StateOwner]:
+        """The owner and mirror of each dense block; {}: all holders have its optimizer state."""
+        if not self.state_owners:
+            return {}
+        return dict(zip(self.dense_blocks(), self.state_owners, strict=True))
+
+    def state_holders(self, block: Block) -> tuple[int, ...]:
+        """The ranks that have the optimizer state of `block`, ascending.
+
+        Raises ValueError for a block the model lacks.
+        """
+        owner = self.state_owner_by_block.get(block)
+        return self.holders(block) if owner is None else tuple(sorted(owner.ranks))
+
     def blocks(self) -> Iterator[Block]:
         """Every block of the model, each once, in a fixed order."""
         yield Block(BlockKind.EMBEDDING)
         for layer, layer_experts in enumerate(self.experts):
-            yield Block(BlockKind.NORM_ROUTER, layer)
-            num_mlp_shards = self.num_mlp_shards if self.has_dense_mlp(layer) else 0
-            for shard in range(max(self.num_attention_shards, num_mlp_shards)):
-                if shard < self.num_attention_shards:
-                    yield Block(BlockKind.ATTENTION, layer, shard)
-                if shard < num_mlp_shards:
-                    yield Block(BlockKind.DENSE_MLP, layer, shard)
+            yield from self._dense_blocks_of(layer)
             for expert in range(len(layer_experts)):
                 yield Block(BlockKind.EXPERT, layer, expert)
         yield Block(BlockKind.HEAD)
+
+    def dense_blocks(self) -> Iterator[Block]:
+        """The blocks that are not of experts, in the order of `blocks()`."""
+        yield Block(BlockKind.EMBEDDING)
+        for layer in range(self.num_layers):
+            yield from self._dense_blocks_of(layer)
+        yield Block(BlockKind.HEAD)
+
+    def _dense_blocks_of(self, layer: int) -> Iterator[Block]:
+        yield Block(BlockKind.NORM_ROUTER, layer)
+        num_mlp_shards = self.num_mlp_shards if self.has_dense_mlp(layer) else 0
+        for shard in range(max(self.num_attention_shards, num_mlp_shards)):
+            if shard < self.num_attention_shards:
+                yield Block(BlockKind.ATTENTION, layer, shard)
+            if shard < num_mlp_shards:
+                yield Block(BlockKind.DENSE_MLP, layer, shard)
 
     def experts_on(self, rank: int, layer: int) -> tuple[int, ...]:
         """The experts of `layer` that `rank` holds, ascending."""
@@ -479,6 +552,21 @@ def _check_speeds(layout: Layout) -> None:
         raise ValueError(f"speeds: must be of ranks of the layout, ascending, got {ranks}")
     if not all(0.0 < speed < inf for _, speed in layout.speeds):
         raise ValueError("speeds: must be finite and above 0")
+
+
+def _check_state_owners(layout: Layout) -> None:
+    blocks = tuple(layout.dense_blocks())
+    if len(blocks) != len(layout.state_owners):
+        raise ValueError(
+            f"state_owners: {len(blocks)} dense blocks have {len(layout.state_owners)} owners"
+        )
+    for block, owner in zip(blocks, layout.state_owners, strict=True):
+        if not all(layout.holds_dense(rank, block) for rank in owner.ranks):
+            raise ValueError(f"{block}: owner and mirror {list(owner.ranks)} do not both hold it")
+        if owner.mirror == owner.owner:
+            raise ValueError(f"{block}: rank {owner.owner} is owner and mirror")
+        if owner.mirror is None and len(layout.holders(block)) > 1:
+            raise ValueError(f"{block}: it has several holders and no mirror")
 
 
 def _check_shares(what: tuple[object, ...], ranks: Sequence[int], shares: Sequence[float]) -> None:

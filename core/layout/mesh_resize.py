@@ -269,8 +269,7 @@ def _arranged(
             if group in old:
                 attention, mlp = old[group].attention, old[group].mlp
             else:
-                attention = _cut(group, layout.num_attention_shards, speeds)
-                mlp = _cut(group, layout.num_mlp_shards, speeds)
+                attention, mlp = _cut(group, layout, speeds)
             stages.append(Stage(first_layer=first, end_layer=end, attention=attention, mlp=mlp))
         pipelines.append(Pipeline(stages=tuple(stages), batch_share=0.0))
     total = sum(draft.weight for draft in drafts)
@@ -280,10 +279,25 @@ def _arranged(
     return PipelineMesh(pipelines=made, standing_by=tuple(sorted(set(living) - working)))
 
 
-def _cut(group: Members, num_shards: int, speeds: Mapping[int, float]) -> Runs:
-    """The runs of a group; of more ranks than shards the slowest get none."""
+def _cut(group: Members, layout: Layout, speeds: Mapping[int, float]) -> tuple[Runs, Runs]:
+    """The attention and MLP runs of a group.
+
+    Of more ranks than shards of a kind the slowest get none of it, but one of the other kind.
+    """
     by_speed = sorted(range(len(group)), key=lambda i: (-speeds[group[i]], i))
-    able = set(by_speed[:num_shards])
+    with_attention = set(by_speed[: layout.num_attention_shards])
+    by_need = sorted(by_speed, key=lambda i: i in with_attention)
+    with_mlp = set(by_need[: layout.num_mlp_shards])
+    return (
+        _runs(group, with_attention, layout.num_attention_shards, speeds),
+        _runs(group, with_mlp, layout.num_mlp_shards, speeds),
+    )
+
+
+def _runs(
+    group: Members, able: Collection[int], num_shards: int, speeds: Mapping[int, float]
+) -> Runs:
+    """Runs of the `able` positions of a group, empty ones of the others."""
     runs = iter(shard_runs([group[i] for i in sorted(able)], num_shards, speeds))
     found: list[ShardRun] = []
     for i, rank in enumerate(group):

@@ -4,13 +4,14 @@ The leader computes it and the other ranks take the result. The controller impro
 later, so this rule only has to be safe, balanced and deterministic.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet, ranks_by_layer
+from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ReplicaSet, ranks_by_layer
 from pacekeeper.core.layout.mesh_resize import remove_ranks
-from pacekeeper.core.layout.replica_spread import DomainOf, domain_of_rank, level_shares
+from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf, domain_of_rank, level_shares
+from pacekeeper.core.layout.state_owners import NO_SIZES, assign_state_owners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +49,15 @@ def shrink(
     floor: ReplicationFloor | None = None,
     is_restored: bool = False,
     are_experts_filled: bool = False,
+    state_bytes: Mapping[Block, int] = NO_SIZES,
 ) -> Layout:
     """Remove the `dead` ranks from `layout` and restore every expert's replicas.
 
     `core/layout/mesh_resize.py` places the survivors in pipelines and tensor groups. The share of a
     surviving replica grows in proportion. An expert that lost a replica, or has fewer than the
     floor, gets new replicas: first on a new domain, then on the least loaded ranks, with shares
-    that level the work. Living replicas are never removed.
+    that level the work. Living replicas are never removed. Owners and mirrors of optimizer state
+    that live stay; the mirror of a dead owner becomes the owner.
 
     Args:
         layout: the layout in use.
@@ -63,12 +66,16 @@ def shrink(
         floor: the replication every expert gets; default: `ReplicationFloor()`.
         is_restored: a checkpoint fills the layout, so no block needs a living holder.
         are_experts_filled: a checkpoint fills lost experts, so no expert needs a living holder.
+        state_bytes: the bytes of each dense block's optimizer state, by which owners are balanced.
 
     Raises:
-        LostStateError: a block has no living holder.
+        LostStateError: a block has no living holder, or its optimizer state no living owner or
+            mirror.
     """
     gone = set(dead)
     mesh = remove_ranks(layout, gone, is_restored=is_restored)
+    if not is_restored:
+        _check_owned(layout, gone)
     are_free = is_restored or are_experts_filled
     experts = tuple(
         _restore_replicas(
@@ -76,14 +83,30 @@ def shrink(
         )
         for layer, ranks in enumerate(ranks_by_layer(mesh.pipelines))
     )
-    return replace(
+    after = replace(
         layout,
         generation=generation,
         pipelines=mesh.pipelines,
         experts=experts,
+        state_owners=(),
         standing_by=mesh.standing_by,
         speeds=tuple((rank, speed) for rank, speed in layout.speeds if rank not in gone),
     )
+    if not layout.state_owners:
+        return after
+    domain_of = NO_DOMAINS if floor is None else floor.domain_of
+    return assign_state_owners(after, before=layout, sizes=state_bytes, domain_of=domain_of)
+
+
+def _check_owned(layout: Layout, gone: set[int]) -> None:
+    owners = layout.state_owner_by_block
+    lost = [block for block, owner in owners.items() if gone.issuperset(owner.ranks)]
+    if lost:
+        raise LostStateError(
+            f"{lost[0]}: owner and mirror of its optimizer state {list(owners[lost[0]].ranks)} are "
+            f"dead, and so of {len(lost)} dense blocks",
+            remedy="restart from a checkpoint",
+        )
 
 
 def _restore_replicas(

@@ -110,3 +110,5 @@ def check_fits(new: Layout, old: Layout, generation: int) -> None:
         )
     if new.shared_mlp_layers:
         raise ValueError("the plan is for a model with shared experts")
+    if new.state_owners:
+        raise ValueError("the plan gives optimizer state owners; here every holder has its own")
