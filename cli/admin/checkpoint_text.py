@@ -115,7 +115,7 @@ def print_checkpoint(document: dict[str, Any]) -> None:
     )
     console.print(_text(document["path"]), style="dim")
     # The first rank of the first stage of each pipeline.
-    ranks = [pipeline["stages"][0][2][0] for pipeline in document["layout"]["pipelines"]]
+    ranks = [stages[0][2][0] for _, stages in document["layout"]["pipelines"]]
     own = document["path"].rpartition("/")[2] + "/"
     console.print(
         f"saved by ranks {_text(str(ranks))} in "

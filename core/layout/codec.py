@@ -22,8 +22,8 @@ OLDEST_FORMAT = 1  # stages of groups, the same cuts for all pipelines, one run 
 def encode_layout(layout: Layout) -> bytes:
     """Canonical JSON: equal layouts give equal bytes, so a digest names a layout.
 
-    A stage is [first layer, end layer, [ranks], [attention shards of each], [MLP shards of each]];
-    the last is left out where it equals the one before.
+    A pipeline is [batch share, [stages]]; a stage is [first layer, end layer, [ranks], [attention
+    shards of each], [MLP shards of each]]; the last is left out where it equals the one before.
     """
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -31,7 +31,7 @@ def encode_layout(layout: Layout) -> bytes:
         "num_attention_shards": layout.num_attention_shards,
         "num_mlp_shards": layout.num_mlp_shards,
         "pipelines": [
-            {"batch_share": pipeline.batch_share, "stages": list(map(_stage, pipeline.stages))}
+            [pipeline.batch_share, list(map(_stage, pipeline.stages))]
             for pipeline in layout.pipelines
         ],
         "experts": [
@@ -111,17 +111,16 @@ def _stage(stage: Stage) -> list[Any]:
 
 def _mesh(document: Any) -> _Mesh:
     pipelines = []
-    for pipeline in document["pipelines"]:
+    for share, of_pipeline in document["pipelines"]:
         stages = []
-        for first, end, ranks, *counts in pipeline["stages"]:
+        for first, end, ranks, *counts in of_pipeline:
             attention, mlp = (_runs(ranks, of_kind) for of_kind in (counts[0], counts[-1]))
             if len(counts) > 2:
                 raise ValueError(f"a stage has two kinds of runs, got {len(counts)}")
             stages.append(
                 Stage(first_layer=int(first), end_layer=int(end), attention=attention, mlp=mlp)
             )
-        share = float(pipeline["batch_share"])
-        pipelines.append(Pipeline(stages=tuple(stages), batch_share=share))
+        pipelines.append(Pipeline(stages=tuple(stages), batch_share=float(share)))
     return {
         "num_attention_shards": int(document["num_attention_shards"]),
         "num_mlp_shards": int(document["num_mlp_shards"]),

@@ -14,13 +14,13 @@ document.addEventListener("DOMContentLoaded", () => {
   };
 
   const drawStages = () => {
-    const { layout, ranks } = told, most = Math.max(...layout.pipelines.map((one) => one.batch_share));
+    const { layout, ranks } = told, most = Math.max(...layout.pipelines.map(([batch]) => batch));
     const rows = new Map();  // the groups of all pipelines that run the same layers
-    for (const pipeline of layout.pipelines)
-      pipeline.stages.forEach(([first, end, group, attention, mlp], number) => {
+    for (const [batch, pipeline] of layout.pipelines)
+      pipeline.forEach(([first, end, group, attention, mlp], number) => {
         const name = `stage ${number}: layers ${first} to ${end - 1}`;
         if (!rows.has(name)) rows.set(name, { number, first, groups: [] });
-        rows.get(name).groups.push({ group, attention, mlp: mlp || attention, batch: pipeline.batch_share });
+        rows.get(name).groups.push({ group, attention, mlp: mlp || attention, batch });
       });
     const inOrder = [...rows].sort(([, a], [, b]) => a.number - b.number || a.first - b.first);
     stages.replaceChildren(...inOrder.map(([name, stage]) => {

@@ -27,7 +27,7 @@ def test_the_bytes_are_the_format() -> None:
     assert encode_layout(EVEN) == (
         b'{"experts":[[[[0,1.0]],[[1,1.0]]]],"format":2,"generation":1,'
         b'"num_attention_shards":1,"num_mlp_shards":1,"pipelines":['
-        b'{"batch_share":0.5,"stages":[[0,1,[0],[1]]]},{"batch_share":0.5,"stages":[[0,1,[1],[1]]]}]}'
+        b"[0.5,[[0,1,[0],[1]]]],[0.5,[[0,1,[1],[1]]]]]}"
     )
     slow = encode_layout(replace(EVEN, speeds=((1, 0.5),)))
     assert slow.endswith(b',"speeds":[[1,0.5]]}')
@@ -39,7 +39,7 @@ def test_the_bytes_are_the_format() -> None:
         pipelines=(Pipeline(stages=(stage,), batch_share=1.0),),
         shared_mlp_layers=(0,),
     )
-    assert b'"stages":[[0,1,[1,0],[1,0],[2,2]]]' in encode_layout(wide)
+    assert b"[1.0,[[0,1,[1,0],[1,0],[2,2]]]]" in encode_layout(wide)
     assert encode_layout(wide).endswith(b',"shared_mlp_layers":[0]}')
 
 
@@ -126,7 +126,7 @@ def test_a_damaged_layout_is_refused_or_valid(layout: Layout, data: st.DataObjec
         (b'"format":2', b'"format":7', "layout format 7, this side reads 1 to 2"),
         (b'"generation":1', b'"generation":Infinity', "not a layout"),
         (b'"generation":1', b'"other":1', "not a layout: KeyError"),
-        (b'"stages":[', b'"stages":' + b"[" * 100_000, "not a layout"),
+        (b'"pipelines":[', b'"pipelines":' + b"[" * 100_000, "not a layout"),
         (b"[0],[1]]", b"[0],[1],[1],[1]]", "two kinds of runs"),
         (b"[0],[1]]", b"[0],[1,0]]", "1 ranks and runs for 2"),
     ],
