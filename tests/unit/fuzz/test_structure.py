@@ -101,7 +101,7 @@ def test_a_new_way_through_our_code_is_told_once() -> None:
 
     def refused() -> str:
         with pytest.raises(ValueError, match="format"):
-            decode_layout(good.replace(b'"format":1', b'"format":7'))
+            decode_layout(good.replace(b'"format":2', b'"format":7'))
         return "refused"
 
     assert ways.run(refused) == ("refused", True)
