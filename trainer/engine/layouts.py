@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import chain
 
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 
 
 def start_layout(num_experts: Sequence[int], ranks: Sequence[int], replicas: int = 1) -> Layout:
@@ -60,6 +61,11 @@ def check_layout(layout: Layout, num_experts: Sequence[int], ranks: Sequence[int
         raise ConfigError(
             f"{name} has pipeline stages, tensor groups or standby ranks",
             remedy="give a layout in which every rank runs all layers whole",
+        )
+    if layout.state_owners:
+        raise ConfigError(
+            f"{name} names owners of optimizer state, the engine has it on all ranks",
+            remedy="give a layout without state_owners",
         )
 
 

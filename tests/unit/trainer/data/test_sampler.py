@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.errors import ConfigError, DataError
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.trainer.data.sampler import Sampler, places_of_ranks
 from pacekeeper.trainer.data.token_stream import TokenStream, open_tokens
 from support.token_files import write_tokens

@@ -1,7 +1,6 @@
 """The engine on several ranks trains as one process does, and rejects what it can not train."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from pacekeeper.core.errors import ConfigError, DataError
+from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.layouts import start_layout
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
@@ -21,6 +21,7 @@ from support.engines import (
     random_layout,
     rows_of,
 )
+from support.layouts import with_shares
 from support.rank_threads import ThreadGroup, run_ranks
 from support.tiny_models import tiny_config
 
@@ -172,6 +173,10 @@ def other_ranks(engine: Engine) -> None:
     engine.apply(start_layout([4, 4], range(2)))
 
 
+def owned_state(engine: Engine) -> None:
+    engine.apply(assign_state_owners(start_layout([4, 4], range(1))))
+
+
 def other_model(engine: Engine) -> None:
     engine.apply(start_layout([4, 0], range(1)))
 
@@ -215,6 +220,7 @@ def no_process_group(engine: Engine) -> None:
         few_slots,
         other_ranks,
         other_model,
+        owned_state,
         no_optimizer,
         foreign_parameters,
         optimized_twice,
@@ -232,8 +238,7 @@ def test_what_can_not_be_trained_is_rejected(attempt: Callable[[Engine], None]) 
 def test_rows_follow_the_shares_of_the_batch() -> None:
     def work(group: ThreadGroup) -> list[int]:
         layout = start_layout([4, 4], group.ranks)
-        shares = tuple(zip(group.ranks, (0.5, 0.0, 0.5), strict=True))
-        engine = engine_of("qwen3_moe", group, layout=replace(layout, batch_shares=shares))
+        engine = engine_of("qwen3_moe", group, layout=with_shares(layout, 0.5, 0.0, 0.5))
         return list(engine.rows(6))
 
     assert run_ranks(RANKS, work) == [[0, 1, 2], [], [3, 4, 5]]

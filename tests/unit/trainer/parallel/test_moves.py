@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pacekeeper.core.errors import ConfigError, CorruptStateError
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet, even_layout
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
 from pacekeeper.trainer.groups.group import Pending
 from pacekeeper.trainer.parallel.moves import (
     assign_slots,

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import ExpertReplica, ShardRun
 from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.toy.engine.job_rules import (
     apportion_rows,
     check_fits,
@@ -76,3 +78,31 @@ def test_a_plan_this_trainer_can_not_follow_is_refused_with_a_reason() -> None:
     )
     with pytest.raises(ValueError, match="2 virtual shards, the job has 4"):
         check_fits(sharded, FIRST, 2)
+    with pytest.raises(ValueError, match="shared experts"):
+        check_fits(replace(new, shared_mlp_layers=(0,)), FIRST, 2)
+    with pytest.raises(ValueError, match="owners"):
+        check_fits(assign_state_owners(new), FIRST, 2)
+
+
+@pytest.mark.parametrize("part", ["cuts", "runs"])
+def test_a_plan_with_pipelines_of_their_own_is_refused(part: str) -> None:
+    config = replace(CONFIG, num_stages=2, tensor_size=2)
+    first = first_layout(config, 8)
+    own, other = first.pipelines
+    one, two = own.stages
+    if part == "cuts":
+        stages = (replace(one, end_layer=1), replace(two, first_layer=1))
+    else:
+        ranks = [run.rank for run in one.mlp]
+        stages = (replace(one, mlp=(ShardRun(ranks[0], 0, 1), ShardRun(ranks[1], 1, 4))), two)
+    # Hosts that run their layer with either cut.
+    hosts = (
+        (ExpertReplica(other.stages[0].group[0], 1.0),),
+        (ExpertReplica(other.stages[1].group[0], 1.0),),
+    )
+    half = first.num_layers // 2
+    experts = tuple((hosts[n >= half],) * config.num_experts for n in range(first.num_layers))
+    pipelines = replace(own, stages=stages), other
+    new = replace(first, generation=2, pipelines=pipelines, experts=experts)
+    with pytest.raises(ValueError, match="cuts of their own"):
+        check_fits(new, first, 2)
