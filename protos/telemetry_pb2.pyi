@@ -113,7 +113,7 @@ class MicroBatchColumns(_message.Message):
     def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., micro_batch: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., sum_len_squared: _Optional[_Iterable[int]] = ..., expert_rows: _Optional[_Iterable[int]] = ..., num_active_experts: _Optional[_Iterable[int]] = ..., compute_s: _Optional[_Iterable[float]] = ..., cpu_s: _Optional[_Iterable[float]] = ..., run_queue_s: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., wait_s: _Optional[_Iterable[float]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ..., num_documents: _Optional[_Iterable[int]] = ..., tensor_share: _Optional[_Iterable[float]] = ..., rows_over_16: _Optional[_Iterable[int]] = ..., rows_over_64: _Optional[_Iterable[int]] = ..., rows_over_256: _Optional[_Iterable[int]] = ..., rows_over_1024: _Optional[_Iterable[int]] = ..., head_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepColumns(_message.Message):
-    __slots__ = ("rank", "step", "generation", "tokens", "duration_s", "loss", "is_redone", "ended_mono_s", "transfer_s", "transfer_bytes", "sum_len_squared", "input_wait_s")
+    __slots__ = ("rank", "step", "generation", "tokens", "duration_s", "loss", "is_redone", "ended_mono_s", "transfer_s", "transfer_bytes", "sum_len_squared", "input_wait_s", "host_s")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class StepColumns(_message.Message):
     TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
     SUM_LEN_SQUARED_FIELD_NUMBER: _ClassVar[int]
     INPUT_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    HOST_S_FIELD_NUMBER: _ClassVar[int]
     rank: _containers.RepeatedScalarFieldContainer[int]
     step: _containers.RepeatedScalarFieldContainer[int]
     generation: _containers.RepeatedScalarFieldContainer[int]
@@ -138,7 +139,8 @@ class StepColumns(_message.Message):
     transfer_bytes: _containers.RepeatedScalarFieldContainer[int]
     sum_len_squared: _containers.RepeatedScalarFieldContainer[int]
     input_wait_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., duration_s: _Optional[_Iterable[float]] = ..., loss: _Optional[_Iterable[float]] = ..., is_redone: _Optional[_Iterable[bool]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ..., transfer_s: _Optional[_Iterable[float]] = ..., transfer_bytes: _Optional[_Iterable[int]] = ..., sum_len_squared: _Optional[_Iterable[int]] = ..., input_wait_s: _Optional[_Iterable[float]] = ...) -> None: ...
+    host_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., duration_s: _Optional[_Iterable[float]] = ..., loss: _Optional[_Iterable[float]] = ..., is_redone: _Optional[_Iterable[bool]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ..., transfer_s: _Optional[_Iterable[float]] = ..., transfer_bytes: _Optional[_Iterable[int]] = ..., sum_len_squared: _Optional[_Iterable[int]] = ..., input_wait_s: _Optional[_Iterable[float]] = ..., host_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ExpertLoadColumns(_message.Message):
     __slots__ = ("rank", "step", "generation", "layer", "first_expert", "num_counts", "counts", "num_ranks")

@@ -45,7 +45,7 @@ _MICRO_BATCH_NAMES = tuple(name for name, _ in _SLOT_COLUMNS)
 _MICRO_BATCH_VALUES = attrgetter(*MICRO_BATCH_COLUMNS)
 _FIXED_POINT = tuple((column.place, column.one) for _, column in _SLOT_COLUMNS if column.one)
 _OPTIONAL = tuple(each.name for each in fields(MicroBatchRecord) if each.default is None)
-_STEP, _IS_STEP = payload_of(RecordKind.STEP, "IIIIQddddQQd")
+_STEP, _IS_STEP = payload_of(RecordKind.STEP, "IIIIQddddQQdd")
 _EXPERT_LOAD, _IS_EXPERT_LOAD = payload_of(RecordKind.EXPERT_LOAD, f"IIIHHH2x{LOADS_PER_RECORD}I")
 _PLAN_APPLIED, _IS_PLAN_APPLIED = payload_of(RecordKind.PLAN_APPLIED, "IIIIIIQdd")
 _PROBE, _IS_PROBE = payload_of(RecordKind.PROBE, "III4xQddddd")
@@ -157,6 +157,7 @@ def pack_step(
     transfer_bytes: int,
     sum_len_squared: int,
     input_wait_s: float | None,
+    host_s: float | None,
 ) -> bytes:
     """The payload of a StepRecord of these fields, in its order."""
     return _STEP.pack(
@@ -173,6 +174,7 @@ def pack_step(
         transfer_bytes,
         sum_len_squared,
         _NAN if input_wait_s is None else input_wait_s,
+        _NAN if host_s is None else host_s,
     )
 
 
@@ -253,8 +255,8 @@ def _read_micro_batch(payload: bytes) -> Record:
 
 
 def _read_step(payload: bytes) -> Record:
-    _, rank, step, generation, flags, tokens, *times, moved, squared, input_s = _STEP.unpack(
-        payload
+    _, rank, step, generation, flags, tokens, *times, moved, squared, input_s, host_s = (
+        _STEP.unpack(payload)
     )
     duration_s, loss, ended_mono_s, transfer_s = times
     return StepRecord(
@@ -270,6 +272,7 @@ def _read_step(payload: bytes) -> Record:
         transfer_bytes=moved,
         sum_len_squared=squared,
         input_wait_s=_to_optional(input_s),
+        host_s=_to_optional(host_s),
     )
 
 

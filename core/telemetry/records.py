@@ -20,7 +20,7 @@ TIME_BOUNDS = {
     **dict.fromkeys(("compute_s", "duration_s", "gemm_s", "copy_s", "exchange_s"), (0.0, MAX_S)),
     # Some of these are what is left of others, and clocks differ by a little.
     **dict.fromkeys(
-        ("cpu_s", "run_queue_s", "stall_s", "wait_s", "transfer_s", "input_wait_s"),
+        ("cpu_s", "run_queue_s", "stall_s", "wait_s", "transfer_s", "input_wait_s", "host_s"),
         (-MAX_S, MAX_S),
     ),
 }
@@ -120,6 +120,8 @@ class StepRecord:
         transfer_bytes: bytes sent and received in those collectives.
         sum_len_squared: of the global batch; 0: not reported.
         input_wait_s: this rank's own wait for input; None: not timed.
+        host_s: this rank's own time on the host for planning exchanges, in no compute time; None:
+            not timed.
     """
 
     rank: int
@@ -134,6 +136,7 @@ class StepRecord:
     transfer_bytes: int = 0
     sum_len_squared: int = 0
     input_wait_s: float | None = None
+    host_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from pacekeeper.core.telemetry.records import PAYLOAD_BYTES, Record
 
 DEFAULT_RING_DIR = "/dev/shm/pacekeeper"  # of agents and ranks that are given no other
 MAGIC = b"PACERING"
-VERSION = 10
+VERSION = 11
 SLOT_BYTES = 128
 SLOT_COUNT = 1024
 COMMAND_OFFSET = 4096

@@ -46,6 +46,7 @@ records: st.SearchStrategy[Record] = st.one_of(
         StepRecord, rank=u32, step=u32, generation=u32, duration_s=seconds, tokens=u64,
         loss=losses, is_redone=st.booleans(), ended_mono_s=seconds, transfer_s=maybe,
         transfer_bytes=u64, sum_len_squared=u64, input_wait_s=maybe,
+        host_s=maybe,
     ),
     st.builds(
         ExpertLoadRecord, rank=u32, step=u32, generation=u32, layer=st.integers(0, 65535),

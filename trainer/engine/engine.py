@@ -352,7 +352,7 @@ class Engine:
         finally:
             self.model.train()
         self.groups.exchange.all_reduce(total).wait()
-        self._experts.take_routed_rows()
+        self._experts.forget_counts()
         return total / max(counts.targets, 1)
 
     def apply(self, layout: Layout) -> AppliedLayout:
@@ -464,7 +464,7 @@ class Engine:
         batch = self._placeholder() if is_idle else batches[number]
         batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         self._experts.is_idle = is_idle
-        self._experts.take_computed_rows()  # of an evaluation, or of an unwatched step
+        self._experts.take_computed_rows()  # of an unwatched step
         inputs: dict[str, Any] = {name: t for name, t in batch.items() if name != "labels"}
         if "position_ids" in inputs and "attention_mask" not in inputs:
             dtype = self._compute_dtype or self._dtype()

@@ -86,6 +86,7 @@ class Telemetry:
             tokens=size.tokens,
             loss=loss.item() if is_on_host else None,
             sum_len_squared=size.sum_len_squared,
+            host_s=self._experts.take_host_s(),
         )
         routed = self._experts.take_own_rows()
         if not is_on_host:

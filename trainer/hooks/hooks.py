@@ -273,6 +273,7 @@ class Hooks:
         transfer_bytes: int = 0,
         sum_len_squared: int = 0,
         outside_s: float = 0.0,
+        host_s: float | None = None,
     ) -> None:
         """Report that the step is committed.
 
@@ -285,6 +286,8 @@ class Hooks:
             sum_len_squared: Sum of squared sequence lengths of the global batch.
             outside_s: Time within the step that was not training, such as an evaluation. Time in
                 `loading` since the last step counts as part of this step.
+            host_s: This rank's time on the host for planning exchanges of rows, which is in no
+                micro-batch's compute time.
         """
         try:
             now_s = time.monotonic()
@@ -295,7 +298,7 @@ class Hooks:
                 pack_step(
                     self.rank, self._step, self.generation,
                     max(0.0, now_s - self._began_s + rest_s), tokens, loss, is_redone, now_s,
-                    transfer_s, transfer_bytes, sum_len_squared, input_s,
+                    transfer_s, transfer_bytes, sum_len_squared, input_s, host_s,
                 )
             )  # fmt: skip
         except Exception as error:

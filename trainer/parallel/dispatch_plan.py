@@ -8,7 +8,7 @@ Shape suffixes: W ranks of the group, E experts of the layer, Q experts held her
 routed here (tokens times experts per token), R rows received here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -125,13 +125,19 @@ def split_rows(counts_WE: Tensor, bounds_WE: Tensor, own: int) -> tuple[Tensor, 
     return sent_WE, received_WE
 
 
-def plan_dispatch(expert_A: Tensor, counts_WE: Tensor, shares: ReplicaShares) -> DispatchPlan:
+def plan_dispatch(
+    expert_A: Tensor,
+    counts_WE: Tensor,
+    shares: ReplicaShares,
+    read: Callable[[Tensor], list[list[int]]] = Tensor.tolist,
+) -> DispatchPlan:
     """Plan the exchange of one micro-batch; the sizes are its one host synchronisation.
 
     Args:
         expert_A: Expert of each assignment of this rank, int64.
         counts_WE: Rows that each rank routes to each expert, int64.
         shares: Replicas of the layer.
+        read: Reads integers on the host; waits for the device.
     """
     sent_WE, received_WE = split_rows(counts_WE, shares.bounds_WE, shares.own)
     order_A = torch.argsort(expert_A, stable=True)
@@ -139,7 +145,7 @@ def plan_dispatch(expert_A: Tensor, counts_WE: Tensor, shares: ReplicaShares) ->
     place_A = _moved(sent_WE.T, _starts(sent_WE).T, len(expert_A))
     sent_from_A = torch.empty_like(order_A).index_copy_(0, place_A, order_A)
     sent_to_A = torch.empty_like(order_A).index_copy_(0, order_A, place_A)
-    send, receive = torch.stack([sent_WE.sum(1), received_WE.sum(1)]).tolist()
+    send, receive = read(torch.stack([sent_WE.sum(1), received_WE.sum(1)]))
     # Arrives by source and then expert; computed by slot and then source.
     arrived_WQ = received_WE.index_select(1, shares.held_Q)
     by_slot_QW = arrived_WQ.index_select(1, shares.slot_order_Q).T

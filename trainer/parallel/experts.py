@@ -8,11 +8,13 @@ Shape suffixes: T tokens, K experts per token, A = T * K assignments, E experts 
 ranks of the group, R rows received, H hidden size, S slots.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ from pacekeeper.trainer.hooks.compute_timers import SegmentClock
 from pacekeeper.trainer.parallel.dispatch_plan import DispatchPlan, ReplicaShares, plan_dispatch
 from pacekeeper.trainer.parallel.row_exchange import exchange_rows, take_rows
 
+T = TypeVar("T")
 GroupedForward = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """Computes rows [R, H], sorted by slot, with the experts in the slots; int64 rows by slot [S]."""
 
@@ -70,6 +73,7 @@ class ExpertParallel:
     is_idle: bool = False
     _layers: dict[nn.Module, "_Layer"] = field(default_factory=dict)
     _pass: _Pass = _Pass.ONCE
+    _host_s: float = 0.0
     _computed: list[list[int] | int] = field(default_factory=list)
     _chosen: dict[int, Tensor] = field(default_factory=dict)
 
@@ -105,6 +109,11 @@ class ExpertParallel:
     def take_chosen(self) -> dict[int, Tensor]:
         """Return the experts of each token [T, K] in the last forward pass, by layer."""
         taken, self._chosen = self._chosen, {}
+        return taken
+
+    def take_host_s(self) -> float:
+        """Return the host's seconds of planning, without exchanges, since the last call."""
+        taken, self._host_s = self._host_s, 0.0
         return taken
 
     def take_computed_rows(self) -> list[list[int] | int]:
@@ -153,21 +162,39 @@ class ExpertParallel:
     def _plan(self, layer: "_Layer", experts_TK: Tensor) -> DispatchPlan:
         if self._pass is _Pass.REPEATS:
             return layer.recorded.popleft()
+        began_s = time.perf_counter()
         with torch.no_grad():
             expert_A = experts_TK.reshape(-1)
             # Not bincount, which synchronises the host with the device.
             counts_E = torch.zeros_like(layer.routed_E)
             counts_E.scatter_add_(0, expert_A, torch.ones_like(expert_A))
-            counts_WE = self.group.all_gather(counts_E)
+            counts_WE = self._outside(lambda: self.group.all_gather(counts_E))
             layer.routed_E += counts_WE.sum(0)
             layer.own_E += counts_E
-            plan = plan_dispatch(expert_A, counts_WE, layer.shares)
+            plan = plan_dispatch(
+                expert_A, counts_WE, layer.shares, lambda sizes: self._outside(sizes.tolist)
+            )
         self._chosen[layer.number] = experts_TK
         is_on_host = plan.rows_S.device.type == "cpu"
         self._computed.append(plan.rows_S.tolist() if is_on_host else sum(plan.receive))
         if self._pass is _Pass.RECORDS:
             layer.recorded.append(plan)
+        self._host_s += time.perf_counter() - began_s
         return plan
+
+    def _outside(self, wait: Callable[[], T]) -> T:
+        """Return what `wait` returns; its time is the other ranks' or the device's."""
+        began_s = time.perf_counter()
+        found = wait()
+        self._host_s -= time.perf_counter() - began_s
+        return found
+
+    def forget_counts(self) -> None:
+        """Drop all counts and times since they were taken, as those of an evaluation."""
+        self.take_routed_rows()
+        self.take_own_rows()
+        self.take_computed_rows()
+        self.take_host_s()
 
     def checkpoint_contexts(
         self,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,13 @@ from torch.utils.checkpoint import checkpoint
 
 from pacekeeper.core.layout.layout import ExpertReplica, ReplicaSet
 from pacekeeper.trainer.groups.group import Group, SingleProcess
-from pacekeeper.trainer.parallel.dispatch_plan import ReplicaShares
+from pacekeeper.trainer.hooks import compute_timers
+from pacekeeper.trainer.parallel import experts as experts_module
+from pacekeeper.trainer.parallel.dispatch_plan import (
+    DispatchPlan,
+    ReplicaShares,
+    plan_dispatch,
+)
 from pacekeeper.trainer.parallel.experts import ExpertParallel
 from pacekeeper.trainer.parallel.gradients import GradientSync, StackedExperts, replica_buckets
 from support.rank_threads import ThreadGroup, run_ranks
@@ -171,6 +178,57 @@ def test_one_process_exchanges_with_nobody() -> None:
     assert error(answers, total[part]) < 1e-12
     assert whole.grad is not None
     assert error(hidden, whole.grad[part]) < 1e-12
+
+
+class Watch:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+class SlowGroup(SingleProcess):
+    """Each collective takes 100 seconds."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        self._watch.now_s += 100.0
+        return super().all_gather(values)
+
+
+def test_a_host_that_plans_slowly_and_peers_that_are_late_are_not_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = Watch()
+    monkeypatch.setattr(experts_module, "time", watch)
+    monkeypatch.setattr(compute_timers, "time", watch)
+    monkeypatch.setattr(Watch, "monotonic", Watch.perf_counter, raising=False)
+    planning = plan_dispatch
+
+    def slow_planning(*given: Any) -> DispatchPlan:
+        watch.now_s += 10.0
+        return planning(*given)
+
+    def slow_experts(module: nn.Module, rows: Tensor, counts: Tensor) -> Tensor:
+        watch.now_s += 1.0
+        return grouped(module, rows, counts)
+
+    monkeypatch.setattr(experts_module, "plan_dispatch", slow_planning)
+    run = Run(SlowGroup(watch), [(ExpertReplica(0, 1.0),)] * NUM_EXPERTS)
+    run.parallel.compute = slow_experts
+    run.parallel.clock = clock = compute_timers.WallClock()
+    clock.begin()
+    run.forward_backward(1)
+    ended = clock.end()
+    assert ended is not None
+    assert (ended.compute_s, ended.wait_s) == (1.0, 110.0)
+    assert (run.parallel.take_host_s(), run.parallel.take_host_s()) == (10.0, 0.0)
 
 
 def grad(tensor: Tensor) -> Tensor:

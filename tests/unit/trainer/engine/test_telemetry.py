@@ -1,0 +1,62 @@
+"""What the engine's hooks report: rows, loads, sizes and times, and nothing of evaluations."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
+from pacekeeper.trainer.engine.layouts import start_layout
+from pacekeeper.trainer.engine.telemetry import WorkSize, work_size
+from pacekeeper.trainer.hooks import hooks
+from support.engines import TOKENS, adamw, engine_of, micro_batches, rows_of
+from support.rank_threads import ThreadGroup, run_ranks
+from support.rings import records_in
+
+RANKS, CUTS = 3, (0, 2, 2, 7)
+
+
+def test_ranks_report_what_they_computed_and_routed(tmp_path: Path) -> None:
+    def work(group: ThreadGroup) -> Path:
+        pace = hooks.attach(job="j", rank=group.rank, world_size=RANKS, ring_dir=str(tmp_path))
+        layout = start_layout([4, 4], group.ranks, replicas=2)
+        engine = engine_of("qwen3_moe", group, layout=layout, hooks=pace)
+        adamw(engine)
+        rows = rows_of(0)[CUTS[group.rank] : CUTS[group.rank + 1]]
+        engine.step(micro_batches(rows))
+        engine.evaluate(micro_batches(rows))
+        engine.step(micro_batches(rows))
+        pace.detach()
+        assert pace.ring.path is not None
+        return Path(pace.ring.path)
+
+    told = [records_in(path) for path in run_ranks(RANKS, work)]
+    for step in (0, 1):
+        loads, computed = 0, 0
+        for rank, records in enumerate(told):
+            num_rows = CUTS[rank + 1] - CUTS[rank]
+            parts = [r for r in records if isinstance(r, MicroBatchRecord) and r.step == step]
+            assert len(parts) == 2, "as many as the rank with most has"
+            assert sum(part.tokens for part in parts) == num_rows * TOKENS
+            assert sum(part.sum_len_squared for part in parts) == num_rows * TOKENS**2
+            assert sum(part.num_documents for part in parts) == num_rows
+            assert all(part.compute_s > 0.0 for part in parts)
+            assert all(part.num_active_experts > 0 for part in parts)
+            computed += sum(part.expert_rows for part in parts)
+            own = [r for r in records if isinstance(r, ExpertLoadRecord) and r.step == step]
+            assert sum(map(sum, (r.counts for r in own))) == num_rows * TOKENS * 2 * 2
+            loads += sum(map(sum, (r.counts for r in own)))
+            (ended,) = (r for r in records if isinstance(r, StepRecord) and r.step == step)
+            assert (ended.tokens, ended.sum_len_squared) == (7 * TOKENS, 7 * TOKENS**2)
+            assert ended.host_s is not None and ended.host_s > 0.0
+            assert ended.loss == pytest.approx(4.57, abs=0.1)
+        assert loads == computed
+
+
+def test_documents_begin_where_positions_restart() -> None:
+    tokens = torch.zeros(2, 5, dtype=torch.int64)
+    positions = torch.tensor([[0, 1, 0, 1, 2], [3, 4, 0, 1, 0]])
+    assert work_size({"input_ids": tokens, "position_ids": positions}) == WorkSize(
+        tokens=10, documents=5, sum_len_squared=4 + 9 + 4 + 4 + 1
+    )
+    assert work_size({"input_ids": tokens}) == WorkSize(tokens=10, documents=2, sum_len_squared=50)
