@@ -1,8 +1,6 @@
 """Rows of a step as the tensors that a causal language model takes."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -67,24 +65,34 @@ class Batch:
             position_ids=self.position_ids.to(device, non_blocking=True),
         )
 
-    def split(self, num_rows: Sequence[int]) -> tuple["Batch", ...]:
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name, as `Engine.step` takes a micro-batch."""
+        return {
+            "input_ids": self.input_ids,
+            "labels": self.labels,
+            "position_ids": self.position_ids,
+        }
+
+    def split(self, max_rows: int) -> tuple["Batch", ...]:
         """Divide into micro-batches, which share the memory of this batch.
 
         Args:
-            num_rows: rows of each micro-batch in order, 0 or more; they add up to `self.num_rows`.
+            max_rows: rows of each micro-batch; the last one has what is left.
+
+        Returns:
+            The micro-batches in order; none of a batch without rows.
         """
-        bounds = [0, *accumulate(num_rows)]
-        if bounds[-1] != self.num_rows or min(num_rows, default=0) < 0:
-            raise ValueError(f"{self.num_rows} rows cannot be divided into {list(num_rows)}")
+        parts = (slice(first, first + max_rows) for first in range(0, self.num_rows, max_rows))
         return tuple(
             Batch(
-                input_ids=self.input_ids[first:end],
-                labels=self.labels[first:end],
-                position_ids=self.position_ids[first:end],
-                document_lengths=self.document_lengths[first:end],
-                num_targets_of_row=self.num_targets_of_row[first:end],
+                input_ids=self.input_ids[part],
+                labels=self.labels[part],
+                position_ids=self.position_ids[part],
+                document_lengths=self.document_lengths[part],
+                num_targets_of_row=self.num_targets_of_row[part],
             )
-            for first, end in pairwise(bounds)
+            for part in parts
         )
 
 

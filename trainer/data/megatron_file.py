@@ -10,7 +10,6 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pacekeeper.core.errors import DataError, HostError
 from pacekeeper.trainer.data.shard import DocumentIndex, Shard, Tokens, map_file
@@ -54,17 +53,15 @@ def open_megatron_file(path: Path) -> Shard:
     _check_sequences(file, lengths, pointers, tokens)
     _check_bounds(file, bounds, num_sequences)
 
-    last_sequence = num_sequences - 1
-
-    def starts(first: int, last: int) -> NDArray[np.int64]:
-        sequences = bounds[first : min(last, num_bounds - 1)]
-        begins = pointers[np.minimum(sequences, last_sequence)]  # empty documents may end the file
-        return np.where(sequences > last_sequence, tokens.nbytes, begins) // tokens.itemsize
+    def start(document: int) -> int:
+        sequence = int(bounds[document])  # that of an empty document at the end does not exist
+        size = int(pointers[sequence]) if sequence < num_sequences else tokens.nbytes
+        return size // tokens.itemsize
 
     return Shard(
         path=path,
         tokens=tokens,
-        documents=DocumentIndex(num_documents=num_bounds - 1, starts=starts),
+        documents=DocumentIndex(num_documents=num_bounds - 1, start=start),
     )
 
 

@@ -25,22 +25,23 @@ class DocumentIndex:
 
     Attributes:
         num_documents: documents of the file.
-        starts: the first tokens of documents [first, last), ascending.
+        start: the first token of a document; ascending, empty documents begin where the next does.
     """
 
     num_documents: int
-    starts: Callable[[int, int], NDArray[np.int64]]
+    start: Callable[[int], int]
 
-    def within(self, first: int, last: int) -> NDArray[np.int64]:
+    def within(self, first: int, last: int) -> list[int]:
         """Return the tokens in [first, last) at which a document begins, ascending."""
-        low = self._first_from(first)
-        return self.starts(low, self._first_from(last))
+        found = []
+        for document in range(self._first_from(first), self.num_documents):
+            if (start := self.start(document)) >= last:
+                break
+            found.append(start)
+        return found
 
     def _first_from(self, token: int) -> int:
-        def start(document: int) -> int:
-            return int(self.starts(document, document + 1)[0])
-
-        return bisect_left(range(self.num_documents), token, key=start)
+        return bisect_left(range(self.num_documents), token, key=self.start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,7 +78,8 @@ class Shard:
         """
         tokens[:] = self.tokens[first : first + len(tokens)]
         if self.documents is not None:
-            is_start[self.documents.within(first, first + len(tokens)) - first] = True
+            for start in self.documents.within(first, first + len(tokens)):
+                is_start[start - first] = True
         elif self.end_of_document is not None:
             np.equal(tokens[:-1], self.end_of_document, out=is_start[1:])
 

@@ -126,6 +126,12 @@ class Input:
             )
         lines: list[bytes] = []
         for number, text in enumerate(_texts(dataset.select_columns([self.field]), self.field)):
+            if not isinstance(text, str):
+                raise DataError(
+                    f"{self.path}, record {number + 1}: expected a text in {self.field!r}, got "
+                    f"{type(text).__name__}",
+                    remedy="name the column of the text with --field",
+                )
             lines.append(json.dumps({self.field: text}).encode() + b"\n")
             if len(lines) == _RECORDS or len(lines[-1]) > BLOCK_BYTES:
                 yield self._records_block(lines, number), self._done_bytes(number, len(dataset))

@@ -1,7 +1,6 @@
 """Batches: positions, targets, lengths, and micro-batches without a copy."""
 
 import numpy as np
-import pytest
 import torch
 
 from pacekeeper.trainer.data.batch import NO_TARGET, Batch, make_batch
@@ -54,19 +53,20 @@ def test_a_row_may_be_one_sequence_with_a_target_everywhere() -> None:
 
 def test_micro_batches_share_the_rows() -> None:
     batch = batch_of("1293", "4567", "1111")
-    first, none, rest = batch.split([1, 0, 2])
-    assert (first.num_rows, none.num_rows, rest.num_rows) == (1, 0, 2)
-    assert rest.input_ids.data_ptr() == batch.input_ids[1:].data_ptr()
-    assert torch.equal(torch.cat([first.labels, none.labels, rest.labels]), batch.labels)
-    assert rest.document_lengths == batch.document_lengths[1:]
-    assert first.num_targets + rest.num_targets == batch.num_targets
-    assert (none.num_targets, none.sum_len_squared) == (0, 0)
+    first, rest = batch.split(2)
+    assert (first.num_rows, rest.num_rows) == (2, 1)
+    assert rest.input_ids.data_ptr() == batch.input_ids[2:].data_ptr()
+    for name, whole in batch.tensors.items():
+        assert torch.equal(torch.cat([first.tensors[name], rest.tensors[name]]), whole)
+    assert first.document_lengths + rest.document_lengths == batch.document_lengths
+    assert (first.num_targets, rest.num_targets) == (2 + 3, 3)
+    assert [part.num_rows for part in batch.split(5)] == [3]
 
 
-@pytest.mark.parametrize("counts", [[1], [1, 1], [4, -1], []])
-def test_other_counts_are_rejected(counts: list[int]) -> None:
-    with pytest.raises(ValueError):
-        batch_of("1293", "4567", "1111").split(counts)
+def test_a_batch_without_rows_has_no_micro_batches() -> None:
+    batch = make_batch(np.empty((0, 4), np.int64), np.empty((0, 4), np.bool_))
+    assert batch.split(2) == ()
+    assert (batch.num_rows, batch.num_targets, batch.sum_len_squared) == (0, 0, 0)
 
 
 def test_another_device_has_the_same_rows() -> None:

@@ -142,7 +142,7 @@ def test_a_column_that_is_missing_or_no_text(saved: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "datasets", module)
     with pytest.raises(DataError) as damaged:
         documents(saved)
-    assert f"{saved}, line 2" in str(damaged.value)
+    assert f"{saved}, record 2" in str(damaged.value)
 
 
 def test_a_dataset_without_the_package(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
