@@ -162,10 +162,15 @@ def is_experts(module: torch.nn.Module) -> bool:
     return hasattr(module, "_is_expert_parallel") and hasattr(module, "has_gate")
 
 
-def use_library_experts(module: torch.nn.Module) -> None:
-    """Let one experts module compute by the library's own grouped forward, not by ours."""
+def use_library_experts(module: torch.nn.Module, implementation: str = "grouped_mm") -> None:
+    """Let one experts module compute by the library's own forward, not by ours.
+
+    Args:
+        module: experts of the library, with all experts in order.
+        implementation: a name of the library's registry, or "eager" for the family's own loop.
+    """
     config: Config = deepcopy(module.config)
-    config._experts_implementation = "grouped_mm"
+    config._experts_implementation = implementation
     module.config = config
 
 
