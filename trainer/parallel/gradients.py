@@ -35,24 +35,37 @@ class Bucket(Protocol):
 
 
 class DenseBucket:
-    """Gradients that all ranks of the group hold."""
+    """Gradients that all ranks of the group hold.
+
+    A parameter that has a gradient on no rank keeps none, so that no optimizer touches it: an
+    encoder of images in a step of text must not decay. The host waits for that only where this
+    rank has none.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
         self.parameters = tuple(parameters)
         self._group = group
+        self._is_used: list[bool] = []
         self._flat: Tensor | None = None
         self._pending: Pending | None = None
 
     def start(self) -> None:
-        self._flat = torch.cat([gradient_of(p).reshape(-1) for p in self.parameters])
+        self._is_used = [p.grad is not None for p in self.parameters]
+        parts = [gradient_of(p).reshape(-1) for p in self.parameters]
+        self._flat = torch.cat([*parts, parts[0].new_tensor(self._is_used)])
         self._pending = self._group.all_reduce(self._flat)
 
     def finish(self) -> None:
         assert self._pending is not None and self._flat is not None, "finish comes after start"
         self._pending.wait()
         sizes = [p.numel() for p in self.parameters]
-        for parameter, part in zip(self.parameters, self._flat.split(sizes), strict=True):
+        *parts, uses = self._flat.split([*sizes, len(sizes)])
+        for parameter, part in zip(self.parameters, parts, strict=True):
             gradient_of(parameter).copy_(part.view(parameter.shape))
+        if not all(self._is_used):
+            for parameter, count in zip(self.parameters, uses.tolist(), strict=True):
+                if not count:
+                    parameter.grad = None
         self._flat = self._pending = None
 
 
@@ -219,7 +232,8 @@ class GradientSync:
     def finish(self) -> None:
         """Start what has not started, wait for all, and leave the sums in the gradients.
 
-        A parameter without a gradient takes part with zeros.
+        A parameter without a gradient takes part with zeros; without one on all ranks it keeps
+        none.
         """
         self._is_armed = False
         for bucket in self.buckets[self._started :]:
@@ -259,7 +273,8 @@ def clip_global_norm(
     A replicated expert counts once. No host synchronisation.
 
     Args:
-        dense: Parameters that all ranks hold; their gradients are equal on all ranks.
+        dense: Parameters that all ranks hold; their gradients are equal on all ranks. Those
+            without a gradient are left alone.
         layers: Experts held here.
         group: Ranks that hold the experts.
         max_norm: The bound; None: only measure.
@@ -268,19 +283,22 @@ def clip_global_norm(
         The norm before clipping, a scalar on the device.
     """
     layers = list(layers)
-    every = [*dense, *(p for layer in layers for p in layer.parameters)]
-    wide = torch.float64 if every[0].dtype == torch.float64 else torch.float32
-    square = torch.zeros((), dtype=wide, device=every[0].device)
+    stacked = [p for layer in layers for p in layer.parameters]
+    first = [*dense, *stacked][0]
+    every = [p for p in dense if p.grad is not None] + stacked
+    wide = torch.float64 if first.dtype == torch.float64 else torch.float32
+    square = torch.zeros((), dtype=wide, device=first.device)
     for layer in layers:
         lowest = [s for e, s in layer.slots.items() if layer.experts[e][0].rank == group.rank]
         counted = torch.tensor(sorted(lowest), dtype=torch.int64, device=square.device)
         for p in layer.parameters:
             square += gradient_of(p).index_select(0, counted).to(wide).square().sum()
     group.all_reduce(square).wait()
-    for norm in torch._foreach_norm([gradient_of(p) for p in dense]):
+    gradients = [p.grad for p in dense if p.grad is not None]
+    for norm in torch._foreach_norm(gradients) if gradients else ():
         square += norm.to(wide).square()
     total = square.sqrt()
-    if max_norm is not None:
+    if max_norm is not None and every:
         scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_([gradient_of(p) for p in every], scale)
     return total

@@ -1,0 +1,43 @@
+"""Sums of dense gradients over ranks, and parameters that no rank used."""
+
+import pytest
+import torch
+from torch import nn
+
+from pacekeeper.trainer.parallel.gradients import GradientSync, clip_global_norm, dense_buckets
+from support.rank_threads import ThreadGroup, run_ranks
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+def test_a_parameter_that_no_rank_used_is_left_alone(bucket_bytes: int) -> None:
+    def work(group: ThreadGroup) -> tuple[list[torch.Tensor | None], list[torch.Tensor], float]:
+        everywhere, on_one, unused = (nn.Parameter(torch.ones(2, 2)) for _ in range(3))
+        dense = [unused, on_one, everywhere]
+        sync = GradientSync(buckets=dense_buckets(dense, group, bucket_bytes))
+        optimizer = torch.optim.AdamW(dense, lr=0.1, weight_decay=0.5)
+        sync.arm()
+        loss = everywhere.sum() * (1 + group.rank)
+        (loss + (on_one.sum() if group.rank == 1 else 0.0)).backward()
+        sync.finish()
+        norm = clip_global_norm(dense, [], group, 0.1)
+        found = [p.grad if p.grad is None else p.grad.clone() for p in dense]
+        optimizer.step()
+        return found, [p.detach().clone() for p in dense], norm.item()
+
+    for gradients, parameters, norm in run_ranks(2, work):
+        unused, on_one, everywhere = gradients
+        assert unused is None
+        assert norm == pytest.approx((4 * 3.0**2 + 4 * 1.0) ** 0.5)
+        assert on_one is not None and everywhere is not None
+        assert torch.allclose(everywhere, 3 * on_one)
+        assert on_one.norm() > 0
+        assert torch.equal(parameters[0], torch.ones(2, 2))
+        assert parameters[1].max() < 1.0
+
+
+def test_a_step_without_any_gradient_measures_zero() -> None:
+    def work(group: ThreadGroup) -> float:
+        dense = [nn.Parameter(torch.ones(2))]
+        return clip_global_norm(dense, [], group, 1.0).item()
+
+    assert run_ranks(2, work) == [0.0, 0.0]
