@@ -4,6 +4,7 @@
 - one process: the engine against the model of transformers with `grouped_mm`; bar 1.03;
 - four ranks (gloo), every expert on exactly one: the engine against each rank computing as many
   rows with as many experts by itself, without dispatch; bar 1.25;
+- `library_dispatch`: transformers' own expert parallelism (`AllToAllEP`) against the same, no bar;
 - the same four ranks with an eighth of the experts on two ranks, equal rows per rank, and the
   gradients of replicas added up: against no replicas; bar 1.10.
 Routing is set to be even, so that every variant computes the same number of rows. A pass ends when
@@ -92,6 +93,35 @@ def library_pass(shape: str, num_experts: int | None = None) -> Pass:
     values = config(shape, num_experts)
     made = AutoConfig.for_model(values.pop("model_type"), **values)
     model = AutoModelForCausalLM.from_config(made, experts_implementation="grouped_mm")
+    route_evenly(model)
+    inputs = batch()
+
+    def run() -> None:
+        model.zero_grad()
+        logits = model(input_ids=inputs["input_ids"], use_cache=False).logits
+        cross_entropy(logits, inputs).backward()
+
+    return run
+
+
+def library_dispatch_pass(shape: str) -> Pass:
+    """Forward and backward pass of transformers' own expert parallelism, `AllToAllEP`."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.distributed.expert_parallel import AllToAllEP
+
+    values = config(shape)
+    made = AutoConfig.for_model(values.pop("model_type"), **values)
+    model = AutoModelForCausalLM.from_config(made, experts_implementation="grouped_mm")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("ep", "tp"))
+    count = made.num_experts // dist.get_world_size()
+    own = slice(dist.get_rank() * count, (dist.get_rank() + 1) * count)
+    for name, module in model.named_modules():
+        if name.endswith("mlp.experts"):
+            for parameter, whole in list(module.named_parameters(recurse=False)):
+                setattr(module, parameter, nn.Parameter(whole.detach()[own].clone()))
+            module.num_experts = count
+            module.forward = AllToAllEP(module, mesh["ep"], mesh["tp"])
     route_evenly(model)
     inputs = batch()
 
@@ -209,8 +239,11 @@ def rank_main(rank: int, shape: str, pairs: int, every: int, folder: str) -> Non
     alone = {
         "local": library_pass(shape, experts // RANKS),
         "dispatch": engine_pass(shape, groups),
+        "library_dispatch": library_dispatch_pass(shape),
     }
-    found["dispatch"] = ratio(interleaved(alone, pairs, dist.barrier), "dispatch", "local")
+    spent = interleaved(alone, pairs, dist.barrier)
+    found["dispatch"] = ratio(spent, "dispatch", "local")
+    found["library_dispatch"] = ratio(spent, "library_dispatch", "local")
     del alone
     steps = {"none": step_pass(shape, groups, 0), "replicas": step_pass(shape, groups, every)}
     found["replicas"] = ratio(interleaved(steps, pairs, dist.barrier), "replicas", "none")
@@ -235,10 +268,15 @@ def main() -> None:
             run_processes(rank_main, RANKS, *given)
             found[shape] |= json.loads(Path(folder, "found.json").read_text())
         for name, one in found[shape].items():
-            numbers = (one["median"], one["upper95"], BARS[name])
+            bar = f"{BARS[name]:.2f}" if name in BARS else ""
             times = (one["seconds"], one["against_seconds"])
             table.add_row(
-                shape, name, *(f"{n:.3f}" for n in numbers), *(f"{s * 1e3:.0f} ms" for s in times)
+                shape,
+                name,
+                f"{one['median']:.3f}",
+                f"{one['upper95']:.3f}",
+                bar,
+                *(f"{s * 1e3:.0f} ms" for s in times),
             )
     Console().print(table)
     load = round(os.getloadavg()[0], 1)
