@@ -242,13 +242,14 @@ class Engine:
         return self.skeleton.module
 
     def expert_parameters(self) -> list[nn.Parameter]:
-        """Return the stacked parameters of the experts, [slots, ...] each; free slots are zero."""
-        layers = range(self.skeleton.num_layers)
-        return [p for layer in layers for p in self.store.stacked(layer).values()]
+        """Return the trainable stacked parameters of the experts, [slots, ...] each."""
+        stacks = map(self.store.stacked, range(self.skeleton.num_layers))
+        return [p for stack in stacks for p in stack.values() if p.requires_grad]
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """Return the trainable parameters that all ranks hold."""
-        experts = {id(p) for p in self.expert_parameters()}
+        stacks = map(self.store.stacked, range(self.skeleton.num_layers))
+        experts = {id(p) for stack in stacks for p in stack.values()}
         return [p for p in self.model.parameters() if p.requires_grad and id(p) not in experts]
 
     def parameters(self) -> list[nn.Parameter]:
@@ -257,6 +258,8 @@ class Engine:
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Let `step` use this optimizer of some of the parameters.
+
+        Freeze parameters (`requires_grad_(False)`) before: they are neither exchanged nor clipped.
 
         Raises:
             ConfigError: It updates experts, and not each element alone, or has parameters that are
@@ -274,6 +277,7 @@ class Engine:
             )
         require_per_element([optimizer], self.expert_parameters())
         self._optimizers.append(optimizer)
+        self._use_layout()
 
     def rows(self, num_rows: int) -> range:
         """Return the places in a global batch of `num_rows` rows that this rank computes."""
@@ -406,12 +410,12 @@ class Engine:
         self._dense = self.dense_parameters()
         self._stacked = [
             StackedExperts(
-                parameters=list(self.store.stacked(layer).values()),
+                parameters=[p for p in self.store.stacked(layer).values() if p.requires_grad],
                 experts=self.layout.experts[layer],
                 slots=self.store.slots[layer],
             )
-            for layer, one in enumerate(self.skeleton.experts)
-            if one is not None
+            for layer in range(self.skeleton.num_layers)
+            if any(p.requires_grad for p in self.store.stacked(layer).values())
         ]
         place = {id(p): i for i, p in enumerate(self.model.parameters())}
         group = self.groups.gradients

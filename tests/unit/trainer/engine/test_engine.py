@@ -85,6 +85,27 @@ def test_a_dense_model_trains_with_nothing_but_rows_that_move() -> None:
         assert losses == pytest.approx(plain.losses, rel=1e-12)
 
 
+def test_what_is_frozen_is_neither_updated_nor_in_the_norm() -> None:
+    def work(group: ThreadGroup) -> tuple[float, bool, bool]:
+        engine = engine_of("qwen3_moe", group, layout=start_layout([4, 4], group.ranks, 2))
+        for name, parameter in engine.model.named_parameters():
+            parameter.requires_grad_("experts.down_proj" in name)
+        before = {(n, e): t.clone() for n, e, t in held_tensors(engine)}
+        adamw(engine)
+        norm = engine.step(own(0, group.rank)).grad_norm.item()
+        changed = {n for n, e, t in held_tensors(engine) if not torch.equal(before[n, e], t)}
+        engine.apply(random_layout(engine.layout, Random(0)))
+        engine.step(own(1, group.rank))
+        return norm, bool(changed), all("experts.down_proj" in name for name in changed)
+
+    whole = engine_of("qwen3_moe")
+    adamw(whole)
+    bound = whole.step(micro_batches(rows_of(0))).grad_norm.item()
+    for norm, is_trained, is_alone in run_ranks(RANKS, work):
+        assert is_trained and is_alone
+        assert 0.0 < norm < bound
+
+
 @pytest.mark.usefixtures("wide")
 def test_evaluation_changes_nothing_and_agrees_with_the_next_step() -> None:
     def work(group: ThreadGroup) -> tuple[float, float]:
@@ -123,7 +144,12 @@ def test_mixed_precision_keeps_masters_routers_and_replicas_exact() -> None:
         gates: list[torch.dtype] = []
         gate = engine.model.get_submodule(experts.name.replace("experts", "gate"))
         gate.register_forward_hook(lambda _m, _i, output: gates.append(output[0].dtype))
-        losses = [engine.step(own(step, group.rank)).loss.item() for step in range(4)]
+        losses = [
+            engine.step(
+                micro_batches(rows_of(step)[2 * group.rank : 2 * group.rank + 2])
+            ).loss.item()
+            for step in range(4)
+        ]
         assert set(kinds) == {torch.bfloat16}
         assert set(gates) == {torch.float32}
         assert {p.dtype for p in engine.parameters()} == {torch.float32}
@@ -132,7 +158,7 @@ def test_mixed_precision_keeps_masters_routers_and_replicas_exact() -> None:
         return losses, {(n, e): t.clone() for n, e, t in held_tensors(engine)}
 
     plain = PlainRun("qwen3_moe", 4, 1e9)
-    ranks = run_ranks(RANKS, work)
+    ranks = run_ranks(4, work)
     assert ranks[0][0] == pytest.approx(plain.losses, rel=0.02)
     assert ranks[0][0] != pytest.approx(plain.losses, rel=1e-6)
     for _, held in ranks[1:]:
