@@ -153,9 +153,11 @@ def plan_dispatch(
         0, shares.slot_order_Q, _starts(by_slot_QW)
     )
     grouped_to_R = _moved(arrived_WQ, starts_QW.T, sum(receive))
-    grouped_from_R = torch.empty_like(grouped_to_R).index_copy_(
-        0, grouped_to_R, torch.arange(sum(receive), device=grouped_to_R.device)
-    )
+    in_place_R = torch.arange(sum(receive), device=grouped_to_R.device)
+    grouped_from_R = torch.empty_like(grouped_to_R).index_copy_(0, grouped_to_R, in_place_R)
+    if len(counts_WE) == 1:  # nothing travels: rows are taken in the order by slot at once
+        sent_from_A, sent_to_A = sent_from_A[grouped_from_R], grouped_to_R[sent_to_A]
+        grouped_from_R = grouped_to_R = in_place_R
     rows_S = counts_WE.new_zeros(shares.num_slots)
     return DispatchPlan(
         sent_from_A=sent_from_A,

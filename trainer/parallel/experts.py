@@ -144,6 +144,20 @@ class ExpertParallel:
         plan = self._plan(layer, experts_TK[:num_tokens])
         rows_TH = hidden_TH[:num_tokens].to(self.dtype or hidden_TH.dtype)
         rows_AH = take_rows(rows_TH, plan.sent_from_A, plan.sent_to_A, choices)
+        if len(self.group.ranks) == 1:
+            self.clock.resume()
+            answers_AH = self.compute(module, rows_AH, plan.rows_S)
+        else:
+            answers_AH = self._computed_elsewhere(module, rows_AH, plan)
+        answers_AH = take_rows(answers_AH, plan.sent_to_A, plan.sent_from_A)
+        answers_TKH = answers_AH.view(num_tokens, choices, hidden_TH.shape[1])
+        sums_TH = (answers_TKH * weights_TK[:num_tokens, :, None]).sum(1).to(hidden_TH.dtype)
+        # An idle rank walks the same graph with no rows: its backward pass reaches the exchanges,
+        # and repeats checkpointed layers, in the same order as on the other ranks.
+        return torch.zeros_like(hidden_TH) + sums_TH.sum() if self.is_idle else sums_TH
+
+    def _computed_elsewhere(self, module: nn.Module, rows_AH: Tensor, plan: DispatchPlan) -> Tensor:
+        """Exchange rows, compute those that arrive, and exchange the answers; resume the clock."""
         rows_RH = exchange_rows(rows_AH, self.group, plan.receive, plan.send, self.clock)
         self.clock.resume()
         grouped_RH = take_rows(rows_RH, plan.grouped_from_R, plan.grouped_to_R)
@@ -152,12 +166,7 @@ class ExpertParallel:
         self.clock.pause()
         answers_AH = exchange_rows(answers_RH, self.group, plan.send, plan.receive, self.clock)
         self.clock.resume()
-        answers_AH = take_rows(answers_AH, plan.sent_to_A, plan.sent_from_A)
-        answers_TKH = answers_AH.view(num_tokens, choices, hidden_TH.shape[1])
-        sums_TH = (answers_TKH * weights_TK[:num_tokens, :, None]).sum(1).to(hidden_TH.dtype)
-        # An idle rank walks the same graph with no rows: its backward pass reaches the exchanges,
-        # and repeats checkpointed layers, in the same order as on the other ranks.
-        return torch.zeros_like(hidden_TH) + sums_TH.sum() if self.is_idle else sums_TH
+        return answers_AH
 
     def _plan(self, layer: "_Layer", experts_TK: Tensor) -> DispatchPlan:
         if self._pass is _Pass.REPEATS:
