@@ -39,7 +39,7 @@ from benchmarks.tiny_families import EXPERTS, VOCABULARY, families, tiny_config
 from benchmarks.wide_floats import use_float64
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout.layout import Block, BlockKind
-from pacekeeper.trainer.engine.engine import Engine
+from pacekeeper.trainer.engine.engine import Engine, EngineOptions
 from pacekeeper.trainer.engine.layouts import start_layout
 from pacekeeper.trainer.engine.losses import MicroBatch, cross_entropy
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
@@ -202,7 +202,7 @@ def train(config: Any, reference: Reference, group: ThreadGroup | None) -> tuple
         source,
         layout=start_layout(counts, range(size), replicas=size),
         groups=EngineGroups(exchange=group, gradients=group, control=group) if group else None,
-        num_slots=EXPERTS,
+        options=EngineOptions(num_slots=EXPERTS),
     )
     optimizer = adamw(engine.parameters())
     engine.add_optimizer(optimizer)

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"pacekeeper {pacekeeper.__version__}")
         return
     try:
-        from pacekeeper.cli.group import command
+        from pacekeeper.cli.common.lazy_group import command
 
         command(words, prog_name="pacekeeper")
     except ModuleNotFoundError as error:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.layout.layout import ExpertReplica, Layout
-from pacekeeper.trainer.engine.engine import Engine
+from pacekeeper.trainer.engine.engine import Engine, EngineOptions
 from pacekeeper.trainer.engine.losses import MicroBatch, cross_entropy
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.model import library
 from support.rank_threads import ThreadGroup
 from support.tiny_models import tiny_config
@@ -48,7 +49,9 @@ def engine_of(
     group: ThreadGroup | None = None,
     *,
     dtype: torch.dtype = torch.float64,
-    **given: Any,
+    layout: Layout | None = None,
+    hooks: Hooks | None = None,
+    **options: Any,
 ) -> Engine:
     """An engine of a tiny model, the same weights each time."""
     from pacekeeper.trainer.model.initialization import SeededInitialization
@@ -60,7 +63,14 @@ def engine_of(
     groups = None
     if group is not None:
         groups = EngineGroups(exchange=group, gradients=group, control=group)
-    return Engine(skeleton, source, groups=groups, **given)
+    return Engine(
+        skeleton,
+        source,
+        groups=groups,
+        layout=layout,
+        hooks=hooks,
+        options=EngineOptions(**options),
+    )
 
 
 def adamw(engine: Engine) -> torch.optim.Optimizer:

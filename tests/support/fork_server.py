@@ -17,7 +17,7 @@ from pacekeeper.trainer.elastic.launcher import RANKS_NEED, rank_server
 LOADED = (
     *RANKS_NEED,
     "pacekeeper.trainer.elastic.restart_policy",
-    "pacekeeper.cli.group",
+    "pacekeeper.cli.common.lazy_group",
     "pacekeeper.agent.daemon",
     "pacekeeper.controller.app.controller",
     "pacekeeper.simulator.readers.registry",

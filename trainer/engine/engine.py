@@ -6,9 +6,9 @@ the loop: data, loss, schedule, logging and evaluation are his. Failures of othe
 handled here.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,6 @@ from pacekeeper.trainer.parallel.gradients import (
 from pacekeeper.trainer.parallel.moves import assign_slots, commit_move, require_slots, stage_move
 from pacekeeper.trainer.parallel.optimizers import require_per_element
 
-MakeOptimizers = Callable[["Engine"], torch.optim.Optimizer | Sequence[torch.optim.Optimizer]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
@@ -90,6 +88,35 @@ class AppliedLayout:
     moved_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How an engine trains; the same on all ranks.
+
+    Attributes:
+        device: Where parameters and computation are.
+        num_slots: Experts of a layer that a rank has memory for; None: as many as the layout puts
+            on any rank, and one more to move into if there are several ranks.
+        compute_dtype: torch.bfloat16 for mixed precision: parameters, gradients and optimizer state
+            keep their type; None: the type of the parameters.
+        max_grad_norm: Bound of the global gradient norm; None: no bound.
+        checkpoint_activations: Whether the backward pass repeats decoder layers instead of keeping
+            their activations. Rows are routed and planned once.
+        balance: What the load-balancing loss is computed over.
+        balance_weight: Weight of that loss; 0: none.
+        bias_rate: Step of the update of the routers' correction biases, where the family has them
+            (DeepSeek-V3: 1e-3); 0: none.
+    """
+
+    device: torch.device | str = "cpu"
+    num_slots: int | None = None
+    compute_dtype: torch.dtype | None = None
+    max_grad_norm: float | None = None
+    checkpoint_activations: bool = False
+    balance: Balance = Balance.SEQUENCE
+    balance_weight: float = 0.0
+    bias_rate: float = 0.0
+
+
 class Engine:
     """This rank's part of a model on a layout, and the steps that train it.
 
@@ -110,15 +137,8 @@ class Engine:
         *,
         layout: Layout | None = None,
         groups: EngineGroups | None = None,
-        num_slots: int | None = None,
-        device: torch.device | str = "cpu",
-        compute_dtype: torch.dtype | None = None,
-        max_grad_norm: float | None = None,
-        checkpoint_activations: bool = False,
-        balance: Balance = Balance.SEQUENCE,
-        balance_weight: float = 0.0,
-        bias_rate: float = 0.0,
         hooks: Hooks | None = None,
+        options: EngineOptions | None = None,
     ) -> None:
         """Materialise this rank's blocks.
 
@@ -128,23 +148,13 @@ class Engine:
             layout: Replicas of the experts, and shares of the batch; default: every expert on one
                 rank, in turn.
             groups: Collectives of all ranks of the layout; default: a job of one process.
-            num_slots: Experts of a layer that a rank has memory for; default: as many as the layout
-                puts on any rank, and one more to move into if there are several ranks.
-            device: Where parameters and computation are.
-            compute_dtype: torch.bfloat16 for mixed precision (parameters, gradients and optimizer
-                state keep the skeleton's type); default: no other type.
-            max_grad_norm: Bound of the global gradient norm; default: none.
-            checkpoint_activations: Whether the backward pass repeats decoder layers instead of
-                keeping their activations. Rows are routed and planned once.
-            balance: What the load-balancing loss is computed over.
-            balance_weight: Weight of that loss; 0: none.
-            bias_rate: Step of the update of the routers' correction biases, where the family has
-                them (DeepSeek-V3: 1e-3); 0: none.
             hooks: Attachment of this rank to the agent of its node; default: unwatched.
+            options: How to train.
 
         Raises:
-            ConfigError: Layout, groups and model do not fit each other.
+            ConfigError: Layout, groups and model do not fit each other, or ranks differ in them.
         """
+        options = options or EngineOptions()
         self.skeleton = skeleton
         self.groups = groups or EngineGroups.single_process()
         ranks = self.groups.exchange.ranks
@@ -152,7 +162,7 @@ class Engine:
         self.layout = layout or start_layout(self._num_experts, ranks)
         check_layout(self.layout, self._num_experts, ranks)
         most = most_experts_on_a_rank(self.layout)
-        slots = num_slots or min(most + (len(ranks) > 1), max(skeleton.num_experts, 1))
+        slots = options.num_slots or min(most + (len(ranks) > 1), max(skeleton.num_experts, 1))
         require_slots(self.layout, slots)
         require_agreement(
             {
@@ -160,15 +170,14 @@ class Engine:
                 "version of torch": torch.__version__,
                 "model": skeleton.config.to_dict(),
                 "layout": encode_layout(self.layout),
-                "number of slots": slots,
-                "precision": (self._dtype(), compute_dtype),
+                "options": replace(options, device="", num_slots=slots),
+                "type of parameters": self._dtype(),
             },
             self.groups.control,
         )
-        self.device = torch.device(device)
-        self.max_grad_norm = max_grad_norm
+        self.device = torch.device(options.device)
+        self._options = options
         self.num_steps = 0
-        self._compute_dtype = compute_dtype
         self._optimizers: list[torch.optim.Optimizer] = []
         self.store = BlockStore(skeleton, num_slots=slots, device=self.device)
         rank = self.groups.exchange.rank
@@ -180,7 +189,7 @@ class Engine:
         self._experts = ExpertParallel(
             group=self.groups.exchange,
             compute=library.run_grouped_experts,
-            dtype=compute_dtype,
+            dtype=options.compute_dtype,
         )
         for one in skeleton.experts:
             if one is not None:
@@ -188,15 +197,15 @@ class Engine:
         self._routing = Routing(
             skeleton,
             self._experts,
-            balance=balance,
-            weight=balance_weight,
-            bias_rate=bias_rate,
+            balance=options.balance,
+            weight=options.balance_weight,
+            bias_rate=options.bias_rate,
         )
-        if compute_dtype is not None:
+        if options.compute_dtype is not None:
             keep_routers_in_full_precision(skeleton, self.device.type)
         self._vocabulary_size = library.vocabulary_size(skeleton.module)
         skeleton.module.train()
-        if checkpoint_activations:
+        if options.checkpoint_activations:
             library.checkpoint_activations(skeleton.module, self._experts.checkpoint_contexts)
         self._sync = GradientSync(buckets=())
         self._telemetry = None if hooks is None else Telemetry(hooks, self._experts)
@@ -209,6 +218,9 @@ class Engine:
         *,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        layout: Layout | None = None,
+        groups: EngineGroups | None = None,
+        hooks: Hooks | None = None,
         **options: Any,
     ) -> "Engine":
         """Build a model with new weights, the same for a seed on any layout.
@@ -217,24 +229,51 @@ class Engine:
             config: A folder with config.json, its content, or a configuration of transformers.
             seed: Of the initial weights.
             dtype: Of parameters, gradients and optimizer state.
-            options: As of `Engine`.
+            layout: As of `Engine`.
+            groups: As of `Engine`.
+            hooks: As of `Engine`.
+            options: Fields of `EngineOptions`.
         """
         skeleton = build_skeleton(config, dtype)
-        return cls(skeleton, SeededInitialization(skeleton, seed), **options)
+        return cls(
+            skeleton,
+            SeededInitialization(skeleton, seed),
+            layout=layout,
+            groups=groups,
+            hooks=hooks,
+            options=EngineOptions(**options),
+        )
 
     @classmethod
     def from_pretrained(
-        cls, folder: Path | str, *, dtype: torch.dtype = torch.float32, **options: Any
+        cls,
+        folder: Path | str,
+        *,
+        dtype: torch.dtype = torch.float32,
+        layout: Layout | None = None,
+        groups: EngineGroups | None = None,
+        hooks: Hooks | None = None,
+        **options: Any,
     ) -> "Engine":
         """Read this rank's blocks of a local Hugging Face checkpoint.
 
         Args:
             folder: With config.json and safetensors files; nothing is downloaded.
             dtype: Of parameters, gradients and optimizer state.
-            options: As of `Engine`.
+            layout: As of `Engine`.
+            groups: As of `Engine`.
+            hooks: As of `Engine`.
+            options: Fields of `EngineOptions`.
         """
         skeleton = build_skeleton(folder, dtype)
-        return cls(skeleton, CheckpointReader(skeleton, Path(folder)), **options)
+        return cls(
+            skeleton,
+            CheckpointReader(skeleton, Path(folder)),
+            layout=layout,
+            groups=groups,
+            hooks=hooks,
+            options=EngineOptions(**options),
+        )
 
     @property
     def model(self) -> nn.Module:
@@ -318,7 +357,7 @@ class Engine:
             total += value.detach()
         self._sync.finish()
         norm = clip_global_norm(
-            self._dense, self._stacked, self.groups.exchange, self.max_grad_norm
+            self._dense, self._stacked, self.groups.exchange, self._options.max_grad_norm
         )
         for optimizer in self._optimizers:
             optimizer.step()
@@ -471,7 +510,7 @@ class Engine:
         self._experts.take_computed_rows()  # of an unwatched step
         inputs: dict[str, Any] = {name: t for name, t in batch.items() if name != "labels"}
         if "position_ids" in inputs and "attention_mask" not in inputs:
-            dtype = self._compute_dtype or self._dtype()
+            dtype = self._options.compute_dtype or self._dtype()
             inputs |= packed_arguments(self.skeleton, inputs["position_ids"], dtype)
         with self._precision():
             logits = self.model(**inputs, use_cache=False).logits
@@ -481,9 +520,9 @@ class Engine:
         return {"input_ids": torch.zeros(1, 1, dtype=torch.int64)}
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self._compute_dtype is None:
+        if self._options.compute_dtype is None:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self._compute_dtype)
+        return torch.autocast(self.device.type, dtype=self._options.compute_dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from pacekeeper.cli.group import command as main
+from pacekeeper.cli.common.lazy_group import command as main
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.incidents import node_health

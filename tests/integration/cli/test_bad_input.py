@@ -13,7 +13,7 @@ import click
 import pytest
 import torch
 
-from pacekeeper.cli.group import command as main
+from pacekeeper.cli.common.lazy_group import command as main
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment
@@ -253,7 +253,7 @@ def every_command() -> list[tuple[str, ...]]:
 
 def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys; from pacekeeper.cli.group import command\n"
+        "import sys; from pacekeeper.cli.common.lazy_group import command\n"
         "heavy = {'torch', 'scipy', 'grpc', 'matplotlib', 'numpy'}\n"
         f"for words in {every_command()}:\n"
         "    command([*words, '--help'], standalone_mode=False)\n"

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from pacekeeper.cli.group import command as main
+from pacekeeper.cli.common.lazy_group import command as main
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.loader import read_config

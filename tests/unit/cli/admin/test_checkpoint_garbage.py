@@ -9,7 +9,7 @@ from typing import Any
 import click.testing
 import pytest
 
-from pacekeeper.cli.group import command as main
+from pacekeeper.cli.common.lazy_group import command as main
 from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.trainer.checkpoint.reader import ids
