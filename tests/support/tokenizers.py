@@ -8,19 +8,23 @@ END = "<|end|>"
 
 
 def write_tokenizer(
-    folder: Path, *, settings: dict[str, Any] | None = None, **changes: Any
+    folder: Path,
+    *,
+    settings: dict[str, Any] | None = None,
+    is_special: bool = True,
+    **changes: Any,
 ) -> Path:
     """A folder with `tokenizer.json` and `tokenizer_config.json`.
 
     Letters, the space and the line break are tokens; "th", "the" and "he" are merged; END is the
-    last token and special. `changes` replace parts of `tokenizer.json`.
+    last token, special unless `is_special` is False. `changes` replace parts of `tokenizer.json`.
     """
     letters = [*"abcdefghijklmnopqrstuvwxyz\u0120\u010a", "\u00c3", "\u00bc"]  # \u00fc is two bytes
     words = [*letters, "th", "the", "he"]
     vocab = {word: number for number, word in enumerate(words)}
     end = {
         "id": len(vocab), "content": END, "single_word": False, "lstrip": False, "rstrip": False,
-        "normalized": False, "special": True,
+        "normalized": False, "special": is_special,
     }  # fmt: skip
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     content = {

@@ -88,7 +88,12 @@ class HuggingFaceEncoder:
     def encode(self, pieces: Sequence[bytes]) -> list[NDArray[np.integer]]:
         """The tokenizer's tokens, without the special ones that it would add."""
         texts = [_decode(piece) for piece in pieces]
-        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # as above
+            raise DataError(
+                f"the tokenizer {self.name} fails: {error}", remedy="repair its tokenizer.json"
+            ) from None
         return [np.array(one.ids, dtype=np.uint32) for one in found]
 
     def _special_token(self, path: Path, token: str | None) -> int:

@@ -91,6 +91,11 @@ class TestHuggingFace:
             EncoderSpec(str(write_tokenizer(tmp_path)), token).load()
         assert END in caught.value.remedy
 
+    def test_an_added_token_that_is_not_special_ends_no_documents(self, tmp_path: Path) -> None:
+        folder = write_tokenizer(tmp_path, is_special=False)
+        with pytest.raises(ConfigError):
+            EncoderSpec(str(folder)).load()
+
     def test_code_of_a_tokenizer_is_never_loaded(self, tmp_path: Path) -> None:
         settings = {"auto_map": {"AutoTokenizer": ["code.Tokenizer", None]}, "eos_token": END}
         with pytest.raises(ConfigError):
@@ -121,6 +126,13 @@ class TestHuggingFace:
         with pytest.raises(DataError) as caught:
             encoder.encode([b"good", b"some words \xff more"])
         assert "some words " in str(caught.value)
+
+    def test_a_tokenizer_that_fails_is_named(self, tmp_path: Path) -> None:
+        model = {"type": "BPE", "unk_token": "none", "vocab": {"a": 0}, "merges": []}
+        encoder = EncoderSpec(str(write_tokenizer(tmp_path / "mine", model=model))).load()
+        with pytest.raises(DataError) as caught:
+            encoder.encode([b"b"])
+        assert "mine" in str(caught.value)
 
     def test_the_file_is_read_as_transformers_reads_it(self, tmp_path: Path) -> None:
         transformers = pytest.importorskip("transformers")
