@@ -46,6 +46,7 @@ def test_the_tail_that_fills_no_row_is_counted(stream: TokenStream) -> None:
         1,
     )
     assert sampler(stream, row_tokens=63).num_unused_tokens == 1
+    assert "1 tokens at the end" in sampler(stream, row_tokens=63).summary()
     assert sampler(stream, row_tokens=33).num_unused_tokens == 31
 
 
