@@ -22,7 +22,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from hashlib import blake2b
 from multiprocessing import get_context
 from pathlib import Path
@@ -229,8 +228,12 @@ def train(config: Any, reference: Reference, group: ThreadGroup | None) -> tuple
     return engine, found
 
 
-def checkpoint_differences(engines: list[Engine], folder: Path) -> list[str]:
-    """Export what the ranks hold and load it again; the names of tensors that differ."""
+def checkpoint_differences(engines: list[Engine], folder: Path) -> tuple[list[str], str]:
+    """Export what the ranks hold and load it again.
+
+    Returns:
+        The names of tensors that differ, and what is read for one expert.
+    """
     skeleton = engines[0].skeleton
     groups = writer_groups(skeleton)
     holders: dict[Block, Engine] = {}
@@ -262,7 +265,7 @@ def checkpoint_differences(engines: list[Engine], folder: Path) -> list[str]:
             there = whole[block.index] if block.kind is BlockKind.EXPERT else whole
             if not torch.equal(own, there) or not torch.equal(own, read[name]):
                 wrong.append(name)
-    return wrong
+    return wrong, "expert" if reader.reads_single_experts else "layer"
 
 
 def check_family(model_type: str) -> dict[str, Any]:
@@ -277,6 +280,11 @@ def check_family(model_type: str) -> dict[str, Any]:
     except Exception as error:
         found["reasons"]["error"] = _reason(error)
     return found
+
+
+def _check_named(given: tuple[str, str]) -> tuple[str, dict[str, Any]]:
+    family, model_type = given
+    return family, check_family(model_type)
 
 
 def _check(model_type: str, reasons: dict[str, str]) -> dict[str, Any]:
@@ -304,7 +312,9 @@ def _check(model_type: str, reasons: dict[str, str]) -> dict[str, Any]:
             reasons[check] = f"an error of {error:.1e}"
     with tempfile.TemporaryDirectory() as folder:
         try:
-            different = checkpoint_differences([engine for engine, _ in ranks], Path(folder))
+            different, found["reads"] = checkpoint_differences(
+                [one for one, _ in ranks], Path(folder)
+            )
             if different:
                 names = ", ".join(sorted(set(different))[:3])
                 reasons["checkpoint"] = f"{len(different)} tensors differ, as {names}"
@@ -343,11 +353,12 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "trained; only their rows can move.",
         "",
         "- *router*: whether logits of all experts reach a load-balancing loss.",
+        "- *read by*: what is read of a checkpoint for one expert: the expert, or its layer's.",
         "- *packing*: how documents of one row are kept apart: by `positions` that start again, by "
         "`masks` (`packed_arguments` makes them), or not at all (a state runs along the row).",
         "",
-        "| family | model type | class | works | router | packing | what fails |",
-        "|---|---|---|---|---|---|---|",
+        "| family | model type | class | works | read by | router | packing | what fails |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for family, one in results.items():
         reasons = "; ".join(f"{what}: {why}" for what, why in one["reasons"].items())
@@ -356,6 +367,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
             f"`{one['type']}`",
             f"`{one['class']}`" if "class" in one else "",
             "no" if reasons else "yes",
+            one.get("reads", "-"),
             "yes" if one.get("routers") else "no",
             one.get("packing", "") or "-",
             reasons.replace("|", "/"),
@@ -366,10 +378,8 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def results_of(chosen: Mapping[str, str], jobs: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Check families in processes of their own."""
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=8) as pool:
-        futures = {family: pool.submit(check_family, kind) for family, kind in chosen.items()}
-        for family, future in futures.items():
-            yield family, future.result()
+    with get_context("spawn").Pool(jobs, maxtasksperchild=8) as pool:
+        yield from pool.imap_unordered(_check_named, chosen.items())
 
 
 def main() -> None:
@@ -386,6 +396,7 @@ def main() -> None:
     for family, found in results_of(chosen, options.jobs):
         results[family] = found
         print(family, found.get("errors"), found["reasons"] or "ok", file=sys.stderr, flush=True)
+    results = {family: results[family] for family in sorted(results)}
     table = Table("family", *CHECKS[:-1], "checkpoint", "packing", "fails")
     for family, one in results.items():
         errors = [f"{one.get('errors', {}).get(what, float('nan')):.0e}" for what in CHECKS[:-1]]

@@ -70,6 +70,12 @@ _DECODER: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8,
     "v_head_dim": 16,
+    "o_lora_rank": 16,
+    "swa_num_attention_heads": 8,
+    "swa_num_key_value_heads": 4,
+    "swa_head_dim": 16,
+    "rel_extent": 64,
+    "block_size": 16,
     "index_n_heads": 4,
     "index_head_dim": 16,
     "index_topk": 64,
@@ -107,6 +113,7 @@ _LATENT = {
     "unlimited_ocr",
 }
 _OWN: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"head_dim": 16, "layer_group_size": 2},
     "deepseek_ocr2": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
     "dots3_note_text": {
         "swa_num_attention_heads": 8,
@@ -126,12 +133,16 @@ _OWN: dict[str, dict[str, Any]] = {
         },
     },
     "gemma4_text": {
+        "global_head_dim": 16,
         "enable_moe_block": True,
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": VOCABULARY,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
-    "diffusion_gemma": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "diffusion_gemma": {
+        "global_head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
     "glm4v_moe": {
         "rope_parameters": {
             "rope_type": "default",

@@ -51,6 +51,12 @@ class CheckpointReader:
         missing = [name for name in skeleton.specs if name not in self._conversions]
         self._check(missing, foreign, wrong)
 
+    @property
+    def reads_single_experts(self) -> bool:
+        """Whether an expert is read alone; else with all of its layer, layer by layer."""
+        stacks = {name for one in self._skeleton.experts if one for name in one.tensors}
+        return all(self._conversions[name].target in self._sliced for name in stacks)
+
     def tensors(self, block: Block) -> dict[str, torch.Tensor]:
         """Read the tensors of a block, in the data types of the model.
 

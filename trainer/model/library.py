@@ -51,6 +51,7 @@ ExpertsFunction = Callable[
 ]
 """(module, hidden [T, H], expert indices [T, K] int64, weights [T, K]) -> [T, H]."""
 
+_TOP_K = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
 # In the order in which they are tried: what computes logits of tokens.
 _MODEL_CLASSES = (
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -93,6 +94,25 @@ def load_config(source: Path | str | Mapping[str, Any] | Config) -> Config:
         ) from error
 
 
+def _check_sizes(config: Config) -> None:
+    """Refuse sizes that the library builds, and that fail in the first forward pass."""
+    values = config.get_text_config().to_dict()
+    heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
+    groups, head_dim = values.get("num_key_value_heads"), values.get("head_dim")
+    is_latent = "kv_lora_rank" in values
+    chosen = next((values[name] for name in _TOP_K if values.get(name)), 0)
+    most = min(expert_counts(config).values(), default=chosen)
+    wrong = ""
+    if heads and groups and heads % groups:
+        wrong = f"{heads} attention heads do not divide among {groups} key-value heads"
+    elif heads and hidden and not head_dim and not is_latent and hidden % heads:
+        wrong = f"a hidden size of {hidden} does not divide among {heads} attention heads"
+    elif isinstance(chosen, int) and chosen > most:
+        wrong = f"{chosen} experts per token of {most}"
+    if wrong:
+        raise ConfigError(f"{config.model_type}: {wrong}", remedy="correct the configuration")
+
+
 def build_on_meta(config: Config, dtype: torch.dtype) -> PreTrainedModel:
     """The model of `config` on the meta device, its experts computed by our implementation.
 
@@ -105,6 +125,7 @@ def build_on_meta(config: Config, dtype: torch.dtype) -> PreTrainedModel:
             experts have no experts interface.
     """
     model_class = _model_class(config)
+    _check_sizes(config)
     config = deepcopy(config)
     try:
         with torch.device("meta"):
