@@ -43,13 +43,16 @@ class WriterGroup:
     """Blocks that share tensors on disk, so that one rank writes them.
 
     Attributes:
-        blocks: one block; or all experts of a layer, where the family's checkpoints stack them.
+        blocks: one block; or all experts of a layer, where the family's checkpoints stack them; or
+            all blocks of a layer, where they combine them.
         tensors: what they make on disk, in the order of the conversion; the first dimension of a
             stack is the expert.
+        is_combined: whether the blocks are converted together; else one by one.
     """
 
     blocks: tuple[Block, ...]
     tensors: tuple[DiskSpec, ...]
+    is_combined: bool = False
 
 
 def writer_groups(skeleton: Skeleton, dtype: torch.dtype | None = None) -> tuple[WriterGroup, ...]:
@@ -62,18 +65,18 @@ def writer_groups(skeleton: Skeleton, dtype: torch.dtype | None = None) -> tuple
     Raises:
         ConfigError: the family's checkpoints combine tensors of several blocks.
     """
-    groups = []
-    for block, specs in skeleton.blocks.items():
-        if block.kind is not BlockKind.EXPERT:
-            groups.append(WriterGroup((block,), _on_disk(skeleton, specs, dtype)))
-    for experts in skeleton.experts:
-        groups += _expert_groups(skeleton, experts, dtype) if experts else []
+    groups: list[WriterGroup] = []
+    for kind in (BlockKind.EMBEDDING, BlockKind.HEAD):
+        specs = skeleton.blocks[Block(kind)]
+        groups.append(WriterGroup((Block(kind),), _on_disk(skeleton, specs, dtype)))
+    for layer in range(skeleton.num_layers):
+        groups += _layer_groups(skeleton, layer, dtype)
     parts = {(spec.name, spec.shape) for group in groups for spec in group.tensors}
     whole = {(spec.name, spec.shape) for spec in _on_disk(skeleton, skeleton.specs, dtype)}
     if parts != whole:
         raise ConfigError(
-            f"{skeleton.config.model_type} cannot be exported block by block: its checkpoints "
-            f"combine tensors of several blocks ({min(parts ^ whole)[0]})",
+            f"{skeleton.config.model_type} cannot be exported layer by layer: its checkpoints "
+            f"combine tensors of several layers ({min(parts ^ whole)[0]})",
             remedy="keep checkpoints of pacekeeper's own format",
         )
     return tuple(groups)
@@ -118,6 +121,7 @@ class CheckpointWriter:
             block: group for group in groups for block in group.blocks if writers[block] == rank
         }
         self._left = set(self._groups)
+        self._waiting: dict[Block, dict[str, torch.Tensor]] = {}  # for others of their groups
         self._own = [file for file in self._files if file.rank == rank]
         self._places = {name: place for file in self._own for name, place in file.places().items()}
         self._streams: dict[str, IO[bytes]] = {}
@@ -147,10 +151,17 @@ class CheckpointWriter:
         if block not in self._left:
             raise ValueError(f"{block} is another rank's, or was written")
         group = self._groups[block]
-        is_expert = block.kind is BlockKind.EXPERT
-        rows = {name: value[None] if is_expert else value for name, value in tensors.items()}
-        made = to_disk(self._skeleton.module, rows)
-        row = block.index if len(group.blocks) > 1 else 0
+        if group.is_combined:
+            self._waiting[block] = {name: value.clone() for name, value in tensors.items()}
+            if not all(one in self._waiting for one in group.blocks):
+                self._left.discard(block)
+                return
+            given = _combined({one: self._waiting.pop(one) for one in group.blocks})
+        else:
+            is_expert = block.kind is BlockKind.EXPERT
+            given = {name: value[None] if is_expert else value for name, value in tensors.items()}
+        row = block.index if len(group.blocks) > 1 and not group.is_combined else 0
+        made = to_disk(self._skeleton.module, given)
         with self._disk_errors():
             for spec, value in zip(group.tensors, made.values(), strict=True):
                 name, at = self._places[spec.name]
@@ -275,6 +286,43 @@ def _plan(
     for number, file in enumerate(files, 1):
         file.name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
     return files
+
+
+def _layer_groups(skeleton: Skeleton, layer: int, dtype: torch.dtype | None) -> list[WriterGroup]:
+    """The groups of a layer: block by block, or all in one where the disk combines them."""
+    blocks = [
+        block
+        for block in skeleton.blocks
+        if block.layer == layer and block.kind not in (BlockKind.EMBEDDING, BlockKind.HEAD)
+    ]
+    experts = skeleton.experts[layer]
+    names = {name for block in blocks for name in skeleton.blocks[block]}
+    together = _on_disk(skeleton, {name: skeleton.specs[name] for name in names}, dtype)
+    try:
+        apart = [
+            WriterGroup((block,), _on_disk(skeleton, skeleton.blocks[block], dtype))
+            for block in blocks
+            if block.kind is not BlockKind.EXPERT
+        ]
+        apart += _expert_groups(skeleton, experts, dtype) if experts else []
+    except ValueError:  # of the library: a part of a combination is missing
+        apart = []
+    if {spec.name for group in apart for spec in group.tensors} == {one.name for one in together}:
+        return apart
+    return [WriterGroup(tuple(blocks), together, is_combined=True)]
+
+
+def _combined(blocks: Mapping[Block, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """All tensors of a layer, those of experts stacked."""
+    tensors: dict[str, torch.Tensor] = {}
+    stacks: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for block, own in sorted(blocks.items()):
+        for name, value in own.items():
+            if block.kind is BlockKind.EXPERT:
+                stacks[name].append(value)
+            else:
+                tensors[name] = value
+    return tensors | {name: torch.stack(values) for name, values in stacks.items()}
 
 
 def _expert_groups(
