@@ -156,6 +156,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "muse_spark": {"moe_hidden_size": 32},
+    "openai_privacy_filter": {"num_labels": VOCABULARY},
     "qwen4_exp_text": {
         "hc_lowrank": 16,
         "ngram_vocab_size_base": 128,

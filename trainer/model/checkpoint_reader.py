@@ -44,7 +44,7 @@ class CheckpointReader:
             )
         self._file_of = _files_of_tensors(folder)
         self._shapes = {name: self._shape(name) for name in self._file_of}
-        found, foreign = conversions(skeleton.module, self._file_of)
+        found, foreign = conversions(skeleton, self._file_of)
         self._conversions: dict[str, Conversion] = {}
         self._sliced: set[str] = set()  # targets of which one expert can be read alone
         wrong = self._index(found)
@@ -77,7 +77,7 @@ class CheckpointReader:
         if expert is None:
             return conversion.run(self._read(conversion, None))
         if conversion.target in self._sliced:
-            made = conversion.run(self._read(conversion, expert))
+            made = conversion.run(self._read(conversion, expert), is_one_expert=True)
             return {name: value[0] for name, value in made.items()}
         return {
             name: value[expert]
@@ -154,7 +154,7 @@ class CheckpointReader:
                 return False
             part[pattern] = [torch.empty(shape, device="meta")]
         try:
-            made = conversion.run(part)
+            made = conversion.run(part, is_one_expert=True)
         except (RuntimeError, ValueError, IndexError, KeyError):
             return False
         specs = self._skeleton.specs

@@ -161,7 +161,7 @@ class CheckpointWriter:
             is_expert = block.kind is BlockKind.EXPERT
             given = {name: value[None] if is_expert else value for name, value in tensors.items()}
         row = block.index if len(group.blocks) > 1 and not group.is_combined else 0
-        made = to_disk(self._skeleton.module, given)
+        made = to_disk(self._skeleton, given)
         with self._disk_errors():
             for spec, value in zip(group.tensors, made.values(), strict=True):
                 name, at = self._places[spec.name]
@@ -350,7 +350,7 @@ def _on_disk(
     }
     return tuple(
         DiskSpec(name=name, dtype=_DTYPES[_dtype_of(value, dtype)], shape=tuple(value.shape))
-        for name, value in to_disk(skeleton.module, tensors).items()
+        for name, value in to_disk(skeleton, tensors).items()
     )
 
 

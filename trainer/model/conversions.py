@@ -5,7 +5,7 @@ transposed stacks. Reader and writer of checkpoints ask here; no family is known
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pacekeeper.trainer.model.library import conversion_mapping, core_model_loading
+from pacekeeper.trainer.model.skeleton import Skeleton
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,11 +27,17 @@ class Conversion:
 
     target: str
     sources: Mapping[str, Sequence[str]]
-    _model: Any
+    _skeleton: Skeleton
     _converter: Any
 
-    def run(self, tensors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Convert the tensors of all sources, or of one expert's, given by pattern.
+    def run(
+        self, tensors: Mapping[str, Sequence[torch.Tensor]], *, is_one_expert: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Convert the sources' tensors.
+
+        Args:
+            tensors: by pattern, in the order of the sources.
+            is_one_expert: whether these are one expert's, and stacks of one are wanted.
 
         Returns:
             Tensors by their name in the model.
@@ -42,23 +49,51 @@ class Conversion:
         for pattern, values in tensors.items():
             for name, value in zip(self.sources[pattern], values, strict=False):
                 converter.add_tensor(self.target, name, pattern, value)
-        made = converter.convert(self.target, model=self._model, config=self._model.config)
+        specs = self._skeleton.specs
+
+        def shape_of(name: str) -> tuple[int, ...] | None:
+            shape = specs[name].shape if name in specs else None
+            return (1, *shape[1:]) if shape and is_one_expert else shape
+
+        model = _Model(self._skeleton.module, shape_of)
+        made = converter.convert(self.target, model=model, config=self._skeleton.config)
         return {
             name: value[0] if isinstance(value, list) else value for name, value in made.items()
         }
 
 
-def conversions(model: torch.nn.Module, names: Iterable[str]) -> tuple[list[Conversion], list[str]]:
+class _Model:
+    """The model as a conversion sees it: its parameters have the shapes of what is converted.
+
+    Some conversions compare shapes, and a rank's stacks have its slots, not all experts.
+    """
+
+    def __init__(self, model: Any, shape_of: Callable[[str], tuple[int, ...] | None]) -> None:
+        self._model = model
+        self._shape_of = shape_of
+
+    def get_parameter(self, name: str) -> Any:
+        shape = self._shape_of(name)
+        if shape is None:
+            return self._model.get_parameter(name)
+        return torch.empty(shape, device="meta")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def conversions(skeleton: Skeleton, names: Iterable[str]) -> tuple[list[Conversion], list[str]]:
     """Find what makes the model's tensors of those on disk.
 
     Args:
-        model: the model.
+        skeleton: the model.
         names: the names on disk.
 
     Returns:
         The conversions, and names that the model has no use for; without those that the family
         ignores by itself.
     """
+    model: Any = skeleton.module
     table = conversion_mapping.get_model_conversion_mapping(model)
     renamings = [one for one in table if isinstance(one, core_model_loading.WeightRenaming)]
     converters = [one for one in table if isinstance(one, core_model_loading.WeightConverter)]
@@ -77,14 +112,18 @@ def conversions(model: torch.nn.Module, names: Iterable[str]) -> tuple[list[Conv
             continue
         used.setdefault(target, None if pattern is None else by_pattern[pattern])
         sources.setdefault(target, {}).setdefault(pattern or name, []).append(name)
-    ignored = [re.compile(one) for one in model._keys_to_ignore_on_load_unexpected or ()]  # type: ignore[union-attr]
-    found = [Conversion(target, of, model, used[target]) for target, of in sources.items()]
+    ignored = [re.compile(one) for one in model._keys_to_ignore_on_load_unexpected or ()]
+    found = [Conversion(target, of, skeleton, used[target]) for target, of in sources.items()]
     return found, [one for one in foreign if not any(p.search(one) for p in ignored)]
 
 
-def to_disk(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def to_disk(skeleton: Skeleton, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Convert some of the model's tensors to those that a checkpoint holds, by name on disk."""
+
+    def shape_of(name: str) -> tuple[int, ...] | None:
+        return tuple(tensors[name].shape) if name in tensors else None
+
     converted: dict[str, torch.Tensor] = core_model_loading.revert_weight_conversion(
-        model, dict(tensors)
+        _Model(skeleton.module, shape_of), dict(tensors)
     )
     return converted

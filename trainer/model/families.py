@@ -12,7 +12,7 @@ class Packing(StrEnum):
 
     POSITIONS = "positions"  # position ids that start again at 0
     MASKS = "masks"  # a mask by kind of layer: its forward does not look at position ids
-    NONE = "none"  # state or convolutions run across documents
+    NONE = "none"  # states, convolutions or attention without masks run across documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,16 @@ _NONE = Family()
 _FAMILIES = {
     "afmoe": Family(scores=True, packing=Packing.MASKS),
     # Experts for text and for vision; a text job routes to the former only.
-    "ernie4_5_vl_moe": Family(experts="mlp.text_moe.experts"),
+    "ernie4_5_vl_moe": Family(experts="mlp.text_moe.experts", packing=Packing.NONE),
+    "gemma4": Family(embedding=("per_layer_projection_norm",)),
+    "gemma4_text": Family(embedding=("per_layer_projection_norm",)),
+    "glm4v_moe": Family(packing=Packing.NONE),
+    "gpt_oss": Family(packing=Packing.MASKS),
     "inkling_text": Family(packing=Packing.NONE),
     "inkling2_text": Family(packing=Packing.NONE),
     "lfm2_moe": Family(packing=Packing.NONE),
     "minimax": Family(packing=Packing.NONE),
-    "gpt_oss": Family(packing=Packing.MASKS),
-    "gemma4": Family(embedding=("per_layer_projection_norm",)),
-    "gemma4_text": Family(embedding=("per_layer_projection_norm",)),
+    "openai_privacy_filter": Family(packing=Packing.NONE),
 }
 
 

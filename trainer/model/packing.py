@@ -36,7 +36,7 @@ def packed_arguments(
     arguments: dict[str, Any] = {"position_ids": position_ids}
     if packing is Packing.NONE:
         raise ConfigError(
-            f"{skeleton.config.model_type} carries a state from one document of a row to the next",
+            f"{skeleton.config.model_type} cannot keep the documents of a row apart",
             remedy="train it without separation of documents, or with one document per row",
         )
     if packing is Packing.MASKS:

@@ -4,10 +4,12 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from benchmarks import tiny_families as families
 from safetensors.torch import load_file, save_file
 
 from pacekeeper.core.errors import ConfigError, DataError, HostError
@@ -15,6 +17,7 @@ from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.model.blocks import BlockStore
 from pacekeeper.trainer.model.checkpoint_reader import INDEX, CheckpointReader
 from pacekeeper.trainer.model.checkpoint_writer import CheckpointWriter, writer_groups
+from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from support.tiny_models import tiny_config, whole_store
 
@@ -90,6 +93,40 @@ def test_a_rank_reads_its_blocks_of_a_checkpoint_of_the_library(
             assert torch.equal(value, part), name
     held = sum(value.numel() for block in store.blocks() for value in store.read(block).values())
     assert sum(one.numel() for one in read) == held  # no byte of another expert
+
+
+@pytest.mark.parametrize(
+    ("family", "largest_group"),
+    [("qwen3_vl_moe", 4), ("ernie4_5_vl_moe", 6)],
+    ids=["shapes_compared", "blocks_combined"],
+)
+def test_a_rank_with_some_experts_exports_and_reads_what_the_disk_cuts_otherwise(
+    family: str, largest_group: int, tmp_path: Path
+) -> None:
+    """Qwen3-VL's conversion looks at the parameter's shape; Ernie's mixes experts of two kinds."""
+    skeletons = [build_skeleton(families.tiny_config(family)) for _ in range(2)]
+    stores = [BlockStore(skeleton, num_slots=2) for skeleton in skeletons]
+    for store, held in zip(stores, ({0: 1, 2: 0}, {1: 0, 3: 1}), strict=True):
+        source = SeededInitialization(store.skeleton, 4)
+        store.materialize(held_by(store.skeleton, held), source)
+    holders = {block: store for store in stores for block in store.blocks()}
+    groups = writer_groups(skeletons[0])
+    assert max(len(group.blocks) for group in groups) == largest_group
+    writer = CheckpointWriter(skeletons[0], tmp_path, writers=dict.fromkeys(holders, 0))
+    for block in sorted(writer.remaining):
+        writer.write(block, holders[block].read(block))
+    writer.finish()
+    writer.commit()
+    kind: Any = type(skeletons[0].module)
+    loaded, report = kind.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    reader = CheckpointReader(skeletons[1], tmp_path)
+    for block, store in holders.items():
+        read = reader.tensors(block)
+        for name, value in store.read(block).items():
+            whole = loaded.state_dict()[name]
+            assert torch.equal(read[name], value), name
+            assert torch.equal(whole[block.index] if whole.shape != value.shape else whole, value)
 
 
 def test_what_was_exported_in_bfloat16_is_read_as_it_was_rounded(tmp_path: Path) -> None:
