@@ -354,7 +354,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         f"The engine trains families of transformers {transformers.__version__} that have the "
         f"experts interface: {len(results)} modeling files, of which {working} work. Each was "
         "built tiny and compared in float64 with the library's own model in one process "
-        f"(losses, gradients and parameters within {BAR:.0e}): on one rank, with replicas on two "
+        "(losses, gradients and parameters within 1e-9): on one rank, with replicas on two "
         "ranks, with experts that move between steps, and through a Hugging Face checkpoint "
         "written by two ranks, loaded by `from_pretrained` and read back block by block. Nothing "
         "of this page was run with the published weights, or on CUDA.",
