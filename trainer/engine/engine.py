@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pacekeeper.core.errors import ConfigError, DataError
+from pacekeeper.core.errors import ConfigError, DataError, PacekeeperError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.data.sampler import places_of_ranks
-from pacekeeper.trainer.engine.agreement import require_agreement
+from pacekeeper.trainer.engine.agreement import require_agreement, require_all
 from pacekeeper.trainer.engine.export import export_checkpoint
 from pacekeeper.trainer.engine.layouts import (
     check_layout,
@@ -152,7 +152,8 @@ class Engine:
             options: How to train.
 
         Raises:
-            ConfigError: Layout, groups and model do not fit each other, or ranks differ in them.
+            ConfigError: On all ranks: layout, groups and model do not fit each other, ranks differ
+                in them, or a rank can not read its blocks.
         """
         options = options or EngineOptions()
         self.skeleton = skeleton
@@ -185,7 +186,12 @@ class Engine:
             assign_slots({}, self.layout.experts_on(rank, layer), slots) if one else {}
             for layer, one in enumerate(skeleton.experts)
         ]
-        self.store.materialize(held, source)
+        problem = ""
+        try:
+            self.store.materialize(held, source)
+        except PacekeeperError as error:
+            problem = str(error)
+        require_all(problem, self.groups.control)
         self._experts = ExpertParallel(
             group=self.groups.exchange,
             compute=library.run_grouped_experts,

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from pacekeeper.core.errors import ConfigError, DataError
+from pacekeeper.core.layout.layout import Block
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.layouts import start_layout
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from pacekeeper.trainer.model.checkpoint_reader import CheckpointReader
+from pacekeeper.trainer.model.skeleton import build_skeleton
 from support.engines import (
     PlainRun,
     adamw,
@@ -188,6 +191,26 @@ def test_ranks_that_were_given_different_things_do_not_start() -> None:
         return True
 
     assert run_ranks(RANKS, work) == [True] * RANKS
+
+
+def test_a_checkpoint_that_one_rank_can_not_read_stops_all(tmp_path: Any) -> None:
+    engine_of("qwen3_moe").export(tmp_path)
+
+    def work(group: ThreadGroup) -> bool:
+        groups = EngineGroups(exchange=group, gradients=group, control=group)
+        skeleton = build_skeleton(tmp_path, torch.float64)
+        source = CheckpointReader(skeleton, tmp_path)
+        if group.rank == 1:  # its file system lost it
+            source.tensors = lost  # type: ignore[method-assign]
+        with pytest.raises(ConfigError):
+            Engine(skeleton, source, groups=groups)
+        return True
+
+    assert run_ranks(RANKS, work) == [True] * RANKS
+
+
+def lost(block: Block) -> dict[str, torch.Tensor]:
+    raise DataError(f"{block}: stale file handle")
 
 
 def few_slots(engine: Engine) -> None:
