@@ -4,13 +4,44 @@ import os
 import signal
 import sys
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from pacekeeper.cli.common.options import option_group
 from pacekeeper.cli.data.progress import Progress, format_mb
-from pacekeeper.trainer.data.token_file import DTYPES, TokenDtype
-from pacekeeper.trainer.data.tokenizing.encoders import BYTES, EncoderSpec
+
+if TYPE_CHECKING:
+    from pacekeeper.trainer.data.token_file import TokenDtype
+    from pacekeeper.trainer.data.tokenizing.tokenize import TokenizeOptions
+
+DTYPES = click.Choice(["uint16", "uint32"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingOptions:
+    """How text is encoded, as given on the command line."""
+
+    tokenizer: str
+    end_of_document: str | None
+    dtype: "TokenDtype | None"
+    num_processes: int | None
+    overwrite: bool
+
+    def with_defaults(self) -> "TokenizeOptions":
+        """Return the options with the number of processes for this machine."""
+        from pacekeeper.trainer.data.tokenizing.encoders import BYTES, EncoderSpec
+        from pacekeeper.trainer.data.tokenizing.tokenize import TokenizeOptions
+
+        num_cores = 1 if self.tokenizer == BYTES else len(os.sched_getaffinity(0))
+        return TokenizeOptions(
+            encoder=EncoderSpec(self.tokenizer, self.end_of_document),
+            dtype=self.dtype,
+            num_processes=self.num_processes or num_cores,
+            overwrite=self.overwrite,
+        )
 
 
 @click.group()
@@ -21,18 +52,39 @@ def command() -> None:
 @command.command("tokenize")
 @click.argument("inputs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--tokenizer",
-    required=True,
-    metavar="FOLDER|FILE|bytes",
-    help="Folder with tokenizer.json, or such a file; bytes: one token per byte.",
-)
-@click.option(
     "--out",
     "output",
     required=True,
     metavar="FILE.bin",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Token file to write; FILE.bin.json describes it.",
+)
+@option_group(
+    "encoding",
+    EncodingOptions,
+    click.option(
+        "--tokenizer",
+        required=True,
+        metavar="FOLDER|FILE|bytes",
+        help="Folder with tokenizer.json, or such a file; bytes: one token per byte.",
+    ),
+    click.option(
+        "--end-of-document",
+        metavar="TOKEN",
+        help="Special token after each document [default: eos_token of the tokenizer].",
+    ),
+    click.option(
+        "--dtype",
+        type=DTYPES,
+        help="Type of the tokens [default: the smallest that has room for the vocabulary].",
+    ),
+    click.option(
+        "--processes",
+        "num_processes",
+        type=click.IntRange(1, 1024),
+        help="Processes that encode [default: one per core; 1 for bytes].",
+    ),
+    click.option("--overwrite", is_flag=True, help="Replace FILE.bin if it exists."),
 )
 @click.option(
     "--field",
@@ -46,33 +98,12 @@ def command() -> None:
     help="Line between documents of a text file, '' for a blank line [default: a file is one "
     "document].",
 )
-@click.option(
-    "--end-of-document",
-    metavar="TOKEN",
-    help="Special token after each document [default: eos_token of the tokenizer].",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    help="Type of the tokens [default: the smallest that has room for the vocabulary].",
-)
-@click.option(
-    "--processes",
-    "num_processes",
-    type=click.IntRange(1, 1024),
-    help="Processes that encode [default: one per core; 1 for bytes].",
-)
-@click.option("--overwrite", is_flag=True, help="Replace FILE.bin if it exists.")
 def tokenize_command(
     inputs: tuple[Path, ...],
-    tokenizer: str,
     output: Path,
+    encoding: EncodingOptions,
     field: str,
     separator: str | None,
-    end_of_document: str | None,
-    dtype: TokenDtype | None,
-    num_processes: int | None,
-    overwrite: bool,
 ) -> None:
     """Make a token file of INPUTS, in the given order.
 
@@ -83,21 +114,13 @@ def tokenize_command(
     is complete.
     """
     from pacekeeper.trainer.data.tokenizing.inputs import find_inputs
-    from pacekeeper.trainer.data.tokenizing.tokenize import TokenizeOptions, tokenize
+    from pacekeeper.trainer.data.tokenizing.tokenize import tokenize
 
-    if num_processes is None:
-        num_processes = 1 if tokenizer == BYTES else len(os.sched_getaffinity(0))
     found = find_inputs(inputs, field=field, separator=separator)
     size_bytes = sum(one.size_bytes for one in found)
-    options = TokenizeOptions(
-        encoder=EncoderSpec(tokenizer, end_of_document),
-        dtype=dtype,
-        num_processes=num_processes,
-        overwrite=overwrite,
-    )
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # cleans up, as Ctrl-C
     with closing(Progress(size_bytes)) as progress:
-        info = tokenize(found, output, options, progress.update)
+        info = tokenize(found, output, encoding.with_defaults(), progress.update)
         elapsed_s = progress.elapsed_s
     click.echo(
         f"{output}: {info.num_tokens:,} tokens ({info.dtype}) of {info.num_documents:,} documents, "
@@ -108,8 +131,8 @@ def tokenize_command(
 
 @command.command("check")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--dtype", type=click.Choice(DTYPES), help="Type of tokens without description.")
-def check_command(files: tuple[Path, ...], dtype: TokenDtype | None) -> None:
+@click.option("--dtype", type=DTYPES, help="Type of tokens without description.")
+def check_command(files: tuple[Path, ...], dtype: "TokenDtype | None") -> None:
     """Read token FILES as a whole and check them.
 
     Sizes, checksums and vocabulary must fit the description or the index.

@@ -56,7 +56,8 @@ class HuggingFaceEncoder:
     Raises:
         ConfigError: there is no tokenizer, it needs code of its own, or has no such token.
         DataError: its files are damaged.
-        HostError: its files cannot be read, or the package tokenizers is not installed.
+        HostError: its files cannot be read.
+        ModuleNotFoundError: the package tokenizers is not installed.
     """
 
     def __init__(self, path: Path, end_of_document: str | None) -> None:
