@@ -29,7 +29,7 @@ def open_megatron_file(path: Path) -> Shard:
     """Open a Megatron file and check its index against its tokens.
 
     Args:
-        path: the `.bin` file; the `.idx` file lies beside it.
+        path: the `.bin` file; the `.idx` file is in the same folder.
 
     Raises:
         DataError: one of the files is damaged, truncated, foreign or empty.

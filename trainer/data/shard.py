@@ -21,7 +21,7 @@ _SAMPLE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentIndex:
-    """Where documents begin, without an array of all of them in memory.
+    """Looks up the first tokens of documents without an array of all of them in memory.
 
     Attributes:
         num_documents: documents of the file.

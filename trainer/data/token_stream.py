@@ -1,6 +1,6 @@
 """Token files in order as one stream of tokens, and parts of it.
 
-`open_tokens` is the entry: it recognises each file by what lies beside it, never by its content.
+`open_tokens` is the entry: it recognises a file by its description or index, never by its content.
 Rows are read by their first token; the stream knows nothing of steps, seeds or ranks.
 """
 

@@ -21,7 +21,7 @@ class Block:
         source: name of the input, for errors.
         data: JSON lines, or pieces of documents, one after the other.
         piece_sizes: bytes of each piece; empty for JSON lines.
-        is_open: whether the last piece's document goes on in the next block.
+        is_open: whether the last piece's document continues in the next block.
         field: of the objects in JSON lines, which has the text; None: `data` is the text itself.
         first_line: number of the first line in the input, from 1 on.
     """

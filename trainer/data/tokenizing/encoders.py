@@ -22,7 +22,7 @@ BYTES = "bytes"
 
 
 class Encoder(Protocol):
-    """What makes tokens of text."""
+    """Makes tokens of text."""
 
     name: str
     crc32: int  # of what defines the tokens
@@ -47,11 +47,11 @@ class ByteEncoder:
 
 
 class HuggingFaceEncoder:
-    """A `tokenizer.json`. Text never becomes one of its special tokens.
+    """Encodes with a `tokenizer.json`; text never becomes one of its special tokens.
 
     Args:
         path: a folder with `tokenizer.json`, or such a file.
-        end_of_document: a special token; None: the `eos_token` of `tokenizer_config.json` beside.
+        end_of_document: a special token; None: the `eos_token` of its `tokenizer_config.json`.
 
     Raises:
         ConfigError: there is no tokenizer, it needs code of its own, or has no such token.
@@ -116,7 +116,7 @@ class HuggingFaceEncoder:
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """What each process needs to load the same encoder.
+    """A tokenizer by name or path, so that each process loads the same encoder.
 
     Attributes:
         tokenizer: BYTES, or the path of a tokenizer.
