@@ -30,6 +30,7 @@ def table_classes() -> dict[str, type]:
     from pacekeeper.core.config.client import ClientConfig
     from pacekeeper.core.config.controller import ControllerConfig, LeaseConfig, RetentionConfig
     from pacekeeper.core.config.detector import DetectorConfig
+    from pacekeeper.core.config.engine import EngineConfig
     from pacekeeper.core.config.metrics import MetricsConfig, WebhookConfig
     from pacekeeper.core.config.policy import PolicyConfig
     from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
@@ -40,6 +41,7 @@ def table_classes() -> dict[str, type]:
         "client": ClientConfig,
         "controller": ControllerConfig,
         "detector": DetectorConfig,
+        "engine": EngineConfig,
         "policy": PolicyConfig,
         "access": AccessConfig,
         "limits": LimitsConfig,
@@ -168,7 +170,7 @@ def _texts(problem: ErrorDetails) -> list[str]:
         return [f"{key}{text}" for text in problem["ctx"]["error"].args]
     if problem["type"] == "missing":
         return [f"{key}missing"]
-    expected = problem["msg"].replace("Input should be", "expected")
+    expected = problem["msg"].replace("Input should be", "expected").replace("valid tuple", "array")
     return [f"{key}{expected}, got {_shown(problem['input'])}"]
 
 

@@ -1,13 +1,20 @@
 """Checks that all ranks start the same job; else all stop, with one reason."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 
-from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.errors import ConfigError, PacekeeperError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.trainer.groups.group import Group
+
+T = TypeVar("T")
+
+
+class OtherRanksError(ConfigError):
+    """Other ranks have a problem; their own errors say which."""
 
 
 def require_agreement(facts: Mapping[str, object], group: Group) -> None:
@@ -36,6 +43,32 @@ def require_agreement(facts: Mapping[str, object], group: Group) -> None:
             )
 
 
+def on_all_ranks(make: Callable[[], T], group: Group) -> T:
+    """Call `make` on all ranks, which call this together; if it fails on one, all raise.
+
+    Args:
+        make: Communicates with no other rank.
+        group: All ranks, with tensors in host memory.
+
+    Raises:
+        PacekeeperError: That of `make`; where it failed elsewhere only, OtherRanksError.
+    """
+    made: T | None = None
+    failure: PacekeeperError | None = None
+    try:
+        made = make()
+    except PacekeeperError as error:
+        failure = error
+    told = group.all_gather(torch.tensor([failure is not None])).flatten().tolist()
+    if failure is not None:
+        raise failure
+    if bad := [rank for rank, is_bad in zip(group.ranks, told, strict=True) if is_bad]:
+        raise OtherRanksError(
+            f"ranks {format_ranks(bad)} can not go on", remedy="their own messages say why"
+        )
+    return made  # type: ignore[return-value]
+
+
 def require_all(problem: str, group: Group) -> None:
     """Raise on all ranks if one of them has a problem; all ranks call it together.
 
@@ -46,12 +79,9 @@ def require_all(problem: str, group: Group) -> None:
     Raises:
         ConfigError: On all ranks, if one has a problem.
     """
-    told = group.all_gather(torch.tensor([bool(problem)])).flatten().tolist()
-    bad = [rank for rank, is_bad in zip(group.ranks, told, strict=True) if is_bad]
-    if problem:
-        raise ConfigError(problem)
-    if bad:
-        raise ConfigError(
-            f"ranks {format_ranks(bad)} can not start",
-            remedy="their own messages say why",
-        )
+
+    def check() -> None:
+        if problem:
+            raise ConfigError(problem)
+
+    on_all_ranks(check, group)

@@ -20,13 +20,9 @@ from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.data.sampler import places_of_ranks
-from pacekeeper.trainer.engine.agreement import require_agreement, require_all
+from pacekeeper.trainer.engine.agreement import on_all_ranks, require_agreement
 from pacekeeper.trainer.engine.export import export_checkpoint
-from pacekeeper.trainer.engine.layouts import (
-    check_layout,
-    most_experts_on_a_rank,
-    start_layout,
-)
+from pacekeeper.trainer.engine.layouts import check_layout, default_slots, start_layout
 from pacekeeper.trainer.engine.losses import (
     Loss,
     MicroBatch,
@@ -162,8 +158,7 @@ class Engine:
         self._num_experts = [one.num_experts if one else 0 for one in skeleton.experts]
         self.layout = layout or start_layout(self._num_experts, ranks)
         check_layout(self.layout, self._num_experts, ranks)
-        most = most_experts_on_a_rank(self.layout)
-        slots = options.num_slots or min(most + (len(ranks) > 1), max(skeleton.num_experts, 1))
+        slots = options.num_slots or default_slots(self.layout, self._num_experts)
         require_slots(self.layout, slots)
         require_agreement(
             {
@@ -186,12 +181,7 @@ class Engine:
             assign_slots({}, self.layout.experts_on(rank, layer), slots) if one else {}
             for layer, one in enumerate(skeleton.experts)
         ]
-        problem = ""
-        try:
-            self.store.materialize(held, source)
-        except PacekeeperError as error:
-            problem = str(error)
-        require_all(problem, self.groups.control)
+        on_all_ranks(lambda: self.store.materialize(held, source), self.groups.control)
         self._experts = ExpertParallel(
             group=self.groups.exchange,
             compute=library.run_grouped_experts,

@@ -76,3 +76,16 @@ def most_experts_on_a_rank(layout: Layout) -> int:
         for placed in layout.experts
     )
     return max((max(counts.values()) for counts in held if counts), default=0)
+
+
+def default_slots(layout: Layout, num_experts: Sequence[int]) -> int:
+    """Return how many experts of a layer a rank gets memory for where nothing is asked for.
+
+    As many as the layout puts on any rank, and one more to move into if there are several ranks.
+
+    Args:
+        layout: The layout to start with.
+        num_experts: Experts of each layer of the model.
+    """
+    most = most_experts_on_a_rank(layout)
+    return min(most + (len(layout.ranks) > 1), max(*num_experts, 1))

@@ -205,6 +205,23 @@ def vocabulary_size(model: PreTrainedModel) -> int:
     return int(model.get_input_embeddings().num_embeddings)
 
 
+def hidden_size(model: PreTrainedModel) -> int:
+    """The size of a token's embedding."""
+    return int(model.get_input_embeddings().embedding_dim)
+
+
+def experts_per_token(config: Config) -> int:
+    """The experts that a router chooses for each token; 1 where the configuration does not say."""
+    text = config.get_text_config()
+    for name in ("num_experts_per_tok", "moe_topk", "top_k_experts"):
+        value = getattr(text, name, None)
+        if isinstance(value, list):
+            value = max(value, default=0)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 1
+
+
 def expert_counts(config: Config) -> dict[str, int]:
     """The configuration's fields that give a number of experts above 1, by name."""
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

@@ -1,0 +1,100 @@
+"""Settings of training with the engine, table `[engine]`; comments give units and trade-offs."""
+
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from pacekeeper.core.config.base import NonEmpty, Ratio, one_of, reject, settings
+from pacekeeper.core.config.train import JobName
+
+# From an array of the file; a text for its characters would be one more wrong value.
+Paths = Annotated[tuple[NonEmpty, ...], Field(strict=False)]
+LearningRate = Annotated[float, Field(gt=0.0, le=10.0)]  # AdamW uses 1e-4 or so, SGD up to 1
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+# They name places on one node: ranks of several nodes may have them elsewhere.
+PATHS = ("model", "data", "evaluation_data", "tensorboard_dir", "export_dir")
+
+
+@settings
+class EngineConfig:
+    """Training of a model of Hugging Face by `pacekeeper launch`."""
+
+    job: JobName = "train"
+    # Folder with config.json, on every node; required.
+    model: str = ""
+    # Where the weights come from: "new" (drawn by the seed) or "checkpoint" (safetensors in that
+    # folder).
+    weights: Annotated[str, one_of("new", "checkpoint")] = "new"
+    steps: PositiveInt = 200
+    # Of new weights and of the order of the data.
+    seed: NonNegativeInt = 0
+    # Token files (docs/engine.md), one or several that make one stream; required.
+    data: Paths = ()
+    # Type of tokens in files without description: "uint16" or "uint32". "": no such files.
+    data_dtype: Annotated[str, one_of("", "uint16", "uint32")] = ""
+    # Global batch: rows of `row_tokens` tokens, divided among the ranks; at least one for each.
+    rows_per_step: PositiveInt = 32
+    row_tokens: Annotated[int, Field(ge=2)] = 1024
+    # Rows that a rank computes at once; fewer need less memory for activations and more time.
+    rows_per_microbatch: PositiveInt = 4
+    # Whether attention stays within documents. Models with recurrent layers cannot.
+    separate_documents: bool = True
+    # Share of the data that is held out for evaluation, at its end; 0: none.
+    evaluation_fraction: Annotated[float, Field(ge=0.0, le=0.5)] = 0.0
+    # Token files for evaluation instead of a share of the data.
+    evaluation_data: Paths = ()
+    # Steps between two evaluations, with one after the last step; 0: only that one.
+    evaluation_period_steps: NonNegativeInt = 100
+    # Rows of an evaluation, the same each time; more give a smoother curve and take longer.
+    evaluation_rows: PositiveInt = 32
+    # Highest learning rate of AdamW, steps of linear warm-up to it, and what follows: "cosine",
+    # "linear" or "constant", down to `final_ratio` of it at the last step.
+    learning_rate: LearningRate = 3e-4
+    warmup_steps: NonNegativeInt = 0
+    decay: Annotated[str, one_of("cosine", "linear", "constant")] = "cosine"
+    final_ratio: Ratio = 0.1
+    beta1: Beta = 0.9
+    beta2: Beta = 0.95
+    eps: PositiveFloat = 1e-8
+    # Of matrices; vectors (norms, biases) are not decayed.
+    weight_decay: NonNegativeFloat = 0.1
+    # Bound of the L2 norm of all gradients together; 0: none.
+    max_grad_norm: NonNegativeFloat = 1.0
+    # Of the computation: "bfloat16" is mixed precision, with weights, gradients, optimizer state
+    # and routers in float32.
+    precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"
+    # Weight of the load-balancing loss (0: none), and what it is computed over: each "sequence" (a
+    # row: exact for any layout) or the "batch" (as transformers; one micro-batch per step only).
+    balance_weight: NonNegativeFloat = 0.0
+    balance: Annotated[str, one_of("sequence", "batch")] = "sequence"
+    # Step of the update of correction biases of routers that have them (DeepSeek-V3: 1e-3).
+    bias_rate: NonNegativeFloat = 0.0
+    # Compute decoder layers twice instead of keeping their activations: less memory, a third more
+    # compute.
+    checkpoint_activations: bool = False
+    # Replica ranks of each expert, at most all ranks; more balance better and need more memory.
+    replicas: PositiveInt = 1
+    # Experts of a layer that a rank has memory for. 0: those it starts with, and one more for
+    # moves if there are several ranks.
+    slots_per_rank: NonNegativeInt = 0
+    # "cuda", "cpu", or "auto": CUDA where there is a device.
+    device: Annotated[str, one_of("auto", "cuda", "cpu")] = "auto"
+    # Steps between two lines on the console.
+    log_period_steps: PositiveInt = 10
+    # Folder of TensorBoard events; "": none.
+    tensorboard_dir: str = ""
+    # Folder, shared by all nodes, for the trained model as a Hugging Face checkpoint; "": none.
+    export_dir: str = ""
+
+    def __post_init__(self) -> None:
+        reject(
+            self.rows_per_microbatch > self.rows_per_step
+            and f"rows_per_microbatch: expected at most rows_per_step = {self.rows_per_step}, "
+            f"got {self.rows_per_microbatch}",
+            self.warmup_steps > self.steps
+            and f"warmup_steps: expected at most steps = {self.steps}, got {self.warmup_steps}",
+            self.evaluation_fraction > 0.0
+            and bool(self.evaluation_data)
+            and "evaluation_fraction: expected 0 with evaluation_data set",
+        )

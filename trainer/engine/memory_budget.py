@@ -1,0 +1,211 @@
+"""How much memory a rank needs, from the shapes of a model on the meta device.
+
+Bytes of weights, gradients and optimizer state are exact; those of activations are an estimate.
+Nothing is allocated here; `training.py` compares the sum with what a device has.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.trainer.model import library
+from pacekeeper.trainer.model.skeleton import Skeleton
+
+ESTIMATE_FACTOR = 2.0
+"""Measured activations were within this factor of the estimate, above and below."""
+
+STATES = {"sgd": 0, "sgd_momentum": 1, "adamw": 2}
+"""Kinds of optimizers and their state tensors of a parameter's shape."""
+
+_COUNTER_BYTES = 4  # AdamW's step, one per parameter
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchShape:
+    """What a rank computes at once.
+
+    Attributes:
+        rows: Rows of a micro-batch.
+        row_tokens: Tokens of a row.
+        compute_dtype: Type of the computation, where it is not that of the parameters.
+        checkpoint_activations: Whether decoder layers are repeated in the backward pass.
+    """
+
+    rows: int
+    row_tokens: int
+    compute_dtype: torch.dtype | None = None
+    checkpoint_activations: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """Bytes that one rank needs.
+
+    Attributes:
+        dense_weights: Parameters and buffers that all ranks hold.
+        used_slots: Weights of experts held here.
+        free_slots: Weights of slots that hold no expert.
+        gradients: Of all parameters, free slots too.
+        optimizer: State of the optimizer.
+        activations: Estimate of what the forward pass keeps for the backward pass.
+        in_flight: Copies of dense gradients while they are exchanged, when activations are gone.
+    """
+
+    dense_weights: int
+    used_slots: int
+    free_slots: int
+    gradients: int
+    optimizer: int
+    activations: int
+    in_flight: int
+
+    @property
+    def state(self) -> int:
+        """What training needs at any time."""
+        weights = self.dense_weights + self.used_slots + self.free_slots
+        return weights + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> int:
+        """The expected peak."""
+        return self.state + max(self.activations, self.in_flight)
+
+    @property
+    def least(self) -> int:
+        """What is needed even if the estimate is too high by its factor."""
+        return self.state + max(int(self.activations / ESTIMATE_FACTOR), self.in_flight)
+
+
+def memory_budget(
+    skeleton: Skeleton,
+    shape: MicroBatchShape,
+    *,
+    num_slots: int,
+    used_slots: int,
+    num_ranks: int,
+    optimizer: str = "adamw",
+) -> MemoryBudget:
+    """Compute the memory that a rank needs; nothing else may be materialised meanwhile.
+
+    Activations of N = rows x row_tokens tokens, in bytes, with b of the compute type, K experts per
+    token and hidden size H:
+
+        layer  N b (2 H + sum of in + out over dense matrices + K x the same over an expert's)
+               + 8 N x (sum of norms' sizes)             (norms compute in float32)
+        casts  b x elements of the layer's matrices      (mixed precision only)
+        head   N V (8 + b)                               (logits, log-softmax, its gradient)
+        total  head + sum of layers and casts; with checkpointing head + layers x N H b
+               + the largest layer with its casts
+
+    Rows are taken to spread evenly over the ranks, so that each computes K N rows per layer.
+
+    Args:
+        skeleton: The model.
+        shape: Of the micro-batches.
+        num_slots: Slots of each layer with experts.
+        used_slots: Slots that hold experts on the rank, over all layers.
+        num_ranks: Ranks of the job.
+        optimizer: One of `STATES`.
+    """
+    parameters = dict(skeleton.module.named_parameters())
+    stacks = {name for one in skeleton.experts if one for name in one.tensors}
+    dense = [p for name, p in parameters.items() if name not in stacks]
+    buffers = list(skeleton.module.buffers())
+    slot_bytes = sum(_bytes([parameters[name]]) // len(parameters[name]) for name in stacks)
+    layers = max(sum(one is not None for one in skeleton.experts), 1)
+    slots = slot_bytes * num_slots
+    used = slot_bytes * used_slots // layers
+    trained = [p for p in dense if p.requires_grad]
+    gradients = _bytes(trained) + slots
+    counters = _COUNTER_BYTES * (len(trained) + len(stacks)) if optimizer == "adamw" else 0
+    return MemoryBudget(
+        dense_weights=_bytes(dense) + _bytes(buffers),
+        used_slots=used,
+        free_slots=slots - used,
+        gradients=gradients,
+        optimizer=STATES[optimizer] * gradients + counters,
+        activations=_activations(skeleton, shape, num_slots),
+        in_flight=_bytes(trained) if num_ranks > 1 else 0,
+    )
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+def _activations(skeleton: Skeleton, shape: MicroBatchShape, num_slots: int) -> int:
+    num_tokens = shape.rows * shape.row_tokens
+    own = next(skeleton.module.parameters()).dtype
+    width = (shape.compute_dtype or own).itemsize
+    hidden = library.hidden_size(skeleton.module)
+    per_token = library.experts_per_token(skeleton.config)
+    stacks = {name for one in skeleton.experts if one for name in one.tensors}
+    by_layer: dict[int, int] = defaultdict(lambda: 2 * hidden * width * num_tokens)
+    for name, parameter in skeleton.module.named_parameters():
+        number = name.removeprefix(f"{skeleton.layers}.").partition(".")[0]
+        if not name.startswith(f"{skeleton.layers}."):
+            continue
+        sizes = parameter.shape[1:] if name in stacks else parameter.shape
+        if len(sizes) < 2:
+            by_layer[int(number)] += 0 if name in stacks else 8 * num_tokens * sum(sizes)
+            continue
+        times = per_token if name in stacks else 1
+        by_layer[int(number)] += num_tokens * times * width * (sizes[0] + sizes[1])
+        if shape.compute_dtype not in (None, own):
+            copies = num_slots if name in stacks else 1
+            by_layer[int(number)] += copies * sizes.numel() * width
+    vocabulary = library.vocabulary_size(skeleton.module)
+    head = num_tokens * vocabulary * (8 + width)
+    if not shape.checkpoint_activations:
+        return head + sum(by_layer.values())
+    inputs = len(by_layer) * num_tokens * hidden * width
+    return head + inputs + max(by_layer.values(), default=0)
+
+
+def budget_table(budget: MemoryBudget, *, rank: int, available: int | None) -> str:
+    """Return the budget of a rank as a table.
+
+    Args:
+        budget: The budget.
+        rank: The rank.
+        available: Bytes that the rank can have; None: unknown.
+    """
+    rows = [
+        ("dense weights", budget.dense_weights),
+        ("experts: slots in use", budget.used_slots),
+        ("experts: free slots", budget.free_slots),
+        ("gradients", budget.gradients),
+        ("optimizer state", budget.optimizer),
+        ("activations (estimate)", budget.activations),
+        ("gradients in flight", budget.in_flight),
+        ("peak (estimate)", budget.total),
+    ]
+    lines = [f"memory of rank {rank}, which needs most, in GiB"]
+    lines += [f"  {name:<24}{size / _GIB:>10.3f}" for name, size in rows]
+    known = "unknown" if available is None else f"{available / _GIB:.3f}"
+    return "\n".join([*lines, f"  {'available':<24}{known:>10}"])
+
+
+def require_memory(budget: MemoryBudget, *, available: int | None, where: str) -> None:
+    """Reject a budget that cannot fit.
+
+    Args:
+        budget: Of this rank.
+        available: Bytes that this rank can have; None: unknown, nothing is rejected.
+        where: Names the rank and its device.
+
+    Raises:
+        ConfigError: More is needed than there is.
+    """
+    if available is not None and budget.least > available:
+        raise ConfigError(
+            f"{where}: training needs at least {budget.least / _GIB:.3f} GiB of memory "
+            f"({budget.state / _GIB:.3f} GiB without activations), "
+            f"{available / _GIB:.3f} GiB are available",
+            remedy="use more ranks or a smaller model, fewer rows_per_microbatch, or "
+            "checkpoint_activations",
+        )

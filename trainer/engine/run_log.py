@@ -1,0 +1,136 @@
+"""What a run writes: lines on the console, `steps.jsonl`, and TensorBoard events where asked for.
+
+Called on one rank of a job, with values that are in host memory already.
+"""
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pacekeeper.core.errors import HostError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One line of `steps.jsonl`.
+
+    Attributes:
+        step: From 0 on.
+        loss: Mean over the targets of the global batch, in nats.
+        grad_norm: L2 norm of all gradients before clipping.
+        learning_rate: Of this step.
+        tokens: Of the global batch.
+        seconds: From the end of the step before to the end of this one, evaluation included.
+        generation: Of the layout.
+        evaluation_loss: Mean loss of the evaluation after this step; None: there was none.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    seconds: float
+    generation: int
+    evaluation_loss: float | None = None
+
+
+class RunLog:
+    """The output of one run; a context manager.
+
+    Args:
+        run_dir: Folder of `steps.jsonl`, which is begun anew.
+        tensorboard_dir: Folder of TensorBoard events; "": none.
+        log_period_steps: Steps between two lines on the console.
+        num_steps: Steps of the run: the last one is shown, too.
+        show: Prints a line of the console.
+
+    Raises:
+        HostError: The folder cannot be written, or TensorBoard is not installed.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        tensorboard_dir: str = "",
+        log_period_steps: int = 1,
+        num_steps: int = 0,
+        show: Callable[[str], None] = _log.info,
+    ) -> None:
+        self._period, self._num_steps, self._show = log_period_steps, num_steps, show
+        self._tokens, self._seconds = 0, 0.0
+        self._board = _summary_writer(tensorboard_dir) if tensorboard_dir else None
+        path = run_dir / "steps.jsonl"
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("w")
+        except OSError as error:
+            raise HostError(
+                f"cannot write {path}: {error.strerror}", remedy="choose another --run-dir"
+            ) from None
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def write(self, record: StepRecord) -> None:
+        """Write a step; a full disk ends the file, not the training."""
+        values = {name: value for name, value in asdict(record).items() if value is not None}
+        if not self._file.closed:
+            try:
+                self._file.write(json.dumps(values) + "\n")
+                self._file.flush()
+            except OSError as error:
+                _log.warning("steps.jsonl ends at step %d: %s", record.step, error.strerror)
+                with contextlib.suppress(OSError):
+                    self._file.close()
+        if self._board is not None:
+            for name in ("loss", "grad_norm", "learning_rate", "evaluation_loss"):
+                if name in values:
+                    self._board.add_scalar(f"train/{name}", values[name], record.step)
+        self._tokens += record.tokens
+        self._seconds += record.seconds
+        done = record.step + 1
+        if done % self._period == 0 or done == self._num_steps:
+            rate = self._tokens / max(self._seconds, 1e-9)
+            self._show(
+                f"step {done} loss {record.loss:.4f} learning rate {record.learning_rate:.3g} "
+                f"gradient norm {record.grad_norm:.3g} {rate:,.0f} tokens/s"
+            )
+            self._tokens, self._seconds = 0, 0.0
+        if record.evaluation_loss is not None:
+            self._show(f"step {done} evaluation loss {record.evaluation_loss:.4f}")
+
+
+def _summary_writer(folder: str) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise HostError(
+            "tensorboard_dir is set, and the package tensorboard is not installed here",
+            remedy="run `pip install tensorboard`, or leave tensorboard_dir out",
+        ) from None
+    try:
+        return SummaryWriter(folder)
+    except OSError as error:
+        raise HostError(
+            f"cannot write {folder}: {error.strerror}", remedy="choose another tensorboard_dir"
+        ) from None
