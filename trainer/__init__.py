@@ -1,8 +1,38 @@
-"""Hooks and adapters for any trainer, and pacekeeper's own mixture-of-experts trainer.
+"""Hooks and adapters for any trainer, the engine, and a byte-level trainer.
 
 `hooks` and `adapters` report a training loop to the node's agent. `engine` trains models of
 transformers: `model` holds their blocks, `parallel` spreads them over ranks, `groups` are its
 collectives, `data` its batches. `toy` is the byte-level trainer that it replaces: `distributed`
 wraps its process groups and stores, `elastic` survives and joins ranks, `checkpoint` saves and
 restores, `emulation` emulates an accelerator.
+
+`Engine` and what its callers need are importable from here, and loaded when they are first used:
+the hooks need the standard library only.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pacekeeper.trainer.engine.engine import Engine, StepResult
+    from pacekeeper.trainer.engine.layouts import start_layout
+    from pacekeeper.trainer.engine.losses import cross_entropy
+    from pacekeeper.trainer.engine.routing import Balance
+    from pacekeeper.trainer.groups.engine_groups import EngineGroups
+
+__all__ = ["Balance", "Engine", "EngineGroups", "StepResult", "cross_entropy", "start_layout"]
+
+_MODULES = {
+    "Balance": "engine.routing",
+    "Engine": "engine.engine",
+    "EngineGroups": "groups.engine_groups",
+    "StepResult": "engine.engine",
+    "cross_entropy": "engine.losses",
+    "start_layout": "engine.layouts",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

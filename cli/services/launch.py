@@ -3,14 +3,16 @@
 import logging
 import os
 import sys
+import tomllib
 from dataclasses import dataclass
 
 import click
 from click.core import ParameterSource
 
 from pacekeeper.cli.common.options import option_group
-from pacekeeper.cli.common.settings import load_settings
+from pacekeeper.cli.common.settings import load_settings, read_config_text
 from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
@@ -19,6 +21,12 @@ _SET_BY_RUNNING_JOB = (
     "checkpoint_period_steps", "checkpoint_window_steps", "snapshot_period_steps",
     "experts_per_checkpoint", "resume", "max_restarts",
 )  # fmt: skip
+_NOT_OF_ENGINE = (
+    "join_at", "faults_dir", "checkpoint_dir", "checkpoint_period_steps",
+    "checkpoint_window_steps", "snapshot_period_steps", "experts_per_checkpoint", "resume",
+    "max_restarts", "clock",
+)  # fmt: skip
+_SET_BY_TORCHRUN = ("node_rank", "num_nodes", "ranks_per_node", "rendezvous")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +54,7 @@ class NodeOptions:
     "--config",
     "config_file",
     type=click.Path(dir_okay=False),
-    help="TOML file with [train] and [agent].",
+    help="TOML file with [engine] or [train], and [agent].",
 )
 @click.option("--job", help="Name of the job, also of its directory below the ring directory.")
 @option_group(
@@ -123,6 +131,11 @@ class NodeOptions:
     type=click.Choice(["auto", "device", "cpu", "emulated"]),
     help="Clock of compute times: GPU (device), CPU thread time, or an emulated device.",
 )
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    help="Where the engine computes; auto: CUDA where there is a device.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -130,16 +143,22 @@ def command(
     config_file: str | None,
     job: str | None,
     node: NodeOptions,
+    device: str | None,
     **given: int | str | None,
 ) -> None:
     """Start and supervise this node's ranks of a training job.
 
-    Run it on every node with that node's --node-rank. If a rank dies, the others continue; the
-    exit code is 0 if the survivors of this node finish. Ctrl-C, SIGTERM and SIGHUP end all ranks
+    Run it on every node with that node's --node-rank. Ctrl-C, SIGTERM and SIGHUP end all ranks
     after the current step.
 
-    With --join, the ranks of a new or recovered node prepare while the job trains and join between
-    two steps. Settings are those of the running job.
+    With a table [engine], a model of Hugging Face is trained on real devices (docs/engine.md). It
+    does not survive deaths yet: if a rank fails, all ranks end with its exit code. Started by
+    torchrun, this process is one rank. Options of checkpoints, joins and clocks are refused.
+
+    Otherwise the byte-level model of [train] is trained. If a rank dies, the others continue; the
+    exit code is 0 if the survivors of this node finish. With --join, the ranks of a new or
+    recovered node prepare while the job trains and join between two steps. Settings are those of
+    the running job.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr
@@ -147,18 +166,70 @@ def command(
     # Else torch prints C++ frames on every terminal if a node dies.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     ring_dir = load_settings(AgentConfig, config_file, ring_dir=node.ring_dir).ring_dir
+    if _has_engine(config_file):
+        _reject(ctx, _NOT_OF_ENGINE, "is of [train]: leave it out with [engine]")
+        common = {"job": job, "device": device, "steps": given["steps"], "seed": given["seed"]}
+        _launch_engine(ctx, node, ring_dir, load_settings(EngineConfig, config_file, **common))
+        return
+    if device is not None:
+        raise click.UsageError("--device is of [engine]: use --clock with [train]")
     if node.join_at is not None:
-        _reject_job_options(ctx)
+        _reject(ctx, _SET_BY_RUNNING_JOB, "is set by the running job: leave it out with --join")
         ctx.exit(_join(node, ring_dir, job or ""))
     config = load_settings(TrainConfig, config_file, job=job, **given)
     ctx.exit(_start(node, ring_dir, config))
 
 
-def _reject_job_options(ctx: click.Context) -> None:
-    for name in _SET_BY_RUNNING_JOB:
+def _reject(ctx: click.Context, names: tuple[str, ...], reason: str) -> None:
+    """Raise UsageError if one of these options is on the command line."""
+    for name in names:
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             (option,) = (p.opts[0] for p in ctx.command.params if p.name == name)
-            raise click.UsageError(f"{option} is set by the running job: leave it out with --join")
+            raise click.UsageError(f"{option} {reason}")
+
+
+def _has_engine(config_file: str | None) -> bool:
+    """Whether a settings file asks for the engine."""
+    if config_file is None:
+        return False
+    try:
+        tables = tomllib.loads(read_config_text(config_file))
+    except (ValueError, RecursionError):
+        return False  # reading the settings says what is wrong
+    if "engine" in tables and "train" in tables:
+        raise ConfigError(
+            f"{config_file}: has [engine] and [train]",
+            remedy="keep [engine] to train a model of Hugging Face, [train] for the byte-level one",
+        )
+    return "engine" in tables
+
+
+def _launch_engine(
+    ctx: click.Context, node: NodeOptions, ring_dir: str, config: EngineConfig
+) -> None:
+    for name in ("model", "data"):
+        if not getattr(config, name):
+            file = ctx.params["config_file"]
+            raise ConfigError(f"{file}: [engine] {name}: missing", remedy="see docs/engine.md")
+    from pacekeeper.trainer.engine.rank_process import RunFolders, is_a_rank, run_rank
+
+    folders = RunFolders(ring_dir=ring_dir, run_dir=node.run_dir or f"runs/{config.job}")
+    if is_a_rank(os.environ):
+        _reject(ctx, _SET_BY_TORCHRUN, "is set by torchrun: give it there")
+        run_rank(config, folders, os.environ)
+        return
+    from pacekeeper.trainer.engine.launcher import EngineNode, launch
+
+    launch(
+        EngineNode(
+            config=config,
+            folders=folders,
+            node_rank=node.node_rank,
+            num_nodes=node.num_nodes,
+            ranks_per_node=node.ranks_per_node,
+            rendezvous=node.rendezvous,
+        )
+    )
 
 
 def _join(node: NodeOptions, ring_dir: str, job: str) -> int:

@@ -33,6 +33,8 @@ class EngineConfig:
     data: Paths = ()
     # Type of tokens in files without description: "uint16" or "uint32". "": no such files.
     data_dtype: Annotated[str, one_of("", "uint16", "uint32")] = ""
+    # Token that ends documents in such files; -1: each file is one document.
+    data_end_of_document: Annotated[int, Field(ge=-1)] = -1
     # Global batch: rows of `row_tokens` tokens, divided among the ranks; at least one for each.
     rows_per_step: PositiveInt = 32
     row_tokens: Annotated[int, Field(ge=2)] = 1024

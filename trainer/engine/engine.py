@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pacekeeper.core.errors import ConfigError, DataError, PacekeeperError
+from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
@@ -148,8 +148,9 @@ class Engine:
             options: How to train.
 
         Raises:
-            ConfigError: On all ranks: layout, groups and model do not fit each other, ranks differ
-                in them, or a rank can not read its blocks.
+            ConfigError: On all ranks: layout, groups and model do not fit each other, or ranks
+                differ in them.
+            PacekeeperError: On all ranks: a rank can not read its blocks.
         """
         options = options or EngineOptions()
         self.skeleton = skeleton

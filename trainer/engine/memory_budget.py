@@ -21,7 +21,7 @@ STATES = {"sgd": 0, "sgd_momentum": 1, "adamw": 2}
 """Kinds of optimizers and their state tensors of a parameter's shape."""
 
 _COUNTER_BYTES = 4  # AdamW's step, one per parameter
-_GIB = 1 << 30
+_MIB, _GIB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +184,11 @@ def budget_table(budget: MemoryBudget, *, rank: int, available: int | None) -> s
         ("gradients in flight", budget.in_flight),
         ("peak (estimate)", budget.total),
     ]
-    lines = [f"memory of rank {rank}, which needs most, in GiB"]
-    lines += [f"  {name:<24}{size / _GIB:>10.3f}" for name, size in rows]
-    known = "unknown" if available is None else f"{available / _GIB:.3f}"
-    return "\n".join([*lines, f"  {'available':<24}{known:>10}"])
+    name, unit = ("GiB", _GIB) if budget.total >= _GIB else ("MiB", _MIB)
+    lines = [f"memory of rank {rank}, which needs most, in {name}"]
+    lines += [f"  {name:<24}{size / unit:>12,.2f}" for name, size in rows]
+    known = "unknown" if available is None else f"{available / unit:,.2f}"
+    return "\n".join([*lines, f"  {'available':<24}{known:>12}"])
 
 
 def require_memory(budget: MemoryBudget, *, available: int | None, where: str) -> None:

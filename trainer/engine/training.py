@@ -8,7 +8,7 @@ It starts no process and survives no failure.
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from pacekeeper.trainer.data.sampler import Sampler, places_of_ranks
 from pacekeeper.trainer.data.token_stream import TokenStream, open_tokens
 from pacekeeper.trainer.elastic.launch_spec import node_limits
 from pacekeeper.trainer.engine.agreement import on_all_ranks, require_agreement
-from pacekeeper.trainer.engine.engine import Engine, StepResult
+from pacekeeper.trainer.engine.engine import Engine, EngineOptions, StepResult
 from pacekeeper.trainer.engine.layouts import default_slots, start_layout
 from pacekeeper.trainer.engine.losses import MicroBatch
 from pacekeeper.trainer.engine.memory_budget import (
@@ -40,25 +40,14 @@ from pacekeeper.trainer.groups.group import Group
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.blocks import BlockSource
-from pacekeeper.trainer.model.checkpoint_reader import CheckpointReader
-from pacekeeper.trainer.model.checkpoint_writer import INDEX
-from pacekeeper.trainer.model.initialization import SeededInitialization
+from pacekeeper.trainer.model.checkpoint_reader import INDEX, CheckpointReader
 from pacekeeper.trainer.model.families import Packing
+from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.packing import packing_of
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from pacekeeper.trainer.parallel.moves import require_slots
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlace:
-    """A rank's place in the job and on its node."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
 
 
 def learning_rate(config: EngineConfig, step: int) -> float:
@@ -102,7 +91,7 @@ def train(
     groups: EngineGroups,
     *,
     device: torch.device,
-    place: RankPlace,
+    ranks_on_node: int = 1,
     run_dir: Path,
     hooks: Hooks | None = None,
     is_stop_asked: Callable[[], bool] = lambda: False,
@@ -113,7 +102,7 @@ def train(
         config: The settings.
         groups: All ranks.
         device: Where this rank computes.
-        place: This rank's place; ranks of a node share its memory.
+        ranks_on_node: Ranks of this node, which share its memory.
         run_dir: Folder of the step log, on the lowest rank.
         hooks: Attachment to the agent of the node.
         is_stop_asked: Whether this rank is asked to end; all end after the same step then.
@@ -132,7 +121,7 @@ def train(
     data = [s and s.stream.fingerprint() for s in (job.sampler, job.evaluation)]
     require_agreement({"data": data}, control)
     budget = _budget(config, job, control.rank)
-    available = available_memory(device, place.local_world_size)
+    available = available_memory(device, ranks_on_node)
     name = f"rank {control.rank} on {device}"
     is_lowest = control.rank == control.ranks[0]
     if is_lowest:
@@ -152,15 +141,17 @@ def train(
             job.source,
             layout=job.layout,
             groups=groups,
-            num_slots=job.num_slots,
-            device=device,
-            compute_dtype=_compute_dtype(config),
-            max_grad_norm=config.max_grad_norm or None,
-            checkpoint_activations=config.checkpoint_activations,
-            balance=Balance(config.balance),
-            balance_weight=config.balance_weight,
-            bias_rate=config.bias_rate,
             hooks=hooks,
+            options=EngineOptions(
+                device=device,
+                num_slots=job.num_slots,
+                compute_dtype=_compute_dtype(config),
+                max_grad_norm=config.max_grad_norm or None,
+                checkpoint_activations=config.checkpoint_activations,
+                balance=Balance(config.balance),
+                balance_weight=config.balance_weight,
+                bias_rate=config.bias_rate,
+            ),
         )
         optimizer = make_optimizer(config, engine)
         engine.add_optimizer(optimizer)
@@ -246,8 +237,13 @@ def open_data(config: EngineConfig, vocabulary_size: int) -> tuple[Sampler, Samp
     """
 
     def opened(paths: tuple[str, ...]) -> TokenStream:
-        dtype = config.data_dtype or None
-        return open_tokens(paths, dtype=dtype, vocab_size=vocabulary_size)  # type: ignore[arg-type]
+        end = config.data_end_of_document
+        return open_tokens(
+            paths,
+            dtype=config.data_dtype or None,  # type: ignore[arg-type]
+            end_of_document=None if end < 0 else end,
+            vocab_size=vocabulary_size,
+        )
 
     stream, held_out = opened(config.data), None
     if config.evaluation_data:
@@ -373,13 +369,13 @@ class _Loop:
             )
         self._read()
 
-    def _batch(self, sampler: Sampler, step: int, num_rows: int) -> list[MicroBatch]:
-        places = self._engine.rows(num_rows)
-        most = self._config.rows_per_microbatch
-        sizes = [min(most, len(places) - first) for first in range(0, len(places), most)]
-        batches = sampler.batch(step, places).split(sizes)
-        names = ["input_ids", "labels"] + ["position_ids"] * self._config.separate_documents
-        return [{name: getattr(batch, name) for name in names} for batch in batches]
+    def _batch(self, sampler: Sampler, step: int, num_rows: int) -> Sequence[MicroBatch]:
+        whole = sampler.batch(step, self._engine.rows(num_rows))
+        parts = [one.tensors for one in whole.split(self._config.rows_per_microbatch)]
+        for tensors in parts:
+            if not self._config.separate_documents:
+                del tensors["position_ids"]  # they would restart with each row only
+        return parts
 
     def _evaluation(self, done: int) -> Tensor | None:
         sampler, period = self._job.evaluation, self._config.evaluation_period_steps

@@ -1,0 +1,101 @@
+"""`pacekeeper launch` with a table [engine]: what it takes, and what it rejects in a sentence."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pacekeeper.cli.services.launch import command
+from pacekeeper.core.errors import ConfigError, ExitCode
+
+TABLE = '[engine]\nmodel = "m"\ndata = ["a.bin"]\n[agent]\nring_dir = "rings"\n'
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The nodes and ranks that would have been started."""
+    pytest.importorskip("torch")
+    from pacekeeper.trainer.engine import launcher, rank_process
+
+    found: list[Any] = []
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launcher, "launch", found.append)
+    monkeypatch.setattr(rank_process, "run_rank", lambda *given: found.append(given))
+    yield found
+
+
+def launch(folder: Path, *words: str, text: str = TABLE) -> Result:
+    (folder / "job.toml").write_text(text)
+    return CliRunner().invoke(command, ["--config", str(folder / "job.toml"), *words])
+
+
+def test_settings_come_from_the_file_and_the_command_line(
+    tmp_path: Path, launched: list[Any]
+) -> None:
+    words = "--job j --steps 3 --seed 4 --device cpu --ranks-per-node 3 --ring-dir other"
+    assert launch(tmp_path, *words.split()).exit_code == 0
+    (node,) = launched
+    assert (node.config.job, node.config.steps, node.config.seed) == ("j", 3, 4)
+    assert (node.config.device, node.ranks_per_node) == ("cpu", 3)
+    assert (node.folders.ring_dir, node.folders.run_dir) == ("other", "runs/j")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--clock", "emulated"],
+        ["--clock", "device"],
+        ["--checkpoint-dir", "x"],
+        ["--checkpoint-every", "1"],
+        ["--window-steps", "1"],
+        ["--snapshot-every", "1"],
+        ["--experts-per-checkpoint", "1"],
+        ["--resume", "never"],
+        ["--max-restarts", "1"],
+        ["--faults", "x"],
+        ["--join", "a:1"],
+    ],
+)
+def test_options_that_the_engine_lacks_are_rejected(
+    tmp_path: Path, launched: list[Any], words: list[str]
+) -> None:
+    result = launch(tmp_path, *words)
+    assert result.exit_code == ExitCode.USAGE
+    assert words[0] in result.output and not launched
+
+
+def test_the_device_is_of_the_engine_only(tmp_path: Path) -> None:
+    result = launch(tmp_path, "--device", "cpu", text="[train]\n")
+    assert result.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[engine]\n[train]\n", "[train]"),
+        ('[engine]\nmodel = "m"\n', "data"),
+        ('[engine]\ndata = ["a"]\n', "model"),
+        ("[engine]\nsteps = 0\n", "steps"),
+        ("[engine\n", "TOML"),
+    ],
+)
+def test_a_wrong_file_is_rejected(
+    tmp_path: Path, launched: list[Any], text: str, named: str
+) -> None:
+    result = launch(tmp_path, text=text)
+    assert isinstance(result.exception, ConfigError) and named in str(result.exception)
+    assert not launched
+
+
+def test_started_by_torchrun_it_is_that_rank(
+    tmp_path: Path, launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert launch(tmp_path).exit_code == 0
+    ((config, folders, environment),) = launched
+    assert (config.model, folders.ring_dir, environment["RANK"]) == ("m", "rings", "1")
+    assert launch(tmp_path, "--ranks-per-node", "2").exit_code == ExitCode.USAGE
