@@ -285,7 +285,8 @@ def _rank_main(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr, force=True
     )
-    code, said = int(ExitCode.OK), {}
+    code = int(ExitCode.OK)
+    said: dict[str, str | bool | float] = {}
     try:
         run_rank(config, folders, os.environ)
     except PacekeeperError as error:

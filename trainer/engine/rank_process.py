@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, HostError, UnreachableError
@@ -159,13 +161,13 @@ def _meet(place: RankPlace, kind: str) -> None:
     """
     patience = timedelta(seconds=MEETING_S)
     try:
-        found, _, _ = next(iter(dist.rendezvous("env://", timeout=patience)))
+        found, _, _ = next(iter(rendezvous("env://", timeout=patience)))
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise UnreachableError(
             f"rank {place.rank}: no store at the rendezvous: {str(error).splitlines()[0]}",
             remedy="start node 0 first, and give all nodes its address",
         ) from None
-    store = dist.PrefixStore("pacekeeper", found)
+    store = PrefixStore("pacekeeper", found)
     own_run_id = os.environ.get(RUN_ID_VARIABLE) or str(int(time.time() * 1000))
     store.set(f"rank/{place.rank}", f"{place.world_size} {own_run_id}")
     try:
@@ -190,7 +192,7 @@ def _meet(place: RankPlace, kind: str) -> None:
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore("groups", store),
+        store=PrefixStore("groups", store),
         rank=place.rank,
         world_size=place.world_size,
     )

@@ -12,7 +12,7 @@ def test_a_table_is_read() -> None:
     config = read_config(EngineConfig, text, file="f")
     assert (config.model, config.data, config.precision) == ("m", ("a.bin", "b.bin"), "bfloat16")
     assert override(config, steps=7, device="cpu").steps == 7
-    assert set(PATHS) < set(EngineConfig.__dataclass_fields__)  # type: ignore[attr-defined]
+    assert set(PATHS) < set(EngineConfig.__dataclass_fields__)
 
 
 @pytest.mark.parametrize(
