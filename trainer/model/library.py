@@ -22,14 +22,21 @@ EXPERTS = "pacekeeper"
 _FUNCTION = "_pacekeeper_experts"  # attribute of a layer's experts
 _REMEDY = f"install the tested versions: pip install '{VERSIONS}'"
 
+
+def _check_version(version: str) -> None:
+    if not version.startswith("5.23."):
+        raise ConfigError(
+            f"transformers {version} is installed: the trainer's models use functions that other "
+            "versions may lack",
+            remedy=_REMEDY,
+        )
+
+
 try:
     import transformers
-    from transformers import (
-        AutoConfig,
-        PreTrainedConfig,
-        PreTrainedModel,
-        masking_utils,
-    )
+
+    _check_version(transformers.__version__)
+    from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, masking_utils
     from transformers import conversion_mapping as conversion_mapping  # conversions.py uses them
     from transformers import core_model_loading as core_model_loading
     from transformers.integrations import moe
@@ -37,12 +44,6 @@ try:
     from transformers.utils.output_capturing import OutputRecorder
 except ImportError as error:
     raise ConfigError(f"transformers cannot be imported: {error}", remedy=_REMEDY) from error
-if not transformers.__version__.startswith("5.23."):
-    raise ConfigError(
-        f"transformers {transformers.__version__} is installed: the trainer's models use functions "
-        "that other versions may lack",
-        remedy=_REMEDY,
-    )
 
 VERSION: str = transformers.__version__
 Config = Any  # transformers.PreTrainedConfig

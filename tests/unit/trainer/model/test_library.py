@@ -1,7 +1,10 @@
 """What the trainer asks of transformers: refusals of bad input, experts by slot in float64."""
 
+import sys
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -160,3 +163,17 @@ def test_a_dense_model_is_allowed() -> None:
     skeleton = build_skeleton(tiny_config("llama"))
     assert skeleton.experts == (None, None)
     assert skeleton.num_experts == 0
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "5.22.9", "5.24.0", None])
+def test_another_version_of_the_library_is_refused(
+    version: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = ModuleType("transformers")
+    other.__version__ = version  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", other if version else None)
+    spec = spec_from_file_location("library_again", library.__file__)
+    assert spec is not None and spec.loader is not None
+    with pytest.raises(ConfigError) as refused:
+        spec.loader.exec_module(module_from_spec(spec))
+    assert library.VERSIONS in refused.value.remedy
