@@ -87,14 +87,28 @@ def tiny_config(family: str, **own: Any) -> dict[str, Any]:
     return {"model_type": family, **_COMMON, **_OWN[family], **own}
 
 
+def run_by_slot(
+    module: torch.nn.Module,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Compute rows [R, H] in any order by the experts in `slots` [R]; products in `dtype`."""
+    from pacekeeper.trainer.model import library
+
+    num_slots = len(next(module.parameters(recurse=False)))
+    order = slots.argsort(stable=True)
+    counts = torch.bincount(slots, minlength=num_slots)
+    out = library.run_grouped_experts(module, rows[order].to(dtype or rows.dtype), counts)
+    return torch.empty_like(out).index_copy(0, order, out).to(rows.dtype)
+
+
 def local_experts(
     module: torch.nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     """An experts function of one process: each expert lies in the slot of its number."""
-    from pacekeeper.trainer.model import library
-
     num_rows, top_k = index.shape
-    out = library.run_experts(module, hidden.repeat_interleave(top_k, 0), index.reshape(-1))
+    out = run_by_slot(module, hidden.repeat_interleave(top_k, 0), index.reshape(-1))
     weighted = out * weights.reshape(-1, 1)
     return weighted.view(num_rows, top_k, -1).sum(1).to(hidden.dtype)
 

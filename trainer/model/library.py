@@ -364,39 +364,13 @@ def checkpoint_activations(
         ) from error
 
 
-def run_experts(
-    module: torch.nn.Module,
-    rows: torch.Tensor,
-    slots: torch.Tensor,
-    compute_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Compute rows by the experts in given slots, by the library's grouped forward.
-
-    Gate, bias and transposition are the family's own. Gradients reach the rows and the parameters
-    in their own data types.
-
-    Args:
-        module: experts of the library, its stacked parameters [num_slots, ...].
-        rows: [R, H]; R may be 0.
-        slots: [R] int64, each in [0, num_slots).
-        compute_dtype: data type of the matrix products; None: that of the parameters.
-
-    Returns:
-        [R, H] in the data type of `rows`, not weighted.
-    """
-    out: torch.Tensor = moe.grouped_mm_experts_forward(
-        _Slots(module, compute_dtype or next(module.parameters(recurse=False)).dtype),
-        rows if compute_dtype is None else rows.to(compute_dtype),
-        slots[:, None],
-        rows.new_ones(rows.size(0), 1, dtype=compute_dtype),
-    )
-    return out.to(rows.dtype)
-
-
 def run_grouped_experts(
     module: torch.nn.Module, rows: torch.Tensor, counts: torch.Tensor
 ) -> torch.Tensor:
     """Compute rows that are sorted by slot: the library's grouped forward without its sorting.
+
+    Gate, bias and transposition are the family's own. Gradients reach the parameters in their own
+    data type.
 
     Args:
         module: experts of the library, its stacked parameters [num_slots, ...].
@@ -426,13 +400,12 @@ def run_grouped_experts(
 
 
 class _Slots:
-    """An experts module as the library's forward sees it: as many experts as slots, one dtype."""
+    """An experts module as the library's forward sees it, its stacks in one data type."""
 
     def __init__(self, module: torch.nn.Module, dtype: torch.dtype) -> None:
         self._module = module
         for name, parameter in module.named_parameters(recurse=False):
             setattr(self, name, parameter.to(dtype))
-            self.num_experts = parameter.shape[0]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)

@@ -26,7 +26,7 @@ class ExpertLayer:
     Attributes:
         layer: the decoder layer.
         name: the module's name in the model.
-        module: the library's module; `library.run_experts` computes with it.
+        module: the library's module; `library.run_grouped_experts` computes with it.
         num_experts: experts of the layer.
         parameters: the module's own names of its stacked parameters, [num_experts, ...] each.
     """

@@ -14,7 +14,7 @@ from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.blocks import BlockStore
 from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.skeleton import build_skeleton
-from support.tiny_models import tiny_config
+from support.tiny_models import run_by_slot, tiny_config
 
 
 def experts_of(family: str, dtype: torch.dtype, **own: object) -> torch.nn.Module:
@@ -41,7 +41,7 @@ def test_rows_by_slot_agree_with_the_eager_loop_in_float64(family: str) -> None:
     slots = torch.tensor([3, 1, 1, 0, 3, 3, 0, 1, 3, 0, 1, 1, 3])  # slot 2 gets no row
     target = torch.randn(13, 64, dtype=torch.float64)
     results = []
-    for run in (library.run_experts, eager):
+    for run in (run_by_slot, eager):
         out = run(module, rows, slots)
         gradients = torch.autograd.grad((out * target).sum(), [rows, *module.parameters()])
         results.append([out, *gradients])
@@ -54,7 +54,7 @@ def test_rows_by_slot_agree_with_the_eager_loop_in_float64(family: str) -> None:
 def test_no_row_at_all_gives_gradients_of_zero(dtype: torch.dtype) -> None:
     module = experts_of("gpt_oss", torch.float32).to(dtype)
     rows = torch.zeros(0, 64, dtype=dtype, requires_grad=True)
-    out = library.run_experts(module, rows, torch.zeros(0, dtype=torch.int64))
+    out = run_by_slot(module, rows, torch.zeros(0, dtype=torch.int64))
     assert tuple(out.shape) == (0, 64)
     out.sum().backward()
     assert all(one.grad is not None and not one.grad.any() for one in module.parameters())
@@ -68,17 +68,17 @@ def test_one_slot_takes_all_rows() -> None:
     experts = skeleton.experts[0]
     assert experts is not None
     rows = torch.randn(5, 64)
-    out = library.run_experts(experts.module, rows, torch.zeros(5, dtype=torch.int64))
+    out = run_by_slot(experts.module, rows, torch.zeros(5, dtype=torch.int64))
     assert torch.allclose(out, eager(experts.module, rows, torch.zeros(5, dtype=torch.int64)))
     assert out.abs().max() > 0
-    none = library.run_experts(experts.module, rows[:0], torch.zeros(0, dtype=torch.int64))
+    none = run_by_slot(experts.module, rows[:0], torch.zeros(0, dtype=torch.int64))
     assert tuple(none.shape) == (0, 64)
 
 
 def test_expanded_gradients_are_taken() -> None:
     module = experts_of("qwen3_moe", torch.float32)
     rows = torch.randn(6, 64, requires_grad=True)
-    library.run_experts(module, rows, torch.tensor([0, 1, 2, 3, 0, 0])).sum().backward()
+    run_by_slot(module, rows, torch.tensor([0, 1, 2, 3, 0, 0])).sum().backward()
     assert rows.grad is not None
     assert rows.grad.abs().max() > 0
 
@@ -88,7 +88,7 @@ def test_sizes_that_the_kernel_refuses_are_computed(inner: int) -> None:
     module = experts_of("qwen3_moe", torch.float32, moe_intermediate_size=inner)
     rows = torch.randn(6, 64, requires_grad=True)
     slots = torch.tensor([0, 1, 2, 3, 0, 0])
-    out = library.run_experts(module, rows, slots)
+    out = run_by_slot(module, rows, slots)
     out.sum().backward()
     assert torch.allclose(out, eager(module, rows, slots), atol=1e-5)
 
@@ -97,9 +97,9 @@ def test_low_precision_products_return_gradients_of_the_masters() -> None:
     module = experts_of("gpt_oss", torch.float32)
     rows = torch.randn(6, 64, requires_grad=True)
     slots = torch.tensor([0, 1, 2, 3, 0, 0])
-    out = library.run_experts(module, rows, slots, torch.bfloat16)
+    out = run_by_slot(module, rows, slots, torch.bfloat16)
     out.sum().backward()
-    exact = library.run_experts(module, rows, slots)
+    exact = run_by_slot(module, rows, slots)
     assert out.dtype is torch.float32
     assert not torch.equal(out, exact)
     assert torch.allclose(out, exact, atol=0.05 * float(exact.detach().abs().max()))
