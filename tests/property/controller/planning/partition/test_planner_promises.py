@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from pacekeeper.controller.planning.model.partition import Partition, PartitionPlan
 from pacekeeper.controller.planning.model.problem import ModelCost, PartitionProblem
 from pacekeeper.controller.planning.partition.constraints import check_partition
+from pacekeeper.controller.planning.partition.layout_codec import layout_of
 from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition_cost.step_time import price
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from support.examples import examples
 from support.partitions import even_partition, model_of, problem_of
@@ -69,6 +71,10 @@ def test_every_plan_keeps_its_promises() -> None:
             drawn["refused"] += 1
             return
         check_plan(plan, problem, speeds)
+        if model is DENSE:
+            layout = check_sayable(plan.partition, len(model.layers))
+            drawn["irregular"] += not layout.is_regular
+            drawn["dense"] += 1
         drawn["planned"] += 1
         drawn["changed"] += plan.partition != problem.baseline
         drawn["dead"] += not all(speeds)
@@ -76,6 +82,23 @@ def test_every_plan_keeps_its_promises() -> None:
     keeps_its_promises()
     assert drawn["planned"] > drawn["refused"]
     assert min(drawn["changed"], drawn["dead"]) >= 0.2 * drawn["planned"]
+    assert drawn["irregular"] >= 0.2 * drawn["dense"]
+
+
+def check_sayable(partition: Partition, num_layers: int) -> Layout:
+    """A layout says where each shard and row of the partition is."""
+    layout = layout_of(partition, ((),) * num_layers, generation=1)
+    leaders = [pipeline.leader for pipeline in layout.pipelines]
+    rows = layout.rows_of(partition.rows_per_step)
+    for pipeline in partition.pipelines:
+        (leader,) = set(leaders) & set(pipeline.cells[0].ranks)
+        assert rows[leader] == pipeline.rows
+        stages = layout.pipeline_of(leader).stages
+        for cell, stage in zip(pipeline.cells, stages, strict=True):
+            assert (cell.first_layer, cell.end_layer) == (stage.first_layer, stage.end_layer)
+            assert cell.attention == tuple(run for run in stage.attention if run.end > run.first)
+            assert cell.mlp == tuple(run for run in stage.mlp if run.end > run.first)
+    return layout
 
 
 @pytest.mark.parametrize("model", [DENSE, MOE])
