@@ -4,6 +4,7 @@ Called by `machine.py`. Reports may arrive in any order and repeatedly: what ran
 until the layout it belongs to is known. Steps and findings are handled by `steps.py`. Pure.
 """
 
+import zlib
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import chain
@@ -195,6 +196,7 @@ def _take_layouts(
             layouts=replace(
                 job.layouts,
                 known={**job.layouts.known, generation: layout},
+                checksums={**job.layouts.checksums, generation: zlib.crc32(data)},
                 offer_reasons=offered,
                 newest_generation=max(job.layouts.newest_generation, generation),
             ),
@@ -320,7 +322,7 @@ def _first_behind(job: JobState, layout: Layout) -> int | None:
 
 def _is_meant(job: JobState, layout: Layout) -> bool:
     """Is it this layout that they run, and not another one of the same number?"""
-    crc = layout_crc(layout)
+    crc = job.layouts.checksums.get(layout.generation) or layout_crc(layout)
     return all(
         known.observed_generation > layout.generation or known.observed_crc in (None, crc)
         for known in (job.ranks[rank] for rank in layout.ranks)
@@ -396,6 +398,7 @@ def _enter_layout(
             if is_baseline or leaves_ranks_out(job.layouts.baseline, layout)
             else job.layouts.baseline,
             known=kept,
+            checksums={g: crc for g, crc in job.layouts.checksums.items() if g in kept},
             offer_reasons={g: why for g, why in job.layouts.offer_reasons.items() if g in kept},
             first_step=job.progress.step,
         ),

@@ -166,6 +166,8 @@ class LayoutState:
         baseline: The layout to restore once all incidents are closed; None: none.
         known: Layouts that ranks may report to run, by generation: offered ones and those that
             survivors wrote.
+        checksums: CRC32 of the text of known layouts that ranks wrote, by generation: those of an
+            older version write another text for the same layout.
         offer_reasons: The reason of each layout that the controller offered, by generation.
         first_behind: Position of a rank that did not run a known layout yet, where the next search
             begins. A hint only.
@@ -178,6 +180,7 @@ class LayoutState:
     is_provisional: bool = False
     baseline: Layout | None = None
     known: Mapping[int, Layout] = field(default_factory=dict)
+    checksums: Mapping[int, int] = field(default_factory=dict)
     offer_reasons: Mapping[int, str] = field(default_factory=dict)
     first_behind: int = 0
     newest_generation: int = 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pacekeeper.core.layout.codec import decode_layout, encode_layout, layout_crc
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, Pipeline, ShardRun, Stage
-from support.layouts import layouts, pipelines_of
+from support.layouts import groups_of, layouts, pipelines_of
 
 EVEN = even_layout(ranks=range(2), num_layers=1, num_experts=2, replicas=1)
 
@@ -41,6 +41,27 @@ def test_the_bytes_are_the_format() -> None:
     )
     assert b"[1.0,[[0,1,[1,0],[1,0],[2,2]]]]" in encode_layout(wide)
     assert encode_layout(wide).endswith(b',"shared_mlp_layers":[0]}')
+
+
+@given(layouts())
+def test_any_layout_of_format_1_is_read(layout: Layout) -> None:
+    text = {
+        "format": 1,
+        "generation": layout.generation,
+        "num_virtual_shards": layout.num_attention_shards,
+        "stages": [
+            {
+                "layers": [span.start, span.stop],
+                "groups": [[[run.rank, run.first, run.end] for run in group] for group in groups],
+            }
+            for span, groups in zip(layout.spans, groups_of(layout), strict=True)
+        ],
+        "experts": [[[[r.rank, r.share] for r in on] for on in one] for one in layout.experts],
+        "batch_shares": layout.batch_shares,
+        "speeds": layout.speeds,
+        "standing_by": layout.standing_by,
+    }
+    assert decode_layout(json.dumps(text).encode()) == layout
 
 
 def test_a_layout_of_format_1_is_read() -> None:

@@ -1,5 +1,9 @@
 """Ranks nobody tells of: lost while the controller was down, under another node, never seen."""
 
+import json
+import zlib
+from dataclasses import replace
+
 import pytest
 
 from pacekeeper.controller.api.messages import job_view
@@ -11,11 +15,14 @@ from pacekeeper.controller.state.events import (
 )
 from pacekeeper.core.incidents.findings import CoverageState, FindingKind, MitigationLevel
 from pacekeeper.core.incidents.rank_failures import failed_ranks
+from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.telemetry.node_report import JobReport
 from support.machine_driver import (
     FIRST,
     FLOOR,
+    JOB,
     NODE_OF,
     QUICK,
     WARM,
@@ -114,6 +121,18 @@ def test_a_layout_for_what_is_over_is_still_one_after_a_restart() -> None:
     assert driver.job.layouts.is_provisional
     driver.start_again()
     assert driver.job.layouts.is_provisional
+
+
+@pytest.mark.parametrize("is_its_own", [True, False])
+def test_survivors_of_an_older_version_write_another_text_of_their_layout(is_its_own: bool) -> None:
+    driver = started(QUICK)
+    survivors = shrink(FIRST, dead=[1], generation=2, floor=FLOOR)
+    text = json.dumps(json.loads(encode_layout(survivors))).encode()
+    crc = zlib.crc32(text if is_its_own else text + b" ")
+    records = [replace(one, layout_crc=crc) for one in applied(survivors)]
+    driver.report(exited(1))
+    driver.take(JobReport(job=JOB, records=tuple(records), layouts=((2, text),)))
+    assert (driver.job.layouts.current == survivors) == is_its_own
 
 
 def test_what_each_loss_takes_is_remembered_and_what_a_plan_leaves_out_is_no_loss() -> None:
