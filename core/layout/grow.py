@@ -4,9 +4,11 @@ The leader computes it and the other ranks take the result, as with `core/layout
 controller improves the layout later, so this rule only has to be safe, balanced and deterministic.
 """
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ReplicaSet, ranks_by_layer
 from pacekeeper.core.layout.mesh_resize import add_ranks
@@ -208,7 +210,7 @@ def _widened(
     table = _ReplicaTable(
         replicas=[set(replicas) for replicas in before],
         name={rank: domain_of_rank(floor.domain_of, rank) for rank in pace},
-        used={rank: sum(rank in replicas for replicas in before) for rank in pace},
+        used=dict.fromkeys(pace, 0) | Counter(chain.from_iterable(before)),
         slots=len(experts) if floor.slots_per_rank is None else floor.slots_per_rank,
     )
     _restore_floor(table, order, fresh, min(max(1, floor.replicas), len(pace)), lost)

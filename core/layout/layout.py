@@ -277,7 +277,7 @@ class Layout:
         """(leader, batch share) of each pipeline."""
         return tuple((pipeline.leader, pipeline.batch_share) for pipeline in self.pipelines)
 
-    @property
+    @cached_property
     def mesh(self) -> tuple[tuple[Stage, ...], ...]:
         """The stages of each pipeline: where layers and shards lie, without any share."""
         return tuple(pipeline.stages for pipeline in self.pipelines)

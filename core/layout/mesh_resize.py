@@ -196,7 +196,8 @@ def _recombined(
     layers = list(zip(firsts, [*firsts[1:], layout.num_layers], strict=True))
     count = min(sum(bool(living[at][n]) for at in numbers) for n in kept)
     whole = [at for at in numbers if all(living[at][n] for n in kept)]
-    order = [[*whole, *(at for at in numbers if living[at][n] and at not in whole)] for n in kept]
+    broken = [at for at in numbers if not all(living[at][n] for n in kept)]
+    order = [[*whole, *(at for at in broken if living[at][n])] for n in kept]
     drafts = [
         _Draft(
             layers=list(layers),

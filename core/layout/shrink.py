@@ -4,8 +4,10 @@ The leader computes it and the other ranks take the result. The controller impro
 later, so this rule only has to be safe, balanced and deterministic.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ReplicaSet, ranks_by_layer
@@ -156,7 +158,7 @@ def _refilled(
     name = {rank: domain_of_rank(floor.domain_of, rank) for rank in staying}
     enough = min(max(1, floor.replicas), len(staying))
     wide = min(enough, len(set(name.values())))
-    used = {rank: sum(rank in on for on in replicas) for rank in staying}
+    used = dict.fromkeys(staying, 0) | Counter(chain.from_iterable(replicas))
     slots = len(replicas) if floor.slots_per_rank is None else floor.slots_per_rank
 
     def add(on: set[int], ranks: Collection[int]) -> None:
