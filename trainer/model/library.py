@@ -97,17 +97,19 @@ def load_config(source: Path | str | Mapping[str, Any] | Config) -> Config:
 
 def _check_sizes(config: Config) -> None:
     """Refuse sizes that the library builds, and that fail in the first forward pass."""
-    values = config.get_text_config().to_dict()
-    heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
-    groups, head_dim = values.get("num_key_value_heads"), values.get("head_dim")
-    is_latent = "kv_lora_rank" in values
+    try:
+        values = config.get_text_config().to_dict()
+    except ValueError as error:  # several parts of the model have text
+        raise ConfigError(
+            f"{config.model_type} is no single language model: {_first_line(error)}",
+            remedy="give the configuration of a language model",
+        ) from error
+    heads, groups = values.get("num_attention_heads"), values.get("num_key_value_heads")
     chosen = next((values[name] for name in _TOP_K if values.get(name)), 0)
     most = min(expert_counts(config).values(), default=chosen)
     wrong = ""
-    if heads and groups and heads % groups:
+    if isinstance(heads, int) and isinstance(groups, int) and groups and heads % groups:
         wrong = f"{heads} attention heads do not divide among {groups} key-value heads"
-    elif heads and hidden and not head_dim and not is_latent and hidden % heads:
-        wrong = f"a hidden size of {hidden} does not divide among {heads} attention heads"
     elif isinstance(chosen, int) and chosen > most:
         wrong = f"{chosen} experts per token of {most}"
     if wrong:

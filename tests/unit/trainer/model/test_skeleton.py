@@ -104,15 +104,24 @@ def test_the_data_type_is_that_asked_for() -> None:
         assert {spec.dtype for spec in skeleton.specs.values()} == {dtype}
 
 
+def test_heads_need_not_divide_the_hidden_size() -> None:
+    """GLM-4.5 has 96 heads of 128 for a hidden size of 5120."""
+    build_skeleton(tiny_config("glm4_moe", num_attention_heads=12, num_key_value_heads=4))
+
+
+def test_a_model_of_several_texts_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        build_skeleton({"model_type": "musicgen"})
+
+
 @pytest.mark.parametrize(
     "own",
     [
-        {"num_attention_heads": 7, "num_key_value_heads": 7},
         {"num_attention_heads": 8, "num_key_value_heads": 3},
         {"num_experts_per_tok": 5},
         {"hidden_act": "of_nobody"},
     ],
-    ids=["hidden", "heads", "experts", "activation"],
+    ids=["heads", "experts", "activation"],
 )
 def test_sizes_that_do_not_fit_are_refused(own: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as refused:
