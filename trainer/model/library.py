@@ -129,6 +129,14 @@ def build_on_meta(config: Config, dtype: torch.dtype) -> PreTrainedModel:
     """
     model_class = _model_class(config)
     _check_sizes(config)
+    counts = expert_counts(config)
+    if counts and not model_class._can_set_experts_implementation():
+        fields = ", ".join(f"{name} = {count}" for name, count in sorted(counts.items()))
+        raise ConfigError(
+            f"{config.model_type} has experts ({fields}) without the experts interface of "
+            "transformers: its experts cannot be moved",
+            remedy="train a family of docs/models.md",
+        )
     config = deepcopy(config)
     try:
         with torch.device("meta"):

@@ -11,6 +11,7 @@ import torch
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.model.families import Family
 
+_HEADS = ("norm", "final", "hc_head")
 _MIXERS = ("Mamba", "DeltaNet")
 
 
@@ -48,10 +49,11 @@ def _is_head(model: torch.nn.Module, name: str, layers: str, family: Family) -> 
         return True  # beside the base model: the output head
     if not name.startswith(f"{decoder}."):
         return False  # another part of the base model, as a vision tower
-    children = [child for child, _ in model.get_submodule(decoder).named_children()]
+    modules = dict(model.get_submodule(decoder).named_children())
+    children = list(modules)
     child = name.removeprefix(f"{decoder}.").partition(".")[0]
     return (
         child in children[children.index(list_name) :]
         and child not in family.embedding
-        and any(word in child for word in ("norm", "head", "final"))
+        and ("Norm" in type(modules[child]).__name__ or child.startswith(_HEADS))
     )

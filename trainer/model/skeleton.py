@@ -100,13 +100,6 @@ def build_skeleton(
     config = library.load_config(config)
     module = library.build_on_meta(config, dtype)
     found = {name: one for name, one in module.named_modules() if library.is_experts(one)}
-    if not found and (counts := library.expert_counts(config)):
-        fields = ", ".join(f"{name} = {count}" for name, count in sorted(counts.items()))
-        raise ConfigError(
-            f"{config.model_type} has experts ({fields}) without the experts interface of "
-            "transformers: its experts cannot be moved",
-            remedy=_REMEDY,
-        )
     layers = _decoder_layers(module, found, library.num_layers(config))
     family = family_of(config.model_type)
     experts = _expert_layers(module, found, layers, family)

@@ -79,6 +79,15 @@ def test_blocks_hold_what_they_are_named_for() -> None:
     assert set(store.shapes(Block(BlockKind.EMBEDDING))) == {"model.embed_tokens.weight"}
 
 
+@pytest.mark.parametrize(
+    ("model_type", "norm"),
+    [("gpt2", "transformer.ln_f.weight"), ("mamba", "backbone.norm_f.weight")],
+)
+def test_the_final_norm_is_in_the_head_whatever_its_name(model_type: str, norm: str) -> None:
+    skeleton = build_skeleton({"model_type": model_type})
+    assert norm in skeleton.blocks[Block(BlockKind.HEAD)]
+
+
 def test_a_tied_head_is_in_the_embedding_and_one_tensor() -> None:
     store = stored("qwen3_moe", [{}, {}], tie_word_embeddings=True)
     module = store.skeleton.module

@@ -149,9 +149,10 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     [
         {"model_type": "dbrx"},
         {"model_type": "llama4_text", "num_hidden_layers": 2},
+        {"model_type": "jetmoe", "num_hidden_layers": 2},
         {"model_type": "vit"},
     ],
-    ids=["dbrx", "llama4", "no_tokens"],
+    ids=["dbrx", "llama4", "jetmoe", "no_tokens"],
 )
 def test_a_family_without_the_experts_interface_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as refused:
