@@ -100,8 +100,11 @@ def _with(known: MeasuredMove | None, told: Mapping[int, PlanAppliedRecord]) -> 
 
 
 def moved(old: Layout, new: Layout, shape: ModelShape) -> Moved:
-    """Return the bytes that `new` copies where blocks lie as in `old`."""
-    if old.mesh == new.mesh:
+    """Return the bytes that `new` copies where blocks lie as in `old`.
+
+    Trainers do not report weights and optimizer state apart: a copy of either counts as both.
+    """
+    if (old.mesh, old.state_owners) == (new.mesh, new.state_owners):
         copies = Counter(added_replicas(old, new))
         return Moved(
             total_bytes=copies.total() * shape.expert_bytes,

@@ -38,7 +38,7 @@ def cut_pieces(
     found: dict[Piece, int] = {}
     for piece, size in size_bytes.items():
         strips = 1
-        if size > most and len(layout.holders(piece.block)) > 1:
+        if size > most and len(_holders(layout, piece)) > 1:
             strips = max(1, min(-(-size // most), num_rows[piece]))
         for strip in piece.cut(strips):
             found[strip] = len(strip.rows(size))  # rows are as long as each other, nearly
@@ -46,15 +46,20 @@ def cut_pieces(
 
 
 def assign_writers(layout: Layout, size_bytes: Mapping[Piece, int]) -> dict[Piece, int]:
-    """The rank that writes each of these pieces: one of its block's holders.
+    """The rank that writes each of these pieces: one that has it.
 
     Pieces with few holders are assigned first, then large ones, each to its least loaded holder;
     then pieces move to another holder while the busier of the two gains. Equal on all ranks. The
     busiest rank writes at most one piece's bytes more than the mean where all ranks hold all blocks
     (Graham's bound for list scheduling).
     """
-    holders = {piece: layout.holders(piece.block) for piece in sorted(size_bytes)}
+    holders = {piece: _holders(layout, piece) for piece in sorted(size_bytes)}
     return assign_evenly(holders, size_bytes)
+
+
+def _holders(layout: Layout, piece: Piece) -> tuple[int, ...]:
+    """The ranks that have a piece: optimizer state may have an owner and a mirror only."""
+    return layout.state_holders(piece.block) if piece.kind else layout.holders(piece.block)
 
 
 def assign_mirrors(ranks: Collection[int], domain_of: DomainOf = NO_DOMAINS) -> dict[int, int]:

@@ -15,6 +15,7 @@ from pacekeeper.core.checkpoint.write_plan import (
 )
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import BlockKind, Layout
+from pacekeeper.core.layout.state_owners import assign_state_owners
 from support.layouts import layouts
 
 
@@ -125,3 +126,12 @@ def test_cut_pieces_that_all_hold_leave_no_rank_a_fourth_above_the_mean(
     mean = sum(sizes.values()) / num_ranks
     busiest = max(loads(layout, assign_writers(layout, strips), strips).values())
     assert busiest <= mean + max(MIN_STRIP_BYTES, mean / STRIPS_PER_RANK) + 1
+
+
+@given(layouts(may_stand_by=False))
+def test_the_moments_of_a_dense_block_are_written_by_its_owner_or_mirror(layout: Layout) -> None:
+    owned = assign_state_owners(layout)
+    sizes = {Piece(block, "exp_avg"): 8 for block in owned.blocks()}
+    chosen = assign_writers(owned, sizes)
+    for piece, rank in chosen.items():
+        assert rank in owned.state_holders(piece.block)
