@@ -90,9 +90,9 @@ def _shed(
         items.setdefault(rank, []).append(item)
     fullest = [(-load[rank], rank) for rank in items]
     heapify(fullest)
+    least = min(load.values())
     while fullest:
         _, here = heappop(fullest)
-        least = min(load.values())
         for item in sorted(items[here], key=lambda item: -sizes[item]):
             if least + sizes[item] >= load[here]:
                 continue
@@ -104,6 +104,7 @@ def _shed(
                 items[here].remove(item)
                 items.setdefault(there, []).append(item)
                 heappush(fullest, (-load[here], here))
+                least = min(load.values())
                 break
 
 
