@@ -1,6 +1,10 @@
 """Small jobs of `pacekeeper launch` with a table `[engine]`: a model, tokens, settings."""
 
 import json
+import os
+import runpy
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,6 +12,7 @@ from typing import Any
 from pacekeeper.core.config.engine import EngineConfig
 from support.tiny_models import tiny_config
 from support.token_files import write_tokens
+from support.tree import ROOT
 
 VOCABULARY, END = 96, 95
 
@@ -54,3 +59,10 @@ def logged(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / "steps.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def run_example(environment: Mapping[str, str], words: Sequence[str], output: str) -> None:
+    """In a process of its own: examples/train_engine.py, what it prints in a file."""
+    os.environ.update(environment)
+    with Path(output).open("w") as file, redirect_stdout(file):
+        runpy.run_path(str(ROOT / "examples" / "train_engine.py"))["main"](*words)

@@ -351,7 +351,8 @@ class _Loop:
         config, engine = self._config, self._engine
         while engine.num_steps < config.steps:
             if _is_wish(self._is_stop_asked(), engine.groups.control):
-                _log.info("asked to end: the job ends after %d steps", engine.num_steps)
+                if self._log is not None:
+                    _log.info("asked to end: the job ends after %d steps", engine.num_steps)
                 break
             step = engine.num_steps
             rate = learning_rate(config, step)

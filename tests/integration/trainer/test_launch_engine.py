@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,12 +16,13 @@ import pytest
 
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode, HostError
-from support.engine_jobs import logged, small_job
+from support.engine_jobs import logged, run_example, small_job, write_data, write_model
 from support.ports import free_port
 
 pytest.importorskip("transformers")
 
-from pacekeeper.trainer.engine.launcher import EngineNode, RankFailure, launch
+from pacekeeper.trainer.elastic.launcher import rank_server
+from pacekeeper.trainer.engine.launcher import LOADED, EngineNode, RankFailure, launch
 from pacekeeper.trainer.engine.rank_process import RunFolders
 
 
@@ -94,8 +97,6 @@ def test_an_error_of_all_ranks_is_one_error(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_found_before_a_rank_starts(tmp_path: Path) -> None:
-    import socket
-
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -109,3 +110,38 @@ def test_a_port_in_use_is_found_before_a_rank_starts(tmp_path: Path) -> None:
         )
         with pytest.raises(HostError):
             launch(node)
+
+
+def example(folder: Path, out: str, ranks: int) -> list[float]:
+    """The losses that the example prints on the lowest rank."""
+    node = EngineNode(
+        config=EngineConfig(),
+        folders=RunFolders(ring_dir="", run_dir=""),
+        node_rank=0,
+        num_nodes=1,
+        ranks_per_node=ranks,
+        rendezvous=f"127.0.0.1:{free_port()}",
+    )
+    words = [str(folder / name) for name in ("model", "tokens.bin", out)]
+    started = []
+    for rank in range(ranks):
+        own = node.environment(rank) if ranks > 1 else {}
+        own |= {"TORCHELASTIC_USE_AGENT_STORE": ""}  # the lowest rank serves the store
+        output = str(folder / f"{out}-{rank}.txt")
+        process = rank_server(LOADED).Process(target=run_example, args=(own, words, output))
+        process.start()
+        started.append(process)
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0] * ranks
+    assert all((folder / f"{out}-{rank}.txt").read_text() == "" for rank in range(1, ranks))
+    return [float(x) for x in re.findall(r"loss (\S+)", (folder / f"{out}-0.txt").read_text())]
+
+
+def test_the_example_gives_the_same_on_two_ranks_and_on_one(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    write_data(tmp_path / "tokens.bin", 6_000)
+    two = example(tmp_path, "two", 2)
+    assert len(two) == 5 and two[3] < two[0] - 1.0
+    assert two == pytest.approx(example(tmp_path, "one", 1), rel=1e-3)
+    assert (tmp_path / "two" / "model.safetensors.index.json").is_file()
