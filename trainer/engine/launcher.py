@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from types import FrameType
 
+from torch.distributed import DistBackendError
+
 from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, ExitCode, PacekeeperError
@@ -276,6 +278,28 @@ def _hearing(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def failure_report(error: BaseException, rank: str) -> tuple[int, dict[str, str | bool | float]]:
+    """Return the exit code of a rank that failed, and what it tells its launcher."""
+    if isinstance(error, PacekeeperError):
+        is_echo = isinstance(error, OtherRanksError)
+        return int(error.exit_code), {
+            "what": error.what,
+            "remedy": error.remedy,
+            "is_echo": is_echo,
+        }
+    if isinstance(error, DistBackendError) or (
+        isinstance(error, RuntimeError) and "gloo/transport" in str(error)
+    ):
+        what = f"rank {rank} lost its connection to another rank"
+        remedy = "the launcher of the node whose rank ended first says why"
+        return int(ExitCode.UNREACHABLE), {"what": what, "remedy": remedy, "is_echo": True}
+    what = f"rank {rank} failed: {type(error).__name__}: {error}"
+    return int(ExitCode.INTERNAL), {
+        "what": what[:_MOST_TRACE_CHARS],
+        "trace": traceback.format_exc()[-_MOST_TRACE_CHARS:],
+    }
+
+
 def _rank_main(
     config: EngineConfig, folders: RunFolders, environment: dict[str, str], report: Connection
 ) -> None:
@@ -286,18 +310,10 @@ def _rank_main(
         level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr, force=True
     )
     code = int(ExitCode.OK)
-    said: dict[str, str | bool | float] = {}
     try:
         run_rank(config, folders, os.environ)
-    except PacekeeperError as error:
-        code = int(error.exit_code)
-        said = {"what": error.what, "remedy": error.remedy}
-        said["is_echo"] = isinstance(error, OtherRanksError)
     except BaseException as error:
-        code = int(ExitCode.INTERNAL)
-        said = {"what": f"rank {environment['RANK']} failed: {type(error).__name__}: {error}"}
-        said["trace"] = traceback.format_exc()[-_MOST_TRACE_CHARS:]
-    if code:
+        code, said = failure_report(error, environment["RANK"])
         report.send_bytes(json.dumps(said | {"failed_s": time.monotonic()}).encode())
     logging.shutdown()
     sys.stdout.flush()
