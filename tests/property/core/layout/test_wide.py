@@ -113,6 +113,11 @@ def test_transfers_bring_exactly_what_is_lacking_from_ranks_that_have_it() -> No
                 assert (move.source in sources) if sources else move.source is None
         assert max(arrived.values(), default=1) == 1, "nothing is sent twice"
         assert arrived.keys() == wanted - had
+        pairs = {(m.destination, m.block) for m in moves if m.part is not StatePart.ALL}
+        for rank, block in pairs:
+            is_both = {(rank, block, StatePart.WEIGHTS), (rank, block, StatePart.OPTIMIZER)}
+            if is_both <= arrived.keys():
+                assert not living.intersection(old.state_holders(block)), "one copy has both"
         for part in StatePart:
             drawn[part] += any(move.part is part for move in moves)
         drawn["from storage"] += any(move.source is None for move in moves)
@@ -153,6 +158,17 @@ def test_survivors_keep_every_block_that_a_living_rank_has() -> None:
                 }
                 assert ends == {pipeline.ends}, "who lost nobody keeps its cuts"
                 drawn["whole pipeline"] += 1
+        most = max(layout.num_attention_shards, layout.num_mlp_shards)
+        for rank in set(after.standing_by) - set(layout.standing_by):
+            number, at = layout.place_of(rank)
+            old = layout.mesh[at][number]
+            groups_near = [
+                stage.group
+                for stages in after.mesh
+                for stage in stages
+                if stage.first_layer < old.end_layer and old.first_layer < stage.end_layer
+            ]
+            assert min(map(len, groups_near)) >= most, "who has room where it was has work"
         drawn["other cuts"] += not layout.has_equal_cuts
         drawn["fewer pipelines"] += len(after.pipelines) < len(layout.pipelines)
 
