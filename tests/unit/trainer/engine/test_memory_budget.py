@@ -31,9 +31,10 @@ def size(tensors: object) -> int:
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "llama"])
 def test_bytes_of_state_are_exact(family: str) -> None:
+    probe = build_skeleton(tiny_config(family))
+    counts = [one.num_experts if one else 0 for one in probe.experts]
+
     def work(group: ThreadGroup) -> None:
-        probe = build_skeleton(tiny_config(family))
-        counts = [one.num_experts if one else 0 for one in probe.experts]
         engine = engine_of(
             family,
             group,
