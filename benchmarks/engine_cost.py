@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -280,7 +281,13 @@ def main() -> None:
             )
     Console().print(table)
     load = round(os.getloadavg()[0], 1)
+    is_within = all(
+        found[shape][name]["upper95"] <= bar
+        for shape in options.shapes
+        for name, bar in BARS.items()
+    )
     print(json.dumps({"pairs": options.pairs, "load_average": load, "bars": BARS, **found}))
+    sys.exit(0 if is_within else 1)
 
 
 if __name__ == "__main__":

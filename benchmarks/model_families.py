@@ -86,6 +86,11 @@ class RoughWeights:
     def __init__(self, skeleton: Skeleton) -> None:
         self._source = SeededInitialization(skeleton, 3)
 
+    @property
+    def fingerprint(self) -> str:
+        """The same on all ranks."""
+        return "rough"
+
     def tensors(self, block: Block) -> dict[str, Tensor]:
         with _DRAWING:
             return {

@@ -19,7 +19,7 @@ from support.rank_threads import ThreadGroup
 from support.tiny_models import tiny_config
 
 VOCABULARY, ROWS, TOKENS = 96, 7, 10
-_DRAWING = threading.Lock()  # weights are drawn from torch's global generator
+BUILDING = threading.Lock()  # building changes torch's default type
 
 
 def rows_of(step: int, num_rows: int = ROWS) -> Tensor:
@@ -31,17 +31,6 @@ def rows_of(step: int, num_rows: int = ROWS) -> Tensor:
 def micro_batches(rows: Tensor, size: int = 3) -> list[MicroBatch]:
     parts = rows.split(size) if len(rows) else ()
     return [{"input_ids": part[:, :-1], "labels": part[:, 1:]} for part in parts]
-
-
-class _OneAtATime:
-    """A source of blocks that no two threads ask at once."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-
-    def tensors(self, block: Any) -> Any:
-        with _DRAWING:
-            return self._source.tensors(block)
 
 
 def engine_of(
@@ -57,9 +46,9 @@ def engine_of(
     from pacekeeper.trainer.model.initialization import SeededInitialization
     from pacekeeper.trainer.model.skeleton import build_skeleton
 
-    with _DRAWING:
+    with BUILDING:
         skeleton = build_skeleton(tiny_config(family), dtype)
-        source = _OneAtATime(SeededInitialization(skeleton, 5))
+        source = SeededInitialization(skeleton, 5)
     groups = None
     if group is not None:
         groups = EngineGroups(exchange=group, gradients=group, control=group)

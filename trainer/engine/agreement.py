@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch
 
-from pacekeeper.core.errors import ConfigError, PacekeeperError
+from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.trainer.groups.group import Group
 
@@ -51,20 +51,20 @@ def on_all_ranks(make: Callable[[], T], group: Group) -> T:
         group: All ranks, with tensors in host memory.
 
     Raises:
-        PacekeeperError: That of `make`; where it failed elsewhere only, OtherRanksError.
+        Exception: That of `make`; where it failed elsewhere only, OtherRanksError.
     """
     made: T | None = None
-    failure: PacekeeperError | None = None
+    failure: Exception | None = None
     try:
         made = make()
-    except PacekeeperError as error:
+    except Exception as error:  # out of memory, say: the others must not wait
         failure = error
     told = group.all_gather(torch.tensor([failure is not None])).flatten().tolist()
     if failure is not None:
         raise failure
     if bad := [rank for rank, is_bad in zip(group.ranks, told, strict=True) if is_bad]:
         raise OtherRanksError(
-            f"ranks {format_ranks(bad)} can not go on", remedy="their own messages say why"
+            f"{format_ranks(bad)} cannot go on", remedy="their own messages say why"
         )
     return made  # type: ignore[return-value]
 

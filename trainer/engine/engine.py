@@ -8,7 +8,7 @@ handled here.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ from pacekeeper.trainer.engine.layouts import check_layout, default_slots, start
 from pacekeeper.trainer.engine.losses import (
     Loss,
     MicroBatch,
+    check_micro_batch,
     cross_entropy,
     num_foreign_tokens,
     num_targets,
+    without_plain_positions,
 )
 from pacekeeper.trainer.engine.routing import (
     Balance,
@@ -112,6 +114,31 @@ class EngineOptions:
     balance_weight: float = 0.0
     bias_rate: float = 0.0
 
+    def __post_init__(self) -> None:
+        problems = {
+            "device": not _is_usable(self.device),
+            "num_slots": self.num_slots is not None and self.num_slots < 1,
+            "compute_dtype": self.compute_dtype not in (None, torch.bfloat16),
+            "max_grad_norm": self.max_grad_norm is not None and not self.max_grad_norm > 0.0,
+            "balance": self.balance not in list(Balance),
+            "balance_weight": not self.balance_weight >= 0.0,
+            "bias_rate": not self.bias_rate >= 0.0,
+        }
+        for name, is_wrong in problems.items():
+            if is_wrong:
+                raise ConfigError(
+                    f"{name}: {getattr(self, name)!r} is not possible here",
+                    remedy="see the attributes of EngineOptions",
+                )
+        object.__setattr__(self, "balance", Balance(self.balance))
+
+
+def _is_usable(device: torch.device | str) -> bool:
+    try:
+        return torch.empty(0, device=device).device.type == torch.device(device).type
+    except (RuntimeError, AssertionError):  # unknown, or not in this build of torch
+        return False
+
 
 class Engine:
     """This rank's part of a model on a layout, and the steps that train it.
@@ -158,20 +185,27 @@ class Engine:
         ranks = self.groups.exchange.ranks
         self._num_experts = [one.num_experts if one else 0 for one in skeleton.experts]
         self.layout = layout or start_layout(self._num_experts, ranks)
-        check_layout(self.layout, self._num_experts, ranks)
         slots = options.num_slots or default_slots(self.layout, self._num_experts)
-        require_slots(self.layout, slots)
+        # Compared before anything is checked: what is wrong is then wrong on all ranks.
         require_agreement(
             {
                 "version of transformers": library.VERSION,
                 "version of torch": torch.__version__,
-                "model": skeleton.config.to_dict(),
+                "model": library.config_values(skeleton.module),
                 "layout": encode_layout(self.layout),
-                "options": replace(options, device="", num_slots=slots),
+                "options": asdict(options) | {"device": "", "num_slots": slots},
                 "type of parameters": self._dtype(),
+                "weights": source.fingerprint,
             },
             self.groups.control,
         )
+        check_layout(self.layout, self._num_experts, ranks)
+        require_slots(self.layout, slots)
+        if self._dtype() not in (torch.float64, torch.float32, torch.bfloat16):
+            raise ConfigError(
+                f"parameters of type {self._dtype()} need a scaled loss, which there is not",
+                remedy="use float32 with compute_dtype=torch.bfloat16",
+            )
         self.device = torch.device(options.device)
         self._options = options
         self.num_steps = 0
@@ -231,15 +265,15 @@ class Engine:
             hooks: As of `Engine`.
             options: Fields of `EngineOptions`.
         """
-        skeleton = build_skeleton(config, dtype)
-        return cls(
-            skeleton,
-            SeededInitialization(skeleton, seed),
-            layout=layout,
-            groups=groups,
-            hooks=hooks,
-            options=EngineOptions(**options),
-        )
+        groups = groups or EngineGroups.single_process()
+
+        def make() -> tuple[Skeleton, BlockSource]:
+            skeleton = build_skeleton(config, dtype)
+            return skeleton, SeededInitialization(skeleton, seed)
+
+        skeleton, source = on_all_ranks(make, groups.control)
+        given = on_all_ranks(lambda: EngineOptions(**options), groups.control)
+        return cls(skeleton, source, layout=layout, groups=groups, hooks=hooks, options=given)
 
     @classmethod
     def from_pretrained(
@@ -262,15 +296,15 @@ class Engine:
             hooks: As of `Engine`.
             options: Fields of `EngineOptions`.
         """
-        skeleton = build_skeleton(folder, dtype)
-        return cls(
-            skeleton,
-            CheckpointReader(skeleton, Path(folder)),
-            layout=layout,
-            groups=groups,
-            hooks=hooks,
-            options=EngineOptions(**options),
-        )
+        groups = groups or EngineGroups.single_process()
+
+        def make() -> tuple[Skeleton, BlockSource]:
+            skeleton = build_skeleton(folder, dtype)
+            return skeleton, CheckpointReader(skeleton, Path(folder))
+
+        skeleton, source = on_all_ranks(make, groups.control)
+        given = on_all_ranks(lambda: EngineOptions(**options), groups.control)
+        return cls(skeleton, source, layout=layout, groups=groups, hooks=hooks, options=given)
 
     @property
     def model(self) -> nn.Module:
@@ -333,6 +367,7 @@ class Engine:
         """
         if not self._optimizers:
             raise ConfigError("the engine has no optimizer", remedy="call add_optimizer first")
+        self._start_clean()
         batches = list(batch)
         counts = self._agree(batches)
         if self._routing.needs_one_micro_batch and counts.micro_batches > 1:
@@ -382,17 +417,20 @@ class Engine:
             batch: This rank's micro-batches, possibly none.
             loss: As of `step`.
         """
+        self._start_clean()
         batches = list(batch)
         counts = self._agree(batches)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
+        modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
             for number in range(counts.micro_batches):
                 total += self._forward(batches, number, loss)
         finally:
-            self.model.train()
+            for module, is_training in modes.items():
+                module.training = is_training
         self.groups.exchange.all_reduce(total).wait()
-        self._experts.forget_counts()
+        self._experts.forget()
         return total / max(counts.targets, 1)
 
     def apply(self, layout: Layout) -> AppliedLayout:
@@ -404,6 +442,7 @@ class Engine:
             ConfigError: The layout does not fit the model, the ranks or the slots.
             CorruptStateError: An expert arrived damaged on some rank.
         """
+        require_agreement({"layout": encode_layout(layout)}, self.groups.control)
         check_layout(layout, self._num_experts, self.groups.exchange.ranks)
         require_slots(layout, self.store.num_slots)
         staged = stage_move(self.store, self._optimizers, self.layout, layout, self.groups.exchange)
@@ -453,6 +492,9 @@ class Engine:
             for layer in range(self.skeleton.num_layers)
             if any(p.requires_grad for p in self.store.stacked(layer).values())
         ]
+        owned = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
+        named = self.model.named_parameters()
+        self._unowned = [n for n, p in named if p.requires_grad and id(p) not in owned]
         place = {id(p): i for i, p in enumerate(self.model.parameters())}
         group = self.groups.gradients
         buckets = [
@@ -463,17 +505,24 @@ class Engine:
         buckets.sort(key=lambda one: -min(place[id(p)] for p in one.parameters))
         self._sync = GradientSync(buckets=buckets if len(group.ranks) > 1 else ())
 
+    def _start_clean(self) -> None:
+        """Forget what an interrupted step, or the caller's own passes, left behind."""
+        if self._unowned:
+            raise ConfigError(
+                f"{len(self._unowned)} trainable parameters have no optimizer, as "
+                f"{self._unowned[0]}",
+                remedy="freeze them with requires_grad_(False) before add_optimizer, or add an "
+                "optimizer of them",
+            )
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self._sync.disarm()
+        self._experts.forget()
+        self._routing.forget()
+
     def _agree(self, batches: Sequence[MicroBatch]) -> "_Counts":
         """Tell all ranks the size of this rank's batch; return that of the global batch."""
-        sizes = [work_size(batch) for batch in batches]
-        own = [
-            len(batches),
-            sum(map(num_targets, batches)),
-            sum(size.tokens for size in sizes),
-            sum(size.documents for size in sizes),
-            sum(size.sum_len_squared for size in sizes),
-            sum(num_foreign_tokens(batch, self._vocabulary_size) for batch in batches),
-        ]
+        own = on_all_ranks(lambda: self._sizes(batches), self.groups.control)
         told = self.groups.control.all_gather(torch.tensor(own))
         ranks = self.groups.control.ranks
         if bad := [rank for rank, row in zip(ranks, told.tolist(), strict=True) if row[5]]:
@@ -490,6 +539,20 @@ class Engine:
             WorkSize(tokens=tokens, documents=documents, sum_len_squared=squared),
         )
 
+    def _sizes(self, batches: Sequence[MicroBatch]) -> list[int]:
+        """Return what `_agree` tells: micro-batches, targets, sizes, tokens out of range."""
+        for batch in batches:
+            check_micro_batch(batch)
+        sizes = [work_size(batch) for batch in batches]
+        return [
+            len(batches),
+            sum(map(num_targets, batches)),
+            sum(size.tokens for size in sizes),
+            sum(size.documents for size in sizes),
+            sum(size.sum_len_squared for size in sizes),
+            sum(num_foreign_tokens(batch, self._vocabulary_size) for batch in batches),
+        ]
+
     def _watched(
         self, batches: Sequence[MicroBatch], number: int
     ) -> AbstractContextManager[object]:
@@ -502,6 +565,7 @@ class Engine:
         """Return the sum of the losses of a micro-batch; 0 for one that this rank lacks."""
         is_idle = number >= len(batches)
         batch = self._placeholder() if is_idle else batches[number]
+        batch = without_plain_positions(batch)
         batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         self._experts.is_idle = is_idle
         self._experts.take_computed_rows()  # of an unwatched step

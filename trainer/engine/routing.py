@@ -19,6 +19,7 @@ from pacekeeper.trainer.parallel.load_balancing import (
     update_bias,
 )
 
+_WIDE = (torch.float32, torch.float64)
 _BIASES = ("e_score_correction_bias", "expert_bias")
 
 
@@ -75,6 +76,11 @@ class Routing:
                 f"{name}: its routers have no correction bias to update",
                 remedy="set the rate of the bias update to 0, or use a load-balancing loss",
             )
+        if bias_rate and any(b.dtype not in _WIDE for b in self._biases.values()):
+            raise ConfigError(
+                f"{name}: correction biases below float32 do not hold small updates",
+                remedy="keep the parameters in float32, with compute_dtype=torch.bfloat16",
+            )
         if weight:
             for router in self._routers:
                 router.module.register_forward_hook(self._keeper(router))
@@ -112,6 +118,10 @@ class Routing:
         group.all_reduce(own).wait()
         loss = batch_loss(found, own, num_tokens)
         return self._weight * loss if num_rows else 0.0
+
+    def forget(self) -> None:
+        """Drop the logits of the last forward pass."""
+        self._logits = {}
 
     def update_biases(self, routed: dict[int, Tensor]) -> None:
         """Update the correction biases from the rows routed in a step, by layer."""

@@ -144,7 +144,7 @@ def train(
             hooks=hooks,
             options=EngineOptions(
                 device=device,
-                num_slots=job.num_slots,
+                num_slots=job.num_slots or None,
                 compute_dtype=_compute_dtype(config),
                 max_grad_norm=config.max_grad_norm or None,
                 checkpoint_activations=config.checkpoint_activations,

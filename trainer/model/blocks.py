@@ -19,6 +19,10 @@ from pacekeeper.trainer.model.skeleton import Skeleton
 class BlockSource(Protocol):
     """Where the tensors of blocks come from: an initialization or a checkpoint."""
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells this source from another; equal on all ranks of a job."""
+
     def tensors(self, block: Block) -> Mapping[str, torch.Tensor]:
         """The tensors of `block` by name, in the shapes of `Skeleton.blocks`."""
 

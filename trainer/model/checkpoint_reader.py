@@ -52,6 +52,11 @@ class CheckpointReader:
         self._check(missing, foreign, wrong)
 
     @property
+    def fingerprint(self) -> str:
+        """Files, tensors and shapes of the checkpoint, wherever it lies."""
+        return repr(sorted((n, str(f), self._shapes[n]) for n, f in self._file_of.items()))
+
+    @property
     def reads_single_experts(self) -> bool:
         """Whether an expert is read alone; else with all of its layer, layer by layer."""
         stacks = {name for one in self._skeleton.experts if one for name in one.tensors}

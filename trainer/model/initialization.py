@@ -4,6 +4,7 @@ The same tensor is drawn on any rank, in any slot, under any layout and on any n
 each module by itself, on the CPU, by the library's own rule, and stacked experts one by one.
 """
 
+import threading
 from collections import defaultdict
 from hashlib import blake2b
 
@@ -12,6 +13,8 @@ import torch
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
+
+_DRAWING = threading.Lock()  # weights are drawn from torch's one generator of the process
 
 
 class SeededInitialization:
@@ -26,6 +29,11 @@ class SeededInitialization:
         dtype = next(iter(skeleton.specs.values())).dtype
         self._skeleton = build_skeleton(skeleton.config, dtype)  # on meta, whatever is held
         self._seed = seed
+
+    @property
+    def fingerprint(self) -> str:
+        """The seed."""
+        return f"seed {self._seed}"
 
     def tensors(self, block: Block) -> dict[str, torch.Tensor]:
         """The tensors of `block` by name, on the CPU. Raises KeyError for an unknown block."""
@@ -53,7 +61,7 @@ class SeededInitialization:
             else:
                 module._buffers[one] = value
         try:
-            with torch.random.fork_rng(devices=[]):
+            with _DRAWING, torch.random.fork_rng(devices=[]):
                 torch.random.manual_seed(_seed_of(self._seed, name, expert))
                 library.initialize_module(model, name)
             drawn = {one: getattr(module, one).detach() for one in own}

@@ -211,6 +211,13 @@ def num_layers(config: Config) -> int:
     return int(getattr(config.get_text_config(), "num_hidden_layers", None) or 0)
 
 
+def config_values(model: PreTrainedModel) -> dict[str, Any]:
+    """The configuration of a model, without the path that it was read from."""
+    values: dict[str, Any] = model.config.to_dict()
+    values.pop("_name_or_path", None)
+    return values
+
+
 def vocabulary_size(model: PreTrainedModel) -> int:
     """The number of tokens that the model has embeddings for."""
     return int(model.get_input_embeddings().num_embeddings)

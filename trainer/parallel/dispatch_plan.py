@@ -65,7 +65,7 @@ class ReplicaShares:
             for replica in replicas:
                 shares_WE[position[replica.rank], expert] = replica.share
             last_E[expert] = max(position[r.rank] for r in replicas if r.share > 0.0)
-        bounds_WE = shares_WE.cumsum(0)
+        bounds_WE = (shares_WE / shares_WE.sum(0)).cumsum(0).clamp_(max=1.0)
         bounds_WE[torch.arange(len(ranks))[:, None] >= last_E] = 1.0
         held = sorted(slots)
         in_order = sorted(range(len(held)), key=lambda i: slots[held[i]])

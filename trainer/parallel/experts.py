@@ -198,8 +198,11 @@ class ExpertParallel:
         self._host_s -= time.perf_counter() - began_s
         return found
 
-    def forget_counts(self) -> None:
-        """Drop all counts and times since they were taken, as those of an evaluation."""
+    def forget(self) -> None:
+        """Drop all counts, times and plans since they were taken, as those of an evaluation."""
+        for layer in self._layers.values():
+            layer.recorded.clear()
+        self.take_chosen()
         self.take_routed_rows()
         self.take_own_rows()
         self.take_computed_rows()

@@ -52,7 +52,11 @@ class DenseBucket:
     def start(self) -> None:
         self._is_used = [p.grad is not None for p in self.parameters]
         parts = [gradient_of(p).reshape(-1) for p in self.parameters]
-        self._flat = torch.cat([*parts, parts[0].new_tensor(self._is_used)])
+        uses = parts[0].new_ones(len(parts))
+        for place, is_used in enumerate(self._is_used):
+            if not is_used:
+                uses[place].zero_()  # a copy of a list would wait for the device
+        self._flat = torch.cat([*parts, uses])
         self._pending = self._group.all_reduce(self._flat)
 
     def finish(self) -> None:
@@ -82,6 +86,11 @@ class StackedExperts:
     parameters: Sequence[nn.Parameter]
     experts: Sequence[ReplicaSet]
     slots: Mapping[int, int]
+
+    def counted_slots(self, rank: int) -> list[int]:
+        """Return the slots of the experts that this rank counts: as their lowest replica rank."""
+        counted = (slot for e, slot in self.slots.items() if self.experts[e][0].rank == rank)
+        return sorted(counted)
 
 
 class ReplicaBucket:
@@ -229,6 +238,10 @@ class GradientSync:
         self._missing = [len(bucket.parameters) for bucket in self.buckets]
         self._started, self._is_armed = 0, True
 
+    def disarm(self) -> None:
+        """Expect nothing more of a step that was interrupted."""
+        self._is_armed = False
+
     def finish(self) -> None:
         """Start what has not started, wait for all, and leave the sums in the gradients.
 
@@ -289,13 +302,12 @@ def clip_global_norm(
     wide = torch.float64 if first.dtype == torch.float64 else torch.float32
     square = torch.zeros((), dtype=wide, device=first.device)
     for layer in layers:
-        lowest = [s for e, s in layer.slots.items() if layer.experts[e][0].rank == group.rank]
-        counted = torch.tensor(sorted(lowest), dtype=torch.int64, device=square.device)
         for p in layer.parameters:
-            square += gradient_of(p).index_select(0, counted).to(wide).square().sum()
+            for slot in layer.counted_slots(group.rank):
+                square += gradient_of(p)[slot].to(wide).square().sum()
     group.all_reduce(square).wait()
     gradients = [p.grad for p in dense if p.grad is not None]
-    for norm in torch._foreach_norm(gradients) if gradients else ():
+    for norm in torch._foreach_norm(gradients, 2.0, wide) if gradients else ():
         square += norm.to(wide).square()
     total = square.sqrt()
     if max_norm is not None and every:

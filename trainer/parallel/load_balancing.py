@@ -22,6 +22,8 @@ def affinities(logits_NE: Tensor, *, is_sigmoid: bool, are_scores: bool) -> Tens
         is_sigmoid: Whether the router scores experts by a sigmoid, not by a softmax.
         are_scores: Whether `logits_NE` are scores already.
     """
+    if logits_NE.dtype not in (torch.float32, torch.float64):
+        logits_NE = logits_NE.float()
     if not is_sigmoid:
         return logits_NE.softmax(-1)
     scores = logits_NE if are_scores else logits_NE.sigmoid()

@@ -111,6 +111,9 @@ def stage_move(
     Raises:
         CorruptStateError: On all ranks, where an expert arrived damaged on one.
     """
+    if not any(new.experts):
+        return StagedMove(slots=tuple({} for _ in new.experts), arrived={}, moved_bytes=0)
+    device = next(iter(store.stacked(_first_layer(new)).values())).device
     position = {rank: i for i, rank in enumerate(group.ranks)}
     outgoing: list[list[tuple[int, int]]] = [[] for _ in group.ranks]
     incoming: list[list[tuple[int, int]]] = [[] for _ in group.ranks]
@@ -123,12 +126,14 @@ def stage_move(
             incoming[position[move.source]].append((move.block.layer, move.block.index))
     packed = [
         [
-            _packed(_tensors(store, optimizers, layer, store.slots[layer][expert]))
+            _packed(
+                _tensors(store, optimizers, layer, store.slots[layer][expert]),
+                _name(new.generation, layer, expert, device),
+            )
             for layer, expert in pairs
         ]
         for pairs in outgoing
     ]
-    device = next(iter(store.stacked(_first_layer(new)).values())).device
     empty = torch.empty(0, dtype=torch.uint8, device=device)
     lengths = [
         [_num_bytes(_tensors(store, optimizers, layer, 0)) for layer, _ in pairs]
@@ -145,7 +150,7 @@ def stage_move(
     arrived, damaged = {}, []
     for (layer, expert), part in zip(moved, parts, strict=True):
         like = _tensors(store, optimizers, layer, 0)
-        if not _is_intact(part):
+        if not _is_intact(part, _name(new.generation, layer, expert, device)):
             damaged.append(f"layer {layer} expert {expert}")
         arrived[layer, expert] = _unpacked(part, like)
     bad = torch.tensor(float(len(damaged)), device=device)
@@ -204,12 +209,12 @@ def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
     return size + -size % _WORD + _WORD
 
 
-def _packed(tensors: Mapping[str, Tensor]) -> Tensor:
+def _packed(tensors: Mapping[str, Tensor], name: Tensor) -> Tensor:
     """The tensors' bytes in the order of their names, filled up to whole words, and a checksum."""
     parts = [tensors[name].reshape(-1).view(torch.uint8) for name in sorted(tensors)]
     size = sum(len(part) for part in parts)
     data = torch.cat([*parts, parts[0].new_zeros(-size % _WORD)])
-    return torch.cat([data, _checksum(data)[None].view(torch.uint8)])
+    return torch.cat([data, _checksum(data, name)[None].view(torch.uint8)])
 
 
 def _unpacked(packed: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -222,15 +227,25 @@ def _unpacked(packed: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _is_intact(packed: Tensor) -> bool:
+def _is_intact(packed: Tensor, name: Tensor) -> bool:
     told = packed[-_WORD:].view(torch.int64)[0]
-    return bool(told == _checksum(packed[:-_WORD]))
+    return bool(told == _checksum(packed[:-_WORD], name))
 
 
-def _checksum(data: Tensor) -> Tensor:
-    """Return the sum of the data's 64-bit words, each times another odd number, on the device.
+def _checksum(data: Tensor, name: Tensor) -> Tensor:
+    """Return the sum of the data's 64-bit words, each mixed with its place and the block's name.
 
-    It shows a changed bit, and words in another order.
+    The mix is that of splitmix64, on the device: changed, exchanged or missing words, and the words
+    of another block, give another sum but for one case in 2^64.
     """
     words = data.view(torch.int64)
-    return (words * torch.arange(1, 2 * len(words), 2, device=data.device)).sum()
+    place = torch.arange(1, len(words) + 1, device=data.device)
+    mixed = words + (place + name) * -0x61C8864680B583EB
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        mixed = (mixed ^ (mixed >> shift & (1 << 64 - shift) - 1)) * factor
+    return (mixed ^ (mixed >> 31 & (1 << 33) - 1)).sum() + 1
+
+
+def _name(generation: int, layer: int, expert: int, device: torch.device) -> Tensor:
+    """Return a number of the block and the move."""
+    return torch.tensor(hash((generation, layer, expert)) & (1 << 62) - 1, device=device)

@@ -1,6 +1,7 @@
 """The engine on several ranks trains as one process does, and rejects what it can not train."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -12,10 +13,13 @@ from pacekeeper.core.layout.layout import Block
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.layouts import start_layout
+from pacekeeper.trainer.engine.losses import cross_entropy
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model.checkpoint_reader import CheckpointReader
+from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.skeleton import build_skeleton
 from support.engines import (
+    BUILDING,
     PlainRun,
     adamw,
     engine_of,
@@ -82,7 +86,9 @@ def test_a_dense_model_trains_with_nothing_but_rows_that_move() -> None:
     def work(group: ThreadGroup) -> list[float]:
         engine = engine_of("llama", group, max_grad_norm=CLIP)
         adamw(engine)
-        return [engine.step(own(step, group.rank)).loss.item() for step in range(2)]
+        losses = [engine.step(own(0, group.rank)).loss.item()]
+        engine.apply(replace(engine.layout, generation=2))
+        return [*losses, engine.step(own(1, group.rank)).loss.item()]
 
     for losses in run_ranks(RANKS, work):
         assert losses == pytest.approx(plain.losses, rel=1e-12)
@@ -213,6 +219,68 @@ def lost(block: Block) -> dict[str, torch.Tensor]:
     raise DataError(f"{block}: stale file handle")
 
 
+def test_a_step_that_was_interrupted_leaves_nothing_behind() -> None:
+    def work(group: ThreadGroup) -> tuple[float, float, int]:
+        engines = [engine_of("qwen3_moe", group, checkpoint_activations=True) for _ in range(2)]
+        for engine in engines:
+            adamw(engine)
+        broken, _ = engines
+
+        def failing(logits: torch.Tensor, batch: Any) -> torch.Tensor:
+            if calls:
+                raise KeyError("a fault of the caller")
+            calls.append(1)
+            return cross_entropy(logits, batch)
+
+        calls: list[int] = []
+        with pytest.raises(KeyError):
+            broken.step(micro_batches(rows_of(0)[:4], 2), failing)
+        for parameter in broken.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        results = [engine.step(own(0, group.rank)) for engine in engines]
+        routed = [sum(int(rows.sum()) for rows in result.routed.values()) for result in results]
+        assert routed[0] == routed[1]
+        return results[0].grad_norm.item(), results[1].grad_norm.item(), routed[0]
+
+    for broken, clean, routed in run_ranks(RANKS, work):
+        assert broken == clean
+        assert routed == 2 * 2 * rows_of(0)[:, 1:].numel()
+
+
+@pytest.mark.parametrize("what", ["layout", "batch", "seed"])
+def test_what_is_wrong_on_one_rank_is_an_error_on_all(what: str) -> None:
+    def work(group: ThreadGroup) -> bool:
+        with pytest.raises(ConfigError):
+            if what == "seed":
+                groups = EngineGroups(exchange=group, gradients=group, control=group)
+                with BUILDING:
+                    skeleton = build_skeleton(tiny_config("qwen3_moe"))
+                    source = SeededInitialization(skeleton, group.rank)
+                Engine(skeleton, source, groups=groups)
+            engine = engine_of("qwen3_moe", group)
+            adamw(engine)
+            if what == "layout":
+                engine.apply(random_layout(engine.layout, Random(group.rank)))
+            batch = own(0, 0)
+            if group.rank == 1:
+                del batch[0]["labels"]
+            engine.step(batch)
+        return True
+
+    assert run_ranks(RANKS, work) == [True] * RANKS
+
+
+def test_positions_matter_where_documents_begin_and_only_there() -> None:
+    engine = engine_of("qwen3_moe")
+    adamw(engine)
+    (batch,) = micro_batches(rows_of(0), 7)
+    plain = engine.evaluate([batch])
+    positions = torch.arange(10).expand(7, 10)
+    assert torch.equal(engine.evaluate([{**batch, "position_ids": positions}]), plain)
+    restarted = engine.evaluate([{**batch, "position_ids": positions % 5}])
+    assert not torch.equal(restarted, plain)
+
+
 def few_slots(engine: Engine) -> None:
     layout = start_layout([4, 4], range(1))
     engine_of("qwen3_moe", layout=layout, num_slots=3)
@@ -259,6 +327,27 @@ def no_bias(engine: Engine) -> None:
     engine_of("qwen3_moe", bias_rate=0.001)
 
 
+def an_unknown_balance(engine: Engine) -> None:
+    engine_of("qwen3_moe", balance="all")
+
+
+def half_precision(engine: Engine) -> None:
+    engine_of("qwen3_moe", compute_dtype=torch.float16)
+
+
+def no_such_device(engine: Engine) -> None:
+    engine_of("qwen3_moe", device="tpu9")
+
+
+def a_negative_norm(engine: Engine) -> None:
+    engine_of("qwen3_moe", max_grad_norm=-1.0)
+
+
+def only_experts_have_an_optimizer(engine: Engine) -> None:
+    engine.add_optimizer(torch.optim.SGD(engine.expert_parameters()))
+    engine.step(own(0, 0))
+
+
 def no_process_group(engine: Engine) -> None:
     EngineGroups.from_torch(torch.device("cpu"))
 
@@ -276,6 +365,11 @@ def no_process_group(engine: Engine) -> None:
         not_per_element,
         two_micro_batches,
         no_bias,
+        an_unknown_balance,
+        half_precision,
+        no_such_device,
+        a_negative_norm,
+        only_experts_have_an_optimizer,
         no_process_group,
     ],
 )

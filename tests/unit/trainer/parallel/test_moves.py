@@ -14,6 +14,8 @@ from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
 from pacekeeper.trainer.groups.group import Pending
 from pacekeeper.trainer.parallel.moves import (
+    _checksum,
+    _name,
     assign_slots,
     commit_move,
     require_slots,
@@ -151,6 +153,20 @@ def test_a_changed_bit_stops_the_move_on_all_ranks_before_anything_changes(
         return True
 
     assert run_ranks(RANKS, work) == [True] * RANKS
+
+
+def test_the_checksum_tells_exchanged_missing_and_sign_flipped_words() -> None:
+    name, other = (_name(2, 1, expert, torch.device("cpu")) for expert in (0, 1))
+    data = torch.tensor([1.5, -1.5, 0.25, 7.0], dtype=torch.float64)
+
+    def told(values: torch.Tensor, of: torch.Tensor = name) -> int:
+        return int(_checksum(values.view(torch.uint8), of))
+
+    assert told(data) != told(data[[1, 0, 2, 3]])
+    assert told(data) != told(data * torch.tensor([-1.0, -1.0, 1.0, 1.0]))
+    assert told(data) != told(data, other)
+    assert told(torch.zeros(4, dtype=torch.float64)) != 0
+    assert told(data) == told(data.clone())
 
 
 def test_a_layout_that_needs_more_slots_is_rejected_before_anything_moves() -> None:

@@ -1,6 +1,7 @@
 """Which optimizers treat each expert of a stack alone."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,15 @@ def test_others_are_rejected_for_experts_and_accepted_for_dense_parameters(make:
     optimizer.param_groups[0]["params"] = experts
     with pytest.raises(ConfigError):
         require_per_element([optimizer], experts)
+
+
+def test_neither_a_warm_up_nor_another_group_hides_an_optimizer() -> None:
+    first, second = nn.Parameter(torch.ones(3, 2, 2)), nn.Parameter(torch.ones(3, 2, 2))
+    slow = Centred([first], lr=1e-13)
+    with pytest.raises(ConfigError):
+        require_per_element([slow], [first])
+    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": [second], "weight_decay": 0.5}]
+    require_per_element([optim.AdamW(groups, lr=0.1)], [first, second])
 
 
 def test_states_are_the_tensors_with_a_value_per_element() -> None:
