@@ -16,7 +16,7 @@ from pathlib import Path
 from pacekeeper.controller.state.state import JobRecord
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.even_layout import even_layout
 
 store = Store.open(Path(sys.argv[1]))
 jobs, incidents, number = store.load()

@@ -24,7 +24,13 @@ def keys() -> Iterator[tuple[str, str, object]]:
 
 KEYS = list(keys())
 WRONG = ("7", "7.5", "'7'", "true", "[]", "{}", "2026-11-23", "inf", "nan", "0x" + "f" * 4000)
-OF_TYPE = {int: ("7",), float: ("7", "7.5"), str: ("'7'",), bool: ("true",)}
+OF_TYPE = {
+    int: ("7",),
+    float: ("7", "7.5"),
+    str: ("'7'",),
+    bool: ("true",),
+    tuple: ("[]",),
+}
 
 
 @given(st.text(max_size=60))

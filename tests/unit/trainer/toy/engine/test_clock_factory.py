@@ -57,11 +57,11 @@ def test_backward_counts_twice_the_forward_work_of_each_segment(flops: list[floa
 
 def test_the_emulated_device_waits_for_its_modelled_time_and_reports_it() -> None:
     clock = emulated()
+    began_s = time.perf_counter()
     clock.begin()
     clock.meter.add(
         OpCount(flops=20.0, bytes=5.0, kernels=10)
     )  # 20 ms of compute, 10 ms of kernels
-    began_s = time.perf_counter()
     clock.pause()
     assert time.perf_counter() - began_s >= 0.029
     clock.resume()
