@@ -19,7 +19,7 @@ from support.rank_threads import ThreadGroup
 from support.tiny_models import tiny_config
 
 VOCABULARY, ROWS, TOKENS = 96, 7, 10
-BUILDING = threading.Lock()  # building changes torch's default type
+BUILDING = threading.Lock()  # building changes torch's default type, for all threads
 
 
 def rows_of(step: int, num_rows: int = ROWS) -> Tensor:

@@ -204,8 +204,9 @@ def test_a_checkpoint_that_one_rank_can_not_read_stops_all(tmp_path: Any) -> Non
 
     def work(group: ThreadGroup) -> bool:
         groups = EngineGroups(exchange=group, gradients=group, control=group)
-        skeleton = build_skeleton(tmp_path, torch.float64)
-        source = CheckpointReader(skeleton, tmp_path)
+        with BUILDING:
+            skeleton = build_skeleton(tmp_path, torch.float64)
+            source = CheckpointReader(skeleton, tmp_path)
         if group.rank == 1:  # its file system lost it
             source.tensors = lost  # type: ignore[method-assign]
         with pytest.raises(DataError if group.rank == 1 else ConfigError):
