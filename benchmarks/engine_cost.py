@@ -87,14 +87,8 @@ def batch() -> dict[str, Tensor]:
     return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
 
 
-def library_pass(shape: str, num_experts: int | None = None) -> Pass:
-    """Forward and backward of transformers' own model."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    values = config(shape, num_experts)
-    made = AutoConfig.for_model(values.pop("model_type"), **values)
-    model = AutoModelForCausalLM.from_config(made, experts_implementation="grouped_mm")
-    route_evenly(model)
+def forward_backward(model: nn.Module) -> Pass:
+    """A forward and a backward pass over one batch."""
     inputs = batch()
 
     def run() -> None:
@@ -105,17 +99,30 @@ def library_pass(shape: str, num_experts: int | None = None) -> Pass:
     return run
 
 
+def library_model(shape: str, num_experts: int | None = None) -> Any:
+    """The model of transformers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = config(shape, num_experts)
+    made = AutoConfig.for_model(values.pop("model_type"), **values)
+    return AutoModelForCausalLM.from_config(made, experts_implementation="grouped_mm")
+
+
+def library_pass(shape: str, num_experts: int | None = None) -> Pass:
+    """Forward and backward of transformers' own model."""
+    model = library_model(shape, num_experts)
+    route_evenly(model)
+    return forward_backward(model)
+
+
 def library_dispatch_pass(shape: str) -> Pass:
     """Forward and backward pass of transformers' own expert parallelism, `AllToAllEP`."""
     from torch.distributed.device_mesh import init_device_mesh
-    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.distributed.expert_parallel import AllToAllEP
 
-    values = config(shape)
-    made = AutoConfig.for_model(values.pop("model_type"), **values)
-    model = AutoModelForCausalLM.from_config(made, experts_implementation="grouped_mm")
+    model = library_model(shape)
     mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("ep", "tp"))
-    count = made.num_experts // dist.get_world_size()
+    count = model.config.num_experts // dist.get_world_size()
     own = slice(dist.get_rank() * count, (dist.get_rank() + 1) * count)
     for name, module in model.named_modules():
         if name.endswith("mlp.experts"):
@@ -124,28 +131,14 @@ def library_dispatch_pass(shape: str) -> Pass:
             module.num_experts = count
             module.forward = AllToAllEP(module, mesh["ep"], mesh["tp"])
     route_evenly(model)
-    inputs = batch()
-
-    def run() -> None:
-        model.zero_grad()
-        logits = model(input_ids=inputs["input_ids"], use_cache=False).logits
-        cross_entropy(logits, inputs).backward()
-
-    return run
+    return forward_backward(model)
 
 
 def engine_pass(shape: str, groups: EngineGroups | None = None) -> Pass:
     """Forward and backward pass of the engine; every expert on one rank."""
     engine = Engine.from_config(config(shape), groups=groups)
     route_evenly(engine.model)
-    inputs = batch()
-
-    def run() -> None:
-        engine.model.zero_grad()
-        logits = engine.model(input_ids=inputs["input_ids"], use_cache=False).logits
-        cross_entropy(logits, inputs).backward()
-
-    return run
+    return forward_backward(engine.model)
 
 
 def step_pass(shape: str, groups: EngineGroups, every: int) -> Pass:

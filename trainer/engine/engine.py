@@ -267,12 +267,11 @@ class Engine:
         """
         groups = groups or EngineGroups.single_process()
 
-        def make() -> tuple[Skeleton, BlockSource]:
+        def make() -> tuple[Skeleton, BlockSource, EngineOptions]:
             skeleton = build_skeleton(config, dtype)
-            return skeleton, SeededInitialization(skeleton, seed)
+            return skeleton, SeededInitialization(skeleton, seed), EngineOptions(**options)
 
-        skeleton, source = on_all_ranks(make, groups.control)
-        given = on_all_ranks(lambda: EngineOptions(**options), groups.control)
+        skeleton, source, given = on_all_ranks(make, groups.control)
         return cls(skeleton, source, layout=layout, groups=groups, hooks=hooks, options=given)
 
     @classmethod
@@ -298,12 +297,11 @@ class Engine:
         """
         groups = groups or EngineGroups.single_process()
 
-        def make() -> tuple[Skeleton, BlockSource]:
+        def make() -> tuple[Skeleton, BlockSource, EngineOptions]:
             skeleton = build_skeleton(folder, dtype)
-            return skeleton, CheckpointReader(skeleton, Path(folder))
+            return skeleton, CheckpointReader(skeleton, Path(folder)), EngineOptions(**options)
 
-        skeleton, source = on_all_ranks(make, groups.control)
-        given = on_all_ranks(lambda: EngineOptions(**options), groups.control)
+        skeleton, source, given = on_all_ranks(make, groups.control)
         return cls(skeleton, source, layout=layout, groups=groups, hooks=hooks, options=given)
 
     @property
@@ -367,7 +365,17 @@ class Engine:
         """
         if not self._optimizers:
             raise ConfigError("the engine has no optimizer", remedy="call add_optimizer first")
-        self._start_clean()
+        if self._unowned:
+            raise ConfigError(
+                f"{len(self._unowned)} trainable parameters have no optimizer, as "
+                f"{self._unowned[0]}",
+                remedy="freeze them with requires_grad_(False) before add_optimizer, or add an "
+                "optimizer of them",
+            )
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self._sync.disarm()
+        self._forget()
         batches = list(batch)
         counts = self._agree(batches)
         if self._routing.needs_one_micro_batch and counts.micro_batches > 1:
@@ -381,7 +389,7 @@ class Engine:
         for number in range(counts.micro_batches):
             if number == counts.micro_batches - 1:
                 self._sync.arm()
-            with self._watched(batches, number):
+            with self._watched(counts, number):
                 value = self._forward(batches, number, loss)
                 num_rows = len(batches[number]["input_ids"]) if number < len(batches) else 0
                 balance = self._routing.loss(num_rows, counts.size.tokens, self.groups.exchange)
@@ -417,7 +425,7 @@ class Engine:
             batch: This rank's micro-batches, possibly none.
             loss: As of `step`.
         """
-        self._start_clean()
+        self._forget()
         batches = list(batch)
         counts = self._agree(batches)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -430,7 +438,7 @@ class Engine:
             for module, is_training in modes.items():
                 module.training = is_training
         self.groups.exchange.all_reduce(total).wait()
-        self._experts.forget()
+        self._forget()
         return total / max(counts.targets, 1)
 
     def apply(self, layout: Layout) -> AppliedLayout:
@@ -505,24 +513,14 @@ class Engine:
         buckets.sort(key=lambda one: -min(place[id(p)] for p in one.parameters))
         self._sync = GradientSync(buckets=buckets if len(group.ranks) > 1 else ())
 
-    def _start_clean(self) -> None:
-        """Forget what an interrupted step, or the caller's own passes, left behind."""
-        if self._unowned:
-            raise ConfigError(
-                f"{len(self._unowned)} trainable parameters have no optimizer, as "
-                f"{self._unowned[0]}",
-                remedy="freeze them with requires_grad_(False) before add_optimizer, or add an "
-                "optimizer of them",
-            )
-        for parameter in self.model.parameters():
-            parameter.grad = None
-        self._sync.disarm()
+    def _forget(self) -> None:
+        """Drop what an interrupted step, or passes that are no step, left behind."""
         self._experts.forget()
         self._routing.forget()
 
     def _agree(self, batches: Sequence[MicroBatch]) -> "_Counts":
         """Tell all ranks the size of this rank's batch; return that of the global batch."""
-        own = on_all_ranks(lambda: self._sizes(batches), self.groups.control)
+        own, sizes = on_all_ranks(lambda: self._sizes(batches), self.groups.control)
         told = self.groups.control.all_gather(torch.tensor(own))
         ranks = self.groups.control.ranks
         if bad := [rank for rank, row in zip(ranks, told.tolist(), strict=True) if row[5]]:
@@ -537,14 +535,18 @@ class Engine:
             int(told[:, 0].max()),
             targets,
             WorkSize(tokens=tokens, documents=documents, sum_len_squared=squared),
+            sizes,
         )
 
-    def _sizes(self, batches: Sequence[MicroBatch]) -> list[int]:
-        """Return what `_agree` tells: micro-batches, targets, sizes, tokens out of range."""
+    def _sizes(self, batches: Sequence[MicroBatch]) -> tuple[list[int], list[WorkSize]]:
+        """Return what `_agree` exchanges of this rank, and the size of each micro-batch.
+
+        Exchanged: micro-batches, targets, tokens, documents, squares, tokens out of range.
+        """
         for batch in batches:
             check_micro_batch(batch)
         sizes = [work_size(batch) for batch in batches]
-        return [
+        own = [
             len(batches),
             sum(map(num_targets, batches)),
             sum(size.tokens for size in sizes),
@@ -552,14 +554,13 @@ class Engine:
             sum(size.sum_len_squared for size in sizes),
             sum(num_foreign_tokens(batch, self._vocabulary_size) for batch in batches),
         ]
+        return own, sizes
 
-    def _watched(
-        self, batches: Sequence[MicroBatch], number: int
-    ) -> AbstractContextManager[object]:
+    def _watched(self, counts: "_Counts", number: int) -> AbstractContextManager[object]:
         if self._telemetry is None:
             return nullcontext()
-        own = work_size(batches[number]) if number < len(batches) else WorkSize()
-        return self._telemetry.micro_batch(own)
+        is_idle = number >= len(counts.own)
+        return self._telemetry.micro_batch(WorkSize() if is_idle else counts.own[number])
 
     def _forward(self, batches: Sequence[MicroBatch], number: int, loss: Loss) -> Tensor:
         """Return the sum of the losses of a micro-batch; 0 for one that this rank lacks."""
@@ -588,8 +589,12 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Of the global batch: the most micro-batches of a rank, targets, and its size."""
+    """Of the global batch: the most micro-batches of a rank, targets, size.
+
+    `own`: the size of each micro-batch of this rank.
+    """
 
     micro_batches: int
     targets: int
     size: WorkSize
+    own: Sequence[WorkSize]

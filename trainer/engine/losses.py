@@ -6,16 +6,14 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.errors import ConfigError
-
-IGNORED = -100
-"""Label of a position that is no target, as in PyTorch and transformers."""
+from pacekeeper.trainer.data.batch import NO_TARGET
 
 _INDICES = ("input_ids", "labels", "position_ids")
 
 MicroBatch = Mapping[str, Tensor]
 """`input_ids` and `labels` [rows, tokens], and what else the model takes.
 
-`labels[r, t]` is the token that follows `input_ids[r, t]`, or `IGNORED`: they are shifted already.
+`labels[r, t]` is the token that follows `input_ids[r, t]`, or `NO_TARGET`: labels are shifted.
 """
 
 Loss = Callable[[Tensor, MicroBatch], Tensor]
@@ -29,7 +27,7 @@ def cross_entropy(logits: Tensor, batch: MicroBatch) -> Tensor:
     """Return the sum of the targets' negative log-likelihoods, in nats."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return torch.nn.functional.cross_entropy(
-        wide.flatten(0, -2), batch["labels"].flatten(), ignore_index=IGNORED, reduction="sum"
+        wide.flatten(0, -2), batch["labels"].flatten(), ignore_index=NO_TARGET, reduction="sum"
     )
 
 
@@ -68,13 +66,13 @@ def without_plain_positions(batch: MicroBatch) -> MicroBatch:
 
 
 def num_targets(batch: MicroBatch) -> int:
-    """Return the number of labels that are not `IGNORED`."""
-    return int((batch["labels"] != IGNORED).sum())
+    """Return the number of labels that are not `NO_TARGET`."""
+    return int((batch["labels"] != NO_TARGET).sum())
 
 
 def num_foreign_tokens(batch: MicroBatch, vocabulary_size: int) -> int:
     """Return how many tokens and labels are outside the vocabulary."""
     tokens, labels = batch["input_ids"], batch["labels"]
     outside = (tokens < 0) | (tokens >= vocabulary_size)
-    wrong = (labels != IGNORED) & ((labels < 0) | (labels >= vocabulary_size))
+    wrong = (labels != NO_TARGET) & ((labels < 0) | (labels >= vocabulary_size))
     return int(outside.sum() + wrong.sum())

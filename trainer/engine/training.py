@@ -8,6 +8,7 @@ It starts no process and survives no failure.
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -120,14 +121,15 @@ def train(
     job = on_all_ranks(lambda: _prepare(config, control.ranks), control)
     data = [s and s.stream.fingerprint() for s in (job.sampler, job.evaluation)]
     require_agreement({"data": data}, control)
-    budget = _budget(config, job, control.rank)
+    needs = _needs(config, job)
+    budgets = {need: _budget(config, job, *need) for need in set(needs.values())}
+    budget = budgets[needs[control.rank]]
     available = available_memory(device, ranks_on_node)
     name = f"rank {control.rank} on {device}"
     is_lowest = control.rank == control.ranks[0]
     if is_lowest:
-        most = max((_budget(config, job, r) for r in control.ranks), key=lambda one: one.total)
-        rank = next(r for r in control.ranks if _budget(config, job, r) == most)
-        _log.info("%s", budget_table(most, rank=rank, available=available))
+        rank = max(control.ranks, key=lambda r: budgets[needs[r]].total)
+        _log.info("%s", budget_table(budgets[needs[rank]], rank=rank, available=available))
         _announce(job)
     on_all_ranks(lambda: require_memory(budget, available=available, where=name), control)
 
@@ -270,23 +272,30 @@ def _compute_dtype(config: EngineConfig) -> torch.dtype | None:
     return torch.bfloat16 if config.precision == "bfloat16" else None
 
 
-def _budget(config: EngineConfig, job: _Job, rank: int) -> MemoryBudget:
+def _needs(config: EngineConfig, job: _Job) -> dict[int, tuple[int, int]]:
+    """By rank, the rows of a micro-batch and the slots in use: most ranks have the same."""
+    held = Counter(
+        replica.rank for placed in job.layout.experts for replicas in placed for replica in replicas
+    )
     places = places_of_ranks(job.layout, config.rows_per_step)
+    return {
+        rank: (min(config.rows_per_microbatch, len(own)), held[rank])
+        for rank, own in places.items()
+    }
+
+
+def _budget(config: EngineConfig, job: _Job, rows: int, used_slots: int) -> MemoryBudget:
     shape = MicroBatchShape(
-        rows=min(config.rows_per_microbatch, len(places[rank])),
+        rows=rows,
         row_tokens=config.row_tokens,
         compute_dtype=_compute_dtype(config),
         checkpoint_activations=config.checkpoint_activations,
     )
-    held = [
-        len(job.layout.experts_on(rank, layer)) if one else 0
-        for layer, one in enumerate(job.skeleton.experts)
-    ]
     return memory_budget(
         job.skeleton,
         shape,
         num_slots=job.num_slots,
-        used_slots=sum(held),
+        used_slots=used_slots,
         num_ranks=len(job.layout.ranks),
     )
 

@@ -10,41 +10,13 @@ from pacekeeper.cli.analysis.simulate import command
 from pacekeeper.core.errors import ExitCode, HostError, PacekeeperError
 from pacekeeper.simulator.scenario.loader import read_scenario
 from support.commands import pacekeeper
-
-SCENARIO = """
-[scenario]
-seeds = 2
-[failures]
-source = "drawn"
-num_nodes = 6
-kinds = "stop+slow"
-slow_speed = 0.5
-every_s = 200.0
-mended_after_s = 300.0
-duration_s = 1000.0
-[job]
-num_layers = 2
-num_experts = 4
-slots_per_node = 2
-samples_per_node = 4
-tokens_per_sample = 128
-balanced_step_s = 1.0
-expert_part = 0.5
-expert_bytes = 1000
-dense_bytes = 1000
-[policies.old]
-kind = "checkpoint"
-group_size = 2
-checkpoint_steps = 20
-[policies.ours]
-kind = "pacekeeper"
-"""
+from support.scenarios import SMALL_SCENARIO
 
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Path:
     path = tmp_path / "small.toml"
-    path.write_text(SCENARIO)
+    path.write_text(SMALL_SCENARIO)
     return path
 
 
@@ -99,8 +71,8 @@ def test_a_scenario_is_played_for_people_and_for_programs(scenario: Path) -> Non
 def test_what_is_wrong_is_said_with_file_key_and_what_was_expected(
     scenario: Path, old: str, new: str, said: str
 ) -> None:
-    assert old in SCENARIO
-    scenario.write_text(SCENARIO.replace(old, new, 1))
+    assert old in SMALL_SCENARIO
+    scenario.write_text(SMALL_SCENARIO.replace(old, new, 1))
     with pytest.raises(PacekeeperError) as refused:
         read_scenario(scenario)
     assert said in str(refused.value), refused.value

@@ -130,6 +130,14 @@ def test_evaluation_changes_nothing_and_agrees_with_the_next_step() -> None:
         assert evaluated == pytest.approx(trained, rel=1e-12)
 
 
+def test_an_evaluation_needs_no_optimizer_and_leaves_gradients_alone() -> None:
+    engine = engine_of("qwen3_moe")
+    parameter = engine.dense_parameters()[0]
+    parameter.grad = torch.ones_like(parameter)
+    assert engine.evaluate(micro_batches(rows_of(0))).item() > 0.0
+    assert parameter.grad is not None and bool((parameter.grad == 1.0).all())
+
+
 def test_mixed_precision_keeps_masters_routers_and_replicas_exact() -> None:
     def work(group: ThreadGroup) -> tuple[list[float], dict[Any, torch.Tensor]]:
         kinds: list[torch.dtype] = []
