@@ -34,9 +34,9 @@ from torch import Tensor, nn
 from benchmarks.rank_processes import run_processes
 from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from pacekeeper.trainer.engine.engine import Engine
-from pacekeeper.trainer.engine.layouts import start_layout
-from pacekeeper.trainer.engine.losses import cross_entropy
+from pacekeeper.trainer.engine.micro_batches import cross_entropy
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from pacekeeper.trainer.parallel.layouts import start_layout
 
 RANKS = 4
 ROWS, ROW_TOKENS, VOCABULARY = 4, 256, 512
@@ -160,7 +160,7 @@ def replicated(layout: Layout, every: int) -> Layout:
     """The layout with half of the rows of one expert of `every` on the next rank."""
     size = len(layout.ranks)
 
-    def hosts(number: int, rank: int) -> tuple[ExpertReplica, ...]:
+    def replicas(number: int, rank: int) -> tuple[ExpertReplica, ...]:
         # As many of each rank's experts: equal rows per rank.
         if not every or number // size % every:
             return (ExpertReplica(rank, 1.0),)
@@ -169,7 +169,7 @@ def replicated(layout: Layout, every: int) -> Layout:
     return replace(
         layout,
         experts=tuple(
-            tuple(hosts(number, number % size) for number in range(len(placed)))
+            tuple(replicas(number, number % size) for number in range(len(placed)))
             for placed in layout.experts
         ),
     )

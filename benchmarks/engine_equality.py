@@ -35,10 +35,10 @@ from benchmarks.rank_processes import run_processes
 from benchmarks.wide_floats import use_float64
 from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from pacekeeper.trainer.engine.engine import Engine
-from pacekeeper.trainer.engine.layouts import start_layout
-from pacekeeper.trainer.engine.losses import MicroBatch, cross_entropy
+from pacekeeper.trainer.engine.micro_batches import MicroBatch, cross_entropy
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model import library
+from pacekeeper.trainer.parallel.layouts import start_layout
 
 BAR = 1e-9
 RANKS, NUM_EXPERTS, ROWS, ROW_TOKENS, VOCABULARY = 4, 6, 8, 12, 96

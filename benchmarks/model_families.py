@@ -39,8 +39,7 @@ from benchmarks.wide_floats import use_float64
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.engine.engine import Engine, EngineOptions
-from pacekeeper.trainer.engine.layouts import start_layout
-from pacekeeper.trainer.engine.losses import MicroBatch, cross_entropy
+from pacekeeper.trainer.engine.micro_batches import MicroBatch, cross_entropy
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.blocks import BlockStore
@@ -50,6 +49,7 @@ from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.packing import packed_arguments, packing_of
 from pacekeeper.trainer.model.routers import routers
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
+from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import random_layout
 from support.rank_threads import ThreadGroup, run_ranks
 

@@ -13,7 +13,7 @@ import torch
 from pacekeeper.trainer import Engine, EngineGroups, cross_entropy
 from pacekeeper.trainer.data.sampler import Sampler
 from pacekeeper.trainer.data.token_stream import open_tokens
-from pacekeeper.trainer.engine.losses import MicroBatch
+from pacekeeper.trainer.engine.micro_batches import MicroBatch
 
 STEPS, ROWS, WARMUP = 20, 16, 5
 

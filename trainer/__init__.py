@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pacekeeper.trainer.engine.engine import Engine, StepResult
-    from pacekeeper.trainer.engine.layouts import start_layout
-    from pacekeeper.trainer.engine.losses import cross_entropy
+    from pacekeeper.trainer.engine.micro_batches import cross_entropy
     from pacekeeper.trainer.engine.routing import Balance
     from pacekeeper.trainer.groups.engine_groups import EngineGroups
+    from pacekeeper.trainer.parallel.layouts import start_layout
 
 __all__ = ["Balance", "Engine", "EngineGroups", "StepResult", "cross_entropy", "start_layout"]
 

@@ -102,8 +102,10 @@ def as_partition(view: PlanningSnapshot, layout: Layout) -> Partition:
 def unevenness_of(
     layout: Layout, loads: Sequence[Sequence[float]], speeds: Mapping[int, float]
 ) -> float:
-    """Of the fullest stage: its experts' time, layer by layer that of the fullest rank, over that
-    of rows spread evenly over its ranks' speeds. 1 without experts.
+    """Return the imbalance of the experts in the worst stage; 1 is none.
+
+    In each layer the time of its slowest rank counts, divided by the time that rows spread in
+    proportion to the ranks' speeds would take.
     """
     worst = 1.0
     for span in layout.spans:

@@ -11,7 +11,7 @@ from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 
 
 class StatePart(StrEnum):
-    """What of a block is copied."""
+    """The part of a block that is copied."""
 
     ALL = "all"  # weights and optimizer state
     WEIGHTS = "weights"

@@ -204,7 +204,7 @@ class _Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Which rank holds what and computes which share, under one generation number.
+    """The blocks that each rank holds and the share it computes, under one generation number.
 
     Attributes:
         generation: counts the layouts of a job from 1.
@@ -268,7 +268,7 @@ class Layout:
 
     @property
     def model(self) -> tuple[object, ...]:
-        """What the layouts of one model have in common, and so their `blocks()`."""
+        """What is equal in all layouts of one model; it determines `blocks()`."""
         shards = self.num_attention_shards, self.num_mlp_shards
         return *shards, self.shared_mlp_layers, tuple(map(len, self.experts))
 

@@ -1,4 +1,4 @@
-"""What a step would take under a layout: the price the planner compares. Pure.
+"""Forecasts the time of a step under a layout: the price the planner compares. Pure.
 
 Iteration = slowest dense part + per layer the slowest expert part: the all-to-alls around the
 experts are barriers. Seconds at a rank are the model's seconds divided by the rank's speed.
@@ -17,7 +17,7 @@ from pacekeeper.predictor.cost.model import PRIOR_SHARES, CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Seconds per step. `fluid_step_s`: if all work could be split at will over the speeds."""
+    """Seconds per step. `fluid_step_s`: if work could be split without limit over the ranks."""
 
     step_s: float
     fluid_step_s: float
@@ -27,7 +27,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a step has to do, whoever does it. All but the loads are of the global batch.
+    """The work of a step, on any layout. All but the loads are of the global batch.
 
     Every rank runs `num_microbatches` of them: each starts its kernels and reads its experts anew.
     """
@@ -92,7 +92,7 @@ def forecast(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkParts:
-    """Of a step at speed 1: what a rank spends whatever its share, and by rank on its experts."""
+    """Seconds of a step at speed 1: the fixed part of every rank, and the experts of each rank."""
 
     fixed_s: float
     expert_s: Mapping[int, float]
@@ -148,7 +148,7 @@ def row_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
 
 
 def replica_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
-    """Seconds of a step that one expert more costs its rank, beside its rows."""
+    """Return the seconds per step that one more expert costs its rank, without its rows."""
     costs = unit_costs(model, workload, layout)
     return float(workload.num_microbatches * costs[FEATURES.index("num_active_experts")])
 

@@ -63,7 +63,7 @@ class JobModel:
         return self.dense_bytes + self.num_layers * self.num_experts * self.expert_bytes
 
     def paced_s(self, layout: Layout) -> float:
-        """Of a step at full pace, whatever it runs on: samples per node stay as they are."""
+        """Return the seconds of a step at full pace: samples per node never change."""
         return self.balanced_step_s
 
     @property
@@ -99,7 +99,7 @@ class JobModel:
         return len(layout.ranks) * self.samples_per_node
 
     def imbalance(self, layout: Layout, parts: Array, dispatch: Dispatch) -> float:
-        """What the experts take, all nodes at speed 1.0, over what they take spread evenly."""
+        """Return the experts' time at speed 1.0 everywhere over that of an even spread."""
         return self._experts(layout, parts, dict.fromkeys(layout.ranks, 1.0), dispatch)
 
     def step_s(
@@ -151,7 +151,7 @@ def alive_everywhere(layout: Layout, living: Collection[int]) -> bool:
 
 
 def copied_bytes(old: Layout, new: Layout, job: JobModel) -> int:
-    """What has to be copied to go from one layout to the other.
+    """Return the bytes to copy from one layout to the other.
 
     Experts one by one; all other state once for each rank that is new.
     """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from pacekeeper.trainer.engine.engine import Engine, EngineOptions
-from pacekeeper.trainer.engine.losses import MicroBatch, cross_entropy
+from pacekeeper.trainer.engine.micro_batches import MicroBatch, cross_entropy
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.model import library

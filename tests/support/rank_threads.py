@@ -44,16 +44,20 @@ class ThreadGroup:
     ) -> Pending:
         arrived = self._swap(rows.split(list(send)))
         assert [len(part) for part in arrived] == list(receive), "sides disagree on the rows"
-        output.copy_(torch.cat(arrived))
-        return _Done()
+        return _Arrived(output, torch.cat(arrived))
 
     def all_reduce(self, values: Tensor) -> Pending:
-        values.copy_(torch.stack(self._swap([values] * len(self.ranks))).sum(0))
-        return _Done()
+        return _Arrived(values, torch.stack(self._swap([values] * len(self.ranks))).sum(0))
 
 
-class _Done:
+class _Arrived:
+    """A collective that is over, but shows nothing before it is waited for."""
+
+    def __init__(self, output: Tensor, values: Tensor) -> None:
+        self._output, self._values = output, values
+
     def wait(self) -> object:
+        self._output.copy_(self._values)
         return None
 
 

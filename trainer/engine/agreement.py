@@ -1,10 +1,11 @@
 """Checks that all ranks start the same job; else all stop, with one reason."""
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
@@ -28,12 +29,12 @@ def require_agreement(facts: Mapping[str, object], group: Group) -> None:
         ConfigError: On all ranks, with the first fact in which some differ from the lowest rank.
     """
     own = torch.tensor([zlib.crc32(repr(value).encode()) for value in facts.values()])
-    told = group.all_gather(own)
+    values = group.all_gather(own)
     for place, (name, value) in enumerate(facts.items()):
         others = [
             rank
-            for rank, crc in zip(group.ranks, told[:, place].tolist(), strict=True)
-            if crc != told[0, place].item()
+            for rank, crc in zip(group.ranks, values[:, place].tolist(), strict=True)
+            if crc != values[0, place].item()
         ]
         if others:
             raise ConfigError(
@@ -41,6 +42,41 @@ def require_agreement(facts: Mapping[str, object], group: Group) -> None:
                 f"rank {group.rank} has {str(value)[:100]}",
                 remedy="start all ranks with the same installation, model and settings",
             )
+
+
+def exchange_on_all_ranks(
+    make: Callable[[], tuple[T, Sequence[int]]], num_values: int, group: Group
+) -> tuple[T, Tensor]:
+    """Call `make` on all ranks and exchange integers of each; if it fails on one, all raise.
+
+    Args:
+        make: Returns anything, and `num_values` integers for all ranks; it communicates with no
+            other rank.
+        num_values: The same on all ranks.
+        group: All ranks, with tensors in host memory.
+
+    Returns:
+        What `make` returned here, and the integers of all ranks [ranks, num_values].
+
+    Raises:
+        Exception: That of `make`; where it failed elsewhere only, OtherRanksError.
+    """
+    made: T | None = None
+    values: Sequence[int] = [0] * num_values
+    failure: Exception | None = None
+    try:
+        made, values = make()
+    except Exception as error:  # out of memory, say: the others must not wait
+        failure = error
+    rows = group.all_gather(torch.tensor([failure is not None, *values], dtype=torch.int64))
+    if failure is not None:
+        raise failure
+    is_bad = rows[:, 0].tolist()
+    if bad := [rank for rank, one in zip(group.ranks, is_bad, strict=True) if one]:
+        raise OtherRanksError(
+            f"{format_ranks(bad)} cannot go on", remedy="their own messages say why"
+        )
+    return made, rows[:, 1:]  # type: ignore[return-value]
 
 
 def on_all_ranks(make: Callable[[], T], group: Group) -> T:
@@ -53,35 +89,5 @@ def on_all_ranks(make: Callable[[], T], group: Group) -> T:
     Raises:
         Exception: That of `make`; where it failed elsewhere only, OtherRanksError.
     """
-    made: T | None = None
-    failure: Exception | None = None
-    try:
-        made = make()
-    except Exception as error:  # out of memory, say: the others must not wait
-        failure = error
-    told = group.all_gather(torch.tensor([failure is not None])).flatten().tolist()
-    if failure is not None:
-        raise failure
-    if bad := [rank for rank, is_bad in zip(group.ranks, told, strict=True) if is_bad]:
-        raise OtherRanksError(
-            f"{format_ranks(bad)} cannot go on", remedy="their own messages say why"
-        )
-    return made  # type: ignore[return-value]
-
-
-def require_all(problem: str, group: Group) -> None:
-    """Raise on all ranks if one of them has a problem; all ranks call it together.
-
-    Args:
-        problem: What is wrong on this rank and what to do; "": nothing.
-        group: All ranks, with tensors in host memory.
-
-    Raises:
-        ConfigError: On all ranks, if one has a problem.
-    """
-
-    def check() -> None:
-        if problem:
-            raise ConfigError(problem)
-
-    on_all_ranks(check, group)
+    made, _ = exchange_on_all_ranks(lambda: (make(), ()), 0, group)
+    return made

@@ -2,49 +2,46 @@
 
 `Engine` builds this rank's part of the model, runs forward and backward passes over micro-batches,
 adds up gradients, clips, steps the optimizers, and moves experts between steps. The caller keeps
-the loop: data, loss, schedule, logging and evaluation are his. Failures of other ranks are not
+the loop, with data, loss, schedule, logging and evaluation. Failures of other ranks are not
 handled here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pacekeeper.core.errors import ConfigError, DataError
-from pacekeeper.core.incidents.rank_ranges import format_ranks
+from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.data.sampler import places_of_ranks
-from pacekeeper.trainer.engine.agreement import on_all_ranks, require_agreement
+from pacekeeper.trainer.engine.agreement import (
+    on_all_ranks,
+    require_agreement,
+)
 from pacekeeper.trainer.engine.export import export_checkpoint
-from pacekeeper.trainer.engine.layouts import check_layout, default_slots, start_layout
-from pacekeeper.trainer.engine.losses import (
+from pacekeeper.trainer.engine.micro_batches import (
     Loss,
     MicroBatch,
-    check_micro_batch,
     cross_entropy,
-    num_foreign_tokens,
-    num_targets,
-    without_plain_positions,
 )
+from pacekeeper.trainer.engine.passes import Passes
 from pacekeeper.trainer.engine.routing import (
     Balance,
     Routing,
     keep_routers_in_full_precision,
 )
-from pacekeeper.trainer.engine.telemetry import Telemetry, WorkSize, work_size
+from pacekeeper.trainer.engine.telemetry import Telemetry
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.blocks import BlockSource, BlockStore
 from pacekeeper.trainer.model.checkpoint_reader import CheckpointReader
 from pacekeeper.trainer.model.initialization import SeededInitialization
-from pacekeeper.trainer.model.packing import packed_arguments
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from pacekeeper.trainer.parallel.dispatch_plan import ReplicaShares
 from pacekeeper.trainer.parallel.experts import ExpertParallel
@@ -55,8 +52,10 @@ from pacekeeper.trainer.parallel.gradients import (
     dense_buckets,
     replica_buckets,
 )
+from pacekeeper.trainer.parallel.layouts import check_layout, default_slots, start_layout
 from pacekeeper.trainer.parallel.moves import assign_slots, commit_move, require_slots, stage_move
 from pacekeeper.trainer.parallel.optimizers import require_per_element
+from pacekeeper.trainer.parallel.weight_casts import WeightCasts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +176,7 @@ class Engine:
         Raises:
             ConfigError: On all ranks: layout, groups and model do not fit each other, or ranks
                 differ in them.
-            PacekeeperError: On all ranks: a rank can not read its blocks.
+            PacekeeperError: On all ranks: a rank cannot read its blocks.
         """
         options = options or EngineOptions()
         self.skeleton = skeleton
@@ -217,9 +216,12 @@ class Engine:
             for layer, one in enumerate(skeleton.experts)
         ]
         on_all_ranks(lambda: self.store.materialize(held, source), self.groups.control)
+        # Autograd keeps the casts of a step anyway, except where it repeats the layers.
+        self._casts = WeightCasts()
+        cast = Tensor.to if options.checkpoint_activations else self._casts
         self._experts = ExpertParallel(
             group=self.groups.exchange,
-            compute=library.run_grouped_experts,
+            compute=partial(library.run_grouped_experts, cast=cast),
             dtype=options.compute_dtype,
         )
         for one in skeleton.experts:
@@ -234,12 +236,20 @@ class Engine:
         )
         if options.compute_dtype is not None:
             keep_routers_in_full_precision(skeleton, self.device.type)
-        self._vocabulary_size = library.vocabulary_size(skeleton.module)
         skeleton.module.train()
         if options.checkpoint_activations:
             library.checkpoint_activations(skeleton.module, self._experts.checkpoint_contexts)
         self._sync = GradientSync(buckets=())
         self._telemetry = None if hooks is None else Telemetry(hooks, self._experts)
+        self._passes = Passes(
+            skeleton=skeleton,
+            experts=self._experts,
+            routing=self._routing,
+            groups=self.groups,
+            device=self.device,
+            compute_dtype=options.compute_dtype,
+            telemetry=self._telemetry,
+        )
         self._use_layout()
 
     @classmethod
@@ -325,18 +335,33 @@ class Engine:
         return [*self.dense_parameters(), *self.expert_parameters()]
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let `step` use this optimizer of some of the parameters.
+        """Let `step` use this optimizer of some of the parameters; all ranks call it together.
 
         Freeze parameters (`requires_grad_(False)`) before: they are neither exchanged nor clipped.
 
         Raises:
-            ConfigError: It updates experts, and not each element alone, or has parameters that are
-                not the engine's or have an optimizer already.
+            ConfigError: On all ranks: ranks differ in the optimizer or in what is frozen, it
+                updates experts, and not each element alone, or it has parameters that are not the
+                engine's or have an optimizer already.
         """
-        own = {id(p) for p in self.parameters()}
-        taken = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
-        given = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if given - own or given & taken:
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        groups = optimizer.param_groups
+        given = [[names.get(id(p), "") for p in group["params"]] for group in groups]
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        require_agreement(
+            {
+                "set of trained parameters": [names[id(p)] for p in self.parameters()],
+                "optimizer": type(optimizer).__qualname__,
+                "set of parameters in the optimizer": given,
+                "settings of the optimizer": settings,
+            },
+            self.groups.control,
+        )
+        own = {names[id(p)] for p in self.parameters()}
+        taken = {
+            names[id(p)] for o in self._optimizers for g in o.param_groups for p in g["params"]
+        }
+        if any(name not in own or name in taken for group in given for name in group):
             raise ConfigError(
                 f"{type(optimizer).__name__} has parameters that are not this engine's, or that "
                 "another optimizer has",
@@ -377,25 +402,14 @@ class Engine:
         self._sync.disarm()
         self._forget()
         batches = list(batch)
-        counts = self._agree(batches)
-        if self._routing.needs_one_micro_batch and counts.micro_batches > 1:
-            raise ConfigError(
-                f"a load-balancing loss over the batch, and {counts.micro_batches} micro-batches",
-                remedy='use balance="sequence", or one micro-batch per rank',
-            )
+        whole = self._passes.agree(self.num_steps, batches)
         if self._telemetry:
             self._telemetry.begin_step(self.num_steps)
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for number in range(counts.micro_batches):
-            if number == counts.micro_batches - 1:
-                self._sync.arm()
-            with self._watched(counts, number):
-                value = self._forward(batches, number, loss)
-                num_rows = len(batches[number]["input_ids"]) if number < len(batches) else 0
-                balance = self._routing.loss(num_rows, counts.size.tokens, self.groups.exchange)
-                (value / max(counts.targets, 1) + balance).backward()
-            total += value.detach()
+        total = self._passes.train(
+            batches, whole, loss, is_first=not self.num_steps, before_last=self._sync.arm
+        )
         self._sync.finish()
+        self._casts.forget()
         norm = clip_global_norm(
             self._dense, self._stacked, self.groups.exchange, self._options.max_grad_norm
         )
@@ -405,15 +419,15 @@ class Engine:
         routed = self._experts.take_routed_rows()
         self._routing.update_biases(routed)
         self.groups.exchange.all_reduce(total).wait()
-        mean = total / max(counts.targets, 1)
+        mean = total / max(whole.num_targets, 1)
         if self._telemetry:
-            self._telemetry.end_step(self.num_steps, counts.size, mean)
+            self._telemetry.end_step(self.num_steps, whole.work, mean)
         self.num_steps += 1
         return StepResult(
             loss=mean,
             grad_norm=norm,
-            num_targets=counts.targets,
-            num_tokens=counts.size.tokens,
+            num_targets=whole.num_targets,
+            num_tokens=whole.work.tokens,
             routed=routed,
         )
 
@@ -427,19 +441,17 @@ class Engine:
         """
         self._forget()
         batches = list(batch)
-        counts = self._agree(batches)
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        whole = self._passes.agree(self.num_steps, batches)
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
-            for number in range(counts.micro_batches):
-                total += self._forward(batches, number, loss)
+            total = self._passes.evaluate(batches, whole, loss)
         finally:
             for module, is_training in modes.items():
                 module.training = is_training
         self.groups.exchange.all_reduce(total).wait()
         self._forget()
-        return total / max(counts.targets, 1)
+        return total / max(whole.num_targets, 1)
 
     def apply(self, layout: Layout) -> AppliedLayout:
         """Change to another layout between two steps; all ranks call it with the same.
@@ -469,7 +481,7 @@ class Engine:
             dtype: Type of floating-point tensors on disk; default: that of the parameters.
 
         Raises:
-            PacekeeperError: It can not be written: the family, the folder or the disk of a rank.
+            PacekeeperError: It cannot be written: the family, the folder or the disk of a rank.
         """
         export_checkpoint(self.store, self.layout, self.groups, Path(folder), dtype)
 
@@ -515,86 +527,5 @@ class Engine:
 
     def _forget(self) -> None:
         """Drop what an interrupted step, or passes that are no step, left behind."""
-        self._experts.forget()
-        self._routing.forget()
-
-    def _agree(self, batches: Sequence[MicroBatch]) -> "_Counts":
-        """Tell all ranks the size of this rank's batch; return that of the global batch."""
-        own, sizes = on_all_ranks(lambda: self._sizes(batches), self.groups.control)
-        told = self.groups.control.all_gather(torch.tensor(own))
-        ranks = self.groups.control.ranks
-        if bad := [rank for rank, row in zip(ranks, told.tolist(), strict=True) if row[5]]:
-            raise DataError(
-                f"step {self.num_steps}: ranks {format_ranks(bad)} were given "
-                f"{int(told[:, 5].sum())} tokens or labels outside the vocabulary of "
-                f"{self._vocabulary_size}",
-                remedy="tokenise the data with the tokenizer of this model",
-            )
-        targets, tokens, documents, squared = told[:, 1:5].sum(0).tolist()
-        return _Counts(
-            int(told[:, 0].max()),
-            targets,
-            WorkSize(tokens=tokens, documents=documents, sum_len_squared=squared),
-            sizes,
-        )
-
-    def _sizes(self, batches: Sequence[MicroBatch]) -> tuple[list[int], list[WorkSize]]:
-        """Return what `_agree` exchanges of this rank, and the size of each micro-batch.
-
-        Exchanged: micro-batches, targets, tokens, documents, squares, tokens out of range.
-        """
-        for batch in batches:
-            check_micro_batch(batch)
-        sizes = [work_size(batch) for batch in batches]
-        own = [
-            len(batches),
-            sum(map(num_targets, batches)),
-            sum(size.tokens for size in sizes),
-            sum(size.documents for size in sizes),
-            sum(size.sum_len_squared for size in sizes),
-            sum(num_foreign_tokens(batch, self._vocabulary_size) for batch in batches),
-        ]
-        return own, sizes
-
-    def _watched(self, counts: "_Counts", number: int) -> AbstractContextManager[object]:
-        if self._telemetry is None:
-            return nullcontext()
-        is_idle = number >= len(counts.own)
-        return self._telemetry.micro_batch(WorkSize() if is_idle else counts.own[number])
-
-    def _forward(self, batches: Sequence[MicroBatch], number: int, loss: Loss) -> Tensor:
-        """Return the sum of the losses of a micro-batch; 0 for one that this rank lacks."""
-        is_idle = number >= len(batches)
-        batch = self._placeholder() if is_idle else batches[number]
-        batch = without_plain_positions(batch)
-        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
-        self._experts.is_idle = is_idle
-        self._experts.take_computed_rows()  # of an unwatched step
-        inputs: dict[str, Any] = {name: t for name, t in batch.items() if name != "labels"}
-        if "position_ids" in inputs and "attention_mask" not in inputs:
-            dtype = self._options.compute_dtype or self._dtype()
-            inputs |= packed_arguments(self.skeleton, inputs["position_ids"], dtype)
-        with self._precision():
-            logits = self.model(**inputs, use_cache=False).logits
-        return 0.0 * logits.sum() if is_idle else loss(logits, batch)
-
-    def _placeholder(self) -> MicroBatch:
-        return {"input_ids": torch.zeros(1, 1, dtype=torch.int64)}
-
-    def _precision(self) -> AbstractContextManager[object]:
-        if self._options.compute_dtype is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self._options.compute_dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """Of the global batch: the most micro-batches of a rank, targets, size.
-
-    `own`: the size of each micro-batch of this rank.
-    """
-
-    micro_batches: int
-    targets: int
-    size: WorkSize
-    own: Sequence[WorkSize]
+        self._passes.forget()
+        self._casts.forget()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout.layout import Block, Layout
-from pacekeeper.trainer.engine.agreement import require_all
+from pacekeeper.trainer.engine.agreement import on_all_ranks
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model.blocks import BlockStore
 from pacekeeper.trainer.model.checkpoint_writer import CheckpointWriter, writer_groups
@@ -57,41 +57,36 @@ def export_checkpoint(
         dtype: Type of floating-point tensors on disk; None: as in the model.
 
     Raises:
-        PacekeeperError: It can not be written, here or elsewhere.
+        PacekeeperError: It cannot be written, here or elsewhere.
     """
-    rank, ranks = groups.exchange.rank, groups.exchange.ranks
-    problem = ""
-    writer: CheckpointWriter | None = None
+    rank, control = groups.exchange.rank, groups.control
     families = [group.blocks for group in writer_groups(store.skeleton, dtype)]
     writers = choose_writers(families, layout)
+    writer = on_all_ranks(
+        lambda: CheckpointWriter(store.skeleton, folder, writers=writers, rank=rank, dtype=dtype),
+        control,
+    )
+    failure: PacekeeperError | None = None
+
+    def finish() -> None:
+        if failure is not None:
+            raise failure
+        writer.finish()
+
     try:
-        writer = CheckpointWriter(store.skeleton, folder, writers=writers, rank=rank, dtype=dtype)
-    except PacekeeperError as error:
-        problem = str(error)
-    require_all(problem, groups.control)
-    assert writer is not None, "or there is a problem"
-    for block, target in writers.items():
-        holders = layout.holders(block)
-        source = target if target in holders else holders[0]
-        tensors = store.read(block) if rank == source else {}
-        if source != target:
-            tensors = _sent(store, block, source, target, groups)
-        if rank == target and not problem:
-            try:
-                writer.write(block, tensors)
-            except PacekeeperError as error:
-                problem = str(error)
-    try:
-        if not problem:
-            writer.finish()
-        require_all(problem, groups.control)
-        problem = ""
-        if rank == ranks[0]:
-            try:
-                writer.commit()
-            except PacekeeperError as error:
-                problem = str(error)
-        require_all(problem, groups.control)
+        for block, target in writers.items():
+            holders = layout.holders(block)
+            source = target if target in holders else holders[0]
+            tensors = store.read(block) if rank == source else {}
+            if source != target:
+                tensors = _sent(store, block, source, target, groups)
+            if rank == target and failure is None:
+                try:
+                    writer.write(block, tensors)
+                except PacekeeperError as error:  # the others wait for this rank's blocks
+                    failure = error
+        on_all_ranks(finish, control)
+        on_all_ranks(lambda: writer.commit() if rank == control.ranks[0] else None, control)
     except PacekeeperError:
         writer.abort()
         raise

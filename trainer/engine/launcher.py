@@ -204,7 +204,7 @@ class _Ranks:
         _log.info("started ranks (process ids) %s", pids)
 
     def _watch(self) -> None:
-        is_told = False
+        is_forwarded = False
         give_up_s = float("inf")
         while self._running and time.monotonic() < give_up_s and not self._is_impatient:
             sentinels = {process.sentinel: rank for rank, process in self._running.items()}
@@ -215,8 +215,8 @@ class _Ranks:
                 return
             if self._ends:
                 give_up_s = min(give_up_s, time.monotonic() + CAUSE_S)
-            if self._asked_s and not is_told:
-                is_told = True
+            if self._asked_s and not is_forwarded:
+                is_forwarded = True
                 _log.info("asked to end: all ranks end after their step")
                 for process in self._running.values():
                     process.terminate()

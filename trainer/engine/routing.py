@@ -131,8 +131,7 @@ class Routing:
 
     def _keeper(self, router: Router) -> Any:
         def keep(_module: nn.Module, _given: object, output: object) -> None:
-            if not self._experts.is_repeating:
-                self._logits[router.layer] = router.logits(output)
+            self._logits[router.layer] = router.logits(output)
 
         return keep
 
@@ -162,7 +161,7 @@ def keep_routers_in_full_precision(skeleton: Skeleton, device_type: str) -> None
     for one, router in zip(skeleton.experts, known, strict=True):
         if one is not None and router is None:
             raise ConfigError(
-                f"{skeleton.config.model_type}: its routers are not known, so they can not be "
+                f"{skeleton.config.model_type}: its routers are not known, so they cannot be "
                 "kept in full precision",
                 remedy="train it without mixed precision",
             )

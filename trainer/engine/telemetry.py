@@ -6,41 +6,12 @@ that are on a CUDA device are read a step later, when they have arrived: the hos
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from pacekeeper.trainer.engine.losses import MicroBatch
+from pacekeeper.trainer.engine.micro_batches import WorkSize
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.parallel.experts import ExpertParallel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkSize:
-    """What a micro-batch, or several, cost by size: tokens, documents, sum of squared lengths."""
-
-    tokens: int = 0
-    documents: int = 0
-    sum_len_squared: int = 0
-
-
-def work_size(batch: MicroBatch) -> WorkSize:
-    """Return the size of a micro-batch; a row is one document unless `position_ids` restart."""
-    rows, length = batch["input_ids"].shape
-    if "position_ids" not in batch:
-        return WorkSize(
-            tokens=rows * length, documents=rows, sum_len_squared=rows * length * length
-        )
-    starts = batch["position_ids"] == 0
-    starts[:, 0] = True
-    begins = starts.flatten().nonzero().flatten()
-    lengths = torch.diff(begins, append=begins.new_tensor([rows * length]))
-    return WorkSize(
-        tokens=rows * length,
-        documents=len(begins),
-        sum_len_squared=int(lengths.square().sum()),
-    )
 
 
 class Telemetry:

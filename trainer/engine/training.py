@@ -25,8 +25,6 @@ from pacekeeper.trainer.data.token_stream import TokenStream, open_tokens
 from pacekeeper.trainer.elastic.launch_spec import node_limits
 from pacekeeper.trainer.engine.agreement import on_all_ranks, require_agreement
 from pacekeeper.trainer.engine.engine import Engine, EngineOptions, StepResult
-from pacekeeper.trainer.engine.layouts import default_slots, start_layout
-from pacekeeper.trainer.engine.losses import MicroBatch
 from pacekeeper.trainer.engine.memory_budget import (
     MemoryBudget,
     MicroBatchShape,
@@ -34,6 +32,7 @@ from pacekeeper.trainer.engine.memory_budget import (
     memory_budget,
     require_memory,
 )
+from pacekeeper.trainer.engine.micro_batches import MicroBatch
 from pacekeeper.trainer.engine.routing import Balance
 from pacekeeper.trainer.engine.run_log import RunLog, StepRecord
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
@@ -46,6 +45,7 @@ from pacekeeper.trainer.model.families import Packing
 from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.packing import packing_of
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
+from pacekeeper.trainer.parallel.layouts import default_slots, start_layout
 from pacekeeper.trainer.parallel.moves import require_slots
 
 _log = logging.getLogger(__name__)

@@ -170,7 +170,7 @@ class CheckpointReader:
     def _check(self, missing: list[str], foreign: list[str], wrong: list[str]) -> None:
         kinds = {"missing": missing, "foreign": foreign, "wrong": wrong}
         if any(kinds.values()):
-            told = "; ".join(
+            named = "; ".join(
                 f"{len(names)} {kind} ({', '.join(sorted(names)[:_SHOWN])}"
                 f"{', ...' if len(names) > _SHOWN else ''})"
                 for kind, names in kinds.items()
@@ -178,7 +178,7 @@ class CheckpointReader:
             )
             raise DataError(
                 f"{self._folder} is no checkpoint of this {self._skeleton.config.model_type}: "
-                f"tensors {told}",
+                f"tensors {named}",
                 remedy="give the checkpoint's own config.json, or another checkpoint",
             )
 

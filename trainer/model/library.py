@@ -382,7 +382,10 @@ def checkpoint_activations(
 
 
 def run_grouped_experts(
-    module: torch.nn.Module, rows: torch.Tensor, counts: torch.Tensor
+    module: torch.nn.Module,
+    rows: torch.Tensor,
+    counts: torch.Tensor,
+    cast: Callable[[torch.nn.Parameter, torch.dtype], torch.Tensor] = torch.Tensor.to,
 ) -> torch.Tensor:
     """Compute rows that are sorted by slot: the library's grouped forward without its sorting.
 
@@ -393,11 +396,12 @@ def run_grouped_experts(
         module: experts of the library, its stacked parameters [num_slots, ...].
         rows: [R, H], those of slot 0 first; their data type is that of the products.
         counts: [num_slots] int64, rows of each slot; the sum is R.
+        cast: returns a parameter in another data type, differentiable.
 
     Returns:
         [R, H] in the data type of `rows`, not weighted.
     """
-    own = _Slots(module, rows.dtype)
+    own = _Slots(module, rows.dtype, cast)
     ends = counts.cumsum(0, dtype=torch.int32)
     first, second = ("gate_up_proj" if own.has_gate else "up_proj"), "down_proj"
 
@@ -419,10 +423,15 @@ def run_grouped_experts(
 class _Slots:
     """An experts module as the library's forward sees it, its stacks in one data type."""
 
-    def __init__(self, module: torch.nn.Module, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        dtype: torch.dtype,
+        cast: Callable[[torch.nn.Parameter, torch.dtype], torch.Tensor],
+    ) -> None:
         self._module = module
         for name, parameter in module.named_parameters(recurse=False):
-            setattr(self, name, parameter.to(dtype))
+            setattr(self, name, cast(parameter, dtype))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)

@@ -22,11 +22,12 @@ class ReplicaShares:
     """Replicas of one layer's experts, as tensors on the device.
 
     Attributes:
-        bounds_WE: Cumulative shares in rank order, float64; exactly 1 from the last replica on.
+        bounds_WE: Cumulative shares in rank order, float64: rounding errors are far below a row.
         own: Position of this rank in the group.
         held_Q: Experts held here, ascending.
         slot_order_Q: Positions in `held_Q` in ascending order of their slots.
         slots_Q: Slots of the held experts, ascending.
+        slot_E: Slot of each expert held here; of others 0.
         num_slots: Slots of a rank.
     """
 
@@ -35,6 +36,7 @@ class ReplicaShares:
     held_Q: Tensor
     slot_order_Q: Tensor
     slots_Q: Tensor
+    slot_E: Tensor
     num_slots: int
 
     @classmethod
@@ -60,13 +62,10 @@ class ReplicaShares:
         """
         position = {member: i for i, member in enumerate(ranks)}
         shares_WE = torch.zeros(len(ranks), len(experts), dtype=torch.float64)
-        last_E = torch.zeros(len(experts), dtype=torch.int64)
         for expert, replicas in enumerate(experts):
             for replica in replicas:
                 shares_WE[position[replica.rank], expert] = replica.share
-            last_E[expert] = max(position[r.rank] for r in replicas if r.share > 0.0)
-        bounds_WE = (shares_WE / shares_WE.sum(0)).cumsum(0).clamp_(max=1.0)
-        bounds_WE[torch.arange(len(ranks))[:, None] >= last_E] = 1.0
+        bounds_WE = (shares_WE / shares_WE.sum(0)).cumsum(0)
         held = sorted(slots)
         in_order = sorted(range(len(held)), key=lambda i: slots[held[i]])
         return cls(
@@ -75,6 +74,7 @@ class ReplicaShares:
             held_Q=torch.tensor(held, dtype=torch.int64, device=device),
             slot_order_Q=torch.tensor(in_order, dtype=torch.int64, device=device),
             slots_Q=torch.tensor(sorted(slots.values()), dtype=torch.int64, device=device),
+            slot_E=torch.tensor([slots.get(e, 0) for e in range(len(experts))], device=device),
             num_slots=num_slots,
         )
 
@@ -139,6 +139,8 @@ def plan_dispatch(
         shares: Replicas of the layer.
         read: Reads integers on the host; waits for the device.
     """
+    if len(counts_WE) == 1:
+        return _plan_of_one_rank(expert_A, counts_WE[0], shares)
     sent_WE, received_WE = split_rows(counts_WE, shares.bounds_WE, shares.own)
     order_A = torch.argsort(expert_A, stable=True)
     # By expert and then destination, as `order_A` is cut; sent by destination and then expert.
@@ -155,9 +157,6 @@ def plan_dispatch(
     grouped_to_R = _moved(arrived_WQ, starts_QW.T, sum(receive))
     in_place_R = torch.arange(sum(receive), device=grouped_to_R.device)
     grouped_from_R = torch.empty_like(grouped_to_R).index_copy_(0, grouped_to_R, in_place_R)
-    if len(counts_WE) == 1:  # nothing travels: rows are taken in the order by slot at once
-        sent_from_A, sent_to_A = sent_from_A[grouped_from_R], grouped_to_R[sent_to_A]
-        grouped_from_R = grouped_to_R = in_place_R
     rows_S = counts_WE.new_zeros(shares.num_slots)
     return DispatchPlan(
         sent_from_A=sent_from_A,
@@ -167,6 +166,21 @@ def plan_dispatch(
         grouped_from_R=grouped_from_R,
         grouped_to_R=grouped_to_R,
         rows_S=rows_S.index_copy_(0, shares.slots_Q, by_slot_QW.sum(1)),
+    )
+
+
+def _plan_of_one_rank(expert_A: Tensor, counts_E: Tensor, shares: ReplicaShares) -> DispatchPlan:
+    """Plan without an exchange: rows are taken in the order by slot at once."""
+    from_A = torch.argsort(shares.slot_E[expert_A], stable=True)
+    in_place_A = torch.arange(len(from_A), device=from_A.device)
+    return DispatchPlan(
+        sent_from_A=from_A,
+        sent_to_A=torch.empty_like(from_A).index_copy_(0, from_A, in_place_A),
+        send=[len(from_A)],
+        receive=[len(from_A)],
+        grouped_from_R=in_place_A,
+        grouped_to_R=in_place_A,
+        rows_S=counts_E.new_zeros(shares.num_slots).index_copy_(0, shares.slot_E, counts_E),
     )
 
 

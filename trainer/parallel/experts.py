@@ -101,11 +101,6 @@ class ExpertParallel:
             layer.own_E = torch.zeros_like(layer.own_E)
         return taken
 
-    @property
-    def is_repeating(self) -> bool:
-        """Whether a checkpointed forward pass is being repeated."""
-        return self._pass is _Pass.REPEATS
-
     def take_chosen(self) -> dict[int, Tensor]:
         """Return the experts of each token [T, K] in the last forward pass, by layer."""
         taken, self._chosen = self._chosen, {}

@@ -228,8 +228,8 @@ def _unpacked(packed: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _is_intact(packed: Tensor, name: Tensor) -> bool:
-    told = packed[-_WORD:].view(torch.int64)[0]
-    return bool(told == _checksum(packed[:-_WORD], name))
+    stored = packed[-_WORD:].view(torch.int64)[0]
+    return bool(stored == _checksum(packed[:-_WORD], name))
 
 
 def _checksum(data: Tensor, name: Tensor) -> Tensor:

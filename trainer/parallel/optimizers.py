@@ -39,7 +39,7 @@ def require_per_element(
     separately, with the settings of each group of experts but for the learning rate.
 
     Raises:
-        ConfigError: The results differ, or the optimizer can not be tried.
+        ConfigError: The results differ, or the optimizer cannot be tried.
     """
     ids = {id(parameter) for parameter in experts}
     for optimizer in optimizers:
@@ -47,7 +47,7 @@ def require_per_element(
         reasons = (_difference(type(optimizer), group) for group in groups)
         if reason := next(filter(None, reasons), ""):
             raise ConfigError(
-                f"{type(optimizer).__name__} can not update experts: {reason}",
+                f"{type(optimizer).__name__} cannot update experts: {reason}",
                 remedy="use AdamW, Adam or SGD for Engine.expert_parameters(), and the other "
                 "optimizer for Engine.dense_parameters() only",
             )

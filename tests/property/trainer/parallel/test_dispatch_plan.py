@@ -1,5 +1,7 @@
 """The split of rows over replicas, for any routing and any shares, against the exact optimum."""
 
+from fractions import Fraction
+
 import numpy as np
 import torch
 from hypothesis import event, given
@@ -42,7 +44,8 @@ def cases(draw: st.DrawFn) -> Case:
             max_size=size,
         )
     )
-    return size, experts, torch.tensor(counts, dtype=torch.int64)
+    scale = draw(st.sampled_from([1, 1, 10**8 + 7]))  # at which float32 is wrong by rows
+    return size, experts, torch.tensor(counts, dtype=torch.int64) * scale
 
 
 def shares_of(case: Case, rank: int) -> ReplicaShares:
@@ -70,21 +73,26 @@ def test_every_row_goes_to_one_replica_that_computes_its_share(case: Case) -> No
     for expert, replicas in enumerate(experts):
         total = int(counts_WE[:, expert].sum())
         share = {replica.rank: replica.share for replica in replicas}
+        wanted = Fraction(0)
         for rank in range(size):
-            wanted = total * share.get(rank, 0.0)
-            assert abs(int(computed_WE[rank, expert]) - wanted) <= 1.0
+            # Rounded to the nearest row, so that no error adds up over the ranks.
+            wanted += total * Fraction(share.get(rank, 0.0)) / sum(map(Fraction, share.values()))
+            computed = int(computed_WE[: rank + 1, expert].sum())
+            assert abs(computed - wanted) <= Fraction(1, 2) + Fraction(total, 10**15)
             if rank not in share:
                 assert computed_WE[rank, expert] == 0
             # Own rows first: nothing comes from elsewhere while own rows go away.
             own = int(sent_WWE[rank, rank, expert])
             assert own == min(int(counts_WE[rank, expert]), int(computed_WE[rank, expert]))
     event(f"replicated: {any(len(replicas) > 1 for replicas in experts)}")
+    event(f"millions of rows: {int(counts_WE.sum()) > 10**6}")
     event(f"rows travel: {bool((sent_WWE.sum(2).fill_diagonal_(0)).any())}")
 
 
-@given(cases(), st.randoms(use_true_random=False))
-def test_places_are_permutations_and_rows_are_grouped_by_slot(case: Case, random: object) -> None:
+@given(cases())
+def test_places_are_permutations_and_rows_are_grouped_by_slot(case: Case) -> None:
     size, experts, counts_WE = case
+    counts_WE = counts_WE % 31
     generator = torch.Generator().manual_seed(int(counts_WE.sum()))
     routed = []
     for rank in range(size):
@@ -114,6 +122,7 @@ def test_with_shares_of_the_optimum_no_rank_exceeds_it_by_more_than_a_row_per_re
     case: Case,
 ) -> None:
     size, experts, counts_WE = case
+    counts_WE = counts_WE % 31
     index = ReplicaIndex.of([[r.rank for r in on] for on in experts], size)
     rows_P = balance_rows(index, counts_WE.numpy(), whole_capacities([1.0] * size)).rows_P
     optimum_WE = np.zeros((size, len(experts)), dtype=np.int64)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -12,12 +13,12 @@ from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.layout.layout import Block
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.engine.engine import Engine
-from pacekeeper.trainer.engine.layouts import start_layout
-from pacekeeper.trainer.engine.losses import cross_entropy
+from pacekeeper.trainer.engine.micro_batches import cross_entropy
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model.checkpoint_reader import CheckpointReader
 from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.skeleton import build_skeleton
+from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import (
     BUILDING,
     PlainRun,
@@ -113,6 +114,33 @@ def test_what_is_frozen_is_neither_updated_nor_in_the_norm() -> None:
     for norm, is_trained, is_alone in run_ranks(RANKS, work):
         assert is_trained and is_alone
         assert 0.0 < norm < bound
+
+
+def test_ranks_that_differ_in_an_optimizer_or_in_what_is_frozen_all_raise() -> None:
+    def refused(group: ThreadGroup, change: Callable[[Engine], dict[str, Any]]) -> str:
+        engine = engine_of("qwen3_moe", group)
+        settings = change(engine) if group.rank == 1 else {}
+        with pytest.raises(ConfigError) as raised:
+            engine.add_optimizer(torch.optim.SGD(engine.parameters(), **{"lr": 1.0} | settings))
+        return str(raised.value).partition(";")[0]
+
+    def freeze(engine: Engine) -> dict[str, Any]:
+        engine.dense_parameters()[0].requires_grad_(False)
+        return {}
+
+    for change in (freeze, lambda _: {"lr": 0.5}, lambda _: {"momentum": 0.9}):
+        assert len(set(run_ranks(2, partial(refused, change=change)))) == 1
+
+
+def test_moves_leave_no_hooks_on_parameters() -> None:
+    def work(group: ThreadGroup) -> set[int]:
+        engine = engine_of("qwen3_moe", group, num_slots=4)
+        adamw(engine)
+        for seed in range(3):
+            engine.apply(random_layout(engine.layout, Random(seed)))
+        return {len(p._post_accumulate_grad_hooks or ()) for p in engine.dense_parameters()}
+
+    assert run_ranks(2, work) == [{1}, {1}]
 
 
 @pytest.mark.usefixtures("wide")

@@ -10,9 +10,9 @@ from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.export import choose_writers
-from pacekeeper.trainer.engine.layouts import start_layout
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model.checkpoint_writer import CheckpointWriter
+from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import adamw, engine_of, held_tensors, micro_batches, rows_of
 from support.rank_threads import ThreadGroup, run_ranks
 

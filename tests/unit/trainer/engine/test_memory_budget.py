@@ -7,8 +7,6 @@ import torch
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.trainer.engine.engine import Engine
-from pacekeeper.trainer.engine.layouts import start_layout
-from pacekeeper.trainer.engine.losses import cross_entropy
 from pacekeeper.trainer.engine.memory_budget import (
     ESTIMATE_FACTOR,
     MemoryBudget,
@@ -17,7 +15,9 @@ from pacekeeper.trainer.engine.memory_budget import (
     memory_budget,
     require_memory,
 )
+from pacekeeper.trainer.engine.micro_batches import cross_entropy
 from pacekeeper.trainer.model.skeleton import build_skeleton
+from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import adamw, engine_of, micro_batches, rows_of
 from support.rank_threads import ThreadGroup, run_ranks
 from support.tiny_models import tiny_config
@@ -83,7 +83,8 @@ def kept_bytes(family: str, compute_dtype: torch.dtype | None, checkpoint: bool)
     tokens = torch.randint(0, 90, (4, 33))
     batch = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        kept_loss = engine._forward([batch], 0, cross_entropy)
+        passes = engine._passes
+        kept_loss = passes.evaluate([batch], passes.agree(0, [batch]), cross_entropy)
     total = sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in own)
     slots = engine.store.num_slots
     budget = memory_budget(engine.skeleton, shape, num_slots=slots, used_slots=0, num_ranks=1)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.trainer.engine.layouts import start_layout
 from pacekeeper.trainer.engine.routing import Balance, correction_biases
+from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import adamw, engine_of, micro_batches, rows_of
 from support.rank_threads import ThreadGroup, run_ranks
 

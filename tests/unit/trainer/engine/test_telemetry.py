@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-import torch
-
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
-from pacekeeper.trainer.engine.layouts import start_layout
-from pacekeeper.trainer.engine.telemetry import WorkSize, work_size
 from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import TOKENS, adamw, engine_of, micro_batches, rows_of
 from support.rank_threads import ThreadGroup, run_ranks
 from support.rings import records_in
@@ -51,12 +48,3 @@ def test_ranks_report_what_they_computed_and_routed(tmp_path: Path) -> None:
             assert ended.host_s is not None and ended.host_s > 0.0
             assert ended.loss == ranks[rank][1][step]
         assert loads == computed
-
-
-def test_documents_begin_where_positions_restart() -> None:
-    tokens = torch.zeros(2, 5, dtype=torch.int64)
-    positions = torch.tensor([[0, 1, 0, 1, 2], [3, 4, 0, 1, 0]])
-    assert work_size({"input_ids": tokens, "position_ids": positions}) == WorkSize(
-        tokens=10, documents=5, sum_len_squared=4 + 9 + 4 + 4 + 1
-    )
-    assert work_size({"input_ids": tokens}) == WorkSize(tokens=10, documents=2, sum_len_squared=50)

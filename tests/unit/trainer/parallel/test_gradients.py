@@ -1,5 +1,7 @@
 """Sums of dense gradients over ranks, and parameters that no rank used."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import nn
@@ -41,3 +43,42 @@ def test_a_step_without_any_gradient_measures_zero() -> None:
         return clip_global_norm(dense, [], group, 1.0).item()
 
     assert run_ranks(2, work) == [0.0, 0.0]
+
+
+class Noted:
+    """A bucket that notes when it starts."""
+
+    def __init__(self, name: str, parameters: Sequence[nn.Parameter], notes: list[str]) -> None:
+        self.name, self.parameters, self._notes = name, parameters, notes
+
+    def start(self) -> None:
+        self._notes.append(f"{self.name} starts")
+
+    def finish(self) -> None:
+        self._notes.append(f"{self.name} ends")
+
+
+def test_buckets_start_in_their_order_while_the_backward_pass_goes_on() -> None:
+    notes: list[str] = []
+    first, middle, last = (nn.Parameter(torch.ones(2)) for _ in range(3))
+    for name, parameter in {"first": first, "middle": middle, "last": last}.items():
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: notes.append(f"gradient of {name}")
+        )
+    sync = GradientSync(
+        buckets=[Noted("end", [last], notes), Noted("begin", [first, middle], notes)]
+    )
+
+    def backward() -> None:
+        (((torch.ones(2) * first).sin() * middle).sin() * last).sum().backward()
+
+    backward()
+    assert not [note for note in notes if "starts" in note], "before the last micro-batch"
+    notes.clear()
+    sync.arm()
+    backward()
+    assert notes.index("end starts") < notes.index("gradient of middle")
+    assert notes[-1] == "begin starts"
+    sync.finish()
+    assert notes[-2:] == ["end ends", "begin ends"]
+    assert len([note for note in notes if "starts" in note]) == 2
