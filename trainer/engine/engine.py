@@ -53,7 +53,13 @@ from pacekeeper.trainer.parallel.gradients import (
     replica_buckets,
 )
 from pacekeeper.trainer.parallel.layouts import check_layout, default_slots, start_layout
-from pacekeeper.trainer.parallel.moves import assign_slots, commit_move, require_slots, stage_move
+from pacekeeper.trainer.parallel.moves import (
+    StagedMove,
+    assign_slots,
+    commit_move,
+    require_slots,
+    stage_move,
+)
 from pacekeeper.trainer.parallel.optimizers import require_per_element
 from pacekeeper.trainer.parallel.weight_casts import WeightCasts
 
@@ -75,6 +81,36 @@ class StepResult:
     num_targets: int
     num_tokens: int
     routed: Mapping[int, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedStep:
+    """A step whose gradients are complete on all ranks, and which has changed nothing yet.
+
+    Attributes:
+        step: Its number.
+        result: What it gives.
+        work: Size of the global batch.
+    """
+
+    step: int
+    result: StepResult
+    work: WorkSize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedMove:
+    """A layout whose blocks are on their ranks, but not in force.
+
+    Attributes:
+        layout: The layout.
+        groups: Its ranks.
+        staged: Experts that arrived here.
+    """
+
+    layout: Layout
+    groups: EngineGroups
+    staged: StagedMove
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,15 +424,15 @@ class Engine:
             ConfigError: No optimizer was added.
             DataError: On all ranks, where one was given a token outside the vocabulary.
         """
-        if not self._optimizers:
-            raise ConfigError("the engine has no optimizer", remedy="call add_optimizer first")
-        if self._unowned:
-            raise ConfigError(
-                f"{len(self._unowned)} trainable parameters have no optimizer, as "
-                f"{self._unowned[0]}",
-                remedy="freeze them with requires_grad_(False) before add_optimizer, or add an "
-                "optimizer of them",
-            )
+        return self.commit_step(self.prepare_step(batch, loss))
+
+    def prepare_step(self, batch: Iterable[MicroBatch], loss: Loss = cross_entropy) -> PreparedStep:
+        """Do all of a step that other ranks have a part in; all ranks call it together.
+
+        Parameters and optimizers do not change: a step that was not committed can be prepared
+        again, with other micro-batches, after a failure too. Arguments and errors as of `step`.
+        """
+        self._require_optimizers()
         for parameter in self.model.parameters():
             parameter.grad = None
         self._sync.disarm()
@@ -413,23 +449,45 @@ class Engine:
         norm = clip_global_norm(
             self._dense, self._stacked, self.groups.exchange, self._options.max_grad_norm
         )
-        for optimizer in self._optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        routed = self._experts.take_routed_rows()
-        self._routing.update_biases(routed)
         self.groups.exchange.all_reduce(total).wait()
-        mean = total / max(whole.num_targets, 1)
-        if self._telemetry:
-            self._telemetry.end_step(self.num_steps, whole.work, mean)
-        self.num_steps += 1
-        return StepResult(
-            loss=mean,
+        result = StepResult(
+            loss=total / max(whole.num_targets, 1),
             grad_norm=norm,
             num_targets=whole.num_targets,
             num_tokens=whole.work.tokens,
-            routed=routed,
+            routed=self._experts.take_routed_rows(),
         )
+        return PreparedStep(step=self.num_steps, result=result, work=whole.work)
+
+    def commit_step(self, prepared: PreparedStep, *, is_applied: bool = True) -> StepResult:
+        """Update the parameters by the gradients of a prepared step; needs no other rank.
+
+        Args:
+            prepared: From `prepare_step`, the last thing that this engine did.
+            is_applied: False: count the step and change nothing, on all ranks alike.
+        """
+        assert prepared.step == self.num_steps, "each step is committed once, in order"
+        if is_applied:
+            for optimizer in self._optimizers:
+                optimizer.step()
+            self._routing.update_biases(prepared.result.routed)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        if self._telemetry:
+            self._telemetry.end_step(self.num_steps, prepared.work, prepared.result.loss)
+        self.num_steps += 1
+        return prepared.result
+
+    def _require_optimizers(self) -> None:
+        if not self._optimizers:
+            raise ConfigError("the engine has no optimizer", remedy="call add_optimizer first")
+        if self._unowned:
+            raise ConfigError(
+                f"{len(self._unowned)} trainable parameters have no optimizer, as "
+                f"{self._unowned[0]}",
+                remedy="freeze them with requires_grad_(False) before add_optimizer, or add an "
+                "optimizer of them",
+            )
 
     @torch.no_grad()
     def evaluate(self, batch: Iterable[MicroBatch], loss: Loss = cross_entropy) -> Tensor:
@@ -462,14 +520,37 @@ class Engine:
             ConfigError: The layout does not fit the model, the ranks or the slots.
             CorruptStateError: An expert arrived damaged on some rank.
         """
-        require_agreement({"layout": encode_layout(layout)}, self.groups.control)
-        check_layout(layout, self._num_experts, self.groups.exchange.ranks)
+        return self.commit_move(self.prepare_move(layout))
+
+    def prepare_move(self, layout: Layout, groups: EngineGroups | None = None) -> PreparedMove:
+        """Fetch what this rank needs for another layout; all ranks of it call this together.
+
+        Nothing in force changes: a move that was not committed can be prepared again.
+
+        Args:
+            layout: The next layout.
+            groups: Its ranks, where others than before; default: the present ones.
+
+        Raises:
+            ConfigError: The layout does not fit the model, the ranks or the slots.
+            LostStateError: No rank of `groups` holds one of the experts.
+            CorruptStateError: On all ranks: an expert arrived damaged on some rank.
+        """
+        groups = groups or self.groups
+        require_agreement({"layout": encode_layout(layout)}, groups.control)
+        check_layout(layout, self._num_experts, groups.exchange.ranks)
         require_slots(layout, self.store.num_slots)
-        staged = stage_move(self.store, self._optimizers, self.layout, layout, self.groups.exchange)
-        commit_move(self.store, self._optimizers, staged)
-        self.layout = layout
+        staged = stage_move(self.store, self._optimizers, self.layout, layout, groups.exchange)
+        return PreparedMove(layout=layout, groups=groups, staged=staged)
+
+    def commit_move(self, prepared: PreparedMove) -> AppliedLayout:
+        """Put a prepared layout in force, with its groups; needs no other rank."""
+        commit_move(self.store, self._optimizers, prepared.staged)
+        self.layout, self.groups = prepared.layout, prepared.groups
         self._use_layout()
-        return AppliedLayout(generation=layout.generation, moved_bytes=staged.moved_bytes)
+        return AppliedLayout(
+            generation=self.layout.generation, moved_bytes=prepared.staged.moved_bytes
+        )
 
     def export(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
         """Write the model as a Hugging Face checkpoint; all ranks call it with a shared folder.
@@ -490,6 +571,7 @@ class Engine:
 
     def _use_layout(self) -> None:
         exchange = self.groups.exchange
+        self._passes.groups, self._experts.group = self.groups, exchange
         for layer, one in enumerate(self.skeleton.experts):
             if one is not None:
                 shares = ReplicaShares.of(
