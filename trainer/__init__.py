@@ -27,8 +27,8 @@ _MODULES = {
     "Engine": "engine.engine",
     "EngineGroups": "groups.engine_groups",
     "StepResult": "engine.engine",
-    "cross_entropy": "engine.losses",
-    "start_layout": "engine.layouts",
+    "cross_entropy": "engine.micro_batches",
+    "start_layout": "parallel.layouts",
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout.layout import Block, Layout
-from pacekeeper.trainer.engine.agreement import on_all_ranks
+from pacekeeper.trainer.groups.agreement import on_all_ranks
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model.blocks import BlockStore
 from pacekeeper.trainer.model.checkpoint_writer import CheckpointWriter, writer_groups

@@ -30,13 +30,13 @@ from pacekeeper.trainer.distributed.device import num_devices
 from pacekeeper.trainer.distributed.kv_store import host_store
 from pacekeeper.trainer.elastic.launch_spec import check_startable, node_limits
 from pacekeeper.trainer.elastic.launcher import rank_server
-from pacekeeper.trainer.engine.agreement import OtherRanksError
 from pacekeeper.trainer.engine.rank_process import (
     STOP_SIGNALS,
     RunFolders,
     choose_device,
     run_rank,
 )
+from pacekeeper.trainer.groups.agreement import OtherRanksError
 
 LOADED = ("pacekeeper.trainer.engine.training", "torch._dynamo")
 CAUSE_S = 2.0  # for which the ranks of a failed job may still say why

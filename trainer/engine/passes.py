@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.trainer.engine.agreement import exchange_on_all_ranks, on_all_ranks
 from pacekeeper.trainer.engine.micro_batches import (
     Loss,
     MicroBatch,
@@ -27,6 +26,7 @@ from pacekeeper.trainer.engine.micro_batches import (
 )
 from pacekeeper.trainer.engine.routing import Routing
 from pacekeeper.trainer.engine.telemetry import Telemetry
+from pacekeeper.trainer.groups.agreement import exchange_on_all_ranks, on_all_ranks
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.packing import packed_arguments

@@ -1,6 +1,6 @@
 """What the engine adds to a model's routers: full precision, balancing losses and bias updates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -123,7 +123,7 @@ class Routing:
         """Drop the logits of the last forward pass."""
         self._logits = {}
 
-    def update_biases(self, routed: dict[int, Tensor]) -> None:
+    def update_biases(self, routed: Mapping[int, Tensor]) -> None:
         """Update the correction biases from the rows routed in a step, by layer."""
         if self._bias_rate:
             for layer, bias in self._biases.items():

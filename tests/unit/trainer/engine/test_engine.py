@@ -132,6 +132,40 @@ def test_ranks_that_differ_in_an_optimizer_or_in_what_is_frozen_all_raise() -> N
         assert len(set(run_ranks(2, partial(refused, change=change)))) == 1
 
 
+@pytest.mark.usefixtures("wide")
+def test_a_prepared_step_changes_nothing_and_can_be_prepared_again_on_another_layout() -> None:
+    def work(group: ThreadGroup) -> list[float]:
+        engine = engine_of("deepseek_v3", group, num_slots=4, bias_rate=1e-3)
+        plain = engine_of("deepseek_v3", group, num_slots=4, bias_rate=1e-3)
+        for one in (engine, plain):
+            adamw(one)
+            one.step(own(0, group.rank))
+        before = {(n, e): t.clone() for n, e, t in held_tensors(engine)}
+        first = engine.prepare_step(own(1, group.rank))
+        abandoned = engine.prepare_move(random_layout(engine.layout, Random(1)))
+        assert abandoned.layout.generation == 2
+        assert all(torch.equal(before[n, e], t) for n, e, t in held_tensors(engine))
+        engine.commit_step(engine.prepare_step(own(2, group.rank)), is_applied=False)
+        assert all(torch.equal(before[n, e], t) for n, e, t in held_tensors(engine))
+        engine.commit_move(engine.prepare_move(random_layout(engine.layout, Random(2))))
+        again = engine.commit_step(engine.prepare_step(own(1, group.rank)))
+        expected = plain.step(own(1, group.rank))
+        assert (engine.num_steps, plain.num_steps) == (3, 2)
+        pairs = [(again, expected), (first.result, expected)]
+        errors = [abs(a.loss.item() / b.loss.item() - 1.0) for a, b in pairs]
+        engine.apply(replace(plain.layout, generation=3))
+        updated = {(n, e): t for n, e, t in held_tensors(plain)}
+        errors += [
+            ((t - updated[n, e]).abs().max() / updated[n, e].abs().max()).item()
+            for n, e, t in held_tensors(engine)
+            if bool(updated[n, e].any())
+        ]
+        return errors
+
+    for errors in run_ranks(RANKS, work):
+        assert max(errors) < 1e-11
+
+
 def test_moves_leave_no_hooks_on_parameters() -> None:
     def work(group: ThreadGroup) -> set[int]:
         engine = engine_of("qwen3_moe", group, num_slots=4)

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from pacekeeper.core.errors import ConfigError, HostError
+from pacekeeper.core.errors import ConfigError, HostError, PacekeeperError
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.export import choose_writers
+from pacekeeper.trainer.groups.agreement import OtherRanksError
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model.checkpoint_writer import CheckpointWriter
 from pacekeeper.trainer.parallel.layouts import start_layout
@@ -66,13 +67,14 @@ def test_a_disk_that_is_full_on_one_rank_fails_on_all_and_leaves_no_checkpoint(
 
     monkeypatch.setattr(CheckpointWriter, "write", full)
 
-    def work(group: ThreadGroup) -> bool:
+    def work(group: ThreadGroup) -> type[BaseException]:
         engine = trained("qwen3_moe", group)
-        with pytest.raises(ConfigError):
+        with pytest.raises(PacekeeperError) as raised:
             engine.export(folder)
-        return True
+        return raised.type
 
-    assert run_ranks(RANKS, work) == [True] * RANKS
+    ended = run_ranks(RANKS, work)
+    assert (ended.count(HostError), ended.count(OtherRanksError)) == (1, RANKS - 1)
     assert list(folder.iterdir()) == []
 
 

@@ -4,8 +4,8 @@ import pytest
 from torch.distributed import DistBackendError
 
 from pacekeeper.core.errors import DataError, ExitCode
-from pacekeeper.trainer.engine.agreement import OtherRanksError
 from pacekeeper.trainer.engine.launcher import failure_report
+from pacekeeper.trainer.groups.agreement import OtherRanksError
 
 RESET = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection reset by peer"
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pacekeeper.core.errors import ConfigError, CorruptStateError
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
-from pacekeeper.trainer.groups.group import Pending
+from pacekeeper.trainer.groups.group import Pending, SingleProcess
 from pacekeeper.trainer.parallel.moves import (
     _checksum,
     _name,
@@ -130,9 +130,10 @@ class BadLink(ThreadGroup):
         self, output: Tensor, rows: Tensor, receive: Sequence[int], send: Sequence[int]
     ) -> Pending:
         done = super().all_to_all_rows(output, rows, receive, send)
+        done.wait()
         if self.rank == 1 and len(output):
             output[self.bit // 8 % len(output)] ^= 1 << self.bit % 8
-        return done
+        return SingleProcess().all_reduce(output)
 
 
 @pytest.mark.parametrize("bit", [0, 7, 63, 64, 127, 500])

@@ -1,0 +1,62 @@
+"""How an engine trains."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.trainer.engine.routing import Balance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How an engine trains; the same on all ranks.
+
+    Attributes:
+        device: Where parameters and computation are.
+        num_slots: Experts of a layer that a rank has memory for; None: as many as the layout puts
+            on any rank, and one more to move into if there are several ranks.
+        compute_dtype: torch.bfloat16 for mixed precision: parameters, gradients and optimizer state
+            keep their type; None: the type of the parameters.
+        max_grad_norm: Bound of the global gradient norm; None: no bound.
+        checkpoint_activations: Whether the backward pass repeats decoder layers instead of keeping
+            their activations. Rows are routed and planned once.
+        balance: What the load-balancing loss is computed over.
+        balance_weight: Weight of that loss; 0: none.
+        bias_rate: Step of the update of the routers' correction biases, where the family has them
+            (DeepSeek-V3: 1e-3); 0: none.
+    """
+
+    device: torch.device | str = "cpu"
+    num_slots: int | None = None
+    compute_dtype: torch.dtype | None = None
+    max_grad_norm: float | None = None
+    checkpoint_activations: bool = False
+    balance: Balance = Balance.SEQUENCE
+    balance_weight: float = 0.0
+    bias_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        problems = {
+            "device": not _is_usable(self.device),
+            "num_slots": self.num_slots is not None and self.num_slots < 1,
+            "compute_dtype": self.compute_dtype not in (None, torch.bfloat16),
+            "max_grad_norm": self.max_grad_norm is not None and not self.max_grad_norm > 0.0,
+            "balance": self.balance not in list(Balance),
+            "balance_weight": not self.balance_weight >= 0.0,
+            "bias_rate": not self.bias_rate >= 0.0,
+        }
+        for name, is_wrong in problems.items():
+            if is_wrong:
+                raise ConfigError(
+                    f"{name}: {getattr(self, name)!r} is not possible here",
+                    remedy="see the attributes of EngineOptions",
+                )
+        object.__setattr__(self, "balance", Balance(self.balance))
+
+
+def _is_usable(device: torch.device | str) -> bool:
+    try:
+        return torch.empty(0, device=device).device.type == torch.device(device).type
+    except (RuntimeError, AssertionError):  # unknown, or not in this build of torch
+        return False
