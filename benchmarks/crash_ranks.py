@@ -32,7 +32,7 @@ from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import LocalFabric, PeerLost
-from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters, parts_of
+from pacekeeper.trainer.toy.model.block_state_dict import ModelStates, ordered_parameters, parts_of
 from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 CONFIG = TrainConfig(
@@ -141,7 +141,10 @@ class Star(LocalFabric):
         self.files = {peer: ends[peer].makefile("rw") for peer in sorted(ends)}
 
     def exchange(self, values: Sequence[float]) -> torch.Tensor:
-        mine = [float(value) for value in values]
+        return self.all_gather(torch.tensor([*values]))
+
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
+        mine = values.tolist()
         try:
             if self.rank == 0:
                 rows = [mine] + [self._heard(peer) for peer in self.files]
@@ -186,8 +189,7 @@ class Rank:
             run_id=run_id,
             first_run_id=run_id,
             identity=run_fingerprint(config, 0),
-            model=self.model,
-            optimizer=self.optimizer,
+            states=ModelStates(self.model, self.optimizer),
         )
 
     def become(self, step: int) -> None:

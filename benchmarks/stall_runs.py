@@ -19,7 +19,7 @@ from pacekeeper.trainer.checkpoint.staging import HostCopies
 from pacekeeper.trainer.distributed.collectives import LocalFabric
 from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
 from pacekeeper.trainer.toy.engine.job_rules import first_layout
-from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters
+from pacekeeper.trainer.toy.model.block_state_dict import ModelStates, ordered_parameters
 from pacekeeper.trainer.toy.model.dataset import Corpus
 from pacekeeper.trainer.toy.model.flop_counter import WorkMeter, WorkPass
 from pacekeeper.trainer.toy.model.transformer import MoETransformer
@@ -75,8 +75,7 @@ class LoneRank:
             run_id=1,
             first_run_id=1,
             identity=run_fingerprint(config, self.corpus.crc()),
-            model=self.model,
-            optimizer=self.optimizer,
+            states=ModelStates(self.model, self.optimizer),
         )
         self.step = 0
 
@@ -226,7 +225,7 @@ class Pair:
             rank.step,
             last_loss=0.0,
             account=rank.checkpoints.partial.account,
-            fabric=self.fabric,
+            new_group=lambda: self.fabric.group(self.fabric.ranks, "snapshots"),
             domain_of=NODES,
         )
 
@@ -245,8 +244,7 @@ def _pair(number: int, directory: str, rank: LoneRank) -> tuple[Pair, list[SaveR
     snapshots = Snapshots(
         rank=number,
         run_id=1,
-        model=rank.model,
-        optimizer=rank.optimizer,
+        states=ModelStates(rank.model, rank.optimizer),
         copies=HostCopies(),
         note=told.append,
     )

@@ -21,7 +21,13 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from pacekeeper.core.config.loader import read_config
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric, Posted, exchanged
+from pacekeeper.trainer.distributed.collectives import (
+    Collectives,
+    FabricGroup,
+    LocalFabric,
+    Posted,
+    exchanged,
+)
 from pacekeeper.trainer.toy.engine.job_rules import learning_rate
 from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters
 from pacekeeper.trainer.toy.model.dataset import Corpus
@@ -31,7 +37,7 @@ from pacekeeper.trainer.toy.parallel.grad_reduce import ReplicaSync
 
 
 @dataclass(slots=True, kw_only=True)
-class World:
+class World(FabricGroup):
     """The default group: all ranks."""
 
     rank: int

@@ -55,22 +55,16 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Piece:
-    """The unit of writing: a block's weights (no `kind`), or one kind of its optimizer moments.
+    """The unit of writing: a block's weights (no `kind`), or one kind of its optimizer state.
 
-    A large piece is cut: strip `strip` (0, 1, ..) of `strips` has some rows of each of its tensors.
+    A block may have nothing of a kind: the piece is then empty. A large piece is cut: strip `strip`
+    (0, 1, ..) of `strips` has some rows of each of its tensors.
     """
 
     block: Block
     kind: str = ""
     strip: int = 0
     strips: int = 1
-
-    @classmethod
-    def of(cls, block: Block, tensor: str) -> "Piece":
-        """The piece that contains a block's tensor: `w1` is of the weights, `w1.exp_avg` of
-        exp_avg.
-        """
-        return cls(block, tensor.partition(".")[2])
 
     @property
     def whole(self) -> "Piece":
@@ -317,11 +311,10 @@ def tensor_name(piece: Piece, tensor: str) -> str:
 
 
 def parse_tensor_name(piece: Piece, name: str) -> str | None:
-    """The tensor of `piece` that is called `name` in a file; None if it is of another piece."""
+    """The tensor of `piece` that is called `name` in a file; None if it is of another block."""
     place = _place(piece)
     tensor = name.removeprefix(place)
-    is_ours = name.startswith(place) and "/" not in tensor
-    return tensor if is_ours and Piece.of(piece.block, tensor) == piece.whole else None
+    return tensor if name.startswith(place) and "/" not in tensor else None
 
 
 def _place(piece: Piece) -> str:

@@ -126,8 +126,10 @@ def loss_bound(weights: Sequence[Sequence[float]], num_saved: float) -> tuple[fl
         (least loss in tokens per checkpoint, ratio); the ratio is 1.0 where neither loses anything.
     """
     moe = [layer for layer in weights if layer]
-    least = sum(least_loss(layer, num_saved) for layer in moe)
-    turns = sum(expected_loss(layer, [num_saved / len(layer)] * len(layer)) for layer in moe)
+    least = sum(least_loss(layer, min(num_saved, len(layer))) for layer in moe)
+    turns = sum(
+        expected_loss(layer, [min(1.0, num_saved / len(layer))] * len(layer)) for layer in moe
+    )
     if turns == 0.0:
         return least, 1.0
     return least, turns / least if least > 0.0 else inf

@@ -13,7 +13,8 @@ from typing import Any
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 _ALIGNMENT = 8
-DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1}
+_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+DTYPE_BYTES = _FLOATS | {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ def cut_pieces(
     found: dict[Piece, int] = {}
     for piece, size in size_bytes.items():
         strips = 1
-        if size > most and len(_holders(layout, piece)) > 1:
+        if size > most and len(piece_holders(layout, piece)) > 1:
             strips = max(1, min(-(-size // most), num_rows[piece]))
         for strip in piece.cut(strips):
             found[strip] = len(strip.rows(size))  # rows are as long as each other, nearly
@@ -53,11 +53,11 @@ def assign_writers(layout: Layout, size_bytes: Mapping[Piece, int]) -> dict[Piec
     busiest rank writes at most one piece's bytes more than the mean where all ranks hold all blocks
     (Graham's bound for list scheduling).
     """
-    holders = {piece: _holders(layout, piece) for piece in sorted(size_bytes)}
+    holders = {piece: piece_holders(layout, piece) for piece in sorted(size_bytes)}
     return assign_evenly(holders, size_bytes)
 
 
-def _holders(layout: Layout, piece: Piece) -> tuple[int, ...]:
+def piece_holders(layout: Layout, piece: Piece) -> tuple[int, ...]:
     """The ranks that have a piece: optimizer state may have an owner and a mirror only."""
     return layout.state_holders(piece.block) if piece.kind else layout.holders(piece.block)
 

@@ -81,6 +81,16 @@ def diff_layouts(
     return tuple(result)
 
 
+def lost_blocks(layout: Layout, living: Collection[int]) -> tuple[Block, ...]:
+    """The blocks of which no living rank has the weights, or none the optimizer state, in order."""
+    alive = set(living)
+    return tuple(
+        block
+        for block in layout.blocks()
+        if alive.isdisjoint(layout.holders(block)) or alive.isdisjoint(layout.state_holders(block))
+    )
+
+
 def moves_layers(old: Layout, new: Layout) -> bool:
     """Whether a rank runs a layer in `new` that it does not run in `old`."""
     return any(

@@ -22,7 +22,7 @@ from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import LocalFabric
-from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters
+from pacekeeper.trainer.toy.model.block_state_dict import ModelStates, ordered_parameters
 from pacekeeper.trainer.toy.model.dataset import Corpus
 from pacekeeper.trainer.toy.model.flop_counter import WorkMeter, WorkPass
 from pacekeeper.trainer.toy.model.transformer import MoETransformer
@@ -149,8 +149,7 @@ class Lone:
             run_id=run_id,
             first_run_id=first_run_id or run_id,
             identity=run_fingerprint(self.config, self.corpus.crc()),
-            model=self.model,
-            optimizer=self.optimizer,
+            states=ModelStates(self.model, self.optimizer),
         )
         self.step = 0
 

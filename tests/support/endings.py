@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pacekeeper.trainer.checkpoint.block_states import blocks_on
 from pacekeeper.trainer.toy.engine import train_loop
 from pacekeeper.trainer.toy.engine.worker import Rank, RankSpec
-from pacekeeper.trainer.toy.model.block_state_dict import blocks_on, read_block
+from pacekeeper.trainer.toy.model.block_state_dict import read_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

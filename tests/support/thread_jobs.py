@@ -6,9 +6,9 @@ from collections.abc import Iterable
 import torch
 
 from pacekeeper.core.layout.layout import Block
+from pacekeeper.trainer.checkpoint.block_states import blocks_on
 from pacekeeper.trainer.toy.engine.worker import Rank
 from pacekeeper.trainer.toy.model.block_state_dict import (
-    blocks_on,
     load_blocks,
     num_updates,
     read_block,

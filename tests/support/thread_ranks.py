@@ -13,10 +13,11 @@ from torch import Tensor
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
+from pacekeeper.trainer.checkpoint.block_states import blocks_on
 from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
 from pacekeeper.trainer.elastic.recovery_decision import RecoverySources, plan_recovery
 from pacekeeper.trainer.toy.engine.worker import Rank, RankSpec
-from pacekeeper.trainer.toy.model.block_state_dict import blocks_on, read_block
+from pacekeeper.trainer.toy.model.block_state_dict import read_block
 from pacekeeper.trainer.toy.model.dataset import Corpus
 from support.worlds import ThreadFabric, run_world
 

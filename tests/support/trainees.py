@@ -9,10 +9,15 @@ from torch import Tensor
 from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.trainer.checkpoint.block_states import blocks_on
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import Collectives
 from pacekeeper.trainer.toy.engine.job_rules import learning_rate
-from pacekeeper.trainer.toy.model.block_state_dict import blocks_on, ordered_parameters, read_block
+from pacekeeper.trainer.toy.model.block_state_dict import (
+    ModelStates,
+    ordered_parameters,
+    read_block,
+)
 from pacekeeper.trainer.toy.model.dataset import Corpus
 from pacekeeper.trainer.toy.model.transformer import MoETransformer
 from pacekeeper.trainer.toy.parallel.grad_reduce import ReplicaSync
@@ -43,8 +48,7 @@ class Trainee:
             run_id=run_id,
             first_run_id=1,
             identity=run_fingerprint(config, self.corpus.crc()),
-            model=self.model,
-            optimizer=self.optimizer,
+            states=ModelStates(self.model, self.optimizer),
         )
         self.step = 0
         paths = self.checkpoints.agree_on_start(fabric)

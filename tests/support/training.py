@@ -12,12 +12,12 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ShardRun
 from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
+from pacekeeper.trainer.checkpoint.block_states import blocks_on
 from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime
 from pacekeeper.trainer.toy.engine.job_rules import apportion_rows, own_rows
 from pacekeeper.trainer.toy.model.block_state_dict import (
     banks_of,
-    blocks_on,
     ordered_parameters,
     parts_of,
 )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from pacekeeper.trainer.distributed.collectives import Collectives, exchanged
+from pacekeeper.trainer.distributed.collectives import Collectives, FabricGroup, exchanged
 from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
 from support.fork_server import server_context
 
@@ -38,7 +38,7 @@ class ThreadWorld:
             self.arrival.notify_all()
 
 
-class ThreadFabric:
+class ThreadFabric(FabricGroup):
     """The Collectives of one rank that is a thread; `name` is that of its group."""
 
     def __init__(

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest, RunFingerprint
+from pacekeeper.core.checkpoint.write_plan import piece_holders
 from pacekeeper.core.config.run_fingerprint import model_differences, steering_differences
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
+from pacekeeper.trainer.checkpoint.block_states import BlockState, BlockStates
 from pacekeeper.trainer.checkpoint.policies.window_replay import States, states_of
 from pacekeeper.trainer.checkpoint.reader import BlockReader, RawTensor, read_manifest
 from pacekeeper.trainer.checkpoint.storage import Storage, open_storage
-from pacekeeper.trainer.toy.model.block_state_dict import BlockState
-from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Reader:
     rank: int
     storage: Storage | None
     identity: RunFingerprint
-    model: MoETransformer
+    states: BlockStates
     on_piece: Callable[[], None] = lambda: None
 
     def read(self, path: str, layout: Layout, lost: Lost | None) -> Restored:
@@ -109,7 +109,7 @@ class Reader:
         for entry in manifest.entries:
             block = entry.piece.block
             is_wanted = lost is None or block in lost.blocks
-            if is_wanted and self.rank in layout.holders(block):
+            if is_wanted and self.rank in piece_holders(layout, entry.piece):
                 strips = raw.setdefault(entry.step, {}).setdefault(block, {})
                 for tensor_name, tensor in reader.read(entry).items():
                     strips.setdefault(tensor_name, []).append(tensor)
@@ -118,7 +118,7 @@ class Reader:
         return Restored(
             manifest=manifest,
             layout=layout,
-            states=states_of(self.model, manifest, raw),
+            states=states_of(self.states, manifest, raw, layout, self.rank),
             size_bytes=size_bytes,
             lost=lost,
         )

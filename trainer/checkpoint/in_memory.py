@@ -13,30 +13,31 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece, TokenLedgerState, piece_name
-from pacekeeper.core.checkpoint.write_plan import assign_mirrors, assign_writers
-from pacekeeper.core.errors import PacekeeperError
+from pacekeeper.core.checkpoint.write_plan import (
+    assign_mirrors,
+    assign_writers,
+    piece_holders,
+)
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.trainer.checkpoint.async_writer import BackgroundWorker, SaveResult, SaveStatus
+from pacekeeper.trainer.checkpoint.block_states import BlockState, BlockStates
 from pacekeeper.trainer.checkpoint.policies.partial_experts import account_numbers, account_of
 from pacekeeper.trainer.checkpoint.staging import Arrival, HostCopies
-from pacekeeper.trainer.checkpoint.tensors import PieceCopies, piece_bytes, piece_shapes
+from pacekeeper.trainer.checkpoint.tensors import copy_pieces, piece_bytes, piece_specs
 from pacekeeper.trainer.distributed.checked_payload import (
     CRC_BYTES,
     all_to_all_bytes,
+    exchange_values,
     pack_with_crc,
     unpack_checked,
 )
-from pacekeeper.trainer.distributed.collectives import Collectives, PeerLost
-from pacekeeper.trainer.toy.model.block_state_dict import ENDINGS, BlockState, num_updates
-from pacekeeper.trainer.toy.model.transformer import MoETransformer
+from pacekeeper.trainer.groups.group import Group
 
 NUM_COMPLETE = 2
-GROUP = "snapshots"
 _log = logging.getLogger(__name__)
 Pieces = Mapping[Piece, Mapping[str, Tensor]]
 
@@ -68,12 +69,10 @@ class Snapshots:
 
     rank: int
     run_id: int
-    model: MoETransformer
-    optimizer: torch.optim.Optimizer
+    states: BlockStates
     copies: HostCopies
     note: Callable[[SaveResult], None] = lambda _: None
     kept: tuple[StoredSnapshot, ...] = ()  # complete ones, newest first
-    _pieces: PieceCopies = field(init=False)
     _beside: BackgroundWorker = field(default_factory=lambda: BackgroundWorker("snapshot"))
     _is_filling: bool = False
     _news: list[tuple[StoredSnapshot | None, SaveResult]] = field(
@@ -81,9 +80,6 @@ class Snapshots:
     )  # the thread's
     _is_broken: bool = False  # this generation's group
     _ways: tuple[int, _Ways] | None = None  # by generation
-
-    def __post_init__(self) -> None:
-        self._pieces = PieceCopies(self.model, self.optimizer)
 
     @property
     def is_copying(self) -> bool:
@@ -98,18 +94,19 @@ class Snapshots:
         *,
         last_loss: float,
         account: TokenLedgerState,
-        fabric: Collectives,
+        new_group: Callable[[], Group],
         domain_of: DomainOf,
     ) -> None:
-        """Copy what this rank has to, and send it on its way. All ranks begin alike, and none while
-        any is copying. Raises PeerLost where the group for it can not be formed.
+        """Copy what this rank has to, and send it on its way, in the group of `new_group`.
+
+        All ranks begin alike, and none while any is copying. Raises what `new_group` does.
         """
         assert not self._is_filling, "one at a time"
         ways = self._ways_of(layout, domain_of)
-        pieces, arrival = self.copies.make(partial(self._pieces.of, ways.own))
+        pieces, arrival = self.copies.make(partial(copy_pieces, self.states, ways.own))
         new = StoredSnapshot(
             id=CheckpointId(run_id=self.run_id, generation=layout.generation, step=step),
-            num_updates=num_updates(self.optimizer),
+            num_updates=self.states.num_updates,
             last_loss=last_loss,
             account=account,
             pieces=pieces,
@@ -118,7 +115,7 @@ class Snapshots:
             arrival.wait()
             self._keep(new)
             return
-        group = fabric.group(fabric.ranks, GROUP)
+        group = new_group()
         self._is_filling = True
         self._beside.begin(partial(self._fill, new, arrival, ways, group))
 
@@ -150,7 +147,7 @@ class Snapshots:
     def _keep(self, one: StoredSnapshot) -> None:
         self.kept = (one, *self.kept)[:NUM_COMPLETE]
 
-    def _fill(self, new: StoredSnapshot, arrival: Arrival, ways: _Ways, group: Collectives) -> None:
+    def _fill(self, new: StoredSnapshot, arrival: Arrival, ways: _Ways, group: Group) -> None:
         began_s, whole, size, why = time.monotonic(), None, 0, "a bug"
         try:
             arrival.wait()
@@ -158,8 +155,8 @@ class Snapshots:
             size = sum(t.nbytes for part in theirs.values() for t in part.values())
             whole = replace(new, pieces={**new.pieces, **theirs})
             why = ""
-        except (PeerLost, PacekeeperError) as error:
-            why = str(error)
+        except Exception as error:  # of any backend: training goes on
+            why = str(error) or type(error).__name__
             _log.warning("snapshot of step=%d is given up: %s", new.id.step, why)
         finally:
             told = SaveResult(
@@ -172,26 +169,21 @@ class Snapshots:
             )
             self._news.append((whole, told))
 
-    def _swap(self, own: Pieces, ways: _Ways, group: Collectives) -> Pieces:
+    def _swap(self, own: Pieces, ways: _Ways, group: Group) -> Pieces:
         """Give the keeper what is this rank's, take what the client has."""
-        shapes = [(piece, piece_shapes(self.model, piece)) for piece in ways.clients]
-        dtype = self.model.dtype
-        counts = [torch.Size(shape).numel() for _, named in shapes for shape in named.values()]
-        rows = [t.flatten() for piece in ways.own for t in own[piece].values()]
-        parcel = pack_with_crc(torch.cat([torch.empty(0, dtype=dtype), *rows]))
-        length = sum(counts) * dtype.itemsize + CRC_BYTES
+        sizes = [_num_bytes(self.states, piece) for piece in ways.clients]
+        parcel = pack_with_crc(t for piece in ways.own for t in own[piece].values())
+        length = sum(sizes) + CRC_BYTES
         came = all_to_all_bytes(
             [[parcel] if rank == ways.keeper else [] for rank in group.ranks],
             [[length] if rank == ways.client else [] for rank in group.ranks],
             group,
         )
         (sealed,) = (one for parts in came for one in parts)
-        values = iter(
-            unpack_checked(sealed, dtype, f"the snapshot of rank {ways.client}").split(counts)
-        )
+        data = unpack_checked(sealed, f"the snapshot of rank {ways.client}").split(sizes)
         return {
-            piece: {name: next(values).view(shape) for name, shape in named.items()}
-            for piece, named in shapes
+            piece: _cut_up(self.states, piece, part)
+            for piece, part in zip(ways.clients, data, strict=True)
         }
 
     def _ways_of(self, layout: Layout, domain_of: DomainOf) -> _Ways:
@@ -200,7 +192,7 @@ class Snapshots:
         return self._ways[1]
 
     def _looked_up(self, layout: Layout, domain_of: DomainOf) -> _Ways:
-        writer_of = assign_writers(layout, piece_bytes(self.model, layout))
+        writer_of = assign_writers(layout, piece_bytes(self.states, layout))
         keeper_of = assign_mirrors(layout.ranks, domain_of)
         client = next((rank for rank, keeper in keeper_of.items() if keeper == self.rank), None)
 
@@ -215,22 +207,23 @@ class Snapshots:
         )
 
 
-KINDS = tuple(sorted(ending[1:] for ending in ENDINGS))
-
-
 _NOTHING = -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotInventory:
-    """What is left of one snapshot on all ranks: which of them has each piece that is wanted."""
+    """What is left of one snapshot on all ranks: which of them has each piece that is wanted.
+
+    `lacking`: blocks of which some piece is nowhere.
+    """
 
     id: CheckpointId
     on: Mapping[Piece, tuple[int, ...]]
+    lacking: frozenset[Block]
 
     def has(self, block: Block) -> bool:
         """Is all of the block there?"""
-        return all(self.on[piece] for piece in _pieces((block,)))
+        return block not in self.lacking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,14 +237,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What all ranks of `fabric` have together; `kept`: this one's. All of them ask alike, and all
-    of it raises PeerLost.
+    """What all ranks of `group` have together; `kept`: this one's. All of them ask alike, and all
+    of it raises what the group does.
     """
 
     run_id: int
-    model: MoETransformer
+    states: BlockStates
     kept: tuple[StoredSnapshot, ...]
-    fabric: Collectives
+    group: Group
 
     def whole(self, layout: Layout) -> SnapshotInventory | None:
         """The newest snapshot of which every piece is left; None: of none."""
@@ -273,7 +266,7 @@ class Memory:
         if mine is not None:
             account = account_numbers(mine.account, layout)
             numbers = [1.0, mine.num_updates, mine.last_loss, *account]
-        told = [row for row in self.fabric.exchange(numbers).tolist() if row[0]]
+        told = [row for row in exchange_values(numbers, self.group).tolist() if row[0]]
         most = [max(column) for column in zip(*told, strict=True)]
         return Facts(
             num_updates=int(most[1]), last_loss=most[2], account=account_of(most[3:], layout)
@@ -291,42 +284,40 @@ class Memory:
         """What this rank holds of these blocks in `layout`. Raises PacekeeperError where a piece
         does not fit its checksum.
         """
-        fabric, dtype = self.fabric, self.model.dtype
-        position = {rank: i for i, rank in enumerate(fabric.ranks)}
-        outgoing: list[list[Tensor]] = [[] for _ in fabric.ranks]
-        incoming: list[list[Piece]] = [[] for _ in fabric.ranks]
-        sends = dict.fromkeys(fabric.ranks, 0)
-        for piece in _pieces(sorted(stock_of)):
+        group = self.group
+        position = {rank: i for i, rank in enumerate(group.ranks)}
+        outgoing: list[list[Tensor]] = [[] for _ in group.ranks]
+        incoming: list[list[Piece]] = [[] for _ in group.ranks]
+        sends = dict.fromkeys(group.ranks, 0)
+        for piece in self._pieces(sorted(stock_of)):
             stock = stock_of[piece.block]
-            for taker in layout.holders(piece.block):
+            for taker in piece_holders(layout, piece):
                 on = stock.on[piece]
                 giver = taker if taker in on else min(on, key=lambda r: (sends[r], r))
                 sends[giver] += giver != taker
-                if giver == fabric.rank:
+                if giver == group.rank:
                     mine = self._kept_of(stock.id)
                     assert mine is not None, "it said so"
-                    rows = [t.flatten() for t in mine.pieces[piece].values()]
-                    outgoing[position[taker]].append(pack_with_crc(torch.cat(rows)))
-                if taker == fabric.rank:
+                    parcel = pack_with_crc(mine.pieces[piece].values())
+                    outgoing[position[taker]].append(parcel)
+                if taker == group.rank:
                     incoming[position[giver]].append(piece)
-        lengths = [
-            [self._num_values(p) * dtype.itemsize + CRC_BYTES for p in ps] for ps in incoming
-        ]
+        lengths = [[_num_bytes(self.states, p) + CRC_BYTES for p in ps] for ps in incoming]
         state: dict[Block, dict[str, Tensor]] = {}
         for pieces, parcels in zip(
-            incoming, all_to_all_bytes(outgoing, lengths, fabric), strict=True
+            incoming, all_to_all_bytes(outgoing, lengths, group), strict=True
         ):
             for piece, parcel in zip(pieces, parcels, strict=True):
-                row = unpack_checked(parcel, dtype, piece_name(piece))
-                state.setdefault(piece.block, {}).update(self._cut_up(piece, row))
+                data = unpack_checked(parcel, piece_name(piece))
+                state.setdefault(piece.block, {}).update(_cut_up(self.states, piece, data))
         return {block: dict(sorted(tensors.items())) for block, tensors in state.items()}
 
     def _stocks(self, blocks: Iterable[Block]) -> list[SnapshotInventory]:
         """Of all snapshots that any rank has, newest first."""
-        pieces = _pieces(blocks)
+        pieces = self._pieces(blocks)
         mine = [float(x) for one in self.kept for x in (one.id.generation, one.id.step)]
         mine += [_NOTHING] * (2 * NUM_COMPLETE - len(mine))
-        told = self.fabric.exchange(mine).view(-1, 2).tolist()
+        told = exchange_values(mine, self.group).view(-1, 2).tolist()
         ids = {
             CheckpointId(run_id=self.run_id, generation=int(generation), step=int(step))
             for generation, step in told
@@ -336,26 +327,32 @@ class Memory:
         for one in sorted(ids, reverse=True):
             own = self._kept_of(one)
             has = [float(own is not None and piece in own.pieces) for piece in pieces]
-            columns = self.fabric.exchange(has).T.tolist()
-            ranks = self.fabric.ranks
+            columns = exchange_values(has, self.group).T.tolist()
+            ranks = self.group.ranks
             on = {
                 piece: tuple(rank for rank, is_here in zip(ranks, column, strict=True) if is_here)
                 for piece, column in zip(pieces, columns, strict=True)
             }
-            found.append(SnapshotInventory(id=one, on=on))
+            lacking = frozenset(piece.block for piece, there in on.items() if not there)
+            found.append(SnapshotInventory(id=one, on=on, lacking=lacking))
         return found
 
     def _kept_of(self, one: CheckpointId) -> StoredSnapshot | None:
         return next((kept for kept in self.kept if kept.id == one), None)
 
-    def _num_values(self, piece: Piece) -> int:
-        return sum(torch.Size(s).numel() for s in piece_shapes(self.model, piece).values())
-
-    def _cut_up(self, piece: Piece, row: Tensor) -> dict[str, Tensor]:
-        shapes = piece_shapes(self.model, piece)
-        parts = row.split([torch.Size(shape).numel() for shape in shapes.values()])
-        return {n: p.view(s) for (n, s), p in zip(shapes.items(), parts, strict=True)}
+    def _pieces(self, blocks: Iterable[Block]) -> list[Piece]:
+        return [Piece(block, kind) for block in blocks for kind in self.states.kinds]
 
 
-def _pieces(blocks: Iterable[Block]) -> list[Piece]:
-    return [Piece(block, kind) for block in blocks for kind in KINDS]
+def _num_bytes(states: BlockStates, piece: Piece) -> int:
+    return sum(spec.size_bytes for spec in piece_specs(states, piece))
+
+
+def _cut_up(states: BlockStates, piece: Piece, data: Tensor) -> dict[str, Tensor]:
+    specs = piece_specs(states, piece)
+    parts = data.split([spec.size_bytes for spec in specs])
+    # A copy, as the type's alignment may differ from that of the others.
+    return {
+        spec.name: part.clone().view(spec.dtype).view(spec.shape)
+        for spec, part in zip(specs, parts, strict=True)
+    }

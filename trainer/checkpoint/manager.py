@@ -10,16 +10,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isnan
 
-import torch
-
 from pacekeeper.core.checkpoint.interval import SaveCosts
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest, Piece, RunFingerprint
 from pacekeeper.core.checkpoint.write_plan import assign_writers, cut_pieces
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.trainer.checkpoint.async_writer import Saver, SaveResult, SaveStatus, Snapshot
 from pacekeeper.trainer.checkpoint.block_reader import Restored
+from pacekeeper.trainer.checkpoint.block_states import BlockStates, blocks_on
 from pacekeeper.trainer.checkpoint.policies.interval import CheckpointCostMeter, CheckpointInterval
 from pacekeeper.trainer.checkpoint.policies.partial_experts import (
     Choice,
@@ -31,11 +29,10 @@ from pacekeeper.trainer.checkpoint.policies.partial_experts import (
 from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves
 from pacekeeper.trainer.checkpoint.policies.window_replay import Replay
 from pacekeeper.trainer.checkpoint.restore import RestoreManager
+from pacekeeper.trainer.checkpoint.settings import CheckpointSettings
 from pacekeeper.trainer.checkpoint.storage import SAY_AFTER_S
-from pacekeeper.trainer.checkpoint.tensors import PieceCopies, piece_bytes, piece_rows
-from pacekeeper.trainer.distributed.collectives import Collectives
-from pacekeeper.trainer.toy.model.block_state_dict import blocks_on, load_blocks, num_updates
-from pacekeeper.trainer.toy.model.transformer import MoETransformer
+from pacekeeper.trainer.checkpoint.tensors import copy_pieces, piece_bytes, piece_rows
+from pacekeeper.trainer.groups.group import Group
 
 LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
 STILL_BUSY = "the one before is still being written"
@@ -58,14 +55,13 @@ class Checkpoints(RestoreManager):
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: CheckpointSettings,
         *,
         rank: int,
         run_id: int,
         first_run_id: int,
         identity: RunFingerprint,
-        model: MoETransformer,
-        optimizer: torch.optim.Optimizer,
+        states: BlockStates,
         note: Callable[[dict[str, object]], None] = lambda _: None,
     ) -> None:
         super().__init__(
@@ -74,8 +70,7 @@ class Checkpoints(RestoreManager):
             run_id=run_id,
             first_run_id=first_run_id,
             identity=identity,
-            model=model,
-            optimizer=optimizer,
+            states=states,
         )
         self.note = note
         self.snapshots.note = self._on_snapshot
@@ -88,7 +83,6 @@ class Checkpoints(RestoreManager):
         self._num_skipped, self._skipped_step = 0, -1  # in a row, and the last of them
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
         self._copied_bytes = 0  # by the last checkpoint, or step of a window
-        self._pieces = PieceCopies(model, optimizer)
         self._sizes: dict[Piece, int] = {}  # of all pieces, whatever the layout
         self._rows: dict[Piece, int] = {}
         self._full_of: dict[int, tuple[tuple[Piece, ...], frozenset[int]]] = {}  # by generation
@@ -149,7 +143,7 @@ class Checkpoints(RestoreManager):
                 at.step,
                 self._all_sizes(at.layout),
                 self._rows,
-                num_updates(self.optimizer),
+                self.states.num_updates,
                 is_storing=is_storing,
             )
             if save is not None:
@@ -171,11 +165,27 @@ class Checkpoints(RestoreManager):
         return self._counted(self._saver.take_news() + news)
 
     def snapshot_if_due(
-        self, at: Position, fabric: Collectives, domain_of: DomainOf, *, is_copying: bool
+        self,
+        at: Position,
+        new_group: Callable[[], Group],
+        domain_of: DomainOf,
+        *,
+        is_copying: bool,
     ) -> list[SaveResult]:
-        """Begin a snapshot where it is time to; what became of earlier ones. `is_copying`: some
-        rank said in the last vote that it has none to spare; then all skip this one. Raises
-        PeerLost.
+        """Begin a snapshot where it is time to.
+
+        Args:
+            at: Where this rank stands.
+            new_group: Returns a group of all ranks that nothing else uses: copies are sent in it
+                while training goes on. Called where there are several ranks.
+            domain_of: The failure domain of each rank.
+            is_copying: Some rank still copies, by the last vote: all skip this one.
+
+        Returns:
+            What became of earlier snapshots.
+
+        Raises:
+            Exception: Of `new_group`.
         """
         period = self.config.snapshot_period_steps
         is_due = bool(period) and at.step % period == 0
@@ -193,7 +203,7 @@ class Checkpoints(RestoreManager):
                     at.step,
                     last_loss=at.last_loss,
                     account=self.partial.account,
-                    fabric=fabric,
+                    new_group=new_group,
                     domain_of=domain_of,
                 )
         return self._of_snapshots()
@@ -255,13 +265,13 @@ class Checkpoints(RestoreManager):
             case MemoryRestore():
                 self._went_back(found.step, None)
                 wanted = blocks_on(found.layout, self.rank)
-                load_blocks(self.model, self.optimizer, wanted, found.state, found.num_updates)
+                self.states.load(wanted, found.state, found.num_updates)
                 self.partial.on_memory_restore(found.account, found.step)
                 self.snapshots.forget(all_but=found.id)
             case Restored(manifest=manifest):
                 self.snapshots.forget()
                 self._went_back(found.step, manifest.costs)
-                self.replay = Replay(manifest, found.states, self.model, self.optimizer)
+                self.replay = Replay(manifest, found.states, self.states)
                 self.replay.begin(found.layout, self.rank)
                 self._look_for_end(found.step)
                 if manifest.older:
@@ -317,8 +327,8 @@ class Checkpoints(RestoreManager):
         return found
 
     def _all_sizes(self, layout: Layout) -> dict[Piece, int]:
-        self._sizes = self._sizes or piece_bytes(self.model, layout)
-        self._rows = self._rows or piece_rows(self.model, self._sizes)
+        self._sizes = self._sizes or piece_bytes(self.states, layout)
+        self._rows = self._rows or piece_rows(self.states, self._sizes)
         return self._sizes
 
     def _snapshot(self, at: Position, is_last: bool) -> Snapshot:
@@ -334,8 +344,7 @@ class Checkpoints(RestoreManager):
     def _copied(self, at: Position, save: Save, *, is_last: bool) -> Snapshot:
         """Training waits for this."""
         began_s = time.monotonic()
-        make = partial(self._pieces.of, save.pieces)
-        pieces, arrival = self.copies.make(make)
+        pieces, arrival = self.copies.make(partial(copy_pieces, self.states, save.pieces))
         size_bytes = sum(t.nbytes for tensors in pieces.values() for t in tensors.values())
         is_first, now_s = save.turn is None or save.turn.is_first, time.monotonic()
         self._copied_bytes = size_bytes
@@ -355,7 +364,7 @@ class Checkpoints(RestoreManager):
                 job=self.config.job,
                 id=save.id,
                 ticket=at.ticket,
-                num_updates=num_updates(self.optimizer),
+                num_updates=self.states.num_updates,
                 last_loss=None if isnan(at.last_loss) else at.last_loss,
                 identity=self.identity,
                 layout=at.layout,

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from math import isnan
 
-import torch
-
 from pacekeeper.core.checkpoint.manifest import CheckpointId, RunFingerprint
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import DataError, HostError, LostStateError
-from pacekeeper.core.layout.diff import moves_layers
+from pacekeeper.core.layout.diff import lost_blocks, moves_layers
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.async_writer import Saver
 from pacekeeper.trainer.checkpoint.block_reader import Lost, NotOursError, Reader, Restored
+from pacekeeper.trainer.checkpoint.block_states import BlockStates
 from pacekeeper.trainer.checkpoint.in_memory import Memory, Snapshots
 from pacekeeper.trainer.checkpoint.policies.partial_experts import (
     MemoryRestore,
@@ -29,11 +27,11 @@ from pacekeeper.trainer.checkpoint.policies.partial_experts import (
     steps_of,
 )
 from pacekeeper.trainer.checkpoint.reader import accept, complete_ids, is_sound, reject
+from pacekeeper.trainer.checkpoint.settings import CheckpointSettings
 from pacekeeper.trainer.checkpoint.staging import host_copies
 from pacekeeper.trainer.checkpoint.storage import Storage, answered, below, open_storage, wait_aloud
-from pacekeeper.trainer.distributed.collectives import Collectives
-from pacekeeper.trainer.toy.model.transformer import MoETransformer
-from pacekeeper.trainer.toy.parallel.resharding import lost_blocks
+from pacekeeper.trainer.distributed.checked_payload import exchange_values
+from pacekeeper.trainer.groups.group import Group
 
 MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
 
@@ -93,8 +91,8 @@ class Candidates:
             )
         return sound or found
 
-    def agreed(self, fabric: Collectives) -> tuple[str, ...]:
-        """What the lowest rank would resume from; empty: nothing. Raises PeerLost.
+    def agreed(self, group: Group) -> tuple[str, ...]:
+        """What the lowest rank would resume from; empty: nothing.
 
         A message is numbers: the ids stand for the paths.
         """
@@ -106,7 +104,7 @@ class Candidates:
         ids = [one for one in mine if one is not None][:MAX_CANDIDATES]
         values = [x for one in ids for x in (one.run_id, one.generation, one.step)]
         padding = [0] * (3 * MAX_CANDIDATES - len(values))
-        told = [int(x) for x in fabric.exchange([len(ids), *values, *padding])[0].tolist()]
+        told = [int(x) for x in exchange_values([len(ids), *values, *padding], group)[0].tolist()]
         chosen = [
             CheckpointId(run_id=told[i], generation=told[i + 1], step=told[i + 2])
             for i in range(1, 1 + 3 * told[0], 3)
@@ -134,27 +132,23 @@ class RestoreManager:
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: CheckpointSettings,
         *,
         rank: int,
         run_id: int,
         first_run_id: int,
         identity: RunFingerprint,
-        model: MoETransformer,
-        optimizer: torch.optim.Optimizer,
+        states: BlockStates,
     ) -> None:
         self.config = config
         self.rank = rank
         self.run_id = run_id
         self.identity = identity
-        self.model = model
-        self.optimizer = optimizer
-        self.partial = PartialSaves(config)
+        self.states = states
+        self.partial = PartialSaves(config, states.num_experts)
         self.staged: Restored | None = None  # a commit would put it in force
-        self.copies = host_copies(next(model.parameters()).device)
-        self.snapshots = Snapshots(
-            rank=rank, run_id=run_id, model=model, optimizer=optimizer, copies=self.copies
-        )
+        self.copies = host_copies(states.device)
+        self.snapshots = Snapshots(rank=rank, run_id=run_id, states=states, copies=self.copies)
         self._saver: Saver | None = None
         self._storage: Storage | None = None
         if config.checkpoint_dir:
@@ -165,7 +159,7 @@ class RestoreManager:
             rank=rank,
             storage=self._storage,
             identity=identity,
-            model=model,
+            states=states,
             on_piece=self._count_piece,
         )
         self._candidates = Candidates(
@@ -180,9 +174,9 @@ class RestoreManager:
         """Paths of what may be gone back to, newest first. Raises HostError."""
         return self._candidates.paths()
 
-    def agree_on_start(self, fabric: Collectives) -> tuple[str, ...]:
-        """What the lowest rank would resume from; empty: nothing. Raises PeerLost, HostError."""
-        return self._candidates.agreed(fabric)
+    def agree_on_start(self, group: Group) -> tuple[str, ...]:
+        """What the lowest rank would resume from; empty: nothing. Raises HostError."""
+        return self._candidates.agreed(group)
 
     def sources(self) -> tuple[str, ...]:
         """As `candidates`, with MEMORY where the newest snapshot has its place, once there is one.
@@ -211,11 +205,9 @@ class RestoreManager:
         of = _id_of(path)
         return of is not None and of > kept and of.step - self.steps_again() > kept.step
 
-    def stage(
-        self, paths: Sequence[str], layout: Layout, fabric: Collectives
-    ) -> Restored | MemoryRestore:
+    def stage(self, paths: Sequence[str], layout: Layout, group: Group) -> Restored | MemoryRestore:
         """What this rank needs of the first of `paths` that all ranks can read; MEMORY among them
-        is the newest snapshot of which all is left. Raises PeerLost.
+        is the newest snapshot of which all is left. Raises what the group does.
 
         Raises DataError where there is none, LostStateError where only memory was left to try.
         """
@@ -224,36 +216,36 @@ class RestoreManager:
             newer, older = paths[:place], paths[place + 1 :]
             if newer:
                 with contextlib.suppress(DataError):
-                    return self.stage(newer, layout, fabric)
-            kept = self._remembered(layout, fabric)
+                    return self.stage(newer, layout, group)
+            kept = self._remembered(layout, group)
             if kept is None and not older:
                 raise LostStateError(_FORGOTTEN, remedy=_RESTART)
-            return self.stage(older, layout, fabric) if kept is None else kept
+            return self.stage(older, layout, group) if kept is None else kept
         began_s = time.monotonic()
-        path, found = self._first(paths, layout, fabric)
+        path, found = self._first(paths, layout, group)
         self.staged = found
-        if self.rank == fabric.ranks[0]:
+        if self.rank == group.ranks[0]:
             self._say_of(path, "")
         took_s = time.monotonic() - began_s
         _log.info("step=%d restored from %s in %.3f s", found.manifest.id.step, path, took_s)
         return found
 
     def stage_lost(
-        self, paths: Sequence[str], old: Layout, new: Layout, fabric: Collectives, step: int
+        self, paths: Sequence[str], old: Layout, new: Layout, group: Group, step: int
     ) -> PartialRestore | None:
         """Before a move: what `new` wants here of the blocks that nobody holds any more, of each
         the freshest that is left; None without `paths`. Books are brought up to date.
 
-        Raises PeerLost, and DataError or LostStateError where some block is nowhere.
+        Raises what the group does, and DataError or LostStateError where some block is nowhere.
         """
         self.staged = None
         if paths or moves_layers(old, new):
-            self.partial.books.merge(fabric.exchange(self.partial.books.encode()).tolist())
+            self.partial.books.merge(exchange_values(self.partial.books.encode(), group).tolist())
         if not paths:
             return None
-        lost = Lost(blocks=frozenset(lost_blocks(old, fabric.ranks)), step=step)
+        lost = Lost(blocks=frozenset(lost_blocks(old, group.ranks)), step=step)
         stored = [path for path in paths if path != MEMORY]
-        memory = self._memory(fabric)
+        memory = self._memory(group)
         stock_of = memory.newest_of(lost.blocks) if MEMORY in paths else {}
         newest = _id_of(stored[0]) if stored else None
         found = PartialRestore(layout=new, lost=lost, state={}, steps={}, seen={})
@@ -263,7 +255,7 @@ class RestoreManager:
             if not stored:
                 raise LostStateError(_FORGOTTEN, remedy=_RESTART)
             try:
-                _, read = self._first(stored, new, fabric, lost)
+                _, read = self._first(stored, new, group, lost)
                 entries = [e for e in read.manifest.pieces if e.piece.block in lost.blocks]
                 found = found.with_newer(
                     state=read.state, steps=steps_of(entries), seen=read.seen_tokens
@@ -290,8 +282,8 @@ class RestoreManager:
             seen=memory.seen(fresh, new),
         )
 
-    def _remembered(self, layout: Layout, fabric: Collectives) -> MemoryRestore | None:
-        memory = self._memory(fabric)
+    def _remembered(self, layout: Layout, group: Group) -> MemoryRestore | None:
+        memory = self._memory(group)
         stock = memory.whole(layout)
         if stock is None:
             _log.warning("%s", _FORGOTTEN)
@@ -309,16 +301,16 @@ class RestoreManager:
             state=state,
         )
 
-    def _memory(self, fabric: Collectives) -> Memory:
+    def _memory(self, group: Group) -> Memory:
         kept = self.snapshots.kept
-        return Memory(run_id=self.run_id, model=self.model, kept=kept, fabric=fabric)
+        return Memory(run_id=self.run_id, states=self.states, kept=kept, group=group)
 
     def _first(
-        self, paths: Sequence[str], layout: Layout, fabric: Collectives, lost: Lost | None = None
+        self, paths: Sequence[str], layout: Layout, group: Group, lost: Lost | None = None
     ) -> tuple[str, Restored]:
         """The first of `paths` in which each rank finds what it needs, and what that is.
 
-        Raises DataError where there is none, PeerLost.
+        Raises DataError where there is none, and what the group does.
         """
         if not self._is_free(self._patience_s):
             _log.warning("goes back while a checkpoint is still being written")
@@ -339,10 +331,10 @@ class RestoreManager:
             except DataError as error:
                 why, is_damaged = error.what, not isinstance(error, NotOursError)
                 _log.warning("checkpoint=%s is not used: %s", path, why)
-            votes = fabric.exchange([float(found is not None)])
+            votes = exchange_values([float(found is not None)], group)
             if found is not None and bool((votes > 0.0).all()):
                 return path, found
-            if self.rank == fabric.ranks[0] and is_damaged:
+            if self.rank == group.ranks[0] and is_damaged:
                 self._say_of(path, why)
         raise DataError(
             f"no checkpoint of {list(paths)} can be read by all ranks: {why}",

@@ -1,174 +1,128 @@
 """Blocks as a checkpoint holds them: tensors with names, dtypes and shapes that can be checked."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pacekeeper.core.checkpoint.manifest import Piece, block_name
-from pacekeeper.core.checkpoint.safetensors_header import TensorSpec
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
+from pacekeeper.trainer.checkpoint.block_states import WEIGHTS, BlockStates, StateSpec
 from pacekeeper.trainer.checkpoint.reader import RawTensor
 from pacekeeper.trainer.checkpoint.staging import ToHost, at_once
-from pacekeeper.trainer.toy.model.block_state_dict import ENDINGS, bank_of, shapes_of, whole_of
-from pacekeeper.trainer.toy.model.stacked_params import StackedParams
-from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
 }
 
-_MOST_KNOWN = 16  # a window has at most eight turns
+
+def piece_specs(states: BlockStates, piece: Piece) -> list[StateSpec]:
+    """The tensors of a whole piece, wherever it lives: named and ordered as by `copy_pieces`."""
+    return [spec for spec in states.specs(piece.block) if spec.kind == piece.kind]
 
 
-def block_specs(model: MoETransformer, block: Block) -> tuple[TensorSpec, ...]:
-    """Names, dtypes and shapes of the block's tensors, names ascending; also of blocks that live
-    elsewhere.
-    """
-    shapes, dtype = shapes_of(model, block), DTYPE_NAMES[model.dtype]
-    return tuple(
-        TensorSpec(name=name, dtype=dtype, shape=shapes[name.partition(".")[0]])
-        for name in sorted(f"{name}{ending}" for name in shapes for ending in ENDINGS)
-    )
+def piece_bytes(states: BlockStates, layout: Layout) -> dict[Piece, int]:
+    """Bytes of every piece of the layout's blocks; 0 where a block has nothing of the kind."""
+    pieces = (Piece(block, kind) for block in layout.blocks() for kind in states.kinds)
+    return {p: sum(spec.size_bytes for spec in piece_specs(states, p)) for p in pieces}
 
 
-def piece_bytes(model: MoETransformer, layout: Layout) -> dict[Piece, int]:
-    """Bytes of every piece of the layout's blocks."""
-    found: dict[Piece, int] = {}
-    for block in layout.blocks():
-        for spec in block_specs(model, block):
-            piece = Piece.of(block, spec.name)
-            found[piece] = found.get(piece, 0) + spec.size_bytes
-    return found
-
-
-def piece_rows(model: MoETransformer, pieces: Iterable[Piece]) -> dict[Piece, int]:
+def piece_rows(states: BlockStates, pieces: Iterable[Piece]) -> dict[Piece, int]:
     """Into how many strips each can be cut: rows of its longest tensor."""
     return {
-        piece: max(shape[0] for shape in shapes_of(model, piece.block).values()) for piece in pieces
+        piece: max((_rows(spec.shape)[0] for spec in piece_specs(states, piece)), default=1)
+        for piece in pieces
     }
 
 
-def piece_shapes(model: MoETransformer, piece: Piece) -> dict[str, tuple[int, ...]]:
-    """A whole piece's tensors, wherever it lives: named and ordered as `PieceCopies` does."""
-    shapes = shapes_of(model, piece.block)
-    return {_name_in(piece, name): shapes[name] for name in sorted(shapes)}
+def copy_pieces(
+    states: BlockStates, pieces: Sequence[Piece], to_host: ToHost = at_once
+) -> dict[Piece, dict[str, Tensor]]:
+    """Copies in host memory of pieces, or strips of them, of blocks held here; names ascend.
 
-
-class PieceCopies:
-    """Copies in host memory of pieces of blocks that this rank holds; names ascend.
-
-    Training waits for this: rows of one bank are copied together, and what lies where is looked up
-    once for the same `pieces`, as long as banks hold what they held.
+    Training waits for this: rows of one stack are copied together.
     """
-
-    def __init__(self, model: MoETransformer, optimizer: torch.optim.Optimizer) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self._known: dict[int, tuple[Sequence[Piece], tuple[_Rows, ...]]] = {}
-
-    def of(
-        self, pieces: Sequence[Piece], to_host: ToHost = at_once
-    ) -> dict[Piece, dict[str, Tensor]]:
-        """A copy of each, whole or a strip of it."""
-        known = self._known.get(id(pieces))
-        if known is None or any(rows.bank.held != rows.held for rows in known[1]):
-            while len(self._known) >= _MOST_KNOWN:
-                del self._known[next(iter(self._known))]
-            known = self._known[id(pieces)] = pieces, _looked_up(self._model, pieces)
-        found: dict[Piece, dict[str, Tensor]] = {piece: {} for piece in pieces}
-        for rows in known[1]:
-            whole = whole_of(self._optimizer, rows.bank.get_parameter(rows.parameter), rows.kind)
-            if rows.strip is not None:
-                part = whole[rows.slots[0]][rows.strip.start : rows.strip.stop]
-                found[rows.pieces[0]][rows.name] = to_host(part)
-                continue
-            copied = to_host(whole, rows.slots or None)
-            for piece, row in zip(rows.pieces, copied.unbind(), strict=True):
-                found[piece][rows.name] = row
-        return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """Rows of a bank's parameter, or of one of its moments, that are copied together: `slots` of
-    what the bank `held`, one for each of `pieces`, none: all; of a strip these rows of its one.
-    """
-
-    bank: StackedParams
-    held: tuple[int, ...]
-    parameter: str
-    kind: str
-    name: str
-    pieces: tuple[Piece, ...]
-    slots: tuple[int, ...]
-    strip: range | None = None
-
-
-def _looked_up(model: MoETransformer, pieces: Sequence[Piece]) -> "tuple[_Rows, ...]":
-    alike: dict[tuple[BlockKind, int, str, Piece | None], list[Piece]] = {}
+    found: dict[Piece, dict[str, Tensor]] = {piece: {} for piece in pieces}
+    stacks: dict[tuple[BlockKind, int, str], list[tuple[Piece, Tensor, int]]] = {}
     for piece in pieces:
-        alone = piece if piece.strips > 1 else None
-        alike.setdefault((piece.block.kind, piece.block.layer, piece.kind, alone), []).append(piece)
-    found: list[_Rows] = []
-    for (_, _, kind, alone), own in alike.items():
-        bank = bank_of(model, own[0].block)
-        slots = tuple(bank.held.index(piece.block.index) for piece in own)
-        if alone is None and slots == tuple(range(len(bank.held))):
-            slots = ()
-        for parameter in sorted(bank.shapes):
-            strip = None if alone is None else alone.rows(bank.shapes[parameter][0])
-            rows = _Rows(
-                bank=bank,
-                held=bank.held,
-                parameter=parameter,
-                kind=kind,
-                name=_name_in(own[0], parameter),
-                pieces=tuple(own),
-                slots=slots,
-                strip=strip,
-            )
-            if strip is None or strip:
-                found.append(rows)
-    return tuple(found)
-
-
-def _name_in(piece: Piece, parameter: str) -> str:
-    return f"{parameter}.{piece.kind}" if piece.kind else parameter
+        for name, part in states.parts(piece.block, piece.kind).items():
+            if piece.strips > 1:
+                whole = part.view.view(_rows(tuple(part.view.shape)))
+                rows = piece.rows(len(whole))
+                if rows:
+                    found[piece][name] = to_host(whole[rows.start : rows.stop])
+            elif part.row is None:
+                found[piece][name] = to_host(part.tensor)
+            else:
+                found[piece][name] = part.tensor  # its place in the order of names
+                stack = piece.block.kind, piece.block.layer, name
+                stacks.setdefault(stack, []).append((piece, part.tensor, part.row))
+    for (_, _, name), members in stacks.items():
+        whole, places = members[0][1], [row for *_, row in members]
+        copied = to_host(whole, None if places == list(range(len(whole))) else places)
+        for (piece, *_), row in zip(members, copied.unbind(), strict=True):
+            found[piece][name] = row
+    return found
 
 
 def to_tensors(
-    model: MoETransformer,
+    states: BlockStates,
     block: Block,
     raw: Mapping[str, Sequence[RawTensor]],
     *,
     are_weights: bool = False,
 ) -> dict[str, Tensor]:
-    """The tensors in what was read, each in strips of rows that follow each other; `are_weights`:
-    without moments. Raises DataError where they do not fit this model's block.
+    """The tensors in what was read, each in strips of rows that follow each other.
+
+    Args:
+        states: Of this rank.
+        block: Of the model.
+        raw: Strips of each tensor, by name.
+        are_weights: It was read without optimizer state.
+
+    Raises:
+        DataError: They do not fit the block.
     """
-    specs = [spec for spec in block_specs(model, block) if not (are_weights and "." in spec.name)]
+    specs = [s for s in states.specs(block) if s.kind == WEIGHTS or not are_weights]
     if [(name, *_joined_form(raw[name])) for name in sorted(raw)] != [
-        (spec.name, spec.dtype, spec.shape) for spec in specs
+        (spec.name, DTYPE_NAMES[spec.dtype], _rows(spec.shape)) for spec in specs
     ]:
-        raise DataError(f"{block_name(block)}: names, dtypes or shapes are of another model")
-    dtype = model.dtype
+        raise DataError(
+            f"{block_name(block)}: names, dtypes or shapes are of another model or optimizer"
+        )
     return {
-        spec.name: torch.frombuffer(
-            bytearray().join(strip.data for strip in raw[spec.name]), dtype=dtype
-        ).view(spec.shape)
+        spec.name: tensor_of(bytearray().join(strip.data for strip in raw[spec.name]), spec)
         for spec in specs
     }
 
 
+def tensor_of(data: bytearray, spec: StateSpec) -> Tensor:
+    """A tensor over these bytes."""
+    if not data:
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    return torch.frombuffer(data, dtype=spec.dtype).view(spec.shape)
+
+
+def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in which a tensor can be cut: a single value is one row."""
+    return shape or (1,)
+
+
 def _joined_form(strips: Sequence[RawTensor]) -> tuple[str | None, tuple[int, ...] | None]:
     """Dtype and shape of all together; None where they do not fit each other."""
-    dtypes, widths = {strip.dtype for strip in strips}, {strip.shape[1:] for strip in strips}
-    if len(dtypes) != 1 or len(widths) != 1 or not all(strip.shape for strip in strips):
+    dtypes = {strip.dtype for strip in strips}
+    shapes = [_rows(strip.shape) for strip in strips]
+    widths = {shape[1:] for shape in shapes}
+    if len(dtypes) != 1 or len(widths) != 1:
         return None, None
-    return dtypes.pop(), (sum(strip.shape[0] for strip in strips), *widths.pop())
+    return dtypes.pop(), (sum(shape[0] for shape in shapes), *widths.pop())

@@ -1,12 +1,14 @@
 """What model, optimizer and moves need of a group of ranks: all-to-alls; and a group of one."""
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from pacekeeper.trainer.groups.group import Group
 from pacekeeper.trainer.hooks.compute_timers import SegmentClock
 from pacekeeper.trainer.toy.model.flop_counter import WorkPass
 
@@ -29,7 +31,15 @@ class Posted(Protocol):
         """Until what is sent here has arrived. Raises PeerLost."""
 
 
-class Collectives(Protocol):
+class _Done:
+    def wait(self) -> None:
+        pass
+
+
+DONE: Posted = _Done()
+
+
+class Collectives(Group, Protocol):
     """What model and optimizer need of a group of ranks."""
 
     rank: int
@@ -69,7 +79,35 @@ class Collectives(Protocol):
         """
 
 
-class LocalFabric:
+class FabricGroup(ABC):
+    """What makes `Group` (trainer/groups/group.py) of a fabric, for what both kinds serve."""
+
+    rank: int
+    ranks: tuple[int, ...]
+
+    @abstractmethod
+    def post(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> Posted:
+        """As `Collectives.post`."""
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        size = len(self.ranks)
+        theirs = values.new_empty(size, *values.shape)
+        self.post(theirs, torch.stack([values] * size), [1] * size, [1] * size).wait()
+        return theirs
+
+    def all_to_all_rows(
+        self, output: Tensor, rows: Tensor, receive: Sequence[int], send: Sequence[int]
+    ) -> Posted:
+        return self.post(output, rows, list(receive), list(send))
+
+    def all_reduce(self, values: Tensor) -> Posted:
+        values.copy_(self.all_gather(values).sum(0))
+        return DONE
+
+
+class LocalFabric(FabricGroup):
     """A group of one: for a single process and for tests."""
 
     def __init__(self, rank: int = 0, clock: SegmentClock | None = None) -> None:
@@ -96,7 +134,7 @@ class LocalFabric:
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
     ) -> Posted:
         output.copy_(input)
-        return _Done()
+        return DONE
 
     def exchange(self, values: Sequence[float]) -> Tensor:
         return torch.tensor([list(values)], dtype=torch.float64)
@@ -104,11 +142,6 @@ class LocalFabric:
     def group(self, ranks: tuple[int, ...], name: str = "") -> "LocalFabric":
         assert ranks == self.ranks, "there is nobody else"
         return self
-
-
-class _Done:
-    def wait(self) -> None:
-        pass
 
 
 def exchanged(group: Collectives, values: Sequence[float]) -> Tensor:

@@ -9,7 +9,7 @@ import contextlib
 import re
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,7 +20,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllToAllOptions, PrefixStore, Store
 
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric, PeerLost, exchanged
+from pacekeeper.trainer.distributed.collectives import (
+    Collectives,
+    FabricGroup,
+    LocalFabric,
+    PeerLost,
+    exchanged,
+)
 from pacekeeper.trainer.distributed.interruptible_gloo import (
     GLOO_TO_LEAVE,
     Waiting,
@@ -63,7 +69,7 @@ class _Begun:
             self._output.copy_(self._host)
 
 
-class _Members(ABC):
+class _Members(FabricGroup):
     """The collectives of a fabric, or of some of its members: `_group` is gloo's word for them."""
 
     rank: int

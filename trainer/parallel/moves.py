@@ -175,17 +175,27 @@ def commit_move(
     store: ExpertStore, optimizers: Sequence[torch.optim.Optimizer], staged: StagedMove
 ) -> None:
     """Put a staged move in force; slots that are free afterwards are zero in every tensor."""
+    change_slots(store, optimizers, staged.slots)
     for layer, slots in enumerate(staged.slots):
-        left = [slot for expert, slot in store.slots[layer].items() if expert not in slots]
-        store.assign(layer, slots)
-        for slot in left:
-            for tensor in _tensors(store, optimizers, layer, slot).values():
-                tensor.zero_()
         for expert, slot in slots.items():
             if (layer, expert) in staged.arrived:
                 fresh = staged.arrived[layer, expert]
                 for name, tensor in _tensors(store, optimizers, layer, slot).items():
                     tensor.copy_(fresh[name])
+
+
+def change_slots(
+    store: ExpertStore,
+    optimizers: Sequence[torch.optim.Optimizer],
+    slots: Sequence[Mapping[int, int]],
+) -> None:
+    """Let each layer's `slots` hold these experts; slots that are left are zero in every tensor."""
+    for layer, wanted in enumerate(slots):
+        left = [slot for expert, slot in store.slots[layer].items() if expert not in wanted]
+        store.assign(layer, wanted)
+        for slot in left:
+            for tensor in _tensors(store, optimizers, layer, slot).values():
+                tensor.zero_()
 
 
 def _first_layer(layout: Layout) -> int:

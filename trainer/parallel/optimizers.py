@@ -1,4 +1,4 @@
-"""Optimizer state of single experts, and the test that an optimizer has such a thing.
+"""State that optimizers keep: of single experts, of parameters that were never updated.
 
 The experts of a layer lie stacked in one parameter. An optimizer that treats every element alone
 (AdamW, SGD, ...) then does for each slot what it would do for a parameter of its own; one that
@@ -7,14 +7,17 @@ an expert that moved would train differently.
 """
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from pacekeeper.core.errors import ConfigError
 
+_PRIMES = (2, 3, 5, 7, 11, 13)
 _STEPS = 3
+_REMEDY = "use an optimizer of torch.optim that needs no closure, or save no checkpoints"
 _TOLERANCE = 1e-12  # kernels for one and for many tensors may round differently
 
 
@@ -28,6 +31,58 @@ def states_of(
         for key, value in sorted(optimizer.state.get(parameter, {}).items())
         if isinstance(value, Tensor) and value.shape == parameter.shape
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewState:
+    """What an optimizer keeps of a parameter.
+
+    Attributes:
+        zeros: By name, zeros with the shape, type and device of the state; they take no memory.
+        is_made_at_once: Whether it is there before the first step (Adagrad).
+    """
+
+    zeros: Mapping[str, Tensor]
+    is_made_at_once: bool
+
+
+def new_state(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, object], parameter: nn.Parameter
+) -> "NewState":
+    """Return what an optimizer keeps of a parameter after its first step.
+
+    One step is tried on a small parameter, each of whose sizes is another prime number.
+
+    Args:
+        optimizer: It stays as it is.
+        group: Its group of the parameter.
+        parameter: Updated or not.
+
+    Raises:
+        ConfigError: The optimizer can not be tried, or keeps something else than tensors.
+    """
+    kind = type(optimizer)
+    sizes = _PRIMES[: parameter.ndim]
+    small = nn.Parameter(parameter.detach().new_zeros(sizes))
+    small.grad = torch.zeros_like(small)
+    try:
+        trial = kind([small], **_settings(kind, group))  # type: ignore[arg-type]
+        is_made_at_once = bool(trial.state)
+        trial.step()
+    except Exception as error:  # of any library
+        raise ConfigError(
+            f"{kind.__name__} could not be tried, so what it keeps is not known: {error}",
+            remedy=_REMEDY,
+        ) from error
+    size_of = dict(zip(sizes, parameter.shape, strict=True))
+    found = {}
+    for key, value in sorted(trial.state[small].items()):
+        if isinstance(value, Tensor):
+            shape = [size_of.get(size, size) for size in value.shape]
+            found[key] = value.new_zeros(()).expand(shape)
+        elif value is not None:
+            raise ConfigError(f"{kind.__name__} keeps {key!r}, which is no tensor", remedy=_REMEDY)
+    return NewState(zeros=found, is_made_at_once=is_made_at_once)
 
 
 def require_per_element(
@@ -53,10 +108,15 @@ def require_per_element(
             )
 
 
+def _settings(kind: type[torch.optim.Optimizer], group: Mapping[str, object]) -> dict[str, object]:
+    """Return what an optimizer of this kind is made with to treat parameters as the group."""
+    accepted = inspect.signature(kind).parameters
+    return {k: v for k, v in group.items() if k in accepted and k != "params"}
+
+
 def _difference(kind: type[torch.optim.Optimizer], group: dict[str, object]) -> str:
     """Return why a stacked parameter is not updated like separate ones; "" if it is."""
-    accepted = inspect.signature(kind).parameters
-    settings = {k: v for k, v in group.items() if k in accepted and k != "params"}
+    settings = _settings(kind, group)
     # A warm-up begins with a rate at which nothing shows; graphs need a device.
     settings |= {k: v for k, v in {"lr": 1e-2, "capturable": False}.items() if k in settings}
     generator = torch.Generator().manual_seed(0)

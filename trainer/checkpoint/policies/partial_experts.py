@@ -30,22 +30,26 @@ from pacekeeper.core.checkpoint.partial_experts import (
     select_experts,
     suspect_priority,
 )
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.block_reader import Lost
-from pacekeeper.trainer.toy.model.block_state_dict import BlockState
+from pacekeeper.trainer.checkpoint.block_states import BlockState
+from pacekeeper.trainer.checkpoint.settings import CheckpointSettings
 
 
 class ExpertTokenLedger:
     """One rank's. `routed`, `saved`: tokens of each expert, [layer][expert], up to now and when it
     was saved last; `lost`: by layer, in `num_faults` restores.
+
+    Args:
+        num_experts: Of each layer.
+        num_steps: Of the whole run.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
-        self._config = config
-        self.routed = [[0] * config.num_experts for _ in range(config.num_layers)]
+    def __init__(self, num_experts: Sequence[int], num_steps: int) -> None:
+        self._num_steps = num_steps
+        self.routed = [[0] * count for count in num_experts]
         self.saved = [list(counts) for counts in self.routed]
-        self.lost = [0] * config.num_layers
+        self.lost = [0] * len(self.routed)
         self.num_faults = 0
 
     @property
@@ -115,7 +119,7 @@ class ExpertTokenLedger:
         """The share of lost tokens in all that the whole run will have routed, as far as it went
         on as before `step`.
         """
-        whole = max(1.0, self._config.steps / max(1, step))
+        whole = max(1.0, self._num_steps / max(1, step))
         return lost_token_ratio(self.lost, [whole * sum(counts) for counts in self.routed])
 
 
@@ -154,10 +158,11 @@ class Choice:
 class PartialSaves:
     """One rank's. Counts tokens with full checkpoints, too: those of a later run may be partial."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: CheckpointSettings, num_experts: Sequence[int]) -> None:
         self._config = config
+        self._num_experts = max(num_experts, default=0)
         self.num_saved = config.experts_per_checkpoint
-        self.books = ExpertTokenLedger(config)
+        self.books = ExpertTokenLedger(num_experts, config.steps)
         self._begun: CheckpointId | None = None
         self._writers: frozenset[int] = frozenset()
         self._votes: Words = ()
@@ -167,7 +172,7 @@ class PartialSaves:
     @property
     def is_on(self) -> bool:
         """May a checkpoint leave experts out?"""
-        return 0 < self._config.experts_per_checkpoint < self._config.num_experts
+        return 0 < self._config.experts_per_checkpoint < self._num_experts
 
     @property
     def account(self) -> TokenLedgerState:
@@ -252,7 +257,7 @@ class PartialSaves:
         if self.is_on and config.lost_tokens_limit and step:
             self.num_saved = next_num_saved(
                 num_saved=config.experts_per_checkpoint,
-                num_experts=config.num_experts,
+                num_experts=self._num_experts,
                 plt_so_far=self.plt_of_run(step),
                 limit=config.lost_tokens_limit,
                 num_faults=expected_faults(self.books.num_faults, step, config.steps),
@@ -286,7 +291,7 @@ class PartialSaves:
         is likely to lose per checkpoint, and how many times that taking turns does. Where nothing
         is left out: nothing, and once.
         """
-        num_saved = self.num_saved if self.is_on else self._config.num_experts
+        num_saved = self.num_saved if self.is_on else self._num_experts
         saves = max(1.0, step / max(1, self._config.checkpoint_period_steps))
         weights = [
             [risk * routed / saves for risk, routed in zip(risks, counts, strict=True)]

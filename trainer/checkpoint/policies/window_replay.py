@@ -8,20 +8,11 @@ them is thrown away. After the last step all are active, as if nothing had happe
 import logging
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from pacekeeper.core.checkpoint.manifest import Manifest
 from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.trainer.checkpoint.block_states import BlockState, BlockStates, blocks_on
 from pacekeeper.trainer.checkpoint.reader import RawTensor
 from pacekeeper.trainer.checkpoint.tensors import to_tensors
-from pacekeeper.trainer.toy.model.block_state_dict import (
-    MOMENTS,
-    BlockState,
-    blocks_on,
-    load_blocks,
-    num_updates,
-)
-from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 _log = logging.getLogger(__name__)
 States = Mapping[int, Mapping[Block, BlockState]]
@@ -29,50 +20,42 @@ States = Mapping[int, Mapping[Block, BlockState]]
 
 
 def states_of(
-    model: MoETransformer,
+    states: BlockStates,
     manifest: Manifest,
     raw: Mapping[int | None, Mapping[Block, Mapping[str, Sequence[RawTensor]]]],
+    layout: Layout,
+    rank: int,
 ) -> States:
     """What was read of a checkpoint's blocks, by step (None: all at once), as it is put in.
 
-    Raises DataError where it is of another model.
+    A block comes with its optimizer state at its turn, where the rank has that in `layout`; before
+    it comes without. Raises DataError where it is of another model.
     """
     turns = {entry.piece.block: entry.step for entry in manifest.pieces}
+
+    def is_frozen(block: Block, step: int | None) -> bool:
+        return turns[block] != step or rank not in layout.state_holders(block)
+
     return {
         manifest.id.step if step is None else step: {
-            block: to_tensors(model, block, tensors)
-            if turns[block] == step
-            else _frozen(to_tensors(model, block, tensors, are_weights=True))
+            block: to_tensors(states, block, tensors, are_weights=is_frozen(block, step))
             for block, tensors in blocks.items()
         }
         for step, blocks in raw.items()
     }
 
 
-def _frozen(weights: BlockState) -> BlockState:
-    """With moments that nobody will use and that hold no memory."""
-    moments = {
-        f"{name}.{moment}": tensor.new_zeros(1).expand(tensor.shape)
-        for name, tensor in weights.items()
-        for moment in MOMENTS
-    }
-    return {**weights, **moments}
-
-
 class Replay:
-    """Puts in force, on one rank, what was read of a checkpoint: at once, or step by step."""
+    """Puts in force, on one rank, what was read of a checkpoint: at once, or step by step.
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        states: States,
-        model: MoETransformer,
-        optimizer: torch.optim.Optimizer,
-    ) -> None:
+    Gradients of frozen blocks are computed and applied as always: they count in the norm of all
+    gradients, and the weights that result are replaced by those of the next step.
+    """
+
+    def __init__(self, manifest: Manifest, read: States, states: BlockStates) -> None:
         self.manifest = manifest
+        self._read = read
         self._states = states
-        self._model = model
-        self._optimizer = optimizer
 
     @property
     def first_step(self) -> int:
@@ -89,9 +72,8 @@ class Replay:
         """Hold what `layout` says, as it was at the first step."""
         window = self.manifest.window
         updates = self.manifest.num_updates if window is None else window.num_updates
-        state = self._states.get(self.first_step, {})
-        self._wanted = blocks_on(layout, rank)
-        load_blocks(self._model, self._optimizer, self._wanted, state, updates)
+        self._held = blocks_on(layout, rank)
+        self._states.load(self._held, self._read.get(self.first_step, {}), updates)
         if window is not None and rank == layout.ranks[0]:
             _log.info(
                 "steps %d to %d are done again: after them all is as it was at step %d",
@@ -102,5 +84,4 @@ class Replay:
 
     def go_on(self, step: int) -> None:
         """`step` are committed: states whose turn it is, true weights of those that wait."""
-        updates, state = num_updates(self._optimizer), self._states.get(step, {})
-        load_blocks(self._model, self._optimizer, self._wanted, state, updates)
+        self._states.load(self._held, self._read.get(step, {}), self._states.num_updates)

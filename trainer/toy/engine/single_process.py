@@ -21,7 +21,7 @@ from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import LocalFabric
 from pacekeeper.trainer.elastic.rendezvous import newest_run_id, next_run_id
 from pacekeeper.trainer.toy.engine.job_rules import learning_rate
-from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters
+from pacekeeper.trainer.toy.model.block_state_dict import ModelStates, ordered_parameters
 from pacekeeper.trainer.toy.model.dataset import Corpus
 from pacekeeper.trainer.toy.model.flop_counter import WorkMeter, WorkPass
 from pacekeeper.trainer.toy.model.transformer import MoETransformer
@@ -83,8 +83,7 @@ class _SingleProcessRank:
             run_id=run_id,
             first_run_id=run_id,
             identity=run_fingerprint(config, self.corpus.crc()),
-            model=self.model,
-            optimizer=self.optimizer,
+            states=ModelStates(self.model, self.optimizer),
         )
 
     def resume(self) -> None:

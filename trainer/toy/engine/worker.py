@@ -37,7 +37,11 @@ from pacekeeper.trainer.toy.engine.job_rules import (
     model_shape,
 )
 from pacekeeper.trainer.toy.engine.step_log import StepLog
-from pacekeeper.trainer.toy.model.block_state_dict import num_dense_parameters, ordered_parameters
+from pacekeeper.trainer.toy.model.block_state_dict import (
+    ModelStates,
+    num_dense_parameters,
+    ordered_parameters,
+)
 from pacekeeper.trainer.toy.model.dataset import Corpus
 from pacekeeper.trainer.toy.model.flop_counter import WorkMeter
 from pacekeeper.trainer.toy.model.transformer import MoETransformer
@@ -122,8 +126,7 @@ class Rank:
             run_id=spec.run_id,
             first_run_id=spec.first_run_id or spec.run_id,
             identity=run_fingerprint(config, self.corpus.crc()),
-            model=self.model,
-            optimizer=self.optimizer,
+            states=ModelStates(self.model, self.optimizer),
             note=self.log.write,
         )
 
@@ -262,7 +265,10 @@ class Rank:
         self._report_saves(self.checkpoints.save_if_due(at, is_storing=is_storing, is_last=is_last))
         if not is_last:
             copied = self.checkpoints.snapshot_if_due(
-                at, self.fabric, self.spec.node_of, is_copying=is_copying
+                at,
+                lambda: self.fabric.group(self.fabric.ranks, "snapshots"),
+                self.spec.node_of,
+                is_copying=is_copying,
             )
             self._report_saves(copied)
 

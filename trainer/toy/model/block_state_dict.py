@@ -6,17 +6,63 @@ these are zero.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
+from pacekeeper.trainer.checkpoint.block_states import BlockState, Part, StateSpec
 from pacekeeper.trainer.toy.model.stacked_params import StackedParams
 from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ENDINGS = ("", *(f".{moment}" for moment in MOMENTS))
-BlockState = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelStates:
+    """Model and optimizer of a rank, as checkpoints see them (trainer/checkpoint/block_states.py).
+
+    Each kind of moments has pieces of its own.
+    """
+
+    model: MoETransformer
+    optimizer: torch.optim.Optimizer
+    kinds: ClassVar[tuple[str, ...]] = ("", *MOMENTS)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def num_experts(self) -> Sequence[int]:
+        return (self.model.config.num_experts,) * self.model.config.num_layers
+
+    @property
+    def num_updates(self) -> int:
+        return num_updates(self.optimizer)
+
+    def specs(self, block: Block) -> Sequence[StateSpec]:
+        shapes, dtype = shapes_of(self.model, block), self.model.dtype
+        specs = (
+            StateSpec(f"{name}{ending}", ending[1:], shape, dtype)
+            for name, shape in shapes.items()
+            for ending in ENDINGS
+        )
+        return sorted(specs, key=lambda spec: spec.name)
+
+    def parts(self, block: Block, kind: str) -> Mapping[str, Part]:
+        found = {}
+        for name, part in sorted(parts_of(self.model, block).items()):
+            whole = whole_of(self.optimizer, part.parameter, kind)
+            found[f"{name}.{kind}" if kind else name] = Part(whole, part.slot)
+        return found
+
+    def load(
+        self, held: Collection[Block], state: Mapping[Block, BlockState], num_updates: int
+    ) -> None:
+        load_blocks(self.model, self.optimizer, held, state, num_updates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +75,6 @@ class TensorRef:
     def of(self, whole: Tensor) -> Tensor:
         """This part of a tensor that is shaped as the parameter."""
         return whole[self.slot]
-
-
-def blocks_on(layout: Layout, rank: int) -> tuple[Block, ...]:
-    """What a rank holds, in the layout's order."""
-    return tuple(block for block in layout.blocks() if rank in layout.holders(block))
 
 
 def parts_of(model: MoETransformer, block: Block) -> dict[str, TensorRef]:
@@ -94,7 +135,8 @@ def load_blocks(
 ) -> None:
     """Hold the blocks `wanted` from now on: those in `state` as it says, the others as they are.
 
-    `updates`: how many the optimizer had made. What stays and where it stays changes no bit.
+    `updates`: how many the optimizer had made. Moments that `state` lacks are zero. What stays and
+    where it stays changes no bit.
     """
     for bank, kind, layer in banks_of(model):
         blocks = [b for b in wanted if b.kind is kind and b.layer == layer]
@@ -149,9 +191,10 @@ def _fill(
     for name, shape in bank.shapes.items():
         old = bank.get_parameter(name)
         for ending in ENDINGS:
-            rows = old.detach().new_empty((len(held), *shape))
+            rows = old.detach().new_zeros((len(held), *shape))
             for slot, one in enumerate(held):
-                rows[slot] = one[f"{name}{ending}"]
+                if not ending or f"{name}{ending}" in one:
+                    rows[slot] = one[f"{name}{ending}"]
             fresh[f"{name}{ending}"] = rows
         optimizer.state.pop(old, None)
     bank.replace(tuple(block.index for block in blocks), fresh)

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from pacekeeper.core.errors import CorruptStateError
 from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.trainer.checkpoint.block_states import blocks_on
 from pacekeeper.trainer.distributed.collectives import Collectives, end_together
-from pacekeeper.trainer.toy.model.block_state_dict import MOMENTS, blocks_on, parts_of
+from pacekeeper.trainer.toy.model.block_state_dict import MOMENTS, parts_of
 from pacekeeper.trainer.toy.model.transformer import MoETransformer
 
 PARTS = ("weights", "first moments", "second moments", "gradients")

@@ -4,15 +4,16 @@ Staged first, put in force only at the commit: until then the old state is untou
 carries a CRC32 that its receiver checks. A block that stays is not touched, or copied bit by bit.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout.diff import Transfer, diff_layouts
+from pacekeeper.core.layout.diff import Transfer, diff_layouts, lost_blocks
 from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.trainer.checkpoint.block_states import BlockState, blocks_on
 from pacekeeper.trainer.distributed.checked_payload import (
     CRC_BYTES,
     all_to_all_bytes,
@@ -22,8 +23,6 @@ from pacekeeper.trainer.distributed.checked_payload import (
 from pacekeeper.trainer.distributed.collectives import Collectives
 from pacekeeper.trainer.toy.model.block_state_dict import (
     ENDINGS,
-    BlockState,
-    blocks_on,
     load_blocks,
     num_updates,
     num_values,
@@ -46,11 +45,6 @@ class Staged:
     arrived: dict[Block, BlockState]
     updates: int
     moved_bytes: int
-
-
-def lost_blocks(old: Layout, living: Collection[int]) -> tuple[Block, ...]:
-    """The blocks that none of the `living` ranks holds, in the layout's order."""
-    return tuple(block for block in old.blocks() if not set(old.holders(block)) & set(living))
 
 
 def block_transfers(old: Layout, new: Layout, living: Sequence[int]) -> tuple[Transfer, ...]:
@@ -91,7 +85,7 @@ def stage(
             continue
         if move.source == fabric.rank:
             row = _flat(updates, read_block(model, optimizer, move.block))
-            outgoing[position[move.destination]].append(pack_with_crc(row))
+            outgoing[position[move.destination]].append(pack_with_crc([row]))
         if move.destination == fabric.rank:
             incoming[position[move.source]].append(move.block)
     lengths = [
@@ -101,7 +95,8 @@ def stage(
     arrived: dict[Block, BlockState] = dict(refilled or {})
     for blocks, parcels in zip(incoming, all_to_all_bytes(outgoing, lengths, fabric), strict=True):
         for block, parcel in zip(blocks, parcels, strict=True):
-            told, arrived[block] = _cut_up(model, block, unpack_checked(parcel, dtype, str(block)))
+            row = unpack_checked(parcel, str(block)).clone().view(dtype)
+            told, arrived[block] = _cut_up(model, block, row)
             updates = max(updates, told)
     return Staged(
         wanted=blocks_on(new, fabric.rank),

@@ -125,3 +125,8 @@ def test_a_bound_of_all_layers_is_the_sum_of_theirs() -> None:
     turns = expected_loss(layers[0], [0.25] * 4) + expected_loss(layers[2], [0.25] * 4)
     assert ratio == pytest.approx(turns / least) and ratio > 1.0
     assert loss_bound([[0.0, 0.0], []], 1) == (0.0, 1.0)
+
+
+def test_a_layer_with_fewer_experts_than_are_saved_loses_nothing() -> None:
+    wide = [4.0, 2.0, 1.0, 1.0]
+    assert loss_bound([wide, [9.0, 9.0]], 3) == loss_bound([wide], 3)

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pacekeeper.core.layout.apportion import apportion
-from pacekeeper.core.layout.diff import added_replicas, diff_layouts
+from pacekeeper.core.layout.diff import added_replicas, diff_layouts, lost_blocks
 from pacekeeper.core.layout.even_layout import even_layout, flat_pipelines
 from pacekeeper.core.layout.layout import (
     Block,
@@ -21,6 +21,7 @@ from pacekeeper.core.layout.layout import (
     Stage,
     with_batch_shares,
 )
+from pacekeeper.core.layout.state_owners import assign_state_owners
 from support.layouts import ModelBlocks, layouts, models, normalised, pipelines_of
 
 pairs_of_layouts = models.flatmap(
@@ -57,6 +58,23 @@ def test_fresh_replicas_are_those_that_only_the_new_layout_has(pair: tuple[Layou
     old, new = pair
     ranks = [rank for _, _, rank in new.replicas - old.replicas]
     assert sorted(added_replicas(old, new)) == sorted(ranks)
+
+
+@given(layouts(), st.data())
+def test_a_block_is_lost_with_its_last_holder_or_the_last_of_its_optimizer_state(
+    layout: Layout, data: st.DataObject
+) -> None:
+    layout = replace(layout, state_owners=())
+    owned = assign_state_owners(layout)
+    living = data.draw(st.sets(st.sampled_from(layout.ranks)))
+    for one in (layout, owned):
+        lost = lost_blocks(one, living)
+        assert lost == tuple(
+            b for b in one.blocks()
+            if not living & {*one.holders(b)} or not living & {*one.state_holders(b)}
+        )  # fmt: skip
+    assert set(lost_blocks(layout, living)) <= set(lost_blocks(owned, living))
+    assert lost_blocks(owned, layout.ranks) == ()
 
 
 @given(pairs_of_layouts, st.data())

@@ -19,6 +19,7 @@ from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.reader import REJECTED_FILE, damages, read_manifest
 from pacekeeper.trainer.checkpoint.retention import sweep
 from pacekeeper.trainer.checkpoint.storage import LocalStorage, open_storage
+from pacekeeper.trainer.toy.model.block_state_dict import ModelStates
 from support.checkpoints import TINY, Lone
 
 
@@ -367,7 +368,7 @@ def test_a_checkpoint_by_its_path_needs_no_directory_of_its_own(tmp_path: Path) 
     assert other.step == 1
     silent = Checkpoints(
         replace(TINY, resume=path), rank=0, run_id=1, first_run_id=1, identity={},
-        model=other.model, optimizer=other.optimizer,
+        states=ModelStates(other.model, other.optimizer),
     )  # fmt: skip
     assert silent.candidates() == (path,) and not silent.is_storing
     at = Position(layout=other.layout, step=0, ticket=0, last_loss=1.0)

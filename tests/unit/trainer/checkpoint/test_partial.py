@@ -284,7 +284,7 @@ def test_the_order_of_risk_saves_a_lone_copy_on_a_slow_rank_first() -> None:
     layout = replace(
         even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=1), speeds=((3, 0.5),)
     )
-    partial = PartialSaves(replace(FOUR, expert_order="risk"))
+    partial = PartialSaves(replace(FOUR, expert_order="risk"), [4])
     partial.count({0: [900, 900, 900, 100]})
     partial._begun = CheckpointId(run_id=1, generation=1, step=1)
     word = partial.encode_vote(layout, has_failed=False)
@@ -300,7 +300,7 @@ def test_a_rank_that_came_late_does_not_take_back_how_many_experts_are_saved() -
     layout = even_layout(ranks=range(2), num_layers=1, num_experts=4, replicas=1)
     words = []
     for num_saved in (1, 2):
-        partial = PartialSaves(FOUR)
+        partial = PartialSaves(FOUR, [4])
         partial._begun = CheckpointId(run_id=1, generation=1, step=1)
         partial.num_saved = num_saved
         words.append(partial.encode_vote(layout, has_failed=False))
@@ -316,7 +316,7 @@ def test_what_only_suspects_hold_is_saved_first_whatever_the_order(order: str) -
     were not yet.
     """
     layout = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=1)
-    partial = PartialSaves(replace(FOUR, expert_order=order))
+    partial = PartialSaves(replace(FOUR, expert_order=order), [4])
     partial.count({0: [900, 900, 900, 100]})
     partial._begun = CheckpointId(run_id=1, generation=1, step=1)
     calm = partial.encode_vote(layout, has_failed=False)
@@ -332,7 +332,7 @@ def test_what_only_suspects_hold_is_saved_first_whatever_the_order(order: str) -
 
 def test_where_no_expert_is_left_out_no_order_loses_anything() -> None:
     layout = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=1)
-    partial = PartialSaves(replace(FOUR, experts_per_checkpoint=0, checkpoint_period_steps=0))
+    partial = PartialSaves(replace(FOUR, experts_per_checkpoint=0, checkpoint_period_steps=0), [4])
     partial.count({0: [9, 9, 9, 1]})
     assert partial.order_bound(layout, 10) == (0.0, 1.0)
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block
+from pacekeeper.trainer.checkpoint.block_states import blocks_on
 from pacekeeper.trainer.checkpoint.staging import Arrival, HostCopies, ToHost, host_copies
 from pacekeeper.trainer.toy.engine.worker import Rank
-from pacekeeper.trainer.toy.model.block_state_dict import blocks_on, read_block
+from pacekeeper.trainer.toy.model.block_state_dict import read_block
 from support.checkpoints import TINY
 from support.thread_ranks import State, ThreadRanks
 

@@ -14,7 +14,11 @@ from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.reader import damages, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
-from pacekeeper.trainer.toy.model.block_state_dict import ordered_parameters, read_block
+from pacekeeper.trainer.toy.model.block_state_dict import (
+    ModelStates,
+    ordered_parameters,
+    read_block,
+)
 from pacekeeper.trainer.toy.model.dataset import Corpus
 from pacekeeper.trainer.toy.model.transformer import MoETransformer
 from support.checkpoints import TINY, Lone
@@ -45,8 +49,7 @@ class Member:
             run_id=1,
             first_run_id=1,
             identity=run_fingerprint(config, Corpus.from_stdlib(config).crc()),
-            model=self.model,
-            optimizer=self.optimizer,
+            states=ModelStates(self.model, self.optimizer),
         )
 
     def save(self, step: int) -> None:

@@ -31,7 +31,7 @@ def begun(order: str, num_saved: int) -> PartialSaves:
     config = replace(
         TINY, num_experts=NUM_EXPERTS, experts_per_checkpoint=num_saved, expert_order=order
     )
-    partial = PartialSaves(config)
+    partial = PartialSaves(config, [NUM_EXPERTS])
     assert saved(partial, 0) == set(range(NUM_EXPERTS)), "the first one holds all"
     return partial
 

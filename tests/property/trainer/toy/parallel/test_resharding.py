@@ -151,11 +151,11 @@ def test_nothing_is_in_force_before_the_swap() -> None:
 
 def test_a_damaged_block_is_refused() -> None:
     row = torch.arange(4, dtype=torch.float64)
-    sealed = checked_payload.pack_with_crc(row)
-    assert torch.equal(checked_payload.unpack_checked(sealed, torch.float64, "row"), row)
+    sealed = checked_payload.pack_with_crc([row])
+    assert torch.equal(checked_payload.unpack_checked(sealed, "row").view(torch.float64), row)
     sealed[3] ^= 1
     with pytest.raises(PacekeeperError, match="layer 0 expert 2 arrived damaged"):
-        checked_payload.unpack_checked(sealed, torch.float64, "layer 0 expert 2")
+        checked_payload.unpack_checked(sealed, "layer 0 expert 2")
 
 
 def test_a_block_without_living_holder_is_named() -> None:

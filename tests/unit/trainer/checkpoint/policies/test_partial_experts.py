@@ -26,6 +26,8 @@ THREE = replace(
     replicas=1,
 )
 
+THREE_LAYERS = (4, 4, 4)
+
 
 def staged(num_stages: int, generation: int = 2) -> Layout:
     return even_layout(
@@ -90,7 +92,7 @@ def test_who_takes_a_layer_over_goes_on_counting_where_the_others_were(tmp_path:
 def test_the_need_of_an_expert_is_told_by_who_runs_its_layer() -> None:
     layout = staged(2)
     order = replace(THREE, expert_order="load")
-    saves = {rank: PartialSaves(order) for rank in layout.ranks}
+    saves = {rank: PartialSaves(order, THREE_LAYERS) for rank in layout.ranks}
     for rank, partial in saves.items():
         partial._begun = CheckpointId(run_id=1, generation=2, step=1)
         own = range(2) if rank in layout.ranks_of_layer(0) else range(2, 3)
@@ -107,7 +109,7 @@ def test_the_need_of_an_expert_is_told_by_who_runs_its_layer() -> None:
 
 
 def test_the_most_that_anybody_says_is_true() -> None:
-    one, other = ExpertTokenLedger(THREE), ExpertTokenLedger(THREE)
+    one, other = (ExpertTokenLedger(THREE_LAYERS, 100) for _ in range(2))
     one.count({0: [1, 2, 3, 4], 1: [5, 5, 5, 5]})
     other.count({2: [9, 0, 0, 1]})
     one.saved[0] = [1, 1, 1, 1]
@@ -121,7 +123,7 @@ def test_the_most_that_anybody_says_is_true() -> None:
 
 
 def test_a_copy_of_a_course_that_was_left_loses_less_than_nothing_nowhere() -> None:
-    books = ExpertTokenLedger(THREE)
+    books = ExpertTokenLedger(THREE_LAYERS, 100)
     books.count({0: [5, 0, 0, 0]})
     assert books.fall_back({Block(BlockKind.EXPERT, 0, 0): 8}) == 0
 

@@ -1,0 +1,103 @@
+"""What checkpoints ask of a trainer: the state of one rank as blocks of named tensors.
+
+`BlockStates` is implemented by each trainer over its model and optimizers; this package saves,
+copies, sends and loads through it, and knows neither. A block's tensors have names that depend on
+no layout: `NAME` for a weight or buffer, `NAME.KEY` for what an optimizer keeps of it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pacekeeper.core.layout.layout import Block, Layout
+
+WEIGHTS = ""
+"""The kind of pieces with weights and buffers; every other kind is of optimizer state."""
+
+BlockState = Mapping[str, Tensor]
+"""Tensors of a block by name: all of them, or weights and buffers alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One tensor of a block; `kind` is that of the piece which contains it."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class Part(NamedTuple):
+    """Where a block's tensor lies: all of `tensor`, or one row of a stack of blocks."""
+
+    tensor: Tensor
+    row: int | None = None
+
+    @property
+    def view(self) -> Tensor:
+        """The block's own tensor."""
+        return self.tensor if self.row is None else self.tensor[self.row]
+
+
+class BlockStates(Protocol):
+    """Model and optimizers of one rank, as blocks of named tensors."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+
+    @property
+    def num_experts(self) -> Sequence[int]:
+        """Experts of each layer; 0: a dense layer."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of pieces, ascending; of some kinds a block may have no tensor."""
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates so far; 0: no optimizer keeps anything yet."""
+
+    def specs(self, block: Block) -> Sequence[StateSpec]:
+        """The tensors of a block of the model, names ascending, whether or not it is held here.
+
+        They never change: optimizer state is among them before the first update.
+        """
+
+    def parts(self, block: Block, kind: str) -> Mapping[str, Part]:
+        """Where the tensors of this kind lie, without gradient, names ascending.
+
+        State that no optimizer keeps yet is zero. The block is held here.
+        """
+
+    def load(
+        self, held: Collection[Block], state: Mapping[Block, BlockState], num_updates: int
+    ) -> None:
+        """Hold the blocks `held` from now on.
+
+        Args:
+            held: In the layout's order. What stays changes no bit.
+            state: Tensors of new blocks and of those that change. Without its optimizer state, a
+                block has any optimizer state afterwards.
+            num_updates: Updates that the optimizers had made; 0: they keep nothing.
+        """
+
+
+def blocks_on(layout: Layout, rank: int) -> tuple[Block, ...]:
+    """The blocks that a rank holds, in the layout's order."""
+    return tuple(block for block in layout.blocks() if rank in layout.holders(block))
+
+
+def read_block(states: BlockStates, block: Block) -> dict[str, Tensor]:
+    """All tensors of a block that is held here: views, names ascending."""
+    parts = {n: p for kind in states.kinds for n, p in states.parts(block, kind).items()}
+    return {name: parts[name].view for name in sorted(parts)}

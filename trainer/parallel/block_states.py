@@ -1,0 +1,187 @@
+"""The blocks of a store with the state that optimizers keep of them, for checkpoints.
+
+Implements `BlockStates` (trainer/checkpoint/block_states.py) for every model and optimizer that the
+engine trains. It decides nothing and communicates with nobody.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pacekeeper.core.layout.layout import Block, BlockKind
+from pacekeeper.trainer.checkpoint.block_states import WEIGHTS, BlockState, Part, StateSpec
+from pacekeeper.trainer.model.blocks import BlockStore
+from pacekeeper.trainer.parallel.moves import assign_slots, change_slots
+from pacekeeper.trainer.parallel.optimizers import NewState, new_state
+
+OPTIMIZER = "optimizer"
+"""The kind of pieces of optimizer state: of all that any optimizer keeps of a block."""
+
+
+class TrainedBlocks:
+    """Blocks held here, with their optimizer state.
+
+    What an optimizer keeps per element of a stacked parameter belongs to the experts in its slots;
+    what it keeps per parameter (the number of steps, say) is the same for all experts of a layer,
+    and is saved with each.
+
+    Args:
+        store: Weights and buffers.
+        optimizers: Of its parameters; the list may grow.
+        num_updates: Returns how many updates they have made.
+    """
+
+    kinds = (WEIGHTS, OPTIMIZER)
+
+    def __init__(
+        self,
+        store: BlockStore,
+        optimizers: Sequence[torch.optim.Optimizer],
+        num_updates: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._optimizers = optimizers
+        self._num_updates = num_updates
+        self._owners: dict[int, tuple[nn.Parameter, _Owner]] = {}
+        self._num_known = 0  # of the optimizers
+
+    @property
+    def device(self) -> torch.device:
+        return self._store.device
+
+    @property
+    def num_experts(self) -> Sequence[int]:
+        return [one.num_experts if one else 0 for one in self._store.skeleton.experts]
+
+    @property
+    def num_updates(self) -> int:
+        return self._num_updates()
+
+    def specs(self, block: Block) -> Sequence[StateSpec]:
+        found = []
+        for name, spec in self._store.skeleton.blocks[block].items():
+            found.append(StateSpec(name, WEIGHTS, spec.shape, spec.dtype))
+            tensor = self._tensor(block, name)
+            owner = self._owner(tensor)
+            for key, zero in owner.zeros(tensor).items() if owner else ():
+                is_row = block.kind is BlockKind.EXPERT and zero.shape == tensor.shape
+                shape = tuple(zero.shape[1:] if is_row else zero.shape)
+                found.append(StateSpec(f"{name}.{key}", OPTIMIZER, shape, zero.dtype))
+        return sorted(found, key=lambda spec: spec.name)
+
+    def parts(self, block: Block, kind: str) -> Mapping[str, Part]:
+        found = {}
+        for name, part in self._store.parts(block).items():
+            if kind == WEIGHTS:
+                found[name] = Part(part.tensor.detach(), part.slot)
+                continue
+            owner = self._owner(part.tensor)
+            for key, value in owner.state(part.tensor).items() if owner else ():
+                row = part.slot if value.shape == part.tensor.shape else None
+                found[f"{name}.{key}"] = Part(value, row)
+        return dict(sorted(found.items()))
+
+    def load(
+        self, held: Collection[Block], state: Mapping[Block, BlockState], num_updates: int
+    ) -> None:
+        wanted: list[list[int]] = [[] for _ in self._store.slots]
+        for block in held:
+            if block.kind is BlockKind.EXPERT:
+                wanted[block.layer].append(block.index)
+        slots = [
+            assign_slots(old, new, self._store.num_slots)
+            for old, new in zip(self._store.slots, wanted, strict=True)
+        ]
+        change_slots(self._store, self._optimizers, slots)
+        if not num_updates:
+            for parameter, owner in self._owners_by_parameter().values():
+                owner.forget(parameter)
+        for block, tensors in state.items():
+            names = self._store.skeleton.blocks[block]
+            self._store.write(block, {name: tensors[name] for name in names})
+            if len(tensors) > len(names):
+                self._load_state(block, tensors)
+
+    def _load_state(self, block: Block, tensors: BlockState) -> None:
+        for name, part in self._store.parts(block).items():
+            owner = self._owner(part.tensor)
+            if owner is None:
+                continue
+            saved = {key: tensors[f"{name}.{key}"] for key in owner.zeros(part.tensor)}
+            if owner.is_new(part.tensor, saved):  # of a stack: unless others in it are not
+                if part.slot is None:
+                    owner.forget(part.tensor)
+                if not owner.has(part.tensor):
+                    continue
+            for key, value in owner.keep(part.tensor).items():
+                is_row = part.slot is not None and value.shape == part.tensor.shape
+                (value[part.slot] if is_row else value).copy_(saved[key])
+
+    def _tensor(self, block: Block, name: str) -> Tensor:
+        """The whole tensor, of any block of the model: a rank has stacks of all layers."""
+        if block.kind is BlockKind.EXPERT:
+            return self._store.stacked(block.layer)[name]
+        return self._store.parts(block)[name].tensor
+
+    def _owner(self, tensor: Tensor) -> "_Owner | None":
+        found = self._owners_by_parameter().get(id(tensor))
+        return None if found is None else found[1]
+
+    def _owners_by_parameter(self) -> "Mapping[int, tuple[nn.Parameter, _Owner]]":
+        if len(self._optimizers) != self._num_known:
+            self._num_known = len(self._optimizers)
+            self._owners = {
+                id(parameter): (parameter, owner)
+                for optimizer in self._optimizers
+                for group in optimizer.param_groups
+                for owner in [_Owner(optimizer, group)]
+                for parameter in group["params"]
+            }
+        return self._owners
+
+
+class _Owner:
+    """A group of an optimizer, and what it keeps of each parameter."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, group: Mapping[str, object]) -> None:
+        self._optimizer = optimizer
+        self._group = group
+        self._new: dict[int, NewState] = {}
+
+    def zeros(self, parameter: Tensor) -> Mapping[str, Tensor]:
+        """What it will keep, by key: zeros."""
+        return self._new_state(parameter).zeros
+
+    def state(self, parameter: Tensor) -> Mapping[str, Tensor]:
+        """What it keeps, by key; zeros of what it does not keep yet."""
+        kept = self._optimizer.state.get(parameter, {})
+        return {key: kept.get(key, zero) for key, zero in self.zeros(parameter).items()}
+
+    def has(self, parameter: Tensor) -> bool:
+        """Whether it keeps anything."""
+        return parameter in self._optimizer.state
+
+    def is_new(self, parameter: Tensor, saved: Mapping[str, Tensor]) -> bool:
+        """Whether this was saved of a parameter that it had not updated."""
+        is_there = self._new_state(parameter).is_made_at_once
+        return not is_there and not any(bool(value.any()) for value in saved.values())
+
+    def forget(self, parameter: Tensor) -> None:
+        """Keep what it keeps of a parameter that it has not updated."""
+        if not self._new_state(parameter).is_made_at_once:
+            self._optimizer.state.pop(parameter, None)
+
+    def keep(self, parameter: Tensor) -> Mapping[str, Tensor]:
+        """Keep zeros of what it does not keep yet; what it keeps."""
+        kept = self._optimizer.state[parameter]
+        for key, zero in self.zeros(parameter).items():
+            if key not in kept:
+                kept[key] = zero.clone(memory_format=torch.contiguous_format)
+        return {key: kept[key] for key in self.zeros(parameter)}
+
+    def _new_state(self, parameter: Tensor) -> NewState:
+        assert isinstance(parameter, nn.Parameter), "buffers have no optimizer"
+        if id(parameter) not in self._new:
+            self._new[id(parameter)] = new_state(self._optimizer, self._group, parameter)
+        return self._new[id(parameter)]
