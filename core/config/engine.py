@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from pacekeeper.core.config.base import NonEmpty, Ratio, one_of, reject, settings
-from pacekeeper.core.config.job import JobConfig
+from pacekeeper.core.config.job import JobName
 
 # From an array of the file; a text for its characters would be one more wrong value.
 Paths = Annotated[tuple[NonEmpty, ...], Field(strict=False)]
@@ -17,14 +17,18 @@ PATHS = ("model", "data", "evaluation_data", "tensorboard_dir", "export_dir")
 
 
 @settings
-class EngineConfig(JobConfig):
+class EngineConfig:
     """Training of a model of Hugging Face by `pacekeeper launch`."""
 
+    job: JobName = "train"
     # Folder with config.json, on every node; required.
     model: str = ""
     # Where the weights come from: "new" (drawn by the seed) or "checkpoint" (safetensors in that
     # folder).
     weights: Annotated[str, one_of("new", "checkpoint")] = "new"
+    steps: PositiveInt = 200
+    # Of new weights and of the order of the data.
+    seed: NonNegativeInt = 0
     # Token files (docs/engine.md), one or several that make one stream; required.
     data: Paths = ()
     # Type of tokens in files without description: "uint16" or "uint32". "": no such files.
@@ -86,7 +90,6 @@ class EngineConfig(JobConfig):
     export_dir: str = ""
 
     def __post_init__(self) -> None:
-        JobConfig.__post_init__(self)
         reject(
             self.rows_per_microbatch > self.rows_per_step
             and f"rows_per_microbatch: expected at most rows_per_step = {self.rows_per_step}, "

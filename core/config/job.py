@@ -1,6 +1,6 @@
 """Settings that every trainer has: its job, its deadlines, its checkpoints."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
@@ -88,3 +88,17 @@ class JobConfig:
             and self.checkpoint_period_steps == 0
             and "checkpoint_period_steps: expected at least 1 with experts_per_checkpoint set",
         )
+
+    @property
+    def wanted_clock(self) -> str:
+        """What compute times are to come from: "device", "cpu", "emulated" or "auto"."""
+        return "auto"
+
+    @property
+    def default_clock(self) -> str:
+        """What "auto" means where there is no device."""
+        return "cpu"
+
+    def with_clock(self, clock: str) -> Self:
+        """Return the settings with the clock that was chosen for all nodes."""
+        return self

@@ -1,5 +1,6 @@
 """Settings of the trainer, table `[train]`; each comment gives unit and trade-off."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -70,3 +71,14 @@ class TrainConfig(JobConfig):
             self.rows_per_step % self.num_microbatches != 0
             and "rows_per_step: expected a multiple of num_microbatches",
         )
+
+    @property
+    def wanted_clock(self) -> str:
+        return self.clock
+
+    @property
+    def default_clock(self) -> str:
+        return "emulated"
+
+    def with_clock(self, clock: str) -> "TrainConfig":
+        return replace(self, clock=clock)

@@ -13,7 +13,7 @@ from pacekeeper.core.telemetry.node_report import NodeReport
 from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample, HostSample
 from pacekeeper.protos.convert import reports
 from pacekeeper.simulator.scenario.partition_spec import read_partition
-from pacekeeper.trainer.elastic.messages import decode_asking
+from pacekeeper.trainer.elastic.agreement.messages import decode_asking
 
 Stated = tuple[type[Exception], ...]
 PROC_FILES = ("loadavg", "meminfo", "vmstat", "pressure/cpu", "pressure/io", "net/dev", "net/snmp")

@@ -31,7 +31,7 @@ from pacekeeper.core.incidents import node_health
 from pacekeeper.core.incidents.findings import ConsideredLayout, MitigationLevel
 from pacekeeper.core.incidents.node_health import Fitness, NodeHealth
 from pacekeeper.protos import operator_pb2, replication_pb2, status_pb2
-from pacekeeper.trainer.elastic.messages import Candidate, encode_asking
+from pacekeeper.trainer.elastic.agreement.messages import Candidate, encode_asking
 
 LEASE = Record(
     term=7, holder="a", life="b", address="h:1", duration_s=4.0, copies=("c", "d"), renewals=3

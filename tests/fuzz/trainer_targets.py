@@ -12,18 +12,19 @@ from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.trainer.distributed import kv_store
-from pacekeeper.trainer.elastic import messages, rendezvous
-from pacekeeper.trainer.elastic.messages import (
+from pacekeeper.trainer.elastic import rendezvous
+from pacekeeper.trainer.elastic.agreement import messages
+from pacekeeper.trainer.elastic.agreement.messages import (
     Candidate,
     JobFacts,
     Report,
     read_verdict,
     write_verdict,
 )
+from pacekeeper.trainer.elastic.agreement.quorum import Group, decide_quorum
+from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progress
 from pacekeeper.trainer.elastic.node_join import numbers_taken
-from pacekeeper.trainer.elastic.quorum import Group, decide_quorum
 from pacekeeper.trainer.elastic.restart_policy import parse_ends, parse_next
-from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
 
 Stated = tuple[type[Exception], ...]
 FIRST = Group.first(1, (0, 1, 2))

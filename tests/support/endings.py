@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from pacekeeper.trainer.checkpoint.block_states import blocks_on
-from pacekeeper.trainer.toy.engine import train_loop
-from pacekeeper.trainer.toy.engine.worker import Rank, RankSpec
+from pacekeeper.trainer.elastic import loop
+from pacekeeper.trainer.elastic.launch_spec import RankSpec
+from pacekeeper.trainer.elastic.worker import Worker
+from pacekeeper.trainer.toy.engine.worker import Rank
 from pacekeeper.trainer.toy.model.block_state_dict import read_block
 
 
@@ -19,17 +21,18 @@ class KeepsEnding:
     """The body of a rank's process that leaves its state in `directory`; else as `body`."""
 
     directory: str
-    body: Callable[[RankSpec], None] = train_loop.rank_main
+    body: Callable[[RankSpec], None] = loop.rank_main
 
     def __call__(self, spec: RankSpec) -> None:
-        original = train_loop.train
+        original = loop.train
 
-        def train(spec: RankSpec, **options: Any) -> Rank:
-            rank = original(spec, **options)
+        def train(spec: RankSpec, make: Callable[..., Worker], **options: Any) -> Worker:
+            rank = original(spec, make, **options)
+            assert isinstance(rank, Rank)
             torch.save(held_state(rank), ending_path(Path(self.directory), spec.rank))  # noqa: TID251
             return rank
 
-        train_loop.train = train
+        loop.train = train
         self.body(spec)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from pacekeeper.trainer.distributed.kv_store import DEATHS_KEY, Stores, fence_key, group_key, notice
-from pacekeeper.trainer.elastic.quorum import FIRST_GROUP
+from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP
 
 
 class Killed(BaseException):

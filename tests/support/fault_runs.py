@@ -17,8 +17,8 @@ from pacekeeper.core.checkpoint.manifest import CheckpointId
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import Storage, open_storage
-from pacekeeper.trainer.elastic.quorum import Group, decide_quorum
-from pacekeeper.trainer.toy.engine.train_loop import rank_main
+from pacekeeper.trainer.elastic.agreement.quorum import Group, decide_quorum
+from pacekeeper.trainer.elastic.loop import rank_main
 from support.endings import KeepsEnding, read_ending
 from support.fault_judge import Course, Judge, Newcomers, Outcome, Reference
 from support.fault_schedules import Act, Burst, Fault, Schedule

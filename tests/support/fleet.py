@@ -18,8 +18,8 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry import shm_ring
-from pacekeeper.trainer.toy.engine.train_loop import rank_main
-from pacekeeper.trainer.toy.engine.worker import RankSpec
+from pacekeeper.trainer.elastic.launch_spec import RankSpec
+from pacekeeper.trainer.elastic.loop import rank_main
 from support.fork_server import hear_signals, server_address, server_context, share_server
 from support.networks import Network, move_to
 from support.ports import free_port

@@ -14,9 +14,11 @@ from torch import Tensor
 from pacekeeper.trainer.checkpoint import manager
 from pacekeeper.trainer.distributed import microbenchmark, process_group
 from pacekeeper.trainer.distributed.collectives import PeerLost
-from pacekeeper.trainer.elastic import consensus
-from pacekeeper.trainer.toy.engine import train_loop, worker
-from pacekeeper.trainer.toy.engine.worker import Rank, RankSpec
+from pacekeeper.trainer.elastic import loop
+from pacekeeper.trainer.elastic.agreement import consensus
+from pacekeeper.trainer.elastic.launch_spec import RankSpec
+from pacekeeper.trainer.toy.engine import worker
+from pacekeeper.trainer.toy.engine.worker import Rank
 from pacekeeper.trainer.toy.model import dataset
 from pacekeeper.trainer.toy.parallel import resharding
 
@@ -53,7 +55,7 @@ class Sabotage:
     def __call__(self, spec: RankSpec) -> None:
         if spec.rank in self.victims + self.frozen + self.doubters:
             self._arm(spec)
-        train_loop.rank_main(spec)
+        loop.rank_main(spec)
 
     def _strike(self, spec: RankSpec) -> None:
         if spec.rank in self.victims:
@@ -121,7 +123,7 @@ class Hasty:
 
     def __call__(self, spec: RankSpec) -> None:
         consensus.QUORUM_WAIT_S = self.quorum_wait_s
-        train_loop.rank_main(spec)
+        loop.rank_main(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,7 @@ class Faulty:
     faults_dir: str
 
     def __call__(self, spec: RankSpec) -> None:
-        train_loop.rank_main(replace(spec, faults_dir=self.faults_dir))
+        loop.rank_main(replace(spec, faults_dir=self.faults_dir))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,7 @@ class LateStart:
             time.sleep(self.start_s)
         if spec.rank == self.victim:
             os.kill(os.getpid(), signal.SIGKILL)
-        train_loop.rank_main(spec)
+        loop.rank_main(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +193,7 @@ class BadCopy:
 
         if spec.rank == self.victim:
             wrap(worker.Rank, "_apply_update", after=flip)
-        train_loop.rank_main(spec)
+        loop.rank_main(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +206,7 @@ class OtherText:
         if spec.rank == self.victim:
             crc = dataset.Corpus.crc
             dataset.Corpus.crc = lambda self_: crc(self_) ^ 1  # type: ignore[method-assign,assignment]
-        train_loop.rank_main(spec)
+        loop.rank_main(spec)
 
 
 def flip_bit(tensor: Tensor) -> None:

@@ -15,8 +15,9 @@ from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
 from pacekeeper.trainer.checkpoint.block_states import blocks_on
 from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
-from pacekeeper.trainer.elastic.recovery_decision import RecoverySources, plan_recovery
-from pacekeeper.trainer.toy.engine.worker import Rank, RankSpec
+from pacekeeper.trainer.elastic.agreement.recovery_decision import RecoverySources, plan_recovery
+from pacekeeper.trainer.elastic.launch_spec import RankSpec
+from pacekeeper.trainer.toy.engine.worker import Rank
 from pacekeeper.trainer.toy.model.block_state_dict import read_block
 from pacekeeper.trainer.toy.model.dataset import Corpus
 from support.worlds import ThreadFabric, run_world

@@ -24,8 +24,8 @@ def num_devices() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def choose_clock(wanted: str, devices: int) -> str:
-    """The clock for `wanted`: "auto" takes the device's where there is one, else the emulated one.
+def choose_clock(wanted: str, devices: int, default: str = "emulated") -> str:
+    """The clock for `wanted`: "auto" takes the device's where there is one, else the default.
 
     Raises HostError where the device's is asked for and there is none.
     """
@@ -35,7 +35,7 @@ def choose_clock(wanted: str, devices: int) -> str:
             remedy="choose --clock emulated or cpu, or see what `pacekeeper doctor` says",
         )
     if wanted == "auto":
-        return "device" if devices else "emulated"
+        return "device" if devices else default
     return wanted
 
 

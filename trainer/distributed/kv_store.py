@@ -28,7 +28,7 @@ from pacekeeper.trainer.distributed.interruptible_gloo import (
     peer_port,
     shutdown_sockets,
 )
-from pacekeeper.trainer.elastic.messages import number_in
+from pacekeeper.trainer.elastic.agreement.messages import number_in
 
 
 class StoreClientThread:

@@ -1,7 +1,7 @@
 """How members let newcomers in, and how a newcomer's rank comes in: what is said, what is known.
 
-When they come in is the agreement's matter (trainer/elastic/consensus.py), what they get the
-mover's.
+When they come in is decided by the agreement (trainer/elastic/agreement/consensus.py), what they
+get by the mover.
 """
 
 import os
@@ -9,12 +9,11 @@ import platform
 import time
 from dataclasses import replace
 
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.errors import UnreachableError
 from pacekeeper.trainer.distributed.kv_store import Stores
-from pacekeeper.trainer.elastic.consensus import START_S, Fenced
-from pacekeeper.trainer.elastic.join_queue import JoinQueue
-from pacekeeper.trainer.elastic.messages import (
+from pacekeeper.trainer.elastic.agreement.consensus import START_S, Fenced
+from pacekeeper.trainer.elastic.agreement.messages import (
     ADMISSION_KEY,
     JOB_KEY,
     Candidate,
@@ -26,22 +25,23 @@ from pacekeeper.trainer.elastic.messages import (
     ready_key,
     widened,
 )
-from pacekeeper.trainer.elastic.quorum import FIRST_GROUP
-from pacekeeper.trainer.toy.engine.worker import Rank
+from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP
+from pacekeeper.trainer.elastic.join_queue import JoinQueue
+from pacekeeper.trainer.elastic.worker import Worker
 
 POLL_S = 0.02
 ARRIVAL_S = 10.0  # for newcomers, which were ready: they cost the members no more than this
 NUM_TELLERS = 3  # members that tell them: so many minus one may die at once
 
 
-def await_admission(rank: Rank, stores: Stores) -> ConsensusDecision | None:
+def await_admission(rank: Worker, stores: Stores) -> ConsensusDecision | None:
     """Wait to be let in, and stand where the members stand; None where asked to end first.
 
     Raises Fenced where the members went on without this rank meanwhile, UnreachableError where its
     launcher is gone.
     """
     own = _node(rank)
-    stores.write(own, ready_key(rank.spec.rank), str(rank.checkpoints.identity["corpus"]))
+    stores.write(own, ready_key(rank.spec.rank), str(rank.data_crc))
     while not rank.is_asked_to_stop():
         text = stores.read(own, ADMISSION_KEY)
         if text is not None:
@@ -52,7 +52,7 @@ def await_admission(rank: Rank, stores: Stores) -> ConsensusDecision | None:
     return None
 
 
-def _come_in(rank: Rank, stores: Stores, text: str) -> ConsensusDecision:
+def _come_in(rank: Worker, stores: Stores, text: str) -> ConsensusDecision:
     group, said, facts = decode_admission(text)
     verdict = read_verdict(group, said)
     assert verdict.base is not None, "a verdict with newcomers says what the members hold"
@@ -66,7 +66,7 @@ def _come_in(rank: Rank, stores: Stores, text: str) -> ConsensusDecision:
     return verdict
 
 
-def admit(rank: Rank, stores: Stores, verdict: ConsensusDecision) -> None:
+def admit(rank: Worker, stores: Stores, verdict: ConsensusDecision) -> None:
     """Know the newcomers of a verdict on this rank's group, and tell them. Before it is followed.
 
     The launcher of this node learns of them, too: from the facts in its store.
@@ -86,7 +86,7 @@ def admit(rank: Rank, stores: Stores, verdict: ConsensusDecision) -> None:
             stores.write_first(one.node, ADMISSION_KEY, text)
 
 
-def publish_job_facts(rank: Rank, stores: Stores) -> None:
+def publish_job_facts(rank: Worker, stores: Stores) -> None:
     """In a group that has just been entered: say who runs the job; the leader looks who waits."""
     members, node_of, own = rank.group.members, rank.spec.node_of, _node(rank)
     if rank.spec.rank == min(r for r in members if node_of[r] == own):
@@ -100,19 +100,19 @@ def publish_job_facts(rank: Rank, stores: Stores) -> None:
         rank.join_queue.open()
 
 
-def arrival_timeout_s(rank: Rank, wait_s: float) -> float:
+def arrival_timeout_s(rank: Worker, wait_s: float) -> float:
     """How long members of the group are waited for, where all others get `wait_s` to answer."""
     if rank.group.name == FIRST_GROUP:
         return max(START_S, wait_s)
     return min(ARRIVAL_S, wait_s) if _awaited(rank) else wait_s
 
 
-def candidates(rank: Rank) -> tuple[Candidate, ...]:
+def candidates(rank: Worker) -> tuple[Candidate, ...]:
     """Nodes that wait to join, as far as this rank knows: the leader does."""
     return () if rank.join_queue is None else rank.join_queue.candidates(rank.spec.node_of)
 
 
-def has_lost_newcomers(rank: Rank, stores: Stores) -> bool:
+def has_lost_newcomers(rank: Worker, stores: Stores) -> bool:
     """While newcomers are awaited: is a node of theirs gone? Its launcher would be no one to say.
 
     Asked by few members for all.
@@ -124,17 +124,17 @@ def has_lost_newcomers(rank: Rank, stores: Stores) -> bool:
     return bool(nodes & stores.gone)
 
 
-def _awaited(rank: Rank) -> set[int]:
+def _awaited(rank: Worker) -> set[int]:
     """Nodes of members that have no part in the layout yet."""
     fresh = set(rank.group.members) - set(rank.layout.ranks)
     return {rank.spec.node_of[other] for other in fresh}
 
 
-def _node(rank: Rank) -> int:
+def _node(rank: Worker) -> int:
     return rank.spec.node_of[rank.spec.rank]
 
 
-def _facts(rank: Rank, generation: int, members: tuple[int, ...]) -> JobFacts:
+def _facts(rank: Worker, generation: int, members: tuple[int, ...]) -> JobFacts:
     spec = rank.spec
     return JobFacts(
         run_id=spec.run_id,
@@ -146,11 +146,11 @@ def _facts(rank: Rank, generation: int, members: tuple[int, ...]) -> JobFacts:
         node_of=spec.node_of,
         members=members,
         python=platform.python_version(),
-        corpus=int(rank.checkpoints.identity["corpus"]),
+        corpus=rank.data_crc,
     )
 
 
-def _as_seen_elsewhere(config: TrainConfig) -> TrainConfig:
+def _as_seen_elsewhere(config: JobConfig) -> JobConfig:
     """With whole paths: a launcher that joins was started in a directory of its own."""
 
     def whole(path: str) -> str:

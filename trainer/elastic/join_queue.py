@@ -14,7 +14,7 @@ from torch.distributed import DistError
 
 from pacekeeper.core.errors import UnreachableError, VersionError
 from pacekeeper.trainer.distributed.kv_store import connect_store
-from pacekeeper.trainer.elastic.messages import (
+from pacekeeper.trainer.elastic.agreement.messages import (
     ASKING_KEY,
     Candidate,
     asking_key,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pacekeeper.core.addresses import split_address
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
@@ -32,7 +33,7 @@ class NodeSpec:
     Unless it has a `seat` in a job that is running.
     """
 
-    config: TrainConfig
+    config: JobConfig
     node_rank: int
     num_nodes: int
     ranks_per_node: int
@@ -53,23 +54,23 @@ class NodeSpec:
             split_address(self.rendezvous)
         except ValueError as error:
             raise ValueError(f"rendezvous: {error}") from None
-        if self.seat is None:
-            self._check_pipelines()
-            self._check_slots()
+        if self.seat is None and isinstance(self.config, TrainConfig):
+            self._check_pipelines(self.config)
+            self._check_slots(self.config)
 
-    def _check_pipelines(self) -> None:
+    def _check_pipelines(self, config: TrainConfig) -> None:
         """Raises ValueError where the ranks do not make whole pipelines."""
-        stages, tensor = self.config.num_stages, self.config.tensor_size
+        stages, tensor = config.num_stages, config.tensor_size
         if self.world_size % (stages * tensor):
             raise ValueError(
                 f"num_stages x tensor_size: pipelines of {stages} x {tensor} ranks need a multiple "
                 f"of {stages * tensor} ranks, the job has {self.world_size}"
             )
 
-    def _check_slots(self) -> None:
+    def _check_slots(self, config: TrainConfig) -> None:
         """Raises ValueError where the job could not even begin within its slots."""
-        slots, ranks = self.config.slots_per_rank, self.world_size // self.config.num_stages
-        replicas = self.config.num_experts * min(self.config.replicas, ranks)
+        slots, ranks = config.slots_per_rank, self.world_size // config.num_stages
+        replicas = config.num_experts * min(config.replicas, ranks)
         if slots and slots * ranks < replicas:
             raise ValueError(
                 f"slots_per_rank: expected at least {-(-replicas // ranks)} (per layer "
@@ -104,7 +105,8 @@ class NodeSpec:
         The text to train on is the standard library of the Python at hand.
         """
         settings = asdict(self.config)
-        del settings["clock"]  # node 0's holds for all
+        settings.pop("clock", None)  # node 0's holds for all
+        settings.pop("device", None)
         return settings | {
             "num-nodes": self.num_nodes,
             "ranks-per-node": self.ranks_per_node,
@@ -167,3 +169,23 @@ def _cgroup_free(cgroup: Path) -> int | None:
         limit = int((cgroup / "memory.max").read_text())
         return max(0, limit - int((cgroup / "memory.current").read_text()))
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpec:
+    """What a rank's process is started with. `node_of`: the number of each rank's node; `stores`:
+    address of each node's store; `first_run_id`: of the launch which began the job (0: this one).
+    `world_size`: ranks the job began with; a newcomer is none of them.
+    """
+
+    config: JobConfig
+    rank: int
+    world_size: int
+    node_of: Mapping[int, int]
+    stores: tuple[str, ...]
+    ring_dir: str
+    run_dir: str
+    faults_dir: str = ""
+    run_id: int = 0
+    first_run_id: int = 0
+    is_newcomer: bool = False

@@ -38,17 +38,16 @@ from pacekeeper.trainer.distributed.kv_store import (
     host_store_near,
     notice,
 )
-from pacekeeper.trainer.elastic.consensus import FailureTimeouts
-from pacekeeper.trainer.elastic.launch_spec import NodeSpec, check_startable, node_limits
-from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts
-from pacekeeper.trainer.elastic.quorum import FIRST_GROUP, NO_GROUP
+from pacekeeper.trainer.elastic.agreement.consensus import FailureTimeouts
+from pacekeeper.trainer.elastic.agreement.messages import JOB_KEY, JobFacts
+from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP, NO_GROUP
+from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec, check_startable, node_limits
+from pacekeeper.trainer.elastic.loop import LEFT_BEHIND, rank_main
 from pacekeeper.trainer.elastic.rendezvous import meet, newest_run_id
 from pacekeeper.trainer.hooks.ring_writer import Ring, claim_directory
-from pacekeeper.trainer.toy.engine.train_loop import LEFT_BEHIND, rank_main
-from pacekeeper.trainer.toy.engine.worker import RankSpec
 
 # The optimizer imports dynamo at its first step: here once, else in every rank.
-RANKS_NEED = ("pacekeeper.trainer.toy.engine.train_loop", "torch._dynamo")
+RANKS_NEED = ("pacekeeper.trainer.elastic.loop", "torch._dynamo")
 
 
 class LauncherRun(Protocol):
@@ -114,8 +113,12 @@ def supervise(
     device) and UnreachableError (no rendezvous).
     """
     check_startable(spec.ranks_per_node, spec.world_size, node_limits())
-    wanted, devices = spec.config.clock, num_devices()
-    clock = choose_clock(wanted, devices)
+    wanted, default, devices = (
+        spec.config.wanted_clock,
+        spec.config.default_clock,
+        num_devices(),
+    )
+    clock = choose_clock(wanted, devices, default)
     host, port = split_address(spec.rendezvous)
     if spec.node_rank > 0:
         host, server = host_store_near(spec.rendezvous)
@@ -137,9 +140,9 @@ def supervise(
             after_run_id=0 if spec.node_rank else newest_run_id(spec.config),
         )
         if wanted == "auto":  # one clock for all nodes: that of node 0
-            clock = choose_clock(met.clock, devices)
+            clock = choose_clock(met.clock, devices, default)
         say_clock(clock, wanted, devices, len(spec.ranks))
-        spec = replace(spec, config=replace(spec.config, clock=clock))
+        spec = replace(spec, config=spec.config.with_clock(clock))
         supervisor = Supervisor(spec, met.addresses, met.run_id, body)
         return run_ranks(supervisor, restart_hooks)
     finally:

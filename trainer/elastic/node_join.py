@@ -24,9 +24,7 @@ from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.distributed.device import choose_clock, num_devices, say_clock
 from pacekeeper.trainer.distributed.kv_store import Stores, host_store_near
-from pacekeeper.trainer.elastic.launch_spec import NodeSpec, Seat, check_startable, node_limits
-from pacekeeper.trainer.elastic.launcher import Supervisor, run_ranks
-from pacekeeper.trainer.elastic.messages import (
+from pacekeeper.trainer.elastic.agreement.messages import (
     ADMISSION_KEY,
     ASKING_KEY,
     JOB_KEY,
@@ -38,10 +36,17 @@ from pacekeeper.trainer.elastic.messages import (
     number_in,
     ready_key,
 )
+from pacekeeper.trainer.elastic.launch_spec import (
+    NodeSpec,
+    RankSpec,
+    Seat,
+    check_startable,
+    node_limits,
+)
+from pacekeeper.trainer.elastic.launcher import Supervisor, run_ranks
+from pacekeeper.trainer.elastic.loop import rank_main
 from pacekeeper.trainer.elastic.restart_policy import JoinedNodeHooks
 from pacekeeper.trainer.hooks.ring_writer import claim_directory
-from pacekeeper.trainer.toy.engine.train_loop import rank_main
-from pacekeeper.trainer.toy.engine.worker import RankSpec
 
 ASK_S = 0.2  # between two times that a node that waits says so
 _log = logging.getLogger(__name__)
@@ -92,7 +97,9 @@ def join(spec: JoinSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCo
         )
     check_startable(spec.ranks_per_node, len(facts.members) + spec.ranks_per_node, node_limits())
     devices = num_devices()
-    say_clock(choose_clock(config.clock, devices), config.clock, devices, spec.ranks_per_node)
+    wanted = config.wanted_clock
+    clock = choose_clock(wanted, devices, config.default_clock)
+    say_clock(clock, wanted, devices, spec.ranks_per_node)
     claim = claim_directory(Path(spec.ring_dir), config.job)
     try:
         node, first = take_numbers(facts, spec.ranks_per_node)

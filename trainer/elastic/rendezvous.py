@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any
 
 from pacekeeper.core.addresses import split_address
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError, VersionError
 from pacekeeper.trainer.checkpoint.reader import ids
 from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
 from pacekeeper.trainer.distributed.kv_store import Stores, connect_store
-from pacekeeper.trainer.elastic.messages import as_int, as_str, decode
+from pacekeeper.trainer.elastic.agreement.messages import as_int, as_str, decode
 
 MOST_AHEAD_MS = 10 * 365 * 86_400_000  # of our clock: nothing was launched then
 
@@ -30,7 +30,7 @@ def next_run_id(after_run_id: int) -> int:
     return max(_now_ms(), after_run_id + 1)
 
 
-def newest_run_id(config: TrainConfig) -> int:
+def newest_run_id(config: JobConfig) -> int:
     """Of a checkpoint of the job; 0 where there is none.
 
     With a clock that was set back, what this launch saves would be taken for older, and swept.

@@ -18,7 +18,7 @@ from functools import partial
 
 from torch._C._distributed_c10d import TCPStore
 
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.errors import ExitCode, UnreachableError, VersionError
 from pacekeeper.core.incidents.restart_policy import (
     RestartAction,
@@ -29,12 +29,11 @@ from pacekeeper.core.incidents.restart_policy import (
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
 from pacekeeper.trainer.distributed.kv_store import STOP_KEY, Stores
-from pacekeeper.trainer.elastic.launch_spec import NodeSpec
+from pacekeeper.trainer.elastic.agreement.messages import JOB_KEY, JobFacts, number_in
+from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, LauncherRun, RestartHooks, supervise
-from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts, number_in
+from pacekeeper.trainer.elastic.loop import rank_main
 from pacekeeper.trainer.elastic.rendezvous import RENDEZVOUS_TIMEOUT_S
-from pacekeeper.trainer.toy.engine.train_loop import rank_main
-from pacekeeper.trainer.toy.engine.worker import RankSpec
 
 ENDED_KEY = "ended"  # launchers append "NODE@CODE,"
 RESTART_KEY = "restart"  # in node 0's store: the number of restarts before this run
@@ -244,7 +243,7 @@ class Restarts(RestartHooks):
         return {own}.union(facts.node_of[rank] for rank in facts.members)
 
 
-def _beginning(config: TrainConfig) -> str:
+def _beginning(config: JobConfig) -> str:
     """What the next run begins with, as this node sees it."""
     if config.resume not in ("auto", "never"):
         return "the newest checkpoint"

@@ -34,6 +34,9 @@ HEAD = """\
 
 def settings_of(kind: type) -> Iterator[tuple[list[str], str]]:
     """(comment lines above it, name) of each setting, in the order of the source."""
+    (base,) = kind.__bases__
+    if is_dataclass(base):
+        yield from settings_of(base)
     module = inspect.getmodule(kind)
     assert module is not None
     source = inspect.getsource(module)

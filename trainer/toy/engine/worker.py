@@ -5,38 +5,45 @@ do; after a failure the survivors' verdict may ask for exactly that.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.replica_spread import DomainOf
+from pacekeeper.core.layout.shrink import ReplicationFloor
 from pacekeeper.trainer.checkpoint.async_writer import SaveResult
 from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.policies.partial_experts import MemoryRestore, PartialRestore
 from pacekeeper.trainer.distributed import microbenchmark
 from pacekeeper.trainer.distributed.device import CLOCKS, device_uuid, rank_device
+from pacekeeper.trainer.distributed.interruptible_gloo import peer_port
+from pacekeeper.trainer.distributed.kv_store import DedicatedConnection
 from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
-from pacekeeper.trainer.elastic.join_queue import JoinQueue
-from pacekeeper.trainer.elastic.quorum import Group
-from pacekeeper.trainer.elastic.two_phase_commit import Ballot, Phase, Progress, Vote
+from pacekeeper.trainer.elastic.agreement.quorum import Group
+from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Vote
+from pacekeeper.trainer.elastic.worker import NO_LOSS, Patience, Worker
 from pacekeeper.trainer.emulation.device import EmulatedClock, FaultInjector
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.toy.engine import plan_intake
 from pacekeeper.trainer.toy.engine.clock_factory import make_clock, make_transfers
 from pacekeeper.trainer.toy.engine.job_rules import (
     first_layout,
+    floor_of,
     learning_rate,
     load_period_steps,
     model_shape,
 )
 from pacekeeper.trainer.toy.engine.step_log import StepLog
+from pacekeeper.trainer.toy.model import dataset
 from pacekeeper.trainer.toy.model.block_state_dict import (
     ModelStates,
     num_dense_parameters,
@@ -49,55 +56,19 @@ from pacekeeper.trainer.toy.parallel import replica_consistency, resharding
 from pacekeeper.trainer.toy.parallel.forward_backward import Passes
 from pacekeeper.trainer.toy.parallel.grad_reduce import ReplicaSync
 
-NO_LOSS = float("nan")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpec:
-    """What a rank's process is started with. `node_of`: the number of each rank's node; `stores`:
-    address of each node's store; `first_run_id`: of the launch which began the job (0: this one).
-    `world_size`: ranks the job began with; a newcomer is none of them.
-    """
-
-    config: TrainConfig
-    rank: int
-    world_size: int
-    node_of: Mapping[int, int]
-    stores: tuple[str, ...]
-    ring_dir: str
-    run_dir: str
-    faults_dir: str = ""
-    run_id: int = 0
-    first_run_id: int = 0
-    is_newcomer: bool = False
-
 
 @dataclass(kw_only=True)
-class Rank:
-    """Everything a rank holds between two failures. Use from one thread."""
+class Rank(Worker):
+    """A worker of the byte-level model. Use from one thread."""
 
-    spec: RankSpec
-    layout: Layout = field(init=False)
-    # Of the fabric, not of the layout: a move may be committed here and still open elsewhere.
-    group: Group = field(init=False)
-    ticket: int = 0
-    phase: Phase = Phase.PRE
-    step: int = 0
-    last_loss: float = NO_LOSS
     compute_s: float = 0.0  # of the open step, where the clock tells it within the step
-    was_applied: bool = True  # the last commit changed the weights
     is_redone: bool = False
     has_begun: bool = False  # the open step, at least once
-    has_entered: bool = False  # a first group stood; what was to be resumed, was
-    is_asked_to_stop: Callable[[], bool] = lambda: False
     plan: plan_intake.Plan | None = None
-    join_queue: JoinQueue | None = None  # the leader's
-    pending: Callable[[], None] | None = None
-    pending_layout: Layout | None = None
     _fabric: InterruptibleProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        spec, config = self.spec, self.spec.config
+        spec, config = self.spec, self.config
         torch.set_num_threads(1)
         self.layout = first_layout(config, spec.world_size, spec.node_of)
         self.group = Group.first(self.layout.generation, self.layout.ranks)
@@ -131,8 +102,7 @@ class Rank:
         )
 
     def attach(self) -> None:
-        """Be seen, as a member or nearly one."""
-        spec, config = self.spec, self.spec.config
+        spec, config = self.spec, self.config
         self.hooks = hooks.attach(
             job=config.job,
             rank=spec.rank,
@@ -147,8 +117,17 @@ class Rank:
         )
 
     @property
-    def progress(self) -> Progress:
-        return Progress(ticket=self.ticket, phase=self.phase)
+    def config(self) -> TrainConfig:
+        """The settings."""
+        assert isinstance(self.spec.config, TrainConfig), "chosen by them"
+        return self.spec.config
+
+    @property
+    def data_crc(self) -> int:
+        return int(self.checkpoints.identity["corpus"])
+
+    def floor(self, num_living: int, domain_of: DomainOf) -> ReplicationFloor:
+        return floor_of(self.config, num_living, domain_of)
 
     @property
     def fabric(self) -> InterruptibleProcessGroup:
@@ -156,22 +135,56 @@ class Rank:
         assert self._fabric is not None, "joined before the first step"
         return self._fabric
 
+    def form(
+        self, line: DedicatedConnection, patience: Patience, is_aborted: Callable[[], bool]
+    ) -> None:
+        group = self.group
+        fabric = InterruptibleProcessGroup(
+            store=line.store,
+            generation=group.generation,
+            name=group.name,
+            rank=self.spec.rank,
+            ranks=group.members,
+            is_aborted=is_aborted,
+            cut_store=line.cut,
+            is_strange=lambda wire: peer_port(wire) in self._store_ports(),
+            tick_s=patience.tick_s,
+            timeout_s=patience.silence_s,
+            arrive_s=patience.arrival_s,
+            answer_s=patience.answer_s,
+        )
+        self.join(fabric)
+
     def join(self, fabric: InterruptibleProcessGroup) -> None:
         """Use `fabric` from now on."""
         self._fabric = fabric
         fabric.transfers = self.transfers
 
+    def _store_ports(self) -> set[int]:
+        return {split_address(one)[1] for one in self.spec.stores if one}
+
+    def resume(self) -> None:
+        dataset.check(self.corpus.crc(), self.fabric)
+        paths = self.checkpoints.agree_on_start(self.fabric)
+        if paths:
+            self.do_restore(paths, self.layout)
+
     def leave(self) -> None:
-        """Cut the connections to the group, if there is one: its members notice at once."""
         if self._fabric is not None:
             self._fabric.close()
             self.checkpoints.snapshots.leave()
+
+    def close(self) -> None:
+        self.fabric.close()
+
+    def meet(self) -> None:
+        self.fabric.exchange([1.0])
 
     def take_place(self) -> None:
         """Form the groups of `self.layout` within the joined one. Raises PeerLost."""
         self.model.set_layout(self.layout, self.fabric, self.spec.node_of)
         self.passes = Passes(
-            config=self.spec.config,
+            config=self.config,
             model=self.model,
             corpus=self.corpus,
             device=self.device,
@@ -290,34 +303,17 @@ class Rank:
         )
         self.log.write({"event": "checked", "step": self.step - 1})
 
-    def commit(self, *, loss: float, is_applied: bool = True) -> None:
-        """Do what is pending, or skip it; the ticket is over. A step counts and is reported."""
-        assert self.pending is not None, "a commit follows a vote"
-        if is_applied:
-            self.checkpoints.settle()
-            self.pending()
-        else:  # somebody's gradient is not finite: nobody updates, the step still counts
-            self.log.write({"event": "skipped", "step": self.step})
-        self.was_applied = is_applied
-        is_step = self.pending_layout is None
-        if self.pending_layout is not None:
-            self.layout = self.pending_layout
-        self.pending = self.pending_layout = None
-        self.ticket += 1
-        self.phase = Phase.PRE
-        if is_step:
-            self._step_is_over(loss)
+    def offered_layout(self) -> Layout | None:
+        return None if self.plan is None else self.plan.layout
 
-    def give_up_part(self) -> None:
-        """Forget the open ticket's part: it is done again."""
-        self.pending = self.pending_layout = None
-        self.phase = Phase.PRE
+    def on_skipped(self) -> None:
+        self.log.write({"event": "skipped", "step": self.step})
 
     def _forward_backward(self) -> float:
         """Gradients of this rank's part of its rows; its sum of the loss over their targets."""
         sums = self.passes.run(self.step)
         self.compute_s = sums.compute_s
-        if self.step % load_period_steps(self.spec.config) == 0:
+        if self.step % load_period_steps(self.config) == 0:
             for layer, counts in zip(self.model.own_layers, sums.counts_LE.tolist(), strict=True):
                 self.hooks.report_expert_loads(layer, counts)
         return sums.loss
@@ -360,7 +356,7 @@ class Rank:
         self.last_loss = NO_LOSS if found.last_loss is None else found.last_loss
 
     def _apply_update(self) -> None:
-        rate = learning_rate(self.spec.config, self.step)
+        rate = learning_rate(self.config, self.step)
         self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.step()
         self.checkpoints.partial.count(self.meter.routed)
@@ -379,8 +375,7 @@ class Rank:
     def _take_transfers(self) -> tuple[float | None, int]:
         return (None, 0) if self.transfers is None else self.transfers.take()
 
-    def _step_is_over(self, loss: float) -> None:
-        self.last_loss = loss
+    def on_step(self, loss: float) -> None:
         tokens = self.corpus.num_tokens(self.step)
         transfer_s, transfer_bytes = self._take_transfers()
         self.hooks.end_step(

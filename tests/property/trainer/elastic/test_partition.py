@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pacekeeper.core.errors import NoQuorumError
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
-from pacekeeper.trainer.elastic import consensus
-from pacekeeper.trainer.elastic.consensus import Agreement, Fenced
-from pacekeeper.trainer.elastic.messages import Report
-from pacekeeper.trainer.elastic.quorum import Group
-from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
+from pacekeeper.trainer.elastic.agreement import consensus
+from pacekeeper.trainer.elastic.agreement.consensus import Agreement, Fenced
+from pacekeeper.trainer.elastic.agreement.messages import Report
+from pacekeeper.trainer.elastic.agreement.quorum import Group
+from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progress
 from support.examples import examples
 from support.fake_stores import FakeCluster, Killed
 
@@ -36,7 +36,7 @@ def _hurry() -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class Job:
-    """Ranks as threads that regroup as trainer/toy/engine/train_loop.py does, until they stand or
+    """Ranks as threads that regroup as trainer/elastic/loop.py does, until they stand or
     must end."""
 
     cluster: FakeCluster

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.trainer.elastic.consensus import FailureTimeouts
+from pacekeeper.trainer.elastic.agreement.consensus import FailureTimeouts
 
 
 @given(st.floats(0.1, 1000.0))

@@ -19,8 +19,8 @@ from pacekeeper.trainer.distributed.device import (
 from pacekeeper.trainer.elastic import launcher
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec
 from pacekeeper.trainer.elastic.launcher import Supervisor, supervise
+from pacekeeper.trainer.elastic.loop import rank_main
 from pacekeeper.trainer.elastic.rendezvous import RendezvousResult
-from pacekeeper.trainer.toy.engine.train_loop import rank_main
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_nodes_that_choose_by_themselves_follow_node_0(
     used: list[str] = []
 
     def halted(self: Supervisor) -> None:
-        used.append(self.spec.config.clock)
+        used.append(self.spec.config.wanted_clock)
         raise Halted
 
     meeting = RendezvousResult(addresses=(), run_id=1, clock=of_node_0)

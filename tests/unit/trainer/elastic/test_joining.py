@@ -30,10 +30,7 @@ from pacekeeper.trainer.distributed.kv_store import (
     host_store,
     notice,
 )
-from pacekeeper.trainer.elastic.join_queue import JoinQueue
-from pacekeeper.trainer.elastic.launch_spec import NodeSpec, Seat
-from pacekeeper.trainer.elastic.launcher import Supervisor
-from pacekeeper.trainer.elastic.messages import (
+from pacekeeper.trainer.elastic.agreement.messages import (
     ADMISSION_KEY,
     ASKING_KEY,
     JOB_KEY,
@@ -50,10 +47,13 @@ from pacekeeper.trainer.elastic.messages import (
     widened,
     write_verdict,
 )
+from pacekeeper.trainer.elastic.agreement.quorum import NO_GROUP, Group
+from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Progress, Vote
+from pacekeeper.trainer.elastic.join_queue import JoinQueue
+from pacekeeper.trainer.elastic.launch_spec import NodeSpec, Seat
+from pacekeeper.trainer.elastic.launcher import Supervisor
+from pacekeeper.trainer.elastic.loop import rank_main
 from pacekeeper.trainer.elastic.node_join import JoinRequest, JoinSpec, find_job, join, take_numbers
-from pacekeeper.trainer.elastic.quorum import NO_GROUP, Group
-from pacekeeper.trainer.elastic.two_phase_commit import Ballot, Phase, Progress, Vote
-from pacekeeper.trainer.toy.engine.train_loop import rank_main
 
 GONE = "127.0.0.1:1"
 FACTS = JobFacts(

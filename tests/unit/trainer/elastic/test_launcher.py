@@ -26,10 +26,10 @@ from pacekeeper.trainer.distributed.kv_store import (
     notice,
 )
 from pacekeeper.trainer.elastic import launcher, rendezvous
+from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP
 from pacekeeper.trainer.elastic.launch_spec import NodeLimits, NodeSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor, run_ranks, supervise
-from pacekeeper.trainer.elastic.quorum import FIRST_GROUP
-from pacekeeper.trainer.toy.engine.train_loop import rank_main
+from pacekeeper.trainer.elastic.loop import rank_main
 
 
 def spec(directory: Path, **values: object) -> NodeSpec:
@@ -127,10 +127,12 @@ def test_a_notice_names_the_last_group_if_that_can_be_known(tmp_path: Path) -> N
 def test_a_job_that_could_not_begin_within_its_slots_is_refused(tmp_path: Path) -> None:
     """Eight experts on two hosts each, on four ranks: four slots."""
     node = spec(tmp_path, num_nodes=2)
+    config = node.config
+    assert isinstance(config, TrainConfig)
     for slots in (0, 4):
-        replace(node, config=replace(node.config, slots_per_rank=slots))
+        replace(node, config=replace(config, slots_per_rank=slots))
     with pytest.raises(ValueError, match=r"slots_per_rank: expected at least 4 .* or 0, got 3"):
-        replace(node, config=replace(node.config, slots_per_rank=3))
+        replace(node, config=replace(config, slots_per_rank=3))
 
 
 def test_a_rendezvous_on_another_machine_is_refused(tmp_path: Path) -> None:

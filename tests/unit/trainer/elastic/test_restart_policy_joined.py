@@ -18,9 +18,7 @@ from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.trainer.distributed.kv_store import Stores, connect_store, host_store
 from pacekeeper.trainer.elastic import admission, node_join, restart_policy
-from pacekeeper.trainer.elastic.launch_spec import NodeSpec
-from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor
-from pacekeeper.trainer.elastic.messages import (
+from pacekeeper.trainer.elastic.agreement.messages import (
     ADMISSION_KEY,
     JOB_KEY,
     Candidate,
@@ -28,10 +26,12 @@ from pacekeeper.trainer.elastic.messages import (
     JobFacts,
     decode_admission,
 )
+from pacekeeper.trainer.elastic.agreement.quorum import Group
+from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec
+from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor
 from pacekeeper.trainer.elastic.node_join import JoinSpec, join
-from pacekeeper.trainer.elastic.quorum import Group
 from pacekeeper.trainer.elastic.restart_policy import ENDED_KEY, NEXT_KEY, JoinedNodeHooks, Restarts
-from pacekeeper.trainer.toy.engine.worker import Rank, RankSpec
+from pacekeeper.trainer.toy.engine.worker import Rank
 
 PATIENCE_S = 60.0
 CONFIG = TrainConfig(job="test", max_restarts=1)
@@ -282,7 +282,7 @@ def member(address: str, config: TrainConfig) -> Rank:
         spec=spec,
         group=Group.first(1, (0,)),
         join_queue=object(),
-        checkpoints=SimpleNamespace(identity={"corpus": 11}),
+        data_crc=11,
     )
     return cast(Rank, rank)
 

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.trainer.elastic.two_phase_commit import Ballot, Phase, Progress, Vote, resolve
+from pacekeeper.trainer.elastic.agreement.two_phase_commit import (
+    Ballot,
+    Phase,
+    Progress,
+    Vote,
+    resolve,
+)
 
 
 @st.composite

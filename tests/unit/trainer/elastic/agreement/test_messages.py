@@ -12,8 +12,7 @@ from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.distributed.kv_store import Stores, connect_store, host_store, parse_notices
-from pacekeeper.trainer.elastic.join_queue import JoinQueue
-from pacekeeper.trainer.elastic.messages import (
+from pacekeeper.trainer.elastic.agreement.messages import (
     ASKING_KEY,
     Candidate,
     JobFacts,
@@ -28,11 +27,12 @@ from pacekeeper.trainer.elastic.messages import (
     write_lost,
     write_verdict,
 )
+from pacekeeper.trainer.elastic.agreement.quorum import Group
+from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progress
+from pacekeeper.trainer.elastic.join_queue import JoinQueue
 from pacekeeper.trainer.elastic.node_join import numbers_taken
-from pacekeeper.trainer.elastic.quorum import Group
 from pacekeeper.trainer.elastic.rendezvous import check_terms
 from pacekeeper.trainer.elastic.restart_policy import parse_ends, parse_next
-from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
 
 GROUP = Group.first(1, (0, 1))
 LAYOUT = even_layout(ranks=[0, 1, 2], num_layers=2, num_experts=3, replicas=2)

@@ -25,15 +25,12 @@ from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.trainer.distributed.collectives import PeerLost
 from pacekeeper.trainer.distributed.kv_store import Stores
-from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
 from pacekeeper.trainer.elastic import admission
-from pacekeeper.trainer.elastic.consensus import Agreement, AllDone, Fenced
-from pacekeeper.trainer.elastic.messages import ConsensusDecision, Report, widened
-from pacekeeper.trainer.elastic.quorum import Group
-from pacekeeper.trainer.elastic.recovery_decision import RecoverySources, plan_recovery
-from pacekeeper.trainer.toy.engine.job_rules import floor_of
-from pacekeeper.trainer.toy.engine.worker import Rank, RankSpec
-from pacekeeper.trainer.toy.model import dataset
+from pacekeeper.trainer.elastic.agreement.consensus import Agreement, AllDone, Fenced
+from pacekeeper.trainer.elastic.agreement.messages import ConsensusDecision, Report, widened
+from pacekeeper.trainer.elastic.agreement.recovery_decision import RecoverySources, plan_recovery
+from pacekeeper.trainer.elastic.launch_spec import RankSpec
+from pacekeeper.trainer.elastic.worker import Patience, Worker
 
 MAX_ATTEMPTS = 8  # to form a group of the same ranks, before it is called impossible
 _PR_SET_PDEATHSIG = 1
@@ -53,7 +50,7 @@ class GroupFailure:
 
 
 def rank_main(spec: RankSpec) -> None:
-    """The body of a rank's process; ends it with one of the product's exit codes."""
+    """Be one rank: the main function of its process, ended with one of the product's exit codes."""
     _die_with_parent()
     logging.basicConfig(
         level=logging.INFO,
@@ -62,8 +59,10 @@ def rank_main(spec: RankSpec) -> None:
         force=True,
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(spec.stores[spec.node_of[spec.rank]]))
+    from pacekeeper.trainer.toy.engine.worker import Rank
+
     try:
-        train(spec)
+        train(spec, Rank)
     except Fenced as error:
         _log.error("%s", error)
         _leave(LEFT_BEHIND)
@@ -76,18 +75,30 @@ def rank_main(spec: RankSpec) -> None:
     _leave(int(ExitCode.OK))
 
 
-def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> Rank:
+def train(
+    spec: RankSpec,
+    make: Callable[..., Worker],
+    *,
+    on_step: Callable[[Worker], None] | None = None,
+) -> Worker:
     """Train until `config.steps` are committed, whatever happens to the others.
 
-    `on_step` is called after each committed step (tests). Raises LostStateError where an expert has
-    no living host, Fenced where the others went on without this rank, NoQuorumError where they may.
+    Args:
+        spec: Of this rank.
+        make: Makes the worker, of `spec` and `is_asked_to_stop`.
+        on_step: Called after each committed step (tests).
+
+    Raises:
+        LostStateError: An expert has no living replica rank.
+        Fenced: The others went on without this rank.
+        NoQuorumError: The others may have.
     """
-    # First of all: a wish to end that comes while the model is made is followed after a step.
-    wishes: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: wishes.append(number))
+    # First of all: a request to end that comes while the model is made is followed after a step.
+    requests: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: requests.append(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    rank = Rank(spec=spec, is_asked_to_stop=lambda: bool(wishes))
+    rank = make(spec=spec, is_asked_to_stop=lambda: bool(requests))
     # A collection in mid-step would look like a fault of this rank. It takes a while: who waits to
     # be let in is ready after it.
     gc.collect()
@@ -119,7 +130,7 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
             is_over = rank.step >= spec.config.steps
         if is_over:
             # Nobody leaves before all have committed the last step.
-            _, lost = _attempt(lambda: rank.fabric.exchange([1.0]))
+            _, lost = _attempt(rank.meet)
             if lost is None:
                 break
             continue
@@ -138,11 +149,11 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
     rank.save(is_storing=False, is_last=True)
     rank.end_saves()
     rank.hooks.detach()
-    rank.fabric.close()
+    rank.close()
     return rank
 
 
-def _advance(rank: Rank) -> bool:
+def _advance(rank: Worker) -> bool:
     """One step, its check, and what its votes agreed on (probe, move). True: it was the last."""
     ballot = rank.do_step()
     period = rank.spec.config.replica_check_period_steps
@@ -158,10 +169,11 @@ def _advance(rank: Rank) -> bool:
     if ballot.agreed_probe is not None:
         rank.do_probe(ballot.agreed_probe)
     if generation is not None and not has_frozen:
-        assert rank.plan is not None, "an agreed plan was read by every rank"
-        assert rank.plan.layout.generation == generation, "the crc was part of the vote"
+        wanted = rank.offered_layout()
+        assert wanted is not None, "an agreed plan was read by every rank"
+        assert wanted.generation == generation, "the crc was part of the vote"
         began_s = time.monotonic()
-        moved_bytes = rank.do_move(rank.plan.layout)
+        moved_bytes = rank.do_move(wanted)
         rank.take_place()
         took_s = time.monotonic() - began_s
         rank.enter(is_regroup=False, moved_bytes=moved_bytes, took_s=took_s)
@@ -178,7 +190,7 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, GroupFailure | None]:
 
 
 def _begin(
-    rank: Rank, stores: Stores, agreement: Agreement, verdict: ConsensusDecision | None
+    rank: Worker, stores: Stores, agreement: Agreement, verdict: ConsensusDecision | None
 ) -> GroupFailure | None:
     """Form generation 1 and resume, or come in by the `verdict`; the loss where that failed."""
     if verdict is not None:
@@ -186,11 +198,8 @@ def _begin(
         return _settle(rank, stores, agreement, verdict, time.monotonic())
 
     def resume() -> None:
-        _join(rank, stores, agreement, rank.group)
-        dataset.check(rank.corpus.crc(), rank.fabric)
-        paths = rank.checkpoints.agree_on_start(rank.fabric)
-        if paths:
-            rank.do_restore(paths, rank.layout)
+        _form(rank, stores, agreement)
+        rank.resume()
         rank.take_place()
 
     _, lost = _attempt(resume)
@@ -200,31 +209,28 @@ def _begin(
     return lost
 
 
-def _join(rank: Rank, stores: Stores, agreement: Agreement, group: Group) -> None:
-    """Form `group`, its addresses in the store of the lowest member's node."""
+def _form(rank: Worker, stores: Stores, agreement: Agreement) -> None:
+    """Form the groups of the members, their addresses in the store of the lowest member's node."""
+    group = rank.group
     node = rank.spec.node_of[group.members[0]]
     line = stores.dedicated_connection(node)
     if line is None:
         raise PeerLost(f"the store of node {node} is gone")
-    config, patience = rank.spec.config, agreement.timeouts
-    fabric = InterruptibleProcessGroup(
-        store=line.store,
-        generation=group.generation,
-        name=group.name,
-        rank=rank.spec.rank,
-        ranks=group.members,
-        is_aborted=lambda: admission.has_lost_newcomers(rank, stores) or agreement.is_left(group),
-        cut_store=line.cut,
-        is_strange=stores.owns,
-        tick_s=config.tick_s,
-        timeout_s=patience.wait_s,
-        arrive_s=admission.arrival_timeout_s(rank, patience.wait_s),
+    silence_s = agreement.timeouts.wait_s
+    patience = Patience(
+        tick_s=rank.spec.config.tick_s,
+        silence_s=silence_s,
+        arrival_s=admission.arrival_timeout_s(rank, silence_s),
         answer_s=stores.answer_s,
     )
-    rank.join(fabric)
+    rank.form(
+        line,
+        patience,
+        lambda: admission.has_lost_newcomers(rank, stores) or agreement.is_left(group),
+    )
 
 
-def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: GroupFailure) -> None:
+def _regroup(rank: Worker, stores: Stores, agreement: Agreement, lost: GroupFailure) -> None:
     """Leave the broken generation; agree, form the next one, move, and stand ready to go on.
 
     A death in the middle of this is one more broken generation: it starts over with the next one.
@@ -258,7 +264,7 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: GroupFailur
 
 
 def _settle(
-    rank: Rank, stores: Stores, agreement: Agreement, verdict: ConsensusDecision, began_s: float
+    rank: Worker, stores: Stores, agreement: Agreement, verdict: ConsensusDecision, began_s: float
 ) -> GroupFailure | None:
     """Form the agreed group, move in, stand ready to go on; the loss where that failed."""
     moved_bytes, lost = _attempt(partial(_move_in, rank, stores, agreement, verdict))
@@ -277,9 +283,9 @@ def _settle(
     return None
 
 
-def _move_in(rank: Rank, stores: Stores, agreement: Agreement, verdict: ConsensusDecision) -> int:
+def _move_in(rank: Worker, stores: Stores, agreement: Agreement, verdict: ConsensusDecision) -> int:
     """Form the group and go over to its layout, or back to a checkpoint; bytes sent and read."""
-    _join(rank, stores, agreement, rank.group)
+    _form(rank, stores, agreement)
     if verdict.restore and not verdict.only_lost:
         moved_bytes = rank.do_restore(verdict.restore, verdict.layout)
     else:
@@ -288,7 +294,7 @@ def _move_in(rank: Rank, stores: Stores, agreement: Agreement, verdict: Consensu
     return moved_bytes
 
 
-def _agree(rank: Rank, agreement: Agreement, lost: GroupFailure) -> ConsensusDecision:
+def _agree(rank: Worker, agreement: Agreement, lost: GroupFailure) -> ConsensusDecision:
     group, candidates = rank.group, admission.candidates(rank)
 
     def base(commits: bool) -> Layout:
@@ -306,7 +312,7 @@ def _agree(rank: Rank, agreement: Agreement, lost: GroupFailure) -> ConsensusDec
             layout,
             staying,
             generation=new_generation,
-            floor=floor_of(rank.spec.config, len(staying), node_of),
+            floor=rank.floor(len(staying), node_of),
             has_begun=has_begun,
             has_frozen=rank.checkpoints.is_replaying(commits=commits),
             means=RecoverySources(

@@ -18,11 +18,11 @@ from pacekeeper.trainer.distributed.kv_store import (
     fence_key,
     parse_notices,
 )
-from pacekeeper.trainer.elastic import consensus
-from pacekeeper.trainer.elastic.consensus import Agreement, AllDone, Fenced
-from pacekeeper.trainer.elastic.messages import ConsensusDecision, Report
-from pacekeeper.trainer.elastic.quorum import Group, decide_quorum
-from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
+from pacekeeper.trainer.elastic.agreement import consensus
+from pacekeeper.trainer.elastic.agreement.consensus import Agreement, AllDone, Fenced
+from pacekeeper.trainer.elastic.agreement.messages import ConsensusDecision, Report
+from pacekeeper.trainer.elastic.agreement.quorum import Group, decide_quorum
+from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progress
 from support.examples import examples
 from support.fake_stores import FakeCluster, Killed
 

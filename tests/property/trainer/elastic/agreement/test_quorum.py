@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.trainer.elastic import quorum
-from pacekeeper.trainer.elastic.quorum import FIRST_GROUP, NO_GROUP, Group
+from pacekeeper.trainer.elastic.agreement import quorum
+from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP, NO_GROUP, Group
 from support.examples import examples
 
 

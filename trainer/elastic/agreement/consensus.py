@@ -5,8 +5,8 @@ those that stay silent, and writes the verdict once (first one wins); all others
 that dies meanwhile is replaced by the next rank. Nobody acts on a verdict before it stands in the
 stores of the next nodes, too: if its store dies with its leader, nobody can decide otherwise.
 
-Who is out of sight need not be dead: without a quorum (trainer/elastic/quorum.py) nobody decides
-anything.
+Who is out of sight need not be dead: without a quorum (trainer/elastic/agreement/quorum.py) nobody
+decides anything.
 """
 
 import logging
@@ -27,7 +27,7 @@ from pacekeeper.trainer.distributed.kv_store import (
     notice,
     parse_notices,
 )
-from pacekeeper.trainer.elastic.messages import (
+from pacekeeper.trainer.elastic.agreement.messages import (
     Candidate,
     ConsensusDecision,
     Report,
@@ -35,8 +35,8 @@ from pacekeeper.trainer.elastic.messages import (
     write_lost,
     write_verdict,
 )
-from pacekeeper.trainer.elastic.quorum import Group, QuorumDecision, decide_quorum
-from pacekeeper.trainer.elastic.two_phase_commit import resolve
+from pacekeeper.trainer.elastic.agreement.quorum import Group, QuorumDecision, decide_quorum
+from pacekeeper.trainer.elastic.agreement.two_phase_commit import resolve
 
 GOING_ON_S = 2.0  # at most, to end who is fenced, to form the next group and to move in
 
@@ -162,7 +162,7 @@ class Agreement:
         """Act in `group` from now on. Raises Fenced where that can not be put on record.
 
         The supervisor's notice must name the group if this rank dies: see
-        trainer/elastic/quorum.py.
+        trainer/elastic/agreement/quorum.py.
         """
         own, key = self.node_of[self.rank], group_key(self.rank)
         self.stores.write(own, key, group.name)

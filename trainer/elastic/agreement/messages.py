@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from pacekeeper.core.addresses import split_address
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.config.loader import read_table
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
@@ -18,8 +19,8 @@ from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
-from pacekeeper.trainer.elastic.quorum import Group
-from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
+from pacekeeper.trainer.elastic.agreement.quorum import Group
+from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progress
 
 T = TypeVar("T")
 
@@ -128,7 +129,7 @@ class JobFacts:
     run_id: int
     first_run_id: int
     generation: int
-    config: TrainConfig
+    config: JobConfig
     world_size: int
     addresses: tuple[str, ...]
     node_of: Mapping[int, int]
