@@ -19,7 +19,7 @@ from pacekeeper.cli.demo.process import command_line
 from pacekeeper.cli.demo.run_dir import RINGS_PREFIX, record_ring_root
 from pacekeeper.core.errors import ExitCode, HostError, PacekeeperError
 from pacekeeper.core.telemetry.shm_ring import COMMAND_OFFSET, decode_header, ring_file_name
-from pacekeeper.trainer.emulation.device import COMPUTE_FAULT
+from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT
 
 NUM_NODES = 2
 RANKS_PER_NODE = 2

@@ -19,7 +19,7 @@ from pacekeeper.cli.demo.metrics import (
 from pacekeeper.cli.demo.recorder import Recorder, read_injected_faults, read_step_log
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import PacekeeperError
-from pacekeeper.trainer.emulation.device import COMPUTE_FAULT, stop_duty_cycle
+from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, stop_duty_cycle
 
 JOB = "demo"
 SILENCE_TIMEOUT_S = 60.0

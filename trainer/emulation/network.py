@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, field
 
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.trainer.emulation.device import wait_until
+from pacekeeper.trainer.emulation.faults import wait_until
 from pacekeeper.trainer.hooks.compute_timers import TransferTimer
 
 LINK_SHARE = 0.02  # of an even step's time goes into timed transfers: less than gloo itself needs

@@ -240,6 +240,29 @@ def experts_per_token(config: Config) -> int:
     return 1
 
 
+def attention_shape(module: torch.nn.Module, config: Config) -> tuple[int, int, int] | None:
+    """Heads, head size and window (0: none) of a module that attends; None for all others.
+
+    Where queries and values differ in size, the mean.
+    """
+    text = config.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
+    if not type(module).__name__.endswith("Attention") or not isinstance(heads, int):
+        return None
+    size: Any = getattr(module, "head_dim", None) or text.hidden_size // heads
+    of_queries: Any = getattr(module, "qk_head_dim", None)
+    if of_queries is not None:
+        size = (of_queries + getattr(module, "v_head_dim", of_queries)) // 2
+    window: Any = getattr(module, "sliding_window", None)
+    return heads, int(size), int(window or 0)
+
+
+def output_head(model: PreTrainedModel) -> torch.nn.Module | None:
+    """The module that computes logits of tokens."""
+    head: torch.nn.Module | None = model.get_output_embeddings()
+    return head
+
+
 def expert_counts(config: Config) -> dict[str, int]:
     """The configuration's fields that give a number of experts above 1, by name."""
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

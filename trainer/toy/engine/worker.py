@@ -31,7 +31,8 @@ from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGro
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Vote
 from pacekeeper.trainer.elastic.worker import NO_LOSS, Patience, Worker
-from pacekeeper.trainer.emulation.device import EmulatedClock, FaultInjector
+from pacekeeper.trainer.emulation.device import EmulatedClock
+from pacekeeper.trainer.emulation.faults import FaultInjector
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.toy.engine import plan_intake
 from pacekeeper.trainer.toy.engine.clock_factory import make_clock, make_transfers

@@ -13,7 +13,7 @@ from pacekeeper.cli.demo.metrics import Schedule
 from pacekeeper.cli.demo.run_dir import claim_run_dir
 from pacekeeper.cli.demo.script import JOB, FaultScript, ScriptRunner
 from pacekeeper.core.errors import ExitCode, PacekeeperError
-from pacekeeper.trainer.emulation.device import COMPUTE_FAULT
+from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT
 
 SCHEDULE = Schedule.of(80)
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.trainer.emulation.device import LINK_FAULT, Slowable
+from pacekeeper.trainer.emulation.faults import LINK_FAULT, Slowable
 from pacekeeper.trainer.emulation.network import LINK_SHARE, EmulatedLinks
 from pacekeeper.trainer.hooks.compute_timers import TransferTimer
 from pacekeeper.trainer.toy.engine.clock_factory import make_transfers

@@ -14,14 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.trainer.emulation.device import (
+from pacekeeper.trainer.emulation.device import Burner, DeviceModel, EmulatedClock, even_step_work
+from pacekeeper.trainer.emulation.faults import (
     COMPUTE_FAULT,
     LINK_FAULT,
-    Burner,
-    DeviceModel,
-    EmulatedClock,
     FaultInjector,
-    even_step_work,
     stop_duty_cycle,
 )
 from pacekeeper.trainer.hooks import compute_timers
