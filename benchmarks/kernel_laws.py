@@ -18,6 +18,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -266,7 +267,10 @@ class Microbatches:
         self._layers = len(self._kernels.experts)
         self._documents = documents(lengths, row_tokens, Random(seed))
         self._row_tokens = row_tokens
-        self._noise = [Noise(noise, Random(seed * RANKS + rank)) for rank in range(RANKS)]
+        sources = [Random(seed * RANKS + rank) for rank in range(RANKS)]
+        self._noise = [
+            Noise(noise, normal=partial(one.gauss, 0.0, 1.0), uniform=one.random) for one in sources
+        ]
         self._rng = np.random.default_rng(seed)
         self._appeal = self._rng.normal(0.0, 0.5, (self._layers, EXPERTS))  # logs
 

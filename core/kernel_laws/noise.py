@@ -5,18 +5,12 @@ The parameters are measured ones, with their source; what was not measured says 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 
-class Draws(Protocol):
-    """A seeded source of randomness, such as `random.Random(seed)`."""
-
-    def random(self) -> float:
-        """Return a number drawn evenly from [0, 1)."""
-
-    def gauss(self, mu: float, sigma: float, /) -> float:
-        """Return a number drawn from a normal distribution."""
+Draw = Callable[[], float]
+"""The next number of a seeded source of randomness."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,24 +67,30 @@ NO_NOISE = NoiseLaw(
 
 
 class Noise:
-    """The factors of one device, in order."""
+    """The factors of one device, in order.
 
-    def __init__(self, law: NoiseLaw, draws: Draws) -> None:
-        self._law, self._draws = law, draws
-        self._drift = law.drift * draws.gauss(0.0, 1.0)
+    Args:
+        law: What they are drawn from.
+        normal: Draws from a normal distribution with standard deviation 1.
+        uniform: Draws evenly from [0, 1).
+    """
+
+    def __init__(self, law: NoiseLaw, *, normal: Draw, uniform: Draw) -> None:
+        self._law, self._normal, self._uniform = law, normal, uniform
+        self._drift = law.drift * normal()
         self._delay = 0.0  # of the hiccup that goes on
 
     def next(self) -> float:
         """Return the factor of the next micro-batch; its median is 1."""
-        law, draws = self._law, self._draws
+        law, normal, uniform = self._law, self._normal, self._uniform
         kept = math.exp(-1.0 / law.drift_length)
         self._drift *= kept
-        self._drift += law.drift * math.sqrt(1.0 - kept * kept) * draws.gauss(0.0, 1.0)
+        self._drift += law.drift * math.sqrt(1.0 - kept * kept) * normal()
         # Student t, scaled to a standard deviation of 1.
-        squares = sum(draws.gauss(0.0, 1.0) ** 2 for _ in range(law.tail))
-        new = draws.gauss(0.0, 1.0) * math.sqrt((law.tail - 2) / squares)
-        if self._delay and draws.random() < 1.0 / law.hiccup_length:
+        squares = sum(normal() ** 2 for _ in range(law.tail))
+        new = normal() * math.sqrt((law.tail - 2) / squares)
+        if self._delay and uniform() < 1.0 / law.hiccup_length:
             self._delay = 0.0
-        if not self._delay and draws.random() < law.hiccup_rate:
-            self._delay = law.hiccup_least * (1.0 - draws.random()) ** (-1.0 / law.hiccup_power)
+        if not self._delay and uniform() < law.hiccup_rate:
+            self._delay = law.hiccup_least * (1.0 - uniform()) ** (-1.0 / law.hiccup_power)
         return math.exp(self._drift + law.spread * new) * (1.0 + self._delay)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -13,7 +14,8 @@ QUIET = replace(DEVICE_NOISE, hiccup_rate=0.0)
 
 
 def logs(law: NoiseLaw, count: int, seed: int = 0) -> np.ndarray:
-    noise = Noise(law, Random(seed))
+    chosen = Random(seed)
+    noise = Noise(law, normal=partial(chosen.gauss, 0.0, 1.0), uniform=chosen.random)
     return np.log([noise.next() for _ in range(count)])
 
 
