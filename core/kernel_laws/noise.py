@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-
 Draw = Callable[[], float]
 """The next number of a seeded source of randomness."""
 
