@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.codec import encode_layout
-from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.trainer.checkpoint.block_states import BlockState
 from pacekeeper.trainer.data.sampler import places_of_ranks
 from pacekeeper.trainer.engine.export import export_checkpoint
 from pacekeeper.trainer.engine.micro_batches import (
@@ -44,6 +45,7 @@ from pacekeeper.trainer.model.blocks import BlockSource, BlockStore
 from pacekeeper.trainer.model.checkpoint_reader import CheckpointReader
 from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
+from pacekeeper.trainer.parallel.block_states import TrainedBlocks
 from pacekeeper.trainer.parallel.dispatch_plan import ReplicaShares
 from pacekeeper.trainer.parallel.experts import ExpertParallel
 from pacekeeper.trainer.parallel.gradients import (
@@ -106,7 +108,7 @@ class PreparedMove:
     Attributes:
         layout: The layout.
         groups: Its ranks.
-        staged: Experts that arrived here.
+        staged: Blocks that arrived here.
     """
 
     layout: Layout
@@ -133,6 +135,8 @@ class Engine:
         store: The blocks held here.
         layout: The layout in force.
         num_steps: Steps made so far.
+        num_updates: Of these, steps that updated the parameters.
+        states: Blocks held here, with their optimizer state.
     """
 
     def __init__(
@@ -190,7 +194,7 @@ class Engine:
             )
         self.device = torch.device(options.device)
         self._options = options
-        self.num_steps = 0
+        self.num_steps = self.num_updates = 0
         self._optimizers: list[torch.optim.Optimizer] = []
         self.store = BlockStore(skeleton, num_slots=slots, device=self.device)
         rank = self.groups.exchange.rank
@@ -233,6 +237,7 @@ class Engine:
             compute_dtype=options.compute_dtype,
             telemetry=self._telemetry,
         )
+        self.states = TrainedBlocks(self.store, self._optimizers, lambda: self.num_updates)
         self._use_layout()
 
     @classmethod
@@ -418,6 +423,7 @@ class Engine:
             for optimizer in self._optimizers:
                 optimizer.step()
             self._routing.update_biases(prepared.result.routed)
+            self.num_updates += 1
         for optimizer in self._optimizers:
             optimizer.zero_grad()
         if self._telemetry:
@@ -469,7 +475,12 @@ class Engine:
         """
         return self.commit_move(self.prepare_move(layout))
 
-    def prepare_move(self, layout: Layout, groups: EngineGroups | None = None) -> PreparedMove:
+    def prepare_move(
+        self,
+        layout: Layout,
+        groups: EngineGroups | None = None,
+        refilled: Mapping[Block, BlockState] | None = None,
+    ) -> PreparedMove:
         """Fetch what this rank needs for another layout; all ranks of it call this together.
 
         Nothing in force changes: a move that was not committed can be prepared again.
@@ -477,22 +488,25 @@ class Engine:
         Args:
             layout: The next layout.
             groups: Its ranks, where others than before; default: the present ones.
+            refilled: What this rank gets of blocks that no rank of `groups` holds, as from a
+                checkpoint; default: each block is held by one.
 
         Raises:
             ConfigError: The layout does not fit the model, the ranks or the slots.
-            LostStateError: No rank of `groups` holds one of the experts.
-            CorruptStateError: On all ranks: an expert arrived damaged on some rank.
+            LostStateError: No rank of `groups` holds one of the blocks.
+            CorruptStateError: On all ranks: a block arrived damaged on some rank.
         """
         groups = groups or self.groups
         require_agreement({"layout": encode_layout(layout)}, groups.control)
         check_layout(layout, self._num_experts, groups.exchange.ranks)
         require_slots(layout, self.store.num_slots)
-        staged = stage_move(self.store, self._optimizers, self.layout, layout, groups.exchange)
+        staged = stage_move(self.states, self.layout, layout, groups.exchange, refilled)
         return PreparedMove(layout=layout, groups=groups, staged=staged)
 
     def commit_move(self, prepared: PreparedMove) -> AppliedLayout:
         """Put a prepared layout in force, with its groups; needs no other rank."""
-        commit_move(self.store, self._optimizers, prepared.staged)
+        commit_move(self.states, prepared.staged)
+        self.num_updates = prepared.staged.num_updates
         self.layout, self.groups = prepared.layout, prepared.groups
         self._use_layout()
         return AppliedLayout(

@@ -1,9 +1,11 @@
-"""Moves experts between ranks: weights and optimizer state, in one all-to-all with checksums.
+"""Moves blocks between ranks: weights and optimizer state, in one all-to-all with checksums.
 
 A move is staged first: until `commit` nothing that is in force changes, so that a rank whose data
-arrived damaged stops all. What stays on a rank stays in its slot and changes no bit.
+arrived damaged stops all. What stays on a rank stays in its slot and changes no bit. Data and
+checksums stay on the device.
 """
 
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,14 +13,22 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from pacekeeper.core.errors import ConfigError, CorruptStateError
-from pacekeeper.core.layout.diff import diff_layouts
-from pacekeeper.core.layout.layout import BlockKind, Layout
+from pacekeeper.core.errors import ConfigError, CorruptStateError, LostStateError
+from pacekeeper.core.layout.diff import diff_layouts, lost_blocks
+from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.trainer.checkpoint.block_states import (
+    BlockState,
+    BlockStates,
+    StateSpec,
+    blocks_on,
+    read_block,
+)
 from pacekeeper.trainer.groups.group import Group
 from pacekeeper.trainer.parallel.optimizers import states_of
 from pacekeeper.trainer.parallel.row_exchange import exchange
 
 _WORD = 8  # bytes
+_NAMED = 8  # of the blocks that are lost
 
 
 class ExpertStore(Protocol):
@@ -79,109 +89,104 @@ def require_slots(layout: Layout, num_slots: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedMove:
-    """Experts that arrived, not in force yet.
+    """Blocks that arrived, not in force yet.
 
     Attributes:
-        slots: By layer, the slot of each expert that this rank holds after the move.
-        arrived: Tensors of each (layer, expert) that comes, by name.
+        held: Blocks that this rank holds after the move.
+        arrived: Tensors of each block that comes, by name.
+        num_updates: Updates that the optimizers of the senders had made.
         moved_bytes: What this rank sent.
     """
 
-    slots: tuple[dict[int, int], ...]
-    arrived: Mapping[tuple[int, int], Mapping[str, Tensor]]
+    held: tuple[Block, ...]
+    arrived: Mapping[Block, BlockState]
+    num_updates: int
     moved_bytes: int
 
 
 def stage_move(
-    store: ExpertStore,
-    optimizers: Sequence[torch.optim.Optimizer],
+    states: BlockStates,
     old: Layout,
     new: Layout,
     group: Group,
+    refilled: Mapping[Block, BlockState] | None = None,
 ) -> StagedMove:
-    """Fetch the experts that `new` puts on this rank and `old` does not.
+    """Fetch the blocks that `new` puts on this rank and `old` does not.
 
     Args:
-        store: Experts held here.
-        optimizers: Of the experts' parameters; on all ranks after the same number of steps.
-        old: The layout in force.
-        new: The next layout, accepted by `require_slots`.
-        group: All ranks.
+        states: Blocks held here, as `old` says.
+        old: The layout in force; ranks of it that are not in `group` are dead.
+        new: The next layout, accepted by `require_slots`, for ranks of `group`.
+        group: All ranks that hold or get blocks.
+        refilled: What this rank gets of blocks that no rank of `group` holds; None: there are none.
 
     Raises:
-        CorruptStateError: On all ranks, where an expert arrived damaged on one.
+        LostStateError: On all ranks: no rank holds a block, and it was not refilled.
+        CorruptStateError: On all ranks: a block arrived damaged on one.
     """
-    if not any(new.experts):
-        return StagedMove(slots=tuple({} for _ in new.experts), arrived={}, moved_bytes=0)
-    device = next(iter(store.stacked(_first_layer(new)).values())).device
+    if refilled is None:
+        _require_holders(old, group.ranks)
     position = {rank: i for i, rank in enumerate(group.ranks)}
-    outgoing: list[list[tuple[int, int]]] = [[] for _ in group.ranks]
-    incoming: list[list[tuple[int, int]]] = [[] for _ in group.ranks]
-    for move in diff_layouts(old, new):
-        if move.block.kind is not BlockKind.EXPERT or move.source is None:
+    outgoing: list[list[Tensor]] = [[] for _ in group.ranks]
+    incoming: list[list[Block]] = [[] for _ in group.ranks]
+    for move in diff_layouts(old, new, living=group.ranks):
+        if move.source is None:
             continue
         if move.source == group.rank:
-            outgoing[position[move.destination]].append((move.block.layer, move.block.index))
+            row = _packed(states, move.block, new.generation)
+            outgoing[position[move.destination]].append(row)
         if move.destination == group.rank:
-            incoming[position[move.source]].append((move.block.layer, move.block.index))
-    packed = [
-        [
-            _packed(
-                _tensors(store, optimizers, layer, store.slots[layer][expert]),
-                _name(new.generation, layer, expert, device),
-            )
-            for layer, expert in pairs
-        ]
-        for pairs in outgoing
-    ]
-    empty = torch.empty(0, dtype=torch.uint8, device=device)
-    lengths = [
-        [_num_bytes(_tensors(store, optimizers, layer, 0)) for layer, _ in pairs]
-        for pairs in incoming
-    ]
+            incoming[position[move.source]].append(move.block)
+    empty = torch.empty(0, dtype=torch.uint8, device=states.device)
+    lengths = [[_num_bytes(states.specs(block)) for block in blocks] for blocks in incoming]
     received = exchange(
-        torch.cat([empty, *(one for some in packed for one in some)]),
+        torch.cat([empty, *(row for rows in outgoing for row in rows)]),
         group,
         receive=[sum(some) for some in lengths],
-        send=[sum(len(one) for one in some) for some in packed],
+        send=[sum(map(len, rows)) for rows in outgoing],
     )
-    moved = [pair for some in incoming for pair in some]
-    parts = received.split([n for some in lengths for n in some]) if moved else ()
-    arrived, damaged = {}, []
-    for (layer, expert), part in zip(moved, parts, strict=True):
-        like = _tensors(store, optimizers, layer, 0)
-        if not _is_intact(part, _name(new.generation, layer, expert, device)):
-            damaged.append(f"layer {layer} expert {expert}")
-        arrived[layer, expert] = _unpacked(part, like)
-    bad = torch.tensor(float(len(damaged)), device=device)
-    group.all_reduce(bad).wait()
-    if bad.item():
+    blocks = [block for some in incoming for block in some]
+    rows = received.split([n for some in lengths for n in some]) if blocks else ()
+    damaged = [
+        block
+        for block, row in zip(blocks, rows, strict=True)
+        if not _is_intact(row, _number(new.generation, block))
+    ]
+    told = group.all_gather(
+        torch.tensor([len(damaged), states.num_updates], device=states.device)
+    ).tolist()
+    if num_damaged := sum(row[0] for row in told):
         raise CorruptStateError(
-            f"generation {new.generation}: {int(bad.item())} experts arrived damaged"
-            + (f", here {', '.join(damaged)}" if damaged else " on other ranks"),
+            f"generation {new.generation}: {num_damaged} blocks arrived damaged"
+            + (f", here {', '.join(map(str, damaged))}" if damaged else " on other ranks"),
             remedy="the old layout is in force; look at the network and the memory of these hosts",
         )
     return StagedMove(
-        slots=tuple(
-            assign_slots(held, new.experts_on(group.rank, layer), store.num_slots)
-            for layer, held in enumerate(store.slots)
-        ),
-        arrived=arrived,
-        moved_bytes=sum(len(one) for some in packed for one in some),
+        held=blocks_on(new, group.rank),
+        arrived={
+            **(refilled or {}),
+            **{
+                block: _unpacked(row, states.specs(block))
+                for block, row in zip(blocks, rows, strict=True)
+            },
+        },
+        num_updates=max(row[1] for row in told),
+        moved_bytes=sum(len(row) for some in outgoing for row in some),
     )
 
 
-def commit_move(
-    store: ExpertStore, optimizers: Sequence[torch.optim.Optimizer], staged: StagedMove
-) -> None:
+def commit_move(states: BlockStates, staged: StagedMove) -> None:
     """Put a staged move in force; slots that are free afterwards are zero in every tensor."""
-    change_slots(store, optimizers, staged.slots)
-    for layer, slots in enumerate(staged.slots):
-        for expert, slot in slots.items():
-            if (layer, expert) in staged.arrived:
-                fresh = staged.arrived[layer, expert]
-                for name, tensor in _tensors(store, optimizers, layer, slot).items():
-                    tensor.copy_(fresh[name])
+    states.load(staged.held, staged.arrived, staged.num_updates)
+
+
+def _require_holders(layout: Layout, living: Collection[int]) -> None:
+    if lost := lost_blocks(layout, living):
+        more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+        raise LostStateError(
+            f"no living rank holds {', '.join(map(str, lost[:_NAMED]))}{more}",
+            remedy="restart from a checkpoint",
+        )
 
 
 def change_slots(
@@ -198,10 +203,6 @@ def change_slots(
                 tensor.zero_()
 
 
-def _first_layer(layout: Layout) -> int:
-    return next(layer for layer, experts in enumerate(layout.experts) if experts)
-
-
 def _tensors(
     store: ExpertStore, optimizers: Sequence[torch.optim.Optimizer], layer: int, slot: int
 ) -> dict[str, Tensor]:
@@ -214,48 +215,52 @@ def _tensors(
     return found
 
 
-def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    size = sum(t.numel() * t.element_size() for t in tensors.values())
+def _num_bytes(specs: Sequence[StateSpec]) -> int:
+    size = sum(spec.size_bytes for spec in specs)
     return size + -size % _WORD + _WORD
 
 
-def _packed(tensors: Mapping[str, Tensor], name: Tensor) -> Tensor:
+def _packed(states: BlockStates, block: Block, generation: int) -> Tensor:
     """The tensors' bytes in the order of their names, filled up to whole words, and a checksum."""
-    parts = [tensors[name].reshape(-1).view(torch.uint8) for name in sorted(tensors)]
+    parts = [
+        tensor.to(states.device).reshape(-1).view(torch.uint8)
+        for _, tensor in sorted(read_block(states, block).items())
+    ]
     size = sum(len(part) for part in parts)
     data = torch.cat([*parts, parts[0].new_zeros(-size % _WORD)])
-    return torch.cat([data, _checksum(data, name)[None].view(torch.uint8)])
+    return torch.cat([data, _checksum(data, _number(generation, block))[None].view(torch.uint8)])
 
 
-def _unpacked(packed: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _unpacked(packed: Tensor, specs: Sequence[StateSpec]) -> dict[str, Tensor]:
     found, at = {}, 0
-    for name in sorted(like):
-        end = at + like[name].numel() * like[name].element_size()
+    for spec in sorted(specs, key=lambda one: one.name):
         # A copy, as the type's alignment may differ from that of the others.
-        found[name] = packed[at:end].clone().view(like[name].dtype).view(like[name].shape)
-        at = end
+        part = packed[at : at + spec.size_bytes].clone()
+        found[spec.name] = part.view(spec.dtype).view(spec.shape)
+        at += spec.size_bytes
     return found
 
 
-def _is_intact(packed: Tensor, name: Tensor) -> bool:
+def _is_intact(packed: Tensor, number: int) -> bool:
     stored = packed[-_WORD:].view(torch.int64)[0]
-    return bool(stored == _checksum(packed[:-_WORD], name))
+    return bool(stored == _checksum(packed[:-_WORD], number))
 
 
-def _checksum(data: Tensor, name: Tensor) -> Tensor:
-    """Return the sum of the data's 64-bit words, each mixed with its place and the block's name.
+def _checksum(data: Tensor, number: int) -> Tensor:
+    """Return the sum of the data's 64-bit words, each mixed with its place and the block's number.
 
     The mix is that of splitmix64, on the device: changed, exchanged or missing words, and the words
     of another block, give another sum but for one case in 2^64.
     """
     words = data.view(torch.int64)
     place = torch.arange(1, len(words) + 1, device=data.device)
-    mixed = words + (place + name) * -0x61C8864680B583EB
+    mixed = words + (place + number) * -0x61C8864680B583EB
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         mixed = (mixed ^ (mixed >> shift & (1 << 64 - shift) - 1)) * factor
     return (mixed ^ (mixed >> 31 & (1 << 33) - 1)).sum() + 1
 
 
-def _name(generation: int, layer: int, expert: int, device: torch.device) -> Tensor:
-    """Return a number of the block and the move."""
-    return torch.tensor(hash((generation, layer, expert)) & (1 << 62) - 1, device=device)
+def _number(generation: int, block: Block) -> int:
+    """Return a number of the block and the move; the same in all processes."""
+    kind = zlib.crc32(block.kind.encode())
+    return hash((generation, kind, block.layer, block.index)) & (1 << 62) - 1

@@ -1,21 +1,29 @@
-"""Experts move with their optimizer state, or not at all."""
+"""Blocks move with their optimizer state, or not at all."""
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pacekeeper.core.errors import ConfigError, CorruptStateError
+from pacekeeper.core.errors import ConfigError, CorruptStateError, LostStateError
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, ReplicaSet
+from pacekeeper.core.layout.layout import Block, BlockKind, ExpertReplica, Layout, ReplicaSet
+from pacekeeper.trainer.checkpoint.block_states import (
+    WEIGHTS,
+    BlockState,
+    Part,
+    StateSpec,
+    blocks_on,
+    read_block,
+)
 from pacekeeper.trainer.groups.group import Pending, SingleProcess
 from pacekeeper.trainer.parallel.moves import (
     _checksum,
-    _name,
+    _number,
     assign_slots,
     commit_move,
     require_slots,
@@ -23,66 +31,63 @@ from pacekeeper.trainer.parallel.moves import (
 )
 from support.rank_threads import ThreadGroup, run_ranks
 
-RANKS, LAYERS, EXPERTS, SLOTS = 3, 2, 4, 4
+RANKS, LAYERS, EXPERTS = 3, 2, 4
+STATE = "state"
 
 
-class Store:
-    """Stacked experts whose every value tells layer, expert and place."""
+class States:
+    """Blocks in a dictionary; every value tells the block, the tensor and the place."""
 
-    num_slots: int = SLOTS
+    device = torch.device("cpu")
+    num_experts = (EXPERTS,) * LAYERS
+    kinds = (WEIGHTS, STATE)
 
-    def __init__(self, layout: Layout, rank: int) -> None:
-        self.slots: list[Mapping[int, int]] = []
-        self._stacks: list[dict[str, nn.Parameter]] = []
-        for layer in range(LAYERS):
-            held = assign_slots({}, layout.experts_on(rank, layer), SLOTS)
-            stacks = {"up": torch.zeros(SLOTS, 2, 3), "bias": torch.zeros(SLOTS, 3)}
-            for expert, slot in held.items():
-                for name, stack in stacks.items():
-                    stack[slot] = value_of(layer, expert, name)
-            self.slots.append(held)
-            self._stacks.append({n: nn.Parameter(stack) for n, stack in stacks.items()})
+    def __init__(self, held: Collection[Block], num_updates: int) -> None:
+        self.num_updates = num_updates
+        self.held = {block: value_of(block) for block in held}
 
-    def stacked(self, layer: int) -> Mapping[str, nn.Parameter]:
-        return self._stacks[layer]
+    def specs(self, block: Block) -> Sequence[StateSpec]:
+        return [
+            StateSpec(name, STATE if "." in name else WEIGHTS, tuple(t.shape), t.dtype)
+            for name, t in value_of(block).items()
+        ]
 
-    def assign(self, layer: int, slots: Mapping[int, int]) -> None:
-        self.slots[layer] = slots
+    def parts(self, block: Block, kind: str) -> Mapping[str, Part]:
+        specs = (spec for spec in self.specs(block) if spec.kind == kind)
+        return {spec.name: Part(self.held[block][spec.name]) for spec in specs}
 
-    def parameters(self) -> list[nn.Parameter]:
-        return [p for stacks in self._stacks for p in stacks.values()]
-
-
-def value_of(layer: int, expert: int, name: str) -> Tensor:
-    shape = {"up": (2, 3), "bias": (3,)}[name]
-    return 100.0 * layer + 10.0 * expert + torch.arange(torch.Size(shape).numel()).view(shape) + 1.0
+    def load(
+        self, held: Collection[Block], state: Mapping[Block, BlockState], num_updates: int
+    ) -> None:
+        self.held = {b: dict(state[b]) if b in state else self.held[b] for b in held}
+        self.num_updates = num_updates
 
 
-def trained(store: Store, layout: Layout, rank: int) -> torch.optim.Optimizer:
-    """An optimizer after one step whose moments are those of each expert."""
-    optimizer = torch.optim.AdamW(store.parameters(), lr=0.0, weight_decay=0.0)
-    for parameter in store.parameters():
-        parameter.grad = parameter.detach().clone()
-    optimizer.step()
-    return optimizer
+def value_of(block: Block) -> dict[str, Tensor]:
+    shape = (2, 3) if block.kind is BlockKind.EXPERT else (5,)
+    first = 100.0 * block.layer + 10.0 * block.index + len(block.kind)
+    places = torch.arange(torch.Size(shape).numel()).view(shape)
+    return {
+        "bias": torch.tensor([block.layer, 3, block.index], dtype=torch.bfloat16),
+        "up": first + places,
+        "up.exp_avg": (-first - places).double(),
+        "up.step": torch.tensor(first),
+    }
 
 
-def assert_holds(store: Store, optimizer: torch.optim.Optimizer, layout: Layout, rank: int) -> None:
-    for layer in range(LAYERS):
-        assert sorted(store.slots[layer]) == list(layout.experts_on(rank, layer))
-        for name, parameter in store.stacked(layer).items():
-            moments = optimizer.state[parameter]["exp_avg"]
-            free = set(range(SLOTS)) - set(store.slots[layer].values())
-            assert not any(parameter[slot].any() or moments[slot].any() for slot in free)
-            for expert, slot in store.slots[layer].items():
-                value = value_of(layer, expert, name)
-                assert torch.equal(parameter[slot], value)
-                assert torch.allclose(moments[slot], 0.1 * value)
+def assert_holds(states: States, layout: Layout, rank: int) -> None:
+    assert tuple(states.held) == blocks_on(layout, rank)
+    for block in states.held:
+        for name, tensor in value_of(block).items():
+            assert torch.equal(read_block(states, block)[name], tensor)
+            assert read_block(states, block)[name].dtype == tensor.dtype
 
 
-def any_layout(chosen: random.Random, generation: int) -> Layout:
+def any_layout(
+    chosen: random.Random, generation: int, ranks: Sequence[int] = range(RANKS)
+) -> Layout:
     base = even_layout(
-        ranks=range(RANKS),
+        ranks=ranks,
         num_layers=LAYERS,
         num_experts=EXPERTS,
         replicas=1,
@@ -90,7 +95,7 @@ def any_layout(chosen: random.Random, generation: int) -> Layout:
     )
 
     def replicas() -> ReplicaSet:
-        on = sorted(chosen.sample(range(RANKS), chosen.randint(1, RANKS)))
+        on = sorted(chosen.sample(ranks, chosen.randint(1, len(ranks))))
         return tuple(ExpertReplica(rank, 1.0 / len(on)) for rank in on)
 
     return replace(
@@ -99,26 +104,70 @@ def any_layout(chosen: random.Random, generation: int) -> Layout:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_after_any_moves_each_rank_holds_its_experts_with_their_state(seed: int) -> None:
+def test_after_any_moves_each_rank_holds_its_blocks_with_their_state(seed: int) -> None:
     chosen = random.Random(seed)
     layouts = [any_layout(chosen, generation) for generation in range(1, 6)]
 
     def work(group: ThreadGroup) -> int:
-        store = Store(layouts[0], group.rank)
-        optimizers = [trained(store, layouts[0], group.rank)]
+        states = States(blocks_on(layouts[0], group.rank), 1)
         moved = 0
         for old, new in pairwise(layouts):
-            staged = stage_move(store, optimizers, old, new, group)
-            assert_holds(store, optimizers[0], old, group.rank)
-            before = [dict(held) for held in store.slots]
-            commit_move(store, optimizers, staged)
-            assert_holds(store, optimizers[0], new, group.rank)
-            for was, now in zip(before, store.slots, strict=True):
-                assert all(was[e] == now[e] for e in was.keys() & now.keys())
+            before = dict(states.held)
+            staged = stage_move(states, old, new, group)
+            assert_holds(states, old, group.rank)
+            commit_move(states, staged)
+            assert_holds(states, new, group.rank)
+            assert all(before[b] is states.held[b] for b in before.keys() & states.held.keys())
             moved += staged.moved_bytes
         return moved
 
     assert sum(run_ranks(RANKS, work)) > 0
+
+
+def test_a_rank_that_joins_gets_dense_blocks_too_and_the_number_of_updates() -> None:
+    chosen = random.Random(3)
+    old, new = any_layout(chosen, 1, (0, 2)), any_layout(chosen, 2)
+
+    def work(group: ThreadGroup) -> int:
+        states = States(blocks_on(old, group.rank), 7 * (group.rank != 1))
+        commit_move(states, stage_move(states, old, new, group))
+        assert_holds(states, new, group.rank)
+        return states.num_updates
+
+    assert run_ranks(RANKS, work) == [7] * RANKS
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Blocks that no living rank holds after the death of rank 2, where `old` was in force."""
+
+    old: Layout
+    new: Layout
+    blocks: tuple[Block, ...]
+
+
+def lost() -> Lost:
+    old = any_layout(random.Random(0), 1)
+    alone = tuple(
+        b for b in old.blocks() if b.kind is BlockKind.EXPERT and old.holders(b) == (RANKS - 1,)
+    )
+    assert alone
+    return Lost(old, any_layout(random.Random(1), 2, range(RANKS - 1)), alone)
+
+
+def test_blocks_of_the_dead_are_refilled_or_missed_on_all_ranks() -> None:
+    case = lost()
+
+    def work(group: ThreadGroup) -> bool:
+        states = States(blocks_on(case.old, group.rank), 1)
+        with pytest.raises(LostStateError):
+            stage_move(states, case.old, case.new, group)
+        own = {b: value_of(b) for b in case.blocks if group.rank in case.new.holders(b)}
+        commit_move(states, stage_move(states, case.old, case.new, group, own))
+        assert_holds(states, case.new, group.rank)
+        return True
+
+    assert run_ranks(RANKS - 1, work) == [True] * (RANKS - 1)
 
 
 class BadLink(ThreadGroup):
@@ -145,22 +194,21 @@ def test_a_changed_bit_stops_the_move_on_all_ranks_before_anything_changes(
     monkeypatch.setattr(BadLink, "bit", bit)
 
     def work(group: ThreadGroup) -> bool:
-        store = Store(old, group.rank)
-        optimizer = trained(store, old, group.rank)
+        states = States(blocks_on(old, group.rank), 1)
         bad = BadLink(group._hub, group.rank, RANKS)
         with pytest.raises(CorruptStateError):
-            stage_move(store, [optimizer], old, new, bad)
-        assert_holds(store, optimizer, old, group.rank)
+            stage_move(states, old, new, bad)
+        assert_holds(states, old, group.rank)
         return True
 
     assert run_ranks(RANKS, work) == [True] * RANKS
 
 
 def test_the_checksum_tells_exchanged_missing_and_sign_flipped_words() -> None:
-    name, other = (_name(2, 1, expert, torch.device("cpu")) for expert in (0, 1))
+    number, other = (_number(2, Block(BlockKind.EXPERT, 1, expert)) for expert in (0, 1))
     data = torch.tensor([1.5, -1.5, 0.25, 7.0], dtype=torch.float64)
 
-    def told(values: torch.Tensor, of: torch.Tensor = name) -> int:
+    def told(values: torch.Tensor, of: int = number) -> int:
         return int(_checksum(values.view(torch.uint8), of))
 
     assert told(data) != told(data[[1, 0, 2, 3]])
