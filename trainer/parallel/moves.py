@@ -223,7 +223,7 @@ def _num_bytes(specs: Sequence[StateSpec]) -> int:
 def _packed(states: BlockStates, block: Block, generation: int) -> Tensor:
     """The tensors' bytes in the order of their names, filled up to whole words, and a checksum."""
     parts = [
-        tensor.to(states.device).reshape(-1).view(torch.uint8)
+        tensor.to(states.device).contiguous().reshape(-1).view(torch.uint8)
         for _, tensor in sorted(read_block(states, block).items())
     ]
     size = sum(len(part) for part in parts)
