@@ -146,6 +146,7 @@ class Engine:
         *,
         layout: Layout | None = None,
         groups: EngineGroups | None = None,
+        rank: int | None = None,
         hooks: Hooks | None = None,
         options: EngineOptions | None = None,
     ) -> None:
@@ -157,6 +158,7 @@ class Engine:
             layout: Replicas of the experts, and shares of the batch; default: every expert on one
                 rank, in turn.
             groups: Collectives of all ranks of the layout; default: a job of one process.
+            rank: Of this process, in place of `groups`, if it forms them later: `enter` follows.
             hooks: Attachment of this rank to the agent of its node; default: unwatched.
             options: How to train.
 
@@ -167,25 +169,22 @@ class Engine:
         """
         options = options or EngineOptions()
         self.skeleton = skeleton
-        self.groups = groups or EngineGroups.single_process()
+        self.groups = groups or EngineGroups.single_process(rank or 0)
         ranks = self.groups.exchange.ranks
         self._num_experts = [one.num_experts if one else 0 for one in skeleton.experts]
         self.layout = layout or start_layout(self._num_experts, ranks)
         slots = options.num_slots or default_slots(self.layout, self._num_experts)
+        self._facts: dict[str, object] = {
+            "version of transformers": library.VERSION,
+            "version of torch": torch.__version__,
+            "model": library.config_values(skeleton.module),
+            "options": asdict(options) | {"device": "", "num_slots": slots},
+            "type of parameters": self._dtype(),
+            "weights": source.fingerprint,
+        }
         # Compared before anything is checked: what is wrong is then wrong on all ranks.
-        require_agreement(
-            {
-                "version of transformers": library.VERSION,
-                "version of torch": torch.__version__,
-                "model": library.config_values(skeleton.module),
-                "layout": encode_layout(self.layout),
-                "options": asdict(options) | {"device": "", "num_slots": slots},
-                "type of parameters": self._dtype(),
-                "weights": source.fingerprint,
-            },
-            self.groups.control,
-        )
-        check_layout(self.layout, self._num_experts, ranks)
+        self._require_agreement(self.groups)
+        check_layout(self.layout, self._num_experts, ranks if rank is None else self.layout.ranks)
         require_slots(self.layout, slots)
         if self._dtype() not in (torch.float64, torch.float32, torch.bfloat16):
             raise ConfigError(
@@ -197,9 +196,9 @@ class Engine:
         self.num_steps = self.num_updates = 0
         self._optimizers: list[torch.optim.Optimizer] = []
         self.store = BlockStore(skeleton, num_slots=slots, device=self.device)
-        rank = self.groups.exchange.rank
+        own = self.groups.exchange.rank
         held = [
-            assign_slots({}, self.layout.experts_on(rank, layer), slots) if one else {}
+            assign_slots({}, self.layout.experts_on(own, layer), slots) if one else {}
             for layer, one in enumerate(skeleton.experts)
         ]
         on_all_ranks(lambda: self.store.materialize(held, source), self.groups.control)
@@ -227,7 +226,7 @@ class Engine:
         if options.checkpoint_activations:
             library.checkpoint_activations(skeleton.module, self._experts.checkpoint_contexts)
         self._sync = GradientSync(buckets=())
-        self._telemetry = None if hooks is None else Telemetry(hooks, self._experts)
+        self._telemetry: Telemetry | None = None
         self._passes = Passes(
             skeleton=skeleton,
             experts=self._experts,
@@ -235,10 +234,30 @@ class Engine:
             groups=self.groups,
             device=self.device,
             compute_dtype=options.compute_dtype,
-            telemetry=self._telemetry,
+            telemetry=None,
         )
+        if hooks is not None:
+            self.watch(hooks)
         self.states = TrainedBlocks(self.store, self._optimizers, lambda: self.num_updates)
+        self._is_outside = rank is not None
         self._use_layout()
+
+    def watch(self, hooks: Hooks) -> None:
+        """Report steps and micro-batches by this attachment from now on."""
+        self._telemetry = self._passes.telemetry = Telemetry(hooks, self._experts)
+
+    def enter(self, groups: EngineGroups) -> None:
+        """Be one of the ranks of `groups`, for an engine that was built outside of them.
+
+        Raises:
+            ConfigError: On all ranks: they differ in model, layout, options, versions, optimizers.
+        """
+        self._require_agreement(groups)
+        self.groups, self._is_outside = groups, False
+        self._use_layout()
+
+    def _require_agreement(self, groups: EngineGroups) -> None:
+        require_agreement(self._facts | {"layout": encode_layout(self.layout)}, groups.control)
 
     @classmethod
     def from_config(
@@ -336,15 +355,14 @@ class Engine:
         groups = optimizer.param_groups
         given = [[names.get(id(p), "") for p in group["params"]] for group in groups]
         settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-        require_agreement(
-            {
-                "set of trained parameters": [names[id(p)] for p in self.parameters()],
-                "optimizer": type(optimizer).__qualname__,
-                "set of parameters in the optimizer": given,
-                "settings of the optimizer": settings,
-            },
-            self.groups.control,
-        )
+        number = len(self._optimizers) + 1
+        self._facts |= {
+            "set of trained parameters": [names[id(p)] for p in self.parameters()],
+            f"optimizer {number}": type(optimizer).__qualname__,
+            f"set of parameters in optimizer {number}": given,
+            f"settings of optimizer {number}": settings,
+        }
+        self._require_agreement(self.groups)
         own = {names[id(p)] for p in self.parameters()}
         taken = {
             names[id(p)] for o in self._optimizers for g in o.param_groups for p in g["params"]
@@ -497,7 +515,7 @@ class Engine:
             CorruptStateError: On all ranks: a block arrived damaged on some rank.
         """
         groups = groups or self.groups
-        require_agreement({"layout": encode_layout(layout)}, groups.control)
+        require_agreement(self._facts | {"layout": encode_layout(layout)}, groups.control)
         check_layout(layout, self._num_experts, groups.exchange.ranks)
         require_slots(layout, self.store.num_slots)
         staged = stage_move(self.states, self.layout, layout, groups.exchange, refilled)
@@ -508,6 +526,7 @@ class Engine:
         commit_move(self.states, prepared.staged)
         self.num_updates = prepared.staged.num_updates
         self.layout, self.groups = prepared.layout, prepared.groups
+        self._is_outside = False
         self._use_layout()
         return AppliedLayout(
             generation=self.layout.generation, moved_bytes=prepared.staged.moved_bytes
@@ -531,6 +550,8 @@ class Engine:
         return next(self.skeleton.module.parameters()).dtype
 
     def _use_layout(self) -> None:
+        if self._is_outside:
+            return
         exchange = self.groups.exchange
         self._passes.groups, self._experts.group = self.groups, exchange
         for layer, one in enumerate(self.skeleton.experts):
