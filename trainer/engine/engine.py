@@ -135,7 +135,6 @@ class Engine:
         store: The blocks held here.
         layout: The layout in force.
         num_steps: Steps made so far.
-        num_updates: Of these, steps that updated the parameters.
         states: Blocks held here, with their optimizer state.
     """
 
@@ -193,7 +192,7 @@ class Engine:
             )
         self.device = torch.device(options.device)
         self._options = options
-        self.num_steps = self.num_updates = 0
+        self.num_steps = 0
         self._optimizers: list[torch.optim.Optimizer] = []
         self.store = BlockStore(skeleton, num_slots=slots, device=self.device)
         own = self.groups.exchange.rank
@@ -238,7 +237,7 @@ class Engine:
         )
         if hooks is not None:
             self.watch(hooks)
-        self.states = TrainedBlocks(self.store, self._optimizers, lambda: self.num_updates)
+        self.states = TrainedBlocks(self.store, self._optimizers)
         self._is_outside = rank is not None
         self._use_layout()
 
@@ -441,7 +440,7 @@ class Engine:
             for optimizer in self._optimizers:
                 optimizer.step()
             self._routing.update_biases(prepared.result.routed)
-            self.num_updates += 1
+            self.states.num_updates += 1
         for optimizer in self._optimizers:
             optimizer.zero_grad()
         if self._telemetry:
@@ -524,13 +523,24 @@ class Engine:
     def commit_move(self, prepared: PreparedMove) -> AppliedLayout:
         """Put a prepared layout in force, with its groups; needs no other rank."""
         commit_move(self.states, prepared.staged)
-        self.num_updates = prepared.staged.num_updates
         self.layout, self.groups = prepared.layout, prepared.groups
         self._is_outside = False
         self._use_layout()
         return AppliedLayout(
             generation=self.layout.generation, moved_bytes=prepared.staged.moved_bytes
         )
+
+    def go_back(self, layout: Layout, groups: EngineGroups, step: int) -> None:
+        """Continue from another step, for a caller that has loaded its state into `states`.
+
+        Args:
+            layout: Of that state.
+            groups: Its ranks.
+            step: Steps made.
+        """
+        self.layout, self.groups, self.num_steps = layout, groups, step
+        self._is_outside = False
+        self._use_layout()
 
     def export(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
         """Write the model as a Hugging Face checkpoint; all ranks call it with a shared folder.

@@ -4,7 +4,7 @@ Implements `BlockStates` (trainer/checkpoint/block_states.py) for every model an
 engine trains. It decides nothing and communicates with nobody.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,9 @@ class TrainedBlocks:
     Args:
         store: Weights and buffers.
         optimizers: Of its parameters; the list may grow.
-        num_updates: Returns how many updates they have made.
+
+    Attributes:
+        num_updates: Updates that the optimizers have made; their owner counts.
     """
 
     kinds = (WEIGHTS, OPTIMIZER)
@@ -38,11 +40,10 @@ class TrainedBlocks:
         self,
         store: BlockStore,
         optimizers: Sequence[torch.optim.Optimizer],
-        num_updates: Callable[[], int],
     ) -> None:
         self._store = store
         self._optimizers = optimizers
-        self._num_updates = num_updates
+        self.num_updates = 0
         self._owners: dict[int, tuple[nn.Parameter, _Owner]] = {}
         self._num_known = 0  # of the optimizers
 
@@ -53,10 +54,6 @@ class TrainedBlocks:
     @property
     def num_experts(self) -> Sequence[int]:
         return [one.num_experts if one else 0 for one in self._store.skeleton.experts]
-
-    @property
-    def num_updates(self) -> int:
-        return self._num_updates()
 
     def specs(self, block: Block) -> Sequence[StateSpec]:
         found = []
@@ -94,6 +91,7 @@ class TrainedBlocks:
             for old, new in zip(self._store.slots, wanted, strict=True)
         ]
         change_slots(self._store, self._optimizers, slots)
+        self.num_updates = num_updates
         if not num_updates:
             for parameter, owner in self._owners_by_parameter().values():
                 owner.forget(parameter)

@@ -41,7 +41,7 @@ def made(
     found = [make(part) for make, part in zip(OPTIMIZERS[optimizers], parts, strict=True)]
     for one in found:
         engine.add_optimizer(one)
-    return engine, TrainedBlocks(engine.store, found, lambda: engine.num_steps)
+    return engine, engine.states
 
 
 def train(engine: Engine, steps: int) -> None:
@@ -102,7 +102,8 @@ def test_tied_weights_are_in_one_block_and_stay_tied() -> None:
     for parameter in store.skeleton.module.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    blocks = TrainedBlocks(store, [optimizer], lambda: 1)
+    blocks = TrainedBlocks(store, [optimizer])
+    blocks.num_updates = 1
     name = "model.embed_tokens.weight"
     assert not any("lm_head" in spec.name for spec in blocks.specs(Block(BlockKind.HEAD)))
     state = {block: read_block(blocks, block) for block in store.blocks()}
@@ -179,7 +180,7 @@ def test_parameters_without_an_optimizer_have_weights_only() -> None:
     engine, blocks = made()
     names = {s.name.rpartition(".")[2] for s in blocks.specs(Block(BlockKind.EXPERT))}
     assert names == {"gate_up_proj", "down_proj", "exp_avg", "exp_avg_sq", "step"}
-    alone = TrainedBlocks(engine.store, [], lambda: 0)
+    alone = TrainedBlocks(engine.store, [])
     assert {s.kind for s in alone.specs(Block(BlockKind.EXPERT))} == {""}
     assert alone.parts(Block(BlockKind.EXPERT), OPTIMIZER) == {}
 
@@ -200,6 +201,6 @@ def test_a_parameter_that_was_never_updated_is_saved_as_such() -> None:
 
 def test_an_optimizer_that_can_not_be_tried_is_refused_in_words() -> None:
     engine = engine_of("qwen3_moe")
-    blocks = TrainedBlocks(engine.store, [optim.LBFGS(engine.parameters())], lambda: 0)
+    blocks = TrainedBlocks(engine.store, [optim.LBFGS(engine.parameters())])
     with pytest.raises(ConfigError):
         blocks.specs(Block(BlockKind.EMBEDDING))
