@@ -40,7 +40,7 @@ from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.micro_batches import MicroBatch, cross_entropy
-from pacekeeper.trainer.engine.options import EngineOptions
+from pacekeeper.trainer.engine.values import EngineOptions
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.blocks import BlockStore

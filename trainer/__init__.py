@@ -14,9 +14,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pacekeeper.trainer.engine.engine import Engine, StepResult
+    from pacekeeper.trainer.engine.engine import Engine
     from pacekeeper.trainer.engine.micro_batches import cross_entropy
     from pacekeeper.trainer.engine.routing import Balance
+    from pacekeeper.trainer.engine.values import StepResult
     from pacekeeper.trainer.groups.engine_groups import EngineGroups
     from pacekeeper.trainer.parallel.layouts import start_layout
 
@@ -26,7 +27,7 @@ _MODULES = {
     "Balance": "engine.routing",
     "Engine": "engine.engine",
     "EngineGroups": "groups.engine_groups",
-    "StepResult": "engine.engine",
+    "StepResult": "engine.values",
     "cross_entropy": "engine.micro_batches",
     "start_layout": "parallel.layouts",
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.micro_batches import MicroBatch, cross_entropy
-from pacekeeper.trainer.engine.options import EngineOptions
+from pacekeeper.trainer.engine.values import EngineOptions
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.model import library

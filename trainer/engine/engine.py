@@ -7,7 +7,7 @@ handled here.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,21 @@ from pacekeeper.trainer.engine.export import export_checkpoint
 from pacekeeper.trainer.engine.micro_batches import (
     Loss,
     MicroBatch,
-    WorkSize,
     cross_entropy,
 )
-from pacekeeper.trainer.engine.options import EngineOptions
 from pacekeeper.trainer.engine.passes import Passes
 from pacekeeper.trainer.engine.routing import (
     Routing,
     keep_routers_in_full_precision,
 )
 from pacekeeper.trainer.engine.telemetry import Telemetry
+from pacekeeper.trainer.engine.values import (
+    AppliedLayout,
+    EngineOptions,
+    PreparedMove,
+    PreparedStep,
+    StepResult,
+)
 from pacekeeper.trainer.groups.agreement import (
     on_all_ranks,
     require_agreement,
@@ -57,7 +62,6 @@ from pacekeeper.trainer.parallel.gradients import (
 )
 from pacekeeper.trainer.parallel.layouts import check_layout, default_slots, start_layout
 from pacekeeper.trainer.parallel.moves import (
-    StagedMove,
     assign_slots,
     commit_move,
     require_slots,
@@ -65,63 +69,6 @@ from pacekeeper.trainer.parallel.moves import (
 )
 from pacekeeper.trainer.parallel.optimizers import require_per_element
 from pacekeeper.trainer.parallel.weight_casts import WeightCasts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What one step gave; tensors are scalars on the device, equal on all ranks.
-
-    Attributes:
-        loss: Mean loss over the targets of the global batch, without the load-balancing loss.
-        grad_norm: L2 norm of the gradients of the whole model before clipping.
-        num_targets: Targets of the global batch.
-        num_tokens: Tokens of the global batch.
-        routed: By layer, the rows that all ranks routed to each expert, [experts] int64.
-    """
-
-    loss: Tensor
-    grad_norm: Tensor
-    num_targets: int
-    num_tokens: int
-    routed: Mapping[int, Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedStep:
-    """A step whose gradients are complete on all ranks, and which has changed nothing yet.
-
-    Attributes:
-        step: Its number.
-        result: What it gives.
-        work: Size of the global batch.
-    """
-
-    step: int
-    result: StepResult
-    work: WorkSize
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PreparedMove:
-    """A layout whose blocks are on their ranks, but not in force.
-
-    Attributes:
-        layout: The layout.
-        groups: Its ranks.
-        staged: Blocks that arrived here.
-    """
-
-    layout: Layout
-    groups: EngineGroups
-    staged: StagedMove
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedLayout:
-    """What a change of the layout did: the bytes of expert state that this rank sent."""
-
-    generation: int
-    moved_bytes: int
 
 
 class Engine:

@@ -23,7 +23,7 @@ from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.data.sampler import Sampler, places_of_ranks
 from pacekeeper.trainer.data.token_stream import TokenStream, open_tokens
 from pacekeeper.trainer.elastic.launch_spec import node_limits
-from pacekeeper.trainer.engine.engine import Engine, StepResult
+from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.memory_budget import (
     MemoryBudget,
     MicroBatchShape,
@@ -32,9 +32,9 @@ from pacekeeper.trainer.engine.memory_budget import (
     require_memory,
 )
 from pacekeeper.trainer.engine.micro_batches import MicroBatch
-from pacekeeper.trainer.engine.options import EngineOptions
 from pacekeeper.trainer.engine.routing import Balance
 from pacekeeper.trainer.engine.run_log import RunLog, StepRecord
+from pacekeeper.trainer.engine.values import EngineOptions, StepResult
 from pacekeeper.trainer.groups.agreement import on_all_ranks, require_agreement
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.groups.group import Group

@@ -1,11 +1,17 @@
-"""How an engine trains."""
+"""What the engine takes and gives: how to train, and results of steps and moves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.trainer.engine.micro_batches import WorkSize
 from pacekeeper.trainer.engine.routing import Balance
+from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from pacekeeper.trainer.parallel.moves import StagedMove
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +66,60 @@ def _is_usable(device: torch.device | str) -> bool:
         return torch.empty(0, device=device).device.type == torch.device(device).type
     except (RuntimeError, AssertionError):  # unknown, or not in this build of torch
         return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step gave; tensors are scalars on the device, equal on all ranks.
+
+    Attributes:
+        loss: Mean loss over the targets of the global batch, without the load-balancing loss.
+        grad_norm: L2 norm of the gradients of the whole model before clipping.
+        num_targets: Targets of the global batch.
+        num_tokens: Tokens of the global batch.
+        routed: By layer, the rows that all ranks routed to each expert, [experts] int64.
+    """
+
+    loss: Tensor
+    grad_norm: Tensor
+    num_targets: int
+    num_tokens: int
+    routed: Mapping[int, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedStep:
+    """A step whose gradients are complete on all ranks, and which has changed nothing yet.
+
+    Attributes:
+        step: Its number.
+        result: What it gives.
+        work: Size of the global batch.
+    """
+
+    step: int
+    result: StepResult
+    work: WorkSize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedMove:
+    """A layout whose blocks are on their ranks, but not in force.
+
+    Attributes:
+        layout: The layout.
+        groups: Its ranks.
+        staged: Blocks that arrived here.
+    """
+
+    layout: Layout
+    groups: EngineGroups
+    staged: StagedMove
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedLayout:
+    """What a change of the layout did: the bytes of expert state that this rank sent."""
+
+    generation: int
+    moved_bytes: int
