@@ -5,8 +5,8 @@
 - four ranks (gloo), every expert on exactly one: the engine against each rank computing as many
   rows with as many experts by itself, without dispatch; bar 1.25;
 - `library_dispatch`: transformers' own expert parallelism (`AllToAllEP`) against the same, no bar;
-- the same four ranks with an eighth of the experts on two ranks, equal rows per rank, and the
-  gradients of replicas added up: against no replicas; bar 1.10.
+- the same four ranks with an eighth of the experts (of 16: a quarter) on two ranks, equal rows per
+  rank, and the gradients of replicas added up: against no replicas; bar 1.10.
 Routing is set to be even, so that every variant computes the same number of rows. A pass ends when
 the slowest rank has ended. Prints a table, then one line of JSON: the median of the pairs' ratios
 and the upper end of its 95 % interval (by order statistics).
