@@ -6,7 +6,7 @@ checksums stay on the device.
 """
 
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pacekeeper.core.errors import ConfigError, CorruptStateError, LostStateError
-from pacekeeper.core.layout.diff import diff_layouts, lost_blocks
+from pacekeeper.core.layout.diff import Transfer, diff_layouts, lost_blocks
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.trainer.checkpoint.block_states import (
     BlockState,
@@ -126,14 +126,47 @@ def stage_move(
     """
     if refilled is None:
         _require_holders(old, group.ranks)
+    moves = diff_layouts(old, new, living=group.ranks)
+    fetched = fetch_blocks(states, moves, new.generation, group)
+    return StagedMove(
+        held=blocks_on(new, group.rank),
+        arrived={**(refilled or {}), **fetched.arrived},
+        num_updates=fetched.num_updates,
+        moved_bytes=fetched.moved_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """Blocks that arrived; attributes as of `StagedMove`."""
+
+    arrived: Mapping[Block, BlockState]
+    num_updates: int
+    moved_bytes: int
+
+
+def fetch_blocks(
+    states: BlockStates, moves: Iterable[Transfer], generation: int, group: Group
+) -> Fetched:
+    """Send blocks from rank to rank in one all-to-all; all ranks call it with the same moves.
+
+    Args:
+        states: Blocks held here.
+        moves: Copies of blocks; those without a source are left out.
+        generation: Of the layout that they are for.
+        group: All ranks that send or get blocks.
+
+    Raises:
+        CorruptStateError: On all ranks: a block arrived damaged on one.
+    """
     position = {rank: i for i, rank in enumerate(group.ranks)}
     outgoing: list[list[Tensor]] = [[] for _ in group.ranks]
     incoming: list[list[Block]] = [[] for _ in group.ranks]
-    for move in diff_layouts(old, new, living=group.ranks):
+    for move in moves:
         if move.source is None:
             continue
         if move.source == group.rank:
-            row = _packed(states, move.block, new.generation)
+            row = _packed(states, move.block, generation)
             outgoing[position[move.destination]].append(row)
         if move.destination == group.rank:
             incoming[position[move.source]].append(move.block)
@@ -147,30 +180,22 @@ def stage_move(
     )
     blocks = [block for some in incoming for block in some]
     rows = received.split([n for some in lengths for n in some]) if blocks else ()
-    damaged = [
-        block
-        for block, row in zip(blocks, rows, strict=True)
-        if not _is_intact(row, _number(new.generation, block))
-    ]
-    told = group.all_gather(
-        torch.tensor([len(damaged), states.num_updates], device=states.device)
-    ).tolist()
-    if num_damaged := sum(row[0] for row in told):
+    arrived, damaged = {}, []
+    for block, row in zip(blocks, rows, strict=True):
+        if not _is_intact(row, _number(generation, block)):
+            damaged.append(block)
+        arrived[block] = _unpacked(row, states.specs(block))
+    own = torch.tensor([len(damaged), states.num_updates], device=states.device)
+    every = group.all_gather(own).tolist()
+    if num_damaged := sum(row[0] for row in every):
         raise CorruptStateError(
-            f"generation {new.generation}: {num_damaged} blocks arrived damaged"
+            f"generation {generation}: {num_damaged} blocks arrived damaged"
             + (f", here {', '.join(map(str, damaged))}" if damaged else " on other ranks"),
             remedy="the old layout is in force; look at the network and the memory of these hosts",
         )
-    return StagedMove(
-        held=blocks_on(new, group.rank),
-        arrived={
-            **(refilled or {}),
-            **{
-                block: _unpacked(row, states.specs(block))
-                for block, row in zip(blocks, rows, strict=True)
-            },
-        },
-        num_updates=max(row[1] for row in told),
+    return Fetched(
+        arrived=arrived,
+        num_updates=max(row[1] for row in every),
         moved_bytes=sum(len(row) for some in outgoing for row in some),
     )
 
@@ -228,7 +253,7 @@ def _packed(states: BlockStates, block: Block, generation: int) -> Tensor:
     ]
     size = sum(len(part) for part in parts)
     data = torch.cat([*parts, parts[0].new_zeros(-size % _WORD)])
-    return torch.cat([data, _checksum(data, _number(generation, block))[None].view(torch.uint8)])
+    return torch.cat([data, checksum(data, _number(generation, block))[None].view(torch.uint8)])
 
 
 def _unpacked(packed: Tensor, specs: Sequence[StateSpec]) -> dict[str, Tensor]:
@@ -243,10 +268,10 @@ def _unpacked(packed: Tensor, specs: Sequence[StateSpec]) -> dict[str, Tensor]:
 
 def _is_intact(packed: Tensor, number: int) -> bool:
     stored = packed[-_WORD:].view(torch.int64)[0]
-    return bool(stored == _checksum(packed[:-_WORD], number))
+    return bool(stored == checksum(packed[:-_WORD], number))
 
 
-def _checksum(data: Tensor, number: int) -> Tensor:
+def checksum(data: Tensor, number: int) -> Tensor:
     """Return the sum of the data's 64-bit words, each mixed with its place and the block's number.
 
     The mix is that of splitmix64, on the device: changed, exchanged or missing words, and the words

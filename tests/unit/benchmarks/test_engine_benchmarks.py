@@ -1,6 +1,6 @@
 """Parts of the benchmarks of the engine: even replicas, the bound of a median, all rows once."""
 
-from collections import Counter
+from collections import defaultdict
 from math import comb
 
 import pytest
@@ -28,7 +28,7 @@ def test_replicas_leave_every_rank_as_many_rows(shape: str) -> None:
     ranks = range(engine_cost.RANKS)
     for every in (0, engine_cost.REPLICATED):
         layout = engine_cost.replicated(start_layout([experts] * layers, ranks), every)
-        shares = Counter[int]()
+        shares: dict[int, float] = defaultdict(float)
         for replicas in layout.experts[0]:
             for replica in replicas:
                 shares[replica.rank] += replica.share

@@ -1,7 +1,7 @@
 """Blocks move with their optimizer state, or not at all."""
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -13,66 +13,22 @@ from pacekeeper.core.errors import ConfigError, CorruptStateError, LostStateErro
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, BlockKind, ExpertReplica, Layout, ReplicaSet
 from pacekeeper.trainer.checkpoint.block_states import (
-    WEIGHTS,
-    BlockState,
-    Part,
-    StateSpec,
     blocks_on,
     read_block,
 )
 from pacekeeper.trainer.groups.group import Pending, SingleProcess
 from pacekeeper.trainer.parallel.moves import (
-    _checksum,
     _number,
     assign_slots,
+    checksum,
     commit_move,
     require_slots,
     stage_move,
 )
+from support.dict_states import States, value_of
 from support.rank_threads import ThreadGroup, run_ranks
 
 RANKS, LAYERS, EXPERTS = 3, 2, 4
-STATE = "state"
-
-
-class States:
-    """Blocks in a dictionary; every value tells the block, the tensor and the place."""
-
-    device = torch.device("cpu")
-    num_experts = (EXPERTS,) * LAYERS
-    kinds = (WEIGHTS, STATE)
-
-    def __init__(self, held: Collection[Block], num_updates: int) -> None:
-        self.num_updates = num_updates
-        self.held = {block: value_of(block) for block in held}
-
-    def specs(self, block: Block) -> Sequence[StateSpec]:
-        return [
-            StateSpec(name, STATE if "." in name else WEIGHTS, tuple(t.shape), t.dtype)
-            for name, t in value_of(block).items()
-        ]
-
-    def parts(self, block: Block, kind: str) -> Mapping[str, Part]:
-        specs = (spec for spec in self.specs(block) if spec.kind == kind)
-        return {spec.name: Part(self.held[block][spec.name]) for spec in specs}
-
-    def load(
-        self, held: Collection[Block], state: Mapping[Block, BlockState], num_updates: int
-    ) -> None:
-        self.held = {b: dict(state[b]) if b in state else self.held[b] for b in held}
-        self.num_updates = num_updates
-
-
-def value_of(block: Block) -> dict[str, Tensor]:
-    shape = (2, 3) if block.kind is BlockKind.EXPERT else (5,)
-    first = 100.0 * block.layer + 10.0 * block.index + len(block.kind)
-    places = torch.arange(torch.Size(shape).numel()).view(shape)
-    return {
-        "bias": torch.tensor([block.layer, 3, block.index], dtype=torch.bfloat16),
-        "up": first + places,
-        "up.exp_avg": (-first - places).double(),
-        "up.step": torch.tensor(first),
-    }
 
 
 def assert_holds(states: States, layout: Layout, rank: int) -> None:
@@ -204,12 +160,12 @@ def test_a_changed_bit_stops_the_move_on_all_ranks_before_anything_changes(
     assert run_ranks(RANKS, work) == [True] * RANKS
 
 
-def test_the_checksum_tells_exchanged_missing_and_sign_flipped_words() -> None:
+def test_thechecksum_tells_exchanged_missing_and_sign_flipped_words() -> None:
     number, other = (_number(2, Block(BlockKind.EXPERT, 1, expert)) for expert in (0, 1))
     data = torch.tensor([1.5, -1.5, 0.25, 7.0], dtype=torch.float64)
 
     def told(values: torch.Tensor, of: int = number) -> int:
-        return int(_checksum(values.view(torch.uint8), of))
+        return int(checksum(values.view(torch.uint8), of))
 
     assert told(data) != told(data[[1, 0, 2, 3]])
     assert told(data) != told(data * torch.tensor([-1.0, -1.0, 1.0, 1.0]))
