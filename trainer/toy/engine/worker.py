@@ -28,22 +28,23 @@ from pacekeeper.trainer.distributed.device import CLOCKS, device_uuid, rank_devi
 from pacekeeper.trainer.distributed.interruptible_gloo import peer_port
 from pacekeeper.trainer.distributed.kv_store import DedicatedConnection
 from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
+from pacekeeper.trainer.elastic import plan_intake
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Vote
+from pacekeeper.trainer.elastic.step_log import StepLog
 from pacekeeper.trainer.elastic.worker import NO_LOSS, Patience, Worker
 from pacekeeper.trainer.emulation.device import EmulatedClock
 from pacekeeper.trainer.emulation.faults import FaultInjector
 from pacekeeper.trainer.hooks import hooks
-from pacekeeper.trainer.toy.engine import plan_intake
 from pacekeeper.trainer.toy.engine.clock_factory import make_clock, make_transfers
 from pacekeeper.trainer.toy.engine.job_rules import (
+    check_fits,
     first_layout,
     floor_of,
     learning_rate,
     load_period_steps,
     model_shape,
 )
-from pacekeeper.trainer.toy.engine.step_log import StepLog
 from pacekeeper.trainer.toy.model import dataset
 from pacekeeper.trainer.toy.model.block_state_dict import (
     ModelStates,
@@ -230,7 +231,9 @@ class Rank(Worker):
         self.optimizer.zero_grad()
         loss_sum = self._forward_backward()
         self.sync.synchronise(self.model)
-        self.plan = plan_intake.read_offered_plan(self.hooks, self.layout, self.plan)
+        self.plan = plan_intake.read_offered_plan(
+            self.hooks, self.layout, self.plan, lambda new: check_fits(new, self.layout)
+        )
         self.pending, self.pending_layout = self._apply_update, None
         self.phase = Phase.VOTE
         ballot = self._vote(is_finite=self._gradients_are_finite(), loss=loss_sum)

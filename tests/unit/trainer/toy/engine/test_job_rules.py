@@ -65,23 +65,19 @@ def test_the_shape_reports_the_schedule_that_the_pipeline_runs(schedule: Schedul
 
 def test_a_plan_this_trainer_can_not_follow_is_refused_with_a_reason() -> None:
     new = replace(FIRST, generation=2)
-    check_fits(new, FIRST, 2)
-    with pytest.raises(ValueError, match="the file holds generation 2"):
-        check_fits(new, FIRST, 3)
-    with pytest.raises(ValueError, match="the job runs on"):
-        check_fits(replace(first_layout(CONFIG, 3), generation=2), FIRST, 2)
+    check_fits(new, FIRST)
     other = even_layout(ranks=range(4), num_layers=4, num_experts=9, replicas=2, generation=2)
     with pytest.raises(ValueError, match="another model"):
-        check_fits(other, FIRST, 2)
+        check_fits(other, FIRST)
     sharded = even_layout(
         ranks=range(4), num_layers=4, num_experts=8, replicas=2, num_virtual_shards=2, generation=2
     )
     with pytest.raises(ValueError, match="2 virtual shards, the job has 4"):
-        check_fits(sharded, FIRST, 2)
+        check_fits(sharded, FIRST)
     with pytest.raises(ValueError, match="shared experts"):
-        check_fits(replace(new, shared_mlp_layers=(0,)), FIRST, 2)
+        check_fits(replace(new, shared_mlp_layers=(0,)), FIRST)
     with pytest.raises(ValueError, match="owners"):
-        check_fits(assign_state_owners(new), FIRST, 2)
+        check_fits(assign_state_owners(new), FIRST)
 
 
 @pytest.mark.parametrize("part", ["cuts", "runs"])
@@ -105,4 +101,4 @@ def test_a_plan_with_pipelines_of_their_own_is_refused(part: str) -> None:
     pipelines = replace(own, stages=stages), other
     new = replace(first, generation=2, pipelines=pipelines, experts=experts)
     with pytest.raises(ValueError, match="cuts of their own"):
-        check_fits(new, first, 2)
+        check_fits(new, first)
