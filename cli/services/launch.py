@@ -22,7 +22,7 @@ _SET_BY_RUNNING_JOB = (
     "experts_per_checkpoint", "resume", "max_restarts",
 )  # fmt: skip
 _NOT_OF_ENGINE = (
-    "join_at", "faults_dir", "checkpoint_dir", "checkpoint_period_steps",
+    "join_at", "checkpoint_dir", "checkpoint_period_steps",
     "checkpoint_window_steps", "snapshot_period_steps", "experts_per_checkpoint", "resume",
     "max_restarts", "clock",
 )  # fmt: skip
@@ -88,7 +88,7 @@ class NodeOptions:
         "--faults",
         "faults_dir",
         default="",
-        help="Inject the faults described by files in this directory.",
+        help="Inject the faults described by files in this directory; [engine]: with --emulate.",
     ),
 )
 @click.option("--steps", type=int, help="Number of training steps.")
@@ -136,6 +136,12 @@ class NodeOptions:
     type=click.Choice(["auto", "cuda", "cpu"]),
     help="Where the engine computes; auto: CUDA where there is a device.",
 )
+@click.option(
+    "--emulate",
+    is_flag=True,
+    default=None,
+    help="Let the engine's ranks take the times of an emulated device, on CPU.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -144,6 +150,7 @@ def command(
     job: str | None,
     node: NodeOptions,
     device: str | None,
+    emulate: bool | None,
     **given: int | str | None,
 ) -> None:
     """Start and supervise this node's ranks of a training job.
@@ -151,9 +158,10 @@ def command(
     Run it on every node with that node's --node-rank. Ctrl-C, SIGTERM and SIGHUP end all ranks
     after the current step.
 
-    With a table [engine], a model of Hugging Face is trained on real devices (docs/engine.md). It
-    does not survive deaths yet: if a rank fails, all ranks end with its exit code. Started by
-    torchrun, this process is one rank. Options of checkpoints, joins and clocks are refused.
+    With a table [engine], a model of Hugging Face is trained (docs/engine.md), on real devices or,
+    with --emulate, on emulated ones. It does not survive deaths yet: if a rank fails, all ranks end
+    with its exit code. Started by torchrun, this process is one rank. Options of checkpoints, joins
+    and clocks are refused.
 
     Otherwise the byte-level model of [train] is trained. If a rank dies, the others continue; the
     exit code is 0 if the survivors of this node finish. With --join, the ranks of a new or
@@ -168,11 +176,12 @@ def command(
     ring_dir = load_settings(AgentConfig, config_file, ring_dir=node.ring_dir).ring_dir
     if _has_engine(config_file):
         _reject(ctx, _NOT_OF_ENGINE, "is of [train]: leave it out with [engine]")
-        common = {"job": job, "device": device, "steps": given["steps"], "seed": given["seed"]}
+        common = {name: given[name] for name in ("steps", "seed")}
+        common |= {"job": job, "device": device, "emulate": emulate}
         _launch_engine(ctx, node, ring_dir, load_settings(EngineConfig, config_file, **common))
         return
-    if device is not None:
-        raise click.UsageError("--device is of [engine]: use --clock with [train]")
+    if device is not None or emulate is not None:
+        raise click.UsageError("--device and --emulate are of [engine]: use --clock with [train]")
     if node.join_at is not None:
         _reject(ctx, _SET_BY_RUNNING_JOB, "is set by the running job: leave it out with --join")
         ctx.exit(_join(node, ring_dir, job or ""))
@@ -213,7 +222,13 @@ def _launch_engine(
             raise ConfigError(f"{file}: [engine] {name}: missing", remedy="see docs/engine.md")
     from pacekeeper.trainer.engine.rank_process import RunFolders, is_a_rank, run_rank
 
-    folders = RunFolders(ring_dir=ring_dir, run_dir=node.run_dir or f"runs/{config.job}")
+    if node.faults_dir and not config.emulate:
+        raise click.UsageError("--faults slows an emulated device: add --emulate")
+    folders = RunFolders(
+        ring_dir=ring_dir,
+        run_dir=node.run_dir or f"runs/{config.job}",
+        faults_dir=node.faults_dir,
+    )
     if is_a_rank(os.environ):
         _reject(ctx, _SET_BY_TORCHRUN, "is set by torchrun: give it there")
         run_rank(config, folders, os.environ)

@@ -13,7 +13,9 @@ LearningRate = Annotated[float, Field(gt=0.0, le=10.0)]  # AdamW uses 1e-4 or so
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 # They name places on one node: ranks of several nodes may have them elsewhere.
-PATHS = ("model", "data", "evaluation_data", "tensorboard_dir", "export_dir")
+PATHS = (
+    "model", "data", "evaluation_data", "tensorboard_dir", "export_dir", "emulated_model",
+)  # fmt: skip
 
 
 @settings
@@ -82,6 +84,18 @@ class EngineConfig:
     slots_per_rank: NonNegativeInt = 0
     # "cuda", "cpu", or "auto": CUDA where there is a device.
     device: Annotated[str, one_of("auto", "cuda", "cpu")] = "auto"
+    # Emulate the device: real arithmetic on CPU, and times of measured kernels (docs/engine.md).
+    emulate: bool = False
+    # Seconds that an even step of a rank takes on it, without noise, the optimizer and exchanges.
+    # Real arithmetic should take a fraction of it.
+    emulated_step_s: PositiveFloat = 0.5
+    # Folder with the config.json of a larger model of the same family, which gives the shapes of
+    # the kernels; "": those of `model`.
+    emulated_model: str = ""
+    # Tokens that a row has on the device; documents are longer in proportion. 0: `row_tokens`.
+    emulated_row_tokens: NonNegativeInt = 0
+    # Drift, tails and hiccups of its times; false: none.
+    emulated_noise: bool = True
     # Steps between two lines on the console.
     log_period_steps: PositiveInt = 10
     # Folder of TensorBoard events; "": none.
@@ -96,6 +110,9 @@ class EngineConfig:
             f"got {self.rows_per_microbatch}",
             self.warmup_steps > self.steps
             and f"warmup_steps: expected at most steps = {self.steps}, got {self.warmup_steps}",
+            self.emulate
+            and self.device == "cuda"
+            and 'device: expected "cpu" or "auto" with emulate: a CUDA device has its own clock',
             self.evaluation_fraction > 0.0
             and bool(self.evaluation_data)
             and "evaluation_fraction: expected 0 with evaluation_data set",

@@ -67,17 +67,18 @@ def attach(
     role: str = "train",
     ring_dir: str | None = None,
     model: ModelShape | None = None,
+    timing: tuple[Clock, SegmentClock] | None = None,
 ) -> hooks.Hooks:
     """Call `hooks.attach` for a rank of a torch trainer, with the clock of its device.
 
     A process may train the same job more than once: each attachment gets a launch number of its
-    own. The arguments are those of `hooks.attach`.
+    own. The arguments are those of `hooks.attach`; `timing` replaces the clock of the device.
 
     Raises:
         ValueError: If the job name, rank or launch number is invalid.
     """
     rank, world_size = rank_and_world_size(rank, world_size)
-    clock, timer = default_clock(device)
+    clock, timer = timing or default_clock(device)
     run_id = run_id_from_environment() + _runs[job]
     _runs[job] += 1
     return hooks.attach(

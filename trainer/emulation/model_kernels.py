@@ -127,17 +127,21 @@ def _module_kernels(shapes: Skeleton, name: str) -> ModuleKernels:
     hidden = library.hidden_size(shapes.module)
     own = list(module.parameters(recurse=False))
     attention = library.attention_shape(module, shapes.config)
-    parent, _, last = name.rpartition(".")
+    parent = name.rpartition(".")[0]
     if isinstance(module, nn.Embedding):
         return _streams((StreamKind.EMBEDDING, 2 * module.embedding_dim))
     if attention is not None:
         heads, size, window = attention
         return ModuleKernels(
-            streams=((StreamKind.ROTARY, 2 * heads * size * ELEMENT_BYTES),),
+            # Rotary embeddings, and the addition to the residual.
+            streams=(
+                (StreamKind.ROTARY, 2 * heads * size * ELEMENT_BYTES),
+                (StreamKind.ADD, 3 * hidden * ELEMENT_BYTES),
+            ),
             attention=Attention((), heads, size, window),
         )
-    if parent == shapes.layers and last.isdigit():  # two residual additions
-        return _streams(*[(StreamKind.ADD, 3 * hidden)] * 2)
+    if parent.rpartition(".")[0] == shapes.layers and next(module.children(), None) is not None:
+        return _streams((StreamKind.ADD, 3 * hidden))  # a branch is added to the residual
     products = tuple((p.shape[1], p.shape[0]) for p in own if p.ndim == 2)
     if products:
         is_head = module is library.output_head(shapes.module)

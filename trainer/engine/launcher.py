@@ -35,6 +35,7 @@ from pacekeeper.trainer.engine.rank_process import (
     RunFolders,
     choose_device,
     run_rank,
+    wanted_device,
 )
 from pacekeeper.trainer.groups.agreement import OtherRanksError
 
@@ -146,7 +147,7 @@ def launch(node: EngineNode) -> None:
         RankFailure: A rank failed; all ranks of the node have ended.
     """
     check_startable(node.ranks_per_node, node.world_size, node_limits())
-    choose_device(node.config.device, num_devices(), node.ranks_per_node)
+    choose_device(wanted_device(node.config), num_devices(), node.ranks_per_node)
     store = None
     if node.node_rank == 0 and node.world_size > 1:
         host, port = split_address(node.rendezvous)

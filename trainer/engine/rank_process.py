@@ -21,8 +21,11 @@ from torch.distributed.rendezvous import rendezvous
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, HostError, UnreachableError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
+from pacekeeper.core.kernel_laws.noise import DEVICE_NOISE, NO_NOISE
+from pacekeeper.core.telemetry.attachment import Clock
 from pacekeeper.trainer.adapters import reporter
 from pacekeeper.trainer.distributed.device import num_devices
+from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, FaultInjector
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.hooks.hooks import RUN_ID_VARIABLE
 
@@ -34,10 +37,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolders:
-    """Where a rank writes: records for the agent of its node, and the step log."""
+    """Where a rank writes: records for the agent of its node, and the step log.
+
+    `faults_dir` holds orders of faults to inject; "": none are.
+    """
 
     ring_dir: str
     run_dir: str
+    faults_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +111,11 @@ def choose_device(wanted: str, devices: int, ranks_on_node: int) -> str:
     return "cuda"
 
 
+def wanted_device(config: EngineConfig) -> str:
+    """Return what `choose_device` is to choose: arithmetic beside an emulated device is on CPU."""
+    return "cpu" if config.emulate else config.device
+
+
 def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str, str]) -> None:
     """Train as the rank that the environment names, until the end or a signal to stop.
 
@@ -112,7 +124,9 @@ def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str
     Raises:
         PacekeeperError: It cannot start or go on.
     """
-    from pacekeeper.trainer.engine.training import train  # transformers, which launchers lack
+    # They import transformers, which launchers lack.
+    from pacekeeper.trainer.emulation.engine_device import EngineDevice
+    from pacekeeper.trainer.engine.training import train
 
     asked: list[int] = []
     for number in STOP_SIGNALS:
@@ -120,7 +134,7 @@ def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str
             signal.signal(number, lambda given, _: asked.append(given))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     place = place_from(environment)
-    kind = choose_device(config.device, num_devices(), place.local_world_size)
+    kind = choose_device(wanted_device(config), num_devices(), place.local_world_size)
     device = torch.device(kind, place.local_rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
@@ -131,12 +145,23 @@ def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str
     else:
         _meet(place, kind)
         groups = EngineGroups.from_torch(device)
+    emulated, faults = None, None
+    if config.emulate:
+        law = DEVICE_NOISE if config.emulated_noise else NO_NOISE
+        emulated = EngineDevice.seeded(config.seed * 1000 + place.rank, law)
+        if folders.faults_dir:
+            faults = FaultInjector(
+                directory=Path(folders.faults_dir),
+                rank=place.rank,
+                targets={COMPUTE_FAULT: emulated},
+            )
     hooks = reporter.attach(
         job=config.job,
         device=device,
         rank=place.rank,
         world_size=place.world_size,
         ring_dir=folders.ring_dir,
+        timing=None if emulated is None else (Clock.EMULATED, emulated),
     )
     train(
         config,
@@ -145,6 +170,8 @@ def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str
         ranks_on_node=place.local_world_size,
         run_dir=Path(folders.run_dir),
         hooks=hooks,
+        emulated=emulated,
+        faults=faults,
         is_stop_asked=lambda: bool(asked),
     )
     hooks.detach()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from pacekeeper.trainer.emulation.engine_device import EngineDevice
 from pacekeeper.trainer.engine.micro_batches import WorkSize
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.parallel.experts import ExpertParallel
@@ -27,6 +28,8 @@ class Telemetry:
         self._experts = experts
         self._late: list[tuple[int, Mapping[int, Tensor]]] = []
         experts.clock = hooks.timer
+        if isinstance(hooks.timer, EngineDevice):
+            experts.compute = hooks.timer.timed(experts.compute)
 
     def begin_step(self, step: int) -> None:
         """Start a step."""

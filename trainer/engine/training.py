@@ -23,6 +23,8 @@ from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.data.sampler import Sampler, places_of_ranks
 from pacekeeper.trainer.data.token_stream import TokenStream, open_tokens
 from pacekeeper.trainer.elastic.launch_spec import node_limits
+from pacekeeper.trainer.emulation.engine_device import EmulatedWork, EngineDevice
+from pacekeeper.trainer.emulation.faults import FaultInjector
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.memory_budget import (
     MemoryBudget,
@@ -49,6 +51,7 @@ from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from pacekeeper.trainer.parallel.layouts import default_slots, start_layout
 from pacekeeper.trainer.parallel.moves import require_slots
 
+MOST_OVERRUN = 0.05  # of the time of an emulated device, beyond which the host is too slow
 _log = logging.getLogger(__name__)
 
 
@@ -96,6 +99,8 @@ def train(
     ranks_on_node: int = 1,
     run_dir: Path,
     hooks: Hooks | None = None,
+    emulated: EngineDevice | None = None,
+    faults: FaultInjector | None = None,
     is_stop_asked: Callable[[], bool] = lambda: False,
 ) -> Engine:
     """Train as the settings say; all ranks of a job call it together.
@@ -107,6 +112,8 @@ def train(
         ranks_on_node: Ranks of this node, which share its memory.
         run_dir: Folder of the step log, on the lowest rank.
         hooks: Attachment to the agent of the node.
+        emulated: The clock of `hooks`, if it is that of an emulated device.
+        faults: Asked before each step.
         is_stop_asked: Whether this rank is asked to end; all end after the same step then.
 
     Returns:
@@ -132,6 +139,8 @@ def train(
         rank = max(control.ranks, key=lambda r: budgets[needs[r]].total)
         _log.info("%s", budget_table(budgets[needs[rank]], rank=rank, available=available))
         _announce(job)
+    if emulated is not None:
+        _emulate(config, job, emulated, control)
     on_all_ranks(lambda: require_memory(budget, available=available, where=name), control)
 
     def open_log() -> RunLog | None:
@@ -158,7 +167,14 @@ def train(
         )
         optimizer = make_optimizer(config, engine)
         engine.add_optimizer(optimizer)
-        _Loop(config, job, engine, optimizer, log, is_stop_asked).run()
+        _Loop(config, job, engine, optimizer, log, faults, is_stop_asked).run()
+        if emulated is not None and emulated.overrun_s > MOST_OVERRUN * emulated.busy_s:
+            _log.warning(
+                "rank %d: arithmetic on this host took longer than the emulated device by %.0f %% "
+                "of its time: steps last as long as the host needs; raise emulated_step_s",
+                control.rank,
+                100.0 * emulated.overrun_s / emulated.busy_s,
+            )
         if config.export_dir and engine.num_steps == config.steps:
             engine.export(config.export_dir)
             if is_lowest:
@@ -319,6 +335,37 @@ def _announce(job: _Job) -> None:
     )
 
 
+def _emulate(config: EngineConfig, job: _Job, device: EngineDevice, control: Group) -> None:
+    """Let the emulated device follow the model, and say that there is one."""
+
+    def shapes() -> Skeleton:
+        return build_skeleton(config.emulated_model) if config.emulated_model else job.skeleton
+
+    of = on_all_ranks(shapes, control)
+    require_agreement({"emulated model": library.config_values(of.module)}, control)
+    rows = config.rows_per_step / len(control.ranks)
+    at_once = min(rows, config.rows_per_microbatch)
+    slots = job.skeleton.num_experts * config.replicas / len(control.ranks)
+    even = EmulatedWork(
+        step_s=config.emulated_step_s,
+        row_tokens=config.emulated_row_tokens or config.row_tokens,
+        rows_per_microbatch=at_once,
+        num_microbatches=rows / at_once,
+        experts_per_token=library.experts_per_token(job.skeleton.config),
+        slots=max(round(slots), 1),
+        repeats_forward=config.checkpoint_activations,
+    )
+    on_all_ranks(lambda: device.watch(job.skeleton, of, config.row_tokens, even), control)
+    if control.rank == control.ranks[0]:
+        _log.warning(
+            "the device is emulated: an even step takes %.3g s, by kernels of %s with rows of %d "
+            "tokens; no time of this run is one of a real device",
+            config.emulated_step_s,
+            config.emulated_model or "the trained model",
+            even.row_tokens,
+        )
+
+
 def _open_log(config: EngineConfig, run_dir: Path) -> RunLog:
     return RunLog(
         run_dir,
@@ -349,10 +396,12 @@ class _Loop:
         engine: Engine,
         optimizer: torch.optim.Optimizer,
         log: RunLog | None,
+        faults: FaultInjector | None,
         is_stop_asked: Callable[[], bool],
     ) -> None:
         self._config, self._job, self._engine = config, job, engine
         self._optimizer, self._log, self._is_stop_asked = optimizer, log, is_stop_asked
+        self._faults = faults
         self._made: _Made | None = None
         self._read_s = time.perf_counter()
 
@@ -368,6 +417,8 @@ class _Loop:
             rate = learning_rate(config, step)
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
+            if self._faults is not None:
+                self._faults.begin_step(step)
             batch = self._batch(self._job.sampler, step, config.rows_per_step)
             result = engine.step(batch)
             self._read()

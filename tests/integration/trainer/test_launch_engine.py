@@ -16,8 +16,12 @@ import pytest
 
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode, HostError
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.attachment import Clock
+from pacekeeper.core.telemetry.records import MicroBatchRecord
 from support.engine_jobs import logged, run_example, small_job, write_data, write_model
 from support.ports import free_port
+from support.rings import records_in
 
 pytest.importorskip("transformers")
 
@@ -26,12 +30,16 @@ from pacekeeper.trainer.engine.launcher import LOADED, EngineNode, RankFailure, 
 from pacekeeper.trainer.engine.rank_process import RunFolders
 
 
-def run(config: EngineConfig, folder: Path, ranks: int, name: str = "run") -> Path:
+def run(
+    config: EngineConfig, folder: Path, ranks: int, name: str = "run", faults_dir: str = ""
+) -> Path:
     run_dir = folder / name
     launch(
         EngineNode(
             config=config,
-            folders=RunFolders(ring_dir=str(folder / "rings"), run_dir=str(run_dir)),
+            folders=RunFolders(
+                ring_dir=str(folder / "rings"), run_dir=str(run_dir), faults_dir=faults_dir
+            ),
             node_rank=0,
             num_nodes=1,
             ranks_per_node=ranks,
@@ -65,6 +73,20 @@ def test_four_ranks_train_as_one_does(tmp_path: Path) -> None:
     for name in ("loss", "grad_norm", "evaluation_loss"):
         pairs = [(a[name], b[name]) for a, b in zip(four, one, strict=True) if name in b]
         assert pairs and all(a == pytest.approx(b, rel=1e-4) for a, b in pairs)
+
+
+def test_ranks_on_emulated_devices_report_their_times(tmp_path: Path) -> None:
+    config = small_job(tmp_path, steps=4, emulate=True, emulated_step_s=0.1, emulated_noise=False)
+    (tmp_path / "rank-1.json").write_text('{"slowdown": 4.0}')
+    run(config, tmp_path, 2, faults_dir=str(tmp_path))
+    rings = sorted((tmp_path / "rings").rglob("*.ring"))
+    heads = [shm_ring.decode_header(path.read_bytes()) for path in rings]
+    assert [head.clock for head in heads] == [Clock.EMULATED] * 2
+    spent = [
+        sum(one.compute_s for one in records_in(path) if isinstance(one, MicroBatchRecord))
+        for path in rings
+    ]
+    assert spent[1] / spent[0] == pytest.approx(4.0, rel=0.5)  # routing is not even
 
 
 def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:

@@ -67,9 +67,23 @@ def test_options_that_the_engine_lacks_are_rejected(
     assert words[0] in result.output and not launched
 
 
-def test_the_device_is_of_the_engine_only(tmp_path: Path) -> None:
-    result = launch(tmp_path, "--device", "cpu", text="[train]\n")
+@pytest.mark.parametrize("words", [["--device", "cpu"], ["--emulate"]])
+def test_the_device_is_of_the_engine_only(tmp_path: Path, words: list[str]) -> None:
+    result = launch(tmp_path, *words, text="[train]\n")
     assert result.exit_code == ExitCode.USAGE
+
+
+def test_a_device_is_emulated_where_it_is_asked_for(tmp_path: Path, launched: list[Any]) -> None:
+    assert launch(tmp_path).exit_code == 0
+    assert launch(tmp_path, "--emulate", "--faults", "f").exit_code == 0
+    text = TABLE.replace("[agent]", "emulate = true\n[agent]")
+    assert launch(tmp_path, "--faults", "f", text=text).exit_code == 0
+    real, asked, by_file = launched
+    assert (real.config.emulate, real.folders.faults_dir) == (False, "")
+    assert (asked.config.emulate, asked.folders.faults_dir) == (True, "f")
+    assert by_file.config.emulate
+    result = launch(tmp_path, "--emulate", "--device", "cuda")
+    assert isinstance(result.exception, ConfigError) and "device" in str(result.exception)
 
 
 @pytest.mark.parametrize(

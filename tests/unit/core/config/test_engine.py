@@ -31,6 +31,8 @@ def test_a_table_is_read() -> None:
         ("data = [3]", "data"),
         ('decay = "step"', "decay"),
         ("replicas = 0", "replicas"),
+        ('emulate = true\ndevice = "cuda"', "device"),
+        ("emulated_step_s = 0.0", "emulated_step_s"),
     ],
 )
 def test_a_wrong_value_is_rejected_with_its_key(line: str, key: str) -> None:

@@ -37,7 +37,10 @@ def test_kernels_of_a_small_model() -> None:
     assert of[f"{layer}.self_attn.q_norm"].forward((10,)) == [
         Stream(StreamKind.NORM, 10 * 2 * 128 * 2)
     ]
-    assert of[layer].forward((10,)) == [Stream(StreamKind.ADD, 10 * 3 * 64 * 2)] * 2
+    # Both branches are added to the residual.
+    added = Stream(StreamKind.ADD, 10 * 3 * 64 * 2)
+    assert of[f"{layer}.mlp"].forward((10,)) == [added]
+    assert added in of[f"{layer}.self_attn"].forward((10,))
     assert not any(name.startswith(f"{layer}.mlp.experts") for name in of)
     experts = kernels.experts[f"{layer}.mlp.experts"]
     assert [k for k in experts.forward([3, 0, 5, 0]) if isinstance(k, GroupedProduct)] == [

@@ -1,5 +1,6 @@
 """The loop of `pacekeeper launch` in one process, and what it rejects before it starts."""
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,12 +13,19 @@ import torch
 
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, DataError, HostError, PacekeeperError
+from pacekeeper.core.kernel_laws.noise import NO_NOISE
+from pacekeeper.core.telemetry.attachment import Clock
+from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.trainer.emulation.engine_device import EngineDevice
+from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, FaultInjector
 from pacekeeper.trainer.engine import training
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.training import learning_rate, open_data, train
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from pacekeeper.trainer.hooks import hooks
 from support.engine_jobs import logged, small_job, write_data, write_model
 from support.rank_threads import ThreadGroup, run_ranks
+from support.rings import records_in
 from support.token_files import write_tokens
 
 CPU = torch.device("cpu")
@@ -222,3 +230,54 @@ def test_held_out_tokens_are_not_trained_on(tmp_path: Path) -> None:
     assert evaluation is not None
     assert sampler.stream.end == evaluation.stream.first
     assert evaluation.stream.num_tokens == round(0.25 * (sampler.stream.num_tokens * 4 / 3))
+
+
+def emulated(folder: Path, config: EngineConfig) -> tuple[EngineDevice, list[MicroBatchRecord]]:
+    device = EngineDevice.seeded(0, NO_NOISE)
+    pace = hooks.attach(
+        job="j", rank=0, world_size=1, ring_dir=str(folder), clock=Clock.EMULATED, timer=device
+    )
+    faults = FaultInjector(directory=folder, rank=0, targets={COMPUTE_FAULT: device})
+    run(config, folder, hooks=pace, emulated=device, faults=faults)
+    pace.detach()
+    assert pace.ring.path is not None
+    records = records_in(Path(pace.ring.path))
+    return device, [one for one in records if isinstance(one, MicroBatchRecord)]
+
+
+def test_steps_on_an_emulated_device_take_the_given_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "rank-0.json").write_text('{"slowdown": 1.5}')
+    large = write_model(tmp_path / "large", hidden_size=512, head_dim=64)
+    config = small_job(
+        tmp_path,
+        steps=3,
+        rows_per_microbatch=4,
+        emulate=True,
+        emulated_step_s=0.2,
+        emulated_model=str(large),
+        emulated_row_tokens=1024,
+    )
+    device, records = emulated(tmp_path, config)
+    (truth,) = map(json.loads, (tmp_path / "truth.jsonl").read_text().splitlines())
+    assert (truth["step"], truth["slowdown"]) == (0, 1.5)
+    # Documents are shorter than rows, and routing is not even.
+    assert device.busy_s == pytest.approx(3 * 1.5 * 0.2, rel=0.3)
+    assert sum(one.compute_s for one in records) == pytest.approx(device.busy_s)
+    assert any(one.levelname == "WARNING" and "emulated" in one.message for one in caplog.records)
+
+
+def test_a_host_that_is_too_slow_for_the_emulated_device_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    device, _ = emulated(tmp_path, small_job(tmp_path, emulate=True, emulated_step_s=1e-6))
+    assert device.overrun_s > device.busy_s
+    assert any("emulated_step_s" in one.message for one in caplog.records)
+
+
+def test_an_emulated_model_of_another_structure_is_rejected(tmp_path: Path) -> None:
+    other = write_model(tmp_path / "other", "mixtral")
+    config = small_job(tmp_path, emulate=True, emulated_model=str(other))
+    with pytest.raises(ConfigError, match="emulated_model"):
+        emulated(tmp_path, config)
