@@ -1,6 +1,7 @@
 """The emulated device of an engine: every kernel once, in its segment, at the stated speed."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from pacekeeper.trainer.emulation.model_kernels import model_kernels
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.hooks import compute_timers, hooks
 from pacekeeper.trainer.parallel import experts
+from pacekeeper.trainer.parallel.dispatch_plan import plan_dispatch
 from support.engines import TOKENS, adamw, engine_of, micro_batches, rows_of
 from support.rank_threads import ThreadGroup, run_ranks
 from support.rings import records_in
@@ -58,7 +60,7 @@ class Run:
         group: ThreadGroup | None = None,
         even: EmulatedWork = EVEN,
         family: str = "qwen3_moe",
-        **options: object,
+        **options: Any,
     ) -> None:
         rank, size = (group.rank, len(group.ranks)) if group else (0, 1)
         self.hooks = hooks.attach(
@@ -137,16 +139,14 @@ def test_planning_on_the_host_is_not_device_time(
     clock = FakeTime(monkeypatch)
     times = []
     for planning_s in (0.0, 7.0):
-        plan = experts.plan_dispatch
 
-        def slow(*given: object, s: float = planning_s, of: object = plan) -> object:
-            clock.now_s += s
-            return of(*given)  # type: ignore[operator]
+        def slow(*given: Any, seconds: float = planning_s) -> Any:
+            clock.now_s += seconds
+            return plan_dispatch(*given)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(experts, "plan_dispatch", slow)
-            run = Run(tmp_path / str(planning_s), quiet())
-            run.engine.step(micro_batches(rows_of(0), 7))
+        monkeypatch.setattr(experts, "plan_dispatch", slow)
+        run = Run(tmp_path / str(planning_s), quiet())
+        run.engine.step(micro_batches(rows_of(0), 7))
         (record,) = run.records()
         assert run.device.num_overruns == 0
         times.append((record.compute_s, record.wait_s))
@@ -200,7 +200,7 @@ def test_documents_of_a_row_attend_apart(tmp_path: Path, monkeypatch: pytest.Mon
     run.engine.step([batch])
     positions = (batch["input_ids"] * 0 + 1).cumsum(1) - 1
     positions[:, TOKENS // 2 :] -= TOKENS // 2
-    run.engine.step([batch | {"position_ids": positions}])
+    run.engine.step([{**batch, "position_ids": positions}])
     whole, halves = run.records()
     assert (whole.num_documents, halves.num_documents) == (3, 6)
     assert halves.compute_s < 0.8 * whole.compute_s
