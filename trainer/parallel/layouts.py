@@ -8,21 +8,29 @@ from itertools import chain
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
 
 
-def start_layout(num_experts: Sequence[int], ranks: Sequence[int], replicas: int = 1) -> Layout:
+def start_layout(
+    num_experts: Sequence[int],
+    ranks: Sequence[int],
+    replicas: int = 1,
+    domain_of: DomainOf = NO_DOMAINS,
+) -> Layout:
     """Return a layout with equal work on every rank.
 
     Args:
         num_experts: Experts of each layer; 0: a dense layer.
         ranks: All ranks.
         replicas: Replicas of each expert.
+        domain_of: Failure domain of each rank: replicas are spread over them.
     """
     layout = even_layout(
         ranks=ranks,
         num_layers=len(num_experts),
         num_experts=max(num_experts),
         replicas=replicas,
+        domain_of=domain_of,
     )
     return replace(
         layout,

@@ -18,9 +18,10 @@ from pacekeeper.core.telemetry.attachment import Clock
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
 from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, FaultInjector
-from pacekeeper.trainer.engine import training
+from pacekeeper.trainer.engine import job as job_module
 from pacekeeper.trainer.engine.engine import Engine
-from pacekeeper.trainer.engine.training import learning_rate, open_data, train
+from pacekeeper.trainer.engine.job import learning_rate, open_data
+from pacekeeper.trainer.engine.training import train
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.hooks import hooks
 from support.engine_jobs import logged, small_job, write_data, write_model
@@ -101,7 +102,7 @@ def test_a_model_without_experts_is_trained_with_a_word(
 
 def test_vectors_are_not_decayed(tmp_path: Path) -> None:
     engine = run(small_job(tmp_path, steps=1), tmp_path)
-    optimizer = training.make_optimizer(EngineConfig(weight_decay=0.3), engine)
+    optimizer = job_module.make_optimizer(EngineConfig(weight_decay=0.3), engine)
     matrices, vectors = optimizer.param_groups
     assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.3, 0.0)
     assert all(p.ndim == 1 for p in vectors["params"])
@@ -180,7 +181,7 @@ def test_a_token_outside_of_the_vocabulary_is_named(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "available_memory", lambda *_: 1_000)
+    monkeypatch.setattr(job_module, "available_memory", lambda *_: 1_000)
     with pytest.raises(ConfigError, match="memory"):
         run(small_job(tmp_path), tmp_path)
     assert not (tmp_path / "run").exists()

@@ -1,0 +1,339 @@
+"""A job of `pacekeeper launch` before its first step: model, data, layout, memory, optimizer.
+
+Everything follows from the settings and the ranks; nothing is materialised, nobody is asked.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pacekeeper.core.config.engine import EngineConfig
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
+from pacekeeper.trainer.data.sampler import Sampler, places_of_ranks
+from pacekeeper.trainer.data.token_stream import TokenStream, open_tokens
+from pacekeeper.trainer.elastic.launch_spec import node_limits
+from pacekeeper.trainer.emulation.engine_device import EmulatedWork, EngineDevice
+from pacekeeper.trainer.engine.engine import Engine
+from pacekeeper.trainer.engine.memory_budget import (
+    MemoryBudget,
+    MicroBatchShape,
+    budget_table,
+    memory_budget,
+    require_memory,
+)
+from pacekeeper.trainer.engine.micro_batches import MicroBatch
+from pacekeeper.trainer.engine.routing import Balance
+from pacekeeper.trainer.engine.values import EngineOptions
+from pacekeeper.trainer.model import library
+from pacekeeper.trainer.model.blocks import BlockSource
+from pacekeeper.trainer.model.checkpoint_reader import INDEX, CheckpointReader
+from pacekeeper.trainer.model.families import Packing
+from pacekeeper.trainer.model.initialization import SeededInitialization
+from pacekeeper.trainer.model.packing import packing_of
+from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
+from pacekeeper.trainer.parallel.layouts import default_slots, start_layout
+from pacekeeper.trainer.parallel.moves import require_slots
+
+_log = logging.getLogger(__name__)
+MOST_OVERRUN = 0.05  # of the time of an emulated device, beyond which the host is too slow
+
+
+def learning_rate(config: EngineConfig, step: int) -> float:
+    """Return the learning rate of a step, from 0 on.
+
+    It rises linearly to `learning_rate` in the last step of warm-up, and falls to `final_ratio` of
+    it in the last step.
+    """
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    if config.decay == "constant":
+        return config.learning_rate
+    progress = min((step - config.warmup_steps + 1) / (config.steps - config.warmup_steps), 1.0)
+    left = 1.0 - progress if config.decay == "linear" else (1.0 + math.cos(math.pi * progress)) / 2
+    return config.learning_rate * (config.final_ratio + (1.0 - config.final_ratio) * left)
+
+
+def make_optimizer(config: EngineConfig, engine: Engine) -> torch.optim.AdamW:
+    """Return AdamW of all parameters; vectors are not decayed."""
+    experts = {id(p) for p in engine.expert_parameters()}
+
+    def is_matrix(parameter: nn.Parameter) -> bool:
+        return parameter.ndim - (id(parameter) in experts) >= 2  # experts are stacked
+
+    parameters = engine.parameters()
+    groups = [
+        {"params": [p for p in parameters if is_matrix(p)], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if not is_matrix(p)], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=engine.device.type == "cuda",
+    )
+
+
+def available_memory(device: torch.device, ranks_on_node: int) -> int | None:
+    """Return the bytes that this rank can still have; None: the system does not tell.
+
+    Host memory is divided among the ranks of the node.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = node_limits().memory_bytes
+    return None if free is None else free // ranks_on_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """What a run is made of, before anything is materialised."""
+
+    skeleton: Skeleton
+    source: BlockSource
+    layout: Layout
+    num_slots: int
+    sampler: Sampler
+    evaluation: Sampler | None
+
+    @property
+    def data(self) -> tuple[int, ...]:
+        """What identifies the data: for training, for evaluation if there is any."""
+        samplers = (self.sampler, self.evaluation)
+        return tuple(one.stream.fingerprint() for one in samplers if one is not None)
+
+
+def prepare_job(
+    config: EngineConfig, ranks: tuple[int, ...], domain_of: DomainOf = NO_DOMAINS
+) -> Job:
+    """Read the model's configuration and open the data.
+
+    Args:
+        config: The settings.
+        ranks: All ranks.
+        domain_of: Failure domain of each rank: replicas are spread over them.
+
+    Raises:
+        PacekeeperError: Settings, model, data and ranks do not fit each other.
+    """
+    if config.rows_per_step < len(ranks):
+        raise ConfigError(
+            f"[engine] rows_per_step: expected at least one for each of {len(ranks)} ranks, "
+            f"got {config.rows_per_step}"
+        )
+    if config.replicas > len(ranks):
+        raise ConfigError(
+            f"[engine] replicas: expected at most {len(ranks)}, the ranks of the job, "
+            f"got {config.replicas}"
+        )
+    skeleton = build_skeleton(config.model)
+    source = (
+        SeededInitialization(skeleton, config.seed)
+        if config.weights == "new"
+        else CheckpointReader(skeleton, Path(config.model))
+    )
+    num_experts = [one.num_experts if one else 0 for one in skeleton.experts]
+    layout = start_layout(num_experts, ranks, config.replicas, domain_of)
+    num_slots = config.slots_per_rank or default_slots(layout, num_experts)
+    require_slots(layout, num_slots)
+    if config.separate_documents and packing_of(skeleton) is Packing.NONE:
+        raise ConfigError(
+            f"[engine] separate_documents: expected false, because {skeleton.config.model_type} "
+            "carries a state from one document of a row to the next"
+        )
+    if config.export_dir and (Path(config.export_dir) / INDEX).exists():
+        raise ConfigError(f"[engine] export_dir: {config.export_dir} holds a checkpoint already")
+    sampler, evaluation = open_data(config, library.vocabulary_size(skeleton.module))
+    return Job(
+        skeleton=skeleton,
+        source=source,
+        layout=layout,
+        num_slots=num_slots,
+        sampler=sampler,
+        evaluation=evaluation,
+    )
+
+
+def open_data(config: EngineConfig, vocabulary_size: int) -> tuple[Sampler, Sampler | None]:
+    """Open the token files for training and those for evaluation.
+
+    Args:
+        config: The settings.
+        vocabulary_size: Of the model.
+
+    Raises:
+        PacekeeperError: A file is missing, empty, damaged, or of a larger vocabulary.
+    """
+
+    def opened(paths: tuple[str, ...]) -> TokenStream:
+        end = config.data_end_of_document
+        return open_tokens(
+            paths,
+            dtype=config.data_dtype or None,  # type: ignore[arg-type]
+            end_of_document=None if end < 0 else end,
+            vocab_size=vocabulary_size,
+        )
+
+    stream, held_out = opened(config.data), None
+    if config.evaluation_data:
+        held_out = opened(config.evaluation_data)
+    elif config.evaluation_fraction:
+        stream, held_out = stream.split(config.evaluation_fraction)
+    sampler = Sampler(
+        stream=stream,
+        row_tokens=config.row_tokens,
+        rows_per_step=config.rows_per_step,
+        seed=config.seed,
+        separate_documents=config.separate_documents,
+        predict_across_documents=not config.separate_documents,
+    )
+    if held_out is None:
+        return sampler, None
+    evaluation = replace(
+        sampler, stream=held_out, rows_per_step=config.evaluation_rows, is_shuffled=False
+    )
+    return sampler, evaluation
+
+
+def _compute_dtype(config: EngineConfig) -> torch.dtype | None:
+    return torch.bfloat16 if config.precision == "bfloat16" else None
+
+
+def _needs(config: EngineConfig, job: Job) -> dict[int, tuple[int, int]]:
+    """By rank, the rows of a micro-batch and the slots in use: most ranks have the same."""
+    held = Counter(
+        replica.rank for placed in job.layout.experts for replicas in placed for replica in replicas
+    )
+    places = places_of_ranks(job.layout, config.rows_per_step)
+    return {
+        rank: (min(config.rows_per_microbatch, len(own)), held[rank])
+        for rank, own in places.items()
+    }
+
+
+def _budget(config: EngineConfig, job: Job, rows: int, used_slots: int) -> MemoryBudget:
+    shape = MicroBatchShape(
+        rows=rows,
+        row_tokens=config.row_tokens,
+        compute_dtype=_compute_dtype(config),
+        checkpoint_activations=config.checkpoint_activations,
+    )
+    return memory_budget(
+        job.skeleton,
+        shape,
+        num_slots=job.num_slots,
+        used_slots=used_slots,
+        num_ranks=len(job.layout.ranks),
+    )
+
+
+def require_budget(
+    config: EngineConfig, job: Job, rank: int, device: torch.device, ranks_on_node: int
+) -> None:
+    """Reject a job whose rank needs more memory than there is.
+
+    Raises:
+        ConfigError: It cannot fit.
+    """
+    budget = _budget(config, job, *_needs(config, job)[rank])
+    available = available_memory(device, ranks_on_node)
+    require_memory(budget, available=available, where=f"rank {rank} on {device}")
+
+
+def announce(config: EngineConfig, job: Job, device: torch.device, ranks_on_node: int) -> None:
+    """Log what is trained, and the memory budget of the rank that needs most."""
+    needs = _needs(config, job)
+    budgets = {need: _budget(config, job, *need) for need in set(needs.values())}
+    rank = max(needs, key=lambda r: budgets[needs[r]].total)
+    available = available_memory(device, ranks_on_node)
+    _log.info("%s", budget_table(budgets[needs[rank]], rank=rank, available=available))
+    name = job.skeleton.config.model_type
+    if not job.skeleton.num_experts:
+        _log.warning(
+            "%s has no experts: it is trained with the batch divided among the ranks; only rows of "
+            "the batch can move between them",
+            name,
+        )
+    _log.info(
+        "%s on %d ranks; %d rows of %d tokens a step, %.3g steps an epoch",
+        name,
+        len(job.layout.ranks),
+        job.sampler.rows_per_step,
+        job.sampler.row_tokens,
+        job.sampler.num_rows / job.sampler.rows_per_step,
+    )
+
+
+def engine_options(config: EngineConfig, job: Job, device: torch.device) -> EngineOptions:
+    """Return how the engine trains, by the settings."""
+    return EngineOptions(
+        device=device,
+        num_slots=job.num_slots or None,
+        compute_dtype=_compute_dtype(config),
+        max_grad_norm=config.max_grad_norm or None,
+        checkpoint_activations=config.checkpoint_activations,
+        balance=Balance(config.balance),
+        balance_weight=config.balance_weight,
+        bias_rate=config.bias_rate,
+    )
+
+
+def batch_of(
+    config: EngineConfig, sampler: Sampler, step: int, rows: range
+) -> Sequence[MicroBatch]:
+    """Return the micro-batches of some rows of a step's global batch."""
+    whole = sampler.batch(step, rows)
+    parts = [one.tensors for one in whole.split(config.rows_per_microbatch)]
+    for tensors in parts:
+        if not config.separate_documents:
+            del tensors["position_ids"]  # they would restart with each row only
+    return parts
+
+
+def emulate(config: EngineConfig, job: Job, device: EngineDevice) -> Skeleton:
+    """Let an emulated device follow the model, and say so; return the model of its shapes.
+
+    Raises:
+        PacekeeperError: That model cannot be built, or is of another family.
+    """
+    of = build_skeleton(config.emulated_model) if config.emulated_model else job.skeleton
+    num_ranks = len(job.layout.ranks)
+    rows = config.rows_per_step / num_ranks
+    at_once = min(rows, config.rows_per_microbatch)
+    even = EmulatedWork(
+        step_s=config.emulated_step_s,
+        row_tokens=config.emulated_row_tokens or config.row_tokens,
+        rows_per_microbatch=at_once,
+        num_microbatches=rows / at_once,
+        experts_per_token=library.experts_per_token(job.skeleton.config),
+        slots=max(round(job.skeleton.num_experts * config.replicas / num_ranks), 1),
+        repeats_forward=config.checkpoint_activations,
+    )
+    device.watch(job.skeleton, of, config.row_tokens, even)
+    _log.warning(
+        "the device is emulated: an even step takes %.3g s, by kernels of %s with rows of %d "
+        "tokens; no time of this run is one of a real device",
+        config.emulated_step_s,
+        config.emulated_model or "the trained model",
+        even.row_tokens,
+    )
+    return of
+
+
+def warn_of_overruns(device: EngineDevice, rank: int) -> None:
+    """Say that the host was too slow for an emulated device, if it was."""
+    if device.overrun_s > MOST_OVERRUN * device.busy_s:
+        _log.warning(
+            "rank %d: arithmetic on this host took longer than the emulated device by %.0f %% of "
+            "its time: steps last as long as the host needs; raise emulated_step_s",
+            rank,
+            100.0 * device.overrun_s / device.busy_s,
+        )
