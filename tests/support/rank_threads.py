@@ -18,21 +18,30 @@ class _Hub:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=_TIMEOUT_S)
         self.given: list[list[Tensor]] = [[] for _ in range(size)]
+        self.others: dict[str, _Hub] = {}  # of the same ranks, by name
+        self.lock = threading.Lock()
 
 
 class ThreadGroup:
     """One rank's side of a group whose members are threads."""
 
-    def __init__(self, hub: _Hub, rank: int, size: int) -> None:
+    def __init__(self, hub: _Hub, rank: int, ranks: Sequence[int]) -> None:
         self._hub = hub
         self.rank = rank
-        self.ranks = tuple(range(size))
+        self.ranks = tuple(ranks)
+
+    def another(self, name: str) -> "ThreadGroup":
+        """A group of the same ranks, the same for a name: other threads of theirs may use it."""
+        with self._hub.lock:
+            hub = self._hub.others.setdefault(name, _Hub(len(self.ranks)))
+        return ThreadGroup(hub, self.rank, self.ranks)
 
     def _swap(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Give part i to member i; return what the members gave."""
-        self._hub.given[self.rank] = [part.clone() for part in parts]
+        own = self.ranks.index(self.rank)
+        self._hub.given[own] = [part.clone() for part in parts]
         self._hub.barrier.wait()
-        taken = [self._hub.given[member][self.rank] for member in self.ranks]
+        taken = [given[own] for given in self._hub.given]
         self._hub.barrier.wait()
         return taken
 
@@ -61,19 +70,21 @@ class _Arrived:
         return None
 
 
-def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
-    """Run `work` on each rank of a group; the results by rank. The first error is raised."""
-    hub = _Hub(size)
+def run_ranks(ranks: int | Sequence[int], work: Callable[[ThreadGroup], T]) -> list[T]:
+    """Run `work` on each rank of a group; the results in their order. The first error is raised."""
+    ranks = range(ranks) if isinstance(ranks, int) else ranks
+    hub = _Hub(len(ranks))
 
     def guarded(rank: int) -> T:
         try:
-            return work(ThreadGroup(hub, rank, size))
+            return work(ThreadGroup(hub, rank, ranks))
         except BaseException:
-            hub.barrier.abort()
+            for one in (hub, *hub.others.values()):
+                one.barrier.abort()
             raise
 
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(guarded, rank) for rank in range(size)]
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        futures = [pool.submit(guarded, rank) for rank in ranks]
         errors = [error for future in futures if (error := future.exception()) is not None]
         for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
             raise error

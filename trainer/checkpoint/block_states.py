@@ -5,6 +5,7 @@ copies, sends and loads through it, and knows neither. A block's tensors have na
 no layout: `NAME` for a weight or buffer, `NAME.KEY` for what an optimizer keeps of it.
 """
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -90,6 +91,15 @@ class BlockStates(Protocol):
                 block has any optimizer state afterwards.
             num_updates: Updates that the optimizers had made; 0: they keep nothing.
         """
+
+
+def state_digest(states: BlockStates, layout: Layout) -> str:
+    """What tells the state of one model and optimizer from another: names, kinds, shapes, types."""
+    specs = [
+        (str(block), [(s.name, s.kind, s.shape, str(s.dtype)) for s in states.specs(block)])
+        for block in layout.blocks()
+    ]
+    return hashlib.sha256(repr(specs).encode()).hexdigest()[:16]
 
 
 def blocks_on(layout: Layout, rank: int) -> tuple[Block, ...]:

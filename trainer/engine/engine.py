@@ -10,15 +10,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pacekeeper.core.checkpoint.manifest import RunFingerprint
+from pacekeeper.core.config.run_fingerprint import engine_fingerprint
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Block, Layout
-from pacekeeper.trainer.checkpoint.block_states import BlockState
+from pacekeeper.trainer.checkpoint.block_states import BlockState, state_digest
 from pacekeeper.trainer.data.sampler import places_of_ranks
 from pacekeeper.trainer.engine.export import export_checkpoint
 from pacekeeper.trainer.engine.micro_batches import (
@@ -271,6 +274,26 @@ class Engine:
     def model(self) -> nn.Module:
         """The model of transformers, with this rank's parameters."""
         return self.skeleton.module
+
+    def fingerprint(
+        self, *, data: int = 0, settings: Mapping[str, object] = MappingProxyType({})
+    ) -> RunFingerprint:
+        """Return what the numbers of this run depend on, as checkpoints keep it.
+
+        Call it when all optimizers are added: what they keep is a part of it.
+
+        Args:
+            data: Fingerprint of the training data.
+            settings: Of the job, where numbers depend on them.
+        """
+        return engine_fingerprint(
+            family=self.skeleton.config.model_type,
+            state=state_digest(self.states, self.layout),
+            config=library.config_values(self.skeleton.module),
+            settings=settings,
+            data=data,
+            versions={"torch": torch.__version__, "transformers": library.VERSION},
+        )
 
     def expert_parameters(self) -> list[nn.Parameter]:
         """Return the trainable stacked parameters of the experts, [slots, ...] each."""

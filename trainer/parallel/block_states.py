@@ -23,8 +23,9 @@ class TrainedBlocks:
     """Blocks held here, with their optimizer state.
 
     What an optimizer keeps per element of a stacked parameter belongs to the experts in its slots;
-    what it keeps per parameter (the number of steps, say) is the same for all experts of a layer,
-    and is saved with each.
+    what it keeps per parameter (the number of steps, say) is the same for all experts of a layer.
+    It is saved with each of them and with the layer's routers, so that it can be loaded with the
+    first of them; that of the routers counts where experts are of several steps.
 
     Args:
         store: Weights and buffers.
@@ -36,11 +37,7 @@ class TrainedBlocks:
 
     kinds = (WEIGHTS, OPTIMIZER)
 
-    def __init__(
-        self,
-        store: BlockStore,
-        optimizers: Sequence[torch.optim.Optimizer],
-    ) -> None:
+    def __init__(self, store: BlockStore, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._store = store
         self._optimizers = optimizers
         self.num_updates = 0
@@ -60,23 +57,32 @@ class TrainedBlocks:
         for name, spec in self._store.skeleton.blocks[block].items():
             found.append(StateSpec(name, WEIGHTS, spec.shape, spec.dtype))
             tensor = self._tensor(block, name)
-            owner = self._owner(tensor)
-            for key, zero in owner.zeros(tensor).items() if owner else ():
-                is_row = block.kind is BlockKind.EXPERT and zero.shape == tensor.shape
+            is_stack = block.kind is BlockKind.EXPERT
+            for key, zero in self._zeros(tensor).items():
+                is_row = is_stack and zero.shape == tensor.shape
                 shape = tuple(zero.shape[1:] if is_row else zero.shape)
                 found.append(StateSpec(f"{name}.{key}", OPTIMIZER, shape, zero.dtype))
+        for name, stack in self._stacks(block).items():
+            for key, zero in self._zeros(stack).items():
+                if zero.shape != stack.shape:
+                    found.append(
+                        StateSpec(f"{name}.{key}", OPTIMIZER, tuple(zero.shape), zero.dtype)
+                    )
         return sorted(found, key=lambda spec: spec.name)
 
     def parts(self, block: Block, kind: str) -> Mapping[str, Part]:
-        found = {}
-        for name, part in self._store.parts(block).items():
-            if kind == WEIGHTS:
-                found[name] = Part(part.tensor.detach(), part.slot)
-                continue
-            owner = self._owner(part.tensor)
-            for key, value in owner.state(part.tensor).items() if owner else ():
+        parts = self._store.parts(block)
+        if kind == WEIGHTS:
+            return {n: Part(parts[n].tensor.detach(), parts[n].slot) for n in sorted(parts)}
+        found: dict[str, Part] = {}
+        for name, part in parts.items():
+            for key, value in self._state(part.tensor).items():
                 row = part.slot if value.shape == part.tensor.shape else None
                 found[f"{name}.{key}"] = Part(value, row)
+        for name, stack in self._stacks(block).items():
+            for key, value in self._state(stack).items():
+                if value.shape != stack.shape:
+                    found[f"{name}.{key}"] = Part(value)
         return dict(sorted(found.items()))
 
     def load(
@@ -93,15 +99,18 @@ class TrainedBlocks:
         change_slots(self._store, self._optimizers, slots)
         self.num_updates = num_updates
         if not num_updates:
-            for parameter, owner in self._owners_by_parameter().values():
-                owner.forget(parameter)
-        for block, tensors in state.items():
+            for parameter, own in self._owners_by_parameter().values():
+                own.forget(parameter)
+        # What a router's block says of the stacks of its layer counts more than the experts.
+        for block in sorted(state, key=lambda one: one.kind is BlockKind.NORM_ROUTER):
             names = self._store.skeleton.blocks[block]
-            self._store.write(block, {name: tensors[name] for name in names})
-            if len(tensors) > len(names):
-                self._load_state(block, tensors)
+            self._store.write(block, {name: state[block][name] for name in names})
+            if len(state[block]) > len(names):
+                is_alone = Block(BlockKind.NORM_ROUTER, block.layer) not in state
+                self._load_state(block, state[block], is_alone=is_alone)
 
-    def _load_state(self, block: Block, tensors: BlockState) -> None:
+    def _load_state(self, block: Block, tensors: BlockState, *, is_alone: bool) -> None:
+        """Load optimizer state; `is_alone`: of experts, while their routers stay as they are."""
         for name, part in self._store.parts(block).items():
             owner = self._owner(part.tensor)
             if owner is None:
@@ -112,9 +121,31 @@ class TrainedBlocks:
                     owner.forget(part.tensor)
                 if not owner.has(part.tensor):
                     continue
+            is_stack_there = part.slot is not None and is_alone and owner.has(part.tensor)
             for key, value in owner.keep(part.tensor).items():
-                is_row = part.slot is not None and value.shape == part.tensor.shape
-                (value[part.slot] if is_row else value).copy_(saved[key])
+                if part.slot is not None and value.shape == part.tensor.shape:
+                    value[part.slot].copy_(saved[key])
+                elif not is_stack_there:
+                    value.copy_(saved[key])
+        for name, stack in self._stacks(block).items():
+            owner = self._owner(stack) if self.num_updates else None
+            if owner:  # also where no expert of the layer is held
+                for key, value in owner.keep(stack).items():
+                    if value.shape != stack.shape:
+                        value.copy_(tensors[f"{name}.{key}"])
+
+    def _stacks(self, block: Block) -> Mapping[str, nn.Parameter]:
+        """The stacks of experts whose shared state a block has: those of its layer's routers."""
+        is_router = block.kind is BlockKind.NORM_ROUTER
+        return self._store.stacked(block.layer) if is_router else {}
+
+    def _zeros(self, tensor: Tensor) -> Mapping[str, Tensor]:
+        owner = self._owner(tensor)
+        return {} if owner is None else owner.zeros(tensor)
+
+    def _state(self, tensor: Tensor) -> Mapping[str, Tensor]:
+        owner = self._owner(tensor)
+        return {} if owner is None else owner.state(tensor)
 
     def _tensor(self, block: Block, name: str) -> Tensor:
         """The whole tensor, of any block of the model: a rank has stacks of all layers."""

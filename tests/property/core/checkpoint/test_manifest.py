@@ -25,12 +25,6 @@ from pacekeeper.core.checkpoint.manifest_codec import (
     encode_rank_manifest,
     encode_with_digest,
 )
-from pacekeeper.core.config.run_fingerprint import (
-    model_differences,
-    run_fingerprint,
-    steering_differences,
-)
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, BlockKind
 from support.checkpoints import digest, manifests
@@ -184,17 +178,6 @@ def test_another_format_is_refused_by_its_number() -> None:
     document = {"format": 1, "sha256": "", "body": {}}
     with pytest.raises(ValueError, match="format 1, this side reads 2 to 4"):
         decode_manifest(json.dumps(document).encode())
-
-
-def test_another_model_is_told_from_another_course() -> None:
-    own = run_fingerprint(TrainConfig(), 7)
-    assert model_differences(own, own) == steering_differences(own, own) == ()
-    wide = run_fingerprint(TrainConfig(hidden_size=32), 7)
-    assert model_differences(wide, own) == ("hidden_size: 32 there, 64 here",)
-    assert steering_differences(wide, own) == ()
-    seeded = run_fingerprint(TrainConfig(seed=3), 8)
-    assert model_differences(seeded, own) == ()
-    assert steering_differences(seeded, own) == ("seed: 3 there, 0 here", "corpus: 8 there, 7 here")
 
 
 def test_a_layout_of_another_model_has_other_blocks() -> None:

@@ -57,9 +57,8 @@ def state_of(engine: Engine, blocks: TrainedBlocks) -> State:
 
 
 def hand_over(source: Engine, state: State, engine: Engine, blocks: TrainedBlocks) -> None:
-    blocks.load(list(state), state, source.num_steps)
-    engine.num_steps = source.num_steps
-    engine._use_layout()
+    blocks.load(list(state), state, source.states.num_updates)
+    engine.go_back(source.layout, engine.groups, source.num_steps)
 
 
 def assert_same(one: State, other: State) -> None:
@@ -161,6 +160,38 @@ def test_experts_keep_their_state_in_other_slots_and_free_slots_are_zero() -> No
     engine._use_layout()
     assert engine.store.slots[0] != {e: e for e in range(4)}
     assert_same(state_of(engine, blocks), state)
+
+
+def test_experts_of_several_steps_count_the_steps_of_the_routers() -> None:
+    engine, blocks = made()
+    states = []
+    for _ in range(3):
+        train(engine, 1)
+        states.append(state_of(engine, blocks))
+    (first, second, *_) = (b for b in states[0] if b.kind is BlockKind.EXPERT)
+    name = f"{next(iter(engine.skeleton.blocks[first]))}.step"
+    mixed = states[1] | {b: states[0][b] for b in states[0] if b.kind is BlockKind.EXPERT}
+    for other, others in ((engine, blocks), made()):
+        others.load(list(mixed), mixed, 2)
+        assert [read_block(others, b)[name].item() for b in (first, second)] == [2.0, 2.0]
+        others.load(list(mixed), {second: states[2][second]}, 2)
+        assert read_block(others, second)[name].item() == 2.0, "the routers stay at 2 steps"
+        moment = name.replace("step", "exp_avg")
+        assert torch.equal(read_block(others, second)[moment], states[2][second][moment])
+        assert other.num_steps in (0, 3)
+
+
+def test_a_rank_without_experts_of_a_layer_counts_their_steps() -> None:
+    """One that comes later is updated as on the rank that it came from."""
+    engine, blocks = made()
+    train(engine, 2)
+    state = state_of(engine, blocks)
+    dense = {b: t for b, t in state.items() if b.kind is not BlockKind.EXPERT}
+    _, others = made()
+    others.load(list(dense), dense, 2)
+    expert = Block(BlockKind.EXPERT, 1, 2)
+    others.load([*dense, expert], {expert: state[expert]}, 2)
+    assert_same({expert: read_block(others, expert)}, {expert: state[expert]})
 
 
 def test_a_block_without_its_optimizer_state_leaves_that_of_others_alone() -> None:

@@ -151,7 +151,7 @@ def test_a_changed_bit_stops_the_move_on_all_ranks_before_anything_changes(
 
     def work(group: ThreadGroup) -> bool:
         states = States(blocks_on(old, group.rank), 1)
-        bad = BadLink(group._hub, group.rank, RANKS)
+        bad = BadLink(group._hub, group.rank, range(RANKS))
         with pytest.raises(CorruptStateError):
             stage_move(states, old, new, bad)
         assert_holds(states, old, group.rank)

@@ -1,0 +1,56 @@
+"""What tells a run from another: the model must be the same, the rest is only reported."""
+
+import json
+from typing import Any
+
+from pacekeeper.core.checkpoint.manifest import RunFingerprint
+from pacekeeper.core.config.run_fingerprint import (
+    engine_fingerprint,
+    model_differences,
+    run_fingerprint,
+    steering_differences,
+)
+from pacekeeper.core.config.train import TrainConfig
+
+
+def test_another_model_is_told_from_another_course() -> None:
+    own = run_fingerprint(TrainConfig(), 7)
+    assert model_differences(own, own) == steering_differences(own, own) == ()
+    wide = run_fingerprint(TrainConfig(hidden_size=32), 7)
+    assert model_differences(wide, own) == ("hidden_size: 32 there, 64 here",)
+    assert steering_differences(wide, own) == ()
+    seeded = run_fingerprint(TrainConfig(seed=3), 8)
+    assert model_differences(seeded, own) == ()
+    assert steering_differences(seeded, own) == ("seed: 3 there, 0 here", "corpus: 8 there, 7 here")
+
+
+def engine_run(**changes: Any) -> RunFingerprint:
+    given: dict[str, Any] = {
+        "family": "mixtral",
+        "state": "1f",
+        "config": {"hidden_size": 64, "rope": {"theta": 1e4}, "tied": True, "scale": None},
+        "settings": {"seed": 1},
+        "data": 5,
+        "versions": {"torch": "2.13"},
+    }
+    return engine_fingerprint(**given | changes)
+
+
+def test_runs_of_the_engine_are_told_apart_by_their_state_and_steered_by_the_rest() -> None:
+    own = engine_run()
+    assert {type(value) for value in own.values()} <= {int, float, str}
+    assert json.loads(json.dumps(own)) == own
+    assert model_differences(own, own) == steering_differences(own, own) == ()
+    assert len(model_differences(engine_run(state="2f"), own)) == 1
+    other = engine_run(data=6, versions={"torch": "2.15"}, config={"hidden_size": 64})
+    assert model_differences(other, own) == ()
+    names = [text.partition(":")[0] for text in steering_differences(other, own)]
+    assert sorted(names) == [
+        "config.rope", "config.scale", "config.tied", "data", "version of torch",
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_of_one_trainer_is_none_of_the_other() -> None:
+    byte, engine = run_fingerprint(TrainConfig(), 7), engine_run()
+    assert model_differences(byte, engine) == ("byte model there, mixtral here",)
+    assert model_differences(engine, byte) == ("mixtral there, byte model here",)

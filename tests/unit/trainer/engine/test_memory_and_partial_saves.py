@@ -1,0 +1,130 @@
+"""Snapshots in memory and partial checkpoints of the engine; checkpoints of the byte model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.core.checkpoint.manifest import CheckpointId, checkpoint_of_file
+from pacekeeper.core.errors import DataError
+from pacekeeper.core.layout.layout import BlockKind
+from pacekeeper.trainer.checkpoint.reader import REJECTED_FILE, complete_ids, read_manifest
+from pacekeeper.trainer.checkpoint.restore import MEMORY
+from pacekeeper.trainer.checkpoint.storage import open_storage
+from support.checkpoints import Lone
+from support.engine_saves import (
+    SETTINGS,
+    SavingEngine,
+    State,
+    adamw,
+    assert_all_close,
+    assert_all_same,
+    layout_of,
+    together,
+    trained,
+    two,
+)
+from support.rank_threads import ThreadGroup, run_ranks
+
+NODES = {0: 0, 1: 0, 2: 1, 3: 1}
+FOUR = layout_of(range(4))  # each expert on one rank
+
+
+def gone_back(
+    jobs: Sequence[SavingEngine], living: Sequence[int], until: int
+) -> tuple[State, State]:
+    """Without the others, from what memory holds: the state then, and after `until` steps."""
+    layout = replace(layout_of(living), generation=2)
+
+    def work(group: ThreadGroup) -> tuple[State, State]:
+        one = jobs[group.rank]
+        one.checkpoints.snapshots.leave()
+        assert one.checkpoints.sources() == (MEMORY,)
+        one.go_back((MEMORY,), layout, group)
+        back = one.state()
+        one.train(until)
+        return back, one.state()
+
+    found = run_ranks(living, work)
+    return together([back for back, _ in found]), together([end for _, end in found])
+
+
+@pytest.mark.parametrize("living", [[0, 1], [1, 2, 3]])
+def test_a_node_that_is_gone_left_its_state_with_its_keepers(living: list[int]) -> None:
+    config = replace(SETTINGS, snapshot_period_steps=2)
+
+    def work(group: ThreadGroup) -> tuple[SavingEngine, State]:
+        one = SavingEngine(group, config, FOUR, node_of=NODES, optimizers=two)
+        one.train(2)
+        kept = one.state()
+        one.train(3)  # past the snapshot
+        return one, kept
+
+    found = run_ranks(4, work)
+    back, end = gone_back([one for one, _ in found], living, 4)
+    assert_all_same(back, together([state for _, state in found]))
+    assert_all_close(end, trained(FOUR, 4, optimizers=two)[1])
+
+
+def test_partial_checkpoints_hold_some_experts_of_each_layer_and_say_what_is_older(
+    tmp_path: Path,
+) -> None:
+    config = replace(
+        SETTINGS, experts_per_checkpoint=1, lost_tokens_limit=0.0, checkpoint_dir=str(tmp_path)
+    )
+    layout = layout_of([0, 1])
+
+    def work(group: ThreadGroup) -> list[State]:
+        one, states = SavingEngine(group, config, layout), []
+        for step in range(1, 4):
+            one.train(step)
+            states.append(one.state())
+        return states
+
+    steps = [together(states) for states in zip(*run_ranks(2, work), strict=True)]
+    storage = open_storage(str(tmp_path / SETTINGS.job))
+    manifest = read_manifest(storage, complete_ids(storage)[0])
+    assert manifest.id.step == 3 and sum(manifest.lost_tokens) > 0
+    assert sum(map(sum, manifest.account.routed)) == 3 * 2 * 2 * 7 * 10  # top 2, 2 layers
+
+    def again(group: ThreadGroup) -> tuple[State, int]:
+        one = SavingEngine(group, config, layout, run_id=2)
+        return one.state(), sum(one.checkpoints.partial.account.lost)
+
+    found = run_ranks(2, again)
+    state = together([state for state, _ in found])
+    of_step = {e.piece.block: checkpoint_of_file(e.file) for e in manifest.pieces}
+    older = set()
+    for block, one in of_step.items():
+        assert one is not None
+        wanted = dict(steps[one.step - 1][block])
+        if block.kind is BlockKind.EXPERT:  # one count for the stack: that of the newest
+            wanted |= {n: t for n, t in steps[2][block].items() if n.endswith(".step")}
+        assert_all_same({block: state[block]}, {block: wanted})
+        older |= {block} if one.step < 3 else set()
+    assert {block.kind for block in older} == {BlockKind.EXPERT}
+    assert [len([b for b in older if b.layer == layer]) for layer in (0, 1)] == [3, 3]
+    assert {lost for _, lost in found} == {sum(manifest.lost_tokens)}
+
+
+def test_neither_trainer_takes_a_checkpoint_of_the_other(tmp_path: Path) -> None:
+    byte = Lone(tmp_path / "byte")
+    byte.train()
+    byte.save()
+    trained(layout_of([0]), 1, directory=tmp_path / "engine")
+    ours = str(byte.root / byte.names()[0])
+    one = CheckpointId(run_id=1, generation=1, step=1)
+    theirs = str(tmp_path / "engine" / SETTINGS.job / one.name)
+    with pytest.raises(DataError):
+        trained(layout_of([0]), 2, config=replace(SETTINGS, resume=ours))
+    with pytest.raises(DataError):
+        byte.go_back((theirs,))
+    assert not [*tmp_path.rglob(REJECTED_FILE)], "neither is damaged"
+
+
+def test_a_checkpoint_of_another_optimizer_is_of_another_model(tmp_path: Path) -> None:
+    trained(layout_of([0]), 1, directory=tmp_path, optimizers=two)
+    with pytest.raises(DataError):
+        trained(layout_of([0]), 2, directory=tmp_path, optimizers=adamw, run_id=2)
+    assert not [*tmp_path.rglob(REJECTED_FILE)]
