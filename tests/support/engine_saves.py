@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.block_states import blocks_on, read_block
@@ -22,8 +22,7 @@ from support.rank_threads import ThreadGroup, run_ranks
 
 Optimizers = Callable[..., Sequence[torch.optim.Optimizer]]
 State = dict[Block, dict[str, Tensor]]
-SETTINGS = TrainConfig(job="engine", steps=100, checkpoint_period_steps=1, peer_timeout_s=60.0)
-"""Of checkpoints only: what else it sets is of the byte model."""
+SETTINGS = JobConfig(job="engine", steps=100, checkpoint_period_steps=1, peer_timeout_s=60.0)
 
 
 def adamw(engine: Any) -> Sequence[torch.optim.Optimizer]:
@@ -43,7 +42,7 @@ class SavingEngine:
     def __init__(
         self,
         group: ThreadGroup,
-        config: TrainConfig,
+        config: JobConfig,
         layout: Layout,
         *,
         family: str = "qwen3_moe",
@@ -124,7 +123,7 @@ def trained(
     until: int,
     *,
     directory: Path | None = None,
-    config: TrainConfig = SETTINGS,
+    config: JobConfig = SETTINGS,
     **options: Any,
 ) -> tuple[int, State]:
     """Train a job up to `until` steps; the step it began at, and the state of all ranks."""

@@ -13,6 +13,7 @@ from math import isnan
 from pacekeeper.core.checkpoint.interval import SaveCosts
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest, Piece, RunFingerprint
 from pacekeeper.core.checkpoint.write_plan import assign_writers, cut_pieces
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.trainer.checkpoint.async_writer import Saver, SaveResult, SaveStatus, Snapshot
@@ -29,7 +30,6 @@ from pacekeeper.trainer.checkpoint.policies.partial_experts import (
 from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves
 from pacekeeper.trainer.checkpoint.policies.window_replay import Replay
 from pacekeeper.trainer.checkpoint.restore import RestoreManager
-from pacekeeper.trainer.checkpoint.settings import CheckpointSettings
 from pacekeeper.trainer.checkpoint.storage import SAY_AFTER_S
 from pacekeeper.trainer.checkpoint.tensors import copy_pieces, piece_bytes, piece_rows
 from pacekeeper.trainer.groups.group import Group
@@ -55,7 +55,7 @@ class Checkpoints(RestoreManager):
 
     def __init__(
         self,
-        config: CheckpointSettings,
+        config: JobConfig,
         *,
         rank: int,
         run_id: int,

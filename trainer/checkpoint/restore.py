@@ -13,6 +13,7 @@ from functools import partial
 from math import isnan
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId, RunFingerprint
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.errors import DataError, HostError, LostStateError
 from pacekeeper.core.layout.diff import lost_blocks, moves_layers
 from pacekeeper.core.layout.layout import Layout
@@ -27,7 +28,6 @@ from pacekeeper.trainer.checkpoint.policies.partial_experts import (
     steps_of,
 )
 from pacekeeper.trainer.checkpoint.reader import accept, complete_ids, is_sound, reject
-from pacekeeper.trainer.checkpoint.settings import CheckpointSettings
 from pacekeeper.trainer.checkpoint.staging import host_copies
 from pacekeeper.trainer.checkpoint.storage import Storage, answered, below, open_storage, wait_aloud
 from pacekeeper.trainer.distributed.checked_payload import exchange_values
@@ -132,7 +132,7 @@ class RestoreManager:
 
     def __init__(
         self,
-        config: CheckpointSettings,
+        config: JobConfig,
         *,
         rank: int,
         run_id: int,

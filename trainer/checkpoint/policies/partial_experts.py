@@ -30,10 +30,10 @@ from pacekeeper.core.checkpoint.partial_experts import (
     select_experts,
     suspect_priority,
 )
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.block_reader import Lost
 from pacekeeper.trainer.checkpoint.block_states import BlockState
-from pacekeeper.trainer.checkpoint.settings import CheckpointSettings
 
 
 class ExpertTokenLedger:
@@ -158,7 +158,7 @@ class Choice:
 class PartialSaves:
     """One rank's. Counts tokens with full checkpoints, too: those of a later run may be partial."""
 
-    def __init__(self, config: CheckpointSettings, num_experts: Sequence[int]) -> None:
+    def __init__(self, config: JobConfig, num_experts: Sequence[int]) -> None:
         self._config = config
         self._num_experts = max(num_experts, default=0)
         self.num_saved = config.experts_per_checkpoint

@@ -18,9 +18,9 @@ from pacekeeper.core.checkpoint.window_steps import (
     window_of_steps,
 )
 from pacekeeper.core.checkpoint.write_plan import assign_writers, cut_pieces
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.async_writer import WindowStep
-from pacekeeper.trainer.checkpoint.settings import CheckpointSettings
 
 _log = logging.getLogger(__name__)
 Words = Sequence[Sequence[float]]
@@ -65,7 +65,7 @@ class _Open:
 class WindowSaves:
     """One rank's; `run_id` of the job."""
 
-    def __init__(self, config: CheckpointSettings, *, rank: int, run_id: int) -> None:
+    def __init__(self, config: JobConfig, *, rank: int, run_id: int) -> None:
         self._config = config
         self._rank = rank
         self._run_id = run_id
