@@ -31,7 +31,8 @@ from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
-from pacekeeper.trainer.distributed.collectives import LocalFabric, PeerLost
+from pacekeeper.trainer.distributed.collectives import LocalFabric
+from pacekeeper.trainer.groups.group import PeerLost
 from pacekeeper.trainer.toy.model.block_state_dict import ModelStates, ordered_parameters, parts_of
 from pacekeeper.trainer.toy.model.transformer import MoETransformer
 

@@ -213,7 +213,9 @@ def train(config: Any, reference: Reference, group: ThreadGroup | None) -> tuple
         skeleton,
         source,
         layout=start_layout(counts, range(size), replicas=size),
-        groups=EngineGroups(exchange=group, gradients=group, control=group) if group else None,
+        groups=EngineGroups(exchange=group, gradients=group, control=group, snapshots=group)
+        if group
+        else None,
         options=EngineOptions(num_slots=EXPERTS),
     )
     optimizer = adamw(engine.parameters())

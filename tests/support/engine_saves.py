@@ -75,7 +75,7 @@ class SavingEngine:
         self.group = group
         found: Restored | MemoryRestore = self.checkpoints.stage(paths, layout, group)
         self.checkpoints.apply(found)
-        groups = EngineGroups(exchange=group, gradients=group, control=group)
+        groups = EngineGroups(exchange=group, gradients=group, control=group, snapshots=group)
         self.engine.go_back(layout, groups, found.step)
 
     def train(self, until: int) -> None:

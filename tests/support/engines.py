@@ -52,7 +52,7 @@ def engine_of(
         source = SeededInitialization(skeleton, 5)
     groups = None
     if group is not None:
-        groups = EngineGroups(exchange=group, gradients=group, control=group)
+        groups = EngineGroups(exchange=group, gradients=group, control=group, snapshots=group)
     return Engine(
         skeleton,
         source,

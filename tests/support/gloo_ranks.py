@@ -5,24 +5,25 @@ import multiprocessing
 import operator
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from pacekeeper.trainer.distributed import process_group as fabric_module
-from pacekeeper.trainer.distributed.collectives import PeerLost
 from pacekeeper.trainer.distributed.kv_store import Stores, host_store
 from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
+from pacekeeper.trainer.groups.elastic import Members
+from pacekeeper.trainer.groups.group import PeerLost
 from support.fork_server import server_context
 from support.sabotage import wrap
 
@@ -123,7 +124,7 @@ def lose_a_peer(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str,
                 os.kill(os.getpid(), signal.SIGKILL)
             while rank != ranks[-1]:
                 (part if rank == ranks[-2] and generation % 2 else fabric).exchange([1.0])
-            kept.append(dist.group.WORLD)
+            kept.append(fabric._group)
         except PeerLost as error:
             assert not error.is_silence
         fabric.close()
@@ -163,7 +164,8 @@ def wait_for_nobody(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[
         try:
             if generation == 2:  # all come, however late
                 fabric = form(directory, generation, rank, ranks)
-                fabric._timeout_s = hasty["timeout_s"]
+                members = fabric._members
+                members.limits = replace(members.limits, timeout_s=hasty["timeout_s"])
             else:
                 fabric = form(directory, generation, rank, ranks, **options)
             (directory / f"formed-{generation}-{rank}").touch()
@@ -202,11 +204,7 @@ def leave_while_connecting(
 
     if rank == ranks[-1]:
         pid.write_text(str(os.getpid()))
-    wrap(
-        InterruptibleProcessGroup,
-        "_await_members",
-        after=lambda f, *_: strike() if f.generation == 1 else None,
-    )
+    wrap(Members, "meet", after=lambda f: strike() if f.name == "1" else None)
     why = ""
     try:
         form(directory, 1, rank, ranks, is_aborted=dead.exists, timeout_s=10 * TIMEOUT_S)
@@ -237,36 +235,6 @@ def fail_alone(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, 
     return {"votes": votes.tolist()}
 
 
-def keep_a_stranger(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, Any]:
-    """One of the group's descriptors has become another connection's when the group is closed."""
-    fabric = form(directory, 1, rank, ranks)
-    fabric.exchange([1.0])
-    reused, _ = min(fabric._sockets)
-    ours, theirs = socket.socketpair()
-    os.dup2(ours.fileno(), reused)
-    copy = socket.socket(fileno=os.dup(reused))
-    fabric.close()
-    theirs.send(b"x")
-    return {"got": copy.recv(1).decode()}
-
-
-def keep_a_store(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, Any]:
-    """The first question to a store is asked while the group forms; then the group is left."""
-    told, tells = multiprocessing.Pipe(duplex=False)
-    host = multiprocessing.get_context("fork").Process(target=_host, args=(tells,))
-    host.start()
-    try:
-        stores = Stores((f"127.0.0.1:{told.recv()}",))
-        wrap(dist, "init_process_group", before=lambda *_, **__: stores.write(0, "key", "x"))
-        fabric = form(directory, 1, rank, ranks, is_strange=stores.owns)
-        fabric.exchange([1.0])
-        fabric.close()
-        return {"got": stores.read(0, "key")}
-    finally:
-        host.kill()
-        host.join()
-
-
 def _host(tells: Connection) -> None:
     server = host_store("127.0.0.1", 0)
     tells.send(server.port)
@@ -283,14 +251,13 @@ def outlive_a_frozen_store(
     host.start()
     try:
         stores = Stores((f"127.0.0.1:{told.recv()}",))
-        line = stores.dedicated_connection(0)
-        assert line is not None and stores.client(0) is not None
+        store = stores.dedicated_client(0)
+        assert store is not None and stores.client(0) is not None
         stores.answer_s = 0.5
-        store = line.store
         freeze = partial(os.kill, host.pid or 0, signal.SIGSTOP)
         if is_late:
             store.add("group-1/arrived", 1)  # the other one is here
-            wrap(InterruptibleProcessGroup, "_await_members", after=lambda *_: freeze())
+            wrap(Members, "meet", after=lambda _: freeze())
         else:
             freeze()
         try:
@@ -302,7 +269,6 @@ def outlive_a_frozen_store(
                 is_aborted=lambda: False,
                 tick_s=0.02,
                 timeout_s=TIMEOUT_S,
-                cut_store=line.cut,
             )
         except PeerLost as error:
             return {"is_silence": error.is_silence, "answer": stores.read(0, "key"),
@@ -359,8 +325,9 @@ class _Tardy:
 def end_with_the_tick(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, Any]:
     """Each exchange is complete just after its first tick was over; at last the peer breaks off."""
     fabric = form(directory, 1, rank, ranks)
-    exchange_rows = dist.all_to_all_single
-    dist.all_to_all_single = lambda *a, **k: _Tardy(exchange_rows(*a, **k))
+    await_host = Members.await_host
+    patched: Any = Members
+    patched.await_host = lambda members, work: await_host(members, cast(dist.Work, _Tardy(work)))
     votes = fabric.exchange([rank])
     fabric.exchange([1.0])
     if rank == ranks[0]:

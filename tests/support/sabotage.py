@@ -13,10 +13,12 @@ from torch import Tensor
 
 from pacekeeper.trainer.checkpoint import manager
 from pacekeeper.trainer.distributed import microbenchmark, process_group
-from pacekeeper.trainer.distributed.collectives import PeerLost
 from pacekeeper.trainer.elastic import loop
 from pacekeeper.trainer.elastic.agreement import consensus
+from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
+from pacekeeper.trainer.groups import elastic
+from pacekeeper.trainer.groups.group import PeerLost
 from pacekeeper.trainer.toy.engine import worker
 from pacekeeper.trainer.toy.engine.worker import Rank
 from pacekeeper.trainer.toy.model import dataset
@@ -84,17 +86,9 @@ class Sabotage:
             case Moment.IN_PROBE:
                 wrap(microbenchmark, "_exchanged", before=lambda *_: strike())
             case Moment.IN_FORMING:
-                wrap(
-                    process_group.InterruptibleProcessGroup,
-                    "_await_members",
-                    before=lambda f, *_: strike(f.generation > 1),
-                )
+                wrap(elastic.Members, "meet", before=lambda f: strike(f.name != FIRST_GROUP))
             case Moment.IN_CONNECTING:
-                wrap(
-                    process_group.InterruptibleProcessGroup,
-                    "_await_members",
-                    after=lambda f, *_: strike(f.generation > 1),
-                )
+                wrap(elastic.Members, "meet", after=lambda f: strike(f.name != FIRST_GROUP))
             case Moment.IN_REGROUP_MOVE:
                 wrap(resharding, "stage", before=lambda *_: strike())
             case Moment.IN_RESTORE:

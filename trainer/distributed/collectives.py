@@ -8,20 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pacekeeper.trainer.groups.group import Group
+from pacekeeper.trainer.groups.group import Group, PeerLost
 from pacekeeper.trainer.hooks.compute_timers import SegmentClock
 from pacekeeper.trainer.toy.model.flop_counter import WorkPass
-
-
-class PeerLost(Exception):
-    """A collective broke, or a member is known to be dead: leave this generation.
-
-    `is_silence`: nothing broke, a member just did not answer for the whole timeout.
-    """
-
-    def __init__(self, why: str, *, is_silence: bool = False) -> None:
-        super().__init__(why)
-        self.is_silence = is_silence
 
 
 class Posted(Protocol):

@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -21,14 +22,8 @@ from torch.distributed import DistError
 
 from pacekeeper.core.addresses import split_address
 from pacekeeper.core.errors import HostError, UnreachableError, listen_error
-from pacekeeper.trainer.distributed.interruptible_gloo import (
-    Wire,
-    leads_to,
-    open_sockets,
-    peer_port,
-    shutdown_sockets,
-)
 from pacekeeper.trainer.elastic.agreement.messages import number_in
+from pacekeeper.trainer.groups.waiting import run_leavable
 
 
 class StoreClientThread:
@@ -62,9 +57,11 @@ ANSWER_TIMEOUT_S = 5.0
 LEAST_CONNECT_S = 1.5  # a resolver that stalls may take a second of it (below)
 TRY_GET_S = 0.05
 _MAX_CONNECTING = 64  # at so many doors at once
+_MAX_ATTEMPTS = 8  # to connect to one store at a time: those that it leaves without an answer stay
 _POLLS_PER_ANSWER = 5  # for one answer
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+_attempts: dict[str, threading.Semaphore] = defaultdict(lambda: threading.Semaphore(_MAX_ATTEMPTS))
 # A stalling reverse look-up of the peer must not cost five seconds per connection.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
@@ -130,61 +127,43 @@ def host_store_near(rendezvous: str) -> tuple[str, TCPStore]:
 def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStore:
     """A client of the store at host:port. Raises UnreachableError, also where it stays silent."""
     host, port = split_address(address)
-    before, give_up_s = open_sockets(), time.monotonic() + timeout_s
-    answer: SimpleQueue[TCPStore | Exception] = SimpleQueue()
+    give_up_s = time.monotonic() + timeout_s
+    silence = UnreachableError(f"it takes connections and has not answered for {timeout_s:.1f} s")
+    attempts = _attempts[address]
 
-    def connect() -> None:
+    def connect(_: Callable[[], bool]) -> TCPStore:
         try:
             store = TCPStore(
                 host,
                 port,
                 is_master=False,
                 wait_for_workers=False,
-                # Over before we give up: who is cut must not knock once more, and wait for ever.
+                # Over before we give up: nobody is to knock once more, and wait for ever.
                 timeout=timedelta(seconds=timeout_s / 2),
             )
-            store.set_timeout(timedelta(seconds=CONNECT_TIMEOUT_S))
-            answer.put(store)
-        except (DistError, RuntimeError) as error:
-            answer.put(error)
+        finally:
+            attempts.release()
+        store.set_timeout(timedelta(seconds=CONNECT_TIMEOUT_S))
+        return store
+
+    def watch() -> None:
+        raise silence
 
     try:
         # The client above knocks for all of its time, even at a door that is not there.
-        with socket.create_connection((host, port), timeout_s) as knock:
-            peer = knock.getpeername()[0]
+        socket.create_connection((host, port), timeout_s).close()
         # It greets the store and waits for the answer without a deadline: the kernel of a frozen
         # host takes connections for it.
-        threading.Thread(target=connect, daemon=True, name="connect").start()
-        found = answer.get(timeout=max(0.0, give_up_s - time.monotonic()))
-        if isinstance(found, Exception):
-            raise found
-        return found
-    except Empty:
-        shutdown_sockets({wire for wire in open_sockets() - before if leads_to(wire, port, peer)})
-        why = f"it takes connections and has not answered for {timeout_s:.1f} s"
-    except (OSError, DistError, RuntimeError) as error:
+        if not attempts.acquire(timeout=max(0.0, give_up_s - time.monotonic())):
+            raise silence
+        left_s = max(0.0, give_up_s - time.monotonic())
+        return run_leavable(connect, watch=watch, tick_s=left_s, name="connect")
+    except (OSError, DistError, RuntimeError, UnreachableError) as error:
         why = str(error).splitlines()[0]
     raise UnreachableError(
         f"no store at {address}: {why}",
         remedy="is the launcher of node 0 running, and is --rendezvous the same everywhere?",
     )
-
-
-class DedicatedConnection:
-    """A connection for one purpose, in which somebody may wait: it can be cut from any thread."""
-
-    def __init__(self, address: str, timeout_s: float) -> None:
-        """Raises UnreachableError."""
-        before = open_sockets()
-        self.store = connect_store(address, timeout_s)
-        _, port = split_address(address)
-        self._wires = {wire for wire in open_sockets() - before if leads_to(wire, port)}
-        self.is_cut = False
-
-    def cut(self) -> None:
-        """End it: who waits in it gets an error."""
-        self.is_cut = True
-        shutdown_sockets(self._wires)
 
 
 class Stores:
@@ -199,7 +178,7 @@ class Stores:
         self.addresses = addresses
         self.answer_s = ANSWER_TIMEOUT_S if answer_s is None else answer_s
         self._clients: dict[int, TCPStore] = {}
-        self._dedicated: dict[int, DedicatedConnection] = {}
+        self._dedicated: dict[int, TCPStore] = {}
         self._desks: dict[int, StoreClientThread] = {}
         self._pending_gets: dict[tuple[int, str], SimpleQueue[str | Exception | None]] = {}
         # Nodes whose store is not known, or did not answer: those are never asked again.
@@ -226,24 +205,21 @@ class Stores:
                 return None
         return self._clients.get(node)
 
-    def dedicated_connection(self, node: int) -> DedicatedConnection | None:
-        """A second connection, to wait in; None once that node is gone.
-
-        Cut off, it leaves the node's other keys within reach.
-        """
+    def dedicated_client(self, node: int) -> TCPStore | None:
+        """A second client, to wait with; None once that node is gone."""
         if node in self.gone:
             return None
-        if node not in self._dedicated or self._dedicated[node].is_cut:
+        if node not in self._dedicated:
             try:
-                self._dedicated[node] = DedicatedConnection(self.addresses[node], self._connect_s)
+                self._dedicated[node] = self._connected(node)
             except UnreachableError:
                 self._lose(node)
                 return None
-        return self._dedicated[node]
+        return self._dedicated.get(node)
 
-    def owns(self, wire: Wire) -> bool:
-        """Is it a connection to a store, whoever in this process opened it?"""
-        return peer_port(wire) in {split_address(one)[1] for one in self.addresses if one}
+    def leave_dedicated_client(self, node: int) -> None:
+        """Let the next one be another one: a thread that was left may still wait with this one."""
+        self._dedicated.pop(node, None)
 
     @property
     def _connect_s(self) -> float:

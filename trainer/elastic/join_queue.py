@@ -48,7 +48,6 @@ class JoinQueue:
                     store = connect_store(self._address)
                 self.waiting = self.poll(store)
             except (DistError, RuntimeError, UnreachableError):
-                # Cut, perhaps, with the connections of a group that was formed meanwhile.
                 store, self.waiting = None, ()
             time.sleep(LOOK_S)
 

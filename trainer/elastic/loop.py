@@ -23,7 +23,6 @@ from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
-from pacekeeper.trainer.distributed.collectives import PeerLost
 from pacekeeper.trainer.distributed.kv_store import Stores
 from pacekeeper.trainer.elastic import admission
 from pacekeeper.trainer.elastic.agreement.consensus import Agreement, AllDone, Fenced
@@ -31,6 +30,7 @@ from pacekeeper.trainer.elastic.agreement.messages import ConsensusDecision, Rep
 from pacekeeper.trainer.elastic.agreement.recovery_decision import RecoverySources, plan_recovery
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from pacekeeper.trainer.elastic.worker import Patience, Worker
+from pacekeeper.trainer.groups.group import PeerLost
 
 MAX_ATTEMPTS = 8  # to form a group of the same ranks, before it is called impossible
 _PR_SET_PDEATHSIG = 1
@@ -213,8 +213,8 @@ def _form(rank: Worker, stores: Stores, agreement: Agreement) -> None:
     """Form the groups of the members, their addresses in the store of the lowest member's node."""
     group = rank.group
     node = rank.spec.node_of[group.members[0]]
-    line = stores.dedicated_connection(node)
-    if line is None:
+    store = stores.dedicated_client(node)
+    if store is None:
         raise PeerLost(f"the store of node {node} is gone")
     silence_s = agreement.timeouts.wait_s
     patience = Patience(
@@ -223,11 +223,15 @@ def _form(rank: Worker, stores: Stores, agreement: Agreement) -> None:
         arrival_s=admission.arrival_timeout_s(rank, silence_s),
         answer_s=stores.answer_s,
     )
-    rank.form(
-        line,
-        patience,
-        lambda: admission.has_lost_newcomers(rank, stores) or agreement.is_left(group),
-    )
+    try:
+        rank.form(
+            store,
+            patience,
+            lambda: admission.has_lost_newcomers(rank, stores) or agreement.is_left(group),
+        )
+    except PeerLost:
+        stores.leave_dedicated_client(node)
+        raise
 
 
 def _regroup(rank: Worker, stores: Stores, agreement: Agreement, lost: GroupFailure) -> None:

@@ -9,11 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from torch._C._distributed_c10d import Store
+
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.core.layout.shrink import ReplicationFloor
 from pacekeeper.trainer.checkpoint.manager import Checkpoints
-from pacekeeper.trainer.distributed.kv_store import DedicatedConnection
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Progress
 from pacekeeper.trainer.elastic.join_queue import JoinQueue
@@ -97,10 +98,8 @@ class Worker(ABC):
         """Attach to the agent of the node, as a member or nearly one."""
 
     @abstractmethod
-    def form(
-        self, line: DedicatedConnection, patience: Patience, is_aborted: Callable[[], bool]
-    ) -> None:
-        """Form the process groups of `group`. Raises PeerLost."""
+    def form(self, store: Store, patience: Patience, is_aborted: Callable[[], bool]) -> None:
+        """Form the process groups of `group`, which meet in `store`. Raises PeerLost."""
 
     @abstractmethod
     def resume(self) -> None:

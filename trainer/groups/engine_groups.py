@@ -1,7 +1,7 @@
-"""The groups of an engine: one for exchanges, one for gradients, one on the CPU for agreement.
+"""The groups of an engine: for exchanges, for gradients, and in host memory for agreement.
 
-Exchanges of the forward and backward pass and gradients that travel beside it have a group each, so
-that neither waits behind the other.
+What travels at the same time has a group of its own: exchanges of the forward and backward pass,
+gradients beside it, and snapshots that another thread sends beside both.
 """
 
 from dataclasses import dataclass
@@ -21,17 +21,19 @@ class EngineGroups:
         exchange: Rows of the experts, moves.
         gradients: Gradients, while the backward pass uses `exchange`.
         control: Counts and votes, in host memory.
+        snapshots: State in host memory that another thread sends beside the training.
     """
 
     exchange: Group
     gradients: Group
     control: Group
+    snapshots: Group
 
     @classmethod
     def single_process(cls, rank: int = 0) -> "EngineGroups":
         """Make the groups of a job of one process."""
         alone = SingleProcess(rank)
-        return cls(exchange=alone, gradients=alone, control=alone)
+        return cls(exchange=alone, gradients=alone, control=alone, snapshots=alone)
 
     @classmethod
     def from_torch(cls, device: torch.device) -> "EngineGroups":
@@ -57,4 +59,9 @@ class EngineGroups:
         gradients = TorchGroup(dist.new_group(backend=backend))
         is_on_host = device.type == "cpu"
         control = gradients if is_on_host else TorchGroup(dist.new_group(backend="gloo"))
-        return cls(exchange=TorchGroup(), gradients=gradients, control=control)
+        return cls(
+            exchange=TorchGroup(),
+            gradients=gradients,
+            control=control,
+            snapshots=TorchGroup(dist.new_group(backend="gloo")),
+        )

@@ -14,15 +14,35 @@ from torch import Tensor
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
+class PeerLost(Exception):
+    """A member of the group is lost, or this rank has left it: the group is of no more use.
+
+    What its collectives were to fill is garbage.
+
+    Attributes:
+        is_silence: Nothing broke; a member did not answer for the whole timeout.
+    """
+
+    def __init__(self, why: str, *, is_silence: bool = False) -> None:
+        super().__init__(why)
+        self.is_silence = is_silence
+
+
 class Pending(Protocol):
     """A collective under way."""
 
     def wait(self) -> object:
-        """Block until its output may be read (NCCL: by the current stream)."""
+        """Block until its output may be read (NCCL: by the current stream).
+
+        Raises:
+            PeerLost: A member of an elastic group is lost, or this rank has left it.
+        """
 
 
 class Group(Protocol):
     """Ranks that call the same collectives in the same order.
+
+    Those of an elastic group (`trainer/groups/elastic.py`) raise PeerLost.
 
     Attributes:
         rank: This process's rank in the job.

@@ -13,8 +13,6 @@ from support.gloo_ranks import (
     end_with_the_tick,
     exchange_uneven,
     fail_alone,
-    keep_a_store,
-    keep_a_stranger,
     leave_while_connecting,
     lose_a_peer,
     outlive_a_frozen_store,
@@ -85,17 +83,6 @@ def test_a_frozen_host_of_the_store_holds_nobody_for_ever(tmp_path: Path, is_lat
     """Neither while a rank waits for the others, nor when they exchange addresses."""
     seen = run_ranks(partial(outlive_a_frozen_store, is_late=is_late), tmp_path, (0,))
     assert seen == {0: {"is_silence": True, "answer": None, "gone": [0]}}
-
-
-def test_closing_spares_a_connection_that_got_a_used_descriptor(tmp_path: Path) -> None:
-    assert run_ranks(keep_a_stranger, tmp_path, (0, 1)) == {0: {"got": "x"}, 1: {"got": "x"}}
-
-
-def test_leaving_spares_the_store_that_was_first_asked_while_the_group_formed(
-    tmp_path: Path,
-) -> None:
-    """Else its node looks as if it were gone, and who looks is fenced."""
-    assert run_ranks(keep_a_store, tmp_path, (0, 1)) == {0: {"got": "x"}, 1: {"got": "x"}}
 
 
 def test_a_group_of_one_hands_over_what_it_gets() -> None:

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch._C._distributed_c10d import Store
 
-from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.run_fingerprint import run_fingerprint
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
@@ -25,8 +25,6 @@ from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.policies.partial_experts import MemoryRestore, PartialRestore
 from pacekeeper.trainer.distributed import microbenchmark
 from pacekeeper.trainer.distributed.device import CLOCKS, device_uuid, rank_device
-from pacekeeper.trainer.distributed.interruptible_gloo import peer_port
-from pacekeeper.trainer.distributed.kv_store import DedicatedConnection
 from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
 from pacekeeper.trainer.elastic import plan_intake
 from pacekeeper.trainer.elastic.agreement.quorum import Group
@@ -137,19 +135,15 @@ class Rank(Worker):
         assert self._fabric is not None, "joined before the first step"
         return self._fabric
 
-    def form(
-        self, line: DedicatedConnection, patience: Patience, is_aborted: Callable[[], bool]
-    ) -> None:
+    def form(self, store: Store, patience: Patience, is_aborted: Callable[[], bool]) -> None:
         group = self.group
         fabric = InterruptibleProcessGroup(
-            store=line.store,
+            store=store,
             generation=group.generation,
             name=group.name,
             rank=self.spec.rank,
             ranks=group.members,
             is_aborted=is_aborted,
-            cut_store=line.cut,
-            is_strange=lambda wire: peer_port(wire) in self._store_ports(),
             tick_s=patience.tick_s,
             timeout_s=patience.silence_s,
             arrive_s=patience.arrival_s,
@@ -161,9 +155,6 @@ class Rank(Worker):
         """Use `fabric` from now on."""
         self._fabric = fabric
         fabric.transfers = self.transfers
-
-    def _store_ports(self) -> set[int]:
-        return {split_address(one)[1] for one in self.spec.stores if one}
 
     def resume(self) -> None:
         dataset.check(self.corpus.crc(), self.fabric)

@@ -18,7 +18,7 @@ from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.restore import MEMORY
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from pacekeeper.trainer.distributed import checked_payload
-from pacekeeper.trainer.distributed.collectives import PeerLost
+from pacekeeper.trainer.groups.group import PeerLost
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.toy.engine.worker import Rank
 from support.checkpoints import TINY

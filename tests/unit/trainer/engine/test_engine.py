@@ -273,7 +273,7 @@ def test_a_checkpoint_that_one_rank_can_not_read_stops_all(tmp_path: Any) -> Non
     engine_of("qwen3_moe").export(tmp_path)
 
     def work(group: ThreadGroup) -> bool:
-        groups = EngineGroups(exchange=group, gradients=group, control=group)
+        groups = EngineGroups(exchange=group, gradients=group, control=group, snapshots=group)
         with BUILDING:
             skeleton = build_skeleton(tmp_path, torch.float64)
             source = CheckpointReader(skeleton, tmp_path)
@@ -323,7 +323,9 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_all(what: str) -> None:
     def work(group: ThreadGroup) -> bool:
         with pytest.raises(ConfigError):
             if what == "seed":
-                groups = EngineGroups(exchange=group, gradients=group, control=group)
+                groups = EngineGroups(
+                    exchange=group, gradients=group, control=group, snapshots=group
+                )
                 with BUILDING:
                     skeleton = build_skeleton(tiny_config("qwen3_moe"))
                     source = SeededInitialization(skeleton, group.rank)

@@ -204,7 +204,7 @@ def test_ranks_with_different_settings_do_not_start(tmp_path: Path, change: dict
 
     def work(group: ThreadGroup) -> bool:
         own = replace(config, **change) if group.rank == 1 else config
-        groups = EngineGroups(exchange=group, gradients=group, control=group)
+        groups = EngineGroups(exchange=group, gradients=group, control=group, snapshots=group)
         with pytest.raises(ConfigError, match=next(iter(change))):
             train(own, groups, device=CPU, run_dir=tmp_path / "run")
         return True
@@ -217,7 +217,7 @@ def test_data_of_one_rank_that_is_missing_stops_all(tmp_path: Path) -> None:
 
     def work(group: ThreadGroup) -> str:
         own = replace(config, data=("none.bin",)) if group.rank == 1 else config
-        groups = EngineGroups(exchange=group, gradients=group, control=group)
+        groups = EngineGroups(exchange=group, gradients=group, control=group, snapshots=group)
         with pytest.raises(PacekeeperError) as caught:
             train(own, groups, device=CPU, run_dir=tmp_path / "run")
         return type(caught.value).__name__

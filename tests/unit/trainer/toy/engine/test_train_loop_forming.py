@@ -1,4 +1,4 @@
-"""How the loop forms a group: what leaving it must not take along."""
+"""How the loop forms a group: which client of a store it waits with."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 
 from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.trainer.distributed.interruptible_gloo import open_sockets
 from pacekeeper.trainer.distributed.kv_store import Stores, host_store
 from pacekeeper.trainer.elastic import loop
 from pacekeeper.trainer.elastic.agreement.consensus import Agreement
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
+from pacekeeper.trainer.groups.group import PeerLost
 from pacekeeper.trainer.toy.engine import worker
 from pacekeeper.trainer.toy.engine.worker import Rank
 
 
-def test_connections_to_stores_are_no_part_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is first asked while a group forms outlives the leaving of it."""
-    server, formed = host_store("127.0.0.1", 0), dict[str, Any]()
+def test_after_a_lost_group_another_client_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that was left may still wait with the first one, which answers nobody else then."""
+    server, used = host_store("127.0.0.1", 0), list[Any]()
     stores = Stores((f"127.0.0.1:{server.port}",))
     agreement = Agreement(
         stores=stores, rank=0, node_of={0: 0, 1: 0}, timeout_s=9.0, known_dead=frozenset
@@ -37,13 +37,16 @@ def test_connections_to_stores_are_no_part_of_a_group(monkeypatch: pytest.Monkey
     rank.layout = SimpleNamespace(ranks=(0, 1))  # type: ignore[assignment]
     rank.transfers = None
 
-    def fabric(**given: Any) -> SimpleNamespace:
-        before = open_sockets()
-        stores.read(0, "key")
-        formed.update(given, wires=open_sockets() - before)
+    def fabric(*, store: Any, **_: Any) -> SimpleNamespace:
+        used.append(store)
+        if len(used) < 3:
+            raise PeerLost("a member is dead")
         return SimpleNamespace()
 
     monkeypatch.setattr(worker, "InterruptibleProcessGroup", fabric)
+    for _ in range(2):
+        with pytest.raises(PeerLost):
+            loop._form(rank, stores, agreement)
     loop._form(rank, stores, agreement)
-    told = [wire for wire in formed["wires"] if formed["is_strange"](wire)]
-    assert told, "the question was the first to that store"
+    loop._form(rank, stores, agreement)
+    assert used[0] is not used[1] is not used[2] is used[3] and not stores.gone

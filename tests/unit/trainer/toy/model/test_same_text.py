@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.trainer.distributed.collectives import LocalFabric, PeerLost
+from pacekeeper.trainer.distributed.collectives import LocalFabric
+from pacekeeper.trainer.groups.group import PeerLost
 from pacekeeper.trainer.toy.model import dataset
 
 
