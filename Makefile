@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 # Tests start hundreds of processes: what they import is compiled once, in any environment.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast stress bench venv lint protos clean
+NEXT := .venv-torch-next
+
+.PHONY: demo test test-fast test-torch-next stress bench venv lint protos clean
 
 # The stamp is newer than what it was made from, or the environment is made again.
 $(VENV)/.stamp: pyproject.toml constraints.txt
@@ -43,6 +45,14 @@ test-fast: venv
 	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest --hypothesis-profile fast --durations 5 $(TOGETHER) \
 	    --numprocesses 2 tests/unit tests/golden \
 	    --ignore tests/unit/trainer --ignore tests/unit/benchmarks --ignore tests/unit/fuzz
+
+# Groups of ranks with the newest torch that can be had: from 2.15 on it reconfigures them.
+test-torch-next:
+	@if $(PYTHON) -m venv $(NEXT) && $(NEXT)/bin/python -m pip install --quiet --upgrade \
+	    --upgrade-strategy only-if-needed "torch>=2.15" --editable ".[all,dev]"; then \
+	    OMP_NUM_THREADS=1 $(NEXT)/bin/python -Im pytest --numprocesses 2 \
+	        tests/unit/trainer/groups tests/integration/trainer/test_groups.py; \
+	else echo "no torch 2.15 or later can be had here: its groups are not tested"; fi
 
 # Fuzzers and fault schedules; CI runs a slice of two minutes that the day chooses.
 MINUTES ?= 60

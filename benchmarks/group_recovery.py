@@ -11,6 +11,7 @@ The last line is JSON. Tests run the same ranks.
 
 import argparse
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
@@ -341,7 +342,7 @@ def _abandon(rank: int, way: str, port: int, count: int, result: Pipe) -> None:
     torch.set_num_threads(1)
     former = Former(connectors()[way](), connectors()[way]())
     limits = WaitLimits(tick_s=0.02, timeout_s=2.0, arrive_s=60.0)
-    rows, seen = torch.ones(3 * 2048, 512), []
+    rows, seen = torch.ones(3 * 2048, 512), [_resources()]
     for number in range(count):
         store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         generation = former.form(
@@ -358,6 +359,7 @@ def _abandon(rank: int, way: str, port: int, count: int, result: Pipe) -> None:
         generation.abort()
         seen.append(_resources())
     time.sleep(2.0 * limits.timeout_s + 3.0)
+    ctypes.CDLL(None).malloc_trim(0)  # what is free, and only kept by the allocator
     result.send([*seen, _resources()])
     os._exit(0)
 
@@ -370,13 +372,15 @@ def _resources() -> tuple[int, int, int]:
     return len(tasks), len(files), int(resident.split()[1])
 
 
-def abandoned(way: str, count: int) -> list[tuple[int, int, int]]:
-    """Resources of a rank after each of so many abandoned generations, and when all is over."""
-    context = multiprocessing.get_context("spawn")
+def abandoned(
+    way: str, count: int, context: BaseContext | None = None
+) -> list[tuple[int, int, int]]:
+    """Resources of a rank before, after each of so many generations, and when all is over."""
+    context = context or multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes = [context.Pipe(duplex=False) for _ in range(3)]
     processes = [
-        context.Process(target=_abandon, args=(rank, way, store.port, count, pipes[rank][1]))
+        context.Process(target=_abandon, args=(rank, way, store.port, count, pipes[rank][1]))  # type: ignore[attr-defined]
         for rank in range(3)
     ]
     for process in processes:
@@ -449,9 +453,13 @@ def main() -> None:
                 medians = {k: round(statistics.median(run[k] for run in runs)) for k in runs[0]}
                 table.add_row(way, number, moment, *map(str, medians.values()))
                 found[way][f"{number} {moment}"] = medians
-        *during, after = abandoned(way, options.generations)
+        before, *during, after = abandoned(way, options.generations)
         most = [max(column) for column in zip(*during, strict=True)]
-        found[way]["abandoned"] = {"most": most, "after": list(after)}
+        found[way]["abandoned"] = {
+            "before": list(before),
+            "most": most,
+            "after": list(after),
+        }
         found[way]["overhead"] = {k: round(v, 2) for k, v in overhead(way, options.rounds).items()}
     console = Console(width=100)
     console.print(table)

@@ -5,6 +5,7 @@
 so that a late rank can not enter it. Nothing here decides who is dead or who goes on.
 """
 
+import logging
 import re
 import threading
 import time
@@ -26,6 +27,7 @@ from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.trainer.groups.group import Group, PeerLost, Pending, SingleProcess
 from pacekeeper.trainer.groups.waiting import Deadline, WaitLimits, run_leavable
 
+_log = logging.getLogger(__name__)
 Backend = Any  # a backend of torch: the stubs lack most of their collectives
 _ARRIVAL_POLL_S = 0.002
 _ENDING_POLL_S = 0.01
@@ -275,7 +277,8 @@ class Members:
                     why = f"no collective ended for {self.limits.timeout_s:.1f} s"
                     self.raise_lost(why, is_silence=True)
         except PeerLost as lost:  # the host may be blocked until the collectives end
-            self.abort(str(lost), is_silence=lost.is_silence)
+            _, _, why = str(lost).partition(": ")
+            self.abort(why, is_silence=lost.is_silence)
 
 
 class ElasticGroup:
@@ -307,13 +310,12 @@ class ElasticGroup:
         threading.Thread(target=self._end, daemon=True, name="leave").start()
 
     def _end(self) -> None:
-        self._connection.interrupt()
+        is_idle = _interrupt(self._connection)
         end_s = time.monotonic() + _STUCK_S
-        # Nobody starts a collective any more; one may be stuck in starting it.
-        is_idle = self._starting.acquire(timeout=_STUCK_S)
-        if is_idle:
+        # Nobody starts a collective any more; a thread may be stuck in starting one.
+        if is_idle := is_idle and self._starting.acquire(timeout=_STUCK_S):
             self._starting.release()
-        while is_idle and not all(work.is_completed() for work in self._open):
+        while is_idle and not all(work.is_completed() for work in tuple(self._open)):
             is_idle = time.monotonic() < end_s
             time.sleep(_ENDING_POLL_S)
         self._open.clear()
@@ -351,26 +353,37 @@ class _OnDevice(_OnHost):
     __slots__ = ()
 
     def wait(self) -> None:
-        self._work.wait()  # of the current stream; with a timeout the host would wait
-        self._open.discard(self._work)
+        why = _failure(self._work)  # of the stream's wait; with a timeout the host would wait
         self._members.raise_if_lost()
+        if why:
+            self._members.raise_lost(f"a collective broke: {why}")
+        self._open.discard(self._work)
 
 
-def _failure(work: dist.Work, tick: timedelta) -> str:
+def _failure(work: dist.Work, *tick: timedelta) -> str:
     """Why the wait failed, empty if it did not.
 
     Text only: an error that a frame keeps would hold the frame, and with it the collective.
     """
     try:
-        work.wait(tick)
+        work.wait(*tick)
     except RuntimeError as error:
         return in_short(error)
     return ""
 
 
 def _discard(connection: Connection) -> None:
-    connection.interrupt()
-    connection.retire(is_idle=True)
+    connection.retire(is_idle=_interrupt(connection))
+
+
+def _interrupt(connection: Connection) -> bool:
+    """Interrupt, and return whether that went well."""
+    try:
+        connection.interrupt()
+        return True
+    except RuntimeError as error:
+        _log.warning("a group that was left could not be interrupted: %s", in_short(error))
+        return False
 
 
 def in_short(error: Exception) -> str:

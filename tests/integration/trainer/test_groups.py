@@ -1,7 +1,7 @@
 """Ranks that are killed or stopped in collectives and while groups form, and those that go on."""
 
 import pytest
-from benchmarks.group_recovery import Job, Moment, Strike, connectors, run_job
+from benchmarks.group_recovery import Job, Moment, Strike, abandoned, connectors, run_job
 
 from support.fork_server import server_context
 
@@ -64,3 +64,13 @@ def test_a_stopped_rank_that_nobody_reports_is_silent(way: str) -> None:
     strike = Strike(generation=0, victims=(2,), moment=Moment.ALL_REDUCE)
     job = Job(way=way, signal="SIGSTOP", strikes=(strike,), is_told=False, timeout_s=1.0)
     assert [True] in survive(job, [0, 1, 3])
+
+
+@both_ways
+def test_what_is_left_of_abandoned_generations_is_bounded(way: str) -> None:
+    """Twenty that were left in the middle of an exchange, after gloo's own timeout."""
+    before, *during, after = abandoned(way, 20, server_context())
+    assert len(during) == 20
+    threads, files, kilobytes = (a - b for a, b in zip(after, before, strict=True))
+    assert threads <= 20 and files <= 32, "a few groups, that are used again or still referred to"
+    assert kilobytes < 150_000, "twenty outputs have 252 MB"
