@@ -13,6 +13,7 @@ from pacekeeper.cli.common.options import option_group
 from pacekeeper.cli.common.settings import load_settings, read_config_text
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.engine import EngineConfig
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
@@ -20,11 +21,6 @@ _SET_BY_RUNNING_JOB = (
     "node_rank", "num_nodes", "rendezvous", "steps", "seed", "clock", "checkpoint_dir",
     "checkpoint_period_steps", "checkpoint_window_steps", "snapshot_period_steps",
     "experts_per_checkpoint", "resume", "max_restarts",
-)  # fmt: skip
-_NOT_OF_ENGINE = (
-    "join_at", "checkpoint_dir", "checkpoint_period_steps",
-    "checkpoint_window_steps", "snapshot_period_steps", "experts_per_checkpoint", "resume",
-    "max_restarts", "clock",
 )  # fmt: skip
 _SET_BY_TORCHRUN = ("node_rank", "num_nodes", "ranks_per_node", "rendezvous")
 
@@ -158,15 +154,12 @@ def command(
     Run it on every node with that node's --node-rank. Ctrl-C, SIGTERM and SIGHUP end all ranks
     after the current step.
 
-    With a table [engine], a model of Hugging Face is trained (docs/engine.md), on real devices or,
-    with --emulate, on emulated ones. It does not survive deaths yet: if a rank fails, all ranks end
-    with its exit code. Started by torchrun, this process is one rank. Options of checkpoints, joins
-    and clocks are refused.
+    With a table [engine], a model of Hugging Face is trained (docs/engine.md), otherwise the
+    byte-level model of [train]. If a rank dies, the others continue; the exit code is 0 if the
+    survivors of this node finish. With --join, the ranks of a new or recovered node prepare while
+    the job trains and join between two steps. Settings are those of the running job.
 
-    Otherwise the byte-level model of [train] is trained. If a rank dies, the others continue; the
-    exit code is 0 if the survivors of this node finish. With --join, the ranks of a new or
-    recovered node prepare while the job trains and join between two steps. Settings are those of
-    the running job.
+    Started by torchrun, this process is one rank of the engine; nothing is survived then.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr
@@ -174,19 +167,37 @@ def command(
     # Else torch prints C++ frames on every terminal if a node dies.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     ring_dir = load_settings(AgentConfig, config_file, ring_dir=node.ring_dir).ring_dir
-    if _has_engine(config_file):
-        _reject(ctx, _NOT_OF_ENGINE, "is of [train]: leave it out with [engine]")
-        common = {name: given[name] for name in ("steps", "seed")}
-        common |= {"job": job, "device": device, "emulate": emulate}
-        _launch_engine(ctx, node, ring_dir, load_settings(EngineConfig, config_file, **common))
-        return
-    if device is not None or emulate is not None:
-        raise click.UsageError("--device and --emulate are of [engine]: use --clock with [train]")
     if node.join_at is not None:
         _reject(ctx, _SET_BY_RUNNING_JOB, "is set by the running job: leave it out with --join")
         ctx.exit(_join(node, ring_dir, job or ""))
-    config = load_settings(TrainConfig, config_file, job=job, **given)
-    ctx.exit(_start(node, ring_dir, config))
+    if not _has_engine(config_file):
+        if device is not None or emulate is not None:
+            raise click.UsageError(
+                "--device and --emulate are of [engine]: use --clock with [train]"
+            )
+        ctx.exit(_start(node, ring_dir, load_settings(TrainConfig, config_file, job=job, **given)))
+    _reject(ctx, ("clock",), "is of [train]: use --device or --emulate with [engine]")
+    given = {name: value for name, value in given.items() if name != "clock"}
+    given |= {"job": job, "device": device, "emulate": emulate}
+    config = load_settings(EngineConfig, config_file, **given)
+    for name in ("model", "data"):
+        if not getattr(config, name):
+            raise ConfigError(
+                f"{config_file}: [engine] {name}: missing", remedy="see docs/engine.md"
+            )
+    if node.faults_dir and not config.emulate:
+        raise click.UsageError("--faults slows an emulated device: add --emulate")
+    from pacekeeper.trainer.engine.rank_process import RunFolders, is_a_rank, run_rank
+
+    if not is_a_rank(os.environ):
+        ctx.exit(_start(node, ring_dir, config))
+    _reject(ctx, _SET_BY_TORCHRUN, "is set by torchrun: give it there")
+    folders = RunFolders(
+        ring_dir=ring_dir,
+        run_dir=node.run_dir or f"runs/{config.job}",
+        faults_dir=node.faults_dir,
+    )
+    run_rank(config, folders, os.environ)
 
 
 def _reject(ctx: click.Context, names: tuple[str, ...], reason: str) -> None:
@@ -213,40 +224,6 @@ def _has_engine(config_file: str | None) -> bool:
     return "engine" in tables
 
 
-def _launch_engine(
-    ctx: click.Context, node: NodeOptions, ring_dir: str, config: EngineConfig
-) -> None:
-    for name in ("model", "data"):
-        if not getattr(config, name):
-            file = ctx.params["config_file"]
-            raise ConfigError(f"{file}: [engine] {name}: missing", remedy="see docs/engine.md")
-    from pacekeeper.trainer.engine.rank_process import RunFolders, is_a_rank, run_rank
-
-    if node.faults_dir and not config.emulate:
-        raise click.UsageError("--faults slows an emulated device: add --emulate")
-    folders = RunFolders(
-        ring_dir=ring_dir,
-        run_dir=node.run_dir or f"runs/{config.job}",
-        faults_dir=node.faults_dir,
-    )
-    if is_a_rank(os.environ):
-        _reject(ctx, _SET_BY_TORCHRUN, "is set by torchrun: give it there")
-        run_rank(config, folders, os.environ)
-        return
-    from pacekeeper.trainer.engine.launcher import EngineNode, launch
-
-    launch(
-        EngineNode(
-            config=config,
-            folders=folders,
-            node_rank=node.node_rank,
-            num_nodes=node.num_nodes,
-            ranks_per_node=node.ranks_per_node,
-            rendezvous=node.rendezvous,
-        )
-    )
-
-
 def _join(node: NodeOptions, ring_dir: str, job: str) -> int:
     from pacekeeper.trainer.elastic.node_join import JoinSpec, join
 
@@ -264,7 +241,7 @@ def _join(node: NodeOptions, ring_dir: str, job: str) -> int:
     return int(join(spec))
 
 
-def _start(node: NodeOptions, ring_dir: str, config: TrainConfig) -> int:
+def _start(node: NodeOptions, ring_dir: str, config: JobConfig) -> int:
     from pacekeeper.trainer.elastic.launch_spec import NodeSpec
     from pacekeeper.trainer.elastic.restart_policy import supervise_with_restarts
 

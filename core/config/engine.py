@@ -1,11 +1,12 @@
 """Settings of training with the engine, table `[engine]`; comments give units and trade-offs."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from pacekeeper.core.config.base import NonEmpty, Ratio, one_of, reject, settings
-from pacekeeper.core.config.job import JobName
+from pacekeeper.core.config.job import JobConfig
 
 # From an array of the file; a text for its characters would be one more wrong value.
 Paths = Annotated[tuple[NonEmpty, ...], Field(strict=False)]
@@ -19,18 +20,14 @@ PATHS = (
 
 
 @settings
-class EngineConfig:
+class EngineConfig(JobConfig):
     """Training of a model of Hugging Face by `pacekeeper launch`."""
 
-    job: JobName = "train"
     # Folder with config.json, on every node; required.
     model: str = ""
     # Where the weights come from: "new" (drawn by the seed) or "checkpoint" (safetensors in that
     # folder).
     weights: Annotated[str, one_of("new", "checkpoint")] = "new"
-    steps: PositiveInt = 200
-    # Of new weights and of the order of the data.
-    seed: NonNegativeInt = 0
     # Token files (docs/engine.md), one or several that make one stream; required.
     data: Paths = ()
     # Type of tokens in files without description: "uint16" or "uint32". "": no such files.
@@ -104,6 +101,7 @@ class EngineConfig:
     export_dir: str = ""
 
     def __post_init__(self) -> None:
+        JobConfig.__post_init__(self)
         reject(
             self.rows_per_microbatch > self.rows_per_step
             and f"rows_per_microbatch: expected at most rows_per_step = {self.rows_per_step}, "
@@ -117,3 +115,12 @@ class EngineConfig:
             and bool(self.evaluation_data)
             and "evaluation_fraction: expected 0 with evaluation_data set",
         )
+
+    @property
+    def wanted_clock(self) -> str:
+        if self.emulate:
+            return "emulated"
+        return {"auto": "auto", "cuda": "device", "cpu": "cpu"}[self.device]
+
+    def with_clock(self, clock: str) -> "EngineConfig":
+        return replace(self, device="cuda" if clock == "device" else "cpu")

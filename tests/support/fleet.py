@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
@@ -43,9 +44,9 @@ SMALL = TrainConfig(
 )
 
 
-def write_config(path: Path, config: TrainConfig) -> Path:
+def write_config(path: Path, config: JobConfig) -> Path:
     """`config` as a TOML file."""
-    lines = ["[train]"]
+    lines = ["[train]" if isinstance(config, TrainConfig) else "[engine]"]
     lines += [f"{name} = {json.dumps(value)}" for name, value in asdict(config).items()]
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -62,7 +63,7 @@ class Fleet:
     """
 
     directory: Path
-    config: TrainConfig = SMALL
+    config: JobConfig = SMALL
     num_nodes: int = 1
     ranks_per_node: int = 4
     body: Callable[[RankSpec], None] | None = rank_main
@@ -286,7 +287,7 @@ class Beside:
 
 
 def _supervise(
-    config: TrainConfig,
+    config: JobConfig,
     options: dict[str, Any],
     body: Callable[[RankSpec], None],
     log_path: str,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pacekeeper.core.addresses import split_address
+from pacekeeper.core.config.engine import PATHS
 from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import HostError
@@ -105,8 +106,8 @@ class NodeSpec:
         The text to train on is the standard library of the Python at hand.
         """
         settings = asdict(self.config)
-        settings.pop("clock", None)  # node 0's holds for all
-        settings.pop("device", None)
+        for name in ("clock", "device", *PATHS):  # node 0's holds for all, and places on one node
+            settings.pop(name, None)
         return settings | {
             "num-nodes": self.num_nodes,
             "ranks-per-node": self.ranks_per_node,

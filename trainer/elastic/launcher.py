@@ -21,6 +21,7 @@ from typing import Protocol
 from torch._C._distributed_c10d import TCPStore
 
 from pacekeeper.core.addresses import split_address
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import RankExitRecord
@@ -48,6 +49,7 @@ from pacekeeper.trainer.hooks.ring_writer import Ring, claim_directory
 
 # The optimizer imports dynamo at its first step: here once, else in every rank.
 RANKS_NEED = ("pacekeeper.trainer.elastic.loop", "torch._dynamo")
+ENGINE_NEEDS = ("pacekeeper.trainer.elastic.engine_worker", *RANKS_NEED)
 
 
 class LauncherRun(Protocol):
@@ -214,7 +216,8 @@ class Supervisor:
         """Start all ranks, from a server that has torch loaded already."""
         for node in range(len(self.addresses)):
             self.stores.client(node)  # a death is told at once, not after connecting
-        context = rank_server()
+        is_engine = isinstance(self.spec.config, EngineConfig)
+        context = rank_server(ENGINE_NEEDS if is_engine else RANKS_NEED)
         for rank in self.spec.ranks:
             process = context.Process(
                 target=_run,

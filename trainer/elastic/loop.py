@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from pacekeeper.core.config.engine import EngineConfig
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout
@@ -36,7 +38,6 @@ MAX_ATTEMPTS = 8  # to form a group of the same ranks, before it is called impos
 _PR_SET_PDEATHSIG = 1
 LEFT_BEHIND = 75  # the exit code of a rank the others went on without (EX_TEMPFAIL)
 _COLLECT_PERIOD_STEPS = 50
-_LOG_PERIOD_STEPS = 10
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -59,10 +60,8 @@ def rank_main(spec: RankSpec) -> None:
         force=True,
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(spec.stores[spec.node_of[spec.rank]]))
-    from pacekeeper.trainer.toy.engine.worker import Rank
-
     try:
-        train(spec, Rank)
+        train(spec, worker_class(spec.config))
     except Fenced as error:
         _log.error("%s", error)
         _leave(LEFT_BEHIND)
@@ -73,6 +72,17 @@ def rank_main(spec: RankSpec) -> None:
         _log.exception("a bug ended this rank")
         _leave(int(ExitCode.INTERNAL))
     _leave(int(ExitCode.OK))
+
+
+def worker_class(config: JobConfig) -> type[Worker]:
+    """Return what trains a job."""
+    if isinstance(config, EngineConfig):
+        from pacekeeper.trainer.elastic.engine_worker import EngineWorker
+
+        return EngineWorker
+    from pacekeeper.trainer.toy.engine.worker import Rank
+
+    return Rank
 
 
 def train(
@@ -130,7 +140,7 @@ def train(
             is_over = rank.step >= spec.config.steps
         if is_over:
             # Nobody leaves before all have committed the last step.
-            _, lost = _attempt(rank.meet)
+            _, lost = _attempt(rank.finish)
             if lost is None:
                 break
             continue
@@ -142,8 +152,6 @@ def train(
             on_step(rank)
         if rank.step % _COLLECT_PERIOD_STEPS == 0:
             gc.collect()
-        if rank.spec.rank == rank.layout.ranks[0] and rank.step % _LOG_PERIOD_STEPS == 0:
-            _log.info("step=%d loss=%.4f", rank.step, rank.last_loss)
     agreement.finish(rank.group)
     # Nobody waits for this rank any more: it may take its time with the last checkpoint.
     rank.save(is_storing=False, is_last=True)
@@ -159,6 +167,7 @@ def _advance(rank: Worker) -> bool:
     period = rank.spec.config.replica_check_period_steps
     if period and rank.step % period == 0:
         rank.check_replicas()
+    rank.after_step()
     if ballot.is_stopping or rank.step >= rank.spec.config.steps:
         return True  # what a run ends with is saved when all are at its end
     rank.save(is_storing=ballot.is_storing, is_copying=ballot.is_copying)

@@ -114,8 +114,19 @@ class Worker(ABC):
         """End in peace: nobody needs the process groups any more."""
 
     @abstractmethod
-    def meet(self) -> None:
-        """Wait for all members. Raises PeerLost."""
+    def finish(self) -> None:
+        """After the last step: do what is left to do together; all end together.
+
+        It may be called again after PeerLost, with fewer members.
+        """
+
+    @abstractmethod
+    def after_step(self) -> None:
+        """Do what is due between two steps and changes no state, as an evaluation.
+
+        Raises:
+            PeerLost: A member is lost; what was due is left out.
+        """
 
     @abstractmethod
     def take_place(self) -> None:

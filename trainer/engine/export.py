@@ -87,7 +87,7 @@ def export_checkpoint(
                     failure = error
         on_all_ranks(finish, control)
         on_all_ranks(lambda: writer.commit() if rank == control.ranks[0] else None, control)
-    except PacekeeperError:
+    except BaseException:  # a lost rank, too
         writer.abort()
         raise
 

@@ -31,6 +31,7 @@ from pacekeeper.trainer.engine.memory_budget import (
 )
 from pacekeeper.trainer.engine.micro_batches import MicroBatch
 from pacekeeper.trainer.engine.routing import Balance
+from pacekeeper.trainer.engine.run_log import RunLog
 from pacekeeper.trainer.engine.values import EngineOptions
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.blocks import BlockSource
@@ -243,7 +244,8 @@ def require_budget(
     Raises:
         ConfigError: It cannot fit.
     """
-    budget = _budget(config, job, *_needs(config, job)[rank])
+    needs = _needs(config, job)
+    budget = _budget(config, job, *needs.get(rank, max(needs.values())))  # one that joins
     available = available_memory(device, ranks_on_node)
     require_memory(budget, available=available, where=f"rank {rank} on {device}")
 
@@ -337,3 +339,18 @@ def warn_of_overruns(device: EngineDevice, rank: int) -> None:
             rank,
             100.0 * device.overrun_s / device.busy_s,
         )
+
+
+def open_log(config: EngineConfig, run_dir: Path, *, is_continued: bool = False) -> RunLog:
+    """Open the log of a run, on one rank.
+
+    Raises:
+        HostError: The folder cannot be written.
+    """
+    return RunLog(
+        run_dir,
+        tensorboard_dir=config.tensorboard_dir,
+        log_period_steps=config.log_period_steps,
+        num_steps=config.steps,
+        is_continued=is_continued,
+    )

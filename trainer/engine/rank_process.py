@@ -1,7 +1,6 @@
-"""One rank of `pacekeeper launch`: its place, device and process groups, then the training.
+"""One rank of `pacekeeper launch` under torchrun: its place, device, process groups, training.
 
-A launcher (ours or torchrun) gives the place in the environment. All errors leave as exceptions;
-`launcher.py` turns them into reports.
+torchrun gives the place in the environment. All errors leave as exceptions. Nothing is survived.
 """
 
 import logging
@@ -32,6 +31,12 @@ from pacekeeper.trainer.hooks.hooks import RUN_ID_VARIABLE
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MEETING_S = 120.0  # for which ranks wait for each other; nodes are started one after the other
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_NEEDS_OUR_LAUNCHER = (
+    "checkpoint_dir",
+    "snapshot_period_steps",
+    "replica_check_period_steps",
+    "max_restarts",
+)
 _log = logging.getLogger(__name__)
 
 
@@ -128,6 +133,7 @@ def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str
     from pacekeeper.trainer.emulation.engine_device import EngineDevice
     from pacekeeper.trainer.engine.training import train
 
+    _require_supported(config)
     asked: list[int] = []
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -177,6 +183,17 @@ def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str
     hooks.detach()
     if place.world_size > 1:
         dist.destroy_process_group()
+
+
+def _require_supported(config: EngineConfig) -> None:
+    default = EngineConfig()
+    for name in _NEEDS_OUR_LAUNCHER:
+        if getattr(config, name) != getattr(default, name):
+            raise ConfigError(
+                f"[engine] {name}: expected {getattr(default, name)!r} under torchrun, which ends "
+                f"all ranks when one fails, got {getattr(config, name)!r}",
+                remedy="start it by `pacekeeper launch`",
+            )
 
 
 def _meet(place: RankPlace, kind: str) -> None:

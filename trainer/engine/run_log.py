@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from pacekeeper.core.errors import HostError
 
@@ -45,11 +45,15 @@ class StepRecord:
 class RunLog:
     """The output of one run; a context manager.
 
+    Attributes:
+        last_step: The newest step in `steps.jsonl` when it was opened; -1: none.
+
     Args:
-        run_dir: Folder of `steps.jsonl`, which is begun anew.
+        run_dir: Folder of `steps.jsonl`.
         tensorboard_dir: Folder of TensorBoard events; "": none.
         log_period_steps: Steps between two lines on the console.
         num_steps: Steps of the run: the last one is shown, too.
+        is_continued: Whether to go on with the files of an earlier run, or of another rank.
         show: Prints a line of the console.
 
     Raises:
@@ -63,6 +67,7 @@ class RunLog:
         tensorboard_dir: str = "",
         log_period_steps: int = 1,
         num_steps: int = 0,
+        is_continued: bool = False,
         show: Callable[[str], None] = _log.info,
     ) -> None:
         self._period, self._num_steps, self._show = log_period_steps, num_steps, show
@@ -71,7 +76,8 @@ class RunLog:
         path = run_dir / "steps.jsonl"
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w")
+            self._file = path.open("a+" if is_continued else "w")
+            self.last_step = _last_step(self._file) if is_continued else -1
         except OSError as error:
             raise HostError(
                 f"cannot write {path}: {error.strerror}", remedy="choose another --run-dir"
@@ -86,6 +92,10 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the files."""
         with contextlib.suppress(OSError):
             self._file.close()
         if self._board is not None:
@@ -118,6 +128,12 @@ class RunLog:
             self._tokens, self._seconds = 0, 0.0
         if record.evaluation_loss is not None:
             self._show(f"step {done} evaluation loss {record.evaluation_loss:.4f}")
+
+
+def _last_step(file: TextIO) -> int:
+    file.seek(0)
+    lines = [line for line in file if line.endswith("\n")]
+    return int(json.loads(lines[-1])["step"]) if lines else -1
 
 
 def _summary_writer(folder: str) -> Any:

@@ -29,6 +29,7 @@ from pacekeeper.trainer.engine.job import (
     engine_options,
     learning_rate,
     make_optimizer,
+    open_log,
     prepare_job,
     require_budget,
     warn_of_overruns,
@@ -89,10 +90,7 @@ def train(
         require_agreement({"emulated model": library.config_values(shapes.module)}, control)
     on_all_ranks(lambda: require_budget(config, job, control.rank, device, ranks_on_node), control)
 
-    def open_log() -> RunLog | None:
-        return _open_log(config, run_dir) if is_lowest else None
-
-    log = on_all_ranks(open_log, control)
+    log = on_all_ranks(lambda: open_log(config, run_dir) if is_lowest else None, control)
     with log or nullcontext():
         engine = Engine(
             job.skeleton,
@@ -112,15 +110,6 @@ def train(
             if is_lowest:
                 _log.info("exported to %s", config.export_dir)
     return engine
-
-
-def _open_log(config: EngineConfig, run_dir: Path) -> RunLog:
-    return RunLog(
-        run_dir,
-        tensorboard_dir=config.tensorboard_dir,
-        log_period_steps=config.log_period_steps,
-        num_steps=config.steps,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

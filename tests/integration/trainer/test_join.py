@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.core.layout.layout import Layout
@@ -43,6 +44,7 @@ def assert_exact(fleet: Fleet, ranks: tuple[int, ...], newcomers: tuple[int, ...
     """All committed each step once since they were there, with the undisturbed run's losses."""
     last = fleet.steps(ranks[0])[-1]["step"]
     config = replace(fleet.config, steps=last + 1)
+    assert isinstance(config, TrainConfig)
     wanted = [loss for _, loss, _ in train_alone(config)]
     for rank in (*ranks, *newcomers):
         steps = fleet.steps(rank)

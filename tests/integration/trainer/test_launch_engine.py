@@ -1,73 +1,31 @@
-"""`pacekeeper launch` with the engine: ranks that are processes, and how they end."""
+"""`pacekeeper launch` with the engine, and its example under torchrun's variables: how they end."""
 
-import multiprocessing
-import os
 import re
-import signal
-import socket
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.config.engine import EngineConfig
-from pacekeeper.core.errors import ExitCode, HostError
-from pacekeeper.core.telemetry import shm_ring
-from pacekeeper.core.telemetry.attachment import Clock
-from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.core.errors import ExitCode
 from support.engine_jobs import logged, run_example, small_job, write_data, write_model
+from support.fleet import Fleet
+from support.fork_server import server_context
 from support.ports import free_port
-from support.rings import records_in
 
 pytest.importorskip("transformers")
-
-from pacekeeper.trainer.elastic.launcher import rank_server
-from pacekeeper.trainer.engine.launcher import LOADED, EngineNode, RankFailure, launch
-from pacekeeper.trainer.engine.rank_process import RunFolders
-
-
-def run(
-    config: EngineConfig, folder: Path, ranks: int, name: str = "run", faults_dir: str = ""
-) -> Path:
-    run_dir = folder / name
-    launch(
-        EngineNode(
-            config=config,
-            folders=RunFolders(
-                ring_dir=str(folder / "rings"), run_dir=str(run_dir), faults_dir=faults_dir
-            ),
-            node_rank=0,
-            num_nodes=1,
-            ranks_per_node=ranks,
-            rendezvous=f"127.0.0.1:{free_port()}",
-        )
-    )
-    return run_dir
-
-
-def rank_processes() -> list[BaseProcess]:
-    return [one for one in multiprocessing.active_children() if one.name.startswith("rank-")]
-
-
-def when_it_trains(run_dir: Path, act: Callable[[], None]) -> None:
-    """Do something beside the launcher as soon as steps are made."""
-
-    def watch() -> None:
-        while len(logged(run_dir)) < 2:
-            time.sleep(0.05)
-        act()
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def test_four_ranks_train_as_one_does(tmp_path: Path) -> None:
     config = small_job(tmp_path, replicas=2, evaluation_fraction=0.1, evaluation_rows=5)
-    four = logged(run(config, tmp_path, 4, "four"))
-    one = logged(run(replace(config, replicas=1), tmp_path, 1, "one"))
+    runs = []
+    for ranks in (4, 1):
+        directory = tmp_path / str(ranks)
+        directory.mkdir()
+        own = replace(config, replicas=min(ranks, 2))
+        with Fleet(directory=directory, config=own, ranks_per_node=ranks) as fleet:
+            assert fleet.codes() == [0]
+            runs.append(logged(fleet.run_dir))
+    four, one = runs
     assert len(four) == len(one) == config.steps
     assert four[-1]["loss"] < four[0]["loss"] - 0.8
     for name in ("loss", "grad_norm", "evaluation_loss"):
@@ -75,82 +33,50 @@ def test_four_ranks_train_as_one_does(tmp_path: Path) -> None:
         assert pairs and all(a == pytest.approx(b, rel=1e-4) for a, b in pairs)
 
 
-def test_ranks_on_emulated_devices_report_their_times(tmp_path: Path) -> None:
-    config = small_job(tmp_path, steps=4, emulate=True, emulated_step_s=0.1, emulated_noise=False)
-    (tmp_path / "rank-1.json").write_text('{"slowdown": 4.0}')
-    run(config, tmp_path, 2, faults_dir=str(tmp_path))
-    rings = sorted((tmp_path / "rings").rglob("*.ring"))
-    heads = [shm_ring.decode_header(path.read_bytes()) for path in rings]
-    assert [head.clock for head in heads] == [Clock.EMULATED] * 2
-    spent = [
-        sum(one.compute_s for one in records_in(path) if isinstance(one, MicroBatchRecord))
-        for path in rings
-    ]
-    assert spent[1] / spent[0] == pytest.approx(4.0, rel=0.5)  # routing is not even
+def test_a_signal_ends_all_ranks_after_their_step_and_nothing_is_exported(tmp_path: Path) -> None:
+    config = small_job(tmp_path, steps=1_000_000, export_dir=str(tmp_path / "out"))
+    with Fleet(directory=tmp_path, config=config, ranks_per_node=2) as fleet:
+        fleet.await_step(2, 0)
+        fleet.launchers[0].terminate()
+        assert fleet.codes() == [0]
+        steps = [line["step"] for line in logged(fleet.run_dir)]
+        assert steps == list(range(len(steps))) and len(steps) >= 2
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
-    def kill() -> None:
-        (victim,) = (one for one in rank_processes() if one.name == "rank-1")
-        os.kill(int(victim.pid or 0), signal.SIGKILL)
+def test_the_trained_model_is_exported_by_all_ranks(tmp_path: Path) -> None:
+    config = small_job(tmp_path, export_dir=str(tmp_path / "out"))
+    with Fleet(directory=tmp_path, config=config, ranks_per_node=3) as fleet:
+        assert fleet.codes() == [0]
+    from transformers import AutoModelForCausalLM
 
-    when_it_trains(tmp_path / "run", kill)
-    with pytest.raises(RankFailure, match=r"rank 1 .* SIGKILL") as caught:
-        run(small_job(tmp_path, steps=1_000_000), tmp_path, 2)
-    assert caught.value.exit_code == 128 + signal.SIGKILL
-    assert not rank_processes()
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").num_parameters() > 0
 
 
-def test_a_signal_ends_all_ranks_after_their_step(tmp_path: Path) -> None:
-    when_it_trains(tmp_path / "run", lambda: os.kill(os.getpid(), signal.SIGTERM))
-    before = signal.getsignal(signal.SIGTERM)
-    run_dir = run(small_job(tmp_path, steps=1_000_000), tmp_path, 2)
-    steps = [line["step"] for line in logged(run_dir)]
-    assert steps == list(range(len(steps))) and len(steps) >= 2
-    assert not rank_processes() and signal.getsignal(signal.SIGTERM) is before
-
-
-def test_an_error_of_all_ranks_is_one_error(tmp_path: Path) -> None:
-    with pytest.raises(RankFailure, match=r"none\.bin") as caught:
-        run(small_job(tmp_path, data=(str(tmp_path / "none.bin"),)), tmp_path, 2)
-    assert caught.value.exit_code in (ExitCode.CONFIG, ExitCode.DATA, ExitCode.HOST)
-    assert caught.value.remedy and not rank_processes()
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_port_in_use_is_found_before_a_rank_starts(tmp_path: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        node = EngineNode(
-            config=small_job(tmp_path),
-            folders=RunFolders(ring_dir=str(tmp_path), run_dir=str(tmp_path / "run")),
-            node_rank=0,
-            num_nodes=1,
-            ranks_per_node=2,
-            rendezvous=f"127.0.0.1:{other.getsockname()[1]}",
-        )
-        with pytest.raises(HostError):
-            launch(node)
+def test_an_error_before_the_first_step_ends_all_ranks_with_its_code(tmp_path: Path) -> None:
+    config = small_job(tmp_path, data=(str(tmp_path / "none.bin"),))
+    with Fleet(directory=tmp_path, config=config, ranks_per_node=2) as fleet:
+        (code,) = fleet.codes()
+        assert code in (ExitCode.CONFIG, ExitCode.DATA, ExitCode.HOST)
+        assert "none.bin" in fleet.launchers[0].output()
+        assert not logged(fleet.run_dir)
 
 
 def example(folder: Path, out: str, ranks: int) -> list[float]:
     """The losses that the example prints on the lowest rank."""
-    node = EngineNode(
-        config=EngineConfig(),
-        folders=RunFolders(ring_dir="", run_dir=""),
-        node_rank=0,
-        num_nodes=1,
-        ranks_per_node=ranks,
-        rendezvous=f"127.0.0.1:{free_port()}",
-    )
+    common = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     words = [str(folder / name) for name in ("model", "tokens.bin", out)]
     started = []
     for rank in range(ranks):
-        own = node.environment(rank) if ranks > 1 else {}
-        own |= {"TORCHELASTIC_USE_AGENT_STORE": ""}  # the lowest rank serves the store
+        own = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
         output = str(folder / f"{out}-{rank}.txt")
-        process = rank_server(LOADED).Process(target=run_example, args=(own, words, output))
+        process = server_context().Process(target=run_example, args=(own, words, output))
         process.start()
         started.append(process)
     for process in started:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from pacekeeper.core.addresses import split_address
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.config.loader import read_table
 from pacekeeper.core.config.train import TrainConfig
@@ -25,6 +26,7 @@ from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progres
 T = TypeVar("T")
 
 
+_CONFIGS: Mapping[str, type[JobConfig]] = {"train": TrainConfig, "engine": EngineConfig}
 MOST_SHOWN = 200  # characters of an error, which may quote what came
 
 
@@ -143,7 +145,10 @@ class JobFacts:
 
     def encode(self) -> str:
         pairs = sorted(self.node_of.items())
-        return json.dumps(asdict(self) | {"node_of": pairs, "config": asdict(self.config)})
+        (table,) = (name for name, kind in _CONFIGS.items() if type(self.config) is kind)
+        return json.dumps(
+            asdict(self) | {"node_of": pairs, "config": asdict(self.config), "table": table}
+        )
 
     @classmethod
     def decode(cls, text: str) -> "JobFacts":
@@ -156,7 +161,9 @@ class JobFacts:
             run_id=as_int(values["run_id"]),
             first_run_id=as_int(values["first_run_id"]),
             generation=as_int(values["generation"]),
-            config=read_table(TrainConfig, dict(values["config"]), where="config"),
+            config=read_table(
+                _CONFIGS[as_str(values["table"])], dict(values["config"]), where="config"
+            ),
             world_size=as_int(values["world_size"], 1),
             addresses=as_list(_address, values["addresses"]),
             node_of=dict(as_list(_pair, values["node_of"])),

@@ -4,6 +4,7 @@ Both have the same shape: do the part, reach VOTE, vote, commit. `pending` is wh
 do; after a failure the survivors' verdict may ask for exactly that.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -55,6 +56,9 @@ from pacekeeper.trainer.toy.model.transformer import MoETransformer
 from pacekeeper.trainer.toy.parallel import replica_consistency, resharding
 from pacekeeper.trainer.toy.parallel.forward_backward import Passes
 from pacekeeper.trainer.toy.parallel.grad_reduce import ReplicaSync
+
+_LOG_PERIOD_STEPS = 10
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -170,7 +174,10 @@ class Rank(Worker):
     def close(self) -> None:
         self.fabric.close()
 
-    def meet(self) -> None:
+    def after_step(self) -> None:
+        """Nothing is due."""
+
+    def finish(self) -> None:
         self.fabric.exchange([1.0])
 
     def take_place(self) -> None:
@@ -398,4 +405,6 @@ class Rank(Worker):
         self.log.write(line)
         self.has_begun = False
         self.step += 1
+        if self.spec.rank == self.layout.ranks[0] and self.step % _LOG_PERIOD_STEPS == 0:
+            _log.info("step=%d loss=%.4f", self.step, loss)
         self.checkpoints.step_is_over(self.step)

@@ -1,16 +1,18 @@
 """A rank's place comes from torchrun's variables, its device from what the node has."""
 
+from typing import Any
+
 import pytest
 
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, HostError
-from pacekeeper.trainer.engine.launcher import EngineNode
 from pacekeeper.trainer.engine.rank_process import (
     RankPlace,
     RunFolders,
     choose_device,
     is_a_rank,
     place_from,
+    run_rank,
 )
 
 TORCHRUN = {
@@ -50,28 +52,8 @@ def test_devices() -> None:
         choose_device("auto", 2, 3)
 
 
-def node(**changes: object) -> EngineNode:
-    values = {"node_rank": 1, "num_nodes": 2, "ranks_per_node": 4, "rendezvous": "10.0.0.1:29400"}
+@pytest.mark.parametrize("setting", [{"checkpoint_dir": "d"}, {"max_restarts": 1}])
+def test_what_needs_our_launcher_is_refused_under_torchrun(setting: dict[str, Any]) -> None:
     folders = RunFolders(ring_dir="r", run_dir="d")
-    return EngineNode(config=EngineConfig(), folders=folders, **values | changes)  # type: ignore[arg-type]
-
-
-def test_a_node_gives_its_ranks_what_torchrun_would() -> None:
-    found = node().environment(2)
-    assert place_from(found) == RankPlace(rank=6, world_size=8, local_rank=2, local_world_size=4)
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.1", "29400")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"node_rank": 2},
-        {"num_nodes": 0},
-        {"ranks_per_node": 0},
-        {"ranks_per_node": 100_000},
-        {"rendezvous": "nowhere"},
-    ],
-)
-def test_a_node_out_of_the_job_is_rejected(change: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        node(**change)
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        run_rank(EngineConfig(**setting), folders, TORCHRUN)

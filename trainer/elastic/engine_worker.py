@@ -1,0 +1,483 @@
+"""A rank of an elastic job that trains a Hugging Face model with the engine.
+
+Steps, moves and restores are prepared with the other members and committed after their vote. When
+members are lost the same engine goes on in new groups, with what survives of each block.
+"""
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from pacekeeper.core.config.engine import PATHS, EngineConfig
+from pacekeeper.core.errors import ConfigError, CorruptStateError, PacekeeperError
+from pacekeeper.core.incidents.rank_ranges import format_ranks
+from pacekeeper.core.kernel_laws.noise import DEVICE_NOISE, NO_NOISE
+from pacekeeper.core.layout.codec import encode_layout, layout_crc
+from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import BlockKind, Layout
+from pacekeeper.core.layout.replica_spread import DomainOf
+from pacekeeper.core.layout.shrink import ReplicationFloor
+from pacekeeper.core.telemetry.attachment import Clock, ModelShape
+from pacekeeper.trainer.adapters.reporter import default_clock
+from pacekeeper.trainer.checkpoint.async_writer import SaveResult
+from pacekeeper.trainer.checkpoint.block_reader import Restored
+from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
+from pacekeeper.trainer.checkpoint.policies.partial_experts import MemoryRestore, PartialRestore
+from pacekeeper.trainer.distributed.device import device_number, device_uuid, num_devices
+from pacekeeper.trainer.distributed.kv_store import DedicatedConnection
+from pacekeeper.trainer.elastic.agreement.quorum import Group
+from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Vote
+from pacekeeper.trainer.elastic.plan_intake import Plan, read_offered_plan
+from pacekeeper.trainer.elastic.step_log import StepLog
+from pacekeeper.trainer.elastic.worker import NO_LOSS, Patience, Worker
+from pacekeeper.trainer.emulation.engine_device import EngineDevice
+from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, FaultInjector
+from pacekeeper.trainer.engine.engine import Engine
+from pacekeeper.trainer.engine.job import (
+    announce,
+    batch_of,
+    emulate,
+    engine_options,
+    learning_rate,
+    make_optimizer,
+    open_log,
+    prepare_job,
+    require_budget,
+    warn_of_overruns,
+)
+from pacekeeper.trainer.engine.run_log import RunLog, StepRecord
+from pacekeeper.trainer.engine.values import PreparedMove, PreparedStep
+from pacekeeper.trainer.groups.agreement import on_all_ranks, require_agreement
+from pacekeeper.trainer.groups.former import Generation, make_former
+from pacekeeper.trainer.groups.waiting import WaitLimits
+from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.model import library
+from pacekeeper.trainer.parallel.layouts import check_layout
+from pacekeeper.trainer.parallel.moves import require_slots
+from pacekeeper.trainer.parallel.replica_check import compare_replicas, heal_replicas, plan_healing
+
+_MOST_NAMED = 4  # differences in a message
+_MOST_RECORDS = 4  # kept for the log
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class EngineWorker(Worker):
+    """A worker of the engine. Use from one thread."""
+
+    plan: Plan | None = None
+    _generation: Generation | None = None
+    _run_log: RunLog | None = None
+    _prepared: PreparedStep = field(init=False)
+    _failure: PacekeeperError | None = None
+    _ended_s: float = 0.0  # the step before
+    _records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_MOST_RECORDS))
+    _is_exported: bool = False
+
+    def __post_init__(self) -> None:
+        spec, config = self.spec, self.config
+        ranks = tuple(range(spec.world_size))
+        self.device = torch.device("cpu")
+        if config.device == "cuda":
+            number = device_number(spec.rank, spec.node_of, num_devices())
+            self.device = torch.device("cuda", number)
+            torch.cuda.set_device(self.device)
+        else:
+            torch.set_num_threads(1)
+        self._former = make_former(self.device)
+        self.steps = StepLog(spec.run_dir, spec.rank, is_continued=spec.first_run_id > 0)
+        self.emulated: EngineDevice | None = None
+        # What is wrong here may be wrong on this node only: all members hear of it in `resume`.
+        try:
+            self._build(ranks)
+        except PacekeeperError as error:
+            if spec.is_newcomer:
+                raise
+            self._failure = error
+            self.layout = even_layout(ranks=ranks, num_layers=1, num_experts=0, replicas=1)
+        self.group = Group.first(self.layout.generation, ranks)
+
+    def _build(self, ranks: tuple[int, ...]) -> None:
+        spec, config = self.spec, self.config
+        nodes = list(spec.node_of.values())
+        ranks_on_node = nodes.count(spec.node_of[spec.rank])
+        self.job = prepare_job(config, ranks, spec.node_of)
+        if spec.rank == ranks[0]:
+            announce(config, self.job, self.device, ranks_on_node)
+        require_budget(config, self.job, spec.rank, self.device, ranks_on_node)
+        self.layout = self.job.layout
+        self.engine = Engine(
+            self.job.skeleton,
+            self.job.source,
+            layout=self.layout,
+            rank=spec.rank,
+            options=engine_options(config, self.job, self.device),
+        )
+        self.optimizer = make_optimizer(config, self.engine)
+        self.engine.add_optimizer(self.optimizer)
+        self.faults: FaultInjector | None = None
+        if config.emulate:
+            law = DEVICE_NOISE if config.emulated_noise else NO_NOISE
+            self.emulated = EngineDevice.seeded(config.seed * 1000 + spec.rank, law)
+            emulate(config, self.job, self.emulated)
+            if spec.faults_dir:
+                self.faults = FaultInjector(
+                    directory=Path(spec.faults_dir),
+                    rank=spec.rank,
+                    targets={COMPUTE_FAULT: self.emulated},
+                )
+        self.checkpoints = Checkpoints(
+            config,
+            rank=spec.rank,
+            run_id=spec.run_id,
+            first_run_id=spec.first_run_id or spec.run_id,
+            identity=self.engine.fingerprint(data=self.data_crc, settings=self._steering()),
+            states=self.engine.states,
+            note=self.steps.write,
+        )
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings."""
+        assert isinstance(self.spec.config, EngineConfig), "chosen by them"
+        return self.spec.config
+
+    @property
+    def data_crc(self) -> int:
+        return 0 if self._failure else self.job.data[0]
+
+    def _steering(self) -> dict[str, object]:
+        """Settings that numbers depend on, beside the model and the data."""
+        config = self.config
+        names = ("seed", "rows_per_step", "row_tokens", "separate_documents", "learning_rate")
+        more = ("warmup_steps", "decay", "final_ratio", "beta1", "beta2", "eps", "weight_decay")
+        last = ("max_grad_norm", "precision", "balance_weight", "balance", "bias_rate", "steps")
+        return {name: getattr(config, name) for name in (*names, *more, *last)}
+
+    def floor(self, num_living: int, domain_of: DomainOf) -> ReplicationFloor:
+        return ReplicationFloor(
+            replicas=min(self.config.replicas, num_living),
+            domain_of=domain_of,
+            slots_per_rank=self.job.num_slots,
+        )
+
+    def attach(self) -> None:
+        spec = self.spec
+        clock, timer = default_clock(self.device)
+        if self.emulated is not None:
+            clock, timer = Clock.EMULATED, self.emulated
+        self.hooks = hooks.attach(
+            job=self.config.job,
+            rank=spec.rank,
+            world_size=max(spec.world_size, spec.rank + 1),
+            ring_dir=spec.ring_dir,
+            clock=clock,
+            device_uuid=device_uuid(self.device),
+            timer=timer,
+            model=None if self._failure else self._shape(),
+            run_id=spec.run_id,
+        )
+        if self._failure is None:
+            self.engine.watch(self.hooks)
+
+    def _shape(self) -> ModelShape:
+        states, dense, expert = self.engine.states, 0, 0
+        for block in self.layout.blocks():
+            if block.kind is not BlockKind.EXPERT:
+                dense += sum(spec.size_bytes for spec in states.specs(block))
+            elif not expert:
+                expert = sum(spec.size_bytes for spec in states.specs(block))
+        skeleton = self.job.skeleton
+        return ModelShape(
+            num_layers=skeleton.num_layers,
+            num_experts=skeleton.num_experts,
+            experts_per_token=library.experts_per_token(skeleton.config),
+            rows_per_step=self.config.rows_per_step,
+            slots_per_rank=self.job.num_slots,
+            expert_bytes=expert,
+            dense_bytes=dense,
+        )
+
+    def form(
+        self, line: DedicatedConnection, patience: Patience, is_aborted: Callable[[], bool]
+    ) -> None:
+        self._generation = self._former.form(
+            line.store,
+            self.group.name,
+            self.spec.rank,
+            self.group.members,
+            is_aborted=is_aborted,
+            limits=WaitLimits(
+                tick_s=patience.tick_s,
+                timeout_s=patience.silence_s,
+                arrive_s=patience.arrival_s,
+                answer_s=patience.answer_s,
+            ),
+        )
+
+    @property
+    def generation(self) -> Generation:
+        """The process groups that this rank is in."""
+        assert self._generation is not None, "formed before the first step"
+        return self._generation
+
+    def resume(self) -> None:
+        control, config = self.generation.groups.control, self.config
+        settings = {name: v for name, v in asdict(config).items() if name not in PATHS}
+        require_agreement({f"[engine] {name}": value for name, value in settings.items()}, control)
+        on_all_ranks(self._raise_failure, control)
+        require_agreement({"data": self.job.data}, control)
+        self.engine.enter(self.generation.groups)
+        paths = self.checkpoints.agree_on_start(control)
+        if paths:
+            self.do_restore(paths, self.layout)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def leave(self) -> None:
+        if self._generation is not None:
+            self._generation.abort()
+            self._generation = None
+            self.checkpoints.snapshots.leave()
+
+    def close(self) -> None:
+        if self._run_log is not None:
+            self._run_log.close()
+        if self.emulated is not None:
+            warn_of_overruns(self.emulated, self.spec.rank)
+
+    def finish(self) -> None:
+        config, control = self.config, self.generation.groups.control
+        if config.export_dir and self.step >= config.steps and not self._is_exported:
+            self.engine.export(config.export_dir)
+            self._is_exported = True
+            if self.spec.rank == control.ranks[0]:
+                _log.info("exported to %s", config.export_dir)
+        control.all_gather(torch.zeros(1))
+
+    def take_place(self) -> None:
+        """The engine takes its place when a move is committed."""
+
+    def enter(self, *, is_regroup: bool, moved_bytes: int, took_s: float) -> None:
+        self.plan, self.has_entered = None, True
+        self.group = self.group.standing()
+        generation, node_of, own = self.layout.generation, self.spec.node_of, self.spec.rank
+        on_node = [r for r in self.group.members if node_of[r] == node_of[own]]
+        if (is_regroup or generation == 1) and own == on_node[0]:
+            self.hooks.ring.write_layout(generation, encode_layout(self.layout))
+        self.hooks.report_plan_applied(
+            step=self.step,
+            generation=generation,
+            layout_crc=layout_crc(self.layout),
+            duration_s=took_s,
+            moved_bytes=moved_bytes,
+            is_regroup=is_regroup,
+        )
+        event = "regroup" if is_regroup else "plan"
+        line = {"event": event, "generation": generation, "step": self.step, "took_s": took_s}
+        self.steps.write(line | {"ended_mono_s": time.monotonic()})
+        if own == self.group.members[0] and self._run_log is None:
+            is_continued = self.step > 0 or self.spec.first_run_id > 0
+            self._run_log = open_log(
+                self.config, Path(self.spec.run_dir), is_continued=is_continued
+            )
+            for record in self._records:  # the rank that wrote it may be gone
+                if record.step > self._run_log.last_step:
+                    self._run_log.write(record)
+
+    def do_step(self) -> Ballot:
+        config, engine = self.config, self.engine
+        self.phase = Phase.PRE
+        if self.faults is not None:
+            self.faults.begin_step(self.step)
+        rate = learning_rate(config, self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        batch = batch_of(config, self.job.sampler, self.step, engine.rows(config.rows_per_step))
+        prepared = engine.prepare_step(batch)
+        loss, norm = prepared.result.loss.item(), prepared.result.grad_norm.item()
+        self.generation.check()  # on CUDA a lost member shows in garbage
+        self.plan = read_offered_plan(self.hooks, self.layout, self.plan, self._check_fits)
+        self._prepared, self.pending, self.pending_layout = prepared, self._update, None
+        self.phase = Phase.VOTE
+        ballot = self._vote(is_finite=math.isfinite(loss) and math.isfinite(norm))
+        self.commit(loss=loss, is_applied=ballot.is_applied)
+        self.group = self.group.standing()
+        return ballot
+
+    def _update(self) -> None:
+        self.engine.commit_step(self._prepared)
+        if self.checkpoints.partial.is_on:
+            routed = self._prepared.result.routed
+            self.checkpoints.partial.count({layer: r.tolist() for layer, r in routed.items()})
+
+    def on_skipped(self) -> None:
+        self.engine.commit_step(self._prepared, is_applied=False)
+        self.steps.write({"event": "skipped", "step": self.step})
+
+    def _check_fits(self, new: Layout) -> None:
+        try:
+            check_layout(new, self.engine.states.num_experts, self.layout.ranks)
+            require_slots(new, self.engine.store.num_slots)
+        except ConfigError as error:
+            raise ValueError(error.what) from None
+
+    def _vote(self, *, is_finite: bool) -> Ballot:
+        mine = Vote(
+            ticket=self.ticket,
+            generation=self.layout.generation,
+            is_finite=is_finite,
+            is_stopping=self.is_asked_to_stop(),
+            ready_generation=0 if self.plan is None else self.plan.layout.generation,
+            ready_crc=0 if self.plan is None else self.plan.crc,
+            is_storing=self.checkpoints.is_storing,
+            is_copying=self.checkpoints.snapshots.is_copying,
+            is_awaited=self.join_queue is not None
+            and bool(self.join_queue.candidates(self.spec.node_of)),
+        )
+        word = [] if self.pending_layout else self._checkpoint_vote()
+        own = torch.tensor(mine.encode() + word, dtype=torch.float64)
+        votes = self.generation.groups.control.all_gather(own).tolist()
+        size = len(mine.encode())
+        self.checkpoints.receive_votes([vote[size:] for vote in votes])
+        return Ballot(votes=tuple(Vote.decode(values) for values in votes))
+
+    def _checkpoint_vote(self) -> list[float]:
+        return self.checkpoints.encode_vote(self.step + 1, self.layout, self.hooks.suspect_ranks())
+
+    def do_move(self, new: Layout, restore: Sequence[str] = ()) -> int:
+        self.phase = Phase.PRE
+        groups = self.generation.groups
+        found = self.checkpoints.stage_lost(restore, self.layout, new, groups.control, self.step)
+        refilled = None if found is None else found.state
+        if not self.has_entered:  # it may have joined the members of another layout
+            self.engine.layout, self.engine.num_steps = self.layout, self.step
+        prepared = self.engine.prepare_move(new, groups, refilled)
+        self._change_over(partial(self._move_over, prepared, found), new)
+        return prepared.staged.moved_bytes + (0 if found is None else found.size_bytes)
+
+    def do_restore(self, paths: Sequence[str], layout: Layout) -> int:
+        self.phase = Phase.PRE
+        groups = self.generation.groups
+        found = self.checkpoints.stage(paths, layout, groups.control)
+        self._change_over(partial(self._go_back, found), layout)
+        return found.size_bytes
+
+    def _change_over(self, change: Callable[[], None], layout: Layout) -> None:
+        self.pending, self.pending_layout = change, layout
+        self.phase = Phase.VOTE
+        self._vote(is_finite=True)
+        self.commit(loss=self.last_loss)
+
+    def _move_over(self, prepared: PreparedMove, found: PartialRestore | None) -> None:
+        self.engine.commit_move(prepared)
+        if found is not None:
+            self.checkpoints.count_lost(found)
+
+    def _go_back(self, found: Restored | MemoryRestore) -> None:
+        self.checkpoints.apply(found)
+        self.engine.go_back(found.layout, self.generation.groups, found.step)
+        self.step = found.step
+        self.last_loss = NO_LOSS if found.last_loss is None else found.last_loss
+
+    def offered_layout(self) -> Layout | None:
+        return None if self.plan is None else self.plan.layout
+
+    def do_probe(self, number: int) -> None:
+        raise AssertionError("it was attached without probes")
+
+    def check_replicas(self) -> None:
+        groups, step = self.generation.groups, self.step - 1
+        found = compare_replicas(self.engine.states, self.layout, groups.control)
+        moves = plan_healing(found)
+        if moves is None:
+            raise CorruptStateError(
+                f"after step {step} replicas differ and none has a majority: "
+                + "; ".join(map(str, found[:_MOST_NAMED])),
+                remedy="restart from a checkpoint of a step whose check passed ('checked' in the "
+                "steps files), and test memory and device of the ranks that differ",
+            )
+        if moves:
+            heal_replicas(self.engine.states, moves, self.layout, groups.exchange)
+            suspects = sorted({rank for one in found for rank in one.suspects})
+            _log.warning(
+                "step=%d replicas on ranks %s differed from the majority and were replaced: "
+                "suspect silent corruption of their devices or memory",
+                step,
+                format_ranks(suspects),
+            )
+            self.steps.write({"event": "healed", "step": step, "ranks": suspects})
+        self.steps.write({"event": "checked", "step": step})
+
+    def save(self, *, is_storing: bool, is_copying: bool = False, is_last: bool = False) -> None:
+        at = Position(
+            layout=self.layout, step=self.step, ticket=self.ticket, last_loss=self.last_loss
+        )
+        self._report_saves(self.checkpoints.save_if_due(at, is_storing=is_storing, is_last=is_last))
+        if not is_last:
+            copied = self.checkpoints.snapshot_if_due(
+                at,
+                lambda: self.generation.groups.snapshots,
+                self.spec.node_of,
+                is_copying=is_copying,
+            )
+            self._report_saves(copied)
+
+    def end_saves(self) -> None:
+        self._report_saves(self.checkpoints.close())
+
+    def _report_saves(self, saves: Sequence[SaveResult]) -> None:
+        for one in saves:
+            self.hooks.report_checkpoint(
+                step=one.step,
+                outcome=one.outcome.value,
+                duration_s=one.took_s,
+                size_bytes=one.size_bytes,
+                reason=one.why,
+                in_memory=one.in_memory,
+            )
+
+    def on_step(self, loss: float) -> None:
+        prepared, now_s = self._prepared, time.perf_counter()
+        seconds, self._ended_s = now_s - (self._ended_s or now_s), now_s
+        self.steps.write(
+            {
+                "step": self.step,
+                "generation": self.layout.generation,
+                "ended_mono_s": time.monotonic(),
+                "tokens": prepared.result.num_tokens,
+                "loss": loss,
+            }
+        )
+        self._records.append(
+            StepRecord(
+                step=self.step,
+                loss=loss,
+                grad_norm=prepared.result.grad_norm.item(),
+                learning_rate=learning_rate(self.config, self.step),
+                tokens=prepared.result.num_tokens,
+                seconds=seconds,
+                generation=self.layout.generation,
+            )
+        )
+        self.step += 1
+        self.checkpoints.step_is_over(self.step)
+
+    def after_step(self) -> None:
+        sampler, period = self.job.evaluation, self.config.evaluation_period_steps
+        is_due = self.step == self.config.steps or (period and self.step % period == 0)
+        if sampler is not None and is_due:
+            rows = self.engine.rows(sampler.num_first_places(0))
+            loss = self.engine.evaluate(batch_of(self.config, sampler, 0, rows))
+            self._records[-1] = replace(self._records[-1], evaluation_loss=loss.item())
+        if self._run_log is not None:
+            self._run_log.write(self._records[-1])
