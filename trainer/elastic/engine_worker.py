@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from pacekeeper.core.config.engine import PATHS, EngineConfig
 from pacekeeper.core.errors import ConfigError, CorruptStateError, PacekeeperError
@@ -31,12 +32,11 @@ from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.policies.partial_experts import MemoryRestore, PartialRestore
 from pacekeeper.trainer.distributed.device import device_number, device_uuid, num_devices
-from pacekeeper.trainer.distributed.kv_store import DedicatedConnection
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Vote
 from pacekeeper.trainer.elastic.plan_intake import Plan, read_offered_plan
 from pacekeeper.trainer.elastic.step_log import StepLog
-from pacekeeper.trainer.elastic.worker import NO_LOSS, Patience, Worker
+from pacekeeper.trainer.elastic.worker import NO_LOSS, Worker
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
 from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, FaultInjector
 from pacekeeper.trainer.engine.engine import Engine
@@ -205,21 +205,14 @@ class EngineWorker(Worker):
             dense_bytes=dense,
         )
 
-    def form(
-        self, line: DedicatedConnection, patience: Patience, is_aborted: Callable[[], bool]
-    ) -> None:
+    def form(self, store: Store, limits: WaitLimits, is_aborted: Callable[[], bool]) -> None:
         self._generation = self._former.form(
-            line.store,
+            store,
             self.group.name,
             self.spec.rank,
             self.group.members,
             is_aborted=is_aborted,
-            limits=WaitLimits(
-                tick_s=patience.tick_s,
-                timeout_s=patience.silence_s,
-                arrive_s=patience.arrival_s,
-                answer_s=patience.answer_s,
-            ),
+            limits=limits,
         )
 
     @property

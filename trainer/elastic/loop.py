@@ -31,8 +31,9 @@ from pacekeeper.trainer.elastic.agreement.consensus import Agreement, AllDone, F
 from pacekeeper.trainer.elastic.agreement.messages import ConsensusDecision, Report, widened
 from pacekeeper.trainer.elastic.agreement.recovery_decision import RecoverySources, plan_recovery
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
-from pacekeeper.trainer.elastic.worker import Patience, Worker
+from pacekeeper.trainer.elastic.worker import Worker
 from pacekeeper.trainer.groups.group import PeerLost
+from pacekeeper.trainer.groups.waiting import WaitLimits
 
 MAX_ATTEMPTS = 8  # to form a group of the same ranks, before it is called impossible
 _PR_SET_PDEATHSIG = 1
@@ -226,16 +227,16 @@ def _form(rank: Worker, stores: Stores, agreement: Agreement) -> None:
     if store is None:
         raise PeerLost(f"the store of node {node} is gone")
     silence_s = agreement.timeouts.wait_s
-    patience = Patience(
+    limits = WaitLimits(
         tick_s=rank.spec.config.tick_s,
-        silence_s=silence_s,
-        arrival_s=admission.arrival_timeout_s(rank, silence_s),
+        timeout_s=silence_s,
+        arrive_s=admission.arrival_timeout_s(rank, silence_s),
         answer_s=stores.answer_s,
     )
     try:
         rank.form(
             store,
-            patience,
+            limits,
             lambda: admission.has_lost_newcomers(rank, stores) or agreement.is_left(group),
         )
     except PeerLost:

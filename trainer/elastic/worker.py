@@ -19,26 +19,10 @@ from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Progress
 from pacekeeper.trainer.elastic.join_queue import JoinQueue
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
+from pacekeeper.trainer.groups.waiting import WaitLimits
 from pacekeeper.trainer.hooks.hooks import Hooks
 
 NO_LOSS = float("nan")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long members of a group are waited for, in seconds.
-
-    Attributes:
-        tick_s: Until a waiting rank looks again whether a member is known to be dead.
-        silence_s: For a member in a collective.
-        arrival_s: For all members to come while a group forms.
-        answer_s: For one answer of the store.
-    """
-
-    tick_s: float
-    silence_s: float
-    arrival_s: float
-    answer_s: float
 
 
 @dataclass(kw_only=True)
@@ -98,7 +82,7 @@ class Worker(ABC):
         """Attach to the agent of the node, as a member or nearly one."""
 
     @abstractmethod
-    def form(self, store: Store, patience: Patience, is_aborted: Callable[[], bool]) -> None:
+    def form(self, store: Store, limits: WaitLimits, is_aborted: Callable[[], bool]) -> None:
         """Form the process groups of `group`, which meet in `store`. Raises PeerLost."""
 
     @abstractmethod

@@ -31,9 +31,10 @@ from pacekeeper.trainer.elastic import plan_intake
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Vote
 from pacekeeper.trainer.elastic.step_log import StepLog
-from pacekeeper.trainer.elastic.worker import NO_LOSS, Patience, Worker
+from pacekeeper.trainer.elastic.worker import NO_LOSS, Worker
 from pacekeeper.trainer.emulation.device import EmulatedClock
 from pacekeeper.trainer.emulation.faults import FaultInjector
+from pacekeeper.trainer.groups.waiting import WaitLimits
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.toy.engine.clock_factory import make_clock, make_transfers
 from pacekeeper.trainer.toy.engine.job_rules import (
@@ -139,7 +140,7 @@ class Rank(Worker):
         assert self._fabric is not None, "joined before the first step"
         return self._fabric
 
-    def form(self, store: Store, patience: Patience, is_aborted: Callable[[], bool]) -> None:
+    def form(self, store: Store, limits: WaitLimits, is_aborted: Callable[[], bool]) -> None:
         group = self.group
         fabric = InterruptibleProcessGroup(
             store=store,
@@ -148,10 +149,10 @@ class Rank(Worker):
             rank=self.spec.rank,
             ranks=group.members,
             is_aborted=is_aborted,
-            tick_s=patience.tick_s,
-            timeout_s=patience.silence_s,
-            arrive_s=patience.arrival_s,
-            answer_s=patience.answer_s,
+            tick_s=limits.tick_s,
+            timeout_s=limits.timeout_s,
+            arrive_s=limits.arrive_s,
+            answer_s=limits.answer_s,
         )
         self.join(fabric)
 
