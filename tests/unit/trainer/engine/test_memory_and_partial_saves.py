@@ -8,10 +8,11 @@ import pytest
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId, checkpoint_of_file
 from pacekeeper.core.errors import DataError
-from pacekeeper.core.layout.layout import BlockKind
+from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.checkpoint.reader import REJECTED_FILE, complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.restore import MEMORY
 from pacekeeper.trainer.checkpoint.storage import open_storage
+from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from support.checkpoints import Lone
 from support.engine_saves import (
     SETTINGS,
@@ -106,6 +107,63 @@ def test_partial_checkpoints_hold_some_experts_of_each_layer_and_say_what_is_old
     assert {block.kind for block in older} == {BlockKind.EXPERT}
     assert [len([b for b in older if b.layer == layer]) for layer in (0, 1)] == [3, 3]
     assert {lost for _, lost in found} == {sum(manifest.lost_tokens)}
+
+
+@pytest.mark.parametrize("experts_per_snapshot", [0, 2])
+def test_lost_experts_alone_come_from_the_newest_copy_while_the_others_stay(
+    tmp_path: Path, experts_per_snapshot: int
+) -> None:
+    """Rank 3 dies: its experts return from memory, or from storage where that is newer."""
+    config = replace(
+        SETTINGS,
+        experts_per_checkpoint=1,
+        experts_per_snapshot=experts_per_snapshot,
+        snapshot_period_steps=1,
+        lost_tokens_limit=0.0,
+        checkpoint_dir=str(tmp_path),
+    )
+
+    def work(group: ThreadGroup) -> tuple[SavingEngine, list[State]]:
+        one, states = SavingEngine(group, config, FOUR, node_of=NODES), []
+        for step in range(1, 4):
+            one.train(step)
+            states.append(one.state())
+        return one, states
+
+    found = run_ranks(4, work)
+    steps = [together(states) for states in zip(*(s for _, s in found), strict=True)]
+    lost = {block for block in FOUR.blocks() if FOUR.holders(block) == (3,)}
+    layout = replace(layout_of([0, 1, 2]), generation=2)
+
+    def go_on(group: ThreadGroup) -> tuple[dict[Block, int], State]:
+        one = found[group.rank][0]
+        one.checkpoints.snapshots.leave()
+        groups = EngineGroups(exchange=group, gradients=group, control=group)
+        refill = one.checkpoints.stage_lost(
+            one.checkpoints.sources(), FOUR, layout, group, one.engine.num_steps
+        )
+        assert refill is not None
+        one.engine.commit_move(one.engine.prepare_move(layout, groups, refill.state))
+        one.checkpoints.count_lost(refill)
+        one.group = group
+        state = one.state()
+        one.train(4)
+        return dict(refill.steps), state
+
+    after = run_ranks([0, 1, 2], go_on)
+    (of_step,) = {tuple(sorted(of_step.items())) for of_step, _ in after}
+    saved = dict(of_step)
+    assert saved.keys() == lost
+    state = together([one for _, one in after])
+    for block in steps[2]:
+        wanted = dict(steps[saved.get(block, 3) - 1][block])
+        if block in lost:  # the count of steps is that of the experts that stayed
+            wanted |= {n: t for n, t in steps[2][block].items() if n.endswith(".step")}
+        assert_all_same({block: state[block]}, {block: wanted})
+    if experts_per_snapshot:
+        assert set(saved.values()) > {3}, "some are older than the newest snapshot"
+    else:
+        assert set(saved.values()) == {3}, "the newest snapshot has all"
 
 
 def test_neither_trainer_takes_a_checkpoint_of_the_other(tmp_path: Path) -> None:
