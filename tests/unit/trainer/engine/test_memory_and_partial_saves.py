@@ -138,7 +138,7 @@ def test_lost_experts_alone_come_from_the_newest_copy_while_the_others_stay(
     def go_on(group: ThreadGroup) -> tuple[dict[Block, int], State]:
         one = found[group.rank][0]
         one.checkpoints.snapshots.leave()
-        groups = EngineGroups(exchange=group, gradients=group, control=group)
+        groups = EngineGroups(exchange=group, gradients=group, control=group, snapshots=group)
         refill = one.checkpoints.stage_lost(
             one.checkpoints.sources(), FOUR, layout, group, one.engine.num_steps
         )
