@@ -72,6 +72,10 @@ class JobConfig:
     # Steps between two snapshots (0: none): each rank's part of the state in host memory, with a
     # copy on another node. Lost state comes from there where that is newer than storage.
     snapshot_period_steps: NonNegativeInt = 0
+    # Experts of each layer in a snapshot, in turn (0: all); with experts_per_checkpoint set only,
+    # and at least as many. -1: as many as hold training for 2 % of a step, or on a device as fit
+    # beside one, measured. What is restored from memory then has experts of several steps.
+    experts_per_snapshot: Annotated[int, Field(ge=-1)] = 0
     # Where to begin: "auto" (the newest checkpoint below checkpoint_dir, else step 0), "never"
     # (step 0), or the path of one checkpoint.
     resume: Resume = "auto"
@@ -87,6 +91,12 @@ class JobConfig:
             self.experts_per_checkpoint > 0
             and self.checkpoint_period_steps == 0
             and "checkpoint_period_steps: expected at least 1 with experts_per_checkpoint set",
+            self.experts_per_snapshot != 0
+            and self.experts_per_checkpoint == 0
+            and "experts_per_snapshot: expected 0 without experts_per_checkpoint",
+            0 < self.experts_per_snapshot < self.experts_per_checkpoint
+            and "experts_per_snapshot: expected at least experts_per_checkpoint = "
+            f"{self.experts_per_checkpoint}, got {self.experts_per_snapshot}",
         )
 
     @property

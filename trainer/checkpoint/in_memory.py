@@ -1,15 +1,16 @@
 """Snapshots in host memory: a rank's own part of the state, and the copy it keeps for another rank.
 
-The level above storage. Three are there at most: one being filled, the newest complete one, and
-the one before it, which all have while the newest may be complete on some ranks only. What a rank
-has of one is copied at a step boundary; a thread sends it to its keeper, in another failure domain,
-over a group of its own, while training goes on. A group that breaks takes with it what is being
-filled, no more.
+The level above storage. Of each piece there are three copies at most: one being filled, that of the
+newest complete snapshot, and one before it, which all have while the newest may be complete on some
+ranks only. Experts that a snapshot leaves out are in older ones. What a rank has of one is copied
+at a step boundary; a thread sends it to its keeper, in another failure domain, over a group of its
+own, while training goes on. A group that breaks takes with it what is being filled, no more.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -21,7 +22,7 @@ from pacekeeper.core.checkpoint.write_plan import (
     assign_writers,
     piece_holders,
 )
-from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.trainer.checkpoint.async_writer import BackgroundWorker, SaveResult, SaveStatus
 from pacekeeper.trainer.checkpoint.block_states import BlockState, BlockStates
@@ -62,6 +63,16 @@ class _Ways:
     client: int | None = None
     clients: tuple[Piece, ...] = ()
 
+    def only(self, experts: Collection[Block] | None) -> "_Ways":
+        """Of dense blocks and these experts; None: of all."""
+        if experts is None:
+            return self
+
+        def of(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+            return tuple(p for p in pieces if not _is_expert(p.block) or p.block in experts)
+
+        return replace(self, own=of(self.own), clients=of(self.clients))
+
 
 @dataclass(kw_only=True)
 class Snapshots:
@@ -96,13 +107,15 @@ class Snapshots:
         account: TokenLedgerState,
         new_group: Callable[[], Group],
         domain_of: DomainOf,
+        experts: Collection[Block] | None = None,
     ) -> None:
         """Copy what this rank has to, and send it on its way, in the group of `new_group`.
 
         All ranks begin alike, and none while any is copying. Raises what `new_group` does.
+        `experts`: only these are copied, and all that is dense; None: all.
         """
         assert not self._is_filling, "one at a time"
-        ways = self._ways_of(layout, domain_of)
+        ways = self._ways_of(layout, domain_of).only(experts)
         pieces, arrival = self.copies.make(partial(copy_pieces, self.states, ways.own))
         new = StoredSnapshot(
             id=CheckpointId(run_id=self.run_id, generation=layout.generation, step=step),
@@ -129,9 +142,13 @@ class Snapshots:
         self.wait()
         self._is_broken, self._ways = False, None
 
-    def forget(self, *, all_but: CheckpointId | None = None) -> None:
+    def forget(self, *, up_to: CheckpointId | None = None) -> None:
         """The run went back: what is of its course since then is no state of it any more."""
-        self.kept = tuple(one for one in self.kept if one.id == all_but)
+        self.kept = tuple(one for one in self.kept if up_to is not None and one.id <= up_to)
+
+    def is_first(self, layout: Layout) -> bool:
+        """Was no snapshot begun in this layout? It is to be whole then, on all ranks alike."""
+        return self._ways is None or self._ways[0] != layout.generation
 
     def _take_in(self) -> None:
         if not self._is_filling or self._beside.is_busy:
@@ -145,7 +162,15 @@ class Snapshots:
         self._news.clear()
 
     def _keep(self, one: StoredSnapshot) -> None:
-        self.kept = (one, *self.kept)[:NUM_COMPLETE]
+        """Of each piece the newest copies stay; and none that nobody copies any more."""
+        number, kept = Counter[Piece](), list[StoredSnapshot]()
+        for snapshot in (one, *self.kept):
+            pieces = {p: t for p, t in snapshot.pieces.items() if number[p] < NUM_COMPLETE}
+            number.update(list(pieces))
+            is_new = snapshot.id.generation == one.id.generation or len(kept) < NUM_COMPLETE
+            if is_new and (pieces or not kept):
+                kept.append(replace(snapshot, pieces=pieces))
+        self.kept = tuple(kept)
 
     def _fill(self, new: StoredSnapshot, arrival: Arrival, ways: _Ways, group: Group) -> None:
         began_s, whole, size, why = time.monotonic(), None, 0, "a bug"
@@ -246,10 +271,25 @@ class Memory:
     kept: tuple[StoredSnapshot, ...]
     group: Group
 
-    def whole(self, layout: Layout) -> SnapshotInventory | None:
-        """The newest snapshot of which every piece is left; None: of none."""
+    def whole(
+        self, layout: Layout, *, may_mix: bool = False
+    ) -> tuple[SnapshotInventory, dict[Block, SnapshotInventory]] | None:
+        """The newest snapshot of which every piece is left, and where each block is; None: none.
+
+        `may_mix`: experts may be of older snapshots.
+        """
         blocks = tuple(layout.blocks())
-        return next((s for s in self._stocks(blocks) if all(map(s.has, blocks))), None)
+        stocks = self._stocks(blocks)
+        for place, one in enumerate(stocks):
+            found = {
+                block: next((s for s in among if s.has(block)), None)
+                for block in blocks
+                for among in [stocks[place:] if may_mix and _is_expert(block) else [one]]
+            }
+            there = {block: stock for block, stock in found.items() if stock is not None}
+            if len(there) == len(blocks):
+                return one, there
+        return None
 
     def newest_of(self, blocks: Iterable[Block]) -> dict[Block, SnapshotInventory]:
         """Of each block the newest snapshot that has all of it, where one has."""
@@ -316,7 +356,8 @@ class Memory:
         """Of all snapshots that any rank has, newest first."""
         pieces = self._pieces(blocks)
         mine = [float(x) for one in self.kept for x in (one.id.generation, one.id.step)]
-        mine += [_NOTHING] * (2 * NUM_COMPLETE - len(mine))
+        longest = exchange_values([len(mine)], self.group).max()
+        mine += [_NOTHING] * (int(longest) - len(mine))
         told = exchange_values(mine, self.group).view(-1, 2).tolist()
         ids = {
             CheckpointId(run_id=self.run_id, generation=int(generation), step=int(step))
@@ -342,6 +383,10 @@ class Memory:
 
     def _pieces(self, blocks: Iterable[Block]) -> list[Piece]:
         return [Piece(block, kind) for block in blocks for kind in self.states.kinds]
+
+
+def _is_expert(block: Block) -> bool:
+    return block.kind is BlockKind.EXPERT
 
 
 def _num_bytes(states: BlockStates, piece: Piece) -> int:

@@ -12,6 +12,8 @@ from math import isnan
 
 from pacekeeper.core.checkpoint.interval import SaveCosts
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest, Piece, RunFingerprint
+from pacekeeper.core.checkpoint.partial_experts import select_experts
+from pacekeeper.core.checkpoint.two_level import choose_num_snapshot
 from pacekeeper.core.checkpoint.write_plan import assign_writers, cut_pieces
 from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.layout import Block, Layout
@@ -80,6 +82,8 @@ class Checkpoints(RestoreManager):
         self.pace = CheckpointCostMeter(time.monotonic())
         self.period = CheckpointInterval(config.checkpoint_period_steps)
         self.replay: Replay | None = None  # steps of a window that are being done again
+        self._awaits_budgets, self._budget_bytes = False, 0.0  # that the last vote said
+        self._num_copied: tuple[int, int] | None = None  # generation, experts of a snapshot
         self._num_skipped, self._skipped_step = 0, -1  # in a row, and the last of them
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
         self._copied_bytes = 0  # by the last checkpoint, or step of a window
@@ -103,6 +107,17 @@ class Checkpoints(RestoreManager):
 
         `suspects`: ranks on nodes with a finding, as far as it was told.
         """
+        copies = self._budget_vote(step)
+        return copies + self._save_vote(step, layout, suspects)
+
+    def _budget_vote(self, step: int) -> list[float]:
+        """What this rank may copy, where a snapshot follows whose experts are chosen by that."""
+        period = self.config.snapshot_period_steps
+        is_due = self.config.experts_per_snapshot < 0 and period > 0 and step % period == 0
+        self._awaits_budgets = is_due
+        return [self.pace.budget_bytes] if is_due else []
+
+    def _save_vote(self, step: int, layout: Layout, suspects: Collection[int]) -> list[float]:
         if self._saver is None:
             return []
         failed = self._saver.has_failed
@@ -119,6 +134,10 @@ class Checkpoints(RestoreManager):
 
     def receive_votes(self, words: Sequence[Sequence[float]]) -> None:
         """The words of all, the lowest rank's first; empty where nothing is due."""
+        if self._awaits_budgets and all(words):
+            self._budget_bytes = min(word[0] for word in words)
+            words = [word[1:] for word in words]
+        self._awaits_budgets = False
         chosen = self.period if self.period.is_chosen else self.partial
         if any(words):
             (self.windows if self.windows.is_on else chosen).receive_votes(words)
@@ -205,8 +224,37 @@ class Checkpoints(RestoreManager):
                     account=self.partial.account,
                     new_group=new_group,
                     domain_of=domain_of,
+                    experts=self._experts_copied(at),
                 )
         return self._of_snapshots()
+
+    def _experts_copied(self, at: Position) -> frozenset[Block] | None:
+        """The experts of a snapshot, alike on all ranks; None: all, as in the first of a layout."""
+        wanted = self.config.experts_per_snapshot
+        if not wanted or self.snapshots.is_first(at.layout):
+            return None
+        if wanted < 0:
+            wanted = self._measured_experts(at.layout)
+        equal = [[0.0] * len(experts) for experts in at.layout.experts]
+        return select_experts(equal, wanted, at.step // self.config.snapshot_period_steps)
+
+    def _measured_experts(self, layout: Layout) -> int:
+        """As many as all ranks can copy; looked for once in a layout."""
+        if self._num_copied is None or self._num_copied[0] != layout.generation:
+            sizes = self._all_sizes(layout)
+            number = choose_num_snapshot(
+                layout,
+                sizes,
+                self._rows,
+                budget_bytes=self._budget_bytes,
+                num_persisted=self.config.experts_per_checkpoint,
+            )
+            if not self._budget_bytes:
+                return number
+            self._num_copied = layout.generation, number
+            if self.rank == layout.ranks[0]:
+                _log.info("snapshots copy %d experts of each layer", number)
+        return self._num_copied[1]
 
     def _on_snapshot(self, one: SaveResult) -> None:
         told = {"event": "snapshot", **asdict(one)}
@@ -266,8 +314,10 @@ class Checkpoints(RestoreManager):
                 self._went_back(found.step, None)
                 wanted = blocks_on(found.layout, self.rank)
                 self.states.load(wanted, found.state, found.num_updates)
-                self.partial.on_memory_restore(found.account, found.step)
-                self.snapshots.forget(all_but=found.id)
+                self.partial.on_memory_restore(found)
+                self.snapshots.forget(up_to=found.id)
+                if found.older:
+                    self._log_lost(found.layout, found.step, found.older, sum(found.lost_tokens))
             case Restored(manifest=manifest):
                 self.snapshots.forget()
                 self._went_back(found.step, manifest.costs)

@@ -284,12 +284,18 @@ class RestoreManager:
 
     def _remembered(self, layout: Layout, group: Group) -> MemoryRestore | None:
         memory = self._memory(group)
-        stock = memory.whole(layout)
-        if stock is None:
+        found = memory.whole(layout, may_mix=self.config.experts_per_snapshot != 0)
+        if found is None:
             _log.warning("%s", _FORGOTTEN)
             return None
+        stock, stock_of = found
         facts = memory.facts_of(stock, layout)
-        state = memory.fetch(dict.fromkeys(layout.blocks(), stock), layout)
+        older = {block: one for block, one in stock_of.items() if one.id != stock.id}
+        seen = memory.seen(older, layout)
+        lost = [0] * layout.num_layers
+        for block, tokens in seen.items():
+            lost[block.layer] += facts.account.routed[block.layer][block.index] - tokens
+        state = memory.fetch(stock_of, layout)
         _log.info("step=%d restored from memory", stock.id.step)
         self.staged = None
         return MemoryRestore(
@@ -299,6 +305,8 @@ class RestoreManager:
             account=facts.account,
             layout=layout,
             state=state,
+            older={block: one.id.step for block, one in older.items()},
+            lost_tokens=tuple(lost),
         )
 
     def _memory(self, group: Group) -> Memory:

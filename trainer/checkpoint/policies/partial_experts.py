@@ -236,11 +236,11 @@ class PartialSaves:
         self._forget_saves()
         self._adapt(manifest.id.step)
 
-    def on_memory_restore(self, account: TokenLedgerState, step: int) -> None:
-        """The state is now that of a snapshot at `step`, which lacks nothing."""
-        self.books.begin_anew(account, (), is_fault=False)
+    def on_memory_restore(self, found: "MemoryRestore") -> None:
+        """The state is now that of a snapshot: what its older experts lack is lost."""
+        self.books.begin_anew(found.account, found.lost_tokens, is_fault=bool(found.older))
         self._forget_saves()
-        self._adapt(step)
+        self._adapt(found.step)
 
     def on_partial_restore(self, tokens: Mapping[Block, int], step: int) -> int:
         """At `step` these experts alone went back to copies that had seen so many tokens; how many
@@ -382,7 +382,10 @@ def log_lost_tokens(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRestore:
-    """What this rank needs of snapshot `id` for `layout`, not in force: all of one step."""
+    """What this rank needs of snapshot `id` for `layout`, not in force.
+
+    `older`: experts that are of the snapshots of earlier steps; `lost_tokens`: by layer, of these.
+    """
 
     id: CheckpointId
     num_updates: int
@@ -390,6 +393,8 @@ class MemoryRestore:
     account: TokenLedgerState
     layout: Layout
     state: Mapping[Block, BlockState]
+    older: Mapping[Block, int]
+    lost_tokens: tuple[int, ...]
 
     @property
     def step(self) -> int:
