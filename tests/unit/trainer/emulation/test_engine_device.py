@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core.kernel_laws.kernels import Kernel, backward
+from pacekeeper.core.kernel_laws.kernels import Kernel, Product, backward
 from pacekeeper.core.kernel_laws.laws import time_s
 from pacekeeper.core.kernel_laws.noise import DEVICE_NOISE, NO_NOISE
 from pacekeeper.core.telemetry.attachment import Clock
@@ -234,7 +234,18 @@ def test_a_slowed_rank_reports_it_and_the_other_waits(tmp_path: Path) -> None:
     assert fast[1].wait_s is not None and fast[1].wait_s > 0.3 * behind_s > 0.0
 
 
-def test_a_rank_without_rows_computes_those_of_others(tmp_path: Path) -> None:
+def test_a_rank_without_rows_computes_those_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = set[int]()
+
+    def watched(kernel: Kernel) -> float:
+        if isinstance(kernel, Product) and (kernel.inputs, kernel.outputs) == (64, 96):  # the head
+            tokens.add(kernel.rows)
+        return time_s(kernel)
+
+    monkeypatch.setattr(engine_device, "time_s", watched)
+
     def work(group: ThreadGroup) -> list[MicroBatchRecord]:
         run = Run(tmp_path, quiet(), group)
         run.engine.step(micro_batches(rows_of(0)[: 3 * (1 - group.rank)], 3))
@@ -243,3 +254,5 @@ def test_a_rank_without_rows_computes_those_of_others(tmp_path: Path) -> None:
     (busy,), (idle,) = run_ranks(2, work)
     assert (busy.tokens, idle.tokens) == (3 * TOKENS, 0)
     assert idle.expert_rows > 0 and 0.0 < idle.compute_s < busy.compute_s
+    # The placeholder of the idle rank stands for no more than itself.
+    assert {1, 3 * 10 * TOKENS} <= tokens and 10 not in tokens
