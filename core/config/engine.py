@@ -76,8 +76,8 @@ class EngineConfig(JobConfig):
     checkpoint_activations: bool = False
     # Replica ranks of each expert, at most all ranks; more balance better and need more memory.
     replicas: PositiveInt = 1
-    # Experts of a layer that a rank has memory for. 0: those it starts with, and one more for
-    # moves if there are several ranks.
+    # Experts of a layer that a rank has memory for. 0: those it starts with, or its share after the
+    # loss of a node (of a rank, if there is one node), and one more for moves.
     slots_per_rank: NonNegativeInt = 0
     # "cuda", "cpu", or "auto": CUDA where there is a device.
     device: Annotated[str, one_of("auto", "cuda", "cpu")] = "auto"

@@ -106,6 +106,40 @@ def resize(
     Raises:
         LostStateError: as in `shrink`.
     """
+    while True:
+        found = _resized(
+            layout,
+            staying,
+            generation=generation,
+            floor=floor,
+            is_restored=is_restored,
+            are_experts_filled=are_experts_filled,
+            state_bytes=state_bytes,
+        )
+        if floor.replicas == 1 or not floor.are_slots_fixed or _fits(found, floor.slots_per_rank):
+            return found
+        floor = replace(floor, replicas=floor.replicas - 1)
+
+
+def _fits(layout: Layout, slots: int | None) -> bool:
+    """Whether no rank holds more experts of a layer than it has slots."""
+    for experts in layout.experts:
+        held = Counter(replica.rank for replicas in experts for replica in replicas)
+        if slots is not None and max(held.values(), default=0) > slots:
+            return False
+    return True
+
+
+def _resized(
+    layout: Layout,
+    staying: Collection[int],
+    *,
+    generation: int,
+    floor: ReplicationFloor,
+    is_restored: bool,
+    are_experts_filled: bool,
+    state_bytes: Mapping[Block, int],
+) -> Layout:
     gone, fresh = set(layout.ranks).difference(staying), set(staying).difference(layout.ranks)
     without = partial(
         shrink,

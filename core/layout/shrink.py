@@ -21,13 +21,14 @@ class ReplicationFloor:
     """The replication that survivors restore for every expert.
 
     `replicas`: how many, on as many distinct failure domains. `slots_per_rank`: the most replicas
-    of one layer on a rank; None: unlimited. A missing replica is worse than an extra slot; a
-    missing domain is not.
+    of one layer on a rank; None: unlimited. A missing replica is worse than an extra slot, unless
+    `are_slots_fixed`: then as many replicas are restored as fit. A missing domain is never worse.
     """
 
     replicas: int = 2
     domain_of: DomainOf = field(default_factory=dict)
     slots_per_rank: int | None = None
+    are_slots_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

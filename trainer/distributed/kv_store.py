@@ -128,7 +128,7 @@ def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStor
     """A client of the store at host:port. Raises UnreachableError, also where it stays silent."""
     host, port = split_address(address)
     give_up_s = time.monotonic() + timeout_s
-    silence = UnreachableError(f"it takes connections and has not answered for {timeout_s:.1f} s")
+    silence = f"it takes connections and has not answered for {timeout_s:.1f} s"
     attempts = _attempts[address]
 
     def connect(_: Callable[[], bool]) -> TCPStore:
@@ -147,7 +147,7 @@ def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStor
         return store
 
     def watch() -> None:
-        raise silence
+        raise UnreachableError(silence)  # made here: kept, it would keep all frames that wait
 
     try:
         # The client above knocks for all of its time, even at a door that is not there.
@@ -155,7 +155,7 @@ def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStor
         # It greets the store and waits for the answer without a deadline: the kernel of a frozen
         # host takes connections for it.
         if not attempts.acquire(timeout=max(0.0, give_up_s - time.monotonic())):
-            raise silence
+            raise UnreachableError(silence)
         left_s = max(0.0, give_up_s - time.monotonic())
         return run_leavable(connect, watch=watch, tick_s=left_s, name="connect")
     except (OSError, DistError, RuntimeError, UnreachableError) as error:

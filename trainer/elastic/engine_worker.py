@@ -165,7 +165,8 @@ class EngineWorker(Worker):
         return ReplicationFloor(
             replicas=min(self.config.replicas, num_living),
             domain_of=domain_of,
-            slots_per_rank=self.job.num_slots,
+            slots_per_rank=self.engine.store.num_slots,
+            are_slots_fixed=True,
         )
 
     def attach(self) -> None:

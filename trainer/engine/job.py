@@ -143,7 +143,9 @@ def prepare_job(
     )
     num_experts = [one.num_experts if one else 0 for one in skeleton.experts]
     layout = start_layout(num_experts, ranks, config.replicas, domain_of)
-    num_slots = config.slots_per_rank or default_slots(layout, num_experts)
+    num_slots = config.slots_per_rank or default_slots(
+        layout, num_experts, spare_ranks=_most_at_once(ranks, domain_of)
+    )
     require_slots(layout, num_slots)
     if config.separate_documents and packing_of(skeleton) is Packing.NONE:
         raise ConfigError(
@@ -161,6 +163,12 @@ def prepare_job(
         sampler=sampler,
         evaluation=evaluation,
     )
+
+
+def _most_at_once(ranks: tuple[int, ...], domain_of: DomainOf) -> int:
+    """Return the ranks of the largest failure domain; 1 if there is only one domain."""
+    sizes = Counter(domain_of.get(rank, rank) for rank in ranks)
+    return max(sizes.values()) if len(sizes) > 1 else min(len(ranks) - 1, 1)
 
 
 def open_data(config: EngineConfig, vocabulary_size: int) -> tuple[Sampler, Sampler | None]:

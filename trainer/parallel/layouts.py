@@ -86,7 +86,7 @@ def most_experts_on_a_rank(layout: Layout) -> int:
     return max((max(counts.values()) for counts in held if counts), default=0)
 
 
-def default_slots(layout: Layout, num_experts: Sequence[int]) -> int:
+def default_slots(layout: Layout, num_experts: Sequence[int], spare_ranks: int = 0) -> int:
     """Return how many experts of a layer a rank gets memory for where nothing is asked for.
 
     As many as the layout puts on any rank, and one more to move into if there are several ranks.
@@ -94,6 +94,10 @@ def default_slots(layout: Layout, num_experts: Sequence[int]) -> int:
     Args:
         layout: The layout to start with.
         num_experts: Experts of each layer of the model.
+        spare_ranks: Ranks whose replicas must fit on the others, too.
     """
     most = most_experts_on_a_rank(layout)
+    left = max(len(layout.ranks) - spare_ranks, 1)
+    replicas = max((sum(map(len, experts)) for experts in layout.experts), default=0)
+    most = max(most, -(-replicas // left))
     return min(most + (len(layout.ranks) > 1), max(*num_experts, 1))

@@ -2,9 +2,10 @@
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from random import Random
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import LostStateError
@@ -286,3 +287,30 @@ def test_without_newcomers_it_is_the_survivors_own_rule(join: Join) -> None:
     except LostStateError:
         assume(False)
     assert resize(join.layout, staying, generation=9, floor=join.floor) == wanted
+
+
+@given(st.integers(2, 8), st.integers(2, 12), st.integers(2, 3), st.randoms(use_true_random=False))
+def test_fixed_slots_are_never_exceeded_and_replicas_are_restored_as_far_as_they_fit(
+    size: int, num_experts: int, replicas: int, chosen: Random
+) -> None:
+    layout = even_layout(
+        ranks=range(size), num_layers=2, num_experts=num_experts, replicas=min(replicas, size)
+    )
+    held = max(len(layout.experts_on(r, layer)) for r in layout.ranks for layer in range(2))
+    slots = held + chosen.randint(0, 2)
+    while len(layout.ranks) > 1:
+        living = set(layout.ranks) - {chosen.choice(layout.ranks)}
+        floor = ReplicationFloor(
+            replicas=min(replicas, len(living)), slots_per_rank=slots, are_slots_fixed=True
+        )
+        try:
+            layout = resize(layout, living, generation=layout.generation + 1, floor=floor)
+        except LostStateError:
+            event("an expert is lost")
+            return
+        most = max(len(layout.experts_on(r, layer)) for r in layout.ranks for layer in range(2))
+        fewest = min(len(on) for experts in layout.experts for on in experts)
+        assert most <= slots
+        event(f"fewer replicas than asked for: {fewest < floor.replicas}")
+        if len(living) * (slots - 1) >= num_experts * floor.replicas:  # with room to spare
+            assert fewest == floor.replicas
