@@ -36,9 +36,9 @@ class Generation:
     def abort(self) -> None:
         """Leave this generation, and no other one; from any thread, as often as one likes.
 
-        Whoever waits in one of its groups gets PeerLost, here within a tick, and at the other
-        members as soon as the backend lets them know. A backend of gloo and its tensors may be in
-        use a little longer: tensors that were to be filled are not used again.
+        Whoever waits in one of its groups gets PeerLost: here within a tick, at members that wait
+        for this one as soon as its connections break, at the others when `is_aborted` says so.
+        gloo may use the tensors of a collective a little longer: they are not used again.
         """
         self._members.abort()
 

@@ -2,8 +2,9 @@
 
 gloo cannot be stopped: `abort` does nothing, and destroying a group joins its threads. What works
 without touching a socket: a receive that nobody answers, given 1 ms, times out, and gloo then fails
-every connection of the group, so that nothing is written into its tensors any more and the other
-members notice. A transfer that was under way may still hold its thread until gloo's own timeout.
+every connection of the group, so that nothing is written into its tensors any more and members that
+wait for this one notice. A transfer that was under way may still hold its thread until gloo's own
+timeout.
 """
 
 from datetime import timedelta

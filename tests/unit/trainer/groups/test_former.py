@@ -1,6 +1,7 @@
 """How groups are formed on a device, by what this torch can do; ranks are threads."""
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -39,6 +40,11 @@ def test_on_cuda_the_device_groups_are_reconfigured_and_control_is_on_the_host()
     former = make_former(CUDA)
     assert isinstance(former._device, ReconfiguringConnector)
     assert isinstance(former._host, GlooConnector)
+
+
+def former_of(way: str) -> Former:
+    connector = connectors()[way]()
+    return Former(connector, connector)
 
 
 def form_all(
@@ -80,10 +86,7 @@ def test_generations_follow_each_other_and_abort_ends_its_own_only(
     if way not in connectors():
         pytest.skip("this torch cannot reconfigure groups")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    formers = []
-    for _ in range(3):
-        connector = connectors()[way]()
-        formers.append(Former(connector, connector))
+    formers = [former_of(way) for _ in range(3)]
     store, before = HashStore(), dict[int, Generation]()
     for number, ranks in enumerate([(0, 1, 2), (0, 2), (0, 2)]):
         formed = form_all(formers, store, f"g{number}", ranks)
@@ -110,6 +113,27 @@ def test_generations_follow_each_other_and_abort_ends_its_own_only(
             with pytest.raises(PeerLost):
                 formed[rank].groups.control.all_gather(torch.ones(1))
         before = formed
+
+
+@pytest.mark.parametrize("way", ["new", "reconfigured"])
+def test_what_is_under_way_ends_when_the_generation_is_left(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before the timeout of gloo, which holds threads and tensors until then."""
+    if way not in connectors():
+        pytest.skip("this torch cannot reconfigure groups")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    formed = form_all([former_of(way) for _ in range(3)], HashStore(), "g", (0, 1, 2))
+    pending: Any = formed[0].groups.gradients.all_reduce(torch.ones(3))
+    formed[0].abort()
+    with pytest.raises(PeerLost):
+        pending.wait()
+    give_up_s = time.monotonic() + LIMITS.timeout_s
+    while not pending._work.is_completed():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    for one in formed.values():
+        one.abort()
 
 
 def test_a_job_of_one_rank_needs_no_store() -> None:
