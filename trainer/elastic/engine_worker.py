@@ -126,7 +126,7 @@ class EngineWorker(Worker):
         if config.emulate:
             law = DEVICE_NOISE if config.emulated_noise else NO_NOISE
             self.emulated = EngineDevice.seeded(config.seed * 1000 + spec.rank, law)
-            emulate(config, self.job, self.emulated)
+            emulate(config, self.job, self.emulated, is_announced=spec.rank == ranks[0])
             if spec.faults_dir:
                 self.faults = FaultInjector(
                     directory=Path(spec.faults_dir),

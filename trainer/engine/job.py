@@ -308,8 +308,16 @@ def batch_of(
     return parts
 
 
-def emulate(config: EngineConfig, job: Job, device: EngineDevice) -> Skeleton:
-    """Let an emulated device follow the model, and say so; return the model of its shapes.
+def emulate(
+    config: EngineConfig, job: Job, device: EngineDevice, *, is_announced: bool
+) -> Skeleton:
+    """Let an emulated device follow the model; return the model of its shapes.
+
+    Args:
+        config: The settings.
+        job: Its ranks at the start give the size of an even step.
+        device: Of this rank.
+        is_announced: Whether to log it, on one rank.
 
     Raises:
         PacekeeperError: That model cannot be built, or is of another family.
@@ -328,13 +336,14 @@ def emulate(config: EngineConfig, job: Job, device: EngineDevice) -> Skeleton:
         repeats_forward=config.checkpoint_activations,
     )
     device.watch(job.skeleton, of, config.row_tokens, even)
-    _log.warning(
-        "the device is emulated: an even step takes %.3g s, by kernels of %s with rows of %d "
-        "tokens; no time of this run is one of a real device",
-        config.emulated_step_s,
-        config.emulated_model or "the trained model",
-        even.row_tokens,
-    )
+    if is_announced:
+        _log.warning(
+            "the device is emulated: an even step takes %.3g s, by kernels of %s with rows of %d "
+            "tokens; no time of this run is one of a real device",
+            config.emulated_step_s,
+            config.emulated_model or "the trained model",
+            even.row_tokens,
+        )
     return of
 
 

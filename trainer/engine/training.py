@@ -86,7 +86,9 @@ def train(
     if is_lowest:
         announce(config, job, device, ranks_on_node)
     if emulated is not None:
-        shapes = on_all_ranks(lambda: emulate(config, job, emulated), control)
+        shapes = on_all_ranks(
+            lambda: emulate(config, job, emulated, is_announced=is_lowest), control
+        )
         require_agreement({"emulated model": library.config_values(shapes.module)}, control)
     on_all_ranks(lambda: require_budget(config, job, control.rank, device, ranks_on_node), control)
 
