@@ -27,12 +27,14 @@ class Telemetry:
         self._hooks = hooks
         self._experts = experts
         self._late: list[tuple[int, Mapping[int, Tensor]]] = []
+        self._begun, self._is_redone = -1, False
         experts.clock = hooks.timer
         if isinstance(hooks.timer, EngineDevice):
             experts.compute = hooks.timer.timed(experts.compute)
 
     def begin_step(self, step: int) -> None:
-        """Start a step."""
+        """Start a step, or start it again after a failure."""
+        self._is_redone, self._begun = step == self._begun, step
         self._hooks.begin_step(step)
 
     @contextmanager
@@ -59,6 +61,7 @@ class Telemetry:
         self._hooks.end_step(
             tokens=size.tokens,
             loss=loss.item() if is_on_host else None,
+            is_redone=self._is_redone,
             sum_len_squared=size.sum_len_squared,
             host_s=self._experts.take_host_s(),
         )

@@ -48,3 +48,17 @@ def test_ranks_report_what_they_computed_and_routed(tmp_path: Path) -> None:
             assert ended.host_s is not None and ended.host_s > 0.0
             assert ended.loss == ranks[rank][1][step]
         assert loads == computed
+
+
+def test_a_step_that_is_prepared_again_is_reported_as_redone(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    engine = engine_of("qwen3_moe", hooks=pace)
+    adamw(engine)
+    engine.step(micro_batches(rows_of(0)))
+    engine.prepare_step(micro_batches(rows_of(1)))
+    engine.step(micro_batches(rows_of(1)))
+    engine.step(micro_batches(rows_of(2)))
+    pace.detach()
+    assert pace.ring.path is not None
+    steps = [r for r in records_in(Path(pace.ring.path)) if isinstance(r, StepRecord)]
+    assert [(r.step, r.is_redone) for r in steps] == [(0, False), (1, True), (2, False)]
