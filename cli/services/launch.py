@@ -20,7 +20,7 @@ from pacekeeper.core.errors import ConfigError
 _SET_BY_RUNNING_JOB = (
     "node_rank", "num_nodes", "rendezvous", "steps", "seed", "clock", "checkpoint_dir",
     "checkpoint_period_steps", "checkpoint_window_steps", "snapshot_period_steps",
-    "experts_per_checkpoint", "resume", "max_restarts",
+    "experts_per_checkpoint", "resume", "max_restarts", "device", "emulate",
 )  # fmt: skip
 _SET_BY_TORCHRUN = ("node_rank", "num_nodes", "ranks_per_node", "rendezvous")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ReplicaSet, ranks_by_layer
 from pacekeeper.core.layout.mesh_resize import add_ranks
 from pacekeeper.core.layout.replica_spread import domain_of_rank, level_shares
@@ -116,8 +117,14 @@ def resize(
             are_experts_filled=are_experts_filled,
             state_bytes=state_bytes,
         )
-        if floor.replicas == 1 or not floor.are_slots_fixed or _fits(found, floor.slots_per_rank):
+        if not floor.are_slots_fixed or _fits(found, floor.slots_per_rank):
             return found
+        if floor.replicas == 1:
+            raise LostStateError(
+                f"{len(staying)} ranks with {floor.slots_per_rank} slots per layer do not hold "
+                "all experts",
+                remedy="start it again with more ranks or more slots_per_rank",
+            )
         floor = replace(floor, replicas=floor.replicas - 1)
 
 

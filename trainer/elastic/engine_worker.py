@@ -7,6 +7,7 @@ members are lost the same engine goes on in new groups, with what survives of ea
 import logging
 import math
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +18,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from pacekeeper.core.config.engine import PATHS, EngineConfig
-from pacekeeper.core.errors import ConfigError, CorruptStateError, PacekeeperError
+from pacekeeper.core.errors import ConfigError, CorruptStateError, HostError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.kernel_laws.noise import DEVICE_NOISE, NO_NOISE
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
@@ -55,10 +56,12 @@ from pacekeeper.trainer.engine.job import (
 from pacekeeper.trainer.engine.run_log import RunLog, StepRecord
 from pacekeeper.trainer.engine.values import PreparedMove, PreparedStep
 from pacekeeper.trainer.groups.agreement import on_all_ranks, require_agreement
+from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.groups.former import Generation, make_former
 from pacekeeper.trainer.groups.waiting import WaitLimits
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.model import library
+from pacekeeper.trainer.model.checkpoint_reader import INDEX
 from pacekeeper.trainer.parallel.layouts import check_layout
 from pacekeeper.trainer.parallel.moves import require_slots
 from pacekeeper.trainer.parallel.replica_check import compare_replicas, heal_replicas, plan_healing
@@ -76,10 +79,9 @@ class EngineWorker(Worker):
     _generation: Generation | None = None
     _run_log: RunLog | None = None
     _prepared: PreparedStep = field(init=False)
-    _failure: PacekeeperError | None = None
+    _failure: Exception | None = None
     _ended_s: float = 0.0  # the step before
     _records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_MOST_RECORDS))
-    _is_exported: bool = False
 
     def __post_init__(self) -> None:
         spec, config = self.spec, self.config
@@ -97,7 +99,7 @@ class EngineWorker(Worker):
         # What is wrong here may be wrong on this node only: all members hear of it in `resume`.
         try:
             self._build(ranks)
-        except PacekeeperError as error:
+        except Exception as error:  # out of memory, say: the others must not train without it
             if spec.is_newcomer:
                 raise
             self._failure = error
@@ -120,6 +122,7 @@ class EngineWorker(Worker):
             rank=spec.rank,
             options=engine_options(config, self.job, self.device),
         )
+        self.engine.add_facts({"data": self.job.data} | self._settings())
         self.optimizer = make_optimizer(config, self.engine)
         self.engine.add_optimizer(self.optimizer)
         self.faults: FaultInjector | None = None
@@ -138,7 +141,7 @@ class EngineWorker(Worker):
             rank=spec.rank,
             run_id=spec.run_id,
             first_run_id=spec.first_run_id or spec.run_id,
-            identity=self.engine.fingerprint(data=self.data_crc, settings=self._steering()),
+            identity=self.engine.fingerprint(data=self.job.data[0], settings=self._steering()),
             states=self.engine.states,
             note=self.steps.write,
         )
@@ -151,7 +154,7 @@ class EngineWorker(Worker):
 
     @property
     def data_crc(self) -> int:
-        return 0 if self._failure else self.job.data[0]
+        return 0 if self._failure else zlib.crc32(repr(self.engine.facts).encode())
 
     def _steering(self) -> dict[str, object]:
         """Settings that numbers depend on, beside the model and the data."""
@@ -162,6 +165,7 @@ class EngineWorker(Worker):
         return {name: getattr(config, name) for name in (*names, *more, *last)}
 
     def floor(self, num_living: int, domain_of: DomainOf) -> ReplicationFloor:
+        self._raise_failure()
         return ReplicationFloor(
             replicas=min(self.config.replicas, num_living),
             domain_of=domain_of,
@@ -223,15 +227,29 @@ class EngineWorker(Worker):
         return self._generation
 
     def resume(self) -> None:
-        control, config = self.generation.groups.control, self.config
-        settings = {name: v for name, v in asdict(config).items() if name not in PATHS}
-        require_agreement({f"[engine] {name}": value for name, value in settings.items()}, control)
+        control = self.generation.groups.control
+        require_agreement(self._settings(), control)
         on_all_ranks(self._raise_failure, control)
         require_agreement({"data": self.job.data}, control)
+        on_all_ranks(self._open_log, control)
         self.engine.enter(self.generation.groups)
         paths = self.checkpoints.agree_on_start(control)
         if paths:
             self.do_restore(paths, self.layout)
+
+    def _settings(self) -> dict[str, object]:
+        """Settings that must be equal on all ranks, by their names in messages."""
+        places = {*PATHS, "checkpoint_dir", "resume"}
+        settings = {name: v for name, v in asdict(self.config).items() if name not in places}
+        settings["export_dir, if any"] = bool(self.config.export_dir)
+        return {f"[engine] {name}": value for name, value in settings.items()}
+
+    def _open_log(self) -> None:
+        if self.spec.rank != self.group.members[0] or self._run_log is not None:
+            return
+        is_continued = self.step > 0 or self.spec.first_run_id > 0
+        folder = Path(self.spec.run_dir)
+        self._run_log = open_log(self.config, folder, is_continued=is_continued)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -241,7 +259,8 @@ class EngineWorker(Worker):
         if self._generation is not None:
             self._generation.abort()
             self._generation = None
-            self.checkpoints.snapshots.leave()
+            if self._failure is None:
+                self.checkpoints.snapshots.leave()
 
     def close(self) -> None:
         if self._run_log is not None:
@@ -250,12 +269,14 @@ class EngineWorker(Worker):
             warn_of_overruns(self.emulated, self.spec.rank)
 
     def finish(self) -> None:
-        config, control = self.config, self.generation.groups.control
-        if config.export_dir and self.step >= config.steps and not self._is_exported:
-            self.engine.export(config.export_dir)
-            self._is_exported = True
+        folder, control = self.config.export_dir, self.generation.groups.control
+        # At the start there was none: it is of this run, written before some rank was lost.
+        is_there = bool(folder) and (Path(folder) / INDEX).exists()
+        if folder and self.step >= self.config.steps:
+            if not control.all_gather(torch.tensor([is_there])).any():
+                self.engine.export(folder)
             if self.spec.rank == control.ranks[0]:
-                _log.info("exported to %s", config.export_dir)
+                _log.info("exported to %s", folder)
         control.all_gather(torch.zeros(1))
 
     def take_place(self) -> None:
@@ -279,14 +300,11 @@ class EngineWorker(Worker):
         event = "regroup" if is_regroup else "plan"
         line = {"event": event, "generation": generation, "step": self.step, "took_s": took_s}
         self.steps.write(line | {"ended_mono_s": time.monotonic()})
-        if own == self.group.members[0] and self._run_log is None:
-            is_continued = self.step > 0 or self.spec.first_run_id > 0
-            self._run_log = open_log(
-                self.config, Path(self.spec.run_dir), is_continued=is_continued
-            )
-            for record in self._records:  # the rank that wrote it may be gone
-                if record.step > self._run_log.last_step:
-                    self._run_log.write(record)
+        try:
+            self._open_log()
+        except HostError as error:  # it leads since others are gone: training matters more
+            _log.warning("this rank writes no log of the run: %s", error)
+        self._write_records()
 
     def do_step(self) -> Ballot:
         config, engine = self.config, self.engine
@@ -296,10 +314,11 @@ class EngineWorker(Worker):
         rate = learning_rate(config, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        batch = batch_of(config, self.job.sampler, self.step, engine.rows(config.rows_per_step))
-        prepared = engine.prepare_step(batch)
+        rows = engine.rows(config.rows_per_step)
+        prepared = engine.prepare_step(batch_of(config, self.job.sampler, self.step, rows))
         loss, norm = prepared.result.loss.item(), prepared.result.grad_norm.item()
-        self.generation.check()  # on CUDA a lost member shows in garbage
+        if self.device.type == "cuda":  # where a lost member shows in garbage
+            self.generation.check()
         self.plan = read_offered_plan(self.hooks, self.layout, self.plan, self._check_fits)
         self._prepared, self.pending, self.pending_layout = prepared, self._update, None
         self.phase = Phase.VOTE
@@ -350,6 +369,7 @@ class EngineWorker(Worker):
 
     def do_move(self, new: Layout, restore: Sequence[str] = ()) -> int:
         self.phase = Phase.PRE
+        self._raise_failure()
         groups = self.generation.groups
         found = self.checkpoints.stage_lost(restore, self.layout, new, groups.control, self.step)
         refilled = None if found is None else found.state
@@ -363,7 +383,7 @@ class EngineWorker(Worker):
         self.phase = Phase.PRE
         groups = self.generation.groups
         found = self.checkpoints.stage(paths, layout, groups.control)
-        self._change_over(partial(self._go_back, found), layout)
+        self._change_over(partial(self._go_back, found, groups), layout)
         return found.size_bytes
 
     def _change_over(self, change: Callable[[], None], layout: Layout) -> None:
@@ -377,9 +397,10 @@ class EngineWorker(Worker):
         if found is not None:
             self.checkpoints.count_lost(found)
 
-    def _go_back(self, found: Restored | MemoryRestore) -> None:
+    def _go_back(self, found: Restored | MemoryRestore, groups: EngineGroups) -> None:
         self.checkpoints.apply(found)
-        self.engine.go_back(found.layout, self.generation.groups, found.step)
+        self.engine.go_back(found.layout, groups, found.step)
+        self._records.clear()
         self.step = found.step
         self.last_loss = NO_LOSS if found.last_loss is None else found.last_loss
 
@@ -473,5 +494,12 @@ class EngineWorker(Worker):
             rows = self.engine.rows(sampler.num_first_places(0))
             loss = self.engine.evaluate(batch_of(self.config, sampler, 0, rows))
             self._records[-1] = replace(self._records[-1], evaluation_loss=loss.item())
-        if self._run_log is not None:
-            self._run_log.write(self._records[-1])
+        self._write_records()
+
+    def _write_records(self) -> None:
+        """Write the steps that the log lacks: another rank, which is gone, may have led."""
+        if (log := self._run_log) is None:
+            return
+        for record in self._records:
+            if record.step > log.last_step:
+                log.write(record)

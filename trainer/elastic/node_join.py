@@ -242,8 +242,9 @@ class JoinRequest:
         facts = self._read_job_facts()
         if set(texts) != {str(facts.corpus)}:
             raise ConfigError(
-                "the standard library of this Python is not that of the job, which trains on it",
-                remedy="use the same build of Python on all nodes",
+                "the data, model, settings or installation here are not those of the job",
+                remedy="use the same files and versions on all nodes (the byte-level model trains "
+                "on Python's standard library)",
             )
         leader = facts.leader_node
         self._beat += 1

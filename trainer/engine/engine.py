@@ -205,6 +205,15 @@ class Engine:
         self.groups, self._is_outside = groups, False
         self._use_layout()
 
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What is equal on all ranks of this engine, by its name in messages."""
+        return self._facts
+
+    def add_facts(self, facts: Mapping[str, object]) -> None:
+        """Compare more with the other ranks: when this engine enters groups, and in moves."""
+        self._facts |= facts
+
     def _require_agreement(self, groups: EngineGroups) -> None:
         require_agreement(self._facts | {"layout": encode_layout(self.layout)}, groups.control)
 
@@ -376,8 +385,7 @@ class Engine:
             parameter.grad = None
         self._sync.disarm()
         self._forget()
-        batches = list(batch)
-        whole = self._passes.agree(self.num_steps, batches)
+        batches, whole = self._passes.agree(self.num_steps, batch)
         if self._telemetry:
             self._telemetry.begin_step(self.num_steps)
         total = self._passes.train(
@@ -438,8 +446,7 @@ class Engine:
             loss: As of `step`.
         """
         self._forget()
-        batches = list(batch)
-        whole = self._passes.agree(self.num_steps, batches)
+        batches, whole = self._passes.agree(self.num_steps, batch)
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
@@ -493,6 +500,7 @@ class Engine:
     def commit_move(self, prepared: PreparedMove) -> AppliedLayout:
         """Put a prepared layout in force, with its groups; needs no other rank."""
         commit_move(self.states, prepared.staged)
+        self._casts.forget()
         self.layout, self.groups = prepared.layout, prepared.groups
         self._is_outside = False
         self._use_layout()
@@ -510,6 +518,7 @@ class Engine:
         """
         self.layout, self.groups, self.num_steps = layout, groups, step
         self._is_outside = False
+        self._casts.forget()
         self._use_layout()
 
     def export(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:

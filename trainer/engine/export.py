@@ -67,11 +67,14 @@ def export_checkpoint(
         control,
     )
     failure: PacekeeperError | None = None
+    is_finished = False
 
     def finish() -> None:
+        nonlocal is_finished
         if failure is not None:
             raise failure
         writer.finish()
+        is_finished = True
 
     try:
         for block, target in writers.items():
@@ -87,8 +90,10 @@ def export_checkpoint(
                     failure = error
         on_all_ranks(finish, control)
         on_all_ranks(lambda: writer.commit() if rank == control.ranks[0] else None, control)
-    except BaseException:  # a lost rank, too
-        writer.abort()
+    except BaseException as error:
+        # Where a rank is lost after that, the index may name these files on others' word.
+        if not is_finished or isinstance(error, PacekeeperError):
+            writer.abort()
         raise
 
 

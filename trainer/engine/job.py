@@ -6,7 +6,7 @@ Everything follows from the settings and the ranks; nothing is materialised, nob
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -298,14 +298,13 @@ def engine_options(config: EngineConfig, job: Job, device: torch.device) -> Engi
 
 def batch_of(
     config: EngineConfig, sampler: Sampler, step: int, rows: range
-) -> Sequence[MicroBatch]:
-    """Return the micro-batches of some rows of a step's global batch."""
-    whole = sampler.batch(step, rows)
-    parts = [one.tensors for one in whole.split(config.rows_per_microbatch)]
-    for tensors in parts:
+) -> Iterator[MicroBatch]:
+    """Read the micro-batches of some rows of a step's global batch, when they are asked for."""
+    for one in sampler.batch(step, rows).split(config.rows_per_microbatch):
+        tensors = one.tensors
         if not config.separate_documents:
             del tensors["position_ids"]  # they would restart with each row only
-    return parts
+        yield tensors
 
 
 def emulate(

@@ -4,7 +4,7 @@
 neither adds them up over the ranks nor updates anything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -81,18 +81,25 @@ class Passes:
         self.experts.forget()
         self.routing.forget()
 
-    def agree(self, step: int, batches: Sequence[MicroBatch]) -> GlobalBatch:
-        """Exchange the sizes of all ranks' batches.
+    def agree(self, step: int, batch: Iterable[MicroBatch]) -> tuple[list[MicroBatch], GlobalBatch]:
+        """Take this rank's micro-batches and exchange the sizes of all ranks' batches.
 
         Args:
             step: For messages.
-            batches: Micro-batches of this rank.
+            batch: Micro-batches of this rank; what it raises ends the step on all ranks.
 
         Raises:
+            Exception: That of `batch`.
             ConfigError: On all ranks: one was given what is no micro-batch, or unshifted labels.
             DataError: On all ranks: one was given a token outside the vocabulary.
         """
-        own, sizes = exchange_on_all_ranks(lambda: self._sizes(batches), 6, self.groups.control)
+        batches: list[MicroBatch] = []
+
+        def take() -> tuple[list[MicroBatchSize], list[int]]:
+            batches.extend(batch)
+            return self._sizes(batches)
+
+        own, sizes = exchange_on_all_ranks(take, 6, self.groups.control)
         ranks = self.groups.control.ranks
         if bad := [rank for rank, row in zip(ranks, sizes.tolist(), strict=True) if row[5]]:
             raise DataError(
@@ -101,7 +108,7 @@ class Passes:
                 remedy="tokenise the data with the tokenizer of this model",
             )
         targets, tokens, documents, squared = sizes[:, 1:5].sum(0).tolist()
-        return GlobalBatch(
+        return batches, GlobalBatch(
             num_micro_batches=int(sizes[:, 0].max()),
             num_targets=targets,
             work=WorkSize(tokens=tokens, documents=documents, sum_len_squared=squared),

@@ -36,6 +36,7 @@ _NEEDS_OUR_LAUNCHER = (
     "snapshot_period_steps",
     "replica_check_period_steps",
     "max_restarts",
+    "resume",
 )
 _log = logging.getLogger(__name__)
 

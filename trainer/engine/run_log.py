@@ -46,7 +46,7 @@ class RunLog:
     """The output of one run; a context manager.
 
     Attributes:
-        last_step: The newest step in `steps.jsonl` when it was opened; -1: none.
+        last_step: The newest step in `steps.jsonl`; -1: none.
 
     Args:
         run_dir: Folder of `steps.jsonl`.
@@ -103,6 +103,7 @@ class RunLog:
 
     def write(self, record: StepRecord) -> None:
         """Write a step; a full disk ends the file, not the training."""
+        self.last_step = record.step
         values = {name: value for name, value in asdict(record).items() if value is not None}
         if not self._file.closed:
             try:

@@ -74,7 +74,7 @@ def exchange_on_all_ranks(
     is_bad = rows[:, 0].tolist()
     if bad := [rank for rank, one in zip(group.ranks, is_bad, strict=True) if one]:
         raise OtherRanksError(
-            f"{format_ranks(bad)} cannot go on", remedy="their own messages say why"
+            f"ranks {format_ranks(bad)} cannot go on", remedy="their own messages say why"
         )
     return made, rows[:, 1:]  # type: ignore[return-value]
 

@@ -84,7 +84,7 @@ def kept_bytes(family: str, compute_dtype: torch.dtype | None, checkpoint: bool)
     batch = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         passes = engine._passes
-        kept_loss = passes.evaluate([batch], passes.agree(0, [batch]), cross_entropy)
+        kept_loss = passes.evaluate(*passes.agree(0, [batch]), cross_entropy)
     total = sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in own)
     slots = engine.store.num_slots
     budget = memory_budget(engine.skeleton, shape, num_slots=slots, used_slots=0, num_ranks=1)
