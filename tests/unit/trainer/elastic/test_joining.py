@@ -256,7 +256,7 @@ def test_a_node_with_another_text_to_train_on_does_not_ask(tmp_path: Path) -> No
     waiting = Waiting(tmp_path)
     waiting.own.set(ready_key(4), "11")
     waiting.own.set(ready_key(5), "12")
-    with pytest.raises(ConfigError, match="use the same build of Python on all nodes"):
+    with pytest.raises(ConfigError):
         waiting.poll()
     assert not waiting.leader.check([ASKING_KEY])
 

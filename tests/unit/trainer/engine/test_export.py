@@ -1,5 +1,8 @@
 """Ranks write one checkpoint that transformers and another layout read, or none."""
 
+import json
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.export import choose_writers
 from pacekeeper.trainer.groups.agreement import OtherRanksError
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from pacekeeper.trainer.groups.group import PeerLost
 from pacekeeper.trainer.model.checkpoint_writer import CheckpointWriter
 from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import adamw, engine_of, held_tensors, micro_batches, rows_of
@@ -96,3 +100,41 @@ def test_writers_hold_most_of_what_they_write_and_share_the_rest_evenly() -> Non
     assert sorted(choose_writers(dense, layout).values()) == [0, 1]
     assert len(set(choose_writers([experts], layout).values())) == 1
     assert EngineGroups.single_process().exchange.ranks == (0,)
+
+
+def test_ranks_that_lose_one_at_the_end_of_an_export_leave_no_index_of_missing_files(
+    tmp_path: Path,
+) -> None:
+    """Rank 1 sees the loss before the lowest rank writes the index, the others after it."""
+    folder = tmp_path / "exported"
+
+    def work(group: ThreadGroup) -> bool:
+        engine = trained("qwen3_moe", group)
+        control, gathers = engine.groups.control, count(1)
+
+        def gather(values: torch.Tensor) -> torch.Tensor:
+            number = next(gathers)
+            if number == 3:
+                raise PeerLost("a member is dead")
+            found = control.all_gather(values)
+            if number == 2 and group.rank == 1:
+                raise PeerLost("a member is dead")
+            return found
+
+        engine.groups = replace(engine.groups, control=Lossy(control, gather))
+        with pytest.raises(PeerLost):
+            engine.export(folder)
+        return True
+
+    assert run_ranks(RANKS, work) == [True] * RANKS
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) <= {path.name for path in folder.iterdir()}
+
+
+class Lossy:
+    """A group whose gathers are replaced."""
+
+    def __init__(self, group: Any, gather: Any) -> None:
+        self.rank, self.ranks = group.rank, group.ranks
+        self.all_to_all_rows, self.all_reduce = group.all_to_all_rows, group.all_reduce
+        self.all_gather = gather
