@@ -53,6 +53,7 @@ from pacekeeper.trainer.engine.job import (
     require_budget,
     warn_of_overruns,
 )
+from pacekeeper.trainer.engine.probe import run_probe
 from pacekeeper.trainer.engine.run_log import RunLog, StepRecord
 from pacekeeper.trainer.engine.values import PreparedMove, PreparedStep
 from pacekeeper.trainer.groups.agreement import on_all_ranks, require_agreement
@@ -188,6 +189,7 @@ class EngineWorker(Worker):
             timer=timer,
             model=None if self._failure else self._shape(),
             run_id=spec.run_id,
+            can_probe=True,
         )
         if self._failure is None:
             self.engine.watch(self.hooks)
@@ -352,6 +354,7 @@ class EngineWorker(Worker):
             is_stopping=self.is_asked_to_stop(),
             ready_generation=0 if self.plan is None else self.plan.layout.generation,
             ready_crc=0 if self.plan is None else self.plan.crc,
+            ready_probe=self.hooks.requested_probe(),
             is_storing=self.checkpoints.is_storing,
             is_copying=self.checkpoints.snapshots.is_copying,
             is_awaited=self.join_queue is not None
@@ -408,7 +411,10 @@ class EngineWorker(Worker):
         return None if self.plan is None else self.plan.layout
 
     def do_probe(self, number: int) -> None:
-        raise AssertionError("it was attached without probes")
+        self.hooks.start_probe(number)
+        result = run_probe(self.generation.groups, self.hooks.timer, self.device)
+        if result is not None:
+            self.hooks.report_probe(step=self.step, number=number, **asdict(result))
 
     def check_replicas(self) -> None:
         groups, step = self.generation.groups, self.step - 1

@@ -84,6 +84,7 @@ class EngineDevice(WallClock):
     num_overruns: int = 0
     overrun_s: float = 0.0
     _kernels: list[Kernel] = field(default_factory=list)  # since the segment began
+    _more_s: float = 0.0  # of other work in it, at full speed
     _experts: dict[nn.Module, ExpertKernels] = field(default_factory=dict)
     _lengths: tuple[int, ...] = ()  # of the pass that runs
     _token_scale: float = 1.0
@@ -134,17 +135,24 @@ class EngineDevice(WallClock):
 
         return run
 
+    def add_time(self, seconds: float) -> None:
+        """Count work that takes `seconds` at full speed to the segment that runs."""
+        self._more_s += seconds
+
     def begin(self) -> None:
         self._kernels.clear()
+        self._more_s = 0.0
         self._factor = self.noise.next()
         self._is_open = True
         WallClock.begin(self)
 
     def pause(self) -> None:
         kernels, self._kernels = self._kernels, []
+        healthy_s = sum(map(time_s, kernels)) * self._time_scale + self._more_s
+        self._more_s = 0.0
         if not self._is_open:
             return  # an evaluation is not timed
-        modelled_s = sum(map(time_s, kernels)) * self._time_scale * self._factor * self.slowdown
+        modelled_s = healthy_s * self._factor * self.slowdown
         due_s = self._began_s + modelled_s
         late_s = time.perf_counter() - due_s
         self.num_segments += 1

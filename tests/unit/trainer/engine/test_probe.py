@@ -1,0 +1,124 @@
+"""The probe reads the rank's own clock, faults included, and disturbs nothing of it."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from pacekeeper.core.kernel_laws.noise import NO_NOISE
+from pacekeeper.trainer.emulation.engine_device import EngineDevice
+from pacekeeper.trainer.engine.probe import EMULATED_S, REPEATS, ProbeResult, run_probe
+from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from pacekeeper.trainer.groups.group import SingleProcess
+from pacekeeper.trainer.hooks.compute_timers import CpuClock, DeviceEventClock, SegmentClock
+from support.rank_threads import ThreadGroup, run_ranks
+
+CPU = torch.device("cpu")
+
+
+def emulated(slowdown: float) -> EngineDevice:
+    device = EngineDevice.seeded(0, NO_NOISE)
+    device.slowdown = slowdown
+    return device
+
+
+def probe(clock: SegmentClock) -> ProbeResult:
+    result = run_probe(EngineGroups.single_process(), clock, CPU)
+    assert result is not None
+    return result
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.6, 3.0])
+def test_an_emulated_device_shows_its_fault(slowdown: float) -> None:
+    result = probe(emulated(slowdown))
+    assert result.gemm_s == pytest.approx(EMULATED_S * slowdown)
+    assert result.copy_s == pytest.approx(EMULATED_S * slowdown)
+    assert result.duration_s >= result.gemm_s + result.copy_s
+
+
+def test_no_time_of_the_probe_is_left_for_the_next_micro_batch() -> None:
+    device = emulated(1.0)
+    probe(device)
+    device.begin()
+    compute = device.end()
+    assert compute is not None
+    assert compute.compute_s == 0.0
+
+
+def test_a_very_slow_device_runs_each_kind_once_and_no_more() -> None:
+    slow, healthy = emulated(20.0), emulated(1.0)
+    probe(slow)
+    assert slow.num_segments == 2
+    probe(healthy)
+    assert healthy.num_segments <= 2 * REPEATS
+
+
+def test_the_clock_of_a_thread_measures_it() -> None:
+    assert probe(CpuClock()).gemm_s > 0.0
+
+
+@dataclass
+class Event:
+    """A device's event: each one recorded is so many milliseconds later."""
+
+    times: list[float]
+    at_ms: float = 0.0
+    waits: list[int] = field(default_factory=list)
+
+    def record(self) -> None:
+        self.at_ms = self.times.pop(0)
+
+    def synchronize(self) -> None:
+        self.waits.append(1)
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: "Event") -> float:
+        return other.at_ms - self.at_ms
+
+
+def test_a_device_is_read_by_events_of_its_own_and_its_last_micro_batch_is_not_lost() -> None:
+    times = [0.0, 7.0, *(float(ms) for ms in range(10, 70, 3)), 100.0, 110.0]
+    clock = DeviceEventClock(lambda: Event(times))
+    clock.begin()
+    clock.end()
+    result = probe(clock)
+    assert (result.gemm_s, result.copy_s) == pytest.approx((3e-3, 3e-3))
+    clock.begin()
+    previous = clock.end()
+    assert previous is not None
+    assert previous.compute_s == pytest.approx(7e-3)
+
+
+def test_a_device_without_memory_gives_no_times_but_the_others_get_its_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object, **__: object) -> Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(torch, "full", full)
+
+    def run(group: ThreadGroup) -> ProbeResult | None:
+        groups = EngineGroups(exchange=group, gradients=group, control=group, snapshots=group)
+        return run_probe(groups, emulated(1.0), CPU)
+
+    assert run_ranks(3, run) == [None] * 3
+
+
+def test_each_rank_sends_to_the_next() -> None:
+    class Watched(SingleProcess):
+        def __init__(self) -> None:
+            SingleProcess.__init__(self, 4)
+            self.ranks = (1, 4, 6)
+            self.sizes: list[tuple[list[int], list[int]]] = []
+
+        def all_to_all_rows(self, output: Tensor, rows: Tensor, receive, send):  # type: ignore[no-untyped-def]
+            self.sizes.append(([n > 0 for n in receive], [n > 0 for n in send]))
+            return SingleProcess.all_to_all_rows(self, output, rows, receive, send)
+
+    group = Watched()
+    groups = EngineGroups(exchange=group, gradients=group, control=group, snapshots=group)
+    assert run_probe(groups, emulated(1.0), CPU) is not None
+    assert group.sizes == [([True, False, False], [False, False, True])]
