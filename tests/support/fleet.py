@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.records import StepRecord
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
-from pacekeeper.trainer.elastic.loop import rank_main
+from support.exact_jobs import assert_losses, rank_in_float64
 from support.fork_server import hear_signals, server_address, server_context, share_server
 from support.networks import Network, move_to
 from support.ports import free_port
+from support.rings import records_in
 
 PATIENCE_S = 180.0
 SMALL = TrainConfig(
@@ -56,7 +58,8 @@ def write_config(path: Path, config: JobConfig) -> Path:
 class Fleet:
     """A job on `num_nodes` launchers of `ranks_per_node` ranks; use as a context manager.
 
-    `body` runs the ranks; None: by the real command `pacekeeper launch`, which starts more slowly.
+    `body` runs the ranks; the default computes in float64 on the CPU; None: by the real command
+    `pacekeeper launch`, which starts more slowly.
     With a `network`, each launcher and its ranks are on their own node of it. All ranks are
     forked from one server that the jobs of all tests share, unless each launcher `has_own_server`,
     as those of the command have: it starts more slowly.
@@ -66,7 +69,7 @@ class Fleet:
     config: JobConfig = SMALL
     num_nodes: int = 1
     ranks_per_node: int = 4
-    body: Callable[[RankSpec], None] | None = rank_main
+    body: Callable[[RankSpec], None] | None = rank_in_float64
     port: int = field(default_factory=free_port)
     network: Network | None = None
     has_own_server: bool = False
@@ -95,7 +98,7 @@ class Fleet:
         *,
         ranks_per_node: int = 1,
         at: tuple[int, ...] = (0,),
-        body: Callable[[RankSpec], None] | None = rank_main,
+        body: Callable[[RankSpec], None] | None = rank_in_float64,
         node: int | None = None,
     ) -> "Launcher":
         """One launcher more, which joins the running job at the stores of the nodes `at`.
@@ -147,6 +150,21 @@ class Fleet:
 
     def events(self, rank: int, name: str) -> list[dict[str, Any]]:
         return [line for line in self.log(rank) if line.get("event") == name]
+
+    def generations(self, rank: int) -> list[int]:
+        """The generation of each step, without repeats."""
+        seen = [line["generation"] for line in self.steps(rank)]
+        return [g for i, g in enumerate(seen) if i == 0 or seen[i - 1] != g]
+
+    def redone(self, rank: int) -> list[int]:
+        """The steps that a rank told its agent it had done again."""
+        records = (r for r in records_in(self.ring_path(rank)) if isinstance(r, StepRecord))
+        return [record.step for record in records if record.is_redone]
+
+    def assert_exact(self, ranks: Iterable[int], first: int = 0) -> None:
+        """These did each step once from `first` on, with the losses of an undisturbed run."""
+        for rank in ranks:
+            assert_losses(self.steps(rank), self.config, first, self.config.steps)
 
     def await_step(self, step: int, rank: int) -> None:
         """Until `rank` has committed `step`."""

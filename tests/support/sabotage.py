@@ -1,38 +1,41 @@
-"""Bodies for rank processes that break at one exact moment; the rest is the real trainer."""
+"""Bodies for rank processes that break at one exact moment; the rest is the real trainer.
+
+All compute in float64 (`rank_in_float64`), as the ranks of a fleet do that nothing breaks.
+"""
 
 import os
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.trainer.checkpoint import manager
-from pacekeeper.trainer.distributed import microbenchmark, process_group
 from pacekeeper.trainer.elastic import loop
 from pacekeeper.trainer.elastic.agreement import consensus
 from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from pacekeeper.trainer.groups import elastic
 from pacekeeper.trainer.groups.group import PeerLost
-from pacekeeper.trainer.toy.engine import worker
-from pacekeeper.trainer.toy.engine.worker import Rank
-from pacekeeper.trainer.toy.model import dataset
-from pacekeeper.trainer.toy.parallel import resharding
+from support.exact_jobs import rank_in_float64
 
 
 class Moment(StrEnum):
     """Where a victim dies, or a doubter loses its group although the others do not."""
 
     AT_START = "before it joins anything"
+    IN_RESUME = "the first group stands, it has compared and read nothing"
     IN_STEP_BEFORE_VOTE = "its gradients are complete, it has not voted"
     IN_STEP_AFTER_VOTE = "it has voted and seen all votes, it has not committed the step"
     IN_MOVE_BEFORE_VOTE = "its blocks are staged, it has not voted"
     IN_MOVE_AFTER_VOTE = "it has voted and seen all votes, it has not committed the move"
+    IN_EVALUATION = "the step is committed, it has not evaluated its rows"
+    IN_REPLICA_CHECK = "the step is committed, it has not compared its replicas"
     IN_PROBE = "it has read its own clock, it has not sent its message"
     IN_FORMING = "it has read the verdict, the new group is being formed"
     IN_CONNECTING = "all have come to form the new group, it has not connected"
@@ -42,10 +45,18 @@ class Moment(StrEnum):
     AT_END = "it has seen that everybody is done"
 
 
+_AROUND_VOTES = {
+    Moment.IN_STEP_BEFORE_VOTE: ("before", False),
+    Moment.IN_STEP_AFTER_VOTE: ("after", False),
+    Moment.IN_MOVE_BEFORE_VOTE: ("before", True),
+    Moment.IN_MOVE_AFTER_VOTE: ("after", True),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sabotage:
     """`victims` are killed at `moment`, `frozen` ones stopped for good; `doubters` lose the group
-    there. Steps: at `step` only.
+    there. Steps: at `step` only. `then`: what runs the rank; it may break something later.
     """
 
     moment: Moment
@@ -53,11 +64,12 @@ class Sabotage:
     frozen: tuple[int, ...] = ()
     doubters: tuple[int, ...] = ()
     step: int = 5
+    then: Callable[[RankSpec], None] = rank_in_float64
 
     def __call__(self, spec: RankSpec) -> None:
         if spec.rank in self.victims + self.frozen + self.doubters:
             self._arm(spec)
-        loop.rank_main(spec)
+        self.then(spec)
 
     def _strike(self, spec: RankSpec) -> None:
         if spec.rank in self.victims:
@@ -67,7 +79,7 @@ class Sabotage:
         raise PeerLost("sabotage")
 
     def _arm(self, spec: RankSpec) -> None:
-        struck: list[int] = []
+        worker, struck = loop.worker_class(spec.config), list[int]()
 
         def strike(is_now: bool = True) -> None:
             if is_now and not struck:
@@ -77,36 +89,49 @@ class Sabotage:
         match self.moment:
             case Moment.AT_START:
                 strike()
-            case Moment.IN_STEP_BEFORE_VOTE | Moment.IN_STEP_AFTER_VOTE:
-                self._around_vote(
-                    lambda r: strike(r.pending_layout is None and r.step == self.step)
-                )
-            case Moment.IN_MOVE_BEFORE_VOTE | Moment.IN_MOVE_AFTER_VOTE:
-                self._around_vote(lambda r: strike(r.pending_layout is not None))
+            case Moment.IN_RESUME:
+                wrap(worker, "resume", before=lambda _: strike())
+            case moment if moment in _AROUND_VOTES:
+                when, is_move = _AROUND_VOTES[moment]
+
+                def look(target: Any, **_: object) -> None:
+                    is_of_move = target.pending_layout is not None
+                    strike(is_move == is_of_move and (is_move or target.step == self.step))
+
+                wrap(worker, "_vote", **{when: look})
+            case Moment.IN_EVALUATION:
+                from pacekeeper.trainer.engine.engine import Engine
+
+                wrap(Engine, "evaluate", before=lambda *_: strike())
+            case Moment.IN_REPLICA_CHECK:
+                wrap(worker, "check_replicas", before=lambda _: strike())
             case Moment.IN_PROBE:
+                from pacekeeper.trainer.distributed import microbenchmark
+
                 wrap(microbenchmark, "_exchanged", before=lambda *_: strike())
             case Moment.IN_FORMING:
                 wrap(elastic.Members, "meet", before=lambda f: strike(f.name != FIRST_GROUP))
             case Moment.IN_CONNECTING:
                 wrap(elastic.Members, "meet", after=lambda f: strike(f.name != FIRST_GROUP))
             case Moment.IN_REGROUP_MOVE:
-                wrap(resharding, "stage", before=lambda *_: strike())
+                wrap(_mover(spec), "diff_layouts", before=lambda *_, **__: strike())
             case Moment.IN_RESTORE:
                 wrap(manager.Checkpoints, "stage", before=lambda *_: strike())
             case Moment.WITH_VERDICT:
                 wrap(consensus.Agreement, "_replicate_verdict", before=lambda *_: strike())
             case Moment.AT_END:
-                wrap(
-                    process_group.InterruptibleProcessGroup,
-                    "exchange",
-                    after=lambda _, values: strike(values == [1.0]),
-                )
+                wrap(worker, "finish", after=lambda _: strike())
 
-    def _around_vote(self, look: Callable[[Rank], None]) -> None:
-        if self.moment in (Moment.IN_STEP_AFTER_VOTE, Moment.IN_MOVE_AFTER_VOTE):
-            wrap(worker.Rank, "_vote", after=lambda target, **_: look(target))
-        else:
-            wrap(worker.Rank, "_vote", before=lambda target, **_: look(target))
+
+def _mover(spec: RankSpec) -> Any:
+    """The module that moves blocks."""
+    if isinstance(spec.config, EngineConfig):
+        from pacekeeper.trainer.parallel import moves
+
+        return moves
+    from pacekeeper.trainer.toy.parallel import resharding
+
+    return resharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +142,7 @@ class Hasty:
 
     def __call__(self, spec: RankSpec) -> None:
         consensus.QUORUM_WAIT_S = self.quorum_wait_s
-        loop.rank_main(spec)
+        rank_in_float64(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +152,14 @@ class Faulty:
     faults_dir: str
 
     def __call__(self, spec: RankSpec) -> None:
-        loop.rank_main(replace(spec, faults_dir=self.faults_dir))
+        rank_in_float64(replace(spec, faults_dir=self.faults_dir))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadGradient:
-    """Rank `victim` finds a gradient that is not finite in `step`; `doubter` then loses the group.
+    """The part of the loss that is rank `victim`'s is infinite in `step`, and so are gradients.
 
-    With a doubter the victim is killed when all votes are in.
+    With a `doubter`, which then loses the group, the victim is killed when all votes are in.
     """
 
     victim: int
@@ -143,17 +168,32 @@ class BadGradient:
 
     def __call__(self, spec: RankSpec) -> None:
         if spec.rank == self.victim:
-            original = worker.Rank._gradients_are_finite
-
-            def are_finite(self_: Rank) -> bool:
-                return original(self_) and self_.step != self.step
-
-            worker.Rank._gradients_are_finite = are_finite  # type: ignore[assignment,method-assign]
+            self._arm(spec)
         doubters = () if self.doubter is None else (self.doubter,)
         victims = () if self.doubter is None else (self.victim,)
         Sabotage(
             moment=Moment.IN_STEP_AFTER_VOTE, victims=victims, doubters=doubters, step=self.step
         )(spec)
+
+    def _arm(self, spec: RankSpec) -> None:
+        worker = loop.worker_class(spec.config)
+        if not isinstance(spec.config, EngineConfig):
+            finite = worker._gradients_are_finite  # type: ignore[attr-defined]
+
+            def are_finite(self_: Any) -> bool:
+                return bool(finite(self_)) and self_.step != self.step
+
+            worker._gradients_are_finite = are_finite  # type: ignore[attr-defined]
+            return
+        from pacekeeper.trainer.engine.passes import Passes
+
+        forward, at = Passes._forward, [0]
+
+        def infinite(self_: Passes, *args: Any, **values: Any) -> Tensor:
+            return forward(self_, *args, **values) * (torch.inf if at[0] == self.step else 1.0)
+
+        wrap(worker, "do_step", before=lambda target: at.__setitem__(0, target.step))
+        Passes._forward = infinite  # type: ignore[assignment,method-assign]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +209,7 @@ class LateStart:
             time.sleep(self.start_s)
         if spec.rank == self.victim:
             os.kill(os.getpid(), signal.SIGKILL)
-        loop.rank_main(spec)
+        rank_in_float64(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,13 +221,42 @@ class BadCopy:
     layer: int
 
     def __call__(self, spec: RankSpec) -> None:
-        def flip(target: Rank) -> None:
+        worker, is_engine = loop.worker_class(spec.config), isinstance(spec.config, EngineConfig)
+
+        def flip(target: Any) -> None:
             if target.step == self.step:
-                flip_bit(target.model.layers()[self.layer].bank.w1)
+                flip_bit(
+                    next(iter(target.engine.store.stacked(self.layer).values()))
+                    if is_engine
+                    else target.model.layers()[self.layer].bank.w1
+                )
 
         if spec.rank == self.victim:
-            wrap(worker.Rank, "_apply_update", after=flip)
-        loop.rank_main(spec)
+            wrap(worker, "_update" if is_engine else "_apply_update", after=flip)
+        rank_in_float64(spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherNode:
+    """Ranks (`victims`, else all) whose node has other files or another installation.
+
+    Attributes:
+        settings: Values of `[engine]` that are other ones there.
+        transformers: The version there; "": the same.
+    """
+
+    victims: tuple[int, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    transformers: str = ""
+
+    def __call__(self, spec: RankSpec) -> None:
+        if spec.rank in (self.victims or (spec.rank,)):
+            if self.transformers:
+                from pacekeeper.trainer.model import library
+
+                library.VERSION = self.transformers
+            spec = replace(spec, config=replace(spec.config, **self.settings))
+        rank_in_float64(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,10 +266,12 @@ class OtherText:
     victim: int
 
     def __call__(self, spec: RankSpec) -> None:
+        from pacekeeper.trainer.toy.model import dataset
+
         if spec.rank == self.victim:
             crc = dataset.Corpus.crc
             dataset.Corpus.crc = lambda self_: crc(self_) ^ 1  # type: ignore[method-assign,assignment]
-        loop.rank_main(spec)
+        rank_in_float64(spec)
 
 
 def flip_bit(tensor: Tensor) -> None:
