@@ -8,7 +8,9 @@ import os
 import platform
 import time
 from dataclasses import replace
+from typing import Any
 
+from pacekeeper.core.config.engine import PATHS, EngineConfig
 from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.errors import UnreachableError
 from pacekeeper.trainer.distributed.kv_store import Stores
@@ -157,4 +159,8 @@ def _as_seen_elsewhere(config: JobConfig) -> JobConfig:
         is_path = path not in ("", "auto", "never") and "://" not in path
         return os.path.abspath(path) if is_path else path
 
-    return replace(config, checkpoint_dir=whole(config.checkpoint_dir), resume=whole(config.resume))
+    names = ("checkpoint_dir", "resume", *(PATHS if isinstance(config, EngineConfig) else ()))
+    places: dict[str, Any] = {name: getattr(config, name) for name in names}
+    for name, value in places.items():
+        places[name] = whole(value) if isinstance(value, str) else tuple(map(whole, value))
+    return replace(config, **places)

@@ -1,19 +1,17 @@
 """Which clock and which device a rank gets, and what is said of it."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import HostError
 from pacekeeper.trainer.distributed import device
 from pacekeeper.trainer.distributed.device import (
     choose_clock,
     device_number,
-    rank_device,
     say_clock,
 )
 from pacekeeper.trainer.elastic import launcher
@@ -26,7 +24,7 @@ from pacekeeper.trainer.elastic.rendezvous import RendezvousResult
 @pytest.mark.parametrize(
     ("wanted", "devices", "clock"),
     [
-        ("auto", 0, "emulated"),
+        ("auto", 0, "cpu"),
         ("auto", 1, "device"),
         ("device", 2, "device"),
         ("cpu", 8, "cpu"),
@@ -36,7 +34,7 @@ from pacekeeper.trainer.elastic.rendezvous import RendezvousResult
 def test_the_clock_is_the_one_asked_for_or_the_best_there_is(
     wanted: str, devices: int, clock: str
 ) -> None:
-    assert choose_clock(wanted, devices) == clock
+    assert choose_clock(wanted, devices, "cpu") == clock
 
 
 def test_a_device_asked_for_is_never_replaced_by_anything_else() -> None:
@@ -75,8 +73,7 @@ def test_the_ranks_of_a_node_take_its_devices_in_turn() -> None:
     assert [device_number(rank, node_of, 2) for rank in node_of] == [0, 1, 0, 0, 1]
 
 
-def test_without_cuda_everything_stays_on_the_cpu() -> None:
-    assert rank_device("emulated", 0, {0: 0}) == torch.device("cpu")
+def test_the_cpu_has_no_uuid() -> None:
     assert device.device_uuid(torch.device("cpu")) == ""
 
 
@@ -86,7 +83,7 @@ class Halted(Exception):
 
 @pytest.mark.parametrize(
     ("own", "of_node_0", "devices", "expected"),
-    [("auto", "emulated", 4, "emulated"), ("auto", "device", 4, "device"), ("cpu", "x", 0, "cpu")],
+    [("auto", "cpu", 4, "cpu"), ("auto", "device", 4, "device"), ("cpu", "x", 0, "cpu")],
 )
 def test_nodes_that_choose_by_themselves_follow_node_0(
     tmp_path: Path,
@@ -121,9 +118,9 @@ def test_a_node_without_device_does_not_join_a_job_of_devices(
         supervise(spec(tmp_path, "auto"), rank_main)
 
 
-def spec(directory: Path, clock: str) -> NodeSpec:
+def spec(directory: Path, wanted: str) -> NodeSpec:
     return NodeSpec(
-        config=replace(TrainConfig(job="test"), clock=clock),
+        config=EngineConfig(job="test", device=wanted),
         node_rank=1,
         num_nodes=2,
         ranks_per_node=2,

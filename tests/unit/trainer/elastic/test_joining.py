@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import (
     ConfigError,
     ExitCode,
@@ -60,7 +60,7 @@ FACTS = JobFacts(
     run_id=7,
     first_run_id=5,
     generation=3,
-    config=TrainConfig(job="test", dtype="float64", replicas=3),
+    config=EngineConfig(job="test", precision="bfloat16", replicas=3),
     world_size=4,
     addresses=(GONE, "127.0.0.1:2"),
     node_of={0: 0, 1: 0, 2: 1, 3: 1},

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import cast
@@ -15,7 +14,7 @@ from typing import cast
 import pytest
 
 from pacekeeper.agent.rings.collector import RingCollector
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode, HostError, UnreachableError
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING, decode_header
 from pacekeeper.trainer.distributed.kv_store import (
@@ -41,7 +40,7 @@ def spec(directory: Path, **values: object) -> NodeSpec:
         "ring_dir": str(directory / "rings"),
         "run_dir": str(directory / "run"),
     }
-    return NodeSpec(config=TrainConfig(job="test"), **(options | values))  # type: ignore[arg-type]
+    return NodeSpec(config=EngineConfig(job="test"), **(options | values))  # type: ignore[arg-type]
 
 
 def test_a_nodes_ranks_follow_those_of_the_nodes_before_it(tmp_path: Path) -> None:
@@ -122,17 +121,6 @@ def test_a_notice_names_the_last_group_if_that_can_be_known(tmp_path: Path) -> N
     assert (node._last_group(0), node._last_group(1)) == ("2-00ff00ff", FIRST_GROUP)
     del server
     assert node._last_group(0) == "", "it counts as one that may live"
-
-
-def test_a_job_that_could_not_begin_within_its_slots_is_refused(tmp_path: Path) -> None:
-    """Eight experts on two hosts each, on four ranks: four slots."""
-    node = spec(tmp_path, num_nodes=2)
-    config = node.config
-    assert isinstance(config, TrainConfig)
-    for slots in (0, 4):
-        replace(node, config=replace(config, slots_per_rank=slots))
-    with pytest.raises(ValueError, match=r"slots_per_rank: expected at least 4 .* or 0, got 3"):
-        replace(node, config=replace(config, slots_per_rank=3))
 
 
 def test_a_rendezvous_on_another_machine_is_refused(tmp_path: Path) -> None:

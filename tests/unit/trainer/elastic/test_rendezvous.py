@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError
 from pacekeeper.trainer.distributed import kv_store
 from pacekeeper.trainer.distributed.kv_store import connect_store, host_store
@@ -135,8 +135,8 @@ def test_a_life_comes_after_all_that_have_saved_whatever_the_clock_says(
     tmp_path: Path, address: str
 ) -> None:
     """A clock that was set back must not make the newest checkpoint the oldest one."""
-    config = TrainConfig(job="a", checkpoint_dir=str(tmp_path))
-    assert newest_run_id(config) == newest_run_id(TrainConfig(job="a")) == 0
+    config = EngineConfig(job="a", checkpoint_dir=str(tmp_path))
+    assert newest_run_id(config) == newest_run_id(EngineConfig(job="a")) == 0
     later = (time.time_ns() // 1_000_000) + 10**9
     for run_id in (5, later):
         (tmp_path / "a" / CheckpointId(run_id=run_id, generation=1, step=4).name).mkdir(
@@ -149,7 +149,7 @@ def test_a_life_comes_after_all_that_have_saved_whatever_the_clock_says(
 
 
 def test_the_terms_are_all_that_decides_what_is_trained() -> None:
-    def terms(config: TrainConfig, ranks_per_node: int = 2) -> Terms:
+    def terms(config: EngineConfig, ranks_per_node: int = 2) -> Terms:
         return NodeSpec(
             config=config,
             node_rank=0,
@@ -160,7 +160,8 @@ def test_the_terms_are_all_that_decides_what_is_trained() -> None:
             run_dir="there",
         ).terms
 
-    base = TrainConfig(job="a")
-    assert terms(replace(base, clock="cpu")) == terms(replace(base, clock="emulated"))
+    base = EngineConfig(job="a")
+    for elsewhere in (replace(base, device="cpu"), replace(base, model="m", data=("a.bin",))):
+        assert terms(elsewhere) == terms(base), "node 0 chooses, and places are those of a node"
     others = [terms(replace(base, seed=1)), terms(replace(base, steps=9)), terms(base, 3)]
     assert all(other != terms(base) for other in others)

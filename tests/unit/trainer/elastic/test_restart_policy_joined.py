@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.trainer.distributed.kv_store import Stores, connect_store, host_store
@@ -31,10 +31,10 @@ from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor
 from pacekeeper.trainer.elastic.node_join import JoinSpec, join
 from pacekeeper.trainer.elastic.restart_policy import ENDED_KEY, NEXT_KEY, JoinedNodeHooks, Restarts
-from pacekeeper.trainer.toy.engine.worker import Rank
+from pacekeeper.trainer.elastic.worker import Worker
 
 PATIENCE_S = 60.0
-CONFIG = TrainConfig(job="test", max_restarts=1)
+CONFIG = EngineConfig(job="test", max_restarts=1)
 
 
 @dataclass(kw_only=True)
@@ -272,7 +272,7 @@ def test_a_newcomer_knows_in_which_life_the_job_began(
     assert seen == [JoinedNodeHooks(node=3, first_run_id=5, is_told=True)]
 
 
-def member(address: str, config: TrainConfig) -> Rank:
+def member(address: str, config: EngineConfig) -> Worker:
     """What the door needs of the only rank of a job that another is about to join."""
     spec = RankSpec(
         config=config, rank=0, world_size=1, node_of={0: 0}, stores=(address,), ring_dir="",
@@ -284,12 +284,16 @@ def member(address: str, config: TrainConfig) -> Rank:
         join_queue=object(),
         data_crc=11,
     )
-    return cast(Rank, rank)
+    return cast(Worker, rank)
 
 
 def test_what_members_say_of_the_job_is_enough_to_do_as_they_do(node0: Node0) -> None:
     config = replace(
-        CONFIG, checkpoint_dir="kept", resume="../old/0000000000001-g0001-step00000002"
+        CONFIG,
+        checkpoint_dir="kept",
+        resume="../old/0000000000001-g0001-step00000002",
+        model="model",
+        data=("a.bin", "/data/b.bin"),
     )
     rank, stores = member(node0.addresses[0], config), Stores(node0.addresses[:1])
     admission.publish_job_facts(rank, stores)
@@ -300,7 +304,10 @@ def test_what_members_say_of_the_job_is_enough_to_do_as_they_do(node0: Node0) ->
         "a launcher has its own directory"
     )
     assert facts.config.resume == os.path.abspath(config.resume)
-    far = replace(config, checkpoint_dir="s3://kept", resume="auto")
+    assert isinstance(facts.config, EngineConfig)
+    assert facts.config.model == os.path.abspath("model")
+    assert facts.config.data == (os.path.abspath("a.bin"), "/data/b.bin")
+    far = replace(CONFIG, checkpoint_dir="s3://kept", model="/data/model")
     admission.publish_job_facts(member(node0.addresses[0], far), stores)
     assert JobFacts.decode(stores.read(0, JOB_KEY) or "").config == far
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import LostStateError, VersionError
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
@@ -37,7 +37,8 @@ from pacekeeper.trainer.elastic.restart_policy import parse_ends, parse_next
 GROUP = Group.first(1, (0, 1))
 LAYOUT = even_layout(ranks=[0, 1, 2], num_layers=2, num_experts=3, replicas=2)
 FACTS = JobFacts(
-    run_id=7, first_run_id=7, generation=1, config=TrainConfig(job="moe"), world_size=2,
+    run_id=7, first_run_id=7, generation=1, world_size=2,
+    config=EngineConfig(job="moe", data=("a.bin", "b.bin")),
     addresses=("h:1", ""), node_of={0: 0, 1: 1}, members=(0, 1), python="3.11.7", corpus=9,
 )  # fmt: skip
 REPORT = Report(
