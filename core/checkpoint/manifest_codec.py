@@ -24,8 +24,7 @@ from pacekeeper.core.checkpoint.manifest import (
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Block, BlockKind
 
-# That are read; the last is written. Before 3 there were no windows, in 3 these had no strips.
-FORMATS = (2, 3, 4)
+FORMAT = 5  # those before were written before the first release, of a byte model that is gone
 _WRONG = (AttributeError, TypeError, KeyError, IndexError, OverflowError, RecursionError)
 
 
@@ -58,7 +57,7 @@ def decode_manifest(data: bytes) -> Manifest:
     """
     body = _unseal(data)
     try:
-        window = body.get("window")
+        window = body["window"]
         return Manifest(
             job=_text(body["job"]),
             id=CheckpointId(**{name: _count(number) for name, number in body["id"].items()}),
@@ -71,8 +70,8 @@ def decode_manifest(data: bytes) -> Manifest:
             pieces=tuple(_entry(plain) for plain in body["pieces"]),
             account=_account(body["account"]),
             window=None if window is None else _window(window),
-            frozen=tuple(_entry(plain) for plain in body.get("frozen", ())),
-            costs=_costs(body.get("costs")),
+            frozen=tuple(_entry(plain) for plain in body["frozen"]),
+            costs=_costs(body["costs"]),
         )
     except _WRONG as error:
         raise ValueError(f"not a manifest: {error!r}") from None
@@ -99,8 +98,8 @@ def decode_rank_manifest(data: bytes) -> RankManifest:
             files=tuple(_file(plain) for plain in body["files"]),
             pieces=tuple(_entry(plain) for plain in body["pieces"]),
             account=_account(body["account"]),
-            frozen=tuple(_entry(plain) for plain in body.get("frozen", ())),
-            costs=_costs(body.get("costs")),
+            frozen=tuple(_entry(plain) for plain in body["frozen"]),
+            costs=_costs(body["costs"]),
         )
     except _WRONG as error:
         raise ValueError(f"not a rank manifest: {error!r}") from None
@@ -188,11 +187,11 @@ def _costs(plain: dict[str, Any] | None) -> SaveCosts | None:
     )
 
 
-def encode_with_digest(body: dict[str, Any], number: int = FORMATS[-1]) -> bytes:
-    """The document of `body` with its digest, in format `number`."""
+def encode_with_digest(body: dict[str, Any]) -> bytes:
+    """The document of `body` with its digest."""
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return f'{{"format":{number},"sha256":"{digest}","body":{text}}}\n'.encode()
+    return f'{{"format":{FORMAT},"sha256":"{digest}","body":{text}}}\n'.encode()
 
 
 def _unseal(data: bytes) -> Any:
@@ -203,12 +202,11 @@ def _unseal(data: bytes) -> Any:
         text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"not a manifest document: {error}") from None
-    if found not in FORMATS:
-        raise ValueError(f"format {found}, this side reads {FORMATS[0]} to {FORMATS[-1]}")
+    if found != FORMAT:
+        is_older = type(found) is int and found < FORMAT
+        whose = ", of the byte model that earlier versions trained" if is_older else ""
+        raise ValueError(f"format {found}{whose}; this side reads format {FORMAT} only")
     # Byte by byte: JSON has several forms of one number.
-    if (
-        hashlib.sha256(text.encode()).hexdigest() != digest
-        or encode_with_digest(body, found) != data
-    ):
+    if hashlib.sha256(text.encode()).hexdigest() != digest or encode_with_digest(body) != data:
         raise ValueError("its checksum is wrong: it is torn or was changed")
     return body

@@ -25,8 +25,8 @@ from pacekeeper.core.checkpoint import manifest_codec, safetensors_header
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.config.loader import read_config
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, DataError, PacekeeperError, VersionError
 from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.core.telemetry import record_codec, shm_ring
@@ -165,7 +165,7 @@ def _slot(data: bytes) -> object:
 
 def _config(data: bytes) -> object:
     text = data.decode("utf-8", errors="replace")
-    for kind in (AgentConfig, ClientConfig, ControllerConfig, TrainConfig):
+    for kind in (AgentConfig, ClientConfig, ControllerConfig, EngineConfig):
         read_config(kind, text, file="f")
     return text
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
@@ -80,7 +80,7 @@ def _terms(data: bytes) -> object:
 def regroup_seeds(layout: Layout) -> dict[str, tuple[bytes, ...]]:
     """Valid inputs."""
     facts = JobFacts(
-        run_id=7, first_run_id=7, generation=1, config=TrainConfig(job="moe"), world_size=2,
+        run_id=7, first_run_id=7, generation=1, config=EngineConfig(job="moe"), world_size=2,
         addresses=("h:1", ""), node_of={0: 0, 1: 1}, members=(0, 1), python="3.11.7", corpus=9,
     )  # fmt: skip
     progress = Progress(ticket=3, phase=Phase.VOTE)

@@ -107,7 +107,7 @@ def manifests(draw: st.DrawFn, *, is_partial: bool | None = None) -> Manifest:
         ticket=draw(st.integers(0, 1 << 40)),
         num_updates=draw(st.integers(0, 1 << 40)),
         last_loss=draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
-        identity=run_fingerprint(TrainConfig(), draw(st.integers(0, 1 << 32))),
+        identity={"model.family": "any", "rate": draw(some), "data": draw(st.integers(0, 1 << 32))},
         layout=layout,
         files=tuple(sorted(files, key=lambda file: file.name)),
         pieces=tuple(replace(e, tokens=tokens_of(account, e.piece)) for e in entries),

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pacekeeper.core.config.job import JobConfig
-from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.block_states import blocks_on, read_block
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
@@ -19,9 +18,10 @@ from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import engine_of, micro_batches, rows_of
 from support.rank_threads import ThreadGroup, run_ranks
+from support.trainees import State, assert_all_same, together
 
+__all__ = ["State", "assert_all_same", "together"]  # they are of any trainer
 Optimizers = Callable[..., Sequence[torch.optim.Optimizer]]
-State = dict[Block, dict[str, Tensor]]
 SETTINGS = JobConfig(job="engine", steps=100, checkpoint_period_steps=1, peer_timeout_s=60.0)
 
 
@@ -137,27 +137,6 @@ def trained(
     found = run_ranks(layout.ranks, work)
     (began,) = {began for began, _ in found}
     return began, together([state for _, state in found])
-
-
-def together(states: Sequence[State]) -> State:
-    """The blocks of all ranks, which hold the same bits."""
-    whole: State = {}
-    for state in states:
-        for block, tensors in state.items():
-            assert_same(tensors, whole.setdefault(block, tensors), str(block))
-    return whole
-
-
-def assert_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], what: str) -> None:
-    """Bit by bit."""
-    assert one.keys() == other.keys(), what
-    assert not [name for name in one if not torch.equal(one[name], other[name])], what
-
-
-def assert_all_same(one: State, other: State) -> None:
-    assert one.keys() == other.keys()
-    for block, tensors in one.items():
-        assert_same(tensors, other[block], str(block))
 
 
 def assert_all_close(one: State, other: State, rtol: float = 1e-12) -> None:

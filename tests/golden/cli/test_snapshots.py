@@ -28,11 +28,11 @@ from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.incidents import node_health
 from pacekeeper.core.layout.even_layout import even_layout
-from support.checkpoints import TINY, Lone
 from support.scenarios import SMALL_SCENARIO
 from support.scripted_status import NOW_S, Answers, answering
 from support.symptoms import DEVICE
 from support.trace_files import write_run
+from support.trainees import TINY, Lone
 from support.tree import ROOT
 
 FOLDER = Path(__file__).parent
@@ -381,21 +381,14 @@ def backup(terminal: Terminal) -> None:
 def checkpoint(terminal: Terminal) -> None:
     """Two complete ones and one that was never finished; a partial one; a window."""
     terminal.mask(r"costs: .*", "costs: N")
-    terminal.mask(r"corpus \d+", "corpus N")
     terminal.mask(r"loses [\d,]+ tokens", "loses N tokens")
-    whole = Lone(Path("whole"))
-    for _ in range(2):
-        whole.train()
-        whole.save()
+    whole = Lone(Path("whole"), width=64)
+    whole.grow(2)
     (whole.root / whole.names()[-1].replace("step00000002", "step00000003")).mkdir()
-    partial = Lone(Path("partial"), replace(TINY, experts_per_checkpoint=1))
-    for _ in range(2):
-        partial.train()
-        partial.save()
-    window = Lone(Path("window"), replace(TINY, checkpoint_window_steps=3))
-    for _ in range(7):
-        window.train()
-        window.save()
+    partial = Lone(Path("partial"), replace(TINY, experts_per_checkpoint=1), width=64)
+    partial.grow(2)
+    window = Lone(Path("window"), replace(TINY, checkpoint_window_steps=3), width=64)
+    window.grow(7)
     terminal.run("checkpoint", "ls", "none", code=9)
     for folder in ("whole", "partial", "window"):
         terminal.run("checkpoint", "ls", folder)

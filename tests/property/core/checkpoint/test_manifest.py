@@ -176,7 +176,7 @@ def test_a_checkpoint_after_going_back_is_newer_than_those_it_went_back_behind()
 
 def test_another_format_is_refused_by_its_number() -> None:
     document = {"format": 1, "sha256": "", "body": {}}
-    with pytest.raises(ValueError, match="format 1, this side reads 2 to 4"):
+    with pytest.raises(ValueError, match=r"format 1, .*byte model.* reads format 5"):
         decode_manifest(json.dumps(document).encode())
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,8 +15,8 @@ from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.checkpoint.reader import complete_ids, damages, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
-from support.checkpoints import Lone
 from support.examples import examples
+from support.trainees import Lone, State, assert_all_same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +25,13 @@ class Bench:
 
     lone: Lone
     pristine: Path
-    states: dict[int, dict[str, torch.Tensor]]
+    states: list[State]
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     lone = Lone(tmp_path_factory.mktemp("checkpoints"))
-    states = {}
-    for step in (1, 2):
-        lone.train()
-        lone.save()
-        states[step] = lone.state()
+    states = lone.grow(2)
     pristine = tmp_path_factory.mktemp("pristine") / "copy"
     shutil.copytree(lone.root, pristine)
     yield Bench(lone=lone, pristine=pristine, states=states)
@@ -76,11 +71,8 @@ def test_damage_is_named_and_never_taken(bench: Bench, data: st.DataObject) -> N
     newest = CheckpointId(run_id=1, generation=1, step=2)
     name = data.draw(st.sampled_from([MANIFEST_FILE, "rank-0.safetensors", "part-0.json"]))
     is_spoilt = spoil(lone.root / newest.name / name, data)
-    lone.go_back()
-    found = lone.state()
-    wanted = bench.states[lone.step]
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[n], wanted[n]) for n in wanted)
+    lone.restore()
+    assert_all_same(lone.state(), bench.states[lone.step])
     try:
         named = list(damages(storage, read_manifest(storage, newest)))
     except DataError as error:
@@ -115,5 +107,5 @@ def test_swapped_experts_are_told_by_their_names(bench: Bench) -> None:
     )
     swapped = list(damages(storage, read_manifest(storage, newest)))
     assert len(swapped) == 2 and "expert.0.0: there lie ['expert.0.1/" in swapped[0]
-    lone.go_back()
+    lone.restore()
     assert lone.step == 1

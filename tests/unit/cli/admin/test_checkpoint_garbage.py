@@ -14,7 +14,7 @@ from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.trainer.checkpoint.reader import ids
 from pacekeeper.trainer.checkpoint.storage import LocalStorage, open_storage
-from support.checkpoints import TINY, Lone
+from support.trainees import TINY, Lone
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -33,9 +33,7 @@ def rows(*words: str, code: int = 0) -> list[dict[str, Any]]:
 
 def saved(directory: Path, steps: int = 2) -> Lone:
     lone = Lone(directory)
-    for _ in range(steps):
-        lone.train()
-        lone.save()
+    lone.grow(steps)
     return lone
 
 
@@ -92,17 +90,15 @@ def test_what_is_whole_is_told_from_what_is_not(littered: Lone) -> None:
 
 def test_the_newest_whole_one_is_resumed_from(littered: Lone) -> None:
     other = Lone(littered.root.parent, run_id=2)
-    other.go_back()
+    other.restore()
     assert other.step == 2
 
 
 def test_a_job_saves_on_and_sweeps_beside_it(littered: Lone) -> None:
     storage = open_storage(str(littered.root))
     other = Lone(littered.root.parent, run_id=2)
-    other.go_back()
-    for _ in range(3):
-        other.train()
-        other.save()
+    other.restore()
+    other.grow(3)
     complete = [one.step for one in ids(storage) if one.run_id == 2]
     assert complete == [5, 4], "two are kept"
     assert (littered.root / "lost+found").is_dir(), "what is no checkpoint's is let alone"
@@ -152,7 +148,7 @@ def test_a_directory_that_is_closed_to_us_hides_no_other(
     assert [row["state"] for row in found] == ["unreadable", "verified"]
     monkeypatch.setattr(LocalStorage, "read", refused_in(name_of(2)))
     other = Lone(tmp_path, run_id=2)
-    other.go_back()
+    other.restore()
     assert other.step == 1
 
 
@@ -189,12 +185,11 @@ def test_another_jobs_directory_shows_nothing_of_it_in_ours(tmp_path: Path) -> N
     from dataclasses import replace
 
     lone = saved(tmp_path)
-    theirs = Lone(tmp_path, replace(TINY, job="other", hidden_size=16, num_heads=2), run_id=5)
-    theirs.train()
-    theirs.save()
+    theirs = Lone(tmp_path, replace(TINY, job="other"), run_id=5, width=16)
+    theirs.grow(1)
     shutil.copytree(theirs.root / theirs.names()[0], lone.root / theirs.names()[0])
     other = Lone(tmp_path, run_id=6)
-    other.go_back()
+    other.restore()
     assert other.step == 2
     assert [row["state"] for row in rows("verify", str(lone.root))] == ["verified"] * 3
 

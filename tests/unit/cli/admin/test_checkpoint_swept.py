@@ -11,16 +11,14 @@ from pacekeeper.cli.admin.checkpoint import command
 from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.trainer.checkpoint.storage import LocalStorage
-from support.checkpoints import Lone
+from support.trainees import Lone
 
 
 @pytest.fixture
 def lone(tmp_path: Path) -> Lone:
     """Two complete checkpoints, of steps 1 and 2."""
     one = Lone(tmp_path)
-    for _ in range(2):
-        one.train()
-        one.save()
+    one.grow(2)
     return one
 
 

@@ -9,16 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from pacekeeper.cli.admin.checkpoint import command
-from support.checkpoints import TINY, Lone
+from support.trainees import TINY, Lone
 
 
 @pytest.fixture
 def lone(tmp_path: Path) -> Lone:
     """Windows of steps 1 to 3 and 4 to 6, and one that has begun."""
     one = Lone(tmp_path, replace(TINY, checkpoint_window_steps=3))
-    for _ in range(7):
-        one.train()
-        one.save()
+    one.grow(7)
     return one
 
 

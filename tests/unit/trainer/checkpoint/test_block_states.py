@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pacekeeper.core.checkpoint import write_plan
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.checkpoint.block_reader import Reader
@@ -20,7 +20,7 @@ from pacekeeper.trainer.checkpoint.reader import damages, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.block_states import MixedStates, layout_of
 
-CONFIG = TrainConfig(job="mixed", checkpoint_period_steps=1)
+CONFIG = JobConfig(job="mixed", checkpoint_period_steps=1)
 ONE = CheckpointId(run_id=1, generation=1, step=1)
 State = Mapping[Block, Mapping[str, Tensor]]
 

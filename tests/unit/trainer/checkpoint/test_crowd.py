@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from support.checkpoints import Lone
+from support.trainees import Lone
 
 WORDS = "a later launch of this job saves in"
 

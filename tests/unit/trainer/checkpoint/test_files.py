@@ -18,7 +18,7 @@ from pacekeeper.trainer.checkpoint.storage import (
     below,
     open_storage,
 )
-from support.checkpoints import Lone
+from support.trainees import Lone
 
 
 @pytest.fixture(scope="module")

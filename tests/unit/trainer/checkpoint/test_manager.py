@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Piece
 from pacekeeper.core.errors import DataError, HostError
@@ -19,8 +18,7 @@ from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.reader import REJECTED_FILE, damages, read_manifest
 from pacekeeper.trainer.checkpoint.retention import sweep
 from pacekeeper.trainer.checkpoint.storage import LocalStorage, open_storage
-from pacekeeper.trainer.toy.model.block_state_dict import ModelStates
-from support.checkpoints import TINY, Lone
+from support.trainees import TINY, Lone, assert_all_same
 
 
 def test_what_is_restored_is_bit_by_bit_what_was_saved_and_trains_on_alike(tmp_path: Path) -> None:
@@ -31,13 +29,11 @@ def test_what_is_restored_is_bit_by_bit_what_was_saved_and_trains_on_alike(tmp_p
     lone.train(2)
     later = lone.state()
     other = Lone(tmp_path)
-    other.go_back()
+    other.restore()
     assert other.step == 2
-    found = other.state()
-    assert found.keys() == saved.keys()
-    assert all(torch.equal(found[name], saved[name]) for name in saved)
+    assert_all_same(other.state(), saved)
     other.train(2)
-    assert all(torch.equal(other.state()[name], later[name]) for name in later)
+    assert_all_same(other.state(), later)
 
 
 def test_before_the_first_update_there_are_no_moments_to_restore(tmp_path: Path) -> None:
@@ -45,8 +41,9 @@ def test_before_the_first_update_there_are_no_moments_to_restore(tmp_path: Path)
     lone.save()
     fresh = lone.state()
     lone.train(1)
-    lone.go_back()
-    assert lone.state().keys() == fresh.keys()
+    lone.restore()
+    assert lone.states.num_updates == 0
+    assert_all_same(lone.state(), fresh)
 
 
 def test_a_manifest_says_what_lies_where_and_all_is_whole(tmp_path: Path) -> None:
@@ -57,10 +54,10 @@ def test_a_manifest_says_what_lies_where_and_all_is_whole(tmp_path: Path) -> Non
     manifest = read_manifest(storage, CheckpointId(run_id=1, generation=1, step=3))
     assert (manifest.job, manifest.num_updates, manifest.last_loss) == ("tiny", 3, 1.5)
     assert list(damages(storage, manifest)) == []
-    expert = 8 * 2 * 8 * 8  # float64, two matrices
+    expert = 8 * 16 * 8  # float64, one matrix
     sizes = {entry.piece: entry.size_bytes for entry in manifest.pieces}
     block = Block(BlockKind.EXPERT, 0, 1)
-    assert [sizes[Piece(block, k)] for k in ("", "exp_avg", "exp_avg_sq")] == [expert] * 3
+    assert [sizes[Piece(block, kind)] for kind in ("", "optimizer")] == [expert, 2 * expert]
 
 
 def test_the_newest_complete_ones_stay_and_what_was_broken_off_goes(tmp_path: Path) -> None:
@@ -93,8 +90,7 @@ def test_a_part_that_never_came_is_said_with_its_rank(
 ) -> None:
     """As of a node that does not see the directory: it wrote elsewhere, and found nothing wrong."""
     lone = Lone(tmp_path)
-    at = Position(layout=lone.layout, step=0, ticket=0, last_loss=1.0)
-    one = lone.checkpoints._snapshot(at, False)
+    one = lone.checkpoints._snapshot(lone.position, False)
     saver = async_writer.Saver(open_storage(str(lone.root)), rank=0, keep=2)
     for step, writers in enumerate(({0, 1, 5}, {0}, {0})):
         own = CheckpointId(run_id=1, generation=1, step=step)
@@ -128,9 +124,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     data = bytearray(file.read_bytes())
     data[-5] ^= 4
     file.write_bytes(data)
-    lone.go_back()
+    lone.restore()
     assert lone.step == 1
-    assert all(torch.equal(lone.state()[name], saved[name]) for name in saved)
+    assert_all_same(lone.state(), saved)
     assert "its bytes are not those that were saved" in caplog.text
 
 
@@ -142,7 +138,7 @@ def test_what_could_not_be_read_pushes_nothing_out_that_can(tmp_path: Path) -> N
         lone.save()
     (lone.root / lone.names()[-1] / "rank-0.safetensors").write_bytes(b"")
     other = Lone(tmp_path, run_id=2)
-    other.go_back()
+    other.restore()
     other.train()
     other.save()
     assert [name[-2:] for name in other.names()] == ["01", "02", "02"]
@@ -159,11 +155,11 @@ def test_what_a_life_before_could_not_read_pushes_nothing_out_either(tmp_path: P
         first.save()
     (first.root / first.names()[-1] / "rank-0.safetensors").write_bytes(b"")
     second = Lone(tmp_path, run_id=2)
-    second.go_back()
+    second.restore()
     second.train(2)
     second.save()
     third = Lone(tmp_path, run_id=3)
-    third.go_back()
+    third.restore()
     assert third.step == 3
     third.train()
     storage = open_storage(str(third.root))
@@ -179,10 +175,10 @@ def test_what_can_be_read_again_counts_again(tmp_path: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(b"")
     with pytest.raises(DataError):
-        lone.go_back()
+        lone.restore()
     assert (file.parent / REJECTED_FILE).read_text().endswith(f"instead of {len(whole)}")
     file.write_bytes(whole)
-    lone.go_back()
+    lone.restore()
     assert not (file.parent / REJECTED_FILE).exists()
 
 
@@ -190,7 +186,7 @@ def test_another_model_does_not_spoil_what_is_not_its_own(tmp_path: Path) -> Non
     lone = Lone(tmp_path)
     lone.save()
     with pytest.raises(DataError, match="another model"):
-        Lone(tmp_path, replace(TINY, expert_hidden_size=16)).go_back()
+        Lone(tmp_path, width=16).restore()
     assert not list(lone.root.glob(f"*/{REJECTED_FILE}"))
 
 
@@ -199,28 +195,21 @@ def test_where_none_is_whole_that_is_said_with_the_way_out(tmp_path: Path) -> No
     lone.save()
     shutil.rmtree(lone.root / lone.names()[0])
     with pytest.raises(DataError, match=r"can be read by all ranks: .*No such file.*--resume"):
-        lone.go_back((str(lone.root / CheckpointId(run_id=1, generation=1, step=0).name),))
-
-
-def test_of_another_model_nothing_is_taken(tmp_path: Path) -> None:
-    Lone(tmp_path).save()
-    other = Lone(tmp_path, replace(TINY, expert_hidden_size=16))
-    with pytest.raises(DataError, match="another model: expert_hidden_size: 8 there, 16 here"):
-        other.go_back()
+        lone.restore(str(lone.root / CheckpointId(run_id=1, generation=1, step=0).name))
 
 
 def test_another_course_is_taken_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Lone(tmp_path).save()
-    Lone(tmp_path, replace(TINY, learning_rate=0.5)).go_back()
-    assert "not be the run that was saved: learning_rate: 0.003 there, 0.5 here" in caplog.text
+    Lone(tmp_path, replace(TINY, seed=5)).restore()
+    assert "not be the run that was saved: settings.seed: 0 there, 5 here" in caplog.text
 
 
 def test_a_slow_disk_skips_a_checkpoint_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lone = Lone(tmp_path)
-    at = Position(layout=lone.layout, step=1, ticket=1, last_loss=1.0)
-    news = lone.checkpoints.save_if_due(at, is_storing=True)
+    lone.train()
+    news = lone.checkpoints.save_if_due(lone.position, is_storing=True)
     assert [one.outcome for one in news] == [SaveStatus.SKIPPED]
     assert not lone.root.exists()
     assert lone.checkpoints.counts[SaveStatus.SKIPPED] == 1
@@ -238,15 +227,14 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         write(self, path, parts)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LocalStorage, "write", slow)
-    at = Position(layout=lone.layout, step=0, ticket=0, last_loss=1.0)
-    assert lone.checkpoints.save_if_due(at, is_storing=False) == []
+    assert lone.checkpoints.save_if_due(lone.position, is_storing=False) == []
     saved = lone.state()
     assert lone.checkpoints.is_storing
     lone.train(2)  # the copy is another one
     gate.set()
     lone.checkpoints.close()
-    lone.go_back()
-    assert all(torch.equal(lone.state()[name], saved[name]) for name in saved)
+    lone.restore()
+    assert_all_same(lone.state(), saved)
 
 
 def test_a_disk_that_hangs_keeps_nobody_from_going_back(
@@ -261,9 +249,8 @@ def test_a_disk_that_hangs_keeps_nobody_from_going_back(
         gate.wait(60.0)
 
     monkeypatch.setattr(LocalStorage, "write", hang)
-    at = Position(layout=lone.layout, step=1, ticket=1, last_loss=1.0)
-    lone.checkpoints.save_if_due(at, is_storing=False)
-    lone.go_back()
+    lone.checkpoints.save_if_due(lone.position, is_storing=False)
+    lone.restore()
     assert lone.step == 0
     assert lone.checkpoints.is_storing and "still being written" in caplog.text
     gate.set()
@@ -286,12 +273,8 @@ def test_a_disk_that_refuses_is_a_warning_and_the_one_before_stays(
     assert "No space left on device; the one before stays" in caplog.text
     lone.train()
     lone.save()
-    assert (
-        lone.checkpoints.save_if_due(
-            Position(layout=lone.layout, step=2, ticket=2, last_loss=1.0), is_storing=False
-        )
-        == []
-    ), "a step is saved once"
+    news = lone.checkpoints.save_if_due(lone.position, is_storing=False)
+    assert news == [], "a step is saved once"
     assert lone.checkpoints.counts == {
         SaveStatus.COMPLETE: 2,
         SaveStatus.WRITTEN: 0,
@@ -304,8 +287,7 @@ def test_a_disk_that_refuses_is_a_warning_and_the_one_before_stays(
 def test_who_is_not_the_last_leaves_the_manifest_to_who_is(tmp_path: Path) -> None:
     """Two writers of a checkpoint, in any order: it counts when both parts are there."""
     lone = Lone(tmp_path)
-    at = Position(layout=lone.layout, step=0, ticket=0, last_loss=1.0)
-    whole = lone.checkpoints._snapshot(at, False)
+    whole = lone.checkpoints._snapshot(lone.position, False)
     cut = list(whole.pieces.items())
     halves = [dict(cut[:3]), dict(cut[3:])]
     storage = open_storage(str(lone.root))
@@ -319,7 +301,7 @@ def test_who_is_not_the_last_leaves_the_manifest_to_who_is(tmp_path: Path) -> No
         outcomes += [news.outcome for news in saver.take_news()]
         assert (MANIFEST_FILE in storage.names(whole.id.name)) == (rank == 0)
     assert outcomes == [SaveStatus.WRITTEN, SaveStatus.COMPLETE]
-    lone.go_back()
+    lone.restore()
 
 
 @pytest.mark.parametrize(
@@ -342,7 +324,7 @@ def test_which_checkpoints_may_be_gone_back_to(
     paths = other.checkpoints.candidates()
     assert [CheckpointId.of_name(Path(p).name).step for p in paths] == steps  # type: ignore[union-attr]
     is_new = resume == "never" and run_id == first_run_id  # it begins at step 0
-    assert other.checkpoints.agree_on_start(other.fabric) == (() if is_new else paths)
+    assert other.checkpoints.agree_on_start(other.group) == (() if is_new else paths)
 
 
 def test_to_begin_anew_needs_no_storage_that_says_what_it_has(tmp_path: Path) -> None:
@@ -350,11 +332,11 @@ def test_to_begin_anew_needs_no_storage_that_says_what_it_has(tmp_path: Path) ->
     loop.symlink_to(loop)
     lone = Lone(tmp_path, replace(TINY, checkpoint_dir=str(loop)), run_id=2)
     with pytest.raises(HostError, match=r"can not look for checkpoints .*--resume never"):
-        lone.checkpoints.agree_on_start(lone.fabric)
+        lone.checkpoints.agree_on_start(lone.group)
     never = replace(TINY, checkpoint_dir=str(loop), resume="never")
-    assert Lone(tmp_path, never, run_id=2).checkpoints.agree_on_start(lone.fabric) == ()
+    assert Lone(tmp_path, never, run_id=2).checkpoints.agree_on_start(lone.group) == ()
     with pytest.raises(HostError, match="can not look"):  # it may have saved before it fell
-        Lone(tmp_path, never, run_id=3, first_run_id=2).checkpoints.agree_on_start(lone.fabric)
+        Lone(tmp_path, never, run_id=3, first_run_id=2).checkpoints.agree_on_start(lone.group)
 
 
 def test_a_checkpoint_by_its_path_needs_no_directory_of_its_own(tmp_path: Path) -> None:
@@ -363,16 +345,15 @@ def test_a_checkpoint_by_its_path_needs_no_directory_of_its_own(tmp_path: Path) 
     lone.save()
     path = str(lone.root / lone.names()[0])
     other = Lone(tmp_path, replace(TINY, checkpoint_dir=str(tmp_path / "b"), resume=path), run_id=2)
-    assert other.checkpoints.agree_on_start(other.fabric) == (path,)
-    other.go_back()
+    assert other.checkpoints.agree_on_start(other.group) == (path,)
+    other.restore()
     assert other.step == 1
     silent = Checkpoints(
         replace(TINY, resume=path), rank=0, run_id=1, first_run_id=1, identity={},
-        states=ModelStates(other.model, other.optimizer),
+        states=other.states,
     )  # fmt: skip
     assert silent.candidates() == (path,) and not silent.is_storing
-    at = Position(layout=other.layout, step=0, ticket=0, last_loss=1.0)
-    assert silent.save_if_due(at, is_storing=False, is_last=True) == []
+    assert silent.save_if_due(other.position, is_storing=False, is_last=True) == []
 
 
 def test_the_last_one_is_saved_at_any_step_and_after_a_regroup_again(

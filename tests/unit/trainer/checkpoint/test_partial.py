@@ -8,29 +8,21 @@ import pytest
 import torch
 
 from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Manifest, Piece
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, BlockKind
-from pacekeeper.trainer.checkpoint.manager import Position
 from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves
 from pacekeeper.trainer.checkpoint.reader import damages, read_manifest
 from pacekeeper.trainer.checkpoint.retention import lent_out, sweep
 from pacekeeper.trainer.checkpoint.storage import LocalStorage, open_storage
-from pacekeeper.trainer.toy.model.block_state_dict import read_block
-from support.checkpoints import TINY, Lone
+from support.trainees import TINY, Lone, State, assert_steps, same
 
-FOUR = replace(TINY, num_experts=4, experts_per_checkpoint=1, lost_tokens_limit=0.0, steps=100)
-State = dict[Block, dict[str, torch.Tensor]]
+FOUR = replace(TINY, experts_per_checkpoint=1, lost_tokens_limit=0.0, steps=100)
 
 
-def blocks_of(lone: Lone) -> State:
-    return {
-        block: {
-            name: part.clone()
-            for name, part in read_block(lone.model, lone.optimizer, block).items()
-        }
-        for block in lone.layout.blocks()
-    }
+def four(directory: Path, config: JobConfig = FOUR, run_id: int = 1) -> Lone:
+    """A rank with four experts."""
+    return Lone(directory, config, run_id=run_id, num_experts=4)
 
 
 def saved(lone: Lone, step: int) -> Manifest:
@@ -38,18 +30,10 @@ def saved(lone: Lone, step: int) -> Manifest:
     return read_manifest(storage, CheckpointId(run_id=1, generation=1, step=step))
 
 
-def grown(directory: Path, config: TrainConfig, steps: int) -> tuple[Lone, list[State]]:
+def grown(directory: Path, config: JobConfig, steps: int) -> tuple[Lone, list[State]]:
     """A checkpoint after each step; the states then, by step (none of step 0)."""
-    lone, states = Lone(directory, config), [State()]
-    for _ in range(steps):
-        lone.train()
-        lone.save()
-        states.append(blocks_of(lone))
-    return lone, states
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+    lone = four(directory, config)
+    return lone, lone.grow(steps)
 
 
 def expert(index: int) -> Block:
@@ -59,25 +43,21 @@ def expert(index: int) -> Block:
 def test_each_block_comes_from_where_it_was_saved_last(tmp_path: Path) -> None:
     """The first is full; then 2, 3, 0 by turns. After the fourth, expert 1 is of the first."""
     _, states = grown(tmp_path, FOUR, 4)
-    other = Lone(tmp_path, FOUR, run_id=2)
-    other.go_back()
-    found = blocks_of(other)
+    other = four(tmp_path, run_id=2)
+    other.restore()
     assert other.step == 4
     of_step = {expert(2): 2, expert(3): 3, expert(0): 4, expert(1): 1}
-    for block, state in found.items():
-        step = of_step.get(block, 4)
-        assert same(state, states[step][block]), block
-        assert step == 4 or not same(state, states[4][block]), "the test can tell steps apart"
+    assert_steps(other.state(), states, dict.fromkeys(states[4], 4) | of_step)
+    assert not same(states[3][expert(3)], states[4][expert(3)]), "the test can tell steps apart"
 
 
 def test_several_experts_of_a_layer_are_not_mixed_up(tmp_path: Path) -> None:
     """Two each time: 0 and 1, then 2 and 3; neither pair is all that the rank holds."""
     _, states = grown(tmp_path, replace(FOUR, experts_per_checkpoint=2), 3)
-    other = Lone(tmp_path, FOUR, run_id=2)
-    other.go_back()
-    found = blocks_of(other)
-    for index, step in enumerate([2, 2, 3, 3]):
-        assert same(found[expert(index)], states[step][expert(index)]), index
+    other = four(tmp_path, run_id=2)
+    other.restore()
+    of_step = {expert(index): step for index, step in enumerate([2, 2, 3, 3])}
+    assert_steps(other.state(), states, dict.fromkeys(states[3], 3) | of_step)
 
 
 def test_a_partial_one_writes_what_is_dense_and_the_chosen_experts_only(tmp_path: Path) -> None:
@@ -95,7 +75,7 @@ def test_a_partial_one_writes_what_is_dense_and_the_chosen_experts_only(tmp_path
 
 def test_what_is_lost_is_counted_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     now: list[tuple[int, ...]] = []
-    lone = Lone(tmp_path, FOUR)
+    lone = four(tmp_path)
     for step in range(1, 5):
         lone.train()
         lone.save()
@@ -104,11 +84,9 @@ def test_what_is_lost_is_counted_and_said(tmp_path: Path, caplog: pytest.LogCapt
     wanted = sum(now[3][e] - now[step - 1][e] for e, step in of_step.items())
     assert wanted > 0 and sum(now[3]) > wanted
     assert saved(lone, 4).lost_tokens == (wanted,)
-    notes: list[dict[str, object]] = []
-    other = Lone(tmp_path, FOUR, run_id=2)
-    other.checkpoints.note = notes.append
-    other.go_back()
-    (said,) = notes
+    other = four(tmp_path, run_id=2)
+    other.restore()
+    (said,) = other.notes
     assert (said["event"], said["lost_tokens"], said["oldest_step"]) == ("lossy", wanted, 1)
     assert said["turns_ratio"] >= 1.0 and 0.0 < said["least_loss_tokens"] < wanted  # type: ignore[operator]
     assert said["plt"] == pytest.approx(wanted / (sum(now[3]) * FOUR.steps / 4))
@@ -122,7 +100,7 @@ def test_going_back_to_a_full_one_loses_and_says_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lone, _ = grown(tmp_path, FOUR, 1)
-    lone.go_back()
+    lone.restore()
     assert "loss" not in caplog.text
     assert lone.checkpoints.partial.account.num_faults == 0
 
@@ -131,8 +109,8 @@ def test_after_going_back_all_is_saved_again_and_the_loss_stays_in_the_books(
     tmp_path: Path,
 ) -> None:
     grown(tmp_path, FOUR, 3)
-    other = Lone(tmp_path, FOUR, run_id=2)
-    other.go_back()
+    other = four(tmp_path, run_id=2)
+    other.restore()
     lost = other.checkpoints.partial.account.lost
     other.train()
     other.save()
@@ -163,20 +141,18 @@ def test_what_a_run_ends_with_is_whole(tmp_path: Path) -> None:
     lone, _ = grown(tmp_path, FOUR, 3)
     lone.train()
     lone.checkpoints.receive_votes([lone.checkpoints.encode_vote(lone.step, lone.layout)])
-    at = Position(layout=lone.layout, step=4, ticket=4, last_loss=1.0)
-    lone.checkpoints.save_if_due(at, is_storing=False, is_last=True)
+    lone.checkpoints.save_if_due(lone.position, is_storing=False, is_last=True)
     lone.checkpoints.close()
     assert saved(lone, 4).older == ()
 
 
-@pytest.mark.parametrize(("kept", "kind"), [("weights", ""), ("moments", "exp_avg")])
+@pytest.mark.parametrize(("kept", "kind"), [("weights", ""), ("moments", "optimizer")])
 def test_a_part_of_the_state_may_be_left_out_only(tmp_path: Path, kept: str, kind: str) -> None:
     lone, states = grown(tmp_path, replace(FOUR, partial_state=kept), 2)
     kinds = {entry.piece.kind for entry in saved(lone, 2).older}
     assert (kind in kinds) and (kinds == {""} if kept == "weights" else "" not in kinds)
-    lone.go_back()
-    found = blocks_of(lone)[expert(1)]
-    for name, tensor in found.items():
+    lone.restore()
+    for name, tensor in lone.state()[expert(1)].items():
         is_weight = "." not in name
         step = 1 if is_weight == (kept == "weights") else 2
         assert torch.equal(tensor, states[step][expert(1)][name]), name
@@ -229,10 +205,10 @@ def test_a_file_that_breaks_does_not_take_all(tmp_path: Path) -> None:
     data[oldest.first_byte] ^= 1
     path.write_bytes(data)
     assert any(oldest.file in line for line in damages(open_storage(str(lone.root)), newest))
-    lone.go_back()
+    lone.restore()
     assert 0 < lone.step < 9
     dense = Block(BlockKind.HEAD)
-    assert same(blocks_of(lone)[dense], states[lone.step][dense])
+    assert same(lone.state()[dense], states[lone.step][dense])
 
 
 def test_manifests_go_before_any_file_they_name(

@@ -5,11 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from pacekeeper.trainer.checkpoint.storage import open_storage
-from support.checkpoints import Lone
 from support.power_loss import Disk
+from support.trainees import Lone, State, assert_all_same
 
 
 @pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
@@ -20,7 +19,7 @@ def test_what_was_complete_outlives_the_power(
     base, left, draw = tmp_path / "disk", tmp_path / "left", random.Random(0)
     base.mkdir()
     left.mkdir()
-    wanted: dict[int, dict[str, torch.Tensor]] = {}
+    wanted: dict[int, State] = {}
     cuts: list[int] = []  # the newest step that was complete at each cut
 
     def cut() -> None:
@@ -45,10 +44,9 @@ def test_what_was_complete_outlives_the_power(
         (left / str(number)).rename(seen)
         if newest == 0 and not other.checkpoints.candidates():
             continue
-        other.go_back()
+        other.restore()
         assert other.step >= newest
-        found = other.state()
-        assert all(torch.equal(found[n], wanted[other.step][n]) for n in found)
+        assert_all_same(other.state(), wanted[other.step])
 
 
 def test_a_checkpoint_that_is_removed_is_never_seen_half_gone(

@@ -2,34 +2,20 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.layout import Block
-from pacekeeper.trainer.checkpoint.block_states import blocks_on
 from pacekeeper.trainer.checkpoint.staging import Arrival, HostCopies, ToHost, host_copies
-from pacekeeper.trainer.toy.engine.worker import Rank
-from pacekeeper.trainer.toy.model.block_state_dict import read_block
-from support.checkpoints import TINY
-from support.thread_ranks import State, ThreadRanks
+from support.rank_threads import ThreadGroup
+from support.trainees import Job, State, Trainee, assert_all_same, assert_same, together
 
 T = TypeVar("T")
-CONFIG = replace(
-    TINY,
-    steps=100,
-    rows_per_step=4,
-    clock="cpu",
-    checkpoint_period_steps=4,
-    snapshot_period_steps=3,
-)
-PAIR = even_layout(
-    ranks=[0, 1], num_layers=1, num_experts=2, replicas=1, num_virtual_shards=2, generation=2
-)
+PAIR = even_layout(ranks=[0, 1], num_layers=1, num_experts=2, replicas=1)
 
 
 class LateCopies(HostCopies):
@@ -73,39 +59,32 @@ class _Later:
         return 0.5
 
 
-def copied(state: State) -> State:
-    return {name: tensor.clone() for name, tensor in state.items()}
-
-
 def test_nothing_changes_what_is_being_copied_and_nobody_reads_it_before(tmp_path: Path) -> None:
-    config = replace(CONFIG, checkpoint_dir=str(tmp_path / "kept"))
-    job = ThreadRanks(config=config, layout=PAIR, directory=tmp_path)
-    for rank in job.ranks.values():
-        rank.checkpoints.copies = rank.checkpoints.snapshots.copies = LateCopies()
-    states: dict[int, dict[Block, State]] = {}
+    config = JobConfig(
+        checkpoint_dir=str(tmp_path), checkpoint_period_steps=4, snapshot_period_steps=3
+    )
+    job = Job(config=config, layout=PAIR)
+    for one in job.ranks.values():
+        one.checkpoints.copies = one.checkpoints.snapshots.copies = LateCopies()
 
-    def go_on(rank: Rank) -> None:
-        rank.take_place()
+    def go_on(one: Trainee, group: ThreadGroup) -> list[State]:
+        states = []
         for _ in range(5):
-            ballot = rank.do_step()
-            blocks = blocks_on(PAIR, rank.spec.rank)
-            states.setdefault(rank.step, {}).update(
-                {b: copied(read_block(rank.model, rank.optimizer, b)) for b in blocks}
-            )
-            rank.save(is_storing=ballot.is_storing, is_copying=ballot.is_copying)
-        rank.checkpoints.close()
+            one.do_step(group)
+            states.append(one.state())
+        one.checkpoints.close()
+        return states
 
-    job.together(go_on)
-    for rank in job.ranks.values():
-        (kept,) = rank.checkpoints.snapshots.kept
-        assert kept.id.step == 3 and {piece.block for piece in kept.pieces} == set(states[3])
+    states = [together(parts) for parts in zip(*job.run(go_on).values(), strict=True)]
+    for one in job.ranks.values():
+        (kept,) = one.checkpoints.snapshots.kept
+        assert kept.id.step == 3 and {piece.block for piece in kept.pieces} == set(states[2])
         for piece, tensors in kept.pieces.items():
-            assert all(torch.equal(t, states[3][piece.block][n]) for n, t in tensors.items())
-    job.launch_again()
-    assert job.step == 4
-    for block, tensors in job.blocks().items():
-        assert all(torch.equal(t, states[4][block][n]) for n, t in tensors.items())
-    job.close()
+            wanted = {name: states[2][piece.block][name] for name in tensors}
+            assert_same(dict(tensors), wanted, str(piece))
+    again = Job(config=config, layout=PAIR, run_id=2)
+    assert again.step == 4
+    assert_all_same(again.state(), states[3])
 
 
 def test_the_copies_of_host_memory_are_there_at_once() -> None:

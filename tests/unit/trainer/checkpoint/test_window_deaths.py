@@ -1,86 +1,75 @@
 """Survivors that lost an expert go back to a window as real ranks do, also from within it."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.restore import MEMORY
-from support.thread_ranks import ThreadRanks
-from support.trainees import trained
+from support.trainees import Job, assert_all_same
 
-CONFIG = TrainConfig(
+CONFIG = JobConfig(
     job="deaths",
     steps=20,
-    num_layers=2,
-    hidden_size=16,
-    num_heads=2,
-    expert_hidden_size=16,
-    num_experts=4,
-    rows_per_step=6,
-    row_tokens=32,
-    clock="cpu",
-    dtype="float64",
     checkpoint_period_steps=1,
     checkpoint_window_steps=3,
-)
-# Each expert on one rank only.
-LONELY = even_layout(
-    ranks=range(3), num_layers=2, num_experts=4, replicas=1, num_virtual_shards=2, generation=2
+    peer_timeout_s=60.0,
 )
 
 
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[ThreadRanks]:
-    config = replace(CONFIG, checkpoint_dir=str(tmp_path / "kept"))
-    found = ThreadRanks(config=config, layout=LONELY, directory=tmp_path)
-    yield found
-    found.close()
+def layout_of(ranks: Sequence[int], replicas: int = 1) -> Layout:
+    return even_layout(ranks=ranks, num_layers=2, num_experts=4, replicas=replicas)
 
 
-def is_replaying(ranks: ThreadRanks) -> set[bool]:
-    return {rank.checkpoints.is_replaying() for rank in ranks.ranks.values()}
+LONELY = layout_of(range(3))  # each expert on one rank only
+
+
+def job_in(directory: Path, snapshot_period_steps: int = 0, layout: Layout = LONELY) -> Job:
+    config = replace(
+        CONFIG, checkpoint_dir=str(directory), snapshot_period_steps=snapshot_period_steps
+    )
+    return Job(config=config, layout=layout)
+
+
+def is_replaying(job: Job) -> set[bool]:
+    return {one.checkpoints.is_replaying() for one in job.ranks.values()}
 
 
 def test_who_lost_an_expert_replays_and_who_loses_one_more_meanwhile_begins_it_again(
-    ranks: ThreadRanks,
+    tmp_path: Path,
 ) -> None:
-    ranks.train(5)
-    assert is_replaying(ranks) == {False}
-    chosen = ranks.die({2})
+    job = job_in(tmp_path)
+    job.train(5)
+    assert is_replaying(job) == {False}
+    chosen = job.die({2})
     assert chosen.restore and not chosen.only_lost
-    assert ranks.step == 1 and is_replaying(ranks) == {True}
-    ranks.train(1)
-    assert ranks.step == 2 and is_replaying(ranks) == {True}
-    again = ranks.die({1})
-    assert again.restore and ranks.step == 1, "nobody holds a whole state"
-    ranks.train(2)
-    assert ranks.step == 3 and is_replaying(ranks) == {False}
-    ranks.train(3)
-    assert_undisturbed(ranks, 6)
+    assert job.step == 1 and is_replaying(job) == {True}
+    job.train(1)
+    assert job.step == 2 and is_replaying(job) == {True}
+    assert job.die({1}).restore and job.step == 1, "nobody holds a whole state"
+    job.train(2)
+    assert job.step == 3 and is_replaying(job) == {False}
+    assert_undisturbed(job)
+    job.train(3)
+    assert_undisturbed(job)
 
 
 def test_where_every_block_has_a_holder_a_death_costs_no_step_unless_some_are_frozen(
     tmp_path: Path,
 ) -> None:
-    config = replace(CONFIG, checkpoint_dir=str(tmp_path / "kept"))
-    pairs = even_layout(
-        ranks=range(5), num_layers=2, num_experts=4, replicas=2, num_virtual_shards=2, generation=2
-    )
-    ranks = ThreadRanks(config=config, layout=pairs, directory=tmp_path)
-    ranks.train(4)
-    assert not ranks.die({4}, hosts=2).restore and ranks.step == 4
-    hosts = {host.rank for host in ranks.layout.experts[0][0]}
-    assert ranks.die(hosts, hosts=2).restore and is_replaying(ranks) == {True}
-    first, last = sorted(ranks.ranks)
-    assert all({h.rank for h in on} == {first, last} for on in ranks.layout.experts[0])
-    again = ranks.die({last})
-    assert again.restore and is_replaying(ranks) == {True}, "what is held is not whole"
-    ranks.close()
+    job = job_in(tmp_path, layout=layout_of(range(5), replicas=2))
+    job.train(4)
+    assert not job.die({4}, replicas=2).restore and job.step == 4
+    assert_undisturbed(job)
+    holders = {replica.rank for replica in job.layout.experts[0][0]}
+    assert job.die(holders, replicas=2).restore and is_replaying(job) == {True}
+    first, last = sorted(job.ranks)
+    assert all({r.rank for r in on} == {first, last} for on in job.layout.experts[0])
+    assert job.die({last}).restore and is_replaying(job) == {True}, "what is held is not whole"
 
 
 @pytest.mark.parametrize("snapshot_every", [1, 4])
@@ -90,47 +79,35 @@ def test_snapshots_are_taken_where_a_window_would_have_more_done_again(
     """After 6 steps the newest whole window is of steps 4 to 6: going back to it begins at 4. So
     does the snapshot of step 4, and nothing of it has to be replayed.
     """
-    config = replace(
-        CONFIG, checkpoint_dir=str(tmp_path / "kept"), snapshot_period_steps=snapshot_every
-    )
-    ranks = ThreadRanks(config=config, layout=LONELY, directory=tmp_path)
-    ranks.train(6)
-    chosen = ranks.die({2})
-    assert chosen.restore[0] == MEMORY and is_replaying(ranks) == {False}
-    assert ranks.step == (6 if snapshot_every == 1 else 4)
-    ranks.train(9 - ranks.step)
-    assert not ranks.die({1}).only_lost and is_replaying(ranks) == {False}, "windows go on, too"
-    ranks.train(10 - ranks.step)
-    assert_undisturbed(ranks, 10)
-    ranks.close()
+    job = job_in(tmp_path, snapshot_every)
+    job.train(6)
+    assert job.die({2}).restore[0] == MEMORY and is_replaying(job) == {False}
+    assert job.step == (6 if snapshot_every == 1 else 4)
+    job.train(9 - job.step)
+    assert not job.die({1}).only_lost and is_replaying(job) == {False}, "windows go on, too"
+    job.train(10 - job.step)
+    assert_undisturbed(job)
 
 
 def test_where_memory_has_too_little_the_window_is_replayed_and_snapshots_wait_for_its_end(
     tmp_path: Path,
 ) -> None:
     """Who died, and who kept a copy for it."""
-    config = replace(CONFIG, checkpoint_dir=str(tmp_path / "kept"), snapshot_period_steps=1)
-    ranks = ThreadRanks(config=config, layout=LONELY, directory=tmp_path)
-    ranks.train(6)
-    assert ranks.die({1, 2}).restore[0] == MEMORY
-    assert ranks.step == 4 and is_replaying(ranks) == {True}
-    (left,) = ranks.ranks.values()
-    ranks.train(1)
-    assert not left.checkpoints.snapshots.kept, "some blocks are frozen"
-    ranks.train(1)
-    assert is_replaying(ranks) == {False}
-    ranks.train(1)
-    assert [kept.id.step for kept in left.checkpoints.snapshots.kept] == [7, 6]
-    assert_undisturbed(ranks, 7)
-    ranks.close()
+    job = job_in(tmp_path, 1)
+    job.train(6)
+    assert job.die({1, 2}).restore[0] == MEMORY
+    assert job.step == 4 and is_replaying(job) == {True}
+    job.train(1)
+    assert not job.leader.checkpoints.snapshots.kept, "some blocks are frozen"
+    job.train(1)
+    assert is_replaying(job) == {False}
+    job.train(1)
+    assert [kept.id.step for kept in job.leader.checkpoints.snapshots.kept] == [7, 6]
+    assert_undisturbed(job)
 
 
-def assert_undisturbed(ranks: ThreadRanks, steps: int) -> None:
-    """All is as one rank alone would have it, up to the order of sums."""
-    alone = even_layout(ranks=[0], num_layers=2, num_experts=4, replicas=1, num_virtual_shards=2)
-    _, wanted = trained(replace(CONFIG, checkpoint_window_steps=1), alone, steps)
-    found = ranks.blocks()
-    assert found.keys() == wanted.keys()
-    for block, tensors in wanted.items():
-        for name, tensor in tensors.items():
-            torch.testing.assert_close(found[block][name], tensor, rtol=1e-9, atol=1e-12)
+def assert_undisturbed(job: Job) -> None:
+    """All is as one rank alone would have it."""
+    alone = Job(config=CONFIG, layout=layout_of([0]))
+    alone.train(job.step)
+    assert_all_same(job.state(), alone.state())

@@ -1,4 +1,4 @@
-"""Snapshots in memory and partial checkpoints of the engine; checkpoints of the byte model."""
+"""Snapshots in memory and partial checkpoints of the engine; checkpoints of other models."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,14 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.checkpoint.manifest import CheckpointId, checkpoint_of_file
+from pacekeeper.core.checkpoint.manifest import (
+    MANIFEST_FILE,
+    CheckpointId,
+    RunFingerprint,
+    checkpoint_of_file,
+)
+from pacekeeper.core.checkpoint.manifest_codec import encode_manifest
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.checkpoint.reader import REJECTED_FILE, complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.restore import MEMORY
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
-from support.checkpoints import Lone
 from support.engine_saves import (
     SETTINGS,
     SavingEngine,
@@ -27,6 +32,7 @@ from support.engine_saves import (
     two,
 )
 from support.rank_threads import ThreadGroup, run_ranks
+from support.trainees import TINY, Lone
 
 NODES = {0: 0, 1: 0, 2: 1, 3: 1}
 FOUR = layout_of(range(4))  # each expert on one rank
@@ -166,19 +172,34 @@ def test_lost_experts_alone_come_from_the_newest_copy_while_the_others_stay(
         assert set(saved.values()) == {3}, "the newest snapshot has all"
 
 
-def test_neither_trainer_takes_a_checkpoint_of_the_other(tmp_path: Path) -> None:
-    byte = Lone(tmp_path / "byte")
-    byte.train()
-    byte.save()
-    trained(layout_of([0]), 1, directory=tmp_path / "engine")
-    ours = str(byte.root / byte.names()[0])
+# Of the byte model, which the engine followed: what its checkpoints name, and no family.
+BYTE_MODEL: RunFingerprint = {
+    "num_layers": 2, "hidden_size": 64, "num_heads": 4, "expert_hidden_size": 64, "num_experts": 4,
+    "experts_per_token": 2, "row_tokens": 128, "dtype": "float32", "seed": 0, "rows_per_step": 8,
+    "learning_rate": 0.003, "weight_decay": 0.01, "warmup_steps": 20, "balance_loss": 0.01,
+    "corpus": 2401363114,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_checkpoint_of_the_byte_model_is_refused_in_a_sentence(
+    tmp_path: Path, is_named: bool
+) -> None:
+    """Its experts are as many: its manifest alone tells. By its path, or where the job saves."""
+    lone = Lone(tmp_path, replace(TINY, job=SETTINGS.job), num_layers=2, num_experts=4)
+    lone.grow(1)
+    storage = open_storage(str(lone.root))
     one = CheckpointId(run_id=1, generation=1, step=1)
-    theirs = str(tmp_path / "engine" / SETTINGS.job / one.name)
-    with pytest.raises(DataError):
-        trained(layout_of([0]), 2, config=replace(SETTINGS, resume=ours))
-    with pytest.raises(DataError):
-        byte.go_back((theirs,))
-    assert not [*tmp_path.rglob(REJECTED_FILE)], "neither is damaged"
+    manifest = replace(read_manifest(storage, one), identity=BYTE_MODEL)
+    storage.publish(f"{one.name}/{MANIFEST_FILE}", encode_manifest(manifest))
+    path = str(lone.root / one.name)
+    config = replace(SETTINGS, resume=path if is_named else "auto")
+    directory = tmp_path / "own" if is_named else tmp_path
+    with pytest.raises(DataError) as caught:
+        trained(layout_of([0]), 2, directory=directory, config=config, run_id=2)
+    sentence = f"{path} is of another model: byte model there, qwen3_moe here"
+    assert caught.value.what.endswith(f"can be read by all ranks: {sentence}")
+    assert not [*tmp_path.rglob(REJECTED_FILE)], "it is not damaged"
 
 
 def test_a_checkpoint_of_another_optimizer_is_of_another_model(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves
-from support.checkpoints import TINY
+from support.trainees import TINY
 
 NUM_EXPERTS = 4
 LAYOUT = even_layout(ranks=range(4), num_layers=1, num_experts=NUM_EXPERTS, replicas=1)
@@ -28,9 +28,7 @@ def saved(partial: PartialSaves, number: int, layout: Layout = LAYOUT) -> set[in
 
 
 def begun(order: str, num_saved: int) -> PartialSaves:
-    config = replace(
-        TINY, num_experts=NUM_EXPERTS, experts_per_checkpoint=num_saved, expert_order=order
-    )
+    config = replace(TINY, experts_per_checkpoint=num_saved, expert_order=order)
     partial = PartialSaves(config, [NUM_EXPERTS])
     assert saved(partial, 0) == set(range(NUM_EXPERTS)), "the first one holds all"
     return partial

@@ -16,7 +16,7 @@ from pacekeeper.trainer.checkpoint.policies.interval import (
 )
 from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
-from support.checkpoints import TINY, Lone
+from support.trainees import TINY, Lone
 
 COSTS = SaveCosts(held_s=0.5, step_s=1.0, running_s=200.0, num_restores=2)
 
@@ -134,7 +134,7 @@ def test_costs_go_from_life_to_life_with_the_manifest(tmp_path: Path) -> None:
     told = read_manifest(storage, CheckpointId(run_id=1, generation=1, step=3)).costs
     assert told is not None and told.num_restores == 0 and told.held_s > 0.0
     other = Lone(tmp_path, run_id=2)
-    other.go_back()
+    other.restore()
     for _ in range(2):
         other.train()
         other.save()

@@ -17,24 +17,21 @@ from pacekeeper.core.checkpoint.manifest_codec import decode_manifest, encode_ma
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.async_writer import Saver, SaveStatus
-from pacekeeper.trainer.checkpoint.manager import Position
 from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves
 from pacekeeper.trainer.checkpoint.reader import complete_ids, damages, read_manifest
 from pacekeeper.trainer.checkpoint.retention import sweep
 from pacekeeper.trainer.checkpoint.storage import SAY_AFTER_S, LocalStorage, open_storage
-from support.checkpoints import TINY, Lone
+from support.trainees import TINY, Lone
 
 THREE = replace(TINY, checkpoint_window_steps=3, steps=100)
 PAIR = even_layout(ranks=[0, 1], num_layers=1, num_experts=2, replicas=2)
-SIZES = {Piece(b, kind): 8 for b in PAIR.blocks() for kind in ("", "exp_avg", "exp_avg_sq")}
+SIZES = {Piece(b, kind): 8 for b in PAIR.blocks() for kind in ("", "optimizer")}
 ROWS = dict.fromkeys(SIZES, 4)
 
 
 def grown(directory: Path, steps: int) -> Lone:
     lone = Lone(directory, THREE)
-    for _ in range(steps):
-        lone.train()
-        lone.save()
+    lone.grow(steps)
     return lone
 
 
@@ -94,7 +91,7 @@ def test_damage_anywhere_in_a_window_is_named_and_the_one_before_is_taken(tmp_pa
     path.write_bytes(data)
     (named,) = damages(storage, newest)
     assert f"step-{entry.step}-rank-0" in named and "not those that were saved" in named
-    lone.go_back()
+    lone.restore()
     assert lone.step == 1 and lone.checkpoints.is_replaying()
 
 
@@ -117,35 +114,17 @@ def test_a_manifest_of_a_window_lacks_no_weights(tmp_path: Path) -> None:
             replace(manifest, **wrong)
 
 
-def test_manifests_of_before_windows_are_read(tmp_path: Path) -> None:
-    """Format 2 says nothing of windows."""
-    import hashlib
-    import json
-
-    lone = Lone(tmp_path)
-    lone.save()
-    manifest = manifest_of(lone, 0)
-    body = json.loads(encode_manifest(manifest))["body"]
-    assert body.pop("window") is None and body.pop("frozen") == []
-    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    data = f'{{"format":2,"sha256":"{digest}","body":{text}}}\n'.encode()
-    assert decode_manifest(data) == manifest
-
-
 def test_while_blocks_are_frozen_nothing_is_saved_not_even_at_the_end(tmp_path: Path) -> None:
     grown(tmp_path, 3)
     other = Lone(tmp_path, THREE, run_id=2)
-    found = other.checkpoints.stage(other.checkpoints.candidates(), other.layout, other.fabric)
+    found = other.checkpoints.stage(other.checkpoints.candidates(), other.layout, other.group)
     assert other.checkpoints.is_replaying(commits=True), "it would be, once it is in force"
     assert not other.checkpoints.is_replaying()
     other.checkpoints.apply(found)
-    other.model.set_layout(other.layout, other.fabric)
     other.step = found.step
     assert other.step == 1 and other.checkpoints.is_replaying()
     other.train()
-    at = Position(layout=other.layout, step=2, ticket=9, last_loss=1.0)
-    assert other.checkpoints.save_if_due(at, is_storing=False, is_last=True) == []
+    assert other.checkpoints.save_if_due(other.position, is_storing=False, is_last=True) == []
     assert not other.checkpoints.is_storing and whole(other) == [3]
     other.train()
     assert other.step == 3 and not other.checkpoints.is_replaying(commits=True)
@@ -156,7 +135,7 @@ def test_while_blocks_are_frozen_nothing_is_saved_not_even_at_the_end(tmp_path: 
 def test_the_account_of_tokens_counts_no_step_twice(tmp_path: Path) -> None:
     lone = grown(tmp_path, 3)
     other = Lone(tmp_path, THREE, run_id=2)
-    other.go_back()
+    other.restore()
     other.train(2)
     assert other.checkpoints.partial.account == lone.checkpoints.partial.account
     assert sum(map(sum, lone.checkpoints.partial.account.routed)) > 0
@@ -203,7 +182,7 @@ def test_nothing_of_the_newest_whole_window_goes_while_the_next_is_written(tmp_p
 def test_a_window_that_was_broken_off_goes_with_the_next(tmp_path: Path) -> None:
     lone = grown(tmp_path, 4)
     other = Lone(tmp_path, THREE, run_id=2)
-    other.go_back()
+    other.restore()
     other.train(2)
     for _ in range(3):
         other.train()
@@ -271,7 +250,7 @@ def test_while_storage_is_busy_the_next_window_waits_which_is_said_once(
 def test_large_weights_are_cut_among_their_holders_after_each_step(tmp_path: Path) -> None:
     """Of what waits for its turn, too: no rank copies much more than another."""
     sizes = {piece: 1 << 20 for piece in SIZES} | {
-        Piece(Block(BlockKind.HEAD), kind): 8 << 20 for kind in ("", "exp_avg", "exp_avg_sq")
+        Piece(Block(BlockKind.HEAD), kind): 8 << 20 for kind in ("", "optimizer")
     }
     rows = dict.fromkeys(sizes, 64)
     pair = [WindowSaves(THREE, rank=rank, run_id=1) for rank in (0, 1)]
@@ -310,8 +289,7 @@ def test_a_window_that_is_late_is_told_with_the_period_or_after_a_while(
 def missed(lone: Lone) -> list[int]:
     """Steps of checkpoints that did not come about now that another rank still writes."""
     lone.checkpoints.receive_votes([lone.checkpoints.encode_vote(lone.step, lone.layout)])
-    at = Position(layout=lone.layout, step=lone.step, ticket=lone.step, last_loss=1.0)
-    news = lone.checkpoints.save_if_due(at, is_storing=True)
+    news = lone.checkpoints.save_if_due(lone.position, is_storing=True)
     assert {one.outcome for one in news} <= {SaveStatus.SKIPPED}
     return [one.step for one in news]
 
