@@ -84,7 +84,8 @@ class NodeOptions:
         "--faults",
         "faults_dir",
         default="",
-        help="Inject the faults described by files in this directory; [engine]: with --emulate.",
+        help="Inject the faults described by files in this directory; [engine]: with --emulate "
+        "or --device cpu.",
     ),
 )
 @click.option("--steps", type=int, help="Number of training steps.")
@@ -185,8 +186,10 @@ def command(
             raise ConfigError(
                 f"{config_file}: [engine] {name}: missing", remedy="see docs/engine.md"
             )
-    if node.faults_dir and not config.emulate:
-        raise click.UsageError("--faults slows an emulated device: add --emulate")
+    if node.faults_dir and not config.emulate and config.device != "cpu":
+        raise click.UsageError(
+            "--faults slows an emulated device, or ranks on CPU: add --emulate or --device cpu"
+        )
     from pacekeeper.trainer.engine.rank_process import RunFolders, is_a_rank, run_rank
 
     if not is_a_rank(os.environ):

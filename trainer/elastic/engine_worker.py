@@ -39,7 +39,7 @@ from pacekeeper.trainer.elastic.plan_intake import Plan, read_offered_plan
 from pacekeeper.trainer.elastic.step_log import StepLog
 from pacekeeper.trainer.elastic.worker import NO_LOSS, Worker
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
-from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, FaultInjector
+from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, Burner, FaultInjector
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.job import (
     announce,
@@ -61,6 +61,7 @@ from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.groups.former import Generation, make_former
 from pacekeeper.trainer.groups.waiting import WaitLimits
 from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.hooks.compute_timers import CpuClock
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.checkpoint_reader import INDEX
 from pacekeeper.trainer.parallel.layouts import check_layout
@@ -83,6 +84,10 @@ class EngineWorker(Worker):
     _failure: Exception | None = None
     _ended_s: float = 0.0  # the step before
     _records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_MOST_RECORDS))
+    _begun: int = -1  # the step that was last begun
+    _is_redone: bool = False
+    _busy_s: float = 0.0  # of the emulated device, before that step
+    _burner: Burner | None = None
 
     def __post_init__(self) -> None:
         spec, config = self.spec, self.config
@@ -131,12 +136,15 @@ class EngineWorker(Worker):
             law = DEVICE_NOISE if config.emulated_noise else NO_NOISE
             self.emulated = EngineDevice.seeded(config.seed * 1000 + spec.rank, law)
             emulate(config, self.job, self.emulated, is_announced=spec.rank == ranks[0])
-            if spec.faults_dir:
-                self.faults = FaultInjector(
-                    directory=Path(spec.faults_dir),
-                    rank=spec.rank,
-                    targets={COMPUTE_FAULT: self.emulated},
-                )
+        elif spec.faults_dir and self.device.type == "cpu":
+            self._burner = Burner()
+        slowable = self.emulated or self._burner
+        if spec.faults_dir and slowable is not None:
+            self.faults = FaultInjector(
+                directory=Path(spec.faults_dir),
+                rank=spec.rank,
+                targets={COMPUTE_FAULT: slowable},
+            )
         self.checkpoints = Checkpoints(
             config,
             rank=spec.rank,
@@ -179,6 +187,8 @@ class EngineWorker(Worker):
         clock, timer = default_clock(self.device)
         if self.emulated is not None:
             clock, timer = Clock.EMULATED, self.emulated
+        elif self._burner is not None:
+            timer = CpuClock(burn=self._burner)
         self.hooks = hooks.attach(
             job=self.config.job,
             rank=spec.rank,
@@ -311,6 +321,9 @@ class EngineWorker(Worker):
     def do_step(self) -> Ballot:
         config, engine = self.config, self.engine
         self.phase = Phase.PRE
+        self._is_redone, self._begun = self.step == self._begun, self.step
+        if self.emulated is not None:
+            self._busy_s = self.emulated.busy_s
         if self.faults is not None:
             self.faults.begin_step(self.step)
         rate = learning_rate(config, self.step)
@@ -470,15 +483,17 @@ class EngineWorker(Worker):
     def on_step(self, loss: float) -> None:
         prepared, now_s = self._prepared, time.perf_counter()
         seconds, self._ended_s = now_s - (self._ended_s or now_s), now_s
-        self.steps.write(
-            {
-                "step": self.step,
-                "generation": self.layout.generation,
-                "ended_mono_s": time.monotonic(),
-                "tokens": prepared.result.num_tokens,
-                "loss": loss,
-            }
-        )
+        line: dict[str, object] = {
+            "step": self.step,
+            "generation": self.layout.generation,
+            "ended_mono_s": time.monotonic(),
+            "tokens": prepared.result.num_tokens,
+            "loss": loss,
+            "is_redone": self._is_redone,
+        }
+        if (device := self.emulated) is not None:
+            line |= {"overrun_s": device.overrun_s, "compute_s": device.busy_s - self._busy_s}
+        self.steps.write(line)
         self._records.append(
             StepRecord(
                 step=self.step,

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.trainer.emulation.faults import Burner as Burner
 from pacekeeper.trainer.emulation.faults import wait_until
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime, WallClock
 from pacekeeper.trainer.toy.model.flop_counter import (
@@ -115,17 +116,3 @@ class EmulatedClock(WallClock):
         return ComputeTime(
             compute_s=self._compute_s, wait_s=self._wait_s, ended_mono_s=time.monotonic()
         )
-
-
-@dataclass(slots=True, kw_only=True)
-class Burner:
-    """Real extra compute for the CPU clock: (slowdown - 1) times a segment's own CPU time."""
-
-    slowdown: float = 1.0
-
-    def __call__(self, spent_s: float) -> None:
-        if self.slowdown <= 1.0:
-            return
-        until_s = time.thread_time() + (self.slowdown - 1.0) * spent_s
-        while time.thread_time() < until_s:
-            sum(range(100))

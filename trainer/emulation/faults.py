@@ -24,6 +24,20 @@ class Slowable(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
+class Burner:
+    """Real extra compute for the CPU clock: (slowdown - 1) times a segment's own CPU time."""
+
+    slowdown: float = 1.0
+
+    def __call__(self, spent_s: float) -> None:
+        if self.slowdown <= 1.0:
+            return
+        until_s = time.thread_time() + (self.slowdown - 1.0) * spent_s
+        while time.thread_time() < until_s:
+            sum(range(100))
+
+
+@dataclass(slots=True, kw_only=True)
 class FaultInjector:
     """Obeys `directory`/rank-R.json and writes down what it did, with the step, in truth.jsonl.
 

@@ -24,8 +24,9 @@ from pacekeeper.core.kernel_laws.noise import DEVICE_NOISE, NO_NOISE
 from pacekeeper.core.telemetry.attachment import Clock
 from pacekeeper.trainer.adapters import reporter
 from pacekeeper.trainer.distributed.device import num_devices
-from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, FaultInjector
+from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, Burner, FaultInjector
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from pacekeeper.trainer.hooks.compute_timers import CpuClock, SegmentClock
 from pacekeeper.trainer.hooks.hooks import RUN_ID_VARIABLE
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -152,23 +153,27 @@ def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str
     else:
         _meet(place, kind)
         groups = EngineGroups.from_torch(device)
-    emulated, faults = None, None
+    emulated, faults, burner = None, None, Burner()
+    timing: tuple[Clock, SegmentClock] | None = None
     if config.emulate:
         law = DEVICE_NOISE if config.emulated_noise else NO_NOISE
         emulated = EngineDevice.seeded(config.seed * 1000 + place.rank, law)
-        if folders.faults_dir:
-            faults = FaultInjector(
-                directory=Path(folders.faults_dir),
-                rank=place.rank,
-                targets={COMPUTE_FAULT: emulated},
-            )
+        timing = Clock.EMULATED, emulated
+    elif folders.faults_dir:
+        timing = Clock.CPU, CpuClock(burn=burner)
+    if folders.faults_dir:
+        faults = FaultInjector(
+            directory=Path(folders.faults_dir),
+            rank=place.rank,
+            targets={COMPUTE_FAULT: emulated or burner},
+        )
     hooks = reporter.attach(
         job=config.job,
         device=device,
         rank=place.rank,
         world_size=place.world_size,
         ring_dir=folders.ring_dir,
-        timing=None if emulated is None else (Clock.EMULATED, emulated),
+        timing=timing,
     )
     train(
         config,

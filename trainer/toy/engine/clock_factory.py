@@ -7,8 +7,8 @@ import torch
 from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.trainer.distributed.device import DeviceBurner, new_event
 from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
-from pacekeeper.trainer.emulation.device import Burner, DeviceModel, EmulatedClock
-from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, LINK_FAULT, Slowable
+from pacekeeper.trainer.emulation.device import DeviceModel, EmulatedClock
+from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, LINK_FAULT, Burner, Slowable
 from pacekeeper.trainer.emulation.network import EmulatedLinks
 from pacekeeper.trainer.hooks.compute_timers import (
     ComputeTime,

@@ -87,8 +87,10 @@ def test_a_device_is_emulated_where_it_is_asked_for(tmp_path: Path, launched: li
     assert launch(tmp_path, "--emulate", "--faults", "f").exit_code == 0
     text = TABLE.replace("[agent]", "emulate = true\n[agent]")
     assert launch(tmp_path, "--faults", "f", text=text).exit_code == 0
-    real, asked, by_file = launched
+    assert launch(tmp_path, "--device", "cpu", "--faults", "f").exit_code == 0
+    real, asked, by_file, on_cpu = launched
     assert (real.config.emulate, real.faults_dir) == (False, "")
+    assert (on_cpu.config.emulate, on_cpu.faults_dir) == (False, "f")
     assert (asked.config.emulate, asked.faults_dir) == (True, "f")
     assert by_file.config.emulate
     result = launch(tmp_path, "--emulate", "--device", "cuda")

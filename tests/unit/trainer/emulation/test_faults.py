@@ -5,12 +5,30 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, FaultInjector, stop_duty_cycle
+from pacekeeper.trainer.emulation.faults import (
+    COMPUTE_FAULT,
+    Burner,
+    FaultInjector,
+    stop_duty_cycle,
+)
+from pacekeeper.trainer.hooks.compute_timers import CpuClock
+
+
+def test_burning_is_real_extra_compute() -> None:
+    clock = CpuClock(burn=Burner(slowdown=3.0))
+    clock.begin()
+    began_s = time.thread_time()
+    while time.thread_time() - began_s < 0.01:
+        pass
+    measured = clock.end()
+    assert measured is not None and measured.cpu_s is not None
+    assert measured.cpu_s >= 0.029
 
 
 def test_the_injector_obeys_its_file_and_writes_the_truth(tmp_path: Path) -> None:
