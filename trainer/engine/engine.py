@@ -358,7 +358,7 @@ class Engine:
 
     def rows(self, num_rows: int) -> range:
         """Return the places in a global batch of `num_rows` rows that this rank computes."""
-        return places_of_ranks(self.layout, num_rows)[self.groups.exchange.rank]
+        return places_of_ranks(self.layout, num_rows).get(self.groups.exchange.rank, range(0))
 
     def step(self, batch: Iterable[MicroBatch], loss: Loss = cross_entropy) -> StepResult:
         """Train one step; all ranks call it together.
@@ -543,6 +543,7 @@ class Engine:
             return
         exchange = self.groups.exchange
         self._passes.groups, self._experts.group = self.groups, exchange
+        self._passes.is_standing_by = exchange.rank in self.layout.standing_by
         for layer, one in enumerate(self.skeleton.experts):
             if one is not None:
                 shares = ReplicaShares.of(

@@ -63,6 +63,7 @@ class Passes:
         device: Where the model is.
         compute_dtype: torch.bfloat16 for mixed precision; None: the type of the parameters.
         telemetry: Times micro-batches; None: unwatched.
+        is_standing_by: This rank has no work: it takes part in exchanges, untimed.
     """
 
     skeleton: Skeleton
@@ -72,6 +73,7 @@ class Passes:
     device: torch.device
     compute_dtype: torch.dtype | None
     telemetry: Telemetry | None
+    is_standing_by: bool = False
 
     def __post_init__(self) -> None:
         self._vocabulary_size = library.vocabulary_size(self.skeleton.module)
@@ -190,7 +192,7 @@ class Passes:
         return total
 
     def _timed(self, whole: GlobalBatch, number: int) -> AbstractContextManager[object]:
-        if self.telemetry is None:
+        if self.telemetry is None or self.is_standing_by:
             return nullcontext()
         is_idle = number >= len(whole.own)
         return self.telemetry.micro_batch(WorkSize() if is_idle else whole.own[number].work)

@@ -64,11 +64,12 @@ def check_layout(layout: Layout, num_experts: Sequence[int], ranks: Sequence[int
             f"the model has {list(num_experts)}",
             remedy="make the layout for this model",
         )
-    is_split = any(count != len(ranks) for count in layout.num_ranks_by_layer)
-    if is_split or len(layout.batch_shares) != len(ranks):
+    working = len(layout.working)
+    is_split = any(count != working for count in layout.num_ranks_by_layer)
+    if is_split or len(layout.batch_shares) != working:
         raise ConfigError(
-            f"{name} has pipeline stages, tensor groups or standby ranks",
-            remedy="give a layout in which every rank runs all layers whole",
+            f"{name} has pipeline stages or tensor groups",
+            remedy="give a layout in which every rank runs all layers whole, or stands by",
         )
     if layout.state_owners:
         raise ConfigError(

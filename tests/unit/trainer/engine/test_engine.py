@@ -11,6 +11,7 @@ import torch
 
 from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.layout.layout import Block
+from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.micro_batches import cross_entropy
@@ -21,6 +22,7 @@ from pacekeeper.trainer.model.skeleton import build_skeleton
 from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import (
     BUILDING,
+    ROWS,
     PlainRun,
     adamw,
     engine_of,
@@ -78,6 +80,31 @@ def test_ranks_train_as_one_process_does(family: str, moves: bool) -> None:
 
     for errors in run_ranks(RANKS, work):
         assert max(errors) < 1e-11
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_rank_stands_by_and_works_again_as_if_it_always_had() -> None:
+    plain = PlainRun("qwen3_moe", 3, CLIP)
+
+    def work(group: ThreadGroup) -> tuple[list[int], list[float]]:
+        home = start_layout([4, 4], group.ranks, replicas=2)
+        fewer = shrink(home, dead=[1], generation=2, floor=ReplicationFloor(replicas=2))
+        layouts = [home, replace(fewer, standing_by=(1,)), replace(home, generation=3)]
+        engine = engine_of("qwen3_moe", group, layout=home, num_slots=4, max_grad_norm=CLIP)
+        adamw(engine)
+        rows, losses = [], []
+        for step, layout in enumerate(layouts):
+            if step:
+                engine.apply(layout)
+            places = engine.rows(ROWS)
+            rows.append(len(places))
+            batch = rows_of(step)[places.start : places.stop]
+            losses.append(engine.step(micro_batches(batch)).loss.item())
+        return rows, losses
+
+    for rank, (rows, losses) in enumerate(run_ranks(RANKS, work)):
+        assert (rows[1] == 0) == (rank == 1) and 0 not in (rows[0], rows[2])
+        assert losses == pytest.approx(plain.losses, rel=1e-11)
 
 
 @pytest.mark.usefixtures("wide")
