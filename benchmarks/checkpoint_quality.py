@@ -1,13 +1,13 @@
 """What going back to partial checkpoints costs in quality: a run with four deaths beside one that
 goes back to whole ones, on text that nobody learns from.
 
-Two ranks train a small MoE model on the standard library's source, with the steps, checkpoints
-and restores of the trainer, as threads. Half of the experts have two hosts, half one. In each
-quarter of a run, at a random step, one rank dies, or all do: what lived there alone comes from the
-newest checkpoint. All modes of a seed begin alike, see the same samples and lose the same ranks at
-the same steps: judged is the difference from `full`, whose spread over seeds is the noise. The
-control, `reset`, begins lost experts anew and must be seen. `full` and `exact` must be bit by bit
-the `undisturbed` run.
+Two ranks train a small Qwen3-MoE on the standard library's source, with the steps, votes,
+checkpoints and restores of `pacekeeper launch`, as threads. Half of the experts have two replicas,
+half one. In each quarter of a run, at a random step, one rank dies, or all do: what lived there
+alone comes from the newest checkpoint. All modes of a seed begin alike, see the same samples and
+lose the same ranks at the same steps: judged is the difference from `full`, whose spread over seeds
+is the noise. The control, `reset`, begins lost experts anew and must be seen. `full` and `exact`
+must be bit by bit the `undisturbed` run.
 
 Second, uniform routing: lost tokens counted by real checkpoints and restores against the closed
 form. Prints two tables, last one line of JSON.
@@ -30,15 +30,18 @@ from rich.table import Table
 from scipy.stats import t as student
 
 from benchmarks.quality_runs import (
-    CONFIG,
     CONTROL,
     EXACT,
     FULL,
+    JOB,
     MODES,
+    NUM_EXPERTS,
+    NUM_LAYERS,
     SCRATCH,
     UNDISTURBED,
     Mode,
     Result,
+    quality_job,
     run,
 )
 from pacekeeper.core.checkpoint.partial_experts import (
@@ -46,7 +49,7 @@ from pacekeeper.core.checkpoint.partial_experts import (
     expected_lost_token_ratio,
     lost_token_ratio,
 )
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import EngineConfig
 
 SURE = 0.95
 UNIFORM_DEATHS = 20
@@ -108,18 +111,16 @@ def uniform(num_saved: int, num_deaths: int) -> tuple[float, float]:
     draw = np.random.default_rng(0)
     config = replace(
         TINY,
-        num_layers=2,
-        num_experts=CONFIG.num_experts,
         experts_per_checkpoint=num_saved,
         lost_tokens_limit=0.0,
-        checkpoint_period_steps=CONFIG.checkpoint_period_steps,
+        checkpoint_period_steps=JOB["checkpoint_period_steps"],
     )
-    even = [1.0 / config.num_experts] * config.num_experts
+    even = [1.0 / NUM_EXPERTS] * NUM_EXPERTS
     with tempfile.TemporaryDirectory(prefix="pacekeeper-uniform-", dir=SCRATCH) as folder:
-        lone = Lone(Path(folder), config)
+        lone = Lone(Path(folder), config, num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS)
 
         def go_on() -> None:
-            counts = draw.multinomial(TOKENS, even, size=config.num_layers).tolist()
+            counts = draw.multinomial(TOKENS, even, size=NUM_LAYERS).tolist()
             lone.checkpoints.partial.count(dict(enumerate(counts)))
             lone.step += config.checkpoint_period_steps
 
@@ -128,13 +129,13 @@ def uniform(num_saved: int, num_deaths: int) -> tuple[float, float]:
                 go_on()
                 lone.save()
             go_on()  # what nobody saved is done again: no token of it is lost
-            lone.go_back()
+            lone.restore()
         account = lone.checkpoints.partial.account
         planned = expected_lost_token_ratio(
             num_faults=num_deaths,
             period_steps=config.checkpoint_period_steps,
             total_steps=lone.step,
-            num_experts=config.num_experts,
+            num_experts=NUM_EXPERTS,
             num_saved=num_saved,
         )
     return lost_token_ratio(account.lost, [sum(counts) for counts in account.routed]), planned
@@ -163,7 +164,7 @@ def show(verdicts: Sequence[Verdict], noise: float) -> Table:
 
 def uniform_ratios(num_deaths: int, console: Console) -> dict[int, float]:
     """Counted PLT over that of the closed form, by experts saved; shown as a table."""
-    table = Table(title=f"uniform routing, {CONFIG.num_experts} experts, {num_deaths} deaths each")
+    table = Table(title=f"uniform routing, {NUM_EXPERTS} experts, {num_deaths} deaths each")
     for column in ("saved", "counted PLT %", "closed form %", "ratio"):
         table.add_column(column, justify="right")
     found = {}
@@ -178,7 +179,7 @@ def uniform_ratios(num_deaths: int, console: Console) -> dict[int, float]:
 
 
 def collect(
-    modes: Sequence[Mode], seeds: Sequence[int], base: TrainConfig
+    modes: Sequence[Mode], seeds: Sequence[int], base: EngineConfig
 ) -> dict[str, list[Result]]:
     """The runs of each mode, by seed; a line is printed for each."""
     found: dict[str, list[Result]] = {mode.name: [] for mode in modes}
@@ -223,15 +224,16 @@ def main() -> int:
         parser.error("--seeds: expected at least 2: their spread is the noise")
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     logging.disable(logging.WARNING)  # each restore with loss says so
-    base = replace(CONFIG, steps=CONFIG.steps // 4) if options.quick else CONFIG
+    num_steps = JOB["steps"] // 4 if options.quick else JOB["steps"]
     seeds = range(2 if options.quick else options.seeds)
     modes = [m for m in MODES if m is FULL or not options.modes or m.name in options.modes]
-    found = collect(modes, seeds, base)
+    with tempfile.TemporaryDirectory(prefix="pacekeeper-quality-", dir=SCRATCH) as folder:
+        found = collect(modes, seeds, quality_job(Path(folder), steps=num_steps))
     noise = stdev(one.loss for one in found[FULL.name])
     verdicts = [judge(name, runs, found[FULL.name]) for name, runs in found.items()]
     console = Console(width=120)
     console.print(show(verdicts, noise))
-    result: dict[str, object] = {"seeds": len(seeds), "steps": base.steps, "noise": round(noise, 5)}
+    result: dict[str, object] = {"seeds": len(seeds), "steps": num_steps, "noise": round(noise, 5)}
     for one in verdicts:
         result |= {
             f"{one.name}_loss": round(one.loss, 5),

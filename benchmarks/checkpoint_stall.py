@@ -1,13 +1,11 @@
 """How long a checkpoint holds training: written beside it, against written at once, in one run.
 
-One rank has all of the demo's model, four times what a rank of the demo copies, and trains it on
-the rows that one of its four ranks has. Three kinds of steps take turns: followed by no checkpoint,
-by one that training waits for to its end, and by one that is only copied. Held is the time from the
-step's end to the next one's beginning; what writing beside it costs the next step is told by
-itself. Then the same rank spreads a checkpoint over a window of steps; and one of two ranks, which
-have the same state, makes snapshots of its half, sent to the other one's process. Prints tables,
-last one line of JSON. Fractions of time held are of the demo's step, of what is slowed of a step
-that nothing disturbs.
+One rank trains a small Qwen3-MoE, and holds all of it. Three kinds of steps take turns: followed
+by no checkpoint, by one that training waits for to its end, and by one that is only copied. Held is
+the time from the step's end to the next one's beginning; what writing beside it costs the next step
+is told by itself. Then the same rank spreads a checkpoint over a window of steps; and one of two
+ranks, which have the same state, makes snapshots of its half, sent to the other one's process.
+Prints tables, last one line of JSON. Fractions are of a step that nothing disturbs.
 """
 
 import argparse
@@ -16,14 +14,30 @@ import logging
 import os
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.stall_runs import NUM_RANKS, run, run_snapshots, run_windows
-from pacekeeper.core.config.train import TrainConfig
+from benchmarks.byte_jobs import byte_job, write_model
+from benchmarks.stall_runs import run, run_snapshots, run_windows
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.trainer.checkpoint.async_writer import SaveStatus
+
+MODEL = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_experts": 16,
+    "moe_intermediate_size": 128,
+}
+JOB = {
+    "steps": 1 << 30,
+    "rows_per_step": 8,
+    "row_tokens": 128,
+    "checkpoint_period_steps": 1,
+    "checkpoints_kept": 2,
+}
 
 
 def main() -> None:
@@ -33,17 +47,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--window-steps", type=int, default=4)
     options = parser.parse_args()
-    demo = TrainConfig(checkpoint_period_steps=1, checkpoints_kept=2, steps=1 << 30)
-    demo = replace(demo, rows_per_step=demo.rows_per_step // NUM_RANKS)
     logging.disable(logging.WARNING)  # that one is left out, in each round
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    result = at_once(demo, options.rounds)
-    result |= beside(demo, options.rounds, options.window_steps)
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder, "model"), **MODEL)
+        job = byte_job(Path(folder), **JOB)
+        result = at_once(job, options.rounds)
+        result |= beside(job, options.rounds, options.window_steps)
     result["stall_fraction"] = result["all_beside_held_fraction"]
     print(json.dumps({name: round(value, 4) for name, value in result.items()}))
 
 
-def at_once(demo: TrainConfig, rounds: int) -> dict[str, float]:
+def at_once(job: EngineConfig, rounds: int) -> dict[str, float]:
     """Checkpoints of one step: blocking, and beside the training."""
     result: dict[str, float] = {}
     table = Table(title=f"{rounds} checkpoints of each kind, beside a step")
@@ -51,7 +66,7 @@ def at_once(demo: TrainConfig, rounds: int) -> dict[str, float]:
         table.add_column(column, justify="right")
     for name, num_experts in (("all", 0), ("one", 1)):
         with tempfile.TemporaryDirectory() as directory:
-            config = replace(demo, checkpoint_dir=directory, experts_per_checkpoint=num_experts)
+            config = replace(job, checkpoint_dir=directory, experts_per_checkpoint=num_experts)
             times, rank = run(config, rounds)
         assert rank.checkpoints.counts[SaveStatus.FAILED] == 0
         table.add_row(
@@ -73,13 +88,13 @@ def at_once(demo: TrainConfig, rounds: int) -> dict[str, float]:
     return result
 
 
-def beside(demo: TrainConfig, rounds: int, window_steps: int) -> dict[str, float]:
+def beside(job: EngineConfig, rounds: int, window_steps: int) -> dict[str, float]:
     """Windows and snapshots, of which training never waits for more than the copies."""
     with tempfile.TemporaryDirectory() as directory:
-        windowed = replace(demo, checkpoint_dir=directory, checkpoint_window_steps=window_steps)
+        windowed = replace(job, checkpoint_dir=directory, checkpoint_window_steps=window_steps)
         turns, rank = run_windows(windowed, rounds)
     assert rank.checkpoints.counts[SaveStatus.COMPLETE] == 1 + rounds
-    kept = run_snapshots(replace(demo, snapshot_period_steps=1), rounds)
+    kept = run_snapshots(replace(job, snapshot_period_steps=1), rounds)
     table = Table(title=f"{rounds} windows of {len(turns)} steps, and as many snapshots of a half")
     for column in ("after", "held %", "next step %", "there after ms", "MB"):
         table.add_column(column, justify="left" if column == "after" else "right")

@@ -16,39 +16,50 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pacekeeper.cli.admin import checkpoint as checkpoint_command
 from pacekeeper.core.checkpoint.manifest import checkpoint_of_file
-from pacekeeper.core.config.run_fingerprint import run_fingerprint
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.job import JobConfig
+from pacekeeper.core.config.run_fingerprint import engine_fingerprint
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.block_reader import Restored
+from pacekeeper.trainer.checkpoint.block_states import (
+    WEIGHTS,
+    BlockState,
+    Part,
+    StateSpec,
+    blocks_on,
+    read_block,
+    state_digest,
+)
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
-from pacekeeper.trainer.distributed.collectives import LocalFabric
-from pacekeeper.trainer.groups.group import PeerLost
-from pacekeeper.trainer.toy.model.block_state_dict import ModelStates, ordered_parameters, parts_of
-from pacekeeper.trainer.toy.model.transformer import MoETransformer
+from pacekeeper.trainer.groups.group import Group, PeerLost, SingleProcess
 
-CONFIG = TrainConfig(
+CONFIG = JobConfig(
     job="crash",
     steps=1 << 30,
-    num_layers=2,
-    hidden_size=96,  # the embedding is cut among its writers
-    num_heads=2,
-    expert_hidden_size=32,
-    num_experts=4,
-    row_tokens=32,
     checkpoint_period_steps=1,
     checkpoints_kept=3,
     peer_timeout_s=600.0,  # who is slow to answer on a busy host lost nothing
 )
+NUM_LAYERS, NUM_EXPERTS = 2, 4
+MOMENTS = "moments"
+# By kind of block; the embedding and the head are cut among their writers.
+SHAPES: Mapping[BlockKind, Mapping[str, tuple[int, ...]]] = {
+    BlockKind.EMBEDDING: {"weight": (256, 96)},
+    BlockKind.ATTENTION: {"qkv": (96, 96), "out": (32, 96)},
+    BlockKind.EXPERT: {"up": (32, 96), "down": (96, 32)},
+    BlockKind.HEAD: {"weight": (256, 96)},
+}
+OTHER_SHAPES = {"weight": (4, 96)}
 BROKE = "!"  # begins what a rank says that ended by a mistake
 MAX_STEPS = 12  # of a trial: who was not killed by then outlives it
 GC_KEEPS = 2
@@ -132,7 +143,7 @@ class Doom:
         return self._step
 
 
-class Star(LocalFabric):
+class Star(SingleProcess):
     """A group whose lowest rank hears all and says to all what it heard."""
 
     def __init__(self, rank: int, ends: dict[int, socket.socket]) -> None:
@@ -141,10 +152,7 @@ class Star(LocalFabric):
         self.ranks = tuple(sorted({rank, *ends}))
         self.files = {peer: ends[peer].makefile("rw") for peer in sorted(ends)}
 
-    def exchange(self, values: Sequence[float]) -> torch.Tensor:
-        return self.all_gather(torch.tensor([*values]))
-
-    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, values: Tensor) -> Tensor:
         mine = values.tolist()
         try:
             if self.rank == 0:
@@ -166,53 +174,106 @@ class Star(LocalFabric):
         return json.loads(self.files[peer].readline())  # ValueError: it is gone
 
 
+class StepStates:
+    """Blocks whose values are functions of the step; experts lie in stacks, as the engine's do."""
+
+    device = torch.device("cpu")
+    num_experts = (NUM_EXPERTS,) * NUM_LAYERS
+    kinds = (WEIGHTS, MOMENTS)
+
+    def __init__(self) -> None:
+        self.num_updates = 0
+        self._tensors: dict[tuple[BlockKind, int, str], Tensor] = {}
+
+    def specs(self, block: Block) -> Sequence[StateSpec]:
+        found = []
+        for name, shape in SHAPES.get(block.kind, OTHER_SHAPES).items():
+            found.append(StateSpec(name, WEIGHTS, shape, torch.float32))
+            for key, of in (("exp_avg", shape), ("exp_avg_sq", shape), ("step", ())):
+                found.append(StateSpec(f"{name}.{key}", MOMENTS, of, torch.float32))
+        return sorted(found, key=lambda spec: spec.name)
+
+    def parts(self, block: Block, kind: str) -> Mapping[str, Part]:
+        is_expert = block.kind is BlockKind.EXPERT
+        found = {}
+        for spec in self.specs(block):
+            if spec.kind == kind:
+                shape = (NUM_EXPERTS, *spec.shape) if is_expert else spec.shape
+                key = block.kind, block.layer, spec.name
+                tensor = self._tensors.setdefault(key, torch.zeros(shape))
+                found[spec.name] = Part(tensor, block.index if is_expert else None)
+        return found
+
+    def load(
+        self, held: Collection[Block], state: Mapping[Block, BlockState], num_updates: int
+    ) -> None:
+        self.num_updates = num_updates
+        for block, tensors in state.items():
+            own = read_block(self, block)
+            for name, value in tensors.items():
+                own[name].copy_(value)
+
+    def become(self, step: int, held: Collection[Block]) -> None:
+        """The state of `step`."""
+        self.num_updates = step
+        for block in held:
+            for name, tensor in read_block(self, block).items():
+                tensor.fill_(value_of(block, name, step))
+
+
+def value_of(block: Block, name: str, step: int) -> float:
+    """What every element of a tensor is at `step`: of its own for each tensor of each block."""
+    names = sorted(spec.name for spec in StepStates().specs(block))
+    place = (list(BlockKind).index(block.kind) * NUM_LAYERS + block.layer) * NUM_EXPERTS
+    return step + ((place + block.index) * len(names) + names.index(name)) / 1024
+
+
 class Rank:
     """One rank whose state is a function of the step alone."""
 
     def __init__(self, where: Where, rank: int, run_id: int, ranks: Sequence[int] = (0,)) -> None:
         self.layout: Layout = even_layout(
             ranks=ranks,
-            num_layers=CONFIG.num_layers,
-            num_experts=CONFIG.num_experts,
+            num_layers=NUM_LAYERS,
+            num_experts=NUM_EXPERTS,
             replicas=min(2, len(ranks)),
         )
-        config = replace(
-            CONFIG,
-            checkpoint_dir=where.root,
-            experts_per_checkpoint=where.experts,
-            checkpoint_window_steps=where.window_steps,
-        )
-        self.model = MoETransformer(config, self.layout, rank)
-        self.optimizer = torch.optim.AdamW(ordered_parameters(self.model))
+        self.held = blocks_on(self.layout, rank)
+        self.states = StepStates()
         self.checkpoints = Checkpoints(
-            config,
+            replace(
+                CONFIG,
+                checkpoint_dir=where.root,
+                experts_per_checkpoint=where.experts,
+                checkpoint_window_steps=where.window_steps,
+            ),
             rank=rank,
             run_id=run_id,
             first_run_id=run_id,
-            identity=run_fingerprint(config, 0),
-            states=ModelStates(self.model, self.optimizer),
+            identity=engine_fingerprint(
+                family="crash",
+                state=state_digest(self.states, self.layout),
+                config={},
+                settings={},
+                data=0,
+                versions={},
+            ),
+            states=self.states,
         )
 
     def become(self, step: int) -> None:
-        """The state of `step`: a value of its own for each tensor, weights and moments."""
-        for i, parameter in enumerate(ordered_parameters(self.model)):
-            with torch.no_grad():
-                parameter.fill_(step + i / 64)
-            self.optimizer.state[parameter] = {
-                "step": torch.tensor(float(step)),
-                "exp_avg": torch.full_like(parameter, step + i / 128),
-                "exp_avg_sq": torch.full_like(parameter, step + i / 256),
-            }
+        """The state of `step`: a value of its own for each tensor."""
+        self.states.become(step, self.held)
 
-    def resume(self, fabric: LocalFabric | None = None) -> Restored | None:
+    def resume(self, group: Group | None = None) -> Restored | None:
         """Go back to the newest one that all can read, and do the steps of its window again; None
         where there is none.
         """
-        fabric = fabric or LocalFabric()
-        paths = self.checkpoints.agree_on_start(fabric)
+        group = group or SingleProcess()
+        paths = self.checkpoints.agree_on_start(group)
         if not paths:
             return None
-        found = self.checkpoints.stage(paths, self.layout, fabric)
+        found = self.checkpoints.stage(paths, self.layout, group)
         self.checkpoints.apply(found)
         assert isinstance(found, Restored), "it makes no snapshots"
         for step in range(found.step + 1, found.manifest.id.step + 1):
@@ -222,37 +283,37 @@ class Rank:
 
     def is_exact(self, found: Restored) -> bool:
         """Is what was read of every piece exactly the state of the step at which it was saved?"""
-        number = {id(p): i for i, p in enumerate(ordered_parameters(self.model))}
-        parts = {"": 64, "exp_avg": 128, "exp_avg_sq": 256}
         newest = found.manifest.id.step
         for entry in found.manifest.entries:
-            block, kind, of = entry.piece.block, entry.piece.kind, checkpoint_of_file(entry.file)
+            block, of = entry.piece.block, checkpoint_of_file(entry.file)
             assert of is not None, "the manifest was read"
             state = found.states[newest if entry.step is None else entry.step][block]
-            for name, part in parts_of(self.model, block).items():
-                whole = state[f"{name}.{kind}" if kind else name]
+            step = of.step if entry.step is None else entry.step
+            for spec in self.states.specs(block):
+                if spec.kind != entry.piece.kind:
+                    continue
+                whole = torch.atleast_1d(state[spec.name])
                 rows = entry.piece.rows(len(whole))
-                step = of.step if entry.step is None else entry.step
-                wanted = step + number[id(part.parameter)] / parts[kind]
+                wanted = value_of(block, spec.name, step)
                 if not bool((whole[rows.start : rows.stop] == wanted).all()):
                     return False
         return True
 
 
-def write_on(own: Rank, fabric: Star, doom: Doom | None, moment: str) -> None:
+def write_on(own: Rank, group: Star, doom: Doom | None, moment: str) -> None:
     """Resume, then save step after step, in lock-step, until somebody is gone."""
     if doom is not None and moment == "restore":
         doom.begin()
-    found = own.resume(fabric)
+    found = own.resume(group)
     if moment == "restore":
         return
     if doom is not None:
         doom.begin()
     first = 1 + (0 if found is None else found.manifest.id.step)
     for step in range(first, first + MAX_STEPS):
-        own.checkpoints.receive_votes(
-            fabric.exchange(own.checkpoints.encode_vote(step, own.layout)).tolist()
-        )
+        vote = own.checkpoints.encode_vote(step, own.layout)
+        word = torch.tensor(vote, dtype=torch.float64)
+        own.checkpoints.receive_votes(group.all_gather(word).tolist())
         own.become(step)
         at = Position(layout=own.layout, step=step, ticket=step, last_loss=float(step))
         own.checkpoints.save_if_due(at, is_storing=False)

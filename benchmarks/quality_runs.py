@@ -1,39 +1,37 @@
 """Runs of a small job that lose ranks on the way: alike but for how they save and restore."""
 
 import random
+import sysconfig
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from benchmarks.byte_jobs import byte_job, tokenize_bytes, write_model
+from benchmarks.quality_ranks import ThreadJob
 from pacekeeper.core.checkpoint.partial_experts import LOST_TOKENS_LIMIT, ExpertOrder
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.layout.layout import BlockKind, ExpertReplica, Layout
-from pacekeeper.trainer.toy.engine.job_rules import first_layout
-from pacekeeper.trainer.toy.model.dataset import Corpus
-
-if TYPE_CHECKING:
-    from support.thread_ranks import ThreadRanks
+from pacekeeper.trainer.parallel.layouts import start_layout
 
 NUM_RANKS, NUM_DEATHS = 2, 4
-HELD_OUT = 16  # one row of so many
-HELD_ROWS = 128
+NUM_LAYERS, NUM_EXPERTS = 2, 8
+HELD_OUT = 16  # one document of so many
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None  # syncs are not what is measured
-CONFIG = TrainConfig(
-    job="quality",
-    steps=200,
-    num_layers=2,
-    hidden_size=32,
-    num_heads=2,
-    expert_hidden_size=64,
-    num_experts=8,
-    replicas=1,
-    rows_per_step=8,
-    row_tokens=64,
-    clock="cpu",
-    checkpoint_period_steps=2,
-    checkpoints_kept=2,
-)
+MODEL = {"num_hidden_layers": NUM_LAYERS, "num_experts": NUM_EXPERTS}
+JOB: dict[str, Any] = {
+    "job": "quality",
+    "steps": 200,
+    "rows_per_step": 8,
+    "row_tokens": 64,
+    "learning_rate": 3e-3,
+    "warmup_steps": 20,
+    "slots_per_rank": NUM_EXPERTS,
+    "checkpoint_period_steps": 2,
+    "checkpoints_kept": 2,
+    "evaluation_rows": 128,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,7 @@ class Mode:
     dies_whole: bool = False
     num_deaths: int = NUM_DEATHS
 
-    def config(self, base: TrainConfig, directory: str) -> TrainConfig:
+    def config(self, base: EngineConfig, directory: str) -> EngineConfig:
         return replace(
             base,
             checkpoint_dir=directory if self.num_deaths else "",
@@ -116,7 +114,7 @@ def half_twice(layout: Layout) -> Layout:
     return replace(layout, generation=layout.generation + 1, experts=experts)
 
 
-def deaths(mode: Mode, config: TrainConfig, seed: int) -> tuple[Death, ...]:
+def deaths(mode: Mode, config: EngineConfig, seed: int) -> tuple[Death, ...]:
     """One in each of so many even parts of the run, when a first checkpoint has been made: of one
     rank, then of all, and so on. The same steps and victims for all modes.
     """
@@ -131,52 +129,58 @@ def deaths(mode: Mode, config: TrainConfig, seed: int) -> tuple[Death, ...]:
     return tuple(found)
 
 
-def texts(config: TrainConfig) -> tuple[Corpus, Corpus]:
-    """What is trained on, and what is held out: the same for all seeds, and not one document of it
-    is in the other.
-    """
-    some = Corpus.from_stdlib(replace(config, seed=0)).rows[::HELD_OUT][:HELD_ROWS]
-    held = {document for row in some for document in row}
-    whole = Corpus.from_stdlib(config)
-    left = (tuple(d for d in row if d not in held) for row in whole.rows)
-    training = replace(whole, rows=tuple(row for row in left if row))
-    return training, replace(whole, rows=some, rows_per_step=len(some))
+def split_texts(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """What is trained on, and what is held out: no document of the one is in the other."""
+    by_content = {path.read_bytes(): path for path in paths}
+    documents = [path for content, path in by_content.items() if content]
+    held = documents[::HELD_OUT]
+    return [path for path in documents if path not in held], held
 
 
-def run(mode: Mode, base: TrainConfig, seed: int) -> Result:
+def quality_job(folder: Path, **own: Any) -> EngineConfig:
+    """The job, whose files are made in `folder`: it trains on the standard library's source."""
+    write_model(folder / "model", **MODEL)
+    source = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    training, held = split_texts(source)
+    tokenize_bytes(training, folder / "tokens.bin")
+    evaluation = tokenize_bytes(held, folder / "held.bin")
+    return byte_job(folder, **JOB | {"evaluation_data": (str(evaluation),)} | own)
+
+
+def run(mode: Mode, base: EngineConfig, seed: int) -> Result:
     """A whole run of `mode`."""
-    from support.thread_jobs import digest_of, loss_of
-    from support.thread_ranks import ThreadRanks
-
     with tempfile.TemporaryDirectory(prefix="pacekeeper-quality-", dir=SCRATCH) as folder:
         config = mode.config(replace(base, seed=seed), f"{folder}/kept")
-        training, held = texts(config)
-        baseline = half_twice(first_layout(config, NUM_RANKS))
-        job = ThreadRanks(config=config, layout=baseline, corpus=training, directory=Path(folder))
+        baseline = first_layout()
+        job = ThreadJob(config=config, layout=baseline, directory=Path(folder))
         after = []
         for death in deaths(mode, base, seed):
             job.train(death.step - job.step)
             die(job, death, mode, baseline)
-            after.append(loss_of(job, held))
+            after.append(job.loss())
         job.train(config.steps - job.step)
-        job.close()
-        saves = job.ranks[0].checkpoints.partial
-        return Result(
-            loss=loss_of(job, held),
+        saves = job.first.checkpoints.partial
+        result = Result(
+            loss=job.loss(),
             plt=saves.plt_of_run(job.step),
             num_saved=saves.num_saved,
             saved_bytes=job.saved_bytes,
-            digest=digest_of(job),
+            digest=job.digest(),
             after=tuple(after),
         )
+        job.close()
+        return result
 
 
-def die(job: "ThreadRanks", death: Death, mode: Mode, baseline: Layout) -> None:
+def first_layout() -> Layout:
+    """That of all runs: half of the experts are on two ranks."""
+    return half_twice(start_layout([NUM_EXPERTS] * NUM_LAYERS, range(NUM_RANKS)))
+
+
+def die(job: ThreadJob, death: Death, mode: Mode, baseline: Layout) -> None:
     """Those who are left go on as the trainer does, and are joined by as many on the same layout;
     where nobody is left, all begin anew and resume.
     """
-    from support.thread_jobs import reset
-
     lost = [b for b in baseline.blocks() if set(baseline.holders(b)) <= set(death.victims)]
     if len(death.victims) < NUM_RANKS:
         job.die(death.victims)
@@ -184,4 +188,4 @@ def die(job: "ThreadRanks", death: Death, mode: Mode, baseline: Layout) -> None:
     else:
         job.launch_again()
     if mode.is_reset:
-        reset(job, (block for block in lost if block.kind is BlockKind.EXPERT))
+        job.reset(block for block in lost if block.kind is BlockKind.EXPERT)

@@ -1,32 +1,28 @@
-"""A rank that trains the demo's model and saves it in each way, and a peer that keeps snapshots."""
+"""A rank that trains and saves in each way, and a peer that keeps its snapshots."""
 
 import multiprocessing
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from pacekeeper.core.config.run_fingerprint import run_fingerprint
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.trainer.checkpoint.async_writer import SaveResult, SaveStatus
 from pacekeeper.trainer.checkpoint.in_memory import Snapshots
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.staging import HostCopies
-from pacekeeper.trainer.distributed.collectives import LocalFabric
-from pacekeeper.trainer.distributed.process_group import InterruptibleProcessGroup
-from pacekeeper.trainer.toy.engine.job_rules import first_layout
-from pacekeeper.trainer.toy.model.block_state_dict import ModelStates, ordered_parameters
-from pacekeeper.trainer.toy.model.dataset import Corpus
-from pacekeeper.trainer.toy.model.flop_counter import WorkMeter, WorkPass
-from pacekeeper.trainer.toy.model.transformer import MoETransformer
+from pacekeeper.trainer.distributed.checked_payload import exchange_values
+from pacekeeper.trainer.engine.engine import Engine
+from pacekeeper.trainer.engine.job import batch_of, engine_options, make_optimizer, prepare_job
+from pacekeeper.trainer.groups.group import Group, TorchGroup
+from pacekeeper.trainer.parallel.layouts import start_layout
 
 WARM_STEPS = 3
-NUM_RANKS = 4  # of the demo
-STEP_S = TrainConfig().emulated_step_s  # of its devices, at full speed
 MODES = ("none", "blocking", "beside")
 
 
@@ -44,14 +40,14 @@ class Times:
         return median(self.next_s["none"])
 
     def held(self, mode: str) -> float:
-        """Beyond what looking whether one is due takes, as a fraction of a step of the demo."""
-        return (median(self.held_s[mode]) - median(self.held_s["none"])) / STEP_S
+        """Beyond what looking whether one is due takes, as a fraction of a step."""
+        return (median(self.held_s[mode]) - median(self.held_s["none"])) / self.step_s
 
     @property
     def busy(self) -> float:
         """The same of the processor time in it: what a host with other work to do does not blur."""
         beside, none = self.held_cpu_s["beside"], self.held_cpu_s["none"]
-        return (median(beside) - median(none)) / STEP_S
+        return (median(beside) - median(none)) / self.step_s
 
     def slowed(self, mode: str) -> float:
         """What the step after it takes longer, as a fraction of a step."""
@@ -61,33 +57,37 @@ class Times:
 class LoneRank:
     """One rank that holds the whole model and trains it alone."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.fabric = LocalFabric()
-        self.layout = first_layout(config, 1)
-        self.corpus = Corpus.from_stdlib(config)
-        self.model = MoETransformer(config, self.layout, 0)
-        self.model.set_layout(self.layout, self.fabric)
-        self.optimizer = torch.optim.AdamW(ordered_parameters(self.model))
+        job = prepare_job(config, (0,))
+        self.layout, self._sampler = job.layout, job.sampler
+        self.engine = Engine(
+            job.skeleton,
+            job.source,
+            layout=job.layout,
+            options=engine_options(config, job, torch.device("cpu")),
+        )
+        self.engine.add_optimizer(make_optimizer(config, self.engine))
         self.checkpoints = Checkpoints(
             config,
             rank=0,
             run_id=1,
             first_run_id=1,
-            identity=run_fingerprint(config, self.corpus.crc()),
-            states=ModelStates(self.model, self.optimizer),
+            identity=self.engine.fingerprint(data=job.data[0]),
+            states=self.engine.states,
         )
-        self.step = 0
+
+    @property
+    def step(self) -> int:
+        return self.engine.num_steps
 
     def train(self) -> float:
         """One step; seconds it took."""
-        began_s, meter = time.perf_counter(), WorkMeter()
-        self.optimizer.zero_grad()
-        batch = self.corpus.batch(self.step, range(self.config.rows_per_step))
-        self.model(batch, WorkPass(meter)).loss_sum.backward()
-        self.optimizer.step()
-        self.checkpoints.partial.count(meter.routed)
-        self.step += 1
+        began_s = time.perf_counter()
+        rows = self.engine.rows(self.config.rows_per_step)
+        result = self.engine.step(batch_of(self.config, self._sampler, self.step, rows))
+        routed = {layer: tokens.tolist() for layer, tokens in result.routed.items()}
+        self.checkpoints.partial.count(routed)
         return time.perf_counter() - began_s
 
     def save(self, mode: str, times: Times) -> None:
@@ -106,7 +106,7 @@ class LoneRank:
         times.held_cpu_s[mode].append(time.thread_time() - began_cpu_s)
 
 
-def run(config: TrainConfig, rounds: int) -> tuple[Times, LoneRank]:
+def run(config: EngineConfig, rounds: int) -> tuple[Times, LoneRank]:
     """All kinds in turn, `rounds` times each."""
     torch.set_num_threads(1)
     rank, times = LoneRank(config), Times()
@@ -137,8 +137,8 @@ class CopyTimes:
 
     @property
     def held(self) -> float:
-        """By one copy, as a fraction of a step of the demo."""
-        return median(self.held_s) / STEP_S
+        """By one copy, as a fraction of a step."""
+        return median(self.held_s) / median(self.none_s)
 
     @property
     def slowed(self) -> float:
@@ -146,7 +146,7 @@ class CopyTimes:
         return median(self.next_s) / median(self.none_s) - 1.0
 
 
-def run_windows(config: TrainConfig, rounds: int) -> tuple[list[CopyTimes], LoneRank]:
+def run_windows(config: EngineConfig, rounds: int) -> tuple[list[CopyTimes], LoneRank]:
     """Of each step of a window, in `rounds` of them, each written before the next begins."""
     torch.set_num_threads(1)
     rank = LoneRank(config)
@@ -174,7 +174,7 @@ PAIR = (0, 1)
 NODES = {0: 0, 1: 1}
 
 
-def run_snapshots(config: TrainConfig, rounds: int) -> CopyTimes:
+def run_snapshots(config: EngineConfig, rounds: int) -> CopyTimes:
     """Of one of two ranks that have the same state and each keep half of it for the other; the
     other one, a process of its own, only keeps.
     """
@@ -202,8 +202,7 @@ def run_snapshots(config: TrainConfig, rounds: int) -> CopyTimes:
                 times.arrive_s.append(one.took_s)
                 times.size_bytes.append(one.size_bytes)
                 times.none_s.append(rank.train())
-            pair.fabric.exchange([1.0])
-            pair.fabric.close()
+            pair.close()
         finally:
             other.join(10.0)
             other.kill()
@@ -214,44 +213,38 @@ def run_snapshots(config: TrainConfig, rounds: int) -> CopyTimes:
 class Pair:
     """One of the two."""
 
-    fabric: InterruptibleProcessGroup
+    group: Group
     snapshots: Snapshots
 
     def begin(self, rank: LoneRank) -> None:
         """A snapshot of now."""
-        layout = first_layout(replace(rank.config, replicas=len(PAIR)), len(PAIR), NODES)
+        layout = start_layout(rank.engine.states.num_experts, PAIR, len(PAIR), NODES)
         self.snapshots.begin(
             layout,
             rank.step,
             last_loss=0.0,
             account=rank.checkpoints.partial.account,
-            new_group=lambda: self.fabric.group(self.fabric.ranks, "snapshots"),
+            new_group=lambda: self.group,
             domain_of=NODES,
         )
+
+    def close(self) -> None:
+        """When both have come to their end."""
+        exchange_values([1.0], self.group)
+        dist.destroy_process_group()
 
 
 def _pair(number: int, directory: str, rank: LoneRank) -> tuple[Pair, list[SaveResult]]:
     told: list[SaveResult] = []
-    fabric = InterruptibleProcessGroup(
-        store=FileStore(str(Path(directory, "store")), len(PAIR)),
-        generation=1,
-        rank=number,
-        ranks=PAIR,
-        is_aborted=lambda: False,
-        tick_s=rank.config.tick_s,
-        timeout_s=rank.config.peer_timeout_s,
-    )
+    store = FileStore(str(Path(directory, "store")), len(PAIR))
+    dist.init_process_group("gloo", store=store, rank=number, world_size=len(PAIR))
     snapshots = Snapshots(
-        rank=number,
-        run_id=1,
-        states=ModelStates(rank.model, rank.optimizer),
-        copies=HostCopies(),
-        note=told.append,
+        rank=number, run_id=1, states=rank.engine.states, copies=HostCopies(), note=told.append
     )
-    return Pair(fabric=fabric, snapshots=snapshots), told
+    return Pair(group=TorchGroup(), snapshots=snapshots), told
 
 
-def _keep(directory: str, config: TrainConfig, rounds: int) -> None:
+def _keep(directory: str, config: EngineConfig, rounds: int) -> None:
     """The body of the other's process."""
     torch.set_num_threads(1)
     rank = LoneRank(config)
@@ -260,5 +253,4 @@ def _keep(directory: str, config: TrainConfig, rounds: int) -> None:
     for _ in range(1 + rounds):
         pair.begin(rank)
         pair.snapshots.wait()
-    pair.fabric.exchange([1.0])
-    pair.fabric.close()
+    pair.close()

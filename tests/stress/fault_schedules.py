@@ -3,9 +3,8 @@
 `PYTHONPATH=tests python -m stress.fault_schedules --schedules 50 --seed 0`, some minutes. Ranks are
 killed, frozen and resumed, nodes are killed and join, plans are offered and checkpoints damaged,
 several at once, inside moves and inside recoveries; some jobs lose all ranks and are started again
-by their launchers. `--moves` offers plans of every kind for 2 stages x 2 ranks x 2 pipelines and
-kills ranks during the move. `--only N` repeats one schedule; `--minutes` starts no further schedule
-after that time. Prints a line per schedule and one line of JSON; exits with 1 if any run was wrong.
+by their launchers. `--only N` repeats one schedule; `--minutes` starts no further schedule after
+that time. Prints a line per schedule and one line of JSON; exits with 1 if any run was wrong.
 """
 
 import argparse
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from support.fault_judge import Outcome, Reference
 from support.fault_runs import run, undisturbed
-from support.fault_schedules import drawn, drawn_moves
+from support.fault_schedules import drawn
 
 
 def main() -> int:
@@ -31,7 +30,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, nargs="*", help="these numbers only")
     parser.add_argument("--minutes", type=float, default=inf, help="start none after this time")
-    parser.add_argument("--moves", action="store_true", help="of stages and tensor groups")
     arguments = parser.parse_args()
     began_s = time.monotonic()
     outcomes: list[Outcome] = []
@@ -40,8 +38,8 @@ def main() -> int:
         for number in arguments.only or range(arguments.schedules):
             if outcomes and time.monotonic() - began_s > arguments.minutes * 60.0:
                 break
-            schedule = (drawn_moves if arguments.moves else drawn)(arguments.seed, number)
-            kind = (schedule.config.dtype, schedule.config.steps)
+            schedule = drawn(arguments.seed, number)
+            kind = (schedule.dtype, schedule.config.steps)
             if kind not in references:
                 references[kind] = undisturbed(schedule, Path(folder) / "-".join(map(str, kind)))
             outcome = run(schedule, Path(folder) / str(number), references[kind])

@@ -1,19 +1,18 @@
-"""What a rank held when it had done all its steps: weights and moments, by names of their own."""
+"""What a rank held when it had done all its steps: weights and optimizer state, by names."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pacekeeper.trainer.checkpoint.block_states import blocks_on
+from pacekeeper.trainer.checkpoint.block_states import blocks_on, read_block
 from pacekeeper.trainer.elastic import loop
+from pacekeeper.trainer.elastic.engine_worker import EngineWorker
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from pacekeeper.trainer.elastic.worker import Worker
-from pacekeeper.trainer.toy.engine.worker import Rank
-from pacekeeper.trainer.toy.model.block_state_dict import read_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +27,8 @@ class KeepsEnding:
 
         def train(spec: RankSpec, make: Callable[..., Worker], **options: Any) -> Worker:
             rank = original(spec, make, **options)
-            assert isinstance(rank, Rank)
-            torch.save(held_state(rank), ending_path(Path(self.directory), spec.rank))  # noqa: TID251
+            assert isinstance(rank, EngineWorker)
+            save_file(held_state(rank), ending_path(Path(self.directory), spec.rank))
             return rank
 
         loop.train = train
@@ -38,19 +37,18 @@ class KeepsEnding:
 
 def ending_path(directory: Path, rank: int) -> Path:
     """Where a rank's state is."""
-    return directory / f"ending-{rank}.pt"
+    return directory / f"ending-{rank}.safetensors"
 
 
 def read_ending(directory: Path, rank: int) -> dict[str, Tensor]:
-    """What it held: "BLOCK/w1", and moments beside it."""
-    state: dict[str, Tensor] = torch.load(ending_path(directory, rank))  # noqa: TID251
-    return state
+    """What it held: "BLOCK/NAME" of each tensor of a block."""
+    return load_file(ending_path(directory, rank))
 
 
-def held_state(rank: Rank) -> dict[str, Tensor]:
-    """Weights and moments of a rank, by names that do not depend on the layout."""
+def held_state(rank: EngineWorker) -> dict[str, Tensor]:
+    """The state of a rank, by names that do not depend on the layout."""
     return {
         f"{block}/{name}": tensor.clone()
         for block in blocks_on(rank.layout, rank.spec.rank)
-        for name, tensor in read_block(rank.model, rank.optimizer, block).items()
+        for name, tensor in read_block(rank.engine.states, block).items()
     }

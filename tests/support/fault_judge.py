@@ -213,7 +213,7 @@ class Judge:
             for name, tensor in read_ending(self.directory, rank).items():
                 if not torch.equal(seen.setdefault(name, tensor), tensor):
                     self._complain(f"{name} on rank {rank} is another than before it")
-        if self.course.schedule.config.dtype == "float64":
+        if self.course.schedule.dtype == "float64":
             for name, tensor in seen.items():
                 scale = wanted[name].abs().max().clamp(min=1e-300)
                 off = float((tensor - wanted[name]).abs().max() / scale)

@@ -5,8 +5,10 @@ How it is judged: support/fault_judge.py.
 
 import contextlib
 import os
+import random
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +16,83 @@ from typing import Any
 import torch
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId
-from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.config.engine import EngineConfig
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, with_batch_shares
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import Storage, open_storage
 from pacekeeper.trainer.elastic.agreement.quorum import Group, decide_quorum
+from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from pacekeeper.trainer.elastic.loop import rank_main
 from support.endings import KeepsEnding, read_ending
+from support.engine_jobs import write_data, write_model
 from support.fault_judge import Course, Judge, Newcomers, Outcome, Reference
 from support.fault_schedules import Act, Burst, Fault, Schedule
 from support.fleet import Fleet, Launcher
-from support.random_plans import random_plan
+from support.tiny_models import in_float64
 
 # Losses against the undisturbed run; float32 drifts by itself with another order of summation.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
 SETTLED_STEPS = 3  # after newcomers came in: then their group has stood for all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFloat64:
+    """The body of a rank's process whose model is of float64; else as `body`."""
+
+    body: Callable[[RankSpec], None]
+
+    def __call__(self, spec: RankSpec) -> None:
+        from pacekeeper.trainer.engine import job
+        from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
+
+        with contextlib.ExitStack() as stack:
+
+            def build(config: str) -> Skeleton:
+                skeleton = build_skeleton(config, torch.float64)
+                stack.enter_context(in_float64(skeleton.module))
+                return skeleton
+
+            setattr(job, "build_skeleton", build)  # noqa: B010
+            self.body(spec)
+
+
+def body_of(schedule: Schedule, directory: Path, body: Callable[[RankSpec], None]) -> KeepsEnding:
+    """`body` with the type of a schedule's job, which leaves its state in `directory`."""
+    typed = InFloat64(body=body) if schedule.dtype == "float64" else body
+    return KeepsEnding(directory=str(directory), body=typed)
+
+
+def with_files(config: EngineConfig, folder: Path) -> EngineConfig:
+    """The settings with a model and data in `folder`, which are made once."""
+    model, tokens = folder / "model", folder / "tokens.bin"
+    if not tokens.exists():
+        write_data(tokens)
+        write_model(model)
+    return replace(config, model=str(model), data=(str(tokens),))
+
+
+def random_plan(layout: Layout, replicas: int, seed: str) -> Layout:
+    """The next generation: other replica ranks of experts, other shares of rows and of the batch;
+    nobody would make it.
+    """
+    draw = random.Random(seed)
+    number = min(replicas, len(layout.ranks))
+
+    def shares(count: int) -> list[float]:
+        weights = [draw.uniform(0.5, 1.5) for _ in range(count)]
+        return [weight / sum(weights) for weight in weights]
+
+    def drawn() -> tuple[ExpertReplica, ...]:
+        ranks = sorted(draw.sample(layout.ranks, number))
+        return tuple(map(ExpertReplica, ranks, shares(number)))
+
+    return replace(
+        layout,
+        generation=layout.generation + 1,
+        pipelines=with_batch_shares(layout.pipelines, shares(len(layout.pipelines))),
+        experts=tuple(tuple(drawn() for _ in placed) for placed in layout.experts),
+        speeds=(),
+    )
 
 
 def undisturbed(schedule: Schedule, directory: Path, *, num_ranks: int = 1) -> Reference:
@@ -35,14 +100,12 @@ def undisturbed(schedule: Schedule, directory: Path, *, num_ranks: int = 1) -> R
     config = replace(
         schedule.config,
         replicas=min(schedule.config.replicas, num_ranks),
-        num_stages=1,
-        tensor_size=1,
-        num_microbatches=1,
-        emulated_step_s=0.001,
+        emulate=False,
         max_restarts=0,
     )
     directory.mkdir()
-    body = KeepsEnding(directory=str(directory))
+    config = with_files(config, directory.parent)
+    body = body_of(schedule, directory, rank_main)
     with Fleet(directory=directory, config=config, ranks_per_node=num_ranks, body=body) as fleet:
         assert fleet.codes() == [0], fleet.launchers[0].output()
         state: dict[str, torch.Tensor] = {}
@@ -60,8 +123,8 @@ def run(
     """
     directory.mkdir()
     began_s = time.monotonic()
-    body = KeepsEnding(directory=str(directory), body=schedule.sabotage or rank_main)
-    config = schedule.config
+    body = body_of(schedule, directory, schedule.sabotage or rank_main)
+    config = with_files(schedule.config, directory.parent)
     if schedule.is_saving:
         config = replace(config, checkpoint_dir=str(directory / "kept"))
     with Fleet(
@@ -80,7 +143,7 @@ def run(
             fleet.await_(lambda: all(node.code() is not None for node in harm.launchers()))
         except AssertionError as error:
             return Outcome(ending="hung", complaints=(str(error)[-4000:],))
-        bound = TOLERANCES[schedule.config.dtype] if tolerance is None else tolerance
+        bound = TOLERANCES[schedule.dtype] if tolerance is None else tolerance
         judge = Judge(
             course=harm.course(), directory=directory, reference=reference, tolerance=bound
         )
@@ -191,7 +254,7 @@ class Harm:
             match fault.act:
                 case Act.PLAN:
                     seed = f"{self.schedule.name}/{now.generation}"
-                    plan = random_plan(now, self.schedule.config.replicas, seed, fault.moves)
+                    plan = random_plan(now, self.schedule.config.replicas, seed)
                     self.plans[plan.generation] = plan
                     self.is_safe &= _outlives(plan, lost)
                     self.fleet.offer(plan, base_generation=now.generation)
@@ -236,7 +299,7 @@ class Harm:
 
     def _join(self, fault: Fault) -> None:
         """Until it has its numbers: then they are what the schedule says."""
-        body = KeepsEnding(directory=str(self.fleet.directory))
+        body = body_of(self.schedule, self.fleet.directory, rank_main)
         launcher = self.fleet.join(
             ranks_per_node=len(fault.ranks),
             at=(self._launcher_of(self.schedule.watcher),),

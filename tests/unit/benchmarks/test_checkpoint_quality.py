@@ -4,65 +4,56 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from benchmarks import checkpoint_quality
+from benchmarks.byte_jobs import byte_job, tokenize_bytes, write_text
 from benchmarks.checkpoint_quality import Verdict, is_kept, judge, uniform
+from benchmarks.quality_ranks import State, ThreadJob
 from benchmarks.quality_runs import (
-    CONFIG,
     CONTROL,
     EXACT,
     FULL,
+    JOB,
     NUM_DEATHS,
+    NUM_EXPERTS,
+    NUM_LAYERS,
     UNDISTURBED,
     Death,
     Mode,
     Result,
     deaths,
     die,
-    half_twice,
+    first_layout,
     run,
-    texts,
+    split_texts,
 )
 
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.layout.layout import Block, BlockKind
-from pacekeeper.trainer.toy.engine.job_rules import first_layout
-from pacekeeper.trainer.toy.model.dataset import Corpus
 from support.examples import seeds
-from support.thread_jobs import reset
-from support.thread_ranks import State, ThreadRanks
 
-SHORT = replace(
-    CONFIG,
-    steps=16,
-    num_layers=2,
-    hidden_size=16,
-    expert_hidden_size=16,
-    num_experts=4,
-    rows_per_step=4,
-    row_tokens=32,
-    checkpoint_period_steps=1,
-)
+pytest.importorskip("transformers")
+
+PLAIN = EngineConfig(**JOB)
 
 
-@pytest.fixture(autouse=True)
-def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks of all runs have the same text."""
-    monkeypatch.setattr(Corpus, "from_stdlib", staticmethod(read))
-
-
-read = cache(Corpus.from_stdlib)
-
-
-def short(mode: Mode) -> Result:
-    """A death of one rank and one of all."""
-    return run(replace(mode, num_deaths=min(mode.num_deaths, 2)), SHORT, 3)
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    """A short job with a checkpoint after each step."""
+    folder = tmp_path_factory.mktemp("quality")
+    tokenize_bytes([write_text(folder, 1 << 12)], folder / "held.bin")
+    own = {"evaluation_data": (str(folder / "held.bin"),), "evaluation_rows": 4}
+    few: dict[str, Any] = {"steps": 16, "rows_per_step": 4, "row_tokens": 16, "warmup_steps": 0}
+    return byte_job(folder, **JOB | own | few | {"checkpoint_period_steps": 1})
 
 
 @cache
-def whole() -> Result:
-    return short(FULL)
+def short(mode: Mode, job: EngineConfig) -> Result:
+    """A death of one rank and one of all."""
+    return run(replace(mode, num_deaths=min(mode.num_deaths, 2)), job, 3)
 
 
 def result(loss: float, **values: object) -> Result:
@@ -70,37 +61,38 @@ def result(loss: float, **values: object) -> Result:
     return Result(loss=loss, **(same | values))  # type: ignore[arg-type]
 
 
-def test_a_run_that_goes_back_to_whole_checkpoints_is_the_undisturbed_one_bit_by_bit() -> None:
-    full, undisturbed = whole(), short(UNDISTURBED)
+def test_a_run_that_goes_back_to_whole_checkpoints_is_the_undisturbed_one_bit_by_bit(
+    job: EngineConfig,
+) -> None:
+    full, undisturbed = short(FULL, job), short(UNDISTURBED, job)
     assert full.digest == undisturbed.digest
     assert full.loss == undisturbed.loss
     assert full.plt == 0.0 and len(full.after) == 2 and full.saved_bytes > 0
 
 
-def test_so_is_one_that_does_the_steps_of_a_window_again() -> None:
-    assert short(EXACT).digest == whole().digest
+def test_so_is_one_that_does_the_steps_of_a_window_again(job: EngineConfig) -> None:
+    assert short(EXACT, job).digest == short(FULL, job).digest
 
 
-def test_partial_checkpoints_lose_tokens_and_change_the_run() -> None:
-    part = short(Mode(name="turn", num_saved=1))
-    assert part.digest != whole().digest
+def test_partial_checkpoints_lose_tokens_and_change_the_run(job: EngineConfig) -> None:
+    part = short(Mode(name="turn", num_saved=1), job)
+    assert part.digest != short(FULL, job).digest
     assert part.plt > 0.0 and part.num_saved == 1
 
 
-def test_what_is_reset_is_what_the_dead_rank_held_alone(tmp_path: Path) -> None:
-    baseline = half_twice(first_layout(SHORT, 2))
-    config = FULL.config(SHORT, str(tmp_path))
-    job = ThreadRanks(config=config, layout=baseline, directory=tmp_path)
-    job.train(3)
-    die(job, Death(step=3, victims=(1,)), FULL, baseline)
-    assert job.step == 3 and set(job.layout.ranks) == {0, 1}
-    before = job.blocks()
+def test_what_is_reset_is_what_the_dead_rank_held_alone(job: EngineConfig, tmp_path: Path) -> None:
+    baseline = first_layout()
+    one = ThreadJob(config=FULL.config(job, str(tmp_path)), layout=baseline, directory=tmp_path)
+    one.train(3)
+    die(one, Death(step=3, victims=(1,)), FULL, baseline)
+    assert one.step == 3 and set(one.layout.ranks) == {0, 1}
+    before = one.blocks()
     alone = {b for b in baseline.blocks() if baseline.holders(b) == (1,)}
-    reset(job, alone)
-    now = job.blocks()
+    one.reset(alone)
+    now = one.blocks()
     assert {b for b in now if not same(now[b], before[b])} == alone != set()
-    job.train(1)
-    job.close()
+    one.train(1)
+    one.close()
 
 
 def same(one: State, other: State) -> bool:
@@ -108,34 +100,34 @@ def same(one: State, other: State) -> bool:
 
 
 def test_every_other_expert_has_two_hosts() -> None:
-    layout = half_twice(first_layout(CONFIG, 2))
-    for layer in range(CONFIG.num_layers):
+    layout = first_layout()
+    for layer in range(NUM_LAYERS):
         numbers = [
             len(layout.holders(Block(BlockKind.EXPERT, layer, expert)))
-            for expert in range(CONFIG.num_experts)
+            for expert in range(NUM_EXPERTS)
         ]
         assert sorted(numbers) == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("seed", seeds(5))
 def test_each_quarter_of_a_run_has_its_death_after_the_first_checkpoint(seed: int) -> None:
-    found = deaths(FULL, CONFIG, seed)
-    assert [death.step * NUM_DEATHS // CONFIG.steps for death in found] == list(range(NUM_DEATHS))
+    found = deaths(FULL, PLAIN, seed)
+    assert [death.step * NUM_DEATHS // PLAIN.steps for death in found] == list(range(NUM_DEATHS))
     assert all(one.step < other.step for one, other in pairwise(found))
-    assert found[0].step >= EXACT.rarer * CONFIG.checkpoint_period_steps + EXACT.window - 1
+    assert found[0].step >= EXACT.rarer * PLAIN.checkpoint_period_steps + EXACT.window - 1
     assert [death.victims == (0, 1) for death in found] == [False, True] * (NUM_DEATHS // 2)
-    whole_ones = deaths(EXACT, CONFIG, seed)
+    whole_ones = deaths(EXACT, PLAIN, seed)
     assert all(len(death.victims) == 2 for death in whole_ones)
     assert [death.step for death in whole_ones] == [death.step for death in found]
 
 
-def test_nobody_learns_from_the_text_that_is_held_out() -> None:
-    training, held = texts(replace(CONFIG, seed=1))
-    learnt = {document for row in training.rows for document in row}
-    asked = {document for row in held.rows for document in row}
-    assert asked and not learnt & asked
-    assert held.rows == texts(replace(CONFIG, seed=2))[1].rows
-    assert training.rows != texts(replace(CONFIG, seed=2))[0].rows
+def test_no_document_that_is_held_out_is_learnt_from(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.py" for number in range(40)]
+    for number, path in enumerate(paths):
+        path.write_text(f"x = {number % 34}" if number else "")  # some twice, one empty
+    training, held = ({path.read_text() for path in part} for part in split_texts(paths))
+    assert held and not training & held
+    assert training | held == {f"x = {number}" for number in range(34)}
 
 
 def test_a_mode_is_judged_by_its_differences_from_full() -> None:
