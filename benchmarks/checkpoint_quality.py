@@ -106,7 +106,7 @@ def uniform(num_saved: int, num_deaths: int) -> tuple[float, float]:
     """PLT of a run whose tokens choose experts by even chance: as counted by its checkpoints and
     restores, and by the closed form. Everything comes from storage at each death.
     """
-    from support.checkpoints import TINY, Lone
+    from support.trainees import TINY, Lone
 
     draw = np.random.default_rng(0)
     config = replace(

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,45 +20,25 @@ from pacekeeper.core.layout.layout import ExpertReplica, Layout, with_batch_shar
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import Storage, open_storage
 from pacekeeper.trainer.elastic.agreement.quorum import Group, decide_quorum
-from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from pacekeeper.trainer.elastic.loop import rank_main
 from support.endings import KeepsEnding, read_ending
 from support.engine_jobs import write_data, write_model
+from support.exact_jobs import rank_in_float64
 from support.fault_judge import Course, Judge, Newcomers, Outcome, Reference
 from support.fault_schedules import Act, Burst, Fault, Schedule
 from support.fleet import Fleet, Launcher
-from support.tiny_models import in_float64
+from support.sabotage import Sabotage
 
 # Losses against the undisturbed run; float32 drifts by itself with another order of summation.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
 SETTLED_STEPS = 3  # after newcomers came in: then their group has stood for all
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InFloat64:
-    """The body of a rank's process whose model is of float64; else as `body`."""
-
-    body: Callable[[RankSpec], None]
-
-    def __call__(self, spec: RankSpec) -> None:
-        from pacekeeper.trainer.engine import job
-        from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
-
-        with contextlib.ExitStack() as stack:
-
-            def build(config: str) -> Skeleton:
-                skeleton = build_skeleton(config, torch.float64)
-                stack.enter_context(in_float64(skeleton.module))
-                return skeleton
-
-            setattr(job, "build_skeleton", build)  # noqa: B010
-            self.body(spec)
-
-
-def body_of(schedule: Schedule, directory: Path, body: Callable[[RankSpec], None]) -> KeepsEnding:
-    """`body` with the type of a schedule's job, which leaves its state in `directory`."""
-    typed = InFloat64(body=body) if schedule.dtype == "float64" else body
-    return KeepsEnding(directory=str(directory), body=typed)
+def body_of(schedule: Schedule, directory: Path, sabotage: Sabotage | None = None) -> KeepsEnding:
+    """What runs a rank in the type of a schedule's job, and leaves its state in `directory`."""
+    body = rank_in_float64 if schedule.dtype == "float64" else rank_main
+    struck = None if sabotage is None else replace(sabotage, then=body)
+    return KeepsEnding(directory=str(directory), body=struck or body)
 
 
 def with_files(config: EngineConfig, folder: Path) -> EngineConfig:
@@ -105,7 +84,7 @@ def undisturbed(schedule: Schedule, directory: Path, *, num_ranks: int = 1) -> R
     )
     directory.mkdir()
     config = with_files(config, directory.parent)
-    body = body_of(schedule, directory, rank_main)
+    body = body_of(schedule, directory)
     with Fleet(directory=directory, config=config, ranks_per_node=num_ranks, body=body) as fleet:
         assert fleet.codes() == [0], fleet.launchers[0].output()
         state: dict[str, torch.Tensor] = {}
@@ -123,7 +102,7 @@ def run(
     """
     directory.mkdir()
     began_s = time.monotonic()
-    body = body_of(schedule, directory, schedule.sabotage or rank_main)
+    body = body_of(schedule, directory, schedule.sabotage)
     config = with_files(schedule.config, directory.parent)
     if schedule.is_saving:
         config = replace(config, checkpoint_dir=str(directory / "kept"))
@@ -299,7 +278,7 @@ class Harm:
 
     def _join(self, fault: Fault) -> None:
         """Until it has its numbers: then they are what the schedule says."""
-        body = body_of(self.schedule, self.fleet.directory, rank_main)
+        body = body_of(self.schedule, self.fleet.directory)
         launcher = self.fleet.join(
             ranks_per_node=len(fault.ranks),
             at=(self._launcher_of(self.schedule.watcher),),
