@@ -50,13 +50,15 @@ _SOFT: tuple[_Reason, ...] = (
     (0x02, "", CauseKind.CLOCKS, "application clock setting"),
     (0x400, "reliability_held_s", CauseKind.CLOCKS, "voltage reliability limit"),
 )
+REASONS: tuple[_Reason, ...] = (*_HARD, *_SOFT)
+"""(bit of NVML's mask, field that counts its time or "", kind of cause, name) of each reason."""
 
 
 def held_time(symptoms: Symptoms) -> RuleResult:
     """The shares of the time since the onset in which clocks were held down, by reason."""
     subject = "time clocks were held down"
     own = symptoms.device
-    if own is None or all(_share(own, field) is None for _, field, _, _ in (*_HARD, *_SOFT)):
+    if own is None or all(_share(own, field) is None for _, field, _, _ in REASONS):
         return RuleResult(subject=subject, is_reported=False)
     return RuleResult(subject=subject, causes=tuple(_held(symptoms).values()))
 
@@ -68,7 +70,7 @@ def clock_events(symptoms: Symptoms) -> RuleResult:
     if own is None or not measured_values([s.clock_event_reasons for s in own.busy]):
         return RuleResult(subject=subject, is_reported=False)
     counted, causes = _held(symptoms), []
-    for reason in (*_HARD, *_SOFT):
+    for reason in REASONS:
         bit, _, _, name = reason
         among = _asked(symptoms, partial(_has_event, bit=bit))
         if not _has_event(own, bit) or among.is_refuted:
@@ -129,7 +131,7 @@ def _held(symptoms: Symptoms) -> dict[str, Cause]:
     """By its name: each reason that held the clocks down for long since the onset."""
     own = symptoms.device
     found: dict[str, Cause] = {}
-    for reason in (*_HARD, *_SOFT):
+    for reason in REASONS:
         _, field, _, name = reason
         mine = None if own is None else _share(own, field)
         if mine is None or mine < HELD_RATIO:

@@ -343,10 +343,12 @@ class EngineWorker(Worker):
         return ballot
 
     def _update(self) -> None:
+        counts: dict[int, list[int]] = {}
+        if self.checkpoints.partial.is_on:  # read first: the host need not wait for the update
+            counts = {layer: r.tolist() for layer, r in self._prepared.result.routed.items()}
         self.engine.commit_step(self._prepared)
         if self.checkpoints.partial.is_on:
-            routed = self._prepared.result.routed
-            self.checkpoints.partial.count({layer: r.tolist() for layer, r in routed.items()})
+            self.checkpoints.partial.count(counts)
 
     def on_skipped(self) -> None:
         self.engine.commit_step(self._prepared, is_applied=False)

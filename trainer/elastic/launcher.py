@@ -45,6 +45,7 @@ from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP, NO_GROUP
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec, check_startable, node_limits
 from pacekeeper.trainer.elastic.loop import LEFT_BEHIND, rank_main
 from pacekeeper.trainer.elastic.rendezvous import meet, newest_run_id
+from pacekeeper.trainer.engine.rank_process import choose_device
 from pacekeeper.trainer.hooks.ring_writer import Ring, claim_directory
 
 # The optimizer imports dynamo at its first step: here once, else in every rank.
@@ -80,6 +81,8 @@ def rank_server(loaded: Sequence[str] = RANKS_NEED) -> ForkServerContext:
     their launcher, in order; if their server followed a signal, the kernel would kill them with it,
     in mid-step. To SIGTERM, by which the launcher asks, a rank opens its ears itself.
     """
+    # Libraries that ask for devices while they are loaded: by CUDA itself, no fork could use it.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(loaded))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
@@ -121,6 +124,8 @@ def supervise(
         num_devices(),
     )
     clock = choose_clock(wanted, devices, default)
+    if clock == "device" and isinstance(spec.config, EngineConfig):
+        choose_device("cuda", devices, spec.ranks_per_node)  # a device of its own for each rank
     host, port = split_address(spec.rendezvous)
     if spec.node_rank > 0:
         host, server = host_store_near(spec.rendezvous)

@@ -1,18 +1,23 @@
 """Reports of the engine to the agent of its node: micro-batches, steps and loads of experts.
 
 Time of planning and exchanging rows is not compute: the experts pause the clock meanwhile. Counts
-that are on a CUDA device are read a step later, when they have arrived: the host does not wait.
+that are on a CUDA device are read after a later step, when they have arrived: the host does not
+wait unless it is many steps ahead.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
 from pacekeeper.trainer.engine.micro_batches import WorkSize
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.parallel.experts import ExpertParallel
+
+_MOST_LATE = 8  # steps whose counts may be on their way from the device
 
 
 class Telemetry:
@@ -26,7 +31,7 @@ class Telemetry:
     def __init__(self, hooks: Hooks, experts: ExpertParallel) -> None:
         self._hooks = hooks
         self._experts = experts
-        self._late: list[tuple[int, Mapping[int, Tensor]]] = []
+        self._late: deque[tuple[int, Mapping[int, Tensor], torch.cuda.Event | None]] = deque()
         self._begun, self._is_redone = -1, False
         experts.clock = hooks.timer
         if isinstance(hooks.timer, EngineDevice):
@@ -65,13 +70,21 @@ class Telemetry:
             sum_len_squared=size.sum_len_squared,
             host_s=self._experts.take_host_s(),
         )
-        routed = self._experts.take_own_rows()
+        routed, arrival = self._experts.take_own_rows(), None
         if not is_on_host:
             routed = {
                 layer: counts.to("cpu", non_blocking=True) for layer, counts in routed.items()
             }
-        self._late.append((step, routed))
-        while len(self._late) > (0 if is_on_host else 1):
-            of, loads = self._late.pop(0)
+            arrival = torch.cuda.Event()
+            arrival.record()
+        self._late.append((step, routed, arrival))
+        while self._late and (len(self._late) > _MOST_LATE or _has_arrived(self._late[0][2])):
+            of, loads, arrival = self._late.popleft()
+            if arrival is not None:
+                arrival.synchronize()
             for layer, counts in loads.items():
                 self._hooks.report_expert_loads(layer, counts.tolist(), step=of)
+
+
+def _has_arrived(arrival: torch.cuda.Event | None) -> bool:
+    return arrival is None or bool(arrival.query())

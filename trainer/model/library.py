@@ -465,11 +465,13 @@ def _can_use_grouped_mm(
 ) -> bool:
     """The library's test, and what it overlooks: the kernel has no float64, no unaligned rows.
 
-    Rows of all operands, and of their gradients, must be multiples of 16 bytes.
+    Rows of all operands, and of their gradients, must be multiples of 16 bytes. Without any row
+    CUDA's kernel rejects the operands of the weights' gradient.
     """
     lengths = (rows.stride(0), *weight.shape[-2:])
     aligned = all(length * weight.element_size() % 16 == 0 for length in lengths)
-    return weight.dtype != torch.float64 and aligned and bool(library(rows, weight, offs))
+    is_possible = weight.dtype != torch.float64 and aligned and len(rows) > 0
+    return is_possible and bool(library(rows, weight, offs))
 
 
 def _extend_library() -> None:

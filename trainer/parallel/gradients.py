@@ -86,11 +86,18 @@ class StackedExperts:
     parameters: Sequence[nn.Parameter]
     experts: Sequence[ReplicaSet]
     slots: Mapping[int, int]
+    _counted: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
-    def counted_slots(self, rank: int) -> list[int]:
-        """Return the slots of the experts that this rank counts: as their lowest replica rank."""
-        counted = (slot for e, slot in self.slots.items() if self.experts[e][0].rank == rank)
-        return sorted(counted)
+    def counted_slots(self, rank: int) -> Tensor:
+        """Return the slots of the experts that this rank counts: as their lowest replica rank.
+
+        The same tensor each time, on the device: to make it there, the host waits.
+        """
+        if rank not in self._counted:
+            counted = (slot for e, slot in self.slots.items() if self.experts[e][0].rank == rank)
+            device = self.parameters[0].device
+            self._counted[rank] = torch.tensor(sorted(counted), dtype=torch.int64, device=device)
+        return self._counted[rank]
 
 
 class ReplicaBucket:
@@ -302,9 +309,12 @@ def clip_global_norm(
     wide = torch.float64 if first.dtype == torch.float64 else torch.float32
     square = torch.zeros((), dtype=wide, device=first.device)
     for layer in layers:
+        counted = layer.counted_slots(group.rank)
         for p in layer.parameters:
-            for slot in layer.counted_slots(group.rank):
-                square += gradient_of(p)[slot].to(wide).square().sum()
+            # By slot, then chosen: what lies in other slots may be no number.
+            by_slot = gradient_of(p).reshape(len(p), -1)
+            norms = torch.linalg.vector_norm(by_slot, dim=1, dtype=wide)
+            square += norms.index_select(0, counted).square().sum()
     group.all_reduce(square).wait()
     gradients = [p.grad for p in dense if p.grad is not None]
     for norm in torch._foreach_norm(gradients, 2.0, wide) if gradients else ():
