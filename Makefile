@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 NEXT := .venv-torch-next
 
-.PHONY: demo test test-fast test-torch-next stress bench venv lint protos clean
+.PHONY: demo test test-fast test-torch-next stress bench gpu venv lint protos clean
 
 # The stamp is newer than what it was made from, or the environment is made again.
 $(VENV)/.stamp: pyproject.toml constraints.txt
@@ -62,6 +62,19 @@ stress: venv
 
 bench: venv
 	$(BIN)/python -m benchmarks.hook_cost
+
+# Figures of the GPUs of this machine, and the tests that need one: 8 minutes at most, no network.
+# GPU_PYTHON has torch for CUDA and what docs/gpu.md names, and needs no pacekeeper; nothing is
+# installed into it. GPU_OUT gets gpu.md and gpu.json. Without a GPU it says so and ends well.
+GPU_PYTHON ?= $(PYTHON)
+GPU_OUT ?= docs
+GPU_RUN = PYTHONPATH="$(CURDIR)/src:$(CURDIR)/tests:$$PYTHONPATH" timeout -k 5
+gpu:
+	@$(GPU_RUN) 400 $(GPU_PYTHON) -m benchmarks.gpu --out $(GPU_OUT); figures=$$?; \
+	if $(GPU_PYTHON) -c "import pytest, torch" 2> /dev/null; then \
+	    $(GPU_RUN) 70 $(GPU_PYTHON) -m pytest -q -p no:cacheprovider --noconftest \
+	        -o addopts=--import-mode=importlib tests/gpu && exit $$figures; \
+	else echo "tests/gpu: not run, $(GPU_PYTHON) has no pytest or no torch"; exit $$figures; fi
 
 lint: venv
 	$(BIN)/ruff check .

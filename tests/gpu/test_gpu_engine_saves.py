@@ -12,11 +12,9 @@ import torch
 pytest.importorskip("transformers")
 
 from support.engine_saves import assert_all_same, layout_of, trained
+from support.gpu import needs_cuda
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = needs_cuda
 
 
 def fused(engine: Any) -> list[torch.optim.Optimizer]:

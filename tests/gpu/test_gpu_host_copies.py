@@ -3,15 +3,12 @@
 Skips itself where there is no device.
 """
 
-import pytest
 import torch
 
 from pacekeeper.trainer.checkpoint.staging import host_copies
+from support.gpu import needs_cuda
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = needs_cuda
 NUM_VALUES = 1 << 24
 
 
