@@ -21,6 +21,7 @@ from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import Storage, open_storage
 from pacekeeper.trainer.elastic.agreement.quorum import Group, decide_quorum
 from pacekeeper.trainer.elastic.loop import rank_main
+from pacekeeper.trainer.parallel.layouts import start_layout
 from support.endings import KeepsEnding, read_ending
 from support.engine_jobs import write_data, write_model
 from support.exact_jobs import rank_in_float64
@@ -31,6 +32,7 @@ from support.sabotage import Sabotage
 
 # Losses against the undisturbed run; float32 drifts by itself with another order of summation.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
+STANDING_BY = 0.25  # of plans that let a rank stand by
 SETTLED_STEPS = 3  # after newcomers came in: then their group has stood for all
 
 
@@ -51,26 +53,30 @@ def with_files(config: EngineConfig, folder: Path) -> EngineConfig:
 
 
 def random_plan(layout: Layout, replicas: int, seed: str) -> Layout:
-    """The next generation: other replica ranks of experts, other shares of rows and of the batch;
-    nobody would make it.
+    """The next generation: other replica ranks of experts, other shares of rows and of the batch,
+    at times with a rank that stands by; nobody would make it.
     """
     draw = random.Random(seed)
-    number = min(replicas, len(layout.ranks))
+    ranks = list(layout.ranks)
+    standing_by = draw.sample(ranks, int(len(ranks) > 2 and draw.random() < STANDING_BY))
+    working = [rank for rank in ranks if rank not in standing_by]
+    number = min(replicas, len(working))
 
     def shares(count: int) -> list[float]:
         weights = [draw.uniform(0.5, 1.5) for _ in range(count)]
         return [weight / sum(weights) for weight in weights]
 
     def drawn() -> tuple[ExpertReplica, ...]:
-        ranks = sorted(draw.sample(layout.ranks, number))
-        return tuple(map(ExpertReplica, ranks, shares(number)))
+        return tuple(map(ExpertReplica, sorted(draw.sample(working, number)), shares(number)))
 
+    even = start_layout([0] * layout.num_layers, working)
     return replace(
         layout,
         generation=layout.generation + 1,
-        pipelines=with_batch_shares(layout.pipelines, shares(len(layout.pipelines))),
+        pipelines=with_batch_shares(even.pipelines, shares(len(working))),
         experts=tuple(tuple(drawn() for _ in placed) for placed in layout.experts),
         speeds=(),
+        standing_by=tuple(standing_by),
     )
 
 
