@@ -12,8 +12,6 @@ import click
 
 from pacekeeper.cli.common.extras import require
 from pacekeeper.cli.common.options import json_option, option_group
-from pacekeeper.cli.common.settings import load_settings
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 
     from pacekeeper.cli.demo.metrics import Schedule
     from pacekeeper.cli.demo.script import FaultScript
+    from pacekeeper.core.config.engine import EngineConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +72,16 @@ class DemoOptions:
         except ValueError as error:
             raise ConfigError(f"--{error}") from None
 
-    def train_config(self) -> TrainConfig:
-        """Return the settings of the trainer. Raises ConfigError as `load_settings`."""
-        return load_settings(
-            TrainConfig, self.config_file, steps=self.steps, seed=self.seed, clock=self.clock
+    def job_config(self, run_dir: Path) -> "EngineConfig":
+        """Return the settings of the job. Raises ConfigError as `demo_config`."""
+        from pacekeeper.cli.demo.job import demo_config
+
+        return demo_config(
+            run_dir,
+            steps=self.steps,
+            seed=self.seed,
+            clock=self.clock,
+            config_file=self.config_file,
         )
 
 
@@ -103,7 +108,8 @@ class DemoOptions:
         type=click.Choice(["emulated", "cpu"]),
         default="emulated",
         show_default=True,
-        help="emulated: real arithmetic with modelled device time; cpu: CPU time of this machine.",
+        help="emulated: real arithmetic, and times of a GPU's kernels; cpu: CPU time of this "
+        "machine.",
     ),
     click.option(
         "--fault",
@@ -116,7 +122,7 @@ class DemoOptions:
         "--config",
         "config_file",
         type=click.Path(dir_okay=False),
-        help="TOML file with [train], for another model or batch.",
+        help="TOML file with [engine], for another model or batch.",
     ),
 )
 @click.option(
@@ -126,29 +132,23 @@ class DemoOptions:
 def command(options: DemoOptions, run_dir: str, as_json: bool) -> None:
     """Run a complete demonstration on this machine in about three minutes.
 
-    A controller, two agents and four ranks train a mixture-of-experts model. One rank is slowed
-    down, detected, and relieved of work; the fault is removed; one rank is killed. Training
-    continues throughout.
+    A controller, two agents and four ranks train a small Qwen3-MoE on the sources of Python's
+    standard library. One rank is slowed down, detected, and relieved of work; the fault is removed;
+    one rank is killed. Training continues throughout.
     """
     from rich.console import Console
 
     from pacekeeper.cli.demo.run_dir import claim_run_dir
 
-    script, schedule, trained = options.fault_script(), options.schedule(), options.train_config()
+    script, schedule = options.fault_script(), options.schedule()
     require("agent", "controller", "trainer", "plot")
+    config = options.job_config(Path(run_dir))
 
     install_signal_handlers()
     # With --json stdout holds the outcome only.
     console = Console(stderr=as_json)
     with claim_run_dir(Path(run_dir)) as folder:
-        outcome = _run_demo(
-            console,
-            folder,
-            schedule,
-            script=script,
-            trained=trained,
-            train_file=Path(options.config_file) if options.config_file else None,
-        )
+        outcome = _run_demo(console, folder, schedule, script, config)
     if as_json:
         click.echo(json.dumps(outcome))
 
@@ -175,39 +175,33 @@ def _run_demo(
     console: "Console",
     folder: Path,
     schedule: "Schedule",
-    *,
     script: "FaultScript",
-    trained: TrainConfig,
-    train_file: Path | None,
+    config: "EngineConfig",
 ) -> dict[str, Any]:
     """Start the fleet, run the script, write the report; return the outcome as JSON values."""
     from pacekeeper.cli.demo.fleet import NUM_RANKS, Fleet
+    from pacekeeper.cli.demo.job import write_job
     from pacekeeper.cli.demo.live_view import LiveView
-    from pacekeeper.cli.demo.report import print_outcome, write_report
-    from pacekeeper.cli.demo.script import JOB, ScriptRunner
+    from pacekeeper.cli.demo.report import CLOCKS, print_outcome, write_report
+    from pacekeeper.cli.demo.script import ScriptRunner
 
-    steps, seed, clock = trained.steps, trained.seed, trained.clock
-    with Fleet(
-        run_dir=folder, job=JOB, steps=steps, seed=seed, clock=clock, train_file=train_file
-    ) as fleet:
+    tokenized = write_job(folder, config)
+    with Fleet(run_dir=folder, config=config) as fleet:
+        if tokenized:
+            fleet.commands.insert(0, tokenized)
         console.print("[dim]started with these commands:[/]")
         for line in fleet.commands:
             console.print(f"  {line}", style="dim", soft_wrap=True, highlight=False, markup=False)
-        if clock == "emulated":
-            console.print(
-                "[dim]clock: emulated accelerator: real arithmetic, after which each rank waits "
-                "until the modelled device time has passed[/]",
-                soft_wrap=True,
-            )
+        console.print(CLOCKS[config.wanted_clock], style="dim", soft_wrap=True, highlight=False)
         runner = ScriptRunner(fleet=fleet, schedule=schedule, folder=folder, fault=script.fault)
         with LiveView(
             console=console,
             recorder=runner.recorder,
-            title=f"pacekeeper demo: {NUM_RANKS} ranks on 2 nodes, seed {seed}",
-            total_steps=steps,
+            title=f"pacekeeper demo: {NUM_RANKS} ranks on 2 nodes, seed {config.seed}",
+            total_steps=config.steps,
         ) as view:
             runner.play(view, script)
-    outcome = runner.outcome(trained)
+    outcome = runner.outcome()
     print_outcome(console, outcome)  # before the report: a full disk must not lose it
     for name, path in write_report(folder, outcome, runner).items():
         console.print(f"{name}: {path}", soft_wrap=True, highlight=False, markup=False)

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from pacekeeper.cli.demo.job import write_settings
 from pacekeeper.cli.demo.process import command_line
 from pacekeeper.cli.demo.run_dir import RINGS_PREFIX, record_ring_root
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode, HostError, PacekeeperError
 from pacekeeper.core.telemetry.shm_ring import COMMAND_OFFSET, decode_header, ring_file_name
-from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT
 
 NUM_NODES = 2
 RANKS_PER_NODE = 2
@@ -75,15 +76,11 @@ class Fleet:
 
     Attributes:
         run_dir: a claimed directory (`claim_run_dir`) for logs, store and step logs.
-        train_file: TOML file with further settings of the trainer, or None.
+        config: settings of the job; its model and data are there (`job.write_job`).
     """
 
     run_dir: Path
-    job: str
-    steps: int
-    seed: int
-    clock: str
-    train_file: Path | None = None
+    config: EngineConfig
     address: str = ""
     ring_root: Path = field(init=False)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -126,15 +123,15 @@ class Fleet:
                 + ["--record", self._path("traces")],
             )
         rendezvous = f"127.0.0.1:{free_port()}"
+        settings = write_settings(self.run_dir, self.config)
+        device = ["--emulate"] if self.config.emulate else []
         for node in range(NUM_NODES):
             self._spawn(
                 f"launch-{node}",
-                ["launch", "--job", self.job, "--ring-dir", self.ring_dir(node)]
+                ["launch", "--config", str(settings), *device, "--ring-dir", self.ring_dir(node)]
                 + ["--node-rank", str(node), "--num-nodes", str(NUM_NODES)]
                 + ["--ranks-per-node", str(RANKS_PER_NODE), "--rendezvous", rendezvous]
-                + ["--faults", self._path("faults"), "--run-dir", self._path("train")]
-                + ["--steps", str(self.steps), "--seed", str(self.seed), "--clock", self.clock]
-                + (["--config", str(self.train_file)] if self.train_file is not None else []),
+                + ["--faults", self._path("faults"), "--run-dir", self._path("train")],
             )
 
     def _spawn(self, name: str, arguments: list[str]) -> None:
@@ -184,15 +181,15 @@ class Fleet:
 
     def pid_of(self, rank: int) -> int:
         """Return the process ID of a rank, from the header of its ring."""
-        path = Path(self.ring_dir(rank // RANKS_PER_NODE)) / self.job / ring_file_name(rank)
+        path = Path(self.ring_dir(rank // RANKS_PER_NODE)) / self.config.job / ring_file_name(rank)
         with path.open("rb") as ring:
             return decode_header(ring.read(COMMAND_OFFSET)).pid
 
-    def set_fault(self, rank: int, slowdown: float, kind: str = COMPUTE_FAULT) -> None:
-        """Set the slowdown of a rank's emulated device or link; 1.0 ends it."""
+    def set_fault(self, rank: int, slowdown: float) -> None:
+        """Set the slowdown of a rank's device; 1.0 ends it."""
         path = self.run_dir / "faults" / f"rank-{rank}.json"
         fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps({"slowdown": slowdown, "kind": kind}))
+        fresh.write_text(json.dumps({"slowdown": slowdown}))
         fresh.rename(path)
 
     def kill_rank(self, rank: int) -> float:

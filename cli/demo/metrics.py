@@ -4,12 +4,17 @@ Times are of this machine's monotonic clock, which trainer, controller and demo 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
+from math import nan
 from statistics import mean
 from typing import Any
 
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import PacekeeperError
+
+MAX_OVERRUN_SHARE = 0.05  # of a phase; above it the rate is that of this machine
+_JUDGED = {"healthy", "degraded", "mitigated"}  # phases by which the relief is judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +100,7 @@ class GroundTruth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Tokens per second of each phase; None if a phase has fewer than two steps."""
+    """Tokens per second of each phase; None: too few steps, or this machine limited it."""
 
     healthy: float | None
     degraded: float | None
@@ -127,11 +132,11 @@ class SpeedFigures:
             (hot experts, collectives), and a plan balances what the even layout did not.
         mitigated_of_fluid: mitigated rate relative to it; above 1 if `devices_busy_mitigated` is
             above `devices_busy_healthy`. These two are never above 1.
-        host_was_measured: the degraded rate does not show the fault (`is_fault_hidden`): this
-            machine limits the rate, not the devices. None if unknown.
-        host_overrun_share: share of the healthy or mitigated phase, whichever is larger, in which
-            real arithmetic delayed the emulated device. If large, `mitigated_of_fluid` describes
-            this machine.
+        host_was_measured: this machine limited a rate that the relief is judged by (healthy,
+            degraded, mitigated), not the devices. None if unknown.
+        host_overrun_share: share of the phase with most of it in which real arithmetic delayed the
+            emulated device.
+        busy_phases: phases whose rate this machine limited. Their figures are None.
     """
 
     tokens_per_s: Throughput
@@ -142,6 +147,7 @@ class SpeedFigures:
     devices_busy_healthy: float | None
     devices_busy_mitigated: float | None
     host_overrun_share: float | None
+    busy_phases: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,21 +174,6 @@ class TrainingFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The figures of the demo, by subject."""
-
-    detection: DetectionFigures
-    speed: SpeedFigures
-    recovery: RecoveryFigures
-    training: TrainingFigures
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all figures in one object: the last line of `pacekeeper demo --json`."""
-        parts = (self.detection, self.speed, self.recovery, self.training)
-        return {name: value for part in parts for name, value in asdict(part).items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
     """Steps of each phase; transitions belong to no phase."""
 
@@ -191,6 +182,26 @@ class Phases:
     mitigated: range
     recovered: range
     after_kill: range
+
+    def items(self) -> list[tuple[str, range]]:
+        """Return name and steps of each phase, in order."""
+        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The figures of the demo, by subject, and the phases that they were taken of."""
+
+    detection: DetectionFigures
+    speed: SpeedFigures
+    recovery: RecoveryFigures
+    training: TrainingFigures
+    phases: Phases
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all figures in one object: the last line of `pacekeeper demo --json`."""
+        parts = (self.detection, self.speed, self.recovery, self.training)
+        return {name: value for part in parts for name, value in asdict(part).items()}
 
 
 def split_phases(
@@ -323,7 +334,7 @@ def compute_outcome(
     incidents: Sequence[LoggedIncident],
     truth: GroundTruth,
     schedule: Schedule,
-    trained: TrainConfig,
+    trained: EngineConfig,
 ) -> Outcome:
     """Compute the outcome.
 
@@ -346,10 +357,10 @@ def compute_outcome(
     phases = split_phases(
         steps, truth, warmup_steps=trained.warmup_steps, kill_step=step_at(steps, truth.kill_s)
     )
-    known = list(survivors.values())
+    known, clock = list(survivors.values()), trained.wanted_clock
     return Outcome(
         detection=_detection_figures(steps, incidents, truth),
-        speed=_speed_figures(logs, steps, phases, truth, is_cpu=trained.clock == "cpu"),
+        speed=_speed_figures(logs, steps, phases, truth, is_cpu=clock == "cpu"),
         recovery=RecoveryFigures(
             killed_rank=truth.killed_rank,
             survivors=len([log for log in known if log[-1].ended_s > truth.kill_s]),
@@ -361,10 +372,11 @@ def compute_outcome(
             loss_first=mean(s.loss for s in steps[:5]),
             loss_last=mean(s.loss for s in steps[-5:]),
             generations=steps[-1].generation,
-            clock=trained.clock,
+            clock=clock,
             steps=steps[-1].step + 1,
             seed=trained.seed,
         ),
+        phases=phases,
     )
 
 
@@ -395,19 +407,44 @@ def _speed_figures(
     *,
     is_cpu: bool,
 ) -> SpeedFigures:
-    throughput = throughput_of_phases(steps, phases)
-    fluid = None if is_cpu else fluid_limit(throughput.healthy, truth.slowdown, len(logs))
-    overruns = [overrun_share(logs, phase) for phase in (phases.healthy, phases.mitigated)]
+    def limit(rates: Throughput) -> float | None:
+        return None if is_cpu else fluid_limit(rates.healthy, truth.slowdown, len(logs))
+
+    measured = throughput_of_phases(steps, phases)
+    overruns = {} if is_cpu else {n: overrun_share(logs, phase) for n, phase in phases.items()}
+    is_hidden = is_fault_hidden(measured, limit(measured))
+    busy = {name for name, share in overruns.items() if is_hidden or share > MAX_OVERRUN_SHARE}
+    shown = replace(measured, **dict.fromkeys(busy))
+    fluid = limit(shown)
+    devices = {"healthy": busy_share(logs, phases.healthy, {})}
+    devices["mitigated"] = busy_share(logs, phases.mitigated, {truth.rank: truth.slowdown})
     return SpeedFigures(
-        tokens_per_s=throughput,
+        tokens_per_s=shown,
         fluid_limit_tokens_per_s=fluid,
-        degraded_of_fluid=_ratio(throughput.degraded, fluid),
-        mitigated_of_fluid=_ratio(throughput.mitigated, fluid),
-        host_was_measured=is_fault_hidden(throughput, fluid),
-        devices_busy_healthy=busy_share(logs, phases.healthy, {}),
-        devices_busy_mitigated=busy_share(logs, phases.mitigated, {truth.rank: truth.slowdown}),
-        host_overrun_share=None if is_cpu else max(overruns),
+        degraded_of_fluid=_ratio(shown.degraded, fluid),
+        mitigated_of_fluid=_ratio(shown.mitigated, fluid),
+        host_was_measured=True if busy & _JUDGED else is_hidden,
+        devices_busy_healthy=None if "healthy" in busy else devices["healthy"],
+        devices_busy_mitigated=None if "mitigated" in busy else devices["mitigated"],
+        host_overrun_share=max(overruns.values(), default=None),
+        busy_phases=tuple(name for name in overruns if name in busy),
     )
+
+
+def drawn_rates(
+    steps: Sequence[LoggedStep], phases: Phases, busy_phases: Sequence[str]
+) -> list[float]:
+    """Return tokens per second of each step but the first; NaN where this machine limited them.
+
+    Steps between two phases count to the one before, those of the warm-up to the first.
+    """
+    rates = []
+    for before, s in pairwise(steps):
+        name = "healthy"
+        for later, phase in phases.items():
+            name = later if phase.start <= s.step else name
+        rates.append(nan if name in busy_phases else s.tokens / (s.ended_s - before.ended_s))
+    return rates
 
 
 def fluid_limit(healthy: float | None, slowdown: float, num_ranks: int) -> float | None:

@@ -2,7 +2,6 @@
 
 import html
 import math
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from pacekeeper.cli.analysis.html import PAGE_STYLE, inline_png
-from pacekeeper.cli.demo.metrics import Outcome, SpeedFigures
+from pacekeeper.cli.demo.metrics import MAX_OVERRUN_SHARE, Outcome, SpeedFigures, drawn_rates
 from pacekeeper.cli.demo.recorder import DemoEvent, StepView
 from pacekeeper.cli.demo.script import ScriptRunner
 from pacekeeper.core.layout.layout import Layout
 
 # Colour-blind safe (Okabe and Ito); ranks keep their colour through all plots.
 RANK_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
-MAX_OVERRUN_SHARE = 0.05  # of a phase; above it the throughput is that of this machine
+CLOCKS = {
+    "emulated": "clock: emulated accelerator: real arithmetic, after which each rank waits until "
+    "the time of a GPU's kernels, at the shapes of a larger model, has passed",
+    "cpu": "clock: CPU time of the ranks; no throughput limit is computed",
+}
+_LABEL_SHARE = 0.08  # of the time axis: width of the longest label of an event
 _MARKS = {
     "fault": ("#D55E00", "fault"),
     "finding": ("#B8860B", "finding"),
@@ -83,7 +87,7 @@ def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
     ]
     if speed.fluid_limit_tokens_per_s is not None and speed.mitigated_of_fluid is not None:
         limit = f"{speed.fluid_limit_tokens_per_s:,.0f}"
-        lines.append(("fluid limit", f"{limit}; {_fluid_share_text(speed)}"))
+        lines.append(("fluid limit", f"{limit}; reached: {speed.mitigated_of_fluid:.1%}"))
         if speed.devices_busy_healthy is not None and speed.devices_busy_mitigated is not None:
             lines.append(
                 (
@@ -93,17 +97,10 @@ def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
                     "the healthy rate x mean speed and can be exceeded",
                 )
             )
-        overrun = speed.host_overrun_share or 0.0
-        if overrun > MAX_OVERRUN_SHARE:
-            lines.append(
-                (
-                    "busy machine",
-                    f"real arithmetic delayed the emulated device for {overrun:.0%} of a phase: "
-                    "the fluid limit was reached by this machine, not by the layout",
-                )
-            )
     elif outcome.training.clock == "cpu":
         lines.append(("fluid limit", "not computed: with --clock cpu the ranks share cores"))
+    if speed.busy_phases:
+        lines.append(("busy machine", busy_text(speed)))
     gap = recovery.kill_to_next_step_s
     lines += [
         ("tokens/s recovered", _rate_text(rates.recovered)),
@@ -118,15 +115,16 @@ def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
     return lines
 
 
-def _fluid_share_text(speed: SpeedFigures) -> str:
-    """Return the share of the fluid limit that was reached, or why it is not judged."""
-    assert speed.mitigated_of_fluid is not None, "called only if it is known"
-    if speed.host_was_measured and speed.degraded_of_fluid is not None:
-        return (
-            f"reached: not judged (the degraded rate is {speed.degraded_of_fluid:.0%} of it: "
-            "this machine limits the rate, not the devices; repeat on an idle machine)"
-        )
-    return f"reached: {speed.mitigated_of_fluid:.1%}"
+def busy_text(speed: SpeedFigures) -> str:
+    """Return why rates are left out."""
+    overrun = speed.host_overrun_share or 0.0
+    why = (
+        f"its arithmetic took up to {overrun:.0%} of a phase longer than the emulated device"
+        if overrun > MAX_OVERRUN_SHARE
+        else "the slow rank did not slow the job"
+    )
+    phases = ", ".join(name.replace("_", " ") for name in speed.busy_phases)
+    return f"{why}, so tokens/s of these phases are left out: {phases}; repeat on an idle machine"
 
 
 def _rate_text(value: float | None) -> str:
@@ -145,10 +143,13 @@ def _overview_figure(outcome: Outcome, runner: ScriptRunner) -> Any:
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
     times = [s.ended_s - start_s for s in steps[1:]]
-    rates = [s.tokens / (s.ended_s - before.ended_s) for before, s in pairwise(steps)]
+    rates = drawn_rates(steps, outcome.phases, outcome.speed.busy_phases)
     top.plot(times, rates, color="#444444", lw=1.2, drawstyle="steps-post")
-    top.set_ylim(0, max(rates) * 1.25)
+    top.set_ylim(0, max((rate for rate in rates if rate == rate), default=1.0) * 1.25)
     top.set_ylabel("tokens/s")
+    if outcome.speed.busy_phases:
+        text = f"busy machine: {busy_text(outcome.speed)}"
+        top.text(0.01, 0.16, text, transform=top.transAxes, color="#B00020", fontsize=9, wrap=True)
     if outcome.speed.fluid_limit_tokens_per_s is not None:
         fault_s, lift_s = _fault_window(runner)
         top.hlines(
@@ -156,8 +157,9 @@ def _overview_figure(outcome: Outcome, runner: ScriptRunner) -> Any:
             colors="#D55E00", ls=":", label="fluid limit with the slow rank",
         )  # fmt: skip
         top.legend(loc="lower left", frameon=False)
+    label_s = _LABEL_SHARE * times[-1]
     for axis in (top, middle, bottom):
-        _draw_events(axis, runner.recorder.events, start_s, with_text=axis is top)
+        _draw_events(axis, runner.recorder.events, start_s, label_s if axis is top else 0.0)
     views = [v for v in runner.recorder.steps if v.seen_s >= start_s]
     for rank in range(len(RANK_COLOURS)):
         _draw_rank(middle, bottom, views, rank, start_s)
@@ -195,8 +197,8 @@ def _draw_rank(middle: Any, bottom: Any, views: list[StepView], rank: int, start
     bottom.plot(times, ratios, lw=1.0, color=colour, label=f"rank {rank}")
 
 
-def _draw_events(axis: Any, events: list[DemoEvent], start_s: float, *, with_text: bool) -> None:
-    """Draw a vertical line per event; labels are staggered to avoid overlap."""
+def _draw_events(axis: Any, events: list[DemoEvent], start_s: float, label_s: float) -> None:
+    """Draw a vertical line per event; labels of `label_s` width, 0: none, are staggered."""
     level, last_s = 0, -math.inf
     for event in events:
         if event.kind not in _MARKS:
@@ -204,8 +206,8 @@ def _draw_events(axis: Any, events: list[DemoEvent], start_s: float, *, with_tex
         colour, text = _MARKS[event.kind]
         at_s = event.seen_s - start_s
         axis.axvline(at_s, color=colour, lw=1.0, ls="--", alpha=0.8)
-        if with_text:
-            level = level + 1 if at_s - last_s < 6.0 else 0
+        if label_s:
+            level = level + 1 if at_s - last_s < label_s else 0
             axis.annotate(
                 text, (at_s, 1.0 - 0.055 * (level % 5)), xycoords=("data", "axes fraction"),
                 color=colour, fontsize=9, xytext=(3, -9), textcoords="offset points",
@@ -272,12 +274,7 @@ def _page(outcome: Outcome, runner: ScriptRunner, body: str) -> str:
         for h in runner.recorder.events
     )
     commands = html.escape("\n".join(runner.fleet.commands))
-    clock = (
-        "The ranks ran on an emulated accelerator: real arithmetic, after which each rank waits "
-        "until the modelled device time (counted operations and bytes, speed, jitter) has passed."
-        if outcome.training.clock == "emulated"
-        else "The ranks reported their thread CPU time; no throughput limit is computed."
-    )
+    clock = html.escape(CLOCKS[outcome.training.clock])
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>pacekeeper demo</title><style>
 {PAGE_STYLE} pre {{ background: #f6f6f6; padding: .8em; overflow-x: auto; }}

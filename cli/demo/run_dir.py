@@ -11,7 +11,7 @@ from pathlib import Path
 from pacekeeper.core.errors import ConfigError, HostError
 
 MARKER = ".pacekeeper-demo"  # marks a directory of the demo; locked while a demo runs
-FOLDERS = ("faults", "train", "logs", "traces")
+FOLDERS = ("faults", "job", "train", "logs", "traces")
 FILES = ("controller.sqlite*", "report.html", "demo.png")
 RINGS = ".rings"  # path of the rings, which a killed demo leaves on tmpfs
 RINGS_PREFIX = "pacekeeper-demo-"

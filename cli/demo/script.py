@@ -17,11 +17,9 @@ from pacekeeper.cli.demo.metrics import (
     step_at,
 )
 from pacekeeper.cli.demo.recorder import Recorder, read_injected_faults, read_step_log
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, stop_duty_cycle
 
-JOB = "demo"
 SILENCE_TIMEOUT_S = 60.0
 STOP_PERIOD_S = 0.1
 
@@ -47,7 +45,7 @@ class ScriptRunner:
         self.fault = fault
         self.schedule = schedule
         self.folder = folder
-        self.recorder = Recorder(address=fleet.address, job=JOB)
+        self.recorder = Recorder(address=fleet.address, job=fleet.config.job)
         self.truth: GroundTruth | None = None
         self._is_lifted = threading.Event()
 
@@ -88,7 +86,7 @@ class ScriptRunner:
         self.recorder.close()
         view.update()
 
-    def outcome(self, trained: TrainConfig) -> Outcome:
+    def outcome(self) -> Outcome:
         """Compute the figures from the logs."""
         assert self.truth is not None, "play() comes before outcome()"
         return compute_outcome(
@@ -96,7 +94,7 @@ class ScriptRunner:
             incidents=list(self.recorder.incidents.values()),
             truth=self.truth,
             schedule=self.schedule,
-            trained=trained,
+            trained=self.fleet.config,
         )
 
     def logs(self) -> dict[int, tuple[LoggedStep, ...]]:

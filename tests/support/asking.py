@@ -11,35 +11,46 @@ import grpc
 from pacekeeper.cli.demo.fleet import Fleet
 from pacekeeper.cli.demo.recorder import read_step_log
 from pacekeeper.cli.demo.run_dir import claim_run_dir
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.protos import status_pb2, status_pb2_grpc
+from support.engine_jobs import small_job, write_model
 
 
-def quick_job(directory: Path, *, step_s: float, replicas: int = 2) -> Path:
-    """Settings of a trainer with short emulated steps, and arithmetic that is smaller by more."""
-    path = directory / "train.toml"
-    path.write_text(
-        "[train]\nnum_layers = 2\nhidden_size = 32\nexpert_hidden_size = 32\nrow_tokens = 48\n"
-        f"emulated_step_s = {step_s}\nreplicas = {replicas}\n"
+def quick_job(directory: Path, *, seed: int, replicas: int = 2) -> EngineConfig:
+    """A small model, for ever, with kernels of a larger one and short emulated steps.
+
+    The noise of its devices follows from the seed: with 3 or 10 a rank is slow for some steps.
+    """
+    write_model(directory / "shapes", hidden_size=2048, moe_intermediate_size=1024, head_dim=128)
+    return small_job(
+        directory,
+        job="loop",
+        steps=1_000_000,
+        seed=seed,
+        rows_per_step=32,
+        rows_per_microbatch=32,
+        learning_rate=0.001,
+        balance_weight=0.01,
+        replicas=replicas,
+        emulate=True,
+        emulated_step_s=0.06,
+        emulated_model=str(directory / "shapes"),
+        emulated_row_tokens=1024,
     )
-    return path
 
 
 @contextmanager
-def quick_fleet(directory: Path, *, seed: int, replicas: int = 2) -> Iterator[Fleet]:
-    """The demo's fleet with a quick job, for ever."""
-    with (
-        claim_run_dir(directory / "run") as folder,
-        Fleet(
-            run_dir=folder,
-            job="loop",
-            steps=1_000_000,
-            seed=seed,
-            clock="emulated",
-            train_file=quick_job(directory, step_s=0.06, replicas=replicas),
-        ) as fleet,
-    ):
-        yield fleet
+def quick_fleet(
+    directory: Path,
+    config: EngineConfig,
+    prepare: Callable[[Path, EngineConfig], object] = lambda *_: None,
+) -> Iterator[Fleet]:
+    """The demo's fleet with a job, once `prepare` has written what the job needs."""
+    with claim_run_dir(directory / "run") as folder:
+        prepare(folder, config)
+        with Fleet(run_dir=folder, config=config) as fleet:
+            yield fleet
 
 
 def assert_no_step_is_lost(fleet: Fleet, ranks: Iterable[int]) -> None:
@@ -77,8 +88,8 @@ class Asking:
         return list(answer.incidents)
 
     def faults(self) -> list[Any]:
-        """Incidents that are no advice on how the work is spread."""
-        return [i for i in self.incidents() if not i.kind.endswith("_imbalance")]
+        """Incidents that accuse a rank: neither advice, nor what all ranks of a busy host share."""
+        return [i for i in self.incidents() if i.HasField("rank")]
 
     def layout(self) -> Any:
         request = status_pb2.GetLayoutRequest(job="loop")

@@ -466,6 +466,7 @@ def demo(terminal: Terminal) -> None:
     from pacekeeper.cli.demo.metrics import (
         DetectionFigures,
         Outcome,
+        Phases,
         RecoveryFigures,
         SpeedFigures,
         Throughput,
@@ -520,7 +521,7 @@ def demo(terminal: Terminal) -> None:
             ),
             fluid_limit_tokens_per_s=906.25, degraded_of_fluid=0.736, mitigated_of_fluid=1.003,
             host_was_measured=False, devices_busy_healthy=0.81, devices_busy_mitigated=0.88,
-            host_overrun_share=0.01,
+            host_overrun_share=0.01, busy_phases=(),
         ),
         recovery=RecoveryFigures(
             killed_rank=3, survivors=3, kill_to_next_step_s=0.42, steps_lost=0, steps_redone=1
@@ -528,19 +529,43 @@ def demo(terminal: Terminal) -> None:
         training=TrainingFigures(
             loss_first=5.0, loss_last=3.0, generations=4, clock="emulated", steps=100, seed=0
         ),
+        phases=Phases(
+            healthy=range(11, 30), degraded=range(30, 34), mitigated=range(35, 60),
+            recovered=range(65, 80), after_kill=range(82, 100),
+        ),
     )  # fmt: skip
-    busy = replace(
-        outcome.speed, host_was_measured=True, degraded_of_fluid=1.136, host_overrun_share=0.3
+    no_rates = Throughput(
+        healthy=None, degraded=None, mitigated=None, recovered=None, after_kill=None
+    )
+    late = replace(
+        outcome.speed,
+        tokens_per_s=replace(outcome.speed.tokens_per_s, mitigated=None),
+        mitigated_of_fluid=None,
+        host_was_measured=True,
+        devices_busy_mitigated=None,
+        host_overrun_share=0.3,
+        busy_phases=("mitigated",),
+    )
+    hidden = replace(
+        late,
+        tokens_per_s=no_rates,
+        fluid_limit_tokens_per_s=None,
+        degraded_of_fluid=None,
+        devices_busy_healthy=None,
+        host_overrun_share=0.01,
+        busy_phases=("healthy", "degraded", "mitigated", "recovered", "after_kill"),
     )
     nothing = Outcome(
         detection=replace(outcome.detection, found_rank=None),
         speed=replace(outcome.speed, fluid_limit_tokens_per_s=None),
         recovery=replace(outcome.recovery, kill_to_next_step_s=None),
         training=replace(outcome.training, clock="cpu"),
+        phases=outcome.phases,
     )
     cases = {
         "as wished": outcome,
-        "a busy host": replace(outcome, speed=busy),
+        "a busy host": replace(outcome, speed=late),
+        "a host that hides the fault": replace(outcome, speed=hidden),
         "nothing found, CPU clock": nothing,
     }
     for title, one in cases.items():

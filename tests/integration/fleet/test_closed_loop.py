@@ -3,24 +3,26 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pacekeeper.cli.demo.fleet import Fleet
+from pacekeeper.cli.demo.job import demo_config, write_job
 from pacekeeper.cli.demo.recorder import read_step_log
-from pacekeeper.cli.demo.run_dir import claim_run_dir
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.layout.layout import ReplicaSet
 from support.asking import Asking, assert_no_step_is_lost, quick_fleet, quick_job, until
+
+pytest.importorskip("transformers")
 
 VICTIM = 2
 
 
 def test_replicas_move_in_flight_where_shares_alone_can_not_help(tmp_path: Path) -> None:
     """One host per expert: the slow rank's experts have to get another one, and leave it again."""
-    with quick_fleet(tmp_path, seed=3, replicas=1) as fleet:
+    with quick_fleet(tmp_path, quick_job(tmp_path, seed=1, replicas=1)) as fleet:
         ask = Asking(fleet.address)
         until("the cost model is fitted", lambda: ask.job().watch == "healthy")
         first = ask.layout()
@@ -48,7 +50,9 @@ def has_copies(layer: tuple[ReplicaSet, ...]) -> bool:
 
 def test_the_demo_tells_a_program_what_happened(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pacekeeper.cli.main", "demo", "--json"]
-    command += ["--config", str(quick_job(tmp_path, step_s=0.12))]
+    config = tmp_path / "quick.toml"
+    config.write_text("[engine]\nrow_tokens = 16\nemulated_step_s = 0.15\n")
+    command += ["--config", str(config)]
     command += ["--rank", "0", "--steps", "80", "--run-dir", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -59,36 +63,19 @@ def test_the_demo_tells_a_program_what_happened(tmp_path: Path) -> None:
     assert outcome["loss_last"] < outcome["loss_first"]
     assert outcome["survivors"] == 3
     first = read_step_log(tmp_path / "run" / "train" / "steps-0.jsonl")[0]
-    assert first.tokens <= 32 * 48, "the file's rows, shorter than usual"
+    assert first.tokens == 64 * 16, "the file's rows, shorter than usual"
     page = (tmp_path / "run" / "report.html").read_text()
     # Not "http": four letters that base64 of a plot may hold.
     assert "data:image/png;base64," in page and "://" not in page
     assert (tmp_path / "run" / "demo.png").stat().st_size > 10_000
 
 
-def half_the_work(folder: Path) -> Path:
-    """Settings of a trainer with half the layers: segments are as long as with all of them."""
-    path = folder / "train.toml"
-    path.write_text("[train]\nnum_layers = 2\n")
-    return path
-
-
 @pytest.mark.alone
 def test_without_any_emulation_a_rank_that_does_more_is_named_and_nobody_else(
     tmp_path: Path,
 ) -> None:
-    settings = half_the_work(tmp_path)
-    with (
-        claim_run_dir(tmp_path / "run") as folder,
-        Fleet(
-            run_dir=folder,
-            job="loop",
-            steps=1_000_000,
-            seed=0,
-            clock="cpu",
-            train_file=settings,
-        ) as fleet,
-    ):
+    config = demo_config(tmp_path / "run", steps=1_000_000, seed=0, clock="cpu", config_file=None)
+    with quick_fleet(tmp_path, replace(config, job="loop"), write_job) as fleet:
         ask = Asking(fleet.address)
         until("a healthy phase", lambda: ask.job().step >= 24)
         assert ask.faults() == []
@@ -105,7 +92,7 @@ def test_without_any_emulation_a_rank_that_is_stopped_is_named_and_nobody_else(
     tmp_path: Path,
 ) -> None:
     command = [sys.executable, "-m", "pacekeeper.cli.main", "demo", "--json", "--clock", "cpu"]
-    command += ["--config", str(half_the_work(tmp_path)), "--run-dir", str(tmp_path / "run")]
+    command += ["--run-dir", str(tmp_path / "run")]
     command += ["--rank", "1", "--steps", "80", "--fault", "stop"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""One running job with real processes: a cordon, a slow link, a slow rank, deaths."""
+"""One running job with real processes: a cordon, a slow rank, deaths."""
 
 import signal
 from collections.abc import Iterator
@@ -7,8 +7,10 @@ import pytest
 
 from pacekeeper.cli.demo.fleet import Fleet
 from pacekeeper.cli.demo.recorder import read_step_log
-from support.asking import Asking, assert_no_step_is_lost, quick_fleet, until
+from support.asking import Asking, assert_no_step_is_lost, quick_fleet, quick_job, until
 from support.commands import pacekeeper
+
+pytest.importorskip("transformers")
 
 VICTIM, KILLED, CORDONED = 2, 1, 3
 
@@ -16,7 +18,8 @@ VICTIM, KILLED, CORDONED = 2, 1, 3
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One job for the tests that follow, which leave it healthy; the last one kills a rank."""
-    with quick_fleet(tmp_path_factory.mktemp("loop"), seed=3) as fleet:
+    folder = tmp_path_factory.mktemp("loop")
+    with quick_fleet(folder, quick_job(folder, seed=1)) as fleet:
         until("the cost model is fitted", lambda: Asking(fleet.address).job().watch == "healthy")
         yield fleet
 
@@ -41,23 +44,6 @@ def test_a_cordoned_rank_stands_by_until_it_is_uncordoned(running: Fleet) -> Non
     assert (home.mesh, home.experts) == (first.mesh, first.experts)
     until("all train on", lambda: ask.job().step > at + 5)
     assert_no_step_is_lost(running, range(4))
-
-
-def test_a_slow_link_is_named_as_a_link_and_closed_when_it_is_well(running: Fleet) -> None:
-    ask = Asking(running.address)
-    until("the watch is healthy", lambda: ask.job().watch == "healthy")
-    generation = ask.job().generation
-    running.set_fault(VICTIM, 8.0, "link")
-    until("the link is found", lambda: bool(ask.faults()))
-    (found,) = ask.faults()
-    assert (found.kind, found.rank) == ("link", VICTIM)
-    assert found.slowdown == pytest.approx(8.0, rel=0.1)
-    assert "its link" in found.reason
-    assert ask.job().generation == generation, "no layout avoids a link"
-    running.set_fault(VICTIM, 1.0, "link")
-    until("it is closed", lambda: ask.faults()[0].HasField("closed_unix_s"))
-    assert len(ask.faults()) == 1
-    assert {rank.state for rank in ask.job().ranks} == {"alive"}
 
 
 def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(running: Fleet) -> None:

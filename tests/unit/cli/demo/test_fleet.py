@@ -11,7 +11,8 @@ import pytest
 from pacekeeper.cli.demo.fleet import Fleet
 from pacekeeper.cli.demo.metrics import Schedule
 from pacekeeper.cli.demo.run_dir import claim_run_dir
-from pacekeeper.cli.demo.script import JOB, FaultScript, ScriptRunner
+from pacekeeper.cli.demo.script import FaultScript, ScriptRunner
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT
 
@@ -26,7 +27,7 @@ class NoView:
 def fleet_of(run_dir: Path, codes: dict[str, int], log: str = "") -> Fleet:
     """A fleet whose parts have ended with these codes, each having written `log`."""
     with claim_run_dir(run_dir):
-        fleet = Fleet(run_dir=run_dir, job=JOB, steps=80, seed=0, clock="emulated")
+        fleet = Fleet(run_dir=run_dir, config=EngineConfig(job="demo", steps=80))
     fleet.address = "127.0.0.1:1"  # nobody is asked
     for name, code in codes.items():
         (run_dir / "logs" / f"{name}.log").write_text(log)

@@ -1,6 +1,8 @@
 """The figures of the demonstration: right on a story whose answer is known by construction."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import pairwise
+from math import isnan
 
 import pytest
 
@@ -14,6 +16,7 @@ from pacekeeper.cli.demo.metrics import (
     busy_share,
     compute_outcome,
     delay_iterations,
+    drawn_rates,
     fluid_limit,
     is_fault_hidden,
     lost_steps,
@@ -22,7 +25,7 @@ from pacekeeper.cli.demo.metrics import (
     tokens_per_s,
 )
 from pacekeeper.cli.demo.report import outcome_lines
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import EngineConfig
 
 WARMUP = 10
 SCHEDULE = Schedule.of(100)  # fault 30, lift 60, kill 80
@@ -66,13 +69,20 @@ FOUND = LoggedIncident(
 DEATH = replace(FOUND, incident_id=2, kind="death", rank=3, found_s=TRUTH.kill_s + 0.1)
 
 
-def outcome(*incidents: LoggedIncident, clock: str = "emulated") -> Outcome:
+def outcome(
+    *incidents: LoggedIncident,
+    clock: str = "emulated",
+    steps: tuple[LoggedStep, ...] = STEPS,
+    truth: GroundTruth = TRUTH,
+) -> Outcome:
     return compute_outcome(
-        logs={0: STEPS, 1: STEPS, 2: STEPS, 3: STEPS[:80]},
+        logs={0: steps, 1: steps, 2: steps, 3: steps[:80]},
         incidents=incidents,
-        truth=TRUTH,
+        truth=truth,
         schedule=SCHEDULE,
-        trained=TrainConfig(warmup_steps=WARMUP, clock=clock, seed=0),
+        trained=EngineConfig(
+            warmup_steps=WARMUP, emulate=clock == "emulated", device="cpu", seed=0
+        ),
     )
 
 
@@ -135,12 +145,71 @@ def test_the_story_s_devices_set_the_pace() -> None:
     assert "100.3%" in dict(outcome_lines(result))["fluid limit"]
 
 
-def test_where_the_host_was_measured_people_read_no_part_of_the_limit() -> None:
+PHASES = ("healthy", "degraded", "mitigated", "recovered", "after_kill")
+
+
+def late(first: int, end: int, share: float) -> tuple[LoggedStep, ...]:
+    """The story, its arithmetic late for a share of each of these steps."""
+    made, overrun_s = [STEPS[0]], 0.0
+    for before, s in pairwise(STEPS):
+        overrun_s += share * (s.ended_s - before.ended_s) if first <= s.step < end else 0.0
+        made.append(replace(s, overrun_s=overrun_s))
+    return tuple(made)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_phase_in_which_the_machine_was_late_has_no_rate_and_the_others_keep_theirs(
+    phase: str,
+) -> None:
     quiet = outcome(FOUND, DEATH)
-    speed = replace(quiet.speed, host_was_measured=True, degraded_of_fluid=1.136)
-    busy = replace(quiet, speed=speed)
-    said = dict(outcome_lines(busy))["fluid limit"]
-    assert "114%" in said and "100.3%" not in said
+    spanned = getattr(quiet.phases, phase)
+    busy = outcome(FOUND, DEATH, steps=late(spanned.start, spanned.stop, 0.06))
+    assert busy.speed.busy_phases == (phase,)
+    rates = asdict(quiet.speed.tokens_per_s) | {phase: None}
+    assert asdict(busy.speed.tokens_per_s) == rates
+    assert busy.speed.host_overrun_share == pytest.approx(0.06)
+    is_judged = phase in ("recovered", "after_kill")
+    assert busy.speed.host_was_measured is not is_judged
+    assert (busy.speed.degraded_of_fluid is None) == (phase in ("healthy", "degraded"))
+    assert (busy.speed.mitigated_of_fluid is None) == (phase in ("healthy", "mitigated"))
+    assert (busy.detection, busy.recovery) == (quiet.detection, quiet.recovery)
+    said = dict(outcome_lines(busy))
+    assert "busy machine" in said and ("fluid limit" in said) == (
+        busy.speed.mitigated_of_fluid is not None
+    )
+
+
+def test_a_machine_that_is_late_for_less_than_a_twentieth_is_not_busy() -> None:
+    slightly = outcome(FOUND, DEATH, steps=late(0, 100, 0.045))
+    assert slightly.speed.busy_phases == ()
+    assert slightly.speed.tokens_per_s == outcome(FOUND, DEATH).speed.tokens_per_s
+    assert "busy machine" not in dict(outcome_lines(slightly))
+
+
+def test_a_fault_that_costs_nothing_leaves_no_rate_of_any_phase() -> None:
+    now_s, even = 100.0, []
+    for s in STEPS:
+        now_s += 1.0
+        even.append(replace(s, ended_s=now_s))
+    truth = replace(TRUTH, fault_s=even[29].ended_s + 0.01, kill_s=even[80].ended_s - 0.5)
+    hidden = outcome(FOUND, DEATH, steps=tuple(even), truth=truth)
+    assert hidden.speed.busy_phases == PHASES and hidden.speed.host_was_measured
+    assert set(asdict(hidden.speed.tokens_per_s).values()) == {None}
+    assert hidden.speed.fluid_limit_tokens_per_s is None
+    assert "busy machine" in dict(outcome_lines(hidden))
+    assert all(map(isnan, drawn_rates(even, hidden.phases, hidden.speed.busy_phases)))
+
+
+def test_what_the_machine_limited_is_not_drawn() -> None:
+    quiet = outcome(FOUND, DEATH)
+    assert drawn_rates(STEPS, quiet.phases, ()) == pytest.approx(
+        [1000 / (s.ended_s - before.ended_s) for before, s in pairwise(STEPS)]
+    )
+    for phase, first, end in (("healthy", 1, 30), ("mitigated", 35, 65), ("after_kill", 82, 100)):
+        drawn = drawn_rates(STEPS, quiet.phases, (phase,))
+        assert [s.step for s, rate in zip(STEPS[1:], drawn, strict=True) if isnan(rate)] == list(
+            range(first, end)
+        )
 
 
 def test_the_delay_counts_slow_iterations_that_were_over_when_the_finding_arrived() -> None:
@@ -241,11 +310,9 @@ def test_the_fluid_limit_is_passed_by_as_much_as_devices_are_busier() -> None:
 
 
 def test_what_the_host_held_up_is_told_by_the_worst_rank_of_the_worst_phase() -> None:
-    late = tuple(  # a fifth of a second of each mitigated step of 1.1 s
-        replace(s, overrun_s=0.22 * max(0, min(s.step, 59) - 34)) for s in STEPS
-    )
-    assert overrun_share({0: STEPS, 1: late}, range(11, 30)) == 0.0
-    assert overrun_share({0: STEPS, 1: late}, range(35, 60)) == pytest.approx(0.2)
+    delayed = late(35, 60, 0.2)
+    assert overrun_share({0: STEPS, 1: delayed}, range(11, 30)) == 0.0
+    assert overrun_share({0: STEPS, 1: delayed}, range(35, 60)) == pytest.approx(0.2)
     assert overrun_share({0: STEPS}, range(5, 5)) == 0.0
     assert outcome(FOUND, DEATH).speed.host_overrun_share == 0.0
     assert outcome(FOUND, DEATH, clock="cpu").speed.host_overrun_share is None
