@@ -42,9 +42,9 @@ def test_a_slow_link_is_named_as_a_link_and_closed_when_it_is_well(tmp_path: Pat
 
         def train(slowdown: float) -> None:
             nonlocal step
-            told = tuple(records(step, slowdown))
-            agent.report_and_wait(JobReport(job=JOB, records=told))
+            report = JobReport(job=JOB, records=tuple(records(step, slowdown)))
             step += 1
+            (agent.report if step < FAULT_STEP else agent.report_and_wait)(report)
 
         def listed() -> list[Any]:
             request = status_pb2.ListIncidentsRequest(job=JOB)
