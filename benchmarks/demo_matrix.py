@@ -1,7 +1,8 @@
 """The demo with every rank as victim and several seeds: does it hold each time?
 
 `python -m benchmarks.demo_matrix --seeds 3 --steps 120`; two to three minutes a run, and a row as
-each ends. Every run is a real fleet. `--keep DIR` copies the run directory of each run that missed a bar.
+each ends. Every run is a real fleet. `--keep DIR` copies the run directory of each run that missed
+a bar.
 """
 
 import argparse
