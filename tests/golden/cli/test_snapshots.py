@@ -534,27 +534,17 @@ def demo(terminal: Terminal) -> None:
             recovered=range(65, 80), after_kill=range(82, 100),
         ),
     )  # fmt: skip
-    no_rates = Throughput(
-        healthy=None, degraded=None, mitigated=None, recovered=None, after_kill=None
-    )
+    names = ("healthy", "degraded", "mitigated", "recovered", "after_kill")
     late = replace(
-        outcome.speed,
-        tokens_per_s=replace(outcome.speed.tokens_per_s, mitigated=None),
-        mitigated_of_fluid=None,
-        host_was_measured=True,
-        devices_busy_mitigated=None,
-        host_overrun_share=0.3,
-        busy_phases=("mitigated",),
-    )
+        outcome.speed, tokens_per_s=replace(outcome.speed.tokens_per_s, mitigated=None),
+        mitigated_of_fluid=None, devices_busy_mitigated=None, host_was_measured=True,
+        host_overrun_share=0.3, busy_phases=("mitigated",),
+    )  # fmt: skip
     hidden = replace(
-        late,
-        tokens_per_s=no_rates,
-        fluid_limit_tokens_per_s=None,
-        degraded_of_fluid=None,
-        devices_busy_healthy=None,
-        host_overrun_share=0.01,
-        busy_phases=("healthy", "degraded", "mitigated", "recovered", "after_kill"),
-    )
+        late, tokens_per_s=Throughput(**dict.fromkeys(names)), fluid_limit_tokens_per_s=None,
+        degraded_of_fluid=None, devices_busy_healthy=None, host_overrun_share=0.01,
+        busy_phases=names,
+    )  # fmt: skip
     nothing = Outcome(
         detection=replace(outcome.detection, found_rank=None),
         speed=replace(outcome.speed, fluid_limit_tokens_per_s=None),
