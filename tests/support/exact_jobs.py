@@ -5,8 +5,9 @@ of transformers insist on float32 here and there; `in_float64` makes them follow
 """
 
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -65,26 +66,31 @@ def exact_job(folder: Path, **own: Any) -> EngineConfig:
 class _Undisturbed:
     """A job of one process, which trains as far as it is asked for."""
 
-    def __init__(self, config: EngineConfig, skipped: frozenset[int]) -> None:
+    def __init__(self, config: EngineConfig, skipped: frozenset[int], dtype: torch.dtype) -> None:
         from pacekeeper.trainer.engine import job
         from pacekeeper.trainer.engine.engine import Engine
+        from pacekeeper.trainer.model.skeleton import build_skeleton
 
         assert config.decay == "constant", "a rate that depends on the number of steps"
         self.config, self.skipped = replace(config, replicas=1, slots_per_rank=0), skipped
-        with mock.patch.object(job, "build_skeleton", _build_wide):
+        self.is_wide = dtype == torch.float64
+        with mock.patch.object(job, "build_skeleton", partial(build_skeleton, dtype=dtype)):
             self.job = job.prepare_job(self.config, (0,))
         options = job.engine_options(self.config, self.job, torch.device("cpu"))
-        with in_float64(self.job.skeleton.module):
+        with self._computing():
             self.engine = Engine(
                 self.job.skeleton, self.job.source, layout=self.job.layout, options=options
             )
         self.engine.add_optimizer(job.make_optimizer(self.config, self.engine))
         self.losses: list[float] = []
 
+    def _computing(self) -> AbstractContextManager[None]:
+        return in_float64(self.job.skeleton.module) if self.is_wide else nullcontext()
+
     def train(self, steps: int) -> None:
         from pacekeeper.trainer.engine.job import batch_of
 
-        with in_float64(self.engine.model):
+        with self._computing():
             for step in range(self.engine.num_steps, steps):
                 rows = range(self.config.rows_per_step)
                 batch = batch_of(self.config, self.job.sampler, step, rows)
@@ -97,16 +103,19 @@ _known: dict[object, _Undisturbed] = {}
 
 
 def undisturbed(
-    config: JobConfig, steps: int, skipped: Collection[int] = frozenset()
+    config: JobConfig,
+    steps: int,
+    skipped: Collection[int] = frozenset(),
+    dtype: torch.dtype = torch.float64,
 ) -> list[float]:
     """The losses of the first `steps` steps of one process; `skipped` ones update nothing."""
     assert isinstance(config, EngineConfig)
     numbers = ("seed", "rows_per_step", "row_tokens", "separate_documents", "learning_rate")
     model, data = Path(config.model, "config.json"), [Path(one) for one in config.data]
     content = (model.read_text(), *(one.read_bytes() for one in data))
-    key = (*(getattr(config, name) for name in numbers), content, frozenset(skipped))
+    key = (*(getattr(config, name) for name in numbers), content, frozenset(skipped), dtype)
     if key not in _known:
-        _known[key] = _Undisturbed(config, frozenset(skipped))
+        _known[key] = _Undisturbed(config, frozenset(skipped), dtype)
     _known[key].train(steps)
     return _known[key].losses[:steps]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry import shm_ring
@@ -161,10 +162,13 @@ class Fleet:
         records = (r for r in records_in(self.ring_path(rank)) if isinstance(r, StepRecord))
         return [record.step for record in records if record.is_redone]
 
-    def assert_exact(self, ranks: Iterable[int], first: int = 0) -> None:
-        """These did each step once from `first` on, with the losses of an undisturbed run."""
+    def assert_exact(self, ranks: Iterable[int], first: int = 0, end: int | None = None) -> None:
+        """These did each step once from `first` on, with the losses of an undisturbed run.
+
+        Until before `end`; None: to the end of the job.
+        """
         for rank in ranks:
-            assert_losses(self.steps(rank), self.config, first, self.config.steps)
+            assert_losses(self.steps(rank), self.config, first, end or self.config.steps)
 
     def await_step(self, step: int, rank: int) -> None:
         """Until `rank` has committed `step`."""
@@ -326,7 +330,13 @@ def _supervise(
         move_to(keeper)
     hear_signals()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    if "join" in options:
-        addresses = tuple(options.pop("join").split(","))
-        os._exit(int(join(JoinSpec(addresses=addresses, **options), body)))
-    os._exit(int(supervise_with_restarts(NodeSpec(config=config, **options), body)))
+    try:
+        if "join" in options:
+            addresses = tuple(options.pop("join").split(","))
+            code = join(JoinSpec(addresses=addresses, **options), body)
+        else:
+            code = supervise_with_restarts(NodeSpec(config=config, **options), body)
+    except PacekeeperError as error:
+        logging.error("%s", error)
+        code = error.exit_code
+    os._exit(int(code))

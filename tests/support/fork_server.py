@@ -16,6 +16,7 @@ from pacekeeper.trainer.elastic.launcher import ENGINE_NEEDS, rank_server
 
 LOADED = (
     *ENGINE_NEEDS,
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
     "pacekeeper.trainer.elastic.restart_policy",
     "pacekeeper.cli.common.lazy_group",
     "pacekeeper.agent.daemon",

@@ -7,13 +7,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pacekeeper.trainer.toy.model.dataset import Corpus
-from support.fleet import SMALL
 from support.fork_server import LOADED
 
 for name in LOADED:
     importlib.import_module(name)
-Corpus.from_stdlib(SMALL).crc()
 # A collection in a forked process copies no page of what is loaded here.
 gc.collect()
 gc.freeze()

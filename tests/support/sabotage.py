@@ -106,9 +106,9 @@ class Sabotage:
             case Moment.IN_REPLICA_CHECK:
                 wrap(worker, "check_replicas", before=lambda _: strike())
             case Moment.IN_PROBE:
-                from pacekeeper.trainer.distributed import microbenchmark
+                from pacekeeper.trainer.engine import probe
 
-                wrap(microbenchmark, "_exchanged", before=lambda *_: strike())
+                wrap(probe, "_exchange_s", before=lambda *_: strike())
             case Moment.IN_FORMING:
                 wrap(elastic.Members, "meet", before=lambda f: strike(f.name != FIRST_GROUP))
             case Moment.IN_CONNECTING:

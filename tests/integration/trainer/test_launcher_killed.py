@@ -2,16 +2,20 @@
 
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from pacekeeper.agent.rings.collector import RingCollector
 from pacekeeper.core.telemetry.records import EXIT_UNKNOWN, RankExitRecord
-from support.fleet import SMALL, Fleet
+from support.exact_jobs import exact_job
+from support.fleet import Fleet
+
+pytest.importorskip("transformers")
 
 
 def test_its_ranks_are_reported_dead_and_the_others_are_told_in_one_line(tmp_path: Path) -> None:
-    config = replace(SMALL, steps=10_000)
+    config = exact_job(tmp_path, steps=10_000)
     with Fleet(
         directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2, body=None
     ) as fleet:

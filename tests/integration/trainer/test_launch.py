@@ -1,13 +1,20 @@
-"""`pacekeeper launch` with the engine, and its example under torchrun's variables: how they end."""
+"""Jobs that nothing happens to: what they train and export, how they follow requests to end.
 
+Also the example of the library, under the variables of torchrun.
+"""
+
+import os
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pacekeeper.core.errors import ExitCode
+from pacekeeper.trainer.elastic.loop import rank_main
 from support.engine_jobs import logged, run_example, small_job, write_data, write_model
+from support.exact_jobs import exact_job
 from support.fleet import Fleet
 from support.fork_server import server_context
 from support.ports import free_port
@@ -22,7 +29,7 @@ def test_four_ranks_train_as_one_does(tmp_path: Path) -> None:
         directory = tmp_path / str(ranks)
         directory.mkdir()
         own = replace(config, replicas=min(ranks, 2))
-        with Fleet(directory=directory, config=own, ranks_per_node=ranks) as fleet:
+        with Fleet(directory=directory, config=own, ranks_per_node=ranks, body=rank_main) as fleet:
             assert fleet.codes() == [0]
             runs.append(logged(fleet.run_dir))
     four, one = runs
@@ -33,15 +40,43 @@ def test_four_ranks_train_as_one_does(tmp_path: Path) -> None:
         assert pairs and all(a == pytest.approx(b, rel=1e-4) for a, b in pairs)
 
 
-def test_a_signal_ends_all_ranks_after_their_step_and_nothing_is_exported(tmp_path: Path) -> None:
-    config = small_job(tmp_path, steps=1_000_000, export_dir=str(tmp_path / "out"))
-    with Fleet(directory=tmp_path, config=config, ranks_per_node=2) as fleet:
-        fleet.await_step(2, 0)
-        fleet.launchers[0].terminate()
-        assert fleet.codes() == [0]
-        steps = [line["step"] for line in logged(fleet.run_dir)]
-        assert steps == list(range(len(steps))) and len(steps) >= 2
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_request_to_end_is_followed_by_the_whole_job_at_one_step(
+    tmp_path: Path, is_early: bool
+) -> None:
+    """Nothing is exported. One that comes while ranks start is followed after a step."""
+    config = exact_job(tmp_path, steps=100_000, export_dir=str(tmp_path / "out"))
+    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
+        if is_early:
+            fleet.await_(lambda: "rank=3 pid=" in fleet.launchers[1].output())
+        else:
+            fleet.await_step(4, 3)
+        fleet.launchers[1].terminate()
+        assert fleet.codes() == [0, 0]
+        (number,) = {len(fleet.steps(rank)) for rank in range(4)}
+        assert number == 1 if is_early else number > 4
+        assert [line["step"] for line in logged(fleet.run_dir)] == list(range(number))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+def test_a_request_to_end_that_goes_to_every_process_is_followed_in_order(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    # As `kill -- -GROUP`, `timeout`, systemd, Slurm and a terminal that closes send it: ranks and
+    # their server get it, too.
+    config = exact_job(tmp_path, steps=100_000)
+    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
+        fleet.await_step(4, 3)
+        ranks = [fleet.pid(2), fleet.pid(3)]
+        for pid in [*{parent(pid) for pid in ranks}, *ranks, fleet.launchers[1].pid]:
+            os.kill(pid, number)
+        assert fleet.codes() == [0, 0]
+        assert len({fleet.steps(rank)[-1]["step"] for rank in range(4)}) == 1
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_the_trained_model_is_exported_by_all_ranks(tmp_path: Path) -> None:
