@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from pacekeeper.core.config.job import JobConfig
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
@@ -29,29 +28,12 @@ from support.ports import free_port
 from support.rings import records_in
 
 PATIENCE_S = 180.0
-SMALL = TrainConfig(
-    job="test",
-    steps=24,
-    num_layers=2,
-    hidden_size=16,
-    num_heads=2,
-    expert_hidden_size=16,
-    num_experts=4,
-    rows_per_step=6,
-    row_tokens=48,
-    warmup_steps=5,
-    clock="emulated",
-    emulated_step_s=0.005,
-    dtype="float64",
-    tick_s=0.05,
-)
 
 
 def write_config(path: Path, config: JobConfig) -> Path:
     """`config` as a TOML file."""
-    lines = ["[train]" if isinstance(config, TrainConfig) else "[engine]"]
-    lines += [f"{name} = {json.dumps(value)}" for name, value in asdict(config).items()]
-    path.write_text("\n".join(lines) + "\n")
+    lines = [f"{name} = {json.dumps(value)}" for name, value in asdict(config).items()]
+    path.write_text("\n".join(["[engine]", *lines]) + "\n")
     return path
 
 
@@ -67,7 +49,7 @@ class Fleet:
     """
 
     directory: Path
-    config: JobConfig = SMALL
+    config: JobConfig
     num_nodes: int = 1
     ranks_per_node: int = 4
     body: Callable[[RankSpec], None] | None = rank_in_float64

@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.trainer.checkpoint import manager
-from pacekeeper.trainer.elastic import loop
 from pacekeeper.trainer.elastic.agreement import consensus
 from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
@@ -79,7 +77,11 @@ class Sabotage:
         raise PeerLost("sabotage")
 
     def _arm(self, spec: RankSpec) -> None:
-        worker, struck = loop.worker_class(spec.config), list[int]()
+        from pacekeeper.trainer.elastic.engine_worker import EngineWorker as worker
+        from pacekeeper.trainer.engine import engine, probe
+        from pacekeeper.trainer.parallel import moves
+
+        struck = list[int]()
 
         def strike(is_now: bool = True) -> None:
             if is_now and not struck:
@@ -100,38 +102,23 @@ class Sabotage:
 
                 wrap(worker, "_vote", **{when: look})
             case Moment.IN_EVALUATION:
-                from pacekeeper.trainer.engine.engine import Engine
-
-                wrap(Engine, "evaluate", before=lambda *_: strike())
+                wrap(engine.Engine, "evaluate", before=lambda *_: strike())
             case Moment.IN_REPLICA_CHECK:
                 wrap(worker, "check_replicas", before=lambda _: strike())
             case Moment.IN_PROBE:
-                from pacekeeper.trainer.engine import probe
-
                 wrap(probe, "_exchange_s", before=lambda *_: strike())
             case Moment.IN_FORMING:
                 wrap(elastic.Members, "meet", before=lambda f: strike(f.name != FIRST_GROUP))
             case Moment.IN_CONNECTING:
                 wrap(elastic.Members, "meet", after=lambda f: strike(f.name != FIRST_GROUP))
             case Moment.IN_REGROUP_MOVE:
-                wrap(_mover(spec), "diff_layouts", before=lambda *_, **__: strike())
+                wrap(moves, "diff_layouts", before=lambda *_, **__: strike())
             case Moment.IN_RESTORE:
                 wrap(manager.Checkpoints, "stage", before=lambda *_: strike())
             case Moment.WITH_VERDICT:
                 wrap(consensus.Agreement, "_replicate_verdict", before=lambda *_: strike())
             case Moment.AT_END:
                 wrap(worker, "finish", after=lambda _: strike())
-
-
-def _mover(spec: RankSpec) -> Any:
-    """The module that moves blocks."""
-    if isinstance(spec.config, EngineConfig):
-        from pacekeeper.trainer.parallel import moves
-
-        return moves
-    from pacekeeper.trainer.toy.parallel import resharding
-
-    return resharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,23 +155,15 @@ class BadGradient:
 
     def __call__(self, spec: RankSpec) -> None:
         if spec.rank == self.victim:
-            self._arm(spec)
+            self._arm()
         doubters = () if self.doubter is None else (self.doubter,)
         victims = () if self.doubter is None else (self.victim,)
         Sabotage(
             moment=Moment.IN_STEP_AFTER_VOTE, victims=victims, doubters=doubters, step=self.step
         )(spec)
 
-    def _arm(self, spec: RankSpec) -> None:
-        worker = loop.worker_class(spec.config)
-        if not isinstance(spec.config, EngineConfig):
-            finite = worker._gradients_are_finite  # type: ignore[attr-defined]
-
-            def are_finite(self_: Any) -> bool:
-                return bool(finite(self_)) and self_.step != self.step
-
-            worker._gradients_are_finite = are_finite  # type: ignore[attr-defined]
-            return
+    def _arm(self) -> None:
+        from pacekeeper.trainer.elastic.engine_worker import EngineWorker
         from pacekeeper.trainer.engine.passes import Passes
 
         forward, at = Passes._forward, [0]
@@ -192,7 +171,7 @@ class BadGradient:
         def infinite(self_: Passes, *args: Any, **values: Any) -> Tensor:
             return forward(self_, *args, **values) * (torch.inf if at[0] == self.step else 1.0)
 
-        wrap(worker, "do_step", before=lambda target: at.__setitem__(0, target.step))
+        wrap(EngineWorker, "do_step", before=lambda target: at.__setitem__(0, target.step))
         Passes._forward = infinite  # type: ignore[assignment,method-assign]
 
 
@@ -221,18 +200,14 @@ class BadCopy:
     layer: int
 
     def __call__(self, spec: RankSpec) -> None:
-        worker, is_engine = loop.worker_class(spec.config), isinstance(spec.config, EngineConfig)
+        from pacekeeper.trainer.elastic.engine_worker import EngineWorker
 
-        def flip(target: Any) -> None:
+        def flip(target: EngineWorker) -> None:
             if target.step == self.step:
-                flip_bit(
-                    next(iter(target.engine.store.stacked(self.layer).values()))
-                    if is_engine
-                    else target.model.layers()[self.layer].bank.w1
-                )
+                flip_bit(next(iter(target.engine.store.stacked(self.layer).values())))
 
         if spec.rank == self.victim:
-            wrap(worker, "_update" if is_engine else "_apply_update", after=flip)
+            wrap(EngineWorker, "_update", after=flip)
         rank_in_float64(spec)
 
 
@@ -256,21 +231,6 @@ class OtherNode:
 
                 library.VERSION = self.transformers
             spec = replace(spec, config=replace(spec.config, **self.settings))
-        rank_in_float64(spec)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtherText:
-    """Rank `victim` has another text to train on."""
-
-    victim: int
-
-    def __call__(self, spec: RankSpec) -> None:
-        from pacekeeper.trainer.toy.model import dataset
-
-        if spec.rank == self.victim:
-            crc = dataset.Corpus.crc
-            dataset.Corpus.crc = lambda self_: crc(self_) ^ 1  # type: ignore[method-assign,assignment]
         rank_in_float64(spec)
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ import pytest
 import pacekeeper
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.telemetry.records import StepRecord
-from support.fleet import SMALL, write_config
+from support.engine_jobs import logged, small_job
+from support.fleet import write_config
 from support.ports import free_port
 from support.rings import records_in
 from support.tree import ROOT
@@ -246,10 +246,13 @@ def await_nodes(environment: WheelEnvironment, address: str) -> list[str]:
 
 
 def test_our_trainer_trains_with_its_extra(installed: Environments, tmp_path: Path) -> None:
-    config = write_config(tmp_path / "job.toml", replace(SMALL, steps=2))
-    done = installed["trainer"].pacekeeper("train", "--config", str(config))
+    config = write_config(tmp_path / "job.toml", small_job(tmp_path, steps=2))
+    line = ["launch", "--config", str(config), "--ranks-per-node", "1"]
+    line += ["--rendezvous", f"127.0.0.1:{free_port()}"]
+    line += ["--ring-dir", str(tmp_path / "rings"), "--run-dir", str(tmp_path / "run")]
+    done = installed["trainer"].pacekeeper(*line)
     assert done.returncode == 0, done.stderr
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["step", "0"], ["step", "1"]]
+    assert [one["step"] for one in logged(tmp_path / "run")] == [0, 1]
 
 
 def test_users_of_the_wheel_see_its_types(installed: Environments, tmp_path: Path) -> None:
