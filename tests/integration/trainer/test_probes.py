@@ -35,8 +35,9 @@ def test_all_run_it_once_at_one_step_when_all_know_and_a_slow_device_reads_slow(
     faults.mkdir()
     (faults / "rank-2.json").write_text(json.dumps({"slowdown": 2.0}))
     with Fleet(directory=tmp_path, config=config, body=Faulty(faults_dir=str(faults))) as fleet:
+        fleet.await_step(1, 0)
         ask(fleet, 7, 0, 1, 3)
-        fleet.await_step(4, 0)
+        fleet.await_step(fleet.steps(0)[-1]["step"] + 3, 0)
         assert [probes(fleet, rank) for rank in range(4)] == [[]] * 4
         ask(fleet, 7, 2)
         fleet.await_(lambda: all(probes(fleet, rank) for rank in range(4)))
