@@ -433,14 +433,39 @@ def run_grouped_experts(
         if own.has_bias:
             stacked = getattr(own, f"{name}_bias")
             bias = torch.repeat_interleave(stacked, counts, dim=0, output_size=len(values))
+        weights = getattr(own, name)
+        if leaves_gradients_unwritten(weights.device):
+            weights = HeldSlots.apply(weights, counts)
         product: torch.Tensor = moe._grouped_linear(
-            values, getattr(own, name), ends, bias=bias, is_transposed=own.is_transposed
+            values, weights, ends, bias=bias, is_transposed=own.is_transposed
         )
         return product
 
     inner = linear(rows, first)
     out = linear(own._apply_gate(inner) if own.has_gate else own.act_fn(inner), second)
     return own.post_expert_norm(out) if own.has_post_expert_norm else out
+
+
+def leaves_gradients_unwritten(device: torch.device) -> bool:
+    """Whether grouped products leave the gradients of weights without rows as memory was.
+
+    So on Blackwell (pytorch issue 172439); on Hopper and on CPU they are zero.
+    """
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 10
+
+
+class HeldSlots(torch.autograd.Function):
+    """Stacked weights [S, ...] whose gradient is zero in slots without rows."""
+
+    @staticmethod
+    def forward(ctx: Any, stacked: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(counts)
+        return stacked.view_as(stacked)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,), (counts,) = gradients, ctx.saved_tensors
+        return gradient.masked_fill((counts == 0).view(-1, *[1] * (gradient.dim() - 1)), 0.0), None
 
 
 class _Slots:

@@ -1,8 +1,13 @@
 """What the engine's hooks report: rows, loads, sizes and times, and nothing of evaluations."""
 
 from pathlib import Path
+from unittest import mock
+
+import torch
 
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
+from pacekeeper.trainer.engine.micro_batches import WorkSize
+from pacekeeper.trainer.engine.telemetry import Telemetry
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import TOKENS, adamw, engine_of, micro_batches, rows_of
@@ -62,3 +67,32 @@ def test_a_step_that_is_prepared_again_is_reported_as_redone(tmp_path: Path) -> 
     assert pace.ring.path is not None
     steps = [r for r in records_in(Path(pace.ring.path)) if isinstance(r, StepRecord)]
     assert [(r.step, r.is_redone) for r in steps] == [(0, False), (1, True), (2, False)]
+
+
+def test_loads_on_a_device_are_read_when_they_have_arrived(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    engine = engine_of("qwen3_moe")
+    telemetry = Telemetry(pace, engine._experts)
+    events: list[mock.Mock] = []
+
+    def event() -> mock.Mock:
+        events.append(mock.Mock(**{"query.return_value": False}))
+        return events[-1]
+
+    def reported() -> list[int]:
+        assert pace.ring.path is not None
+        records = records_in(Path(pace.ring.path))
+        return sorted({r.step for r in records if isinstance(r, ExpertLoadRecord)})
+
+    with mock.patch.object(torch.cuda, "Event", event):
+        for step in range(10):
+            telemetry.end_step(step, WorkSize(), torch.zeros((), device="meta"))
+            if step == 7:
+                assert reported() == []
+        # The host is many steps ahead: it waits for the oldest ones, and only for them.
+        assert reported() == [0, 1]
+        assert [one.synchronize.called for one in events] == [True, True, *[False] * 8]
+        for one in events[:5]:
+            one.query.return_value = True
+        telemetry.end_step(10, WorkSize(), torch.zeros((), device="meta"))
+        assert reported() == [0, 1, 2, 3, 4]

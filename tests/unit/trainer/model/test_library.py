@@ -5,6 +5,7 @@ from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,34 @@ def test_no_row_at_all_gives_gradients_of_zero(dtype: torch.dtype) -> None:
     assert tuple(out.shape) == (0, 64)
     out.sum().backward()
     assert all(one.grad is not None and not one.grad.any() for one in module.parameters())
+
+
+def test_gradients_that_a_kernel_leaves_unwritten_are_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Careless(torch.autograd.Function):
+        """Grouped products with a gradient of the weights that is written nowhere."""
+
+        @staticmethod
+        def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, _: Any) -> torch.Tensor:
+            ctx.shape = weight.shape
+            return rows.new_zeros(len(rows), weight.shape[-1])
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            return None, gradients[0].new_full(ctx.shape, torch.nan), None
+
+    def careless(rows: torch.Tensor, weight: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
+        return Careless.apply(rows, weight, offs)  # type: ignore[no-any-return, no-untyped-call]
+
+    module = experts_of("qwen3_moe", torch.float32)
+    monkeypatch.setattr(library, "leaves_gradients_unwritten", lambda _: True)
+    monkeypatch.setattr(library.moe, "_grouped_mm", careless)
+    slots = torch.tensor([0, 0, 3])
+    run_by_slot(module, torch.randn(3, 64), slots).sum().backward()
+    for one in module.parameters():
+        assert one.grad is not None
+        assert not one.grad[[1, 2]].any() and bool(one.grad[[0, 3]].isnan().all())
 
 
 def test_one_slot_takes_all_rows() -> None:
