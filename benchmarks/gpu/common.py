@@ -99,7 +99,7 @@ _SMALL = Size(
     vocabulary=8192, rows=4, row_tokens=1024,
 )  # fmt: skip
 _LARGE = Size(
-    hidden=2048, layers=2, heads=32, head_size=128, experts=64, chosen=8, inner=768,
+    hidden=2048, layers=2, heads=32, head_size=128, experts=32, chosen=8, inner=768,
     vocabulary=16_384, rows=4, row_tokens=2048,
 )  # fmt: skip
 _TINY = Size(
@@ -230,12 +230,12 @@ def interleaved(
 
 
 def micro_batch(
-    size: Size, device: torch.device, seed: int = 0, *, rows: int = 0, row_tokens: int = 0
+    size: Size, seed: int = 0, *, rows: int = 0, row_tokens: int = 0
 ) -> dict[str, Tensor]:
-    """A micro-batch of random tokens on the device, each row one document."""
+    """A micro-batch of random tokens in host memory, each row one document."""
     generator = torch.Generator().manual_seed(seed)
     shape = (rows or size.rows, (row_tokens or size.row_tokens) + 1)
-    tokens = torch.randint(0, size.vocabulary, shape, generator=generator).to(device)
+    tokens = torch.randint(0, size.vocabulary, shape, generator=generator)
     return {"input_ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
 
 

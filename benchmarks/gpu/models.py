@@ -38,7 +38,7 @@ def meet(backend: str, folder: str, rank: int = 0, world_size: int = 1) -> None:
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=60),
     )
 
 

@@ -23,6 +23,7 @@ from pacekeeper.trainer.engine.engine import Engine
 
 FIT_SHARE = 0.6  # of the measurements of a shape that is fitted to
 UNSEEN = 4  # of so many shapes one is not fitted to
+PEERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ def _judged(
 
 def _batch(engine: Engine, scale: Scale, shape: tuple[int, int]) -> dict[str, Tensor]:
     rows, tokens = shape
-    return micro_batch(scale.large, engine.device, seed=rows, rows=rows, row_tokens=tokens)
+    return micro_batch(scale.large, seed=rows, rows=rows, row_tokens=tokens)
 
 
 def _report(
@@ -178,8 +179,9 @@ while True:
 def detect_competitor(device: torch.device, scale: Scale) -> Contention:
     """Let another process compute on the device, and see what the detector says of the rank.
 
-    The detector of live jobs gets the records of one rank, without peers: its own earlier steps
-    are the measure. Devices are shared in turns by default, so device times grow.
+    The detector of live jobs names a rank beside its peers, and there is one device: three peers
+    are played by its own times from before the other process, in another order. Devices are shared
+    in turns by default, so device times grow.
     """
     config = DetectorConfig()
     healthy, disturbed, after = config.warmup_steps + 20, 15, 15
@@ -187,7 +189,7 @@ def detect_competitor(device: torch.device, scale: Scale) -> Contention:
         engine = engine_of(scale.large, device)
         add_adamw(engine)
         hooks = rings.watch(engine)
-        batches = [micro_batch(scale.large, device, seed) for seed in range(2)]
+        batches = [micro_batch(scale.large, seed) for seed in range(2)]
 
         def steps(count: int) -> list[MicroBatchRecord]:
             found = []
@@ -219,7 +221,7 @@ def detect_competitor(device: torch.device, scale: Scale) -> Contention:
     alone_s, beside_s = (
         float(np.median([r.compute_s for r in some if r.step > 2])) for some in (alone, beside)
     )
-    said = _judge(config, [*alone, *beside, *back])
+    said = _judge(config, [*alone, *beside, *back], alone[2 * len(batches) :])
     named = next(((step, found) for step, found in said.named if step >= healthy), None)
     recovered = next((step for step in said.recovered if step >= healthy + disturbed), None)
     return Contention(
@@ -245,16 +247,32 @@ class _Said:
     recovered: tuple[int, ...] = ()
 
 
-def _judge(config: DetectorConfig, records: Sequence[MicroBatchRecord]) -> _Said:
-    """What the detector says, given the steps one by one."""
+def _judge(
+    config: DetectorConfig,
+    records: Sequence[MicroBatchRecord],
+    alone: Sequence[MicroBatchRecord],
+) -> _Said:
+    """What the detector says of the rank, given the steps one by one.
+
+    Args:
+        config: Its settings.
+        records: Of the rank.
+        alone: Of the same micro-batches in health: times of the peers.
+    """
     by_step: dict[int, list[MicroBatchRecord]] = {}
+    source = Random(1)
     for record in records:
-        by_step.setdefault(record.step, []).append(record)
+        alike = [one.compute_s for one in alone if one.micro_batch == record.micro_batch]
+        peers = [
+            replace(record, rank=rank, compute_s=source.choice(alike))
+            for rank in range(1, PEERS + 1)
+        ]
+        by_step.setdefault(record.step, []).extend([record, *peers])
     evidence, said = begin(), _Said()
     for step in sorted(by_step):
         evidence, judgement = update_evidence(config, evidence, sample_of(by_step[step]))
-        named = tuple((step, finding.slowdown) for finding in judgement.findings)
-        recovered = (step,) if judgement.recovered else ()
+        named = tuple((step, one.slowdown) for one in judgement.findings if one.rank == 0)
+        recovered = (step,) if 0 in judgement.recovered else ()
         said = replace(said, named=said.named + named, recovered=said.recovered + recovered)
     return said
 

@@ -56,11 +56,8 @@ def use_nccl(device: torch.device, scale: Scale) -> Ranks:
 
 def _compare(size: Size, count: int, backend: str, device: str, *, is_own: bool) -> Ranks:
     with tempfile.TemporaryDirectory() as folder:
-        run_processes(_rank_main, 1, size, 1, backend, device, is_own, folder)
-        alone = json.loads(Path(folder, "found-1.json").read_text())
-    with tempfile.TemporaryDirectory() as folder:
         run_processes(_rank_main, count, size, count, backend, device, is_own, folder)
-        found = json.loads(Path(folder, f"found-{count}.json").read_text())
+        alone, found = json.loads(Path(folder, "found.json").read_text())
     pairs = zip(found.pop("losses"), alone["losses"], strict=True)
     apart = max(abs(own / one - 1.0) for own, one in pairs)
     require(found["are_replicas_equal"], "replicas of an expert or of a dense block differ")
@@ -72,16 +69,17 @@ def _compare(size: Size, count: int, backend: str, device: str, *, is_own: bool)
 def _rank_main(
     rank: int, size: Size, count: int, backend: str, device: str, is_own: bool, folder: str
 ) -> None:
-    """One rank; rank 0 writes what it found."""
+    """One rank; the lowest trains alone first, and writes what it found."""
     own = torch.device(device, rank) if is_own else torch.device(device)
     if own.type == "cuda":
         torch.cuda.set_device(own)
     else:
         torch.set_num_threads(1)
+    alone = {} if rank else _train(size, own, EngineGroups.single_process())
     meet(backend, folder, rank, count)
     found = _train(size, own, EngineGroups.from_torch(own))
     if rank == 0:
-        Path(folder, f"found-{count}.json").write_text(json.dumps(found))
+        Path(folder, "found.json").write_text(json.dumps([alone, found]))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -93,7 +91,7 @@ def _train(size: Size, device: torch.device, groups: EngineGroups) -> dict[str, 
     losses: list[float] = []
 
     def step() -> None:
-        batch = micro_batch(size, device, len(losses), rows=max(size.rows, len(layout.ranks)))
+        batch = micro_batch(size, len(losses), rows=max(size.rows, len(layout.ranks)))
         places = engine.rows(len(batch["input_ids"]))
         own = {name: t[places.start : places.stop] for name, t in batch.items()}
         losses.append(engine.step([own] if len(places) else []).loss.item())

@@ -25,6 +25,7 @@ from pacekeeper.core.errors import ConfigError
 LEAST_S = 15.0  # left of the whole time: with less no section is started
 _KILL_S = 10.0  # for which a killed process is waited for: a driver may hold it
 _LOG_LINES = 25
+_PATIENCE_ON_CPU = 4.0  # of a rehearsal: many processes may share few cores
 
 
 class Status(StrEnum):
@@ -86,7 +87,8 @@ def run_all(
             reason = f"the {total_s:.0f} s for all sections were over"
             yield Outcome(name=section.name, status=Status.NOT_RUN, reason=reason)
         else:
-            yield _in_process(section, device, scale, min(section.limit_s, left_s - _KILL_S / 2))
+            limit_s = section.limit_s * (1.0 if device == "cuda" else _PATIENCE_ON_CPU)
+            yield _in_process(section, device, scale, min(limit_s, left_s - _KILL_S / 2))
 
 
 def _in_process(section: Section, device: str, scale: str, limit_s: float) -> Outcome:

@@ -28,7 +28,7 @@ SECTIONS = (
     Section(
         name="training",
         title="Training in bfloat16",
-        method="A Qwen3-MoE of 0.7 billion parameters with random weights, float32 masters and "
+        method="A Qwen3-MoE of 0.4 billion parameters with random weights, float32 masters and "
         "AdamW, one rank in a process group of NCCL, the same micro-batch of random tokens each "
         "step. Losses must be finite and go down.",
         function="benchmarks.gpu.training:train",
@@ -97,8 +97,8 @@ SECTIONS = (
         name="contention",
         title="A slow device",
         method="Another process multiplies matrices on the same device for a while. The detector "
-        "of live jobs gets the records of the one rank, step by step. No setting of the device "
-        "is touched.",
+        "of live jobs gets the records of the rank step by step, beside three peers that are "
+        "played by the device's own times from before. No setting of the device is touched.",
         function="benchmarks.gpu.prediction:detect_competitor",
         limit_s=75.0,
     ),

@@ -111,7 +111,7 @@ def _passes(
     model: nn.Module, size: Size, device: torch.device, *, is_mixed: bool
 ) -> Callable[[], None]:
     """A forward and a backward pass over one micro-batch."""
-    batch = micro_batch(size, device)
+    batch = {name: tensor.to(device) for name, tensor in micro_batch(size).items()}
 
     def run() -> None:
         model.zero_grad()
@@ -139,7 +139,7 @@ def cost_of_hooks(device: torch.device, scale: Scale) -> HookCost:
         for name, size in (("small", scale.small), ("large", scale.large)):
             engine, silent = engine_of(size, device), engine_of(size, device)
             hooks = rings.watch(engine)
-            batches = [micro_batch(size, device, seed) for seed in range(micro_batches)]
+            batches = [micro_batch(size, seed) for seed in range(micro_batches)]
             for one in (engine, silent):
                 add_adamw(one)
             with_hooks, without = (partial(one.step, batches) for one in (engine, silent))
@@ -195,7 +195,7 @@ def cost_of_engine(device: torch.device, scale: Scale) -> EngineCost:
         own, theirs = (_passes(one.model, size, device, is_mixed=False) for one in (engine, plain))
         passes.append(interleaved(name, device, own, theirs, scale.pairs))
         add_adamw(engine)
-        batch = micro_batch(size, device)
+        batch = micro_batch(size)
         own_step = partial(engine.step, [batch])
         steps.append(interleaved(name, device, own_step, _plain_step(plain, size), scale.pairs))
         del plain, theirs
@@ -218,11 +218,14 @@ def _plain_step(engine: Engine, size: Size) -> Callable[[], None]:
     """A step as a training loop of transformers makes it, with the sum of losses divided."""
     model, device = engine.model, engine.device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=device.type == "cuda")
-    batch = micro_batch(size, device)
+    batch = micro_batch(size)
+    if device.type == "cuda":
+        batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
 
     def run() -> None:
-        logits = model(input_ids=batch["input_ids"], use_cache=False).logits
-        (cross_entropy(logits, batch) / batch["labels"].numel()).backward()
+        given = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        logits = model(input_ids=given["input_ids"], use_cache=False).logits
+        (cross_entropy(logits, given) / batch["labels"].numel()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -43,7 +43,7 @@ def train(device: torch.device, scale: Scale) -> Training:
     with one_rank(device) as groups:
         engine = engine_of(size, device, groups=groups)
         add_adamw(engine, 3e-4)
-        batch = micro_batch(size, device)
+        batch = micro_batch(size)
         losses: list[float] = []
         norms: list[float] = []
 
@@ -113,7 +113,7 @@ def move_between_slots(device: torch.device, scale: Scale) -> Slots:
         for one in (engine, twin):
             add_adamw(one, 1e-4)
             for step in range(2):
-                one.step([micro_batch(size, device, step)])
+                one.step([micro_batch(size, step)])
         before = _state(engine)
         moved = [Block(BlockKind.EXPERT, n, e) for n in range(size.layers) for e in (0, 1)]
         slots_before = [dict(slots) for slots in engine.store.slots]
@@ -138,7 +138,7 @@ def move_between_slots(device: torch.device, scale: Scale) -> Slots:
         engine.apply(replace(engine.layout, generation=engine.layout.generation + 1))
         is_equal = is_equal and _all_equal(before, _state(engine))
         losses = [
-            [one.step([micro_batch(size, device, step)]).loss.item() for step in (2, 3)]
+            [one.step([micro_batch(size, step)]).loss.item() for step in (2, 3)]
             for one in (engine, twin)
         ]
     loss_apart = max(abs(a / b - 1.0) for a, b in zip(*losses, strict=True))

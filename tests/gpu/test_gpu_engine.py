@@ -18,7 +18,6 @@ pytest.importorskip("transformers")
 
 from benchmarks.gpu.common import TINY, micro_batch
 from benchmarks.gpu.models import one_rank
-from benchmarks.gpu.ranks import share_device
 from benchmarks.gpu.training import move_between_slots
 
 from pacekeeper.agent.rings.collector import RingCollector
@@ -63,18 +62,13 @@ def test_state_moves_between_slots_of_the_device_bit_by_bit() -> None:
 def test_one_rank_of_the_backend_trains_as_none_does() -> None:
     def train(engine: Engine) -> list[float]:
         adamw(engine)
-        return [engine.step([micro_batch(TINY.small, DEVICE, s)]).loss.item() for s in range(3)]
+        return [engine.step([micro_batch(TINY.small, s)]).loss.item() for s in range(3)]
 
     options: dict[str, Any] = {"dtype": torch.float32, "device": DEVICE, "max_grad_norm": 1.0}
     with one_rank(DEVICE) as groups:
         engine = Engine.from_config(TINY.small.config, groups=groups, **options)
         found = train(engine)
     assert found == pytest.approx(train(Engine.from_config(TINY.small.config, **options)), rel=1e-4)
-
-
-def test_two_processes_that_share_the_device_train_as_one_does() -> None:
-    found = share_device(DEVICE, TINY)
-    assert found.are_replicas_equal and found.moved_bytes > 0
 
 
 def test_ranks_that_are_threads_dispatch_and_move_on_the_device() -> None:

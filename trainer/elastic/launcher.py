@@ -18,6 +18,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch._C._distributed_c10d import TCPStore
 
 from pacekeeper.core.addresses import split_address
@@ -46,6 +47,7 @@ from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec, check_sta
 from pacekeeper.trainer.elastic.loop import LEFT_BEHIND, rank_main
 from pacekeeper.trainer.elastic.rendezvous import meet, newest_run_id
 from pacekeeper.trainer.engine.rank_process import choose_device
+from pacekeeper.trainer.groups.former import make_former
 from pacekeeper.trainer.hooks.ring_writer import Ring, claim_directory
 
 # The optimizer imports dynamo at its first step: here once, else in every rank.
@@ -126,6 +128,7 @@ def supervise(
     clock = choose_clock(wanted, devices, default)
     if clock == "device" and isinstance(spec.config, EngineConfig):
         choose_device("cuda", devices, spec.ranks_per_node)  # a device of its own for each rank
+        make_former(torch.device("cuda"))  # or nothing could be survived: better no rank starts
     host, port = split_address(spec.rendezvous)
     if spec.node_rank > 0:
         host, server = host_store_near(spec.rendezvous)

@@ -116,7 +116,7 @@ def make_former(device: torch.device) -> Former:
     if not can_reconfigure(device):
         raise ConfigError(
             f"torch {torch.__version__} cannot leave a broken group on {device.type}",
-            remedy="elastic training on CUDA needs torch 2.15 or later; train without elasticity, "
-            "or on the CPU",
+            remedy="elastic training on CUDA needs torch 2.15 or later; start the ranks by "
+            "torchrun, which survives nothing, or use --device cpu",
         )
     return Former(ReconfiguringConnector(device), host)
