@@ -435,7 +435,7 @@ def run_grouped_experts(
             bias = torch.repeat_interleave(stacked, counts, dim=0, output_size=len(values))
         weights = getattr(own, name)
         if leaves_gradients_unwritten(weights.device):
-            weights = HeldSlots.apply(weights, counts)
+            weights = HeldSlots.apply(weights, counts)  # type: ignore[no-untyped-call]
         product: torch.Tensor = moe._grouped_linear(
             values, weights, ends, bias=bias, is_transposed=own.is_transposed
         )
