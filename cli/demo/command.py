@@ -101,7 +101,7 @@ class DemoOptions:
     ),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed of the demo."),
     click.option(
-        "--steps", type=int, default=200, show_default=True, help="Number of training steps."
+        "--steps", type=int, default=160, show_default=True, help="Number of training steps."
     ),
     click.option(
         "--clock",

@@ -2,6 +2,7 @@
 
 import html
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from pacekeeper.cli.analysis.html import PAGE_STYLE, inline_png
-from pacekeeper.cli.demo.metrics import MAX_OVERRUN_SHARE, Outcome, SpeedFigures, drawn_rates
+from pacekeeper.cli.demo.metrics import (
+    MAX_OVERRUN_SHARE,
+    Outcome,
+    Phases,
+    SpeedFigures,
+    drawn_rates,
+)
 from pacekeeper.cli.demo.recorder import DemoEvent, StepView
 from pacekeeper.cli.demo.script import ScriptRunner
 from pacekeeper.core.layout.layout import Layout
@@ -116,15 +123,16 @@ def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def busy_text(speed: SpeedFigures) -> str:
-    """Return why rates are left out."""
+    """Return in one sentence why rates are left out."""
     overrun = speed.host_overrun_share or 0.0
     why = (
-        f"its arithmetic took up to {overrun:.0%} of a phase longer than the emulated device"
+        f"arithmetic held up the emulated device for up to {overrun:.0%} of a phase"
         if overrun > MAX_OVERRUN_SHARE
         else "the slow rank did not slow the job"
     )
-    phases = ", ".join(name.replace("_", " ") for name in speed.busy_phases)
-    return f"{why}, so tokens/s of these phases are left out: {phases}; repeat on an idle machine"
+    names = [name.replace("_", " the ") for name in speed.busy_phases]
+    which = "all phases" if len(names) == len(fields(Phases)) else f"phase {', '.join(names)}"
+    return f"{why}, so tokens/s of {which} are left out; repeat on an idle machine"
 
 
 def _rate_text(value: float | None) -> str:
@@ -145,7 +153,10 @@ def _overview_figure(outcome: Outcome, runner: ScriptRunner) -> Any:
     times = [s.ended_s - start_s for s in steps[1:]]
     rates = drawn_rates(steps, outcome.phases, outcome.speed.busy_phases)
     top.plot(times, rates, color="#444444", lw=1.2, drawstyle="steps-post")
-    top.set_ylim(0, max((rate for rate in rates if rate == rate), default=1.0) * 1.25)
+    drawn = [rate for rate in rates if not math.isnan(rate)]
+    top.set_ylim(0, max(drawn, default=1.0) * 1.25)
+    if not drawn:
+        top.set_yticks([])
     top.set_ylabel("tokens/s")
     if outcome.speed.busy_phases:
         text = f"busy machine: {busy_text(outcome.speed)}"

@@ -20,6 +20,7 @@ from pacekeeper.cli.demo.recorder import Recorder, read_injected_faults, read_st
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, stop_duty_cycle
 
+FIRST_STEP_TIMEOUT_S = 180.0  # ranks load large libraries first, on busy machines for a while
 SILENCE_TIMEOUT_S = 60.0
 STOP_PERIOD_S = 0.1
 
@@ -115,9 +116,11 @@ class ScriptRunner:
                 seen, moved_s = newest, time.monotonic()
             if seen + 1 >= step and step < self.schedule.steps:
                 return
-            if time.monotonic() - moved_s > SILENCE_TIMEOUT_S:
+            timeout_s = FIRST_STEP_TIMEOUT_S if seen < 0 else SILENCE_TIMEOUT_S
+            if time.monotonic() - moved_s > timeout_s:
                 raise PacekeeperError(
-                    f"no step for {SILENCE_TIMEOUT_S:.0f} s after step {seen}",
+                    f"no step for {timeout_s:.0f} s"
+                    + (f" after step {seen}" if seen >= 0 else ": the ranks did not start"),
                     remedy=f"see the logs in {self.folder / 'logs'}",
                 )
             time.sleep(0.05)
