@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,8 @@ def machine(device: str) -> dict[str, Any]:
         }
     versions = {"torch": torch.__version__, "Python": platform.python_version()}
     try:
-        import transformers
-
-        versions["transformers"] = transformers.__version__
-    except ImportError:
+        versions["transformers"] = version("transformers")
+    except PackageNotFoundError:
         versions["transformers"] = "none"
     return found | versions | {"cores": os.cpu_count() or 0}
 

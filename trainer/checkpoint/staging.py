@@ -72,7 +72,7 @@ class DeviceCopies(HostCopies):
             began.record()
             found = copy(_pinned)
             ended.record()
-        arrival = _Events(began, ended)
+        arrival = _Events(began, ended, self._device)
         self._open.append(arrival)
         return found, arrival
 
@@ -108,10 +108,11 @@ def _pinned(tensor: Tensor, rows: Sequence[int] | None = None) -> Tensor:
 
 
 class _Events:
-    def __init__(self, began: Any, ended: Any) -> None:
-        self._began, self._ended = began, ended
+    def __init__(self, began: Any, ended: Any, device: torch.device) -> None:
+        self._began, self._ended, self._device = began, ended, device
 
     def wait(self) -> float:
-        self._ended.synchronize()
-        took_ms: float = self._began.elapsed_time(self._ended)
+        with torch.cuda.device(self._device):  # a new thread would take memory of the first one
+            self._ended.synchronize()
+            took_ms: float = self._began.elapsed_time(self._ended)
         return took_ms / 1e3

@@ -56,11 +56,15 @@ class EngineGroups:
                 f"the process group has no backend for {device.type} tensors",
                 remedy='call init_process_group with "cpu:gloo,cuda:nccl"',
             )
-        gradients = TorchGroup(dist.new_group(backend=backend))
+        exchange, gradients = TorchGroup(), TorchGroup(dist.new_group(backend=backend))
         is_on_host = device.type == "cpu"
+        # NCCL connects in a group's first collective: here, in one order, and not in a backward
+        # pass, where ranks may come to it with kernels of the other group under way.
+        for group in () if is_on_host else (exchange, gradients):
+            group.all_reduce(torch.zeros(1, device=device)).wait()
         control = gradients if is_on_host else TorchGroup(dist.new_group(backend="gloo"))
         return cls(
-            exchange=TorchGroup(),
+            exchange=exchange,
             gradients=gradients,
             control=control,
             snapshots=TorchGroup(dist.new_group(backend="gloo")),
