@@ -25,6 +25,12 @@ from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Block, BlockKind
 
 FORMAT = 5  # those before were written before the first release, of a byte model that is gone
+
+
+class OtherFormatError(ValueError):
+    """It may be whole, but another version wrote it."""
+
+
 _WRONG = (AttributeError, TypeError, KeyError, IndexError, OverflowError, RecursionError)
 
 
@@ -53,6 +59,7 @@ def decode_manifest(data: bytes) -> Manifest:
     """Parse a manifest.
 
     Raises:
+        OtherFormatError: it is of another version.
         ValueError: the data is not a valid manifest; the message gives the reason.
     """
     body = _unseal(data)
@@ -205,7 +212,7 @@ def _unseal(data: bytes) -> Any:
     if found != FORMAT:
         is_older = type(found) is int and found < FORMAT
         whose = ", of the byte model that earlier versions trained" if is_older else ""
-        raise ValueError(f"format {found}{whose}; this side reads format {FORMAT} only")
+        raise OtherFormatError(f"format {found}{whose}; this side reads format {FORMAT} only")
     # Byte by byte: JSON has several forms of one number.
     if hashlib.sha256(text.encode()).hexdigest() != digest or encode_with_digest(body) != data:
         raise ValueError("its checksum is wrong: it is torn or was changed")

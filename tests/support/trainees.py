@@ -82,9 +82,10 @@ class ExactStates:
 
     def update(self, step: int, total: int) -> None:
         """Make the update of a step whose weights add up to `total`, in place."""
+        drift = total % MODULUS + 31 * step + 17 * self.num_updates
         for block, state in self.held.items():
             weight, mean, square = (state[name] for name in _KINDS)
-            gradient = (3 * weight + total % MODULUS + 31 * step + _number(block)) % MODULUS
+            gradient = (3 * weight + drift + _number(block)) % MODULUS
             mean.copy_((5 * mean + gradient) % MODULUS)
             square.copy_((9 * square + gradient * gradient) % MODULUS)
             weight.copy_((weight + mean + 2 * square) % MODULUS)

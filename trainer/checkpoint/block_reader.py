@@ -11,14 +11,15 @@ from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.block_states import BlockState, BlockStates
 from pacekeeper.trainer.checkpoint.policies.window_replay import States, states_of
-from pacekeeper.trainer.checkpoint.reader import BlockReader, RawTensor, read_manifest
+from pacekeeper.trainer.checkpoint.reader import (
+    BlockReader,
+    NotOursError,
+    RawTensor,
+    read_manifest,
+)
 from pacekeeper.trainer.checkpoint.storage import Storage, open_storage
 
 _log = logging.getLogger(__name__)
-
-
-class NotOursError(DataError):
-    """It may be whole, but it is not for us to judge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from pacekeeper.core.checkpoint.manifest import (
     parse_tensor_name,
     piece_name,
 )
-from pacekeeper.core.checkpoint.manifest_codec import decode_manifest
+from pacekeeper.core.checkpoint.manifest_codec import OtherFormatError, decode_manifest
 from pacekeeper.core.checkpoint.safetensors_header import (
     LENGTH_BYTES,
     PlacedTensor,
@@ -28,6 +28,10 @@ from pacekeeper.core.errors import DataError
 from pacekeeper.trainer.checkpoint.storage import Storage
 
 REJECTED_FILE = "rejected"  # why not all ranks could read this one
+
+
+class NotOursError(DataError):
+    """It may be whole, but it is not for us to judge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +63,14 @@ def _may_be_complete(storage: Storage, one: CheckpointId) -> bool:
 
 
 def read_manifest(storage: Storage, one: CheckpointId) -> Manifest:
-    """Raises DataError where it can not be read or is not what it should be."""
+    """Raises DataError where it can not be read or is not what it should be, NotOursError where it
+    is of another version.
+    """
     path = f"{one.name}/{MANIFEST_FILE}"
     try:
         manifest = decode_manifest(storage.read(path))
+    except OtherFormatError as error:
+        raise NotOursError(f"{storage.root}/{path}: {error}") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{storage.root}/{path}: {why_of(error)}") from None
     if manifest.id != one:

@@ -18,7 +18,7 @@ from pacekeeper.core.errors import DataError, HostError, LostStateError
 from pacekeeper.core.layout.diff import lost_blocks, moves_layers
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.async_writer import Saver
-from pacekeeper.trainer.checkpoint.block_reader import Lost, NotOursError, Reader, Restored
+from pacekeeper.trainer.checkpoint.block_reader import Lost, Reader, Restored
 from pacekeeper.trainer.checkpoint.block_states import BlockStates
 from pacekeeper.trainer.checkpoint.in_memory import Memory, Snapshots
 from pacekeeper.trainer.checkpoint.policies.partial_experts import (
@@ -27,7 +27,13 @@ from pacekeeper.trainer.checkpoint.policies.partial_experts import (
     PartialSaves,
     steps_of,
 )
-from pacekeeper.trainer.checkpoint.reader import accept, complete_ids, is_sound, reject
+from pacekeeper.trainer.checkpoint.reader import (
+    NotOursError,
+    accept,
+    complete_ids,
+    is_sound,
+    reject,
+)
 from pacekeeper.trainer.checkpoint.staging import host_copies
 from pacekeeper.trainer.checkpoint.storage import Storage, answered, below, open_storage, wait_aloud
 from pacekeeper.trainer.distributed.checked_payload import exchange_values

@@ -55,8 +55,7 @@ def removable(
     known.clear()
     known.update(held)
     good = [one for one in held if REJECTED_FILE not in there[one]]
-    staying = set(good[:keep])
-    staying.update(_legs(good, held))
+    staying = _legs(good, held)
     oldest = min(good[:keep], default=None)
     going = [one for one in complete if oldest and one < oldest and one not in staying]
     needed = frozenset[str]().union(*(held[one] for one in held if one not in going))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Piece
@@ -71,6 +71,7 @@ def test_damage_is_named_and_never_taken(bench: Bench, data: st.DataObject) -> N
     newest = CheckpointId(run_id=1, generation=1, step=2)
     name = data.draw(st.sampled_from([MANIFEST_FILE, "rank-0.safetensors", "part-0.json"]))
     is_spoilt = spoil(lone.root / newest.name / name, data)
+    event(f"{name} is spoilt: {is_spoilt}")
     lone.restore()
     assert_all_same(lone.state(), bench.states[lone.step])
     try:

@@ -79,7 +79,7 @@ def newest_whole(steps: int, window: int) -> int:
     return (whole - 1) * window + 1 if whole else 0
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     window=st.integers(1, 5),
     killed=st.integers(1, STEPS - 1),

@@ -10,7 +10,8 @@ from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
-from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
+from pacekeeper.trainer.checkpoint.block_reader import Lost
+from pacekeeper.trainer.checkpoint.reader import NotOursError, complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.trainees import Job, assert_all_same, assert_steps, same
 
@@ -102,6 +103,21 @@ def test_one_that_not_all_can_read_gives_way_to_the_one_before(tmp_path: Path) -
     path.write_bytes(data)
     job.die(job.layout.holders(lost))
     assert job.step == 3 and same(job.state()[lost], states[1][lost])
+
+
+@pytest.mark.parametrize(("window_steps", "at_step"), [(2, 2), (1, 1)])
+def test_no_lost_expert_comes_from_a_window_or_from_a_course_that_was_left(
+    tmp_path: Path, window_steps: int, at_step: int
+) -> None:
+    """Of a checkpoint of step 2, when the others stand at `at_step`."""
+    config = replace(CONFIG, experts_per_checkpoint=0, checkpoint_window_steps=window_steps)
+    job = job_in(tmp_path, config)
+    job.train(2)
+    path = f"{tmp_path}/{CONFIG.job}/{newest(job).id.name}"
+    lost = Lost(blocks=frozenset([Block(BlockKind.EXPERT)]), step=at_step)
+    with pytest.raises(NotOursError):
+        job.leader.checkpoints._reader.read(path, job.layout, lost)
+    assert job.leader.checkpoints._reader.read(path, job.layout, None).manifest.id.step == 2
 
 
 def test_without_any_checkpoint_lost_state_ends_the_job(tmp_path: Path) -> None:

@@ -12,9 +12,13 @@ from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
+from pacekeeper.trainer.checkpoint import in_memory
 from pacekeeper.trainer.checkpoint.policies.interval import CheckpointCostMeter
 from pacekeeper.trainer.checkpoint.restore import MEMORY
 from pacekeeper.trainer.checkpoint.tensors import piece_bytes, piece_rows
+from pacekeeper.trainer.distributed import checked_payload
+from pacekeeper.trainer.groups.group import PeerLost
+from support.rank_threads import ThreadGroup
 from support.trainees import Job, assert_steps
 
 CONFIG = JobConfig(
@@ -36,6 +40,11 @@ def job_of(config: JobConfig = CONFIG) -> Job:
     return Job(config=config, layout=layout, node_of={0: 0, 1: 0, 2: 1, 3: 1})
 
 
+def later(layout: Layout) -> Layout:
+    """The same, of the next generation."""
+    return replace(layout, generation=layout.generation + 1)
+
+
 def steps_in_memory(layout: Layout, until: int) -> dict[Block, int]:
     """The step of each block's newest copy: the first snapshot has all."""
     found = dict.fromkeys(layout.blocks(), 1)
@@ -50,11 +59,11 @@ def steps_in_memory(layout: Layout, until: int) -> dict[Block, int]:
 def test_lost_experts_come_from_the_newest_snapshot_that_has_them() -> None:
     job = job_of()
     states = job.trained(4)
-    in_memory = steps_in_memory(job.layout, 4)
+    of_step = steps_in_memory(job.layout, 4)
     lost = [block for block in job.layout.blocks() if job.layout.holders(block) == (3,)]
-    assert len({in_memory[block] for block in lost}) > 1, "the test can tell steps apart"
+    assert len({of_step[block] for block in lost}) > 1, "the test can tell steps apart"
     assert job.die([3]).only_lost and job.step == 4
-    wanted = dict.fromkeys(in_memory, 4) | {block: in_memory[block] for block in lost}
+    wanted = dict.fromkeys(of_step, 4) | {block: of_step[block] for block in lost}
     assert_steps(job.state(), states, wanted)
     assert sum(job.leader.checkpoints.partial.books.lost) > 0
 
@@ -63,19 +72,18 @@ def test_all_go_back_to_dense_state_of_one_step_and_experts_of_several() -> None
     job = job_of()
     states = job.trained(3)
     routed = job.leader.checkpoints.partial.account.routed
-    in_memory = steps_in_memory(job.layout, 3)
+    of_step = steps_in_memory(job.layout, 3)
     seen = {}
     for one in job.ranks.values():
         one.checkpoints.snapshots.leave()
         for kept in one.checkpoints.snapshots.kept:
             seen[kept.id.step] = kept.account.routed
-    layout = replace(job.layout, generation=job.layout.generation + 1)
-    job.settle(RecoveryPlan(layout=layout, restore=(MEMORY,)))
-    assert_steps(job.state(), states, in_memory)
-    experts = [block for block in in_memory if block.kind is BlockKind.EXPERT]
+    job.settle(RecoveryPlan(layout=later(job.layout), restore=(MEMORY,)))
+    assert_steps(job.state(), states, of_step)
+    experts = [block for block in of_step if block.kind is BlockKind.EXPERT]
     wanted = [0, 0]
     for block in experts:
-        then = seen[in_memory[block]][block.layer][block.index]
+        then = seen[of_step[block]][block.layer][block.index]
         wanted[block.layer] += routed[block.layer][block.index] - then
     books = [one.checkpoints.partial.books for one in job.ranks.values()]
     assert sum(wanted) > 0 and {tuple(one.lost) for one in books} == {tuple(wanted)}
@@ -84,6 +92,37 @@ def test_all_go_back_to_dense_state_of_one_step_and_experts_of_several() -> None
     first = job.leader.checkpoints.snapshots.kept[0]
     own = {piece.block for piece in first.pieces}
     assert first.id.step == 4 and own >= {b for b in experts if job.layout.holders(b) == (0,)}
+
+
+def test_dense_state_is_of_one_step_where_the_newest_snapshot_broke_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = job_of()
+    states = job.trained(2)
+    travel = checked_payload.all_to_all_bytes
+
+    def cut(outgoing: object, lengths: object, group: ThreadGroup) -> object:
+        came = travel(outgoing, lengths, group)  # type: ignore[arg-type]
+        if group.rank in (0, 2):
+            raise PeerLost("cut")
+        return came
+
+    with monkeypatch.context() as patch:
+        patch.setattr(in_memory, "all_to_all_bytes", cut)
+        job.train(1)
+    job.settle(RecoveryPlan(layout=later(job.layout), restore=(MEMORY,)))
+    assert job.step == 2
+    assert_steps(job.state(), states, steps_in_memory(job.layout, 2))
+
+
+def test_the_first_snapshot_of_a_layout_is_whole() -> None:
+    job = job_of()
+    job.train(2)
+    job.settle(RecoveryPlan(layout=later(job.layout)))
+    job.train(1)
+    newest = [one.checkpoints.snapshots.kept[0] for one in job.ranks.values()]
+    assert {piece.block for one in newest for piece in one.pieces} == set(job.layout.blocks())
+    assert {one.id.step for one in newest} == {3}
 
 
 def test_two_copies_of_each_piece_stay_however_many_snapshots_they_are_in() -> None:

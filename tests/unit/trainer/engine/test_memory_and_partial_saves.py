@@ -12,7 +12,7 @@ from pacekeeper.core.checkpoint.manifest import (
     RunFingerprint,
     checkpoint_of_file,
 )
-from pacekeeper.core.checkpoint.manifest_codec import encode_manifest
+from pacekeeper.core.checkpoint.manifest_codec import FORMAT, encode_manifest
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.checkpoint.reader import REJECTED_FILE, complete_ids, read_manifest
@@ -172,7 +172,7 @@ def test_lost_experts_alone_come_from_the_newest_copy_while_the_others_stay(
         assert set(saved.values()) == {3}, "the newest snapshot has all"
 
 
-# Of the byte model, which the engine followed: what its checkpoints name, and no family.
+# Of the byte model, which the engine followed: what its checkpoints name.
 BYTE_MODEL: RunFingerprint = {
     "num_layers": 2, "hidden_size": 64, "num_heads": 4, "expert_hidden_size": 64, "num_experts": 4,
     "experts_per_token": 2, "row_tokens": 128, "dtype": "float32", "seed": 0, "rows_per_step": 8,
@@ -185,20 +185,20 @@ BYTE_MODEL: RunFingerprint = {
 def test_a_checkpoint_of_the_byte_model_is_refused_in_a_sentence(
     tmp_path: Path, is_named: bool
 ) -> None:
-    """Its experts are as many: its manifest alone tells. By its path, or where the job saves."""
+    """By its path, or where the job saves. Blocks and checksum are right: its format tells."""
     lone = Lone(tmp_path, replace(TINY, job=SETTINGS.job), num_layers=2, num_experts=4)
     lone.grow(1)
     storage = open_storage(str(lone.root))
     one = CheckpointId(run_id=1, generation=1, step=1)
     manifest = replace(read_manifest(storage, one), identity=BYTE_MODEL)
-    storage.publish(f"{one.name}/{MANIFEST_FILE}", encode_manifest(manifest))
-    path = str(lone.root / one.name)
-    config = replace(SETTINGS, resume=path if is_named else "auto")
+    now, then = (b'{"format":%d' % number for number in (FORMAT, FORMAT - 1))
+    path = f"{one.name}/{MANIFEST_FILE}"
+    storage.publish(path, encode_manifest(manifest).replace(now, then))
+    config = replace(SETTINGS, resume=str(lone.root / one.name) if is_named else "auto")
     directory = tmp_path / "own" if is_named else tmp_path
     with pytest.raises(DataError) as caught:
         trained(layout_of([0]), 2, directory=directory, config=config, run_id=2)
-    sentence = f"{path} is of another model: byte model there, qwen3_moe here"
-    assert caught.value.what.endswith(f"can be read by all ranks: {sentence}")
+    assert f"{lone.root}/{path}: format 4, of the byte model" in caught.value.what
     assert not [*tmp_path.rglob(REJECTED_FILE)], "it is not damaged"
 
 
