@@ -1,10 +1,8 @@
-"""Checkpoints for tests: manifests of any layout, and real ones of a small model on one rank."""
+"""Checkpoints for tests: manifests of any layout."""
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 
-import torch
 from hypothesis import strategies as st
 
 from pacekeeper.core.checkpoint.interval import SaveCosts
@@ -16,31 +14,8 @@ from pacekeeper.core.checkpoint.manifest import (
     PieceEntry,
     TokenLedgerState,
 )
-from pacekeeper.core.config.run_fingerprint import run_fingerprint
-from pacekeeper.core.config.train import TrainConfig
-from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import BlockKind, Layout
-from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
-from pacekeeper.trainer.distributed.collectives import LocalFabric
-from pacekeeper.trainer.toy.model.block_state_dict import ModelStates, ordered_parameters
-from pacekeeper.trainer.toy.model.dataset import Corpus
-from pacekeeper.trainer.toy.model.flop_counter import WorkMeter, WorkPass
-from pacekeeper.trainer.toy.model.transformer import MoETransformer
 from support.layouts import layouts
-
-TINY = TrainConfig(
-    job="tiny",
-    num_layers=1,
-    hidden_size=8,
-    num_heads=2,
-    expert_hidden_size=8,
-    num_experts=2,
-    rows_per_step=2,
-    row_tokens=32,
-    dtype="float64",
-    checkpoint_period_steps=1,
-    checkpoints_kept=2,
-)
 
 
 def digest(text: object) -> str:
@@ -126,73 +101,3 @@ def tokens_of(account: TokenLedgerState, piece: Piece) -> int:
     block = piece.block
     is_counted = block.kind is BlockKind.EXPERT and bool(account.routed)
     return account.routed[block.layer][block.index] if is_counted else 0
-
-
-class Lone:
-    """One rank that trains and saves; `run_id` numbers its launches."""
-
-    def __init__(
-        self, directory: Path, config: TrainConfig = TINY, *, run_id: int = 1, first_run_id: int = 0
-    ) -> None:
-        self.config = replace(config, checkpoint_dir=config.checkpoint_dir or str(directory))
-        self.fabric = LocalFabric()
-        self.layout = even_layout(
-            ranks=[0], num_layers=config.num_layers, num_experts=config.num_experts, replicas=1
-        )
-        self.corpus = Corpus.from_stdlib(config)
-        self.model = MoETransformer(self.config, self.layout, 0)
-        self.model.set_layout(self.layout, self.fabric)
-        self.optimizer = torch.optim.AdamW(ordered_parameters(self.model), lr=1e-2)
-        self.checkpoints = Checkpoints(
-            self.config,
-            rank=0,
-            run_id=run_id,
-            first_run_id=first_run_id or run_id,
-            identity=run_fingerprint(self.config, self.corpus.crc()),
-            states=ModelStates(self.model, self.optimizer),
-        )
-        self.step = 0
-
-    @property
-    def root(self) -> Path:
-        return Path(self.config.checkpoint_dir, self.config.job)
-
-    def train(self, steps: int = 1) -> None:
-        for _ in range(steps):
-            self.optimizer.zero_grad()
-            rows = range(self.config.rows_per_step)
-            meter = WorkMeter()
-            output = self.model(self.corpus.batch(self.step, rows), WorkPass(meter))
-            output.loss_sum.backward()
-            self.optimizer.step()
-            self.checkpoints.partial.count(meter.routed)
-            self.step += 1
-            self.checkpoints.step_is_over(self.step)
-
-    def save(self) -> None:
-        """A checkpoint of now, written to its end."""
-        self.checkpoints.receive_votes([self.checkpoints.encode_vote(self.step, self.layout)])
-        at = Position(layout=self.layout, step=self.step, ticket=self.step, last_loss=1.5)
-        self.checkpoints.save_if_due(at, is_storing=False)
-        self.checkpoints.close()
-
-    def go_back(self, paths: tuple[str, ...] | None = None) -> None:
-        """To the newest, or the first of `paths`, that can be read."""
-        wanted = self.checkpoints.candidates() if paths is None else paths
-        found = self.checkpoints.stage(wanted, self.layout, self.fabric)
-        self.checkpoints.apply(found)
-        self.model.set_layout(self.layout, self.fabric)
-        self.step = found.step
-
-    def names(self) -> list[str]:
-        """Directories of checkpoints, newest last."""
-        return sorted(path.name for path in self.root.iterdir())
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """All that training goes on from."""
-        found: dict[str, torch.Tensor] = {}
-        for i, parameter in enumerate(ordered_parameters(self.model)):
-            found[f"{i}"] = parameter.detach().clone()
-            for name, value in self.optimizer.state.get(parameter, {}).items():
-                found[f"{i}.{name}"] = value.clone()
-        return found
