@@ -1,7 +1,9 @@
 """Several ranks: on one device by gloo, on a device each by NCCL, and jobs of `launch`."""
 
 import json
+import statistics
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -9,12 +11,26 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from benchmarks.gpu.common import Scale, Size, figure, micro_batch, require, wall_s
-from benchmarks.gpu.models import add_adamw, engine_of, meet
+from benchmarks.gpu.common import (
+    NotRun,
+    Scale,
+    Size,
+    figure,
+    micro_batch,
+    require,
+    synchronize,
+    wall_s,
+)
+from benchmarks.gpu.models import add_adamw, engine_of, meet, use_loopback
 from benchmarks.rank_processes import run_processes
 from pacekeeper.core.layout.layout import ExpertReplica, Layout
+from pacekeeper.trainer.groups.elastic import Connector, ElasticGroup, Members
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from pacekeeper.trainer.groups.gloo import GlooConnector
+from pacekeeper.trainer.groups.reconfiguring import ReconfiguringConnector, can_reconfigure
+from pacekeeper.trainer.groups.waiting import WaitLimits
 from pacekeeper.trainer.parallel.layouts import start_layout
 from pacekeeper.trainer.parallel.replica_check import compare_replicas
 
@@ -109,6 +125,62 @@ def _train(size: Size, device: torch.device, groups: EngineGroups) -> dict[str, 
         "are_replicas_equal": not differences,
         "step_s": sorted(spent)[len(spent) // 2],
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generations:
+    """Figures of `reconfigure`."""
+
+    generations: int = figure("generations of a group of one rank, formed, used and left in turn")
+    first_ms: float = figure("milliseconds to connect the first")
+    later_ms: float = figure("milliseconds to connect a later one, median")
+    leave_ms: float = figure("milliseconds to interrupt one, median")
+    are_sums_right: bool = figure("collectives gave the right results in each")
+
+
+def reconfigure(device: torch.device, scale: Scale) -> Generations:
+    """Form and leave groups as elastic jobs do on the device, of the one rank that there is."""
+    if device.type == "cuda" and not can_reconfigure(device):
+        raise NotRun(f"needs torch 2.15 or later, this is {torch.__version__}")
+    use_loopback()
+    connector: Connector = GlooConnector()
+    if device.type == "cuda":
+        connector = ReconfiguringConnector(device)
+    limits = WaitLimits(tick_s=0.05, timeout_s=20.0)
+    connected, left, are_right = [], [], True
+    for number in range(scale.steps):
+        store = PrefixStore(str(number), HashStore())
+        members = Members(
+            name=str(number),
+            rank=0,
+            ranks=(0,),
+            store=store,
+            is_aborted=lambda: False,
+            limits=limits,
+        )
+        began_s = time.perf_counter()
+        connection = connector.connect(store, 0, 1, limits)
+        connected.append(time.perf_counter() - began_s)
+        group = ElasticGroup(members, connection, (0,))
+        values = torch.arange(1000.0, device=device)
+        arrived = torch.empty_like(values)
+        group.all_to_all_rows(arrived, values, [1000], [1000]).wait()
+        group.all_reduce(arrived).wait()
+        gathered = group.all_gather(arrived)
+        are_right = are_right and bool(torch.equal(gathered, values[None]))
+        synchronize(device)
+        began_s = time.perf_counter()
+        connection.interrupt()
+        left.append(time.perf_counter() - began_s)
+        connection.retire(is_idle=True)
+    require(are_right, "a collective gave a wrong result")
+    return Generations(
+        generations=len(connected),
+        first_ms=connected[0] * 1e3,
+        later_ms=statistics.median(connected[1:]) * 1e3,
+        leave_ms=statistics.median(left) * 1e3,
+        are_sums_right=are_right,
+    )
 
 
 def random_layout(layout: Layout, chosen: Random, least: int = 1) -> Layout:

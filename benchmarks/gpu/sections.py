@@ -112,6 +112,15 @@ SECTIONS = (
         limit_s=75.0,
     ),
     Section(
+        name="reconfigure",
+        title="Groups that are left and formed again",
+        method="The connector of elastic jobs (nccl2 of torch 2.15 or later) forms a group of the "
+        "one rank, exchanges and adds up, interrupts it, and reconfigures it for the next "
+        "generation.",
+        function="benchmarks.gpu.ranks:reconfigure",
+        limit_s=45.0,
+    ),
+    Section(
         name="launch",
         title="`pacekeeper launch` with one rank",
         method="The command trains, saves a checkpoint, and a second start resumes from it (torch "

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks.gpu import kernels, nvml, prediction, timing, training
+from benchmarks.gpu import kernels, nvml, prediction, ranks, timing, training
 from benchmarks.gpu.common import REAL, TINY, Ratio, interleaved, worst
 
 from pacekeeper.core.config.detector import DetectorConfig
@@ -114,6 +114,16 @@ def test_the_detector_names_a_rank_beside_its_own_earlier_times() -> None:
 def test_a_competitor_is_started_and_ended() -> None:
     found = prediction.detect_competitor(CPU, TINY)
     assert found.alone_ms > 0.0 and found.beside_ms > 0.0 and found.disturbed_steps == 15
+
+
+def test_ranks_that_share_a_device_train_as_one_does() -> None:
+    found = ranks.share_device(CPU, TINY)
+    assert found.are_replicas_equal and found.moved_bytes > 0 and found.ranks == 2
+
+
+def test_groups_are_left_and_formed_again() -> None:
+    found = ranks.reconfigure(CPU, TINY)
+    assert found.are_sums_right and found.generations == TINY.steps
 
 
 def test_reasons_of_clock_events_have_names() -> None:
