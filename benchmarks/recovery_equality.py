@@ -14,7 +14,7 @@ from pathlib import Path
 
 STEPS = 200
 BOUND = 1e-9
-SPREAD_RANKS = (6, 4, 3, 2, 1)  # of the undisturbed runs in float32; the first as the disturbed one
+SPREAD_RANKS = (1, 2, 3, 4, 6)  # of the undisturbed runs in float32; the first is the reference
 
 
 def main() -> int:
