@@ -42,6 +42,7 @@ from pacekeeper.trainer.checkpoint.block_states import (
 )
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.groups.group import Group, PeerLost, SingleProcess
+from pacekeeper.trainer.groups.typed_values import gather_values
 
 CONFIG = JobConfig(
     job="crash",
@@ -311,9 +312,8 @@ def write_on(own: Rank, group: Star, doom: Doom | None, moment: str) -> None:
         doom.begin()
     first = 1 + (0 if found is None else found.manifest.id.step)
     for step in range(first, first + MAX_STEPS):
-        vote = own.checkpoints.encode_vote(step, own.layout)
-        word = torch.tensor(vote, dtype=torch.float64)
-        own.checkpoints.receive_votes(group.all_gather(word).tolist())
+        vote = own.checkpoints.own_vote(step, own.layout)
+        own.checkpoints.receive_votes(gather_values(vote, group))
         own.become(step)
         at = Position(layout=own.layout, step=step, ticket=step, last_loss=float(step))
         own.checkpoints.save_if_due(at, is_storing=False)

@@ -16,13 +16,13 @@ from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.trainer.checkpoint.block_states import blocks_on, read_block
-from pacekeeper.trainer.distributed.checked_payload import exchange_values
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.agreement.recovery_decision import RecoverySources, plan_recovery
 from pacekeeper.trainer.elastic.engine_worker import EngineWorker
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.job import batch_of, engine_options, make_optimizer, prepare_job
+from pacekeeper.trainer.groups.checked_payload import exchange_values
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.groups.former import Generation
 

@@ -16,9 +16,9 @@ from pacekeeper.trainer.checkpoint.async_writer import SaveResult, SaveStatus
 from pacekeeper.trainer.checkpoint.in_memory import Snapshots
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.staging import HostCopies
-from pacekeeper.trainer.distributed.checked_payload import exchange_values
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.job import batch_of, engine_options, make_optimizer, prepare_job
+from pacekeeper.trainer.groups.checked_payload import exchange_values
 from pacekeeper.trainer.groups.group import Group, TorchGroup
 from pacekeeper.trainer.parallel.layouts import start_layout
 
@@ -92,7 +92,7 @@ class LoneRank:
 
     def save(self, mode: str, times: Times) -> None:
         """What follows a step, as the training loop does it; `blocking` waits for the end."""
-        word = self.checkpoints.encode_vote(self.step, self.layout)  # travels in the vote
+        word = self.checkpoints.own_vote(self.step, self.layout)  # travels in the vote
         self.checkpoints.receive_votes([word])
         at = Position(layout=self.layout, step=self.step, ticket=self.step, last_loss=0.0)
         began_s, began_cpu_s = time.perf_counter(), time.thread_time()

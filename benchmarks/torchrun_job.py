@@ -22,9 +22,9 @@ from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.config.loader import read_config
 from pacekeeper.core.layout.layout import Block
 from pacekeeper.trainer.checkpoint.block_states import blocks_on, read_block
-from pacekeeper.trainer.distributed.checked_payload import exchange_values
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.job import batch_of, engine_options, make_optimizer, prepare_job
+from pacekeeper.trainer.groups.checked_payload import exchange_values
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 
 

@@ -1,9 +1,8 @@
-"""Hooks and adapters for any trainer, the engine, and a byte-level trainer.
+"""Hooks and adapters for any trainer, and the engine.
 
 `hooks` and `adapters` report a training loop to the node's agent. `engine` trains models of
 transformers: `model` holds their blocks, `parallel` spreads them over ranks, `groups` are its
-collectives, `data` its batches. `toy` is the byte-level trainer that it replaces: `distributed`
-wraps its process groups and stores, `elastic` survives and joins ranks, `checkpoint` saves and
+collectives, `data` its batches. `elastic` survives and joins ranks, `checkpoint` saves and
 restores, `emulation` emulates an accelerator.
 
 `Engine` and what its callers need are importable from here, and loaded when they are first used:

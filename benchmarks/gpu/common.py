@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacekeeper.trainer.distributed.device import new_event as cuda_event
+from pacekeeper.trainer.groups.devices import new_event as cuda_event
 
 
 class NotRun(Exception):

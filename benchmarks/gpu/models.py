@@ -16,8 +16,8 @@ from benchmarks.gpu.common import Size, synchronize
 from pacekeeper.agent.rings.collector import RingCollector
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.trainer.adapters.reporter import default_clock
-from pacekeeper.trainer.distributed.device import device_uuid
 from pacekeeper.trainer.engine.engine import Engine
+from pacekeeper.trainer.groups.devices import device_uuid
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.hooks import hooks
 

@@ -23,7 +23,6 @@ _OF_COMMAND = {
     "controller": "controller",
     "data": "trainer",
     "launch": "trainer",
-    "train": "trainer",
     "demo": "all",
 }
 # Packages of optional functions: no other extra than these (and `all`) brings them.

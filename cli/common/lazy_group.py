@@ -48,7 +48,6 @@ COMMAND_GROUPS: dict[str, dict[str, CommandEntry]] = {
         "controller": CommandEntry("services.controller", "Run the central controller."),
         "agent": CommandEntry("services.agent", "Run the daemon of this node."),
         "launch": CommandEntry("services.launch", "Start and supervise this node's ranks."),
-        "train": CommandEntry("services.train", "Train the MoE model in one process."),
         "healthcheck": CommandEntry("services.healthcheck", "Report whether this node is fit."),
     },
     "Administer": {

@@ -192,7 +192,12 @@ def _run_demo(
         console.print("[dim]started with these commands:[/]")
         for line in fleet.commands:
             console.print(f"  {line}", style="dim", soft_wrap=True, highlight=False, markup=False)
-        console.print(CLOCKS[config.wanted_clock], style="dim", soft_wrap=True, highlight=False)
+        console.print(
+            CLOCKS["emulated" if config.emulate else "cpu"],
+            style="dim",
+            soft_wrap=True,
+            highlight=False,
+        )
         runner = ScriptRunner(fleet=fleet, schedule=schedule, folder=folder, fault=script.fault)
         with LiveView(
             console=console,

@@ -357,7 +357,7 @@ def compute_outcome(
     phases = split_phases(
         steps, truth, warmup_steps=trained.warmup_steps, kill_step=step_at(steps, truth.kill_s)
     )
-    known, clock = list(survivors.values()), trained.wanted_clock
+    known, clock = list(survivors.values()), "emulated" if trained.emulate else "cpu"
     return Outcome(
         detection=_detection_figures(steps, incidents, truth),
         speed=_speed_figures(logs, steps, phases, truth, is_cpu=clock == "cpu"),

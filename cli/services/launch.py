@@ -3,22 +3,19 @@
 import logging
 import os
 import sys
-import tomllib
 from dataclasses import dataclass
 
 import click
 from click.core import ParameterSource
 
 from pacekeeper.cli.common.options import option_group
-from pacekeeper.cli.common.settings import load_settings, read_config_text
+from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.engine import EngineConfig
-from pacekeeper.core.config.job import JobConfig
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 _SET_BY_RUNNING_JOB = (
-    "node_rank", "num_nodes", "rendezvous", "steps", "seed", "clock", "checkpoint_dir",
+    "node_rank", "num_nodes", "rendezvous", "steps", "seed", "checkpoint_dir",
     "checkpoint_period_steps", "checkpoint_window_steps", "snapshot_period_steps",
     "experts_per_checkpoint", "resume", "max_restarts", "device", "emulate",
 )  # fmt: skip
@@ -50,7 +47,7 @@ class NodeOptions:
     "--config",
     "config_file",
     type=click.Path(dir_okay=False),
-    help="TOML file with [engine] or [train], and [agent].",
+    help="TOML file with [engine] and [agent].",
 )
 @click.option("--job", help="Name of the job, also of its directory below the ring directory.")
 @option_group(
@@ -84,8 +81,8 @@ class NodeOptions:
         "--faults",
         "faults_dir",
         default="",
-        help="Inject the faults described by files in this directory; [engine]: with --emulate "
-        "or --device cpu.",
+        help="Inject the faults described by files in this directory; with --emulate or "
+        "--device cpu.",
     ),
 )
 @click.option("--steps", type=int, help="Number of training steps.")
@@ -124,20 +121,15 @@ class NodeOptions:
     help="Maximum number of restarts of the whole job from its newest checkpoint.",
 )
 @click.option(
-    "--clock",
-    type=click.Choice(["auto", "device", "cpu", "emulated"]),
-    help="Clock of compute times: GPU (device), CPU thread time, or an emulated device.",
-)
-@click.option(
     "--device",
     type=click.Choice(["auto", "cuda", "cpu"]),
-    help="Where the engine computes; auto: CUDA where there is a device.",
+    help="Where ranks compute; auto: CUDA where there is a device.",
 )
 @click.option(
     "--emulate",
     is_flag=True,
     default=None,
-    help="Let the engine's ranks take the times of an emulated device, on CPU.",
+    help="Let ranks take the times of an emulated device, on CPU.",
 )
 @click.pass_context
 def command(
@@ -146,21 +138,19 @@ def command(
     config_file: str | None,
     job: str | None,
     node: NodeOptions,
-    device: str | None,
-    emulate: bool | None,
-    **given: int | str | None,
+    **given: int | str | bool | None,
 ) -> None:
     """Start and supervise this node's ranks of a training job.
 
     Run it on every node with that node's --node-rank. Ctrl-C, SIGTERM and SIGHUP end all ranks
     after the current step.
 
-    With a table [engine], a model of Hugging Face is trained (docs/engine.md), otherwise the
-    byte-level model of [train]. If a rank dies, the others continue; the exit code is 0 if the
-    survivors of this node finish. With --join, the ranks of a new or recovered node prepare while
-    the job trains and join between two steps. Settings are those of the running job.
+    The ranks train a mixture-of-experts model of Hugging Face (docs/engine.md). If a rank dies, the
+    others continue; the exit code is 0 if the survivors of this node finish. With --join, the ranks
+    of a new or recovered node prepare while the job trains and join between two steps. Settings are
+    those of the running job.
 
-    Started by torchrun, this process is one rank of the engine; nothing is survived then.
+    Started by torchrun, this process is one rank of the job, which survives no death then.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr
@@ -171,21 +161,11 @@ def command(
     if node.join_at is not None:
         _reject(ctx, _SET_BY_RUNNING_JOB, "is set by the running job: leave it out with --join")
         ctx.exit(_join(node, ring_dir, job or ""))
-    if not _has_engine(config_file):
-        if device is not None or emulate is not None:
-            raise click.UsageError(
-                "--device and --emulate are of [engine]: use --clock with [train]"
-            )
-        ctx.exit(_start(node, ring_dir, load_settings(TrainConfig, config_file, job=job, **given)))
-    _reject(ctx, ("clock",), "is of [train]: use --device or --emulate with [engine]")
-    given = {name: value for name, value in given.items() if name != "clock"}
-    given |= {"job": job, "device": device, "emulate": emulate}
-    config = load_settings(EngineConfig, config_file, **given)
+    config = load_settings(EngineConfig, config_file, job=job, **given)
     for name in ("model", "data"):
         if not getattr(config, name):
-            raise ConfigError(
-                f"{config_file}: [engine] {name}: missing", remedy="see docs/engine.md"
-            )
+            place = f"{config_file}: " if config_file else "no --config: "
+            raise ConfigError(f"{place}[engine] {name}: missing", remedy="see docs/engine.md")
     if node.faults_dir and not config.emulate and config.device != "cpu":
         raise click.UsageError(
             "--faults slows an emulated device, or ranks on CPU: add --emulate or --device cpu"
@@ -211,24 +191,8 @@ def _reject(ctx: click.Context, names: tuple[str, ...], reason: str) -> None:
             raise click.UsageError(f"{option} {reason}")
 
 
-def _has_engine(config_file: str | None) -> bool:
-    """Whether a settings file asks for the engine."""
-    if config_file is None:
-        return False
-    try:
-        tables = tomllib.loads(read_config_text(config_file))
-    except (ValueError, RecursionError):
-        return False  # reading the settings says what is wrong
-    if "engine" in tables and "train" in tables:
-        raise ConfigError(
-            f"{config_file}: has [engine] and [train]",
-            remedy="keep [engine] to train a model of Hugging Face, [train] for the byte-level one",
-        )
-    return "engine" in tables
-
-
 def _join(node: NodeOptions, ring_dir: str, job: str) -> int:
-    from pacekeeper.trainer.elastic.node_join import JoinSpec, join
+    from pacekeeper.trainer.elastic.joining.node_join import JoinSpec, join
 
     try:
         spec = JoinSpec(
@@ -244,7 +208,7 @@ def _join(node: NodeOptions, ring_dir: str, job: str) -> int:
     return int(join(spec))
 
 
-def _start(node: NodeOptions, ring_dir: str, config: JobConfig) -> int:
+def _start(node: NodeOptions, ring_dir: str, config: EngineConfig) -> int:
     from pacekeeper.trainer.elastic.launch_spec import NodeSpec
     from pacekeeper.trainer.elastic.restart_policy import supervise_with_restarts
 

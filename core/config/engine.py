@@ -1,6 +1,5 @@
 """Settings of training with the engine, table `[engine]`; comments give units and trade-offs."""
 
-from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -117,10 +116,6 @@ class EngineConfig(JobConfig):
         )
 
     @property
-    def wanted_clock(self) -> str:
-        if self.emulate:
-            return "emulated"
-        return {"auto": "auto", "cuda": "device", "cpu": "cpu"}[self.device]
-
-    def with_clock(self, clock: str) -> "EngineConfig":
-        return replace(self, device="cuda" if clock == "device" else "cpu")
+    def wanted_device(self) -> str:
+        """What ranks are to compute on: "auto", "cuda" or "cpu", as beside an emulated device."""
+        return "cpu" if self.emulate else self.device

@@ -1,6 +1,6 @@
 """Settings that every trainer has: its job, its deadlines, its checkpoints."""
 
-from typing import Annotated, Self
+from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
@@ -41,9 +41,11 @@ class JobConfig:
     # the others say how far they are, it is fenced (killed for good). At least twice the longest
     # compute of a step.
     peer_timeout_s: Wait = 30.0
-    # Steps between two bitwise comparisons of all copies of weights, moments and gradients (0:
-    # none): one small exchange, and a checksum of everything a rank holds. A difference ends the
-    # job.
+    # Seconds that ranks wait for each other at the start, while each loads its part of the model.
+    start_timeout_s: Wait = 600.0
+    # Steps between two bitwise comparisons of all replicas of weights, moments and gradients (0:
+    # none): one small exchange, and a checksum of everything a rank holds. Those that a majority
+    # contradicts are replaced; where none has a majority, all go back to a checkpoint.
     replica_check_period_steps: NonNegativeInt = 0
     # Directory that all nodes see (or a URL that fsspec knows); checkpoints lie below it in one
     # directory per job. Empty: none are written.
@@ -84,7 +86,13 @@ class JobConfig:
     max_restarts: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
+        kept_steps = self.checkpoint_period_steps * (self.checkpoints_kept - 1)
         reject(
+            bool(self.checkpoint_dir)
+            and 0 < kept_steps < self.replica_check_period_steps
+            and "replica_check_period_steps: expected at most checkpoint_period_steps x "
+            f"(checkpoints_kept - 1) = {kept_steps}, so that a checkpoint from before the last "
+            f"check is kept, got {self.replica_check_period_steps}",
             self.experts_per_checkpoint > 0
             and self.checkpoint_window_steps != 1
             and "checkpoint_window_steps: expected 1 with experts_per_checkpoint set",
@@ -98,17 +106,3 @@ class JobConfig:
             and "experts_per_snapshot: expected at least experts_per_checkpoint = "
             f"{self.experts_per_checkpoint}, got {self.experts_per_snapshot}",
         )
-
-    @property
-    def wanted_clock(self) -> str:
-        """What compute times are to come from: "device", "cpu", "emulated" or "auto"."""
-        return "auto"
-
-    @property
-    def default_clock(self) -> str:
-        """What "auto" means where there is no device."""
-        return "cpu"
-
-    def with_clock(self, clock: str) -> Self:
-        """Return the settings with the clock that was chosen for all nodes."""
-        return self

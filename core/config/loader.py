@@ -34,7 +34,6 @@ def table_classes() -> dict[str, type]:
     from pacekeeper.core.config.metrics import MetricsConfig, WebhookConfig
     from pacekeeper.core.config.policy import PolicyConfig
     from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
-    from pacekeeper.core.config.train import TrainConfig
 
     return {
         "agent": AgentConfig,
@@ -50,7 +49,6 @@ def table_classes() -> dict[str, type]:
         "lease": LeaseConfig,
         "retention": RetentionConfig,
         "tls": TlsConfig,
-        "train": TrainConfig,
     }
 
 

@@ -9,34 +9,9 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 
 from pacekeeper.core.checkpoint.manifest import RunFingerprint
-from pacekeeper.core.config.train import TrainConfig
 
-_BYTE_MODEL = (
-    "num_layers",
-    "hidden_size",
-    "num_heads",
-    "expert_hidden_size",
-    "num_experts",
-    "experts_per_token",
-    "row_tokens",
-    "dtype",
-)
-_STEERING = (
-    "seed",
-    "rows_per_step",
-    "learning_rate",
-    "weight_decay",
-    "warmup_steps",
-    "balance_loss",
-)
 _FAMILY = "model.family"
-_BYTES = "byte model"  # of fingerprints without a family
-
-
-def run_fingerprint(config: TrainConfig, corpus_crc: int) -> RunFingerprint:
-    """The fingerprint of a run of the byte model; `corpus_crc` identifies the training text."""
-    names = (*_BYTE_MODEL, *_STEERING)
-    return {name: getattr(config, name) for name in names} | {"corpus": corpus_crc}
+_BYTES = "byte model"  # of fingerprints without a family: pacekeeper's own model, of old
 
 
 def engine_fingerprint(
@@ -81,7 +56,7 @@ def steering_differences(saved: RunFingerprint, own: RunFingerprint) -> tuple[st
 
 
 def _is_model(name: str) -> bool:
-    return name in _BYTE_MODEL or name.startswith("model.")
+    return name.startswith("model.")
 
 
 def _differing(

@@ -21,7 +21,6 @@ from pacekeeper.controller.planning.partition_cost.memory import shares_of
 from pacekeeper.controller.state.events import NodeAttached, NodeReported
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, RankExitRecord, Record, StepRecord
@@ -32,7 +31,7 @@ Array = npt.NDArray[np.float64]
 
 JOB = "simulated"
 MOST_STEPS = 60  # watched after a change: what is not seen by then, is not
-JITTER = TrainConfig().emulated_jitter  # of each micro-batch on each device
+JITTER = 0.02  # of each micro-batch on each device
 LEAST_FULL = 0.9  # how full a packer makes a micro-batch, at least
 MOST_WARM = 4  # jobs whose warmed-up state is kept
 STEP_S = 1.0  # between two reports on the machine's clock: nothing here waits for a time

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.expert_row_features import KNOTS
 from pacekeeper.predictor.cost.features import FEATURES, StepSample
@@ -22,7 +21,7 @@ from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel
 from pacekeeper.simulator.jobs.document_lengths import Lengths
 
 MOST_STEPS = 200  # watched after a change: what is not seen by then, is not
-JITTER = TrainConfig().emulated_jitter  # of a step; Perseus' healthy repeats differ by 0.2-0.4 %
+JITTER = 0.02  # of a step; Perseus' healthy repeats differ by 0.2-0.4 %
 
 Array = npt.NDArray[np.float64]
 

@@ -11,9 +11,8 @@ from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
-from pacekeeper.trainer.distributed import kv_store
 from pacekeeper.trainer.elastic import rendezvous
-from pacekeeper.trainer.elastic.agreement import messages
+from pacekeeper.trainer.elastic.agreement import kv_store, messages
 from pacekeeper.trainer.elastic.agreement.messages import (
     Candidate,
     JobFacts,
@@ -23,7 +22,7 @@ from pacekeeper.trainer.elastic.agreement.messages import (
 )
 from pacekeeper.trainer.elastic.agreement.quorum import Group, decide_quorum
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progress
-from pacekeeper.trainer.elastic.node_join import numbers_taken
+from pacekeeper.trainer.elastic.joining.node_join import numbers_taken
 from pacekeeper.trainer.elastic.restart_policy import parse_ends, parse_next
 
 Stated = tuple[type[Exception], ...]
@@ -81,7 +80,7 @@ def regroup_seeds(layout: Layout) -> dict[str, tuple[bytes, ...]]:
     """Valid inputs."""
     facts = JobFacts(
         run_id=7, first_run_id=7, generation=1, config=EngineConfig(job="moe"), world_size=2,
-        addresses=("h:1", ""), node_of={0: 0, 1: 1}, members=(0, 1), python="3.11.7", corpus=9,
+        addresses=("h:1", ""), node_of={0: 0, 1: 1}, members=(0, 1), data_crc=9,
     )  # fmt: skip
     progress = Progress(ticket=3, phase=Phase.VOTE)
     report = Report(progress=progress, newest_generation=2, last_loss=1.5, step=3)

@@ -8,7 +8,7 @@ import time
 import torch
 
 from pacekeeper.agent.nvml.client import Nvml, open_nvml
-from pacekeeper.trainer.distributed.device import device_uuid, new_event
+from pacekeeper.trainer.groups.devices import device_uuid, new_event
 from pacekeeper.trainer.hooks.compute_timers import DeviceEventClock
 from support.gpu import needs_cuda
 

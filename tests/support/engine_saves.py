@@ -13,8 +13,9 @@ from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.block_states import blocks_on, read_block
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.policies.partial_experts import MemoryRestore
-from pacekeeper.trainer.distributed.checked_payload import exchange_values
+from pacekeeper.trainer.groups.checked_payload import exchange_values
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
+from pacekeeper.trainer.groups.typed_values import gather_values
 from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import engine_of, micro_batches, rows_of
 from support.rank_threads import ThreadGroup, run_ranks
@@ -85,9 +86,9 @@ class SavingEngine:
             step = engine.num_steps
             rows = rows_of(step)[engine.rows(len(rows_of(step)))]
             prepared = engine.prepare_step(micro_batches(rows))
-            word = checkpoints.encode_vote(step + 1, engine.layout)
-            votes = exchange_values([checkpoints.is_storing, *word], self.group).tolist()
-            checkpoints.receive_votes([vote[1:] for vote in votes])
+            vote = checkpoints.own_vote(step + 1, engine.layout)
+            checkpoints.receive_votes(gather_values(vote, self.group))
+            is_storing = bool(exchange_values([checkpoints.is_storing], self.group).any())
             checkpoints.settle()
             result = engine.commit_step(prepared)
             checkpoints.partial.count({n: t.tolist() for n, t in result.routed.items()})
@@ -98,7 +99,7 @@ class SavingEngine:
                 ticket=engine.num_steps,
                 last_loss=result.loss.item(),
             )
-            checkpoints.save_if_due(at, is_storing=any(vote[0] for vote in votes))
+            checkpoints.save_if_due(at, is_storing=is_storing)
             checkpoints.snapshot_if_due(
                 at, lambda: self.group.another("snapshots"), self.node_of, is_copying=False
             )

@@ -17,7 +17,6 @@ import torch
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId
 from pacekeeper.core.config.engine import EngineConfig
-from pacekeeper.core.config.job import JobConfig
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from pacekeeper.trainer.elastic import loop
@@ -103,7 +102,7 @@ _known: dict[object, _Undisturbed] = {}
 
 
 def undisturbed(
-    config: JobConfig,
+    config: EngineConfig,
     steps: int,
     skipped: Collection[int] = frozenset(),
     dtype: torch.dtype = torch.float64,
@@ -120,7 +119,9 @@ def undisturbed(
     return _known[key].losses[:steps]
 
 
-def assert_losses(lines: Sequence[dict[str, Any]], config: JobConfig, first: int, end: int) -> None:
+def assert_losses(
+    lines: Sequence[dict[str, Any]], config: EngineConfig, first: int, end: int
+) -> None:
     """Each step once from `first` until before `end`, with the losses of an undisturbed run."""
     assert [line["step"] for line in lines] == list(range(first, end))
     wanted = undisturbed(config, end)[first:]
@@ -133,6 +134,6 @@ def saving(config: EngineConfig, **own: Any) -> EngineConfig:
     return replace(config, checkpoint_dir=str(folder), checkpoint_period_steps=4, **own)
 
 
-def saved(config: JobConfig) -> list[CheckpointId]:
+def saved(config: EngineConfig) -> list[CheckpointId]:
     """Complete checkpoints, newest first."""
     return complete_ids(open_storage(f"{config.checkpoint_dir}/{config.job}"))

@@ -5,7 +5,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import cast
 
-from pacekeeper.trainer.distributed.kv_store import DEATHS_KEY, Stores, fence_key, group_key, notice
+from pacekeeper.trainer.elastic.agreement.kv_store import (
+    DEATHS_KEY,
+    Stores,
+    fence_key,
+    group_key,
+    notice,
+)
 from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP
 
 

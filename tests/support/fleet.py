@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.core.config.job import JobConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
@@ -30,7 +30,7 @@ from support.rings import records_in
 PATIENCE_S = 180.0
 
 
-def write_config(path: Path, config: JobConfig) -> Path:
+def write_config(path: Path, config: EngineConfig) -> Path:
     """`config` as a TOML file."""
     lines = [f"{name} = {json.dumps(value)}" for name, value in asdict(config).items()]
     path.write_text("\n".join(["[engine]", *lines]) + "\n")
@@ -49,7 +49,7 @@ class Fleet:
     """
 
     directory: Path
-    config: JobConfig
+    config: EngineConfig
     num_nodes: int = 1
     ranks_per_node: int = 4
     body: Callable[[RankSpec], None] | None = rank_in_float64
@@ -291,15 +291,15 @@ class Beside:
 
 
 def _supervise(
-    config: JobConfig,
+    config: EngineConfig,
     options: dict[str, Any],
     body: Callable[[RankSpec], None],
     log_path: str,
     server: str,
     keeper: int,
 ) -> None:
+    from pacekeeper.trainer.elastic.joining.node_join import JoinSpec, join
     from pacekeeper.trainer.elastic.launch_spec import NodeSpec
-    from pacekeeper.trainer.elastic.node_join import JoinSpec, join
     from pacekeeper.trainer.elastic.restart_policy import supervise_with_restarts
 
     if server:

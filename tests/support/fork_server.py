@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pacekeeper.trainer.elastic.launcher import ENGINE_NEEDS, rank_server
+from pacekeeper.trainer.elastic.launcher import RANKS_NEED, rank_server
 
 LOADED = (
-    *ENGINE_NEEDS,
+    *RANKS_NEED,
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
     "pacekeeper.trainer.elastic.restart_policy",
     "pacekeeper.cli.common.lazy_group",

@@ -78,7 +78,8 @@ class Sabotage:
 
     def _arm(self, spec: RankSpec) -> None:
         from pacekeeper.trainer.elastic.engine_worker import EngineWorker as worker
-        from pacekeeper.trainer.engine import engine, probe
+        from pacekeeper.trainer.engine import engine
+        from pacekeeper.trainer.groups import probe
         from pacekeeper.trainer.parallel import moves
 
         struck = list[int]()
@@ -193,17 +194,21 @@ class LateStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadCopy:
-    """Right after `step`, one bit of rank `victim`'s first expert of `layer` is another."""
+    """Once, right after `step`, one bit of rank `victim`'s first expert of `layer` is another."""
 
     victim: int
     step: int
     layer: int
+    is_repeated: bool = False  # whenever the step is done
 
     def __call__(self, spec: RankSpec) -> None:
         from pacekeeper.trainer.elastic.engine_worker import EngineWorker
 
+        flipped: list[int] = []
+
         def flip(target: EngineWorker) -> None:
-            if target.step == self.step:
+            if target.step == self.step and (not flipped or self.is_repeated):
+                flipped.append(1)
                 flip_bit(next(iter(target.engine.store.stacked(self.layer).values())))
 
         if spec.rank == self.victim:

@@ -27,9 +27,10 @@ from pacekeeper.trainer.checkpoint.block_states import (
     state_digest,
 )
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
-from pacekeeper.trainer.distributed.checked_payload import exchange_values
 from pacekeeper.trainer.elastic.agreement.recovery_decision import RecoverySources, plan_recovery
+from pacekeeper.trainer.groups.checked_payload import exchange_values
 from pacekeeper.trainer.groups.group import Group, SingleProcess
+from pacekeeper.trainer.groups.typed_values import gather_values
 from pacekeeper.trainer.parallel.moves import commit_move, stage_move
 from support.rank_threads import ThreadGroup, run_ranks
 
@@ -154,13 +155,10 @@ class Trainee:
     def do_step(self, group: ThreadGroup) -> list[SaveResult]:
         """Train a step with the others, and begin what is due; what became of earlier saves."""
         saves = self.checkpoints
+        votes = gather_values(saves.own_vote(self.step + 1, self.layout), group)
+        saves.receive_votes(votes)
         own = [saves.is_storing, saves.snapshots.is_copying, self.own_total]
-        word = saves.encode_vote(self.step + 1, self.layout)
-        votes = exchange_values([*own, *word], group).tolist()
-        saves.receive_votes([vote[len(own) :] for vote in votes])
-        is_storing, is_copying, total = (
-            sum(vote[place] for vote in votes) for place in range(len(own))
-        )
+        is_storing, is_copying, total = exchange_values(own, group).sum(0).tolist()
         self.update(int(total))
         results = saves.save_if_due(self.position, is_storing=is_storing > 0)
         return results + saves.snapshot_if_due(
@@ -245,7 +243,7 @@ class Lone(Trainee):
 
     def save(self) -> None:
         """A checkpoint of now, written to its end."""
-        self.checkpoints.receive_votes([self.checkpoints.encode_vote(self.step, self.layout)])
+        self.checkpoints.receive_votes([self.checkpoints.own_vote(self.step, self.layout)])
         self.checkpoints.save_if_due(self.position, is_storing=False)
         self.checkpoints.close()
 

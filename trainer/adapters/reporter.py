@@ -16,7 +16,7 @@ import torch
 
 from pacekeeper.core.telemetry.attachment import Clock, ModelShape
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
-from pacekeeper.trainer.distributed.device import device_uuid, new_event
+from pacekeeper.trainer.groups.devices import device_uuid, new_event
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import (
     CpuClock,

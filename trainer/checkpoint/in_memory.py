@@ -29,7 +29,7 @@ from pacekeeper.trainer.checkpoint.block_states import BlockState, BlockStates
 from pacekeeper.trainer.checkpoint.policies.partial_experts import account_numbers, account_of
 from pacekeeper.trainer.checkpoint.staging import Arrival, HostCopies
 from pacekeeper.trainer.checkpoint.tensors import copy_pieces, piece_bytes, piece_specs
-from pacekeeper.trainer.distributed.checked_payload import (
+from pacekeeper.trainer.groups.checked_payload import (
     CRC_BYTES,
     all_to_all_bytes,
     exchange_values,

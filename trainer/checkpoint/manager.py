@@ -5,10 +5,11 @@ All ranks save and skip alike: what they could see differently travels in a vote
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isnan
+from typing import TypeVar
 
 from pacekeeper.core.checkpoint.interval import SaveCosts
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest, Piece, RunFingerprint
@@ -21,15 +22,20 @@ from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.trainer.checkpoint.async_writer import Saver, SaveResult, SaveStatus, Snapshot
 from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.block_states import BlockStates, blocks_on
-from pacekeeper.trainer.checkpoint.policies.interval import CheckpointCostMeter, CheckpointInterval
+from pacekeeper.trainer.checkpoint.policies.interval import (
+    CheckpointCostMeter,
+    CheckpointInterval,
+    IntervalVote,
+)
 from pacekeeper.trainer.checkpoint.policies.partial_experts import (
     Choice,
     MemoryRestore,
     PartialRestore,
+    PartialVote,
     log_lost_tokens,
     steps_of,
 )
-from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves
+from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves, WindowVote
 from pacekeeper.trainer.checkpoint.policies.window_replay import Replay
 from pacekeeper.trainer.checkpoint.restore import RestoreManager
 from pacekeeper.trainer.checkpoint.storage import SAY_AFTER_S
@@ -40,6 +46,7 @@ LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs
 STILL_BUSY = "the one before is still being written"
 STILL_AWAY = "the one before is still on its way, or broke and this group sends no more"
 _log = logging.getLogger(__name__)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +57,27 @@ class Position:
     step: int
     ticket: int
     last_loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveVote:
+    """What a rank says of its saves in the vote on a step; None: nothing of it is due.
+
+    Attributes:
+        copy_budget_bytes: What it may copy, where experts of a snapshot are chosen by that.
+        window: Of a checkpoint over several steps.
+        interval: Of the next checkpoint, where that is chosen by measured times.
+        partial: Of a checkpoint that may leave experts out.
+    """
+
+    copy_budget_bytes: float | None = None
+    window: WindowVote | None = None
+    interval: IntervalVote | None = None
+    partial: PartialVote | None = None
+
+
+def _given(votes: Iterable[V | None]) -> list[V]:
+    return [vote for vote in votes if vote is not None]
 
 
 class Checkpoints(RestoreManager):
@@ -82,7 +110,7 @@ class Checkpoints(RestoreManager):
         self.pace = CheckpointCostMeter(time.monotonic())
         self.period = CheckpointInterval(config.checkpoint_period_steps)
         self.replay: Replay | None = None  # steps of a window that are being done again
-        self._awaits_budgets, self._budget_bytes = False, 0.0  # that the last vote said
+        self._budget_bytes = 0.0  # that the last vote said
         self._num_copied: tuple[int, int] | None = None  # generation, experts of a snapshot
         self._num_skipped, self._skipped_step = 0, -1  # in a row, and the last of them
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
@@ -100,47 +128,41 @@ class Checkpoints(RestoreManager):
         """As its windows are now."""
         return self.windows.steps_again
 
-    def encode_vote(
+    def own_vote(
         self, step: int, layout: Layout, suspects: Collection[int] = frozenset()
-    ) -> list[float]:
-        """What this rank adds to its vote on the step that makes `step` of them; see `hear`.
+    ) -> SaveVote:
+        """What this rank adds to its vote on the step that makes `step` of them.
 
         `suspects`: ranks on nodes with a finding, as far as it was told.
         """
-        copies = self._budget_vote(step)
-        return copies + self._save_vote(step, layout, suspects)
-
-    def _budget_vote(self, step: int) -> list[float]:
-        """What this rank may copy, where a snapshot follows whose experts are chosen by that."""
         period = self.config.snapshot_period_steps
         is_due = self.config.experts_per_snapshot < 0 and period > 0 and step % period == 0
-        self._awaits_budgets = is_due
-        return [self.pace.budget_bytes] if is_due else []
-
-    def _save_vote(self, step: int, layout: Layout, suspects: Collection[int]) -> list[float]:
+        vote = SaveVote(copy_budget_bytes=self.pace.budget_bytes if is_due else None)
         if self._saver is None:
-            return []
-        failed = self._saver.has_failed
+            return vote
+        failed, budget_bytes = self._saver.has_failed, self.pace.budget_bytes
         if self.windows.is_on:
-            budget_bytes = self.pace.budget_bytes
-            return self.windows.encode_vote(
+            window = self.windows.own_vote(
                 layout, step, has_failed=failed, budget_bytes=budget_bytes
             )
+            return replace(vote, window=window)
         if self.period.is_chosen:
-            return self.period.encode_vote(self.pace.costs(time.monotonic()))
-        if not self.period.is_due(step):
-            return []
-        return self.partial.encode_vote(layout, has_failed=failed, suspects=suspects)
+            return replace(vote, interval=self.period.own_vote(self.pace.costs(time.monotonic())))
+        if not self.period.is_due(step) or not self.partial.is_on:
+            return vote
+        own = self.partial.own_vote(layout, has_failed=failed, suspects=suspects)
+        return replace(vote, partial=own)
 
-    def receive_votes(self, words: Sequence[Sequence[float]]) -> None:
-        """The words of all, the lowest rank's first; empty where nothing is due."""
-        if self._awaits_budgets and all(words):
-            self._budget_bytes = min(word[0] for word in words)
-            words = [word[1:] for word in words]
-        self._awaits_budgets = False
-        chosen = self.period if self.period.is_chosen else self.partial
-        if any(words):
-            (self.windows if self.windows.is_on else chosen).receive_votes(words)
+    def receive_votes(self, votes: Sequence[SaveVote]) -> None:
+        """Those of all ranks, the lowest one's first; what is None is so on all."""
+        if budgets := _given(vote.copy_budget_bytes for vote in votes):
+            self._budget_bytes = min(budgets)
+        if windows := _given(vote.window for vote in votes):
+            self.windows.receive_votes(windows)
+        if intervals := _given(vote.interval for vote in votes):
+            self.period.receive_votes(intervals)
+        if partials := _given(vote.partial for vote in votes):
+            self.partial.receive_votes(partials)
 
     def save_if_due(
         self, at: Position, *, is_storing: bool, is_last: bool = False

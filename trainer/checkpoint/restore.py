@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import isnan
 
@@ -36,7 +36,7 @@ from pacekeeper.trainer.checkpoint.reader import (
 )
 from pacekeeper.trainer.checkpoint.staging import host_copies
 from pacekeeper.trainer.checkpoint.storage import Storage, answered, below, open_storage, wait_aloud
-from pacekeeper.trainer.distributed.checked_payload import exchange_values
+from pacekeeper.trainer.groups.checked_payload import exchange_values
 from pacekeeper.trainer.groups.group import Group
 
 MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
@@ -45,7 +45,8 @@ MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
     """One rank's view. `resume`: as in the settings; `storage`: of its job, where it saves any;
-    `first_run_id`: of the job's first launch; `patience_s` until storage is given up.
+    `first_run_id`: of the job's first launch; `patience_s` until storage is given up; `distrusted`:
+    what must not be gone back to.
     """
 
     resume: str
@@ -53,6 +54,7 @@ class Candidates:
     run_id: int
     first_run_id: int
     patience_s: float
+    distrusted: set[CheckpointId] = field(default_factory=set)
 
     def paths(self) -> tuple[str, ...]:
         """Of what may be gone back to, newest first.
@@ -83,7 +85,8 @@ class Candidates:
         found = [
             one
             for one in complete_ids(storage)
-            if self.resume == "auto" or one.run_id >= self.first_run_id
+            if (self.resume == "auto" or one.run_id >= self.first_run_id)
+            and one not in self.distrusted
         ]
         if len(found) <= MAX_CANDIDATES:
             return found
@@ -106,6 +109,10 @@ class Candidates:
             return ()
         if self.resume == "never" and self.run_id == self.first_run_id:
             return ()  # nothing can be there yet, and storage that refuses stops no training
+        return self.shared(group)
+
+    def shared(self, group: Group) -> tuple[str, ...]:
+        """The paths of the lowest rank, on all ranks, which call this together."""
         mine = [CheckpointId.of_name(path.rpartition("/")[2]) for path in self.paths()]
         ids = [one for one in mine if one is not None][:MAX_CANDIDATES]
         values = [x for one in ids for x in (one.run_id, one.generation, one.step)]
@@ -183,6 +190,20 @@ class RestoreManager:
     def agree_on_start(self, group: Group) -> tuple[str, ...]:
         """What the lowest rank would resume from; empty: nothing. Raises HostError."""
         return self._candidates.agreed(group)
+
+    def agree_on_earlier(self, step: int, group: Group) -> tuple[str, ...]:
+        """Paths with no later state than that of `step`, newest first; the same on all ranks.
+
+        No later checkpoint is gone back to in this run from now on.
+        """
+        earlier = []
+        for path in self._candidates.shared(group):
+            of = _id_of(path)
+            if of is not None and of.step > step:
+                self._candidates.distrusted.add(of)
+            else:
+                earlier.append(path)
+        return tuple(earlier)
 
     def sources(self) -> tuple[str, ...]:
         """As `candidates`, with MEMORY where the newest snapshot has its place, once there is one.

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pacekeeper.trainer.distributed.device import new_event
+from pacekeeper.trainer.groups.devices import new_event
 
 T = TypeVar("T")
 

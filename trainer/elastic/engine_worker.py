@@ -6,9 +6,9 @@ members are lost the same engine goes on in new groups, with what survives of ea
 
 import logging
 import math
+import os
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -18,28 +18,26 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from pacekeeper.core.config.engine import PATHS, EngineConfig
-from pacekeeper.core.errors import ConfigError, CorruptStateError, HostError
-from pacekeeper.core.incidents.rank_ranges import format_ranks
+from pacekeeper.core.errors import ConfigError, CorruptStateError, HostError, PacekeeperError
 from pacekeeper.core.kernel_laws.noise import DEVICE_NOISE, NO_NOISE
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
-from pacekeeper.core.layout.shrink import ReplicationFloor
+from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
 from pacekeeper.core.telemetry.attachment import Clock, ModelShape
 from pacekeeper.trainer.adapters.reporter import default_clock
 from pacekeeper.trainer.checkpoint.async_writer import SaveResult
 from pacekeeper.trainer.checkpoint.block_reader import Restored
-from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
+from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position, SaveVote
 from pacekeeper.trainer.checkpoint.policies.partial_experts import MemoryRestore, PartialRestore
-from pacekeeper.trainer.distributed.device import device_number, device_uuid, num_devices
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Vote
 from pacekeeper.trainer.elastic.plan_intake import Plan, read_offered_plan
-from pacekeeper.trainer.elastic.step_log import StepLog
+from pacekeeper.trainer.elastic.step_log import JobLog, StepLog
 from pacekeeper.trainer.elastic.worker import NO_LOSS, Worker
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
-from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, Burner, FaultInjector
+from pacekeeper.trainer.emulation.faults import Burner, FaultInjector, fault_targets
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.job import (
     announce,
@@ -48,17 +46,18 @@ from pacekeeper.trainer.engine.job import (
     engine_options,
     learning_rate,
     make_optimizer,
-    open_log,
     prepare_job,
     require_budget,
     warn_of_overruns,
 )
-from pacekeeper.trainer.engine.probe import run_probe
-from pacekeeper.trainer.engine.run_log import RunLog, StepRecord
+from pacekeeper.trainer.engine.run_log import StepRecord
 from pacekeeper.trainer.engine.values import PreparedMove, PreparedStep
 from pacekeeper.trainer.groups.agreement import on_all_ranks, require_agreement
+from pacekeeper.trainer.groups.devices import device_number, device_uuid
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.groups.former import Generation, make_former
+from pacekeeper.trainer.groups.probe import run_probe
+from pacekeeper.trainer.groups.typed_values import gather_values
 from pacekeeper.trainer.groups.waiting import WaitLimits
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import CpuClock
@@ -66,11 +65,16 @@ from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.checkpoint_reader import INDEX
 from pacekeeper.trainer.parallel.layouts import check_layout
 from pacekeeper.trainer.parallel.moves import require_slots
-from pacekeeper.trainer.parallel.replica_check import compare_replicas, heal_replicas, plan_healing
+from pacekeeper.trainer.parallel.replica_check import ReplicaGuard
 
-_MOST_NAMED = 4  # differences in a message
-_MOST_RECORDS = 4  # kept for the log
+_MOST_RETURNS = 3  # to the same checkpoint, for replicas that differ
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankVote:
+    commit: Vote
+    saves: SaveVote
 
 
 @dataclass(kw_only=True)
@@ -79,11 +83,10 @@ class EngineWorker(Worker):
 
     plan: Plan | None = None
     _generation: Generation | None = None
-    _run_log: RunLog | None = None
     _prepared: PreparedStep = field(init=False)
-    _failure: Exception | None = None
+    _failure: Exception | None = None  # before the first step
+    _export_error: Exception | None = None
     _ended_s: float = 0.0  # the step before
-    _records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_MOST_RECORDS))
     _begun: int = -1  # the step that was last begun
     _is_redone: bool = False
     _busy_s: float = 0.0  # of the emulated device, before that step
@@ -94,13 +97,15 @@ class EngineWorker(Worker):
         ranks = tuple(range(spec.world_size))
         self.device = torch.device("cpu")
         if config.device == "cuda":
-            number = device_number(spec.rank, spec.node_of, num_devices())
-            self.device = torch.device("cuda", number)
+            self.device = torch.device("cuda", device_number(spec.rank, spec.node_of))
             torch.cuda.set_device(self.device)
-        else:
-            torch.set_num_threads(1)
+        elif "OMP_NUM_THREADS" not in os.environ:
+            ranks_on_node = list(spec.node_of.values()).count(spec.node_of[spec.rank])
+            torch.set_num_threads(max((os.cpu_count() or 1) // ranks_on_node, 1))
         self._former = make_former(self.device)
         self.steps = StepLog(spec.run_dir, spec.rank, is_continued=spec.first_run_id > 0)
+        self.job_log = JobLog(config, Path(spec.run_dir))
+        self.replica_guard = ReplicaGuard()
         self.emulated: EngineDevice | None = None
         # What is wrong here may be wrong on this node only: all members hear of it in `resume`.
         try:
@@ -120,6 +125,7 @@ class EngineWorker(Worker):
         if spec.rank == ranks[0]:
             announce(config, self.job, self.device, ranks_on_node)
         require_budget(config, self.job, spec.rank, self.device, ranks_on_node)
+        self.job_log.has_evaluation = self.job.evaluation is not None
         self.layout = self.job.layout
         self.engine = Engine(
             self.job.skeleton,
@@ -138,12 +144,9 @@ class EngineWorker(Worker):
             emulate(config, self.job, self.emulated, is_announced=spec.rank == ranks[0])
         elif spec.faults_dir and self.device.type == "cpu":
             self._burner = Burner()
-        slowable = self.emulated or self._burner
-        if spec.faults_dir and slowable is not None:
+        if spec.faults_dir and (targets := fault_targets(self.emulated, self._burner)):
             self.faults = FaultInjector(
-                directory=Path(spec.faults_dir),
-                rank=spec.rank,
-                targets={COMPUTE_FAULT: slowable},
+                directory=Path(spec.faults_dir), rank=spec.rank, targets=targets
             )
         self.checkpoints = Checkpoints(
             config,
@@ -158,7 +161,6 @@ class EngineWorker(Worker):
     @property
     def config(self) -> EngineConfig:
         """The settings."""
-        assert isinstance(self.spec.config, EngineConfig), "chosen by them"
         return self.spec.config
 
     @property
@@ -257,11 +259,10 @@ class EngineWorker(Worker):
         return {f"[engine] {name}": value for name, value in settings.items()}
 
     def _open_log(self) -> None:
-        if self.spec.rank != self.group.members[0] or self._run_log is not None:
+        if self.spec.rank != self.group.members[0]:
             return
         is_continued = self.step > 0 or self.spec.first_run_id > 0
-        folder = Path(self.spec.run_dir)
-        self._run_log = open_log(self.config, folder, is_continued=is_continued)
+        self.job_log.lead(is_continued=is_continued)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -274,21 +275,30 @@ class EngineWorker(Worker):
             if self._failure is None:
                 self.checkpoints.snapshots.leave()
 
+    def check_groups(self) -> None:
+        if self.device.type == "cuda" and self._generation is not None:
+            self._generation.check()
+
     def close(self) -> None:
-        if self._run_log is not None:
-            self._run_log.close()
+        self.job_log.close()
         if self.emulated is not None:
             warn_of_overruns(self.emulated, self.spec.rank)
+        if self._export_error is not None:
+            raise self._export_error
 
     def finish(self) -> None:
         folder, control = self.config.export_dir, self.generation.groups.control
+        self._evaluate_last_step()
         # At the start there was none: it is of this run, written before some rank was lost.
         is_there = bool(folder) and (Path(folder) / INDEX).exists()
         if folder and self.step >= self.config.steps:
-            if not control.all_gather(torch.tensor([is_there])).any():
-                self.engine.export(folder)
-            if self.spec.rank == control.ranks[0]:
-                _log.info("exported to %s", folder)
+            try:
+                if not control.all_gather(torch.tensor([is_there])).any():
+                    self.engine.export(folder)
+                if self.spec.rank == control.ranks[0]:
+                    _log.info("exported to %s", folder)
+            except PacekeeperError as error:  # on all ranks; the last checkpoint is saved first
+                self._export_error = error
         control.all_gather(torch.zeros(1))
 
     def take_place(self) -> None:
@@ -316,7 +326,7 @@ class EngineWorker(Worker):
             self._open_log()
         except HostError as error:  # it leads since others are gone: training matters more
             _log.warning("this rank writes no log of the run: %s", error)
-        self._write_records()
+        self.job_log.write()
 
     def do_step(self) -> Ballot:
         config, engine = self.config, self.engine
@@ -332,8 +342,7 @@ class EngineWorker(Worker):
         rows = engine.rows(config.rows_per_step)
         prepared = engine.prepare_step(batch_of(config, self.job.sampler, self.step, rows))
         loss, norm = prepared.result.loss.item(), prepared.result.grad_norm.item()
-        if self.device.type == "cuda":  # where a lost member shows in garbage
-            self.generation.check()
+        self.check_groups()
         self.plan = read_offered_plan(self.hooks, self.layout, self.plan, self._check_fits)
         self._prepared, self.pending, self.pending_layout = prepared, self._update, None
         self.phase = Phase.VOTE
@@ -375,15 +384,13 @@ class EngineWorker(Worker):
             is_awaited=self.join_queue is not None
             and bool(self.join_queue.candidates(self.spec.node_of)),
         )
-        word = [] if self.pending_layout else self._checkpoint_vote()
-        own = torch.tensor(mine.encode() + word, dtype=torch.float64)
-        votes = self.generation.groups.control.all_gather(own).tolist()
-        size = len(mine.encode())
-        self.checkpoints.receive_votes([vote[size:] for vote in votes])
-        return Ballot(votes=tuple(Vote.decode(values) for values in votes))
-
-    def _checkpoint_vote(self) -> list[float]:
-        return self.checkpoints.encode_vote(self.step + 1, self.layout, self.hooks.suspect_ranks())
+        saves = SaveVote()
+        if self.pending_layout is None:
+            suspects = self.hooks.suspect_ranks()
+            saves = self.checkpoints.own_vote(self.step + 1, self.layout, suspects)
+        votes = gather_values(_RankVote(commit=mine, saves=saves), self.generation.groups.control)
+        self.checkpoints.receive_votes([vote.saves for vote in votes])
+        return Ballot(votes=tuple(vote.commit for vote in votes))
 
     def do_move(self, new: Layout, restore: Sequence[str] = ()) -> int:
         self.phase = Phase.PRE
@@ -418,8 +425,8 @@ class EngineWorker(Worker):
     def _go_back(self, found: Restored | MemoryRestore, groups: EngineGroups) -> None:
         self.checkpoints.apply(found)
         self.engine.go_back(found.layout, groups, found.step)
-        self._records.clear()
-        self.step = found.step
+        self.job_log.forget()
+        self.step = self.replica_guard.sound_step = found.step
         self.last_loss = NO_LOSS if found.last_loss is None else found.last_loss
 
     def offered_layout(self) -> Layout | None:
@@ -428,31 +435,36 @@ class EngineWorker(Worker):
     def do_probe(self, number: int) -> None:
         self.hooks.start_probe(number)
         result = run_probe(self.generation.groups, self.hooks.timer, self.device)
+        self.check_groups()
         if result is not None:
             self.hooks.report_probe(step=self.step, number=number, **asdict(result))
 
-    def check_replicas(self) -> None:
-        groups, step = self.generation.groups, self.step - 1
-        found = compare_replicas(self.engine.states, self.layout, groups.control)
-        moves = plan_healing(found)
-        if moves is None:
+    def check_replicas(self) -> RecoveryPlan | None:
+        groups = self.generation.groups
+        outcome = self.replica_guard.check(self.engine.states, self.step, self.layout, groups)
+        for event in outcome.events:
+            self.steps.write(event)
+        if outcome.sound_step is None:
+            return None
+        newest = max(self.layout.generation, self.hooks.ring.command().plan_generation)
+        generation = 1 + int(groups.control.all_gather(torch.tensor([newest])).max())
+        paths = self.checkpoints.agree_on_earlier(outcome.sound_step, groups.control)
+        if not paths or outcome.num_returns > _MOST_RETURNS:
+            why = f"for the {outcome.num_returns}th time in a row"
+            if not paths:
+                why = f"there is no checkpoint of step {outcome.sound_step} or before"
             raise CorruptStateError(
-                f"after step {step} replicas differ and none has a majority: "
-                + "; ".join(map(str, found[:_MOST_NAMED])),
-                remedy="restart from a checkpoint of a step whose check passed ('checked' in the "
-                "steps files), and test memory and device of the ranks that differ",
+                f"{outcome.difference}; {why}",
+                remedy="test memory and devices of the ranks that differ; start again, with "
+                "checkpoint_dir, or 3 replicas of each expert, of which a majority heals the third",
             )
-        if moves:
-            heal_replicas(self.engine.states, moves, self.layout, groups.exchange)
-            suspects = sorted({rank for one in found for rank in one.suspects})
-            _log.warning(
-                "step=%d replicas on ranks %s differed from the majority and were replaced: "
-                "suspect silent corruption of their devices or memory",
-                step,
-                format_ranks(suspects),
-            )
-            self.steps.write({"event": "healed", "step": step, "ranks": suspects})
-        self.steps.write({"event": "checked", "step": step})
+        _log.warning(
+            "%s: all go back to a checkpoint of step %d or before; suspect silent corruption of "
+            "one of their devices",
+            outcome.difference,
+            outcome.sound_step,
+        )
+        return RecoveryPlan(layout=replace(self.layout, generation=generation), restore=paths)
 
     def save(self, *, is_storing: bool, is_copying: bool = False, is_last: bool = False) -> None:
         at = Position(
@@ -496,7 +508,7 @@ class EngineWorker(Worker):
         if (device := self.emulated) is not None:
             line |= {"overrun_s": device.overrun_s, "compute_s": device.busy_s - self._busy_s}
         self.steps.write(line)
-        self._records.append(
+        self.job_log.add(
             StepRecord(
                 step=self.step,
                 loss=loss,
@@ -511,18 +523,21 @@ class EngineWorker(Worker):
         self.checkpoints.step_is_over(self.step)
 
     def after_step(self) -> None:
-        sampler, period = self.job.evaluation, self.config.evaluation_period_steps
-        is_due = self.step == self.config.steps or (period and self.step % period == 0)
-        if sampler is not None and is_due:
+        period = self.config.evaluation_period_steps
+        if period and self.step % period == 0 and self.step < self.config.steps:
+            self._evaluate()
+        self.job_log.write()
+
+    def _evaluate_last_step(self) -> None:
+        """Evaluate what was trained, unless all ranks have: one may have died in it."""
+        if self.job_log.has_last_step:
+            is_missing = torch.tensor([self.job_log.awaits_evaluation])
+            if self.generation.groups.control.all_gather(is_missing).any():
+                self._evaluate()
+        self.job_log.write()
+
+    def _evaluate(self) -> None:
+        if (sampler := self.job.evaluation) is not None:
             rows = self.engine.rows(sampler.num_first_places(0))
             loss = self.engine.evaluate(batch_of(self.config, sampler, 0, rows))
-            self._records[-1] = replace(self._records[-1], evaluation_loss=loss.item())
-        self._write_records()
-
-    def _write_records(self) -> None:
-        """Write the steps that the log lacks: another rank, which is gone, may have led."""
-        if (log := self._run_log) is None:
-            return
-        for record in self._records:
-            if record.step > log.last_step:
-                log.write(record)
+            self.job_log.add_evaluation(loss.item())

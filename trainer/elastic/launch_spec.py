@@ -1,16 +1,13 @@
 """What the launcher of one node is started with: settings, and the numbers of node and ranks."""
 
 import contextlib
-import platform
 import resource
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pacekeeper.core.addresses import split_address
-from pacekeeper.core.config.engine import PATHS
-from pacekeeper.core.config.job import JobConfig
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.config.engine import PATHS, EngineConfig
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 
@@ -34,7 +31,7 @@ class NodeSpec:
     Unless it has a `seat` in a job that is running.
     """
 
-    config: JobConfig
+    config: EngineConfig
     node_rank: int
     num_nodes: int
     ranks_per_node: int
@@ -55,28 +52,6 @@ class NodeSpec:
             split_address(self.rendezvous)
         except ValueError as error:
             raise ValueError(f"rendezvous: {error}") from None
-        if self.seat is None and isinstance(self.config, TrainConfig):
-            self._check_pipelines(self.config)
-            self._check_slots(self.config)
-
-    def _check_pipelines(self, config: TrainConfig) -> None:
-        """Raises ValueError where the ranks do not make whole pipelines."""
-        stages, tensor = config.num_stages, config.tensor_size
-        if self.world_size % (stages * tensor):
-            raise ValueError(
-                f"num_stages x tensor_size: pipelines of {stages} x {tensor} ranks need a multiple "
-                f"of {stages * tensor} ranks, the job has {self.world_size}"
-            )
-
-    def _check_slots(self, config: TrainConfig) -> None:
-        """Raises ValueError where the job could not even begin within its slots."""
-        slots, ranks = config.slots_per_rank, self.world_size // config.num_stages
-        replicas = config.num_experts * min(config.replicas, ranks)
-        if slots and slots * ranks < replicas:
-            raise ValueError(
-                f"slots_per_rank: expected at least {-(-replicas // ranks)} (per layer "
-                f"{replicas} expert replicas on {ranks} ranks) or 0, got {slots}"
-            )
 
     @property
     def ranks(self) -> range:
@@ -101,18 +76,11 @@ class NodeSpec:
 
     @property
     def terms(self) -> dict[str, object]:
-        """What all launchers of the job must have been told alike.
-
-        The text to train on is the standard library of the Python at hand.
-        """
+        """What must be equal on all launchers of the job."""
         settings = asdict(self.config)
-        for name in ("clock", "device", *PATHS):  # node 0's holds for all, and places on one node
-            settings.pop(name, None)
-        return settings | {
-            "num-nodes": self.num_nodes,
-            "ranks-per-node": self.ranks_per_node,
-            "Python": platform.python_version(),
-        }
+        for name in ("device", *PATHS):  # node 0's holds for all, and places on one node
+            del settings[name]
+        return settings | {"num-nodes": self.num_nodes, "ranks-per-node": self.ranks_per_node}
 
 
 RANK_BYTES = 128 << 20  # of its own, beside torch itself: 135 to 143 MB with the smallest models
@@ -179,7 +147,7 @@ class RankSpec:
     `world_size`: ranks the job began with; a newcomer is none of them.
     """
 
-    config: JobConfig
+    config: EngineConfig
     rank: int
     world_size: int
     node_of: Mapping[int, int]

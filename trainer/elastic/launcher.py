@@ -22,13 +22,12 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from pacekeeper.core.addresses import split_address
-from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import RankExitRecord
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING
-from pacekeeper.trainer.distributed.device import choose_clock, num_devices, say_clock
-from pacekeeper.trainer.distributed.kv_store import (
+from pacekeeper.trainer.elastic.agreement.consensus import FailureTimeouts
+from pacekeeper.trainer.elastic.agreement.kv_store import (
     DEATHS_KEY,
     FINISHED_KEY,
     LEAST_CONNECT_S,
@@ -40,19 +39,17 @@ from pacekeeper.trainer.distributed.kv_store import (
     host_store_near,
     notice,
 )
-from pacekeeper.trainer.elastic.agreement.consensus import FailureTimeouts
 from pacekeeper.trainer.elastic.agreement.messages import JOB_KEY, JobFacts
 from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP, NO_GROUP
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec, check_startable, node_limits
 from pacekeeper.trainer.elastic.loop import LEFT_BEHIND, rank_main
 from pacekeeper.trainer.elastic.rendezvous import meet, newest_run_id
-from pacekeeper.trainer.engine.rank_process import choose_device
+from pacekeeper.trainer.groups.devices import choose_device, log_device, num_devices
 from pacekeeper.trainer.groups.former import make_former
 from pacekeeper.trainer.hooks.ring_writer import Ring, claim_directory
 
 # The optimizer imports dynamo at its first step: here once, else in every rank.
-RANKS_NEED = ("pacekeeper.trainer.elastic.loop", "torch._dynamo")
-ENGINE_NEEDS = ("pacekeeper.trainer.elastic.engine_worker", *RANKS_NEED)
+RANKS_NEED = ("pacekeeper.trainer.elastic.engine_worker", "torch._dynamo")
 
 
 class LauncherRun(Protocol):
@@ -120,14 +117,9 @@ def supervise(
     device) and UnreachableError (no rendezvous).
     """
     check_startable(spec.ranks_per_node, spec.world_size, node_limits())
-    wanted, default, devices = (
-        spec.config.wanted_clock,
-        spec.config.default_clock,
-        num_devices(),
-    )
-    clock = choose_clock(wanted, devices, default)
-    if clock == "device" and isinstance(spec.config, EngineConfig):
-        choose_device("cuda", devices, spec.ranks_per_node)  # a device of its own for each rank
+    wanted, devices = spec.config.wanted_device, num_devices()
+    device = choose_device(wanted, devices, spec.ranks_per_node)
+    if device == "cuda":
         make_former(torch.device("cuda"))  # or nothing could be survived: better no rank starts
     host, port = split_address(spec.rendezvous)
     if spec.node_rank > 0:
@@ -145,14 +137,14 @@ def supervise(
             node_rank=spec.node_rank,
             num_nodes=spec.num_nodes,
             own=f"{host}:{server.port}",
-            clock=clock,
+            device=device,
             terms=spec.terms,
             after_run_id=0 if spec.node_rank else newest_run_id(spec.config),
         )
-        if wanted == "auto":  # one clock for all nodes: that of node 0
-            clock = choose_clock(met.clock, devices, default)
-        say_clock(clock, wanted, devices, len(spec.ranks))
-        spec = replace(spec, config=spec.config.with_clock(clock))
+        if wanted == "auto":  # one kind for all nodes: that of node 0
+            device = choose_device(met.device, devices, spec.ranks_per_node)
+        log_device(device, wanted, devices=devices, ranks=len(spec.ranks))
+        spec = replace(spec, config=replace(spec.config, device=device))
         supervisor = Supervisor(spec, met.addresses, met.run_id, body)
         return run_ranks(supervisor, restart_hooks)
     finally:
@@ -224,8 +216,7 @@ class Supervisor:
         """Start all ranks, from a server that has torch loaded already."""
         for node in range(len(self.addresses)):
             self.stores.client(node)  # a death is told at once, not after connecting
-        is_engine = isinstance(self.spec.config, EngineConfig)
-        context = rank_server(ENGINE_NEEDS if is_engine else RANKS_NEED)
+        context = rank_server()
         for rank in self.spec.ranks:
             process = context.Process(
                 target=_run,

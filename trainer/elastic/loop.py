@@ -19,17 +19,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from pacekeeper.core.config.engine import EngineConfig
-from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
-from pacekeeper.trainer.distributed.kv_store import Stores
-from pacekeeper.trainer.elastic import admission
 from pacekeeper.trainer.elastic.agreement.consensus import Agreement, AllDone, Fenced
+from pacekeeper.trainer.elastic.agreement.kv_store import Stores
 from pacekeeper.trainer.elastic.agreement.messages import ConsensusDecision, Report, widened
 from pacekeeper.trainer.elastic.agreement.recovery_decision import RecoverySources, plan_recovery
+from pacekeeper.trainer.elastic.joining import admission
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from pacekeeper.trainer.elastic.worker import Worker
 from pacekeeper.trainer.groups.group import PeerLost
@@ -61,8 +59,10 @@ def rank_main(spec: RankSpec) -> None:
         force=True,
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(spec.stores[spec.node_of[spec.rank]]))
+    from pacekeeper.trainer.elastic.engine_worker import EngineWorker  # imports transformers
+
     try:
-        train(spec, worker_class(spec.config))
+        train(spec, EngineWorker)
     except Fenced as error:
         _log.error("%s", error)
         _leave(LEFT_BEHIND)
@@ -73,17 +73,6 @@ def rank_main(spec: RankSpec) -> None:
         _log.exception("a bug ended this rank")
         _leave(int(ExitCode.INTERNAL))
     _leave(int(ExitCode.OK))
-
-
-def worker_class(config: JobConfig) -> type[Worker]:
-    """Return what trains a job."""
-    if isinstance(config, EngineConfig):
-        from pacekeeper.trainer.elastic.engine_worker import EngineWorker
-
-        return EngineWorker
-    from pacekeeper.trainer.toy.engine.worker import Rank
-
-    return Rank
 
 
 def train(
@@ -125,6 +114,7 @@ def train(
         rank=spec.rank,
         node_of=rank.spec.node_of,
         timeout_s=spec.config.peer_timeout_s,
+        start_s=spec.config.start_timeout_s,
         known_dead=rank.hooks.dead_ranks,
     )
     lost = _begin(rank, stores, agreement, verdict)
@@ -141,11 +131,11 @@ def train(
             is_over = rank.step >= spec.config.steps
         if is_over:
             # Nobody leaves before all have committed the last step.
-            _, lost = _attempt(rank.finish)
+            _, lost = _attempt(rank, rank.finish)
             if lost is None:
                 break
             continue
-        was_last, lost = _attempt(lambda: _advance(rank))
+        was_last, lost = _attempt(rank, lambda: _advance(rank))
         if lost is not None:
             continue
         is_over = bool(was_last)
@@ -166,8 +156,10 @@ def _advance(rank: Worker) -> bool:
     """One step, its check, and what its votes agreed on (probe, move). True: it was the last."""
     ballot = rank.do_step()
     period = rank.spec.config.replica_check_period_steps
-    if period and rank.step % period == 0:
-        rank.check_replicas()
+    earlier = rank.check_replicas() if period and rank.step % period == 0 else None
+    if earlier is not None:
+        _go_back(rank, earlier)
+        return False
     rank.after_step()
     if ballot.is_stopping or rank.step >= rank.spec.config.steps:
         return True  # what a run ends with is saved when all are at its end
@@ -191,10 +183,26 @@ def _advance(rank: Worker) -> bool:
     return False
 
 
-def _attempt(action: Callable[[], T]) -> tuple[T | None, GroupFailure | None]:
+def _go_back(rank: Worker, plan: RecoveryPlan) -> None:
+    """Go over to an earlier state with the present members. Raises PeerLost."""
+    began_s = time.monotonic()
+    moved_bytes = rank.do_restore(plan.restore, plan.layout)
+    rank.take_place()
+    took_s = time.monotonic() - began_s
+    rank.enter(is_regroup=True, moved_bytes=moved_bytes, took_s=took_s)
+    _log.info("step=%d generation=%d restored", rank.step, plan.layout.generation)
+
+
+def _attempt(rank: Worker, action: Callable[[], T]) -> tuple[T | None, GroupFailure | None]:
     """The action's result, or why the group was lost in it."""
     try:
-        return action(), None
+        try:
+            return action(), None
+        except (PeerLost, PacekeeperError):
+            raise
+        except Exception:
+            rank.check_groups()  # collectives that a loss aborted may have left garbage
+            raise
     except PeerLost as error:
         return None, GroupFailure(why=str(error), is_silence=error.is_silence)
 
@@ -212,7 +220,7 @@ def _begin(
         rank.resume()
         rank.take_place()
 
-    _, lost = _attempt(resume)
+    _, lost = _attempt(rank, resume)
     if lost is None:
         rank.enter(is_regroup=False, moved_bytes=0, took_s=0.0)
         admission.publish_job_facts(rank, stores)
@@ -281,7 +289,7 @@ def _settle(
     rank: Worker, stores: Stores, agreement: Agreement, verdict: ConsensusDecision, began_s: float
 ) -> GroupFailure | None:
     """Form the agreed group, move in, stand ready to go on; the loss where that failed."""
-    moved_bytes, lost = _attempt(partial(_move_in, rank, stores, agreement, verdict))
+    moved_bytes, lost = _attempt(rank, partial(_move_in, rank, stores, agreement, verdict))
     if lost is not None:
         return lost
     took_s = time.monotonic() - began_s

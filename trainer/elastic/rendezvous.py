@@ -1,9 +1,9 @@
 """Rendezvous of a job's launchers in the store of node 0, whose address each of them knows.
 
-A launcher with other terms is rejected: job, all settings but the clock, number of nodes, ranks per
-node, Python version (the training text is its standard library). A place (`--node-rank`) is claimed
-by compare-and-set, once. A request to end is written into all stores before any rank is killed for
-being slow, so that every launcher follows it.
+A launcher with other terms is rejected: job, all settings but the device and paths, number of
+nodes, ranks per node. A place (`--node-rank`) is claimed by compare-and-set, once. A request to end
+is written into all stores before any rank is killed for being slow, so that every launcher follows
+it.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError, VersionError
 from pacekeeper.trainer.checkpoint.reader import ids
 from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
-from pacekeeper.trainer.distributed.kv_store import Stores, connect_store
+from pacekeeper.trainer.elastic.agreement.kv_store import Stores, connect_store
 from pacekeeper.trainer.elastic.agreement.messages import as_int, as_str, decode
 
 MOST_AHEAD_MS = 10 * 365 * 86_400_000  # of our clock: nothing was launched then
@@ -51,7 +51,7 @@ def _now_ms() -> int:
 
 RENDEZVOUS_TIMEOUT_S = 60.0
 _RUN_ID_KEY = "run_id"
-_CLOCK_KEY = "clock"
+_DEVICE_KEY = "device"
 _TERMS_KEY = "terms"  # the last one that node 0 sets before its own place
 _NAMED_NODES = 8  # of those that did not come
 
@@ -63,12 +63,12 @@ Terms = Mapping[str, object]
 class RendezvousResult:
     """What all nodes know after it: every node's store, and what node 0 decided for all.
 
-    `run_id` is Unix milliseconds by node 0's clock; `clock` is what its own ranks measure with.
+    `run_id` is Unix milliseconds by node 0's clock; `device` is what its own ranks compute on.
     """
 
     addresses: tuple[str, ...]
     run_id: int
-    clock: str
+    device: str
 
 
 def meet(
@@ -77,7 +77,7 @@ def meet(
     node_rank: int,
     num_nodes: int,
     own: str,
-    clock: str,
+    device: str,
     terms: Terms,
     after_run_id: int = 0,
 ) -> RendezvousResult:
@@ -123,14 +123,14 @@ def meet(
     told = json.dumps(dict(terms))
     if node_rank == 0:
         run_id = next_run_id(after_run_id)
-        for key, text in ((_RUN_ID_KEY, str(run_id)), (_CLOCK_KEY, clock), (_TERMS_KEY, told)):
+        for key, text in ((_RUN_ID_KEY, str(run_id)), (_DEVICE_KEY, device), (_TERMS_KEY, told)):
             stores.write(0, key, text)
     check_terms(rendezvous, wait_for(_TERMS_KEY), told)
     _take_place(stores, node_rank, own)
     met = RendezvousResult(
         addresses=tuple(_address(wait_for(place)) for place in places),
         run_id=decode("the launchers", wait_for(_RUN_ID_KEY), as_int),
-        clock=wait_for(_CLOCK_KEY),
+        device=wait_for(_DEVICE_KEY),
     )
     stores.close()
     return met

@@ -28,7 +28,7 @@ from pacekeeper.core.incidents.restart_policy import (
 )
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
-from pacekeeper.trainer.distributed.kv_store import STOP_KEY, Stores
+from pacekeeper.trainer.elastic.agreement.kv_store import STOP_KEY, Stores
 from pacekeeper.trainer.elastic.agreement.messages import JOB_KEY, JobFacts, number_in
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, LauncherRun, RestartHooks, supervise

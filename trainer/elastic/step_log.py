@@ -1,12 +1,18 @@
-"""A rank's own log of steps and events, for people and tests only: training never waits for it."""
+"""Logs of a rank and of the job, for people and tests only: training never waits for them."""
 
 import contextlib
 import json
 import logging
+from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import HostError
+from pacekeeper.trainer.engine.job import open_log
+from pacekeeper.trainer.engine.run_log import RunLog, StepRecord
 
+_MOST_RECORDS = 4  # kept for the log of the job
 _log = logging.getLogger(__name__)
 
 
@@ -38,3 +44,62 @@ class StepLog:
             _log.warning("rank=%d step log given up: %s", self._rank, error.strerror)
             with contextlib.suppress(OSError):
                 self._file.close()
+
+
+class JobLog:
+    """The log of the job: the leader writes it, and every rank has the newest steps at hand.
+
+    Whoever leads after a loss writes the steps that the log lacks.
+
+    Args:
+        config: Of the job.
+        run_dir: Folder of `steps.jsonl`.
+    """
+
+    def __init__(self, config: EngineConfig, run_dir: Path) -> None:
+        self._config, self._run_dir = config, run_dir
+        self._records: deque[StepRecord] = deque(maxlen=_MOST_RECORDS)
+        self._log: RunLog | None = None
+        self.has_evaluation = False
+
+    def lead(self, *, is_continued: bool) -> None:
+        """Write the log from now on. Raises HostError."""
+        if self._log is None:
+            self._log = open_log(self._config, self._run_dir, is_continued=is_continued)
+
+    def add(self, record: StepRecord) -> None:
+        """Add a committed step."""
+        self._records.append(record)
+
+    def add_evaluation(self, loss: float) -> None:
+        """Add the evaluation after the newest step."""
+        self._records[-1] = replace(self._records[-1], evaluation_loss=loss)
+
+    @property
+    def has_last_step(self) -> bool:
+        """Whether the newest step is the last of the run."""
+        return bool(self._records) and self._records[-1].step == self._config.steps - 1
+
+    @property
+    def awaits_evaluation(self) -> bool:
+        """Whether the newest step is the last of the run, and its evaluation is missing."""
+        is_due = self.has_evaluation and self.has_last_step
+        return is_due and self._records[-1].evaluation_loss is None
+
+    def write(self) -> None:
+        """Write the steps that the log lacks, as its leader."""
+        if self._log is None:
+            return
+        num_written = len(self._records) - self.awaits_evaluation
+        for record in list(self._records)[:num_written]:
+            if record.step > self._log.last_step:
+                self._log.write(record)
+
+    def forget(self) -> None:
+        """Forget the newest steps: training went back."""
+        self._records.clear()
+
+    def close(self) -> None:
+        """End the files."""
+        if self._log is not None:
+            self._log.close()

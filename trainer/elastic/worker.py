@@ -13,11 +13,11 @@ from torch._C._distributed_c10d import Store
 
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
-from pacekeeper.core.layout.shrink import ReplicationFloor
+from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
 from pacekeeper.trainer.checkpoint.manager import Checkpoints
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Progress
-from pacekeeper.trainer.elastic.join_queue import JoinQueue
+from pacekeeper.trainer.elastic.joining.join_queue import JoinQueue
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from pacekeeper.trainer.groups.waiting import WaitLimits
 from pacekeeper.trainer.hooks.hooks import Hooks
@@ -94,6 +94,10 @@ class Worker(ABC):
         """Leave the process groups, if there are any."""
 
     @abstractmethod
+    def check_groups(self) -> None:
+        """Raise PeerLost if a loss in the process groups may have left garbage."""
+
+    @abstractmethod
     def close(self) -> None:
         """End in peace: nobody needs the process groups any more."""
 
@@ -154,8 +158,17 @@ class Worker(ABC):
         """Measure the devices of the present members, once; it changes nothing. Raises PeerLost."""
 
     @abstractmethod
-    def check_replicas(self) -> None:
-        """Compare all replicas. Raises CorruptStateError, PeerLost."""
+    def check_replicas(self) -> RecoveryPlan | None:
+        """Compare all replicas, and heal those that a majority contradicts.
+
+        Returns:
+            How all go back to an earlier state, where replicas differ and none is known to be
+            right.
+
+        Raises:
+            CorruptStateError: There is no such state.
+            PeerLost: A member is lost.
+        """
 
     @abstractmethod
     def save(self, *, is_storing: bool, is_copying: bool = False, is_last: bool = False) -> None:

@@ -26,6 +26,7 @@ from pacekeeper.trainer.emulation.model_kernels import (
     ModuleKernels,
     model_kernels,
 )
+from pacekeeper.trainer.emulation.network import LINK_SHARE, EmulatedLinks
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime, WallClock
 from pacekeeper.trainer.model.skeleton import Skeleton
 
@@ -42,6 +43,7 @@ class EmulatedWork:
         rows_per_microbatch: Rows that are computed at once.
         num_microbatches: Of a step, of one rank.
         experts_per_token: Experts that compute a token.
+        exchanged_bytes: Rows that it sends to other ranks for their experts, and receives.
         slots: Slots of a layer over which a rank's rows are spread evenly.
         repeats_forward: Whether activations are recomputed in the backward pass.
     """
@@ -51,6 +53,7 @@ class EmulatedWork:
     rows_per_microbatch: float
     num_microbatches: float
     experts_per_token: int
+    exchanged_bytes: float
     slots: int
     repeats_forward: bool = False
 
@@ -71,6 +74,7 @@ class EngineDevice(WallClock):
 
     Attributes:
         noise: Of a micro-batch's time.
+        links: What the rows of experts travel on.
         busy_s: Modelled time so far.
         num_segments: Segments of compute so far.
         num_overruns: Those whose real arithmetic took longer than the modelled time.
@@ -78,6 +82,7 @@ class EngineDevice(WallClock):
     """
 
     noise: Noise
+    links: EmulatedLinks
     slowdown: float = 1.0
     busy_s: float = 0.0
     num_segments: int = 0
@@ -95,9 +100,12 @@ class EngineDevice(WallClock):
     @classmethod
     def seeded(cls, seed: int, law: NoiseLaw) -> "EngineDevice":
         """A device whose noise is drawn from a seed."""
-        source = random.Random(seed)
-        normal = partial(source.gauss, 0.0, 1.0)
-        return cls(noise=Noise(law, normal=normal, uniform=source.random))
+
+        def noise(salt: str) -> Noise:
+            source = random.Random(f"{seed}{salt}")
+            return Noise(law, normal=partial(source.gauss, 0.0, 1.0), uniform=source.random)
+
+        return cls(noise=noise(""), links=EmulatedLinks(noise=noise(" links")))
 
     def watch(
         self, skeleton: Skeleton, shapes: Skeleton, row_tokens: int, even: EmulatedWork
@@ -116,6 +124,8 @@ class EngineDevice(WallClock):
         kernels = model_kernels(skeleton, shapes)
         self._token_scale = even.row_tokens / row_tokens
         self._time_scale = even.step_s / even.kernels_s(kernels)
+        if even.exchanged_bytes > 0.0:
+            self.links.bytes_per_s = even.exchanged_bytes / (LINK_SHARE * even.step_s)
         skeleton.module.register_forward_pre_hook(self._begin_pass, with_kwargs=True)
         for name, one in kernels.modules.items():
             module = skeleton.module.get_submodule(name)

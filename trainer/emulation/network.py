@@ -1,47 +1,47 @@
-"""The emulated links and their injected fault: declared, never hidden, as the emulated device is.
+"""Emulated links and their injected fault: declared, never hidden, as the emulated device is.
 
-What is moved is really moved; then the rank waits until the modelled time of its bytes has passed
-and reports that time. A slow link between two ranks or nodes is the same order to both sides.
+What is moved is really moved; then the rank waits until the modelled time of its bytes has passed,
+and reports that time. A slow link between two ranks or nodes is the same fault on both.
 """
 
 import math
-import random
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass
 
-from pacekeeper.core.config.train import TrainConfig
+from pacekeeper.core.kernel_laws.noise import Noise
 from pacekeeper.trainer.emulation.faults import wait_until
-from pacekeeper.trainer.hooks.compute_timers import TransferTimer
 
-LINK_SHARE = 0.02  # of an even step's time goes into timed transfers: less than gloo itself needs
+LINK_SHARE = 0.02  # of an even step's time: less than the real exchanges need
 
 
 @dataclass(slots=True, kw_only=True)
-class EmulatedLinks(TransferTimer):
-    """Transfers of an emulated fabric. `slowdown` is the fault: 1.0 = healthy."""
+class EmulatedLinks:
+    """Times of transfers on an emulated fabric. `slowdown` is the fault: 1.0 = healthy.
 
-    bytes_per_s: float
-    jitter: float
-    seed: int
+    Attributes:
+        noise: Of a transfer's time.
+        bytes_per_s: Of this rank's link.
+    """
+
+    noise: Noise
+    bytes_per_s: float = math.inf
     slowdown: float = 1.0
-    _random: random.Random = field(init=False)
+    _spent_s: float = 0.0
+    _bytes: int = 0
 
-    def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
+    def begin(self) -> float:
+        """Return the time of now."""
+        return time.perf_counter()
 
-    @classmethod
-    def calibrated(cls, config: TrainConfig, world_size: int, *, seed: int) -> "EmulatedLinks":
-        """Links on which an even share of the dispatched rows takes LINK_SHARE of a step."""
-        rows = config.rows_per_step * config.row_tokens * config.experts_per_token // world_size
-        moved_bytes = 2.0 * rows * config.num_layers * config.hidden_size * 4.0
-        return cls(
-            bytes_per_s=moved_bytes / (LINK_SHARE * config.emulated_step_s),
-            jitter=config.emulated_jitter,
-            seed=seed,
-        )
+    def end(self, began: float, num_bytes: int) -> None:
+        """Wait until the modelled time of so many bytes has passed since `began`."""
+        modelled_s = num_bytes / self.bytes_per_s * self.noise.next() * self.slowdown
+        wait_until(began + modelled_s)
+        self._spent_s += modelled_s
+        self._bytes += num_bytes
 
-    def _passed_s(self, num_bytes: int, began_s: float) -> float:
-        modelled_s = num_bytes / self.bytes_per_s * self.slowdown
-        if self.jitter > 0.0:
-            modelled_s *= math.exp(self._random.gauss(-(self.jitter**2) / 2, self.jitter))
-        wait_until(began_s + modelled_s)
-        return modelled_s
+    def take(self) -> tuple[float | None, int]:
+        """Return (seconds, bytes) since the last call; (None, 0) if nothing was moved."""
+        taken = (self._spent_s, self._bytes) if self._bytes else (None, 0)
+        self._spent_s, self._bytes = 0.0, 0
+        return taken

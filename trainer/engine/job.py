@@ -325,12 +325,14 @@ def emulate(
     num_ranks = len(job.layout.ranks)
     rows = config.rows_per_step / num_ranks
     at_once = min(rows, config.rows_per_microbatch)
+    per_token = library.experts_per_token(job.skeleton.config)
     even = EmulatedWork(
         step_s=config.emulated_step_s,
         row_tokens=config.emulated_row_tokens or config.row_tokens,
         rows_per_microbatch=at_once,
         num_microbatches=rows / at_once,
-        experts_per_token=library.experts_per_token(job.skeleton.config),
+        experts_per_token=per_token,
+        exchanged_bytes=_exchanged_bytes(config, job, rows, per_token),
         slots=max(round(job.skeleton.num_experts * config.replicas / num_ranks), 1),
         repeats_forward=config.checkpoint_activations,
     )
@@ -344,6 +346,15 @@ def emulate(
             even.row_tokens,
         )
     return of
+
+
+def _exchanged_bytes(config: EngineConfig, job: Job, rows: float, per_token: int) -> float:
+    """Return the bytes that `rows` of a rank are, to other ranks and back, over all layers."""
+    num_ranks, skeleton = len(job.layout.ranks), job.skeleton
+    tokens = rows * config.row_tokens * per_token * (num_ranks - 1) / num_ranks
+    layers = sum(one is not None for one in skeleton.experts)
+    size = 4 if config.precision == "float32" else 2
+    return 2.0 * tokens * layers * library.hidden_size(skeleton.module) * size
 
 
 def warn_of_overruns(device: EngineDevice, rank: int) -> None:

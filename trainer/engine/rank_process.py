@@ -18,13 +18,13 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from pacekeeper.core.config.engine import EngineConfig
-from pacekeeper.core.errors import ConfigError, HostError, UnreachableError
+from pacekeeper.core.errors import ConfigError, UnreachableError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.kernel_laws.noise import DEVICE_NOISE, NO_NOISE
 from pacekeeper.core.telemetry.attachment import Clock
 from pacekeeper.trainer.adapters import reporter
-from pacekeeper.trainer.distributed.device import num_devices
-from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, Burner, FaultInjector
+from pacekeeper.trainer.emulation.faults import Burner, FaultInjector, fault_targets
+from pacekeeper.trainer.groups.devices import choose_device, num_devices
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.hooks.compute_timers import CpuClock, SegmentClock
 from pacekeeper.trainer.hooks.hooks import RUN_ID_VARIABLE
@@ -92,37 +92,6 @@ def place_from(environment: Mapping[str, str]) -> RankPlace:
     return place
 
 
-def choose_device(wanted: str, devices: int, ranks_on_node: int) -> str:
-    """Return "cuda" or "cpu".
-
-    Args:
-        wanted: "auto", "cuda" or "cpu".
-        devices: CUDA devices of this node.
-        ranks_on_node: Ranks of this node; each needs a device of its own.
-
-    Raises:
-        HostError: CUDA is asked for and there are too few devices.
-    """
-    if wanted == "cpu" or (wanted == "auto" and not devices):
-        return "cpu"
-    if not devices:
-        raise HostError(
-            "device cuda: torch sees no CUDA device here",
-            remedy="use --device cpu, or see what `pacekeeper doctor` says",
-        )
-    if ranks_on_node > devices:
-        raise HostError(
-            f"{ranks_on_node} ranks and {devices} CUDA devices on this node: each rank needs one",
-            remedy="lower --ranks-per-node, or use --device cpu",
-        )
-    return "cuda"
-
-
-def wanted_device(config: EngineConfig) -> str:
-    """Return what `choose_device` is to choose: arithmetic beside an emulated device is on CPU."""
-    return "cpu" if config.emulate else config.device
-
-
 def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str, str]) -> None:
     """Train as the rank that the environment names, until the end or a signal to stop.
 
@@ -142,7 +111,7 @@ def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str
             signal.signal(number, lambda given, _: asked.append(given))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     place = place_from(environment)
-    kind = choose_device(wanted_device(config), num_devices(), place.local_world_size)
+    kind = choose_device(config.wanted_device, num_devices(), place.local_world_size)
     device = torch.device(kind, place.local_rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
@@ -165,7 +134,7 @@ def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str
         faults = FaultInjector(
             directory=Path(folders.faults_dir),
             rank=place.rank,
-            targets={COMPUTE_FAULT: emulated or burner},
+            targets=fault_targets(emulated, burner),
         )
     hooks = reporter.attach(
         job=config.job,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
 from pacekeeper.trainer.engine.micro_batches import WorkSize
+from pacekeeper.trainer.hooks.compute_timers import DeviceEventClock, DeviceTransferTimer
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.parallel.experts import ExpertParallel
 
@@ -36,10 +37,14 @@ class Telemetry:
         experts.clock = hooks.timer
         if isinstance(hooks.timer, EngineDevice):
             experts.compute = hooks.timer.timed(experts.compute)
+            experts.transfers = hooks.timer.links
+        elif isinstance(hooks.timer, DeviceEventClock):
+            experts.transfers = DeviceTransferTimer(hooks.timer.new_event)
 
     def begin_step(self, step: int) -> None:
         """Start a step, or start it again after a failure."""
         self._is_redone, self._begun = step == self._begun, step
+        self._experts.take_transfers()  # of a step that was not committed
         self._hooks.begin_step(step)
 
     @contextmanager
@@ -63,10 +68,13 @@ class Telemetry:
             loss: Mean loss of the global batch; reported where reading it does not wait.
         """
         is_on_host = loss.device.type == "cpu"
+        transfer_s, transfer_bytes = self._experts.take_transfers()
         self._hooks.end_step(
             tokens=size.tokens,
             loss=loss.item() if is_on_host else None,
             is_redone=self._is_redone,
+            transfer_s=transfer_s,
+            transfer_bytes=transfer_bytes,
             sum_len_squared=size.sum_len_squared,
             host_s=self._experts.take_host_s(),
         )

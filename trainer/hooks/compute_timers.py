@@ -288,28 +288,46 @@ class DeviceEventClock:
         return event
 
 
-@dataclass(slots=True)
-class TransferTimer:
-    """Sums up time and bytes of collectives that all members enter together.
+class TransferTimer(Protocol):
+    """Adds up time and bytes of collectives that all members enter together.
 
-    Clocks of nodes cannot be compared; durations can, if the starts are simultaneous. `add` records
-    one collective, `take` returns the sum and resets it.
+    Clocks of nodes cannot be compared; durations can, if the starts are simultaneous.
     """
 
-    _spent_s: float = 0.0
-    _bytes: int = 0
+    def begin(self) -> Any:
+        """Start timing a collective; return what `end` takes."""
 
-    def add(self, num_bytes: int, began_s: float) -> None:
-        """Add a collective of `num_bytes` that began at `began_s` (time.perf_counter)."""
-        self._spent_s += self._passed_s(num_bytes, began_s)
-        self._bytes += num_bytes
+    def end(self, began: Any, num_bytes: int) -> None:
+        """End a collective that moved so many bytes from and to this rank."""
 
     def take(self) -> tuple[float | None, int]:
-        """Return (seconds, bytes) since the last call; seconds are None if no bytes were moved."""
-        spent_s = self._spent_s if self._bytes else None
-        moved = self._bytes
-        self._spent_s, self._bytes = 0.0, 0
-        return spent_s, moved
+        """Return (seconds, bytes) since the last call; (None, 0) if they are not known."""
 
-    def _passed_s(self, num_bytes: int, began_s: float) -> float:
-        return time.perf_counter() - began_s
+
+@dataclass(slots=True)
+class DeviceTransferTimer:
+    """Times collectives by device events; never synchronises.
+
+    Args:
+        new_event: As of `DeviceEventClock`.
+    """
+
+    new_event: Callable[[], Any]
+    _spans: list[tuple[Any, Any, int]] = field(default_factory=list)
+
+    def begin(self) -> Any:
+        began = self.new_event()
+        began.record()
+        return began
+
+    def end(self, began: Any, num_bytes: int) -> None:
+        ended = self.new_event()
+        ended.record()
+        self._spans.append((began, ended, num_bytes))
+
+    def take(self) -> tuple[float | None, int]:
+        spans, self._spans = self._spans, []
+        if not spans or not spans[-1][1].query():
+            return None, 0  # the device is not there yet
+        spent_ms = sum(began.elapsed_time(ended) for began, ended, _ in spans)
+        return spent_ms * 1e-3, sum(num_bytes for _, _, num_bytes in spans)

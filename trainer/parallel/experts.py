@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pacekeeper.trainer.groups.group import Group
-from pacekeeper.trainer.hooks.compute_timers import SegmentClock
+from pacekeeper.trainer.hooks.compute_timers import SegmentClock, TransferTimer
 from pacekeeper.trainer.parallel.dispatch_plan import DispatchPlan, ReplicaShares, plan_dispatch
 from pacekeeper.trainer.parallel.row_exchange import exchange_rows, take_rows
 
@@ -62,6 +62,8 @@ class ExpertParallel:
         compute: Grouped forward pass of the model's experts.
         dtype: Type of rows and weights in the experts; None: that of the parameters.
         clock: Pauses while rows are planned and exchanged.
+        transfers: Times the exchanges that all ranks enter together: those right after they have
+            exchanged counts; None: nothing does.
         is_idle: Whether the current micro-batch is a placeholder: this rank has no tokens, and only
             computes rows of others.
     """
@@ -70,6 +72,7 @@ class ExpertParallel:
     compute: GroupedForward
     dtype: torch.dtype | None = None
     clock: SegmentClock = field(default_factory=NoClock)
+    transfers: TransferTimer | None = None
     is_idle: bool = False
     _layers: dict[nn.Module, "_Layer"] = field(default_factory=dict)
     _pass: _Pass = _Pass.ONCE
@@ -110,6 +113,10 @@ class ExpertParallel:
         """Return the host's seconds of planning, without exchanges, since the last call."""
         taken, self._host_s = self._host_s, 0.0
         return taken
+
+    def take_transfers(self) -> tuple[float | None, int]:
+        """Return (seconds, bytes) of the timed exchanges since the last call."""
+        return (None, 0) if self.transfers is None else self.transfers.take()
 
     def take_computed_rows(self) -> list[list[int] | int]:
         """Return what was computed here since the last call, by layer and micro-batch.
@@ -153,7 +160,13 @@ class ExpertParallel:
 
     def _computed_elsewhere(self, module: nn.Module, rows_AH: Tensor, plan: DispatchPlan) -> Tensor:
         """Exchange rows, compute those that arrive, and exchange the answers; resume the clock."""
+        timer = None if self._pass is _Pass.REPEATS else self.transfers
+        began = None if timer is None else timer.begin()
         rows_RH = exchange_rows(rows_AH, self.group, plan.receive, plan.send, self.clock)
+        if timer is not None:
+            own = self.group.ranks.index(self.group.rank)
+            num_rows = len(rows_AH) + len(rows_RH) - plan.send[own] - plan.receive[own]
+            timer.end(began, num_rows * rows_AH.shape[1] * rows_AH.element_size())
         self.clock.resume()
         grouped_RH = take_rows(rows_RH, plan.grouped_from_R, plan.grouped_to_R)
         answers_RH = self.compute(module, grouped_RH, plan.rows_S)
@@ -202,6 +215,7 @@ class ExpertParallel:
         self.take_own_rows()
         self.take_computed_rows()
         self.take_host_s()
+        self.take_transfers()
 
     def checkpoint_contexts(
         self,

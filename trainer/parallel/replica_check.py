@@ -5,6 +5,7 @@ difference is silent corruption of a device, of memory or of a message, or a fau
 replica is right is a vote: of two none is.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.diff import Transfer
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.trainer.checkpoint.block_states import BlockStates, blocks_on
+from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.groups.group import Group
 from pacekeeper.trainer.parallel.moves import checksum, fetch_blocks
 from pacekeeper.trainer.parallel.row_exchange import exchange
 
 _WORD = 8  # bytes
+_MOST_NAMED = 4  # differences in a message
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +154,73 @@ def _checksums(states: BlockStates, block: Block) -> Tensor:
 def _checksum(tensor: Tensor, number: int) -> Tensor:
     data = tensor.contiguous().reshape(-1).view(torch.uint8)
     return checksum(torch.cat([data, data.new_zeros(-len(data) % _WORD)]), number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOutcome:
+    """What a comparison of all replicas came to.
+
+    Attributes:
+        events: For the log of this rank.
+        sound_step: Steps committed when replicas were last equal, if some differ now and none is
+            known to be right; None: all are equal, or were made so.
+        difference: What differs then.
+        num_returns: How often that happened since replicas were last equal, this time included.
+    """
+
+    events: tuple[dict[str, object], ...] = ()
+    sound_step: int | None = None
+    difference: str = ""
+    num_returns: int = 0
+
+
+class ReplicaGuard:
+    """Compares all replicas from time to time, and heals those that a majority contradicts.
+
+    Attributes:
+        sound_step: Steps committed when they were last equal, as far as this rank knows.
+    """
+
+    def __init__(self) -> None:
+        self.sound_step = 0
+        self._num_returns = 0
+
+    def check(
+        self, states: BlockStates, step: int, layout: Layout, groups: EngineGroups
+    ) -> CheckOutcome:
+        """Compare all replicas; all ranks call it together, between two steps.
+
+        Args:
+            states: Blocks held here.
+            step: Steps committed.
+            layout: The layout in force.
+            groups: Of its ranks.
+        """
+        found = compare_replicas(states, layout, groups.control)
+        moves = plan_healing(found)
+        suspects = sorted({rank for one in found for rank in one.suspects})
+        own: dict[str, object] = {"step": step - 1, "ranks": suspects}
+        if moves is None:
+            self._num_returns += 1
+            known = groups.control.all_gather(torch.tensor([self.sound_step, self._num_returns]))
+            sound_step, num_returns = known.amax(0).tolist()  # who came late knows of no check
+            named = "; ".join(map(str, found[:_MOST_NAMED]))
+            return CheckOutcome(
+                events=({"event": "differed"} | own,),
+                sound_step=sound_step,
+                num_returns=num_returns,
+                difference=f"after step {step - 1} replicas on ranks {format_ranks(suspects)} "
+                f"differ and none has a majority ({named})",
+            )
+        events: list[dict[str, object]] = []
+        if moves:
+            heal_replicas(states, moves, layout, groups.exchange)
+            _log.warning(
+                "step=%d replicas on ranks %s differed from the majority and were replaced: "
+                "suspect silent corruption of their devices or memory",
+                step - 1,
+                format_ranks(suspects),
+            )
+            events.append({"event": "healed"} | own)
+        self.sound_step, self._num_returns = step, 0
+        return CheckOutcome(events=(*events, {"event": "checked", "step": step - 1}))

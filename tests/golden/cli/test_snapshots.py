@@ -281,11 +281,6 @@ def agent(terminal: Terminal) -> None:
     terminal.run("agent", "--config", "none.toml", code=3)
 
 
-def train(terminal: Terminal) -> None:
-    Path("job.toml").write_text("[train]\nmax_restarts = 1\n")
-    terminal.run("train", "--config", "job.toml", code=3)
-
-
 def launch(terminal: Terminal) -> None:
     terminal.run("launch", "--join", "127.0.0.1:1", "--steps", "5", code=2)
 
@@ -594,6 +589,5 @@ OUTPUTS: dict[str, Callable[[Terminal], None]] = {
     "status": status,
     "tokens": tokens,
     "top": top,
-    "train": train,
     "uncordon": uncordon,
 }

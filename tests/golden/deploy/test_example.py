@@ -18,8 +18,8 @@ from pydantic import TypeAdapter
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.config.loader import read_config, table_classes
-from pacekeeper.core.config.train import TrainConfig
 from support.tree import ROOT
 
 EXAMPLE = ROOT / "deploy" / "pacekeeper.example.toml"
@@ -76,7 +76,7 @@ def test_the_example_is_what_the_code_says(request: pytest.FixtureRequest) -> No
 
 def test_the_example_has_every_key_and_changes_nothing() -> None:
     text = EXAMPLE.read_text()
-    for kind in (AgentConfig, ClientConfig, ControllerConfig, TrainConfig):
+    for kind in (AgentConfig, ClientConfig, ControllerConfig, EngineConfig):
         assert read_config(kind, text, file="example") == kind()
     document = tomllib.loads(text)
     assert {table: list(keys) for table, keys in document.items()} == {

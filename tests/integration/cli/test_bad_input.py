@@ -31,7 +31,14 @@ def assert_refused(done: subprocess.CompletedProcess[str], code: ExitCode, *word
         assert word in last
 
 
-@pytest.mark.parametrize("part", ["agent", "controller", "launch", "train"])
+def job_file(folder: Path, more: str = "") -> tuple[str, str]:
+    """Options that name a file with what a job cannot do without."""
+    path = folder / "job.toml"
+    path.write_text(f"[engine]\nmodel = 'm'\ndata = ['a.bin']\n{more}")
+    return "--config", str(path)
+
+
+@pytest.mark.parametrize("part", ["agent", "controller", "launch"])
 def test_an_unknown_key_names_file_and_key(part: str, tmp_path: Path) -> None:
     config = tmp_path / "my.toml"
     config.write_text("[detector]\nwarmup=3\n")
@@ -39,12 +46,12 @@ def test_an_unknown_key_names_file_and_key(part: str, tmp_path: Path) -> None:
     assert_refused(done, ExitCode.CONFIG, "my.toml", "[detector] warmup")
 
 
-@pytest.mark.parametrize("part", ["agent", "controller", "launch", "train"])
+@pytest.mark.parametrize("part", ["agent", "controller", "launch"])
 def test_a_wrong_type_names_what_was_expected(part: str, tmp_path: Path) -> None:
     config = tmp_path / "my.toml"
-    config.write_text("[train]\nsteps='many'\n")
+    config.write_text("[engine]\nsteps='many'\n")
     done = pacekeeper(part, "--config", str(config))
-    assert_refused(done, ExitCode.CONFIG, "[train] steps", "int", "many")
+    assert_refused(done, ExitCode.CONFIG, "[engine] steps", "int", "many")
 
 
 @pytest.mark.parametrize("key", ["listen", "metrics_listen"])
@@ -55,16 +62,16 @@ def test_an_address_in_a_file_that_is_none_names_file_and_table(key: str, tmp_pa
     assert_refused(done, ExitCode.CONFIG, "my.toml", f"[controller] {key}", "7443")
 
 
-@pytest.mark.parametrize("part", ["agent", "controller", "demo", "launch", "train"])
+@pytest.mark.parametrize("part", ["agent", "controller", "demo", "launch"])
 def test_a_missing_file_is_named(part: str, tmp_path: Path) -> None:
     done = pacekeeper(part, "--config", str(tmp_path / "none.toml"))
     assert_refused(done, ExitCode.CONFIG, "none.toml")
 
 
-@pytest.mark.parametrize("part", ["agent", "controller", "launch", "train"])
+@pytest.mark.parametrize("part", ["agent", "controller", "launch"])
 def test_a_file_that_is_no_text_is_named(part: str, tmp_path: Path) -> None:
     config = tmp_path / "my.toml"
-    config.write_bytes(b"\xff\xfe[train]")
+    config.write_bytes(b"\xff\xfe[engine]")
     done = pacekeeper(part, "--config", str(config))
     assert_refused(done, ExitCode.CONFIG, "my.toml")
 
@@ -83,7 +90,8 @@ def test_a_port_in_use_says_what_to_do(tmp_path: Path) -> None:
         assert_refused(done, ExitCode.HOST, address, "--metrics-listen")
         done = pacekeeper("agent", "--ring-dir", str(tmp_path), "--metrics-listen", address)
         assert_refused(done, ExitCode.HOST, address, "--metrics-listen")
-        done = pacekeeper("launch", "--rendezvous", address, "--ring-dir", str(tmp_path))
+        given = job_file(tmp_path)
+        done = pacekeeper("launch", *given, "--rendezvous", address, "--ring-dir", str(tmp_path))
         assert_refused(done, ExitCode.HOST, address, "--rendezvous")
 
 
@@ -104,15 +112,15 @@ def test_a_host_that_is_not_this_machine_gets_no_remedy_about_ports(
     given = [words.get(word, word) for word in arguments]
     if given[0] == "controller":
         given += ["--store", str(tmp_path / "store.sqlite")]
-    if given[0] != "launch":
-        given.append("--insecure")
+    given += job_file(tmp_path) if given[0] == "launch" else ("--insecure",)
     done = pacekeeper(*given)
     assert_refused(done, ExitCode.HOST, host, option)
 
 
 def test_a_rendezvous_that_nobody_knows_is_said_on_the_other_nodes_too(tmp_path: Path) -> None:
     done = pacekeeper(
-        *("launch", "--ring-dir", str(tmp_path), "--num-nodes", "2", "--node-rank", "1"),
+        *("launch", *job_file(tmp_path), "--num-nodes", "2", "--node-rank", "1"),
+        *("--ring-dir", str(tmp_path)),
         *("--rendezvous", "no-such-host.invalid:29555"),
     )
     assert_refused(done, ExitCode.UNREACHABLE, "no-such-host.invalid")
@@ -120,15 +128,17 @@ def test_a_rendezvous_that_nobody_knows_is_said_on_the_other_nodes_too(tmp_path:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
 def test_a_device_that_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> None:
-    done = pacekeeper("launch", "--ring-dir", str(tmp_path), "--clock", "device")
-    assert_refused(done, ExitCode.HOST, "CUDA", "--clock")
-    assert list(tmp_path.iterdir()) == []
+    rings = tmp_path / "rings"
+    done = pacekeeper("launch", *job_file(tmp_path), "--ring-dir", str(rings), "--device", "cuda")
+    assert_refused(done, ExitCode.HOST, "CUDA", "--device")
+    assert not rings.exists()
 
 
 def test_more_ranks_than_this_machine_holds_are_refused_before_any_starts(tmp_path: Path) -> None:
-    done = pacekeeper("launch", "--ring-dir", str(tmp_path), "--ranks-per-node", "16000")
+    given, rings = job_file(tmp_path), tmp_path / "rings"
+    done = pacekeeper("launch", *given, "--ring-dir", str(rings), "--ranks-per-node", "16000")
     assert_refused(done, ExitCode.HOST, "16000", "--ranks-per-node")
-    assert list(tmp_path.iterdir()) == []
+    assert not rings.exists()
 
 
 def test_a_ring_directory_that_can_not_be_written_ends_the_agent_with_a_remedy(
@@ -145,13 +155,12 @@ def test_a_run_directory_that_can_not_be_made_ends_the_demo_with_a_remedy(tmp_pa
     assert_refused(done, ExitCode.HOST, str(tmp_path / "file"), "--run-dir")
 
 
-@pytest.mark.parametrize("part", ["launch", "train"])
-def test_a_missing_torch_is_said_with_a_remedy(part: str) -> None:
+def test_a_missing_torch_is_said_with_a_remedy(tmp_path: Path) -> None:
     without = (
         "import sys; sys.modules['torch'] = None; from pacekeeper.cli.main import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", without, part, "--steps", "1"],
+        [sys.executable, "-c", without, "launch", *job_file(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -161,11 +170,8 @@ def test_a_missing_torch_is_said_with_a_remedy(part: str) -> None:
 
 def test_ranks_write_their_rings_where_the_file_sends_the_agent(tmp_path: Path) -> None:
     with closing_claim(tmp_path, job="mine"):
-        config = tmp_path / "my.toml"
-        config.write_text(f"[agent]\nring_dir = '{tmp_path}'\n[train]\njob = 'mine'\nsteps = 1\n")
-        done = pacekeeper(
-            "launch", "--config", str(config), "--rendezvous", f"127.0.0.1:{free_port()}"
-        )
+        given = job_file(tmp_path, f"job = 'mine'\n[agent]\nring_dir = '{tmp_path}'\n")
+        done = pacekeeper("launch", *given, "--rendezvous", f"127.0.0.1:{free_port()}")
         assert_refused(done, ExitCode.HOST, str(tmp_path), "'mine'")
 
 
@@ -182,7 +188,7 @@ def closing_claim(directory: Path, *, job: str) -> Iterator[None]:
 def test_a_job_has_a_run_directory_of_its_own_unless_told_otherwise(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")  # so that it says where it would have written
     done = pacekeeper(
-        *("launch", "--job", "mine", "--ranks-per-node", "1"),
+        *("launch", *job_file(tmp_path), "--job", "mine", "--ranks-per-node", "1"),
         *("--ring-dir", str(tmp_path / "rings"), "--rendezvous", f"127.0.0.1:{free_port()}"),
         cwd=tmp_path,
     )
@@ -229,9 +235,11 @@ def test_no_controller_is_said_with_its_address(command: str) -> None:
     ],
 )
 def test_an_impossible_option_names_what_was_expected(
-    arguments: tuple[str, ...], words: str
+    arguments: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
-    assert_refused(pacekeeper(*arguments), ExitCode.CONFIG, words)
+    is_new_job = arguments[0] == "launch" and "--join" not in arguments
+    given = job_file(tmp_path) if is_new_job else ()
+    assert_refused(pacekeeper(*arguments, *given), ExitCode.CONFIG, words)
 
 
 def test_an_unknown_command_is_a_usage_error_of_a_fresh_process() -> None:

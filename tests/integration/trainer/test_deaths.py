@@ -162,6 +162,18 @@ def test_a_death_while_replicas_are_compared_and_one_in_an_evaluation(tmp_path: 
         assert [line["step"] for line in lines if "evaluation_loss" in line] == [11]
 
 
+def test_what_was_trained_is_evaluated_though_a_rank_dies_in_that(tmp_path: Path) -> None:
+    config = exact_job(
+        tmp_path, steps=5, evaluation_data=(str(tmp_path / "tokens.bin"),), evaluation_rows=5
+    )
+    body = Sabotage(moment=Moment.IN_EVALUATION, victims=(0,))
+    with Fleet(directory=tmp_path, config=config, body=body) as fleet:
+        assert fleet.codes() == [0]
+        lines = logged(fleet.run_dir)
+        assert_losses(lines, config, 0, config.steps)
+        assert [line["step"] for line in lines if "evaluation_loss" in line] == [4]
+
+
 @pytest.mark.parametrize(
     ("moment", "doubters"),
     [

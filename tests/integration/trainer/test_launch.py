@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.errors import ExitCode, HostError
+from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from pacekeeper.trainer.elastic.loop import rank_main
 from support.engine_jobs import logged, run_example, small_job, write_data, write_model
-from support.exact_jobs import exact_job
+from support.exact_jobs import exact_job, saved, saving
 from support.fleet import Fleet
 from support.fork_server import server_context
 from support.ports import free_port
@@ -86,6 +87,24 @@ def test_the_trained_model_is_exported_by_all_ranks(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").num_parameters() > 0
+
+
+def no_room(spec: RankSpec) -> None:
+    """The body of a rank that cannot export."""
+    from pacekeeper.trainer.engine.engine import Engine
+
+    def export(*_: object) -> None:
+        raise HostError("no room")
+
+    Engine.export = export  # type: ignore[assignment,method-assign]
+    rank_main(spec)
+
+
+def test_the_last_checkpoint_is_saved_though_the_export_fails(tmp_path: Path) -> None:
+    config = saving(small_job(tmp_path, export_dir=str(tmp_path / "out")))
+    with Fleet(directory=tmp_path, config=config, ranks_per_node=2, body=no_room) as fleet:
+        assert fleet.codes() == [ExitCode.HOST]
+        assert [one.step for one in saved(config)] == [config.steps, 4]
 
 
 def test_an_error_before_the_first_step_ends_all_ranks_with_its_code(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.config.engine import EngineConfig
-from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.trainer.checkpoint.reader import damages, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
@@ -51,7 +50,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def resumed(folder: Path, begun: Path, config: JobConfig) -> int:
+def resumed(folder: Path, begun: Path, config: EngineConfig) -> int:
     """Let a job begin with what the other one saved; its steps."""
     shutil.copytree(begun / "kept", folder / "kept")
     return saved(config)[0].step

@@ -5,6 +5,7 @@ Time is an argument: seconds of a clock that never goes back.
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from pacekeeper.core.checkpoint.interval import SaveCosts
@@ -75,36 +76,42 @@ class CheckpointCostMeter:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalVote:
+    """The step of the last checkpoint, and the steps to the next."""
+
+    last_step: int
+    period_steps: int
+
+
 class CheckpointInterval:
     """When the next checkpoint is due: every `steps`; where these are 0, as the first rank says."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._last_step = 0
-        self._votes: Sequence[float] = ()
+        self._vote: IntervalVote | None = None  # the first rank's
 
     @property
     def is_chosen(self) -> bool:
         """Does it follow what is measured?"""
         return not self._steps
 
-    def encode_vote(self, costs: SaveCosts | None) -> list[float]:
-        """In each vote: the step of the last one, and steps to the next; 1 while nothing is known:
-        the first one measures.
-        """
+    def own_vote(self, costs: SaveCosts | None) -> IntervalVote:
+        """Of each step; 1 step while nothing is known: the first one measures."""
         best = None if costs is None else costs.best_period_steps
-        return [self._last_step, best or 1]
+        return IntervalVote(last_step=self._last_step, period_steps=best or 1)
 
-    def receive_votes(self, words: Sequence[Sequence[float]]) -> None:
+    def receive_votes(self, votes: Sequence[IntervalVote]) -> None:
         """Everybody's, the first rank's first."""
-        self._votes = words[0]
+        self._vote = votes[0]
 
     def is_due(self, step: int) -> bool:
         """With `step` committed; where it is chosen, as was said in the vote on it."""
         if self._steps:
             return step % self._steps == 0
-        heard, self._votes = self._votes, ()
-        return bool(heard) and step - heard[0] >= heard[1]
+        heard, self._vote = self._vote, None
+        return heard is not None and step - heard.last_step >= heard.period_steps
 
     def begun(self, step: int) -> None:
         """One is being made, or was gone back to."""

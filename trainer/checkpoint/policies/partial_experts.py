@@ -144,7 +144,34 @@ def account_of(numbers: Sequence[float], layout: Layout) -> TokenLedgerState:
 # for slow was found so, as one that is suspect: half of what fails is slow before.
 HEALTHY, SUSPECT, EVERYBODY = 0.01, 0.5, 0.001
 _NOBODY = CheckpointId(run_id=0, generation=0, step=0)
-Words = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialVote:
+    """What a rank says before a checkpoint that may leave experts out.
+
+    Attributes:
+        is_sure: All of the one before it was written.
+        run_id: Of the one before it, with generation and step.
+        generation: See `run_id`.
+        step: See `run_id`.
+        num_saved: Experts of a layer that a checkpoint has.
+        needs: How much each expert needs to be saved, layer by layer.
+    """
+
+    is_sure: bool
+    run_id: int
+    generation: int
+    step: int
+    num_saved: int
+    needs: tuple[float, ...]
+
+    @property
+    def base(self) -> CheckpointId | None:
+        """The checkpoint before it, if that is whole."""
+        if not self.is_sure:
+            return None
+        return CheckpointId(run_id=self.run_id, generation=self.generation, step=self.step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +192,7 @@ class PartialSaves:
         self.books = ExpertTokenLedger(num_experts, config.steps)
         self._begun: CheckpointId | None = None
         self._writers: frozenset[int] = frozenset()
-        self._votes: Words = ()
+        self._votes: Sequence[PartialVote] = ()
         self._suspects: frozenset[int] = frozenset()
         self._forget_saves()
 
@@ -187,33 +214,36 @@ class PartialSaves:
         """The share of the whole run's tokens that is lost; see `ExpertTokenLedger`."""
         return self.books.plt_of_run(step)
 
-    def encode_vote(
+    def own_vote(
         self, layout: Layout, *, has_failed: bool, suspects: Collection[int] = frozenset()
-    ) -> list[float]:
-        """What this rank says before a checkpoint, as long as everybody's; `has_failed`: its part
-        of the one before was not written; `suspects`: ranks on nodes with a finding.
+    ) -> PartialVote:
+        """What this rank says before a checkpoint; `has_failed`: its part of the one before was not
+        written; `suspects`: ranks on nodes with a finding.
         """
         self._suspects = frozenset(suspects)
-        if not self.is_on:
-            return []
         begun = self._begun or _NOBODY
         is_sure = self._begun is not None and not has_failed and self._writers <= set(layout.ranks)
-        flat = [x for layer in self._needs(layout) for x in layer]
-        return [is_sure, begun.run_id, begun.generation, begun.step, self.num_saved, *flat]
+        return PartialVote(
+            is_sure=is_sure,
+            run_id=begun.run_id,
+            generation=begun.generation,
+            step=begun.step,
+            num_saved=self.num_saved,
+            needs=tuple(x for layer in self._needs(layout) for x in layer),
+        )
 
-    def receive_votes(self, words: Words) -> None:
+    def receive_votes(self, votes: Sequence[PartialVote]) -> None:
         """Everybody's, the first rank's first; they hold for the next checkpoint only."""
-        self._votes = words
+        self._votes = votes
 
     def choose(self, layout: Layout, number: int, pieces: Collection[Piece]) -> Choice:
         """What checkpoint `number` writes of all these pieces. The same on all ranks."""
-        words, self._votes = self._votes, ()
-        same = {tuple(word[:4]) for word in words}
-        if len(same) != 1 or not (first := words[0])[0]:
+        votes, self._votes = self._votes, ()
+        bases = {vote.base for vote in votes}
+        if len(bases) != 1 or (base := bases.pop()) is None:
             return Choice(base=None, pieces=frozenset(pieces))
-        base = CheckpointId(run_id=int(first[1]), generation=int(first[2]), step=int(first[3]))
-        self.num_saved = max(int(word[4]) for word in words)  # who came late knows of no loss
-        greatest = iter([max(column) for column in zip(*words, strict=True)][5:])
+        self.num_saved = max(vote.num_saved for vote in votes)  # who came late knows of no loss
+        greatest = map(max, zip(*(vote.needs for vote in votes), strict=True))
         needs = [[next(greatest) for _ in on] for on in layout.experts]
         chosen = select_experts(needs, self.num_saved, number)
         return Choice(base=base, pieces=frozenset(p for p in pieces if self._is_written(p, chosen)))

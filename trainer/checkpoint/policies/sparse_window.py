@@ -23,7 +23,23 @@ from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.async_writer import WindowStep
 
 _log = logging.getLogger(__name__)
-Words = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowVote:
+    """What a rank says of its window in the vote on a step.
+
+    Attributes:
+        is_open: It is in one, and nothing of it failed.
+        first_step: Committed steps when the window began.
+        last_step: Those after which it ends.
+        budget_bytes: What may be copied after a step; 0.0: not measured yet.
+    """
+
+    is_open: bool
+    first_step: int
+    last_step: int
+    budget_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +87,7 @@ class WindowSaves:
         self._run_id = run_id
         self._plan: _Plan | None = None
         self._open: _Open | None = None
-        self._votes: Words = ()
+        self._votes: Sequence[WindowVote] = ()
         self._is_said = False
         self.is_waiting = False  # a window was due after the last step
 
@@ -85,28 +101,26 @@ class WindowSaves:
         """Of a window as it was planned last, to go back to it."""
         return 0 if self._plan is None else len(self._plan.window.turns) - 1
 
-    def encode_vote(
+    def own_vote(
         self, layout: Layout, step: int, *, has_failed: bool, budget_bytes: float
-    ) -> list[float]:
+    ) -> WindowVote:
         """What this rank says in the vote on the step that makes `step` of them; `has_failed`: it
         could not write something of the window.
         """
         one = self._open
-        if (
-            one is None
-            or has_failed
-            or (one.id.generation, one.start.step + one.done)
-            != (
-                layout.generation,
-                step,
-            )
-        ):
-            return [False, 0, 0, budget_bytes]
-        return [True, one.start.step, one.id.step, budget_bytes]
+        own = (layout.generation, step)
+        if one is None or has_failed or (one.id.generation, one.start.step + one.done) != own:
+            return WindowVote(is_open=False, first_step=0, last_step=0, budget_bytes=budget_bytes)
+        return WindowVote(
+            is_open=True,
+            first_step=one.start.step,
+            last_step=one.id.step,
+            budget_bytes=budget_bytes,
+        )
 
-    def receive_votes(self, words: Words) -> None:
+    def receive_votes(self, votes: Sequence[WindowVote]) -> None:
         """Everybody's, the first rank's first."""
-        self._votes = words
+        self._votes = votes
 
     def next(
         self,
@@ -123,17 +137,17 @@ class WindowSaves:
         sizes: bytes of all pieces; num_rows: into how many strips each can be cut; `is_storing`:
         some rank said in the vote that it still writes.
         """
-        words, self._votes = self._votes, ()
+        votes, self._votes = self._votes, ()
         before, self._open = self._open, None
         self.is_waiting = False
-        same = {tuple(word[:3]) for word in words}
-        if before is not None and len(same) == 1 and words[0][0]:
+        windows = {(vote.is_open, vote.first_step, vote.last_step) for vote in votes}
+        if before is not None and len(windows) == 1 and votes[0].is_open:
             return self._turn(before)
         if before is not None:
             _log.warning("step=%d the window from step %d is broken off", step, before.start.step)
         if step % max(1, self._config.checkpoint_period_steps) or self._waits(step, is_storing):
             return None
-        budget = min((word[3] for word in words), default=0.0)
+        budget = min((vote.budget_bytes for vote in votes), default=0.0)
         plan = self._planned(layout, sizes, num_rows, budget)
         last = step + len(plan.window.turns) - 1
         if last >= self._config.steps:

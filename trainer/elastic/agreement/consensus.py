@@ -18,7 +18,7 @@ from itertools import islice
 from pacekeeper.core.errors import LostStateError, NoQuorumError
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
-from pacekeeper.trainer.distributed.kv_store import (
+from pacekeeper.trainer.elastic.agreement.kv_store import (
     DEATHS_KEY,
     FINISHED_KEY,
     Stores,
@@ -87,7 +87,6 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.002
 NUM_WITNESSES = 3  # stores that must know a verdict: so many nodes minus one may die at once
 PROBE_PERIOD_S = 0.05
-START_S = 120.0  # for ranks to come at all: one node may take long to load what it runs
 FENCE_GRACE_S = 5.0  # a fenced rank that can not be seen to die (uninterruptible) is left behind
 QUORUM_WAIT_S = 15.0  # for notices of death that would make a side a quorum; then it gives up
 _NO_QUORUM_REMEDY = (
@@ -116,6 +115,7 @@ class Agreement:
     node_of: Mapping[int, int]  # the node of each rank, by number
     timeout_s: float
     known_dead: Callable[[], frozenset[int]]  # what the agent's command slot says
+    start_s: float = 600.0  # for ranks to come at all: one node may take long to load what it runs
 
     @property
     def timeouts(self) -> FailureTimeouts:
@@ -382,7 +382,9 @@ class _Silence:
         if any(report.was_silence for report in reports.values()):
             return self.agreement.timeouts.grace_s
         if not any(report.progress.ticket for report in reports.values()):
-            return max(START_S, self.agreement.timeouts.fenced_s)  # it may never have come
+            return max(
+                self.agreement.start_s, self.agreement.timeouts.fenced_s
+            )  # it may never have come
         return self.agreement.timeouts.fenced_s
 
 

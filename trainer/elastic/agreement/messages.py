@@ -12,9 +12,7 @@ from typing import Any, TypeVar
 
 from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.engine import EngineConfig
-from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.config.loader import read_table
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
@@ -26,7 +24,6 @@ from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progres
 T = TypeVar("T")
 
 
-_CONFIGS: Mapping[str, type[JobConfig]] = {"train": TrainConfig, "engine": EngineConfig}
 MOST_SHOWN = 200  # characters of an error, which may quote what came
 
 
@@ -113,7 +110,7 @@ def claim_key(node: int) -> str:
 
 
 def ready_key(rank: int) -> str:
-    """In the newcomer's own store: the checksum of this rank's corpus; it has its model, too."""
+    """In the newcomer's own store: the checksum of what this rank would train, once it has it."""
     return f"ready/{rank}"
 
 
@@ -125,19 +122,18 @@ class JobFacts:
     was said; of two facts of one run the newer one counts. `world_size`: ranks it began with.
     `addresses`: of each node's store, by number, empty where none is known. `node_of`: of every
     rank that ever was a member. `members`: those of now, ascending, and whoever is about to come
-    in. `python`: its version; the text to train on is its standard library, `corpus` its checksum.
+    in. `data_crc`: of the model, the data and the versions that they train with.
     """
 
     run_id: int
     first_run_id: int
     generation: int
-    config: JobConfig
+    config: EngineConfig
     world_size: int
     addresses: tuple[str, ...]
     node_of: Mapping[int, int]
     members: tuple[int, ...]
-    python: str
-    corpus: int
+    data_crc: int
 
     @property
     def leader_node(self) -> int:
@@ -145,10 +141,7 @@ class JobFacts:
 
     def encode(self) -> str:
         pairs = sorted(self.node_of.items())
-        (table,) = (name for name, kind in _CONFIGS.items() if type(self.config) is kind)
-        return json.dumps(
-            asdict(self) | {"node_of": pairs, "config": asdict(self.config), "table": table}
-        )
+        return json.dumps(asdict(self) | {"node_of": pairs})
 
     @classmethod
     def decode(cls, text: str) -> "JobFacts":
@@ -161,15 +154,12 @@ class JobFacts:
             run_id=as_int(values["run_id"]),
             first_run_id=as_int(values["first_run_id"]),
             generation=as_int(values["generation"]),
-            config=read_table(
-                _CONFIGS[as_str(values["table"])], dict(values["config"]), where="config"
-            ),
+            config=read_table(EngineConfig, dict(values["config"]), where="config"),
             world_size=as_int(values["world_size"], 1),
             addresses=as_list(_address, values["addresses"]),
             node_of=dict(as_list(_pair, values["node_of"])),
             members=as_list(rank_of, values["members"]),
-            python=as_str(values["python"]),
-            corpus=as_int(values["corpus"]),
+            data_crc=as_int(values["data_crc"]),
         )
         if not found.members or not set(found.members) <= set(found.node_of):
             raise ValueError(f"members {found.members!r:.40} of which some have no node")

@@ -6,7 +6,7 @@ and commits when the vote came through; then it is in PRE of the next ticket. Th
 message from every rank, so if anyone committed, everybody had reached VOTE.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -26,13 +26,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """One rank's word before a commit; travels as float64, so integers must stay below 2^53.
+    """One rank's word before a commit.
 
     `ready_generation` is the newest plan this rank has read and checked (0: none), `ready_crc`
     names its content; `ready_probe` is the newest probe it was asked for and has not run (0: none).
-    The loss is of this rank's part of the batch. `is_storing`: it still writes its part of a
-    checkpoint. `is_awaited`: it knows of nodes that wait to join, which only the leader does.
-    `is_copying`: its snapshot is still on its way.
+    `is_storing`: it still writes its part of a checkpoint. `is_awaited`: it knows of nodes that
+    wait to join, which only the leader does. `is_copying`: its snapshot is still on its way.
     """
 
     ticket: int
@@ -41,42 +40,10 @@ class Vote:
     is_stopping: bool
     ready_generation: int
     ready_crc: int
-    loss_sum: float = 0.0
     ready_probe: int = 0
     is_storing: bool = False
     is_awaited: bool = False
     is_copying: bool = False
-
-    def encode(self) -> list[float]:
-        return [
-            self.ticket,
-            self.generation,
-            self.is_finite,
-            self.is_stopping,
-            self.ready_generation,
-            self.ready_crc,
-            self.loss_sum,
-            self.ready_probe,
-            self.is_storing,
-            self.is_awaited,
-            self.is_copying,
-        ]
-
-    @classmethod
-    def decode(cls, values: Sequence[float]) -> "Vote":
-        return cls(
-            ticket=int(values[0]),
-            generation=int(values[1]),
-            is_finite=bool(values[2]),
-            is_stopping=bool(values[3]),
-            ready_generation=int(values[4]),
-            ready_crc=int(values[5]),
-            loss_sum=float(values[6]),
-            ready_probe=int(values[7]),
-            is_storing=bool(values[8]),
-            is_awaited=bool(values[9]),
-            is_copying=bool(values[10]),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.config.loader import find_errors, override, read_config, table_classes
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 
@@ -77,13 +77,13 @@ def test_a_negative_count_is_rejected_by_name(key: tuple[str, str, object], valu
 @pytest.mark.parametrize(
     "key",
     [
-        *("learning_rate", "weight_decay", "emulated_jitter"),
-        *("emulated_step_s", "tick_s", "peer_timeout_s"),
+        *("learning_rate", "final_ratio", "beta1"),
+        *("evaluation_fraction", "tick_s", "peer_timeout_s"),
     ],
 )
 def test_a_number_too_large_for_a_step_is_rejected_by_name(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"f\.toml: \[train\] {key}: "):
-        read_config(TrainConfig, f"[train]\n{key} = 1e12\n", file="f.toml")
+    with pytest.raises(ConfigError, match=rf"f\.toml: \[engine\] {key}: "):
+        read_config(EngineConfig, f"[engine]\n{key} = 1e12\n", file="f.toml")
 
 
 def test_too_deep_nesting_is_not_valid_toml() -> None:
@@ -100,4 +100,4 @@ def test_an_unprintable_or_long_node_name_is_rejected(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "../elsewhere"])
 def test_a_job_name_that_is_no_directory_name_is_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match=r"command line job: .*1 to 64"):
-        override(TrainConfig(), job=name)
+        override(EngineConfig(), job=name)

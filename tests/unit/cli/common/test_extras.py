@@ -51,7 +51,7 @@ def test_a_module_that_no_extra_brings_is_no_missing_package(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "extra"),
-    [(("agent", "--node", "controller"), "agent"), (("-h", "train"), "trainer"), ((), "cli")],
+    [(("agent", "--node", "controller"), "agent"), (("-h", "launch"), "trainer"), ((), "cli")],
 )
 def test_the_first_word_is_the_command(words: tuple[str, ...], extra: str) -> None:
     assert extras.extra_of(words) == extra

@@ -63,7 +63,7 @@ def test_options_win_over_the_file_and_the_file_over_the_demo(tmp_path: Path, cl
     config = config_of(tmp_path / "run", text, clock)
     assert (config.job, config.steps, config.seed) == ("demo", 90, 7)
     assert (config.row_tokens, config.emulated_step_s) == (48, 0.2)
-    assert config.wanted_clock == clock
+    assert config.emulate == (clock == "emulated")
     assert config.rows_per_step == config_of(tmp_path / "run").rows_per_step
 
 

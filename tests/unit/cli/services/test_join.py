@@ -37,7 +37,9 @@ def test_what_shapes_checkpoints_and_snapshots_reaches_the_ranks(
 
     monkeypatch.setattr(restart_policy, "supervise_with_restarts", take)
     file = tmp_path / "job.toml"
-    file.write_text("[train]\nsnapshot_period_steps = 7\nmax_restarts = 3\n")
+    file.write_text(
+        '[engine]\nmodel = "m"\ndata = ["a"]\nsnapshot_period_steps = 7\nmax_restarts = 3\n'
+    )
     given = ["--checkpoint-every", "5", "--window-steps", "4", "--snapshot-every", "2"]
     for words in (given, given[:4]):
         result = CliRunner().invoke(command, ["--config", str(file), "--job", "it", *words])

@@ -1,4 +1,4 @@
-"""`pacekeeper launch` with a table [engine]: what it takes, and what it rejects in a sentence."""
+"""`pacekeeper launch`: what it takes, and what it rejects in a sentence."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,11 +64,10 @@ def test_checkpoints_and_restarts_are_settings_of_the_engine(
     "words",
     [
         ["--clock", "emulated"],
-        ["--clock", "device"],
         ["--faults", "x"],
     ],
 )
-def test_options_that_the_engine_lacks_are_rejected(
+def test_options_that_do_not_go_are_rejected(
     tmp_path: Path, launched: list[Any], words: list[str]
 ) -> None:
     result = launch(tmp_path, *words)
@@ -76,10 +75,11 @@ def test_options_that_the_engine_lacks_are_rejected(
     assert words[0] in result.output and not launched
 
 
-@pytest.mark.parametrize("words", [["--device", "cpu"], ["--emulate"]])
-def test_the_device_is_of_the_engine_only(tmp_path: Path, words: list[str]) -> None:
-    result = launch(tmp_path, *words, text="[train]\n")
-    assert result.exit_code == ExitCode.USAGE
+def test_without_a_model_or_a_file_the_error_names_what_is_missing(launched: list[Any]) -> None:
+    result = CliRunner().invoke(command, [])
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.what.startswith("no --config: [engine] model")
+    assert not launched
 
 
 def test_a_device_is_emulated_where_it_is_asked_for(tmp_path: Path, launched: list[Any]) -> None:

@@ -10,8 +10,8 @@ import pytest
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.config.loader import find_errors, override, read_config, read_table
-from pacekeeper.core.config.train import TrainConfig
 from pacekeeper.core.errors import ConfigError, ExitCode
 
 
@@ -36,7 +36,7 @@ def test_values_and_nested_tables_are_taken() -> None:
         ("[agent]\ninsecure=1", "[agent] insecure", "boolean, got 1"),
         ("[agent]\nspool_batches=0", "[agent] spool_batches", "0, got 0"),
         ("[agent]\nring_dir=''", "[agent] ring_dir", "''"),
-        ("[agnet]\n", "unknown table [agnet]; expected one of [agent], [client], [con", "train"),
+        ("[agnet]\n", "unknown table [agnet]; expected one of [agent], [client], [con", "engine"),
         ("agent = 3", "agent", "table, got 3"),
         ("[agent", "not valid TOML", ""),
         pytest.param("x = " + "9" * 5000, "not valid TOML", "", id="endless number"),
@@ -54,26 +54,27 @@ def test_values_and_nested_tables_are_taken() -> None:
         ("[lease]\nrenew_s=3", "[lease] duration_s", "renew_s + margin_s"),
         ("[lease]\nurl='http://x'", "[lease] url", "etcd://"),
         ("[metrics]\nca='a'", "[metrics] ca", "cert and key"),
-        ("[train]\nrow_tokens=0", "[train] row_tokens", "16, got 0"),
-        ("[train]\nclock='sundial'", "[train] clock", "'cpu' or 'emulated', got 'sundial'"),
-        ("[train]\nhidden_size=63", "[train] hidden_size", "num_heads"),
-        ("[train]\nnum_stages=5", "[train] num_stages", "num_layers = 4, got 5"),
-        ("[train]\ntensor_size=8", "[train] tensor_size", "num_heads = 4, got 8"),
-        ("[train]\nschedule='interleaved'", "[train] schedule", "'1f1b' or 'zero_bubble'"),
-        ("[train]\nexperts_per_token=9", "[train] experts_per_token", "num_experts = 8, got 9"),
-        ("[train]\nnum_microbatches=5", "[train] rows_per_step", "num_microbatches"),
-        ("[train]\nweight_decay=400", "[train] weight_decay", "learning_rate"),
+        ("[engine]\nrow_tokens=1", "[engine] row_tokens", "2, got 1"),
+        ("[engine]\ndevice='tpu'", "[engine] device", "'cuda' or 'cpu', got 'tpu'"),
+        ("[engine]\nwarmup_steps=201", "[engine] warmup_steps", "steps = 200, got 201"),
+        ("[engine]\nrows_per_step=3", "[engine] rows_per_microbatch", "rows_per_step = 3, got 4"),
+        ("[engine]\ndata='a.bin'", "[engine] data", "'a.bin'"),
         (
-            "[train]\nexperts_per_checkpoint=1\ncheckpoint_window_steps=2",
-            "[train] checkpoint_window_steps",
+            "[engine]\nexperts_per_checkpoint=1\ncheckpoint_window_steps=2",
+            "[engine] checkpoint_window_steps",
             "1",
         ),
         (
-            "[train]\nexperts_per_checkpoint=1\ncheckpoint_period_steps=0",
-            "[train] checkpoint_period_steps",
+            "[engine]\nexperts_per_checkpoint=1\ncheckpoint_period_steps=0",
+            "[engine] checkpoint_period_steps",
             "1",
         ),
-        ("[train]\nresume='last'", "[train] resume", "'auto', 'never'"),
+        (
+            "[engine]\ncheckpoint_dir='d'\nreplica_check_period_steps=201",
+            "[engine] replica_check_period_steps",
+            "200",
+        ),
+        ("[engine]\nresume='last'", "[engine] resume", "'auto', 'never'"),
         ("[controller]\ndetector=3", "[controller] detector", "listen"),
         ("[controller.detector]\nwarmup_steps=9", "[controller] detector", "listen"),
     ],
@@ -95,18 +96,18 @@ def test_all_errors_of_a_file_are_reported_at_once() -> None:
     spool_batches = 'many'
     metrics_listen = 'here'
     [agnet]
-    [train]
-    num_stages = 5
-    tensor_size = 8
+    [engine]
+    rows_per_step = 3
+    warmup_steps = 201
     """
     errors = [str(error) for error in find_errors(text, file="f")]
     places = ["[agent] rign_dir", "[agent] metrics_listen", "[agent] spool_batches"]
-    places += ["unknown table [agnet]", "[train] num_stages", "[train] tensor_size"]
+    places += ["unknown table [agnet]", "[engine] rows_per_microbatch", "[engine] warmup_steps"]
     assert len(errors) == len(places)
     for error, place in zip(errors, places, strict=True):
         assert error.startswith(f"f: {place}")
     with pytest.raises(ConfigError) as caught:
-        read_config(TrainConfig, text, file="f")
+        read_config(EngineConfig, text, file="f")
     assert str(caught.value).splitlines() == errors
 
 
@@ -117,9 +118,9 @@ def test_a_key_that_is_no_setting_is_unknown(key: str) -> None:
 
 
 def test_the_command_line_overrides_and_is_named_in_errors() -> None:
-    assert override(TrainConfig(), steps=7, seed=None).steps == 7
+    assert override(EngineConfig(), steps=7, seed=None).steps == 7
     with pytest.raises(ConfigError, match=r"^command line steps: .*got 0$"):
-        override(TrainConfig(), steps=0)
+        override(EngineConfig(), steps=0)
 
 
 def test_settings_are_frozen_hashable_and_equal_by_value() -> None:

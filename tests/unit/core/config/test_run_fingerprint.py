@@ -7,21 +7,8 @@ from pacekeeper.core.checkpoint.manifest import RunFingerprint
 from pacekeeper.core.config.run_fingerprint import (
     engine_fingerprint,
     model_differences,
-    run_fingerprint,
     steering_differences,
 )
-from pacekeeper.core.config.train import TrainConfig
-
-
-def test_another_model_is_told_from_another_course() -> None:
-    own = run_fingerprint(TrainConfig(), 7)
-    assert model_differences(own, own) == steering_differences(own, own) == ()
-    wide = run_fingerprint(TrainConfig(hidden_size=32), 7)
-    assert model_differences(wide, own) == ("hidden_size: 32 there, 64 here",)
-    assert steering_differences(wide, own) == ()
-    seeded = run_fingerprint(TrainConfig(seed=3), 8)
-    assert model_differences(seeded, own) == ()
-    assert steering_differences(seeded, own) == ("seed: 3 there, 0 here", "corpus: 8 there, 7 here")
 
 
 def engine_run(**changes: Any) -> RunFingerprint:
@@ -50,7 +37,8 @@ def test_runs_of_the_engine_are_told_apart_by_their_state_and_steered_by_the_res
     ]  # fmt: skip
 
 
-def test_a_checkpoint_of_one_trainer_is_none_of_the_other() -> None:
-    byte, engine = run_fingerprint(TrainConfig(), 7), engine_run()
+def test_a_checkpoint_of_the_former_byte_model_is_of_another_model() -> None:
+    byte: RunFingerprint = {"hidden_size": 64, "num_experts": 8, "seed": 0, "corpus": 7}
+    engine = engine_run()
     assert model_differences(byte, engine) == ("byte model there, mixtral here",)
     assert model_differences(engine, byte) == ("mixtral there, byte model here",)

@@ -17,7 +17,7 @@ from pacekeeper.trainer.checkpoint.async_writer import SaveResult
 from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.restore import MEMORY
 from pacekeeper.trainer.checkpoint.storage import open_storage
-from pacekeeper.trainer.distributed import checked_payload
+from pacekeeper.trainer.groups import checked_payload
 from pacekeeper.trainer.groups.group import PeerLost
 from support.rank_threads import ThreadGroup
 from support.trainees import Job, Trainee, assert_all_same, assert_steps, same

@@ -140,7 +140,7 @@ def test_after_one_that_failed_all_is_saved(
 def test_what_a_run_ends_with_is_whole(tmp_path: Path) -> None:
     lone, _ = grown(tmp_path, FOUR, 3)
     lone.train()
-    lone.checkpoints.receive_votes([lone.checkpoints.encode_vote(lone.step, lone.layout)])
+    lone.checkpoints.receive_votes([lone.checkpoints.own_vote(lone.step, lone.layout)])
     lone.checkpoints.save_if_due(lone.position, is_storing=False, is_last=True)
     lone.checkpoints.close()
     assert saved(lone, 4).older == ()
@@ -263,7 +263,7 @@ def test_the_order_of_risk_saves_a_lone_copy_on_a_slow_rank_first() -> None:
     partial = PartialSaves(replace(FOUR, expert_order="risk"), [4])
     partial.count({0: [900, 900, 900, 100]})
     partial._begun = CheckpointId(run_id=1, generation=1, step=1)
-    word = partial.encode_vote(layout, has_failed=False)
+    word = partial.own_vote(layout, has_failed=False)
     partial.receive_votes([word] * 4)
     choice = partial.choose(layout, 5, [Piece(block) for block in layout.blocks()])
     (sole,) = layout.experts_on(3, 0)
@@ -279,7 +279,7 @@ def test_a_rank_that_came_late_does_not_take_back_how_many_experts_are_saved() -
         partial = PartialSaves(FOUR, [4])
         partial._begun = CheckpointId(run_id=1, generation=1, step=1)
         partial.num_saved = num_saved
-        words.append(partial.encode_vote(layout, has_failed=False))
+        words.append(partial.own_vote(layout, has_failed=False))
     partial.receive_votes(words)
     choice = partial.choose(layout, 5, [Piece(block) for block in layout.blocks()])
     assert partial.num_saved == 2
@@ -295,11 +295,11 @@ def test_what_only_suspects_hold_is_saved_first_whatever_the_order(order: str) -
     partial = PartialSaves(replace(FOUR, expert_order=order), [4])
     partial.count({0: [900, 900, 900, 100]})
     partial._begun = CheckpointId(run_id=1, generation=1, step=1)
-    calm = partial.encode_vote(layout, has_failed=False)
+    calm = partial.own_vote(layout, has_failed=False)
     (sole,) = layout.experts_on(3, 0)
     for number in range(4):
         partial.receive_votes(
-            [calm, partial.encode_vote(layout, has_failed=False, suspects={3}), calm]
+            [calm, partial.own_vote(layout, has_failed=False, suspects={3}), calm]
         )
         choice = partial.choose(layout, number, [Piece(block) for block in layout.blocks()])
         experts = {p.block.index for p in choice.pieces if p.block.kind is BlockKind.EXPERT}

@@ -16,7 +16,7 @@ from pacekeeper.trainer.checkpoint import in_memory
 from pacekeeper.trainer.checkpoint.policies.interval import CheckpointCostMeter
 from pacekeeper.trainer.checkpoint.restore import MEMORY
 from pacekeeper.trainer.checkpoint.tensors import piece_bytes, piece_rows
-from pacekeeper.trainer.distributed import checked_payload
+from pacekeeper.trainer.groups import checked_payload
 from pacekeeper.trainer.groups.group import PeerLost
 from support.rank_threads import ThreadGroup
 from support.trainees import Job, assert_steps

@@ -1,6 +1,5 @@
 """A node at the door of a job: what it learns, which numbers it takes, when it counts as there."""
 
-import platform
 import subprocess
 import time
 from dataclasses import replace
@@ -21,7 +20,7 @@ from pacekeeper.core.errors import (
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
-from pacekeeper.trainer.distributed.kv_store import (
+from pacekeeper.trainer.elastic.agreement.kv_store import (
     DEATHS_KEY,
     STOP_KEY,
     Stores,
@@ -49,11 +48,17 @@ from pacekeeper.trainer.elastic.agreement.messages import (
 )
 from pacekeeper.trainer.elastic.agreement.quorum import NO_GROUP, Group
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Progress, Vote
-from pacekeeper.trainer.elastic.join_queue import JoinQueue
+from pacekeeper.trainer.elastic.joining.join_queue import JoinQueue
+from pacekeeper.trainer.elastic.joining.node_join import (
+    JoinRequest,
+    JoinSpec,
+    find_job,
+    join,
+    take_numbers,
+)
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, Seat
 from pacekeeper.trainer.elastic.launcher import Supervisor
 from pacekeeper.trainer.elastic.loop import rank_main
-from pacekeeper.trainer.elastic.node_join import JoinRequest, JoinSpec, find_job, join, take_numbers
 
 GONE = "127.0.0.1:1"
 FACTS = JobFacts(
@@ -65,8 +70,7 @@ FACTS = JobFacts(
     addresses=(GONE, "127.0.0.1:2"),
     node_of={0: 0, 1: 0, 2: 1, 3: 1},
     members=(1, 2, 3),
-    python=platform.python_version(),
-    corpus=11,
+    data_crc=11,
 )
 TWO = Candidate(node=2, address="127.0.0.1:3", ranks=(4, 5))
 
@@ -144,7 +148,6 @@ def test_all_open_the_group_if_the_leader_knows_of_nodes_that_wait() -> None:
     )
     assert not Ballot(votes=(vote, vote)).opens
     assert Ballot(votes=(replace(vote, is_awaited=True), vote)).opens
-    assert Vote.decode(replace(vote, is_awaited=True).encode()).is_awaited
 
 
 def test_any_live_store_of_the_job_is_a_way_in() -> None:
@@ -180,9 +183,6 @@ def test_a_job_of_another_name_is_not_joined(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"--job other: the job at .* is named test"):
         join(spec)
-    connect_store(address).set(JOB_KEY, replace(FACTS, python="3.1.4").encode())
-    with pytest.raises(ConfigError, match=r"library of Python 3\.1\.4, this is Python"):
-        join(replace(spec, job=""))
     with pytest.raises(ValueError, match="HOST:PORT of at least one node"):
         replace(spec, addresses=())
     with pytest.raises(ValueError, match="join: expected HOST:PORT with a port from 1"):

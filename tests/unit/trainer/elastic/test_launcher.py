@@ -17,14 +17,14 @@ from pacekeeper.agent.rings.collector import RingCollector
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode, HostError, UnreachableError
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING, decode_header
-from pacekeeper.trainer.distributed.kv_store import (
+from pacekeeper.trainer.elastic import launcher, rendezvous
+from pacekeeper.trainer.elastic.agreement.kv_store import (
     FINISHED_KEY,
     STOP_KEY,
     group_key,
     host_store,
     notice,
 )
-from pacekeeper.trainer.elastic import launcher, rendezvous
 from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP
 from pacekeeper.trainer.elastic.launch_spec import NodeLimits, NodeSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor, run_ranks, supervise

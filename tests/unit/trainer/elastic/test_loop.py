@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from pacekeeper.core.config.job import JobConfig
-from pacekeeper.trainer.distributed.kv_store import Stores, host_store
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.trainer.elastic import loop
 from pacekeeper.trainer.elastic.agreement.consensus import Agreement
+from pacekeeper.trainer.elastic.agreement.kv_store import Stores, host_store
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from pacekeeper.trainer.elastic.worker import Worker
@@ -23,7 +23,7 @@ def test_after_a_lost_group_another_client_waits() -> None:
         stores=stores, rank=0, node_of={0: 0, 1: 0}, timeout_s=9.0, known_dead=frozenset
     )
     spec = RankSpec(
-        config=JobConfig(steps=1),
+        config=EngineConfig(steps=1),
         rank=0,
         world_size=2,
         node_of=agreement.node_of,

@@ -15,16 +15,16 @@ import pytest
 from pacekeeper.core.checkpoint.manifest import CheckpointId
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError
-from pacekeeper.trainer.distributed import kv_store
-from pacekeeper.trainer.distributed.kv_store import connect_store, host_store
 from pacekeeper.trainer.elastic import rendezvous
+from pacekeeper.trainer.elastic.agreement import kv_store
+from pacekeeper.trainer.elastic.agreement.kv_store import connect_store, host_store
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec
 from pacekeeper.trainer.elastic.rendezvous import RendezvousResult, Terms, meet, newest_run_id
 
 TERMS: Terms = {"job": "a", "seed": 1, "num-nodes": 2}
 HOST = """
 import time
-from pacekeeper.trainer.distributed.kv_store import host_store
+from pacekeeper.trainer.elastic.agreement.kv_store import host_store
 server = host_store("127.0.0.1", 0)
 print(server.port, flush=True)
 time.sleep(600.0)
@@ -52,7 +52,7 @@ def come(
         node_rank=node_rank,
         num_nodes=2,
         own=own or f"127.0.0.{node_rank + 1}:5",
-        clock="emulated",
+        device="cpu",
         terms=terms,
         after_run_id=after_run_id,
     )

@@ -1,7 +1,6 @@
 """Restarts of a job: between two runs, and where nodes have joined."""
 
 import os
-import platform
 import signal
 import time
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ import pytest
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.trainer.distributed.kv_store import Stores, connect_store, host_store
-from pacekeeper.trainer.elastic import admission, node_join, restart_policy
+from pacekeeper.trainer.elastic import restart_policy
+from pacekeeper.trainer.elastic.agreement.kv_store import Stores, connect_store, host_store
 from pacekeeper.trainer.elastic.agreement.messages import (
     ADMISSION_KEY,
     JOB_KEY,
@@ -27,9 +26,10 @@ from pacekeeper.trainer.elastic.agreement.messages import (
     decode_admission,
 )
 from pacekeeper.trainer.elastic.agreement.quorum import Group
+from pacekeeper.trainer.elastic.joining import admission, node_join
+from pacekeeper.trainer.elastic.joining.node_join import JoinSpec, join
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor
-from pacekeeper.trainer.elastic.node_join import JoinSpec, join
 from pacekeeper.trainer.elastic.restart_policy import ENDED_KEY, NEXT_KEY, JoinedNodeHooks, Restarts
 from pacekeeper.trainer.elastic.worker import Worker
 
@@ -60,9 +60,8 @@ class Node0:
         self.restarts = Restarts(spec=spec)
         self.ended = Ended(stores=Stores(self.addresses[:1]))
         self.facts = JobFacts(
-            run_id=7, first_run_id=0, generation=3, config=CONFIG, world_size=1, corpus=11,
+            run_id=7, first_run_id=0, generation=3, config=CONFIG, world_size=1, data_crc=11,
             addresses=self.addresses, node_of={0: 0, 1: 1, 2: 2}, members=(0, 2),
-            python=platform.python_version(),
         )  # fmt: skip
 
     def say(self, node: int, facts: JobFacts) -> None:
@@ -298,7 +297,7 @@ def test_what_members_say_of_the_job_is_enough_to_do_as_they_do(node0: Node0) ->
     rank, stores = member(node0.addresses[0], config), Stores(node0.addresses[:1])
     admission.publish_job_facts(rank, stores)
     facts = JobFacts.decode(stores.read(0, JOB_KEY) or "")
-    assert (facts.run_id, facts.first_run_id, facts.generation, facts.corpus) == (7, 5, 1, 11)
+    assert (facts.run_id, facts.first_run_id, facts.generation, facts.data_crc) == (7, 5, 1, 11)
     assert facts.members == (0,)
     assert facts.config.checkpoint_dir == os.path.abspath("kept"), (
         "a launcher has its own directory"

@@ -27,6 +27,7 @@ EVEN = EmulatedWork(
     rows_per_microbatch=3,
     num_microbatches=1,
     experts_per_token=2,
+    exchanged_bytes=0.0,
     slots=4,
 )
 
@@ -193,6 +194,7 @@ def test_documents_of_a_row_attend_apart(tmp_path: Path, monkeypatch: pytest.Mon
         rows_per_microbatch=3,
         num_microbatches=1,
         experts_per_token=2,
+        exchanged_bytes=0.0,
         slots=4,
     )
     run = Run(tmp_path, quiet(), even=even)

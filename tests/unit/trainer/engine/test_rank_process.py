@@ -9,11 +9,11 @@ from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.trainer.engine.rank_process import (
     RankPlace,
     RunFolders,
-    choose_device,
     is_a_rank,
     place_from,
     run_rank,
 )
+from pacekeeper.trainer.groups.devices import choose_device
 
 TORCHRUN = {
     "RANK": "5",

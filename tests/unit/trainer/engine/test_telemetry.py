@@ -9,6 +9,7 @@ from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord
 from pacekeeper.trainer.engine.micro_batches import WorkSize
 from pacekeeper.trainer.engine.telemetry import Telemetry
 from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.hooks.compute_timers import DeviceEventClock
 from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import TOKENS, adamw, engine_of, micro_batches, rows_of
 from support.rank_threads import ThreadGroup, run_ranks
@@ -96,3 +97,50 @@ def test_loads_on_a_device_are_read_when_they_have_arrived(tmp_path: Path) -> No
             one.query.return_value = True
         telemetry.end_step(10, WorkSize(), torch.zeros((), device="meta"))
         assert reported() == [0, 1, 2, 3, 4]
+
+
+class Event:
+    """Of a device that records one each millisecond, and has passed all of them."""
+
+    def __init__(self) -> None:
+        self.at_ms = 0.0
+
+    def record(self) -> None:
+        Event.now_ms += 1.0
+        self.at_ms = Event.now_ms
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: "Event") -> float:
+        return other.at_ms - self.at_ms
+
+    now_ms = 0.0
+
+
+def test_transfers_of_evaluations_and_of_steps_that_are_redone_are_not_reported(
+    tmp_path: Path,
+) -> None:
+    def work(group: ThreadGroup) -> list[StepRecord]:
+        pace = hooks.attach(
+            job="j",
+            rank=group.rank,
+            world_size=RANKS,
+            ring_dir=str(tmp_path),
+            timer=DeviceEventClock(Event),
+        )
+        layout = start_layout([4, 4], group.ranks, replicas=1)
+        engine = engine_of("qwen3_moe", group, layout=layout, hooks=pace)
+        engine.add_optimizer(torch.optim.SGD(engine.parameters(), lr=0.0))  # routes as before
+        rows = rows_of(0)[CUTS[group.rank] : CUTS[group.rank + 1]]
+        engine.commit_step(engine.prepare_step(micro_batches(rows)))
+        engine.evaluate(micro_batches(rows))
+        engine.prepare_step(micro_batches(rows))
+        engine.commit_step(engine.prepare_step(micro_batches(rows)))
+        pace.detach()
+        assert pace.ring.path is not None
+        return [r for r in records_in(Path(pace.ring.path)) if isinstance(r, StepRecord)]
+
+    for first, second in run_ranks(RANKS, work):
+        assert first.transfer_bytes == second.transfer_bytes > 0
+        assert first.transfer_s is not None and first.transfer_s > 0.0

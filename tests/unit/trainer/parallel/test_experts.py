@@ -169,6 +169,55 @@ def test_ranks_with_replicas_and_one_without_tokens_give_the_gradients_of_one_pr
     assert torch.equal(loads, torch.bincount(chosen, minlength=NUM_EXPERTS))
 
 
+class Transfers:
+    """Counts the bytes of each transfer."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def begin(self) -> int:
+        return len(self.sizes)
+
+    def end(self, began: int, num_bytes: int) -> None:
+        assert began == len(self.sizes)
+        self.sizes.append(num_bytes)
+
+    def take(self) -> tuple[float | None, int]:
+        taken, self.sizes = self.sizes, []
+        return (None, sum(taken))
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_of_each_layer_one_exchange_is_timed_with_the_bytes_from_and_to_others(
+    is_checkpointed: bool,
+) -> None:
+    homes = (0, 1, 2, 2, 0)
+    placed = [(ExpertReplica(home, 1.0),) for home in homes]
+
+    def work(group: ThreadGroup) -> list[int]:
+        run = Run(group, placed)
+        run.parallel.transfers = transfers = Transfers()
+        call = partial(
+            checkpoint,
+            use_reentrant=False,
+            context_fn=run.parallel.checkpoint_contexts,
+            early_stop=False,
+        )
+        run.forward_backward(group.rank, call if is_checkpointed else None)
+        return transfers.sizes
+
+    rows = [
+        (source, homes[expert])
+        for source in range(3)
+        for expert in routed(source)[1].reshape(-1).tolist()
+    ]
+    moved = [
+        sum(HIDDEN * 8 for one in rows if rank in one and one[0] != one[1]) for rank in range(3)
+    ]
+    assert run_ranks(3, work) == [[size] for size in moved]
+    assert sum(moved) > 0
+
+
 def test_one_process_exchanges_with_nobody() -> None:
     placed = [(ExpertReplica(0, 1.0),)] * NUM_EXPERTS
     run = Run(SingleProcess(), placed)

@@ -20,7 +20,7 @@ tokens = st.lists(st.integers(0, 999), min_size=NUM_EXPERTS, max_size=NUM_EXPERT
 
 def saved(partial: PartialSaves, number: int, layout: Layout = LAYOUT) -> set[int]:
     """The experts of checkpoint `number`, on top of one that all know to be complete."""
-    partial.receive_votes([partial.encode_vote(layout, has_failed=False)])
+    partial.receive_votes([partial.own_vote(layout, has_failed=False)])
     choice = partial.choose(layout, number, PIECES)
     own = CheckpointId(run_id=1, generation=1, step=number)
     partial.begun(own, frozenset(layout.ranks), choice.pieces)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from pacekeeper.core.errors import LostStateError, NoQuorumError
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
-from pacekeeper.trainer.distributed.kv_store import (
+from pacekeeper.trainer.elastic.agreement import consensus
+from pacekeeper.trainer.elastic.agreement.consensus import Agreement, AllDone, Fenced
+from pacekeeper.trainer.elastic.agreement.kv_store import (
     DEATHS_KEY,
     FINISHED_KEY,
     fence_key,
     parse_notices,
 )
-from pacekeeper.trainer.elastic.agreement import consensus
-from pacekeeper.trainer.elastic.agreement.consensus import Agreement, AllDone, Fenced
 from pacekeeper.trainer.elastic.agreement.messages import ConsensusDecision, Report
 from pacekeeper.trainer.elastic.agreement.quorum import Group, decide_quorum
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progress

@@ -63,15 +63,6 @@ def vote(ready: int = 0, crc: int = 0, finite: bool = True, stopping: bool = Fal
     )  # fmt: skip
 
 
-@given(st.integers(0, 2**32 - 1), st.floats(0, 1e12), st.booleans())
-def test_a_vote_survives_its_numbers(crc: int, loss: float, flag: bool) -> None:
-    mine = Vote(
-        ticket=2**40, generation=7, is_finite=flag, is_stopping=not flag, ready_generation=8,
-        ready_crc=crc, loss_sum=loss, ready_probe=1_800_000_000_000,
-    )  # fmt: skip
-    assert Vote.decode(mine.encode()) == mine
-
-
 @pytest.mark.parametrize(
     ("votes", "agreed"),
     [

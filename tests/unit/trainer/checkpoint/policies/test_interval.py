@@ -13,6 +13,7 @@ from pacekeeper.trainer.checkpoint.policies.interval import (
     HELD_RATIO,
     CheckpointCostMeter,
     CheckpointInterval,
+    IntervalVote,
 )
 from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
@@ -100,8 +101,8 @@ def test_the_first_ranks_word_says_when() -> None:
     periods = [CheckpointInterval(0), CheckpointInterval(0)]
     periods[0].begun(20)
     for step, is_due in ((29, False), (30, True)):
-        words = [one.encode_vote(COSTS) for one in periods]
-        assert words[0] == [20, 10]
+        words = [one.own_vote(COSTS) for one in periods]
+        assert words[0] == IntervalVote(last_step=20, period_steps=10)
         for one in periods:
             one.receive_votes(words)
             assert one.is_due(step) == is_due

@@ -34,7 +34,7 @@ def test_the_need_of_an_expert_is_told_by_who_knows_most_of_its_layer() -> None:
         own = [rank]
         partial.count({layer: [10, 10, 10, 10] for layer in own})
         partial.count({layer: [0, 0, 0, 5] if layer else [0, 5, 0, 0] for layer in own})
-    words = [saves[rank].encode_vote(LAYOUT, has_failed=False) for rank in LAYOUT.ranks]
+    words = [saves[rank].own_vote(LAYOUT, has_failed=False) for rank in LAYOUT.ranks]
     for partial in saves.values():
         partial.receive_votes(words)
         choice = partial.choose(LAYOUT, 1, [Piece(block) for block in LAYOUT.blocks()])

@@ -17,7 +17,7 @@ from pacekeeper.core.checkpoint.manifest_codec import decode_manifest, encode_ma
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.trainer.checkpoint.async_writer import Saver, SaveStatus
-from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves
+from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves, WindowVote
 from pacekeeper.trainer.checkpoint.reader import complete_ids, damages, read_manifest
 from pacekeeper.trainer.checkpoint.retention import sweep
 from pacekeeper.trainer.checkpoint.storage import SAY_AFTER_S, LocalStorage, open_storage
@@ -45,11 +45,14 @@ def manifest_of(lone: Lone, step: int, run_id: int = 1) -> Manifest:
     return read_manifest(storage, CheckpointId(run_id=run_id, generation=1, step=step))
 
 
+CLOSED = WindowVote(is_open=False, first_step=0, last_step=0, budget_bytes=0.0)
+
+
 def next_of(
-    saves: WindowSaves, step: int, *others: list[float], layout: Layout = PAIR, failed: bool = False
+    saves: WindowSaves, step: int, *others: WindowVote, layout: Layout = PAIR, failed: bool = False
 ) -> Save | None:
     """What one rank writes after `step`, given what the others say."""
-    own = saves.encode_vote(layout, step, has_failed=failed, budget_bytes=0.0)
+    own = saves.own_vote(layout, step, has_failed=failed, budget_bytes=0.0)
     saves.receive_votes([own, *others])
     return saves.next(layout, step, SIZES, ROWS, step, is_storing=False)
 
@@ -195,12 +198,12 @@ def test_all_ranks_go_on_or_all_begin_another(caplog: pytest.LogCaptureFixture) 
     config = replace(THREE, checkpoint_dir="x")
     for failed, stranger in ((True, False), (False, True), (False, False)):
         pair = [WindowSaves(config, rank=rank, run_id=1) for rank in (0, 1)]
-        first = [next_of(one, 1, [False, 0, 0, 0.0]) for one in pair]
+        first = [next_of(one, 1, CLOSED) for one in pair]
         assert all(save and save.turn and save.turn.is_first for save in first)
         if stranger:  # it came later, in the place of the second
             pair[1] = WindowSaves(config, rank=1, run_id=1)
         words = [
-            one.encode_vote(PAIR, 2, has_failed=failed and rank == 1, budget_bytes=0.0)
+            one.own_vote(PAIR, 2, has_failed=failed and rank == 1, budget_bytes=0.0)
             for rank, one in enumerate(pair)
         ]
         second = []
@@ -242,7 +245,7 @@ def test_while_storage_is_busy_the_next_window_waits_which_is_said_once(
     assert caplog.text.count("the next window waits") == 1
     save = saves.next(PAIR, 4, SIZES, ROWS, 4, is_storing=False)
     assert save is not None and save.turn is not None
-    saves.receive_votes([saves.encode_vote(PAIR, 5, has_failed=False, budget_bytes=0.0)])
+    saves.receive_votes([saves.own_vote(PAIR, 5, has_failed=False, budget_bytes=0.0)])
     going_on = saves.next(PAIR, 5, SIZES, ROWS, 5, is_storing=True)
     assert going_on is not None, "its own steps follow each other whatever storage does"
 
@@ -258,7 +261,7 @@ def test_large_weights_are_cut_among_their_holders_after_each_step(tmp_path: Pat
     for step in (1, 2, 3):
         saves = []
         for one in pair:
-            own = one.encode_vote(PAIR, step, has_failed=False, budget_bytes=0.0)
+            own = one.own_vote(PAIR, step, has_failed=False, budget_bytes=0.0)
             one.receive_votes([own, own])
             save = one.next(PAIR, step, sizes, rows, step, is_storing=False)
             assert save is not None and save.turn is not None
@@ -288,7 +291,7 @@ def test_a_window_that_is_late_is_told_with_the_period_or_after_a_while(
 
 def missed(lone: Lone) -> list[int]:
     """Steps of checkpoints that did not come about now that another rank still writes."""
-    lone.checkpoints.receive_votes([lone.checkpoints.encode_vote(lone.step, lone.layout)])
+    lone.checkpoints.receive_votes([lone.checkpoints.own_vote(lone.step, lone.layout)])
     news = lone.checkpoints.save_if_due(lone.position, is_storing=True)
     assert {one.outcome for one in news} <= {SaveStatus.SKIPPED}
     return [one.step for one in news]
@@ -300,7 +303,8 @@ def test_the_length_follows_what_is_measured_and_is_said(caplog: pytest.LogCaptu
     first = next_of(saves, 1)
     assert first is not None and first.turn is None, "all at once, to measure it"
     everything = sum(SIZES.values()) / 2
-    saves.receive_votes([[False, 0, 0, everything], [False, 0, 0, everything / 2]])
+    budgets = (everything, everything / 2)
+    saves.receive_votes([replace(CLOSED, budget_bytes=budget) for budget in budgets])
     second = saves.next(PAIR, 2, SIZES, ROWS, 2, is_storing=False)
     assert second is not None and second.turn is not None, "the slowest rank counts"
     assert "windows of 1 steps" in caplog.text

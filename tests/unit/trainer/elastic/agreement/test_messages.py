@@ -11,7 +11,12 @@ from pacekeeper.core.errors import LostStateError, VersionError
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
-from pacekeeper.trainer.distributed.kv_store import Stores, connect_store, host_store, parse_notices
+from pacekeeper.trainer.elastic.agreement.kv_store import (
+    Stores,
+    connect_store,
+    host_store,
+    parse_notices,
+)
 from pacekeeper.trainer.elastic.agreement.messages import (
     ASKING_KEY,
     Candidate,
@@ -29,8 +34,8 @@ from pacekeeper.trainer.elastic.agreement.messages import (
 )
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progress
-from pacekeeper.trainer.elastic.join_queue import JoinQueue
-from pacekeeper.trainer.elastic.node_join import numbers_taken
+from pacekeeper.trainer.elastic.joining.join_queue import JoinQueue
+from pacekeeper.trainer.elastic.joining.node_join import numbers_taken
 from pacekeeper.trainer.elastic.rendezvous import check_terms
 from pacekeeper.trainer.elastic.restart_policy import parse_ends, parse_next
 
@@ -39,7 +44,7 @@ LAYOUT = even_layout(ranks=[0, 1, 2], num_layers=2, num_experts=3, replicas=2)
 FACTS = JobFacts(
     run_id=7, first_run_id=7, generation=1, world_size=2,
     config=EngineConfig(job="moe", data=("a.bin", "b.bin")),
-    addresses=("h:1", ""), node_of={0: 0, 1: 1}, members=(0, 1), python="3.11.7", corpus=9,
+    addresses=("h:1", ""), node_of={0: 0, 1: 1}, members=(0, 1), data_crc=9,
 )  # fmt: skip
 REPORT = Report(
     progress=Progress(ticket=3, phase=Phase.VOTE), newest_generation=2, last_loss=1.5, step=3
@@ -102,8 +107,8 @@ def test_what_is_ours_is_understood() -> None:
         ("config", {"job": "../x"}),
         ("config", {"job": "moe", "steps": "7"}),
         ("config", {"job": "moe", "never_heard_of": 1}),
-        ("python", None),
-        ("corpus", 1.5),
+        ("data_crc", None),
+        ("data_crc", 1.5),
     ],
 )
 def test_facts_of_a_job_with_one_impossible_value_are_refused(key: str, value: Any) -> None:

@@ -12,8 +12,8 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from pacekeeper.core.errors import HostError, UnreachableError
-from pacekeeper.trainer.distributed import kv_store as stores_module
-from pacekeeper.trainer.distributed.kv_store import (
+from pacekeeper.trainer.elastic.agreement import kv_store as stores_module
+from pacekeeper.trainer.elastic.agreement.kv_store import (
     CONNECT_TIMEOUT_S,
     Stores,
     connect_store,

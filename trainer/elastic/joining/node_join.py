@@ -6,7 +6,6 @@ what was said of the dead stays true. Until it is taken in, the job does not dep
 
 import logging
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from pacekeeper.core.errors import (
 )
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
-from pacekeeper.trainer.distributed.device import choose_clock, num_devices, say_clock
-from pacekeeper.trainer.distributed.kv_store import Stores, host_store_near
+from pacekeeper.trainer.elastic.agreement.kv_store import Stores, host_store_near
 from pacekeeper.trainer.elastic.agreement.messages import (
     ADMISSION_KEY,
     ASKING_KEY,
@@ -46,6 +44,7 @@ from pacekeeper.trainer.elastic.launch_spec import (
 from pacekeeper.trainer.elastic.launcher import Supervisor, run_ranks
 from pacekeeper.trainer.elastic.loop import rank_main
 from pacekeeper.trainer.elastic.restart_policy import JoinedNodeHooks
+from pacekeeper.trainer.groups.devices import choose_device, log_device, num_devices
 from pacekeeper.trainer.hooks.ring_writer import claim_directory
 
 ASK_S = 0.2  # between two times that a node that waits says so
@@ -90,16 +89,10 @@ def join(spec: JoinSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCo
     config = facts.config
     if spec.job not in ("", config.job):
         raise ConfigError(f"--job {spec.job}: the job at {met} is named {config.job}")
-    if facts.python != platform.python_version():
-        raise ConfigError(
-            f"the job trains on the standard library of Python {facts.python}, this is Python "
-            f"{platform.python_version()}: use the same on all nodes"
-        )
     check_startable(spec.ranks_per_node, len(facts.members) + spec.ranks_per_node, node_limits())
     devices = num_devices()
-    wanted = config.wanted_clock
-    clock = choose_clock(wanted, devices, config.default_clock)
-    say_clock(clock, wanted, devices, spec.ranks_per_node)
+    device = choose_device(config.wanted_device, devices, spec.ranks_per_node)
+    log_device(device, config.wanted_device, devices=devices, ranks=spec.ranks_per_node)
     claim = claim_directory(Path(spec.ring_dir), config.job)
     try:
         node, first = take_numbers(facts, spec.ranks_per_node)
@@ -221,7 +214,7 @@ class JoinRequest:
         """Ask, if it is time; False once there is nothing to ask for any more.
 
         Raises UnreachableError where the job is gone, HostError where another took our numbers,
-        ConfigError where this node would train on another text.
+        ConfigError where this node would train something else.
         """
         own, now_s = self._own, time.monotonic()
         if self._stores.read(own.node, ADMISSION_KEY) is not None:
@@ -240,11 +233,10 @@ class JoinRequest:
         if None in texts:
             return True
         facts = self._read_job_facts()
-        if set(texts) != {str(facts.corpus)}:
+        if set(texts) != {str(facts.data_crc)}:
             raise ConfigError(
                 "the data, model, settings or installation here are not those of the job",
-                remedy="use the same files and versions on all nodes (the byte-level model trains "
-                "on Python's standard library)",
+                remedy="use the same files and versions on all nodes",
             )
         leader = facts.leader_node
         self._beat += 1

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from pacekeeper.core.kernel_laws.noise import NO_NOISE
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
-from pacekeeper.trainer.engine.probe import EMULATED_S, REPEATS, ProbeResult, run_probe
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.groups.group import SingleProcess
+from pacekeeper.trainer.groups.probe import EMULATED_S, REPEATS, ProbeResult, run_probe
 from pacekeeper.trainer.hooks.compute_timers import CpuClock, DeviceEventClock, SegmentClock
 from support.rank_threads import ThreadGroup, run_ranks
 

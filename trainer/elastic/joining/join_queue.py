@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
 from pacekeeper.core.errors import UnreachableError, VersionError
-from pacekeeper.trainer.distributed.kv_store import connect_store
+from pacekeeper.trainer.elastic.agreement.kv_store import connect_store
 from pacekeeper.trainer.elastic.agreement.messages import (
     ASKING_KEY,
     Candidate,

@@ -5,16 +5,14 @@ get by the mover.
 """
 
 import os
-import platform
 import time
 from dataclasses import replace
 from typing import Any
 
 from pacekeeper.core.config.engine import PATHS, EngineConfig
-from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.errors import UnreachableError
-from pacekeeper.trainer.distributed.kv_store import Stores
-from pacekeeper.trainer.elastic.agreement.consensus import START_S, Fenced
+from pacekeeper.trainer.elastic.agreement.consensus import Fenced
+from pacekeeper.trainer.elastic.agreement.kv_store import Stores
 from pacekeeper.trainer.elastic.agreement.messages import (
     ADMISSION_KEY,
     JOB_KEY,
@@ -28,7 +26,7 @@ from pacekeeper.trainer.elastic.agreement.messages import (
     widened,
 )
 from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP
-from pacekeeper.trainer.elastic.join_queue import JoinQueue
+from pacekeeper.trainer.elastic.joining.join_queue import JoinQueue
 from pacekeeper.trainer.elastic.worker import Worker
 
 POLL_S = 0.02
@@ -105,7 +103,7 @@ def publish_job_facts(rank: Worker, stores: Stores) -> None:
 def arrival_timeout_s(rank: Worker, wait_s: float) -> float:
     """How long members of the group are waited for, where all others get `wait_s` to answer."""
     if rank.group.name == FIRST_GROUP:
-        return max(START_S, wait_s)
+        return max(rank.spec.config.start_timeout_s, wait_s)
     return min(ARRIVAL_S, wait_s) if _awaited(rank) else wait_s
 
 
@@ -147,20 +145,20 @@ def _facts(rank: Worker, generation: int, members: tuple[int, ...]) -> JobFacts:
         addresses=tuple(spec.stores),
         node_of=spec.node_of,
         members=members,
-        python=platform.python_version(),
-        corpus=rank.data_crc,
+        data_crc=rank.data_crc,
     )
 
 
-def _as_seen_elsewhere(config: JobConfig) -> JobConfig:
+def _as_seen_elsewhere(config: EngineConfig) -> EngineConfig:
     """With whole paths: a launcher that joins was started in a directory of its own."""
 
     def whole(path: str) -> str:
         is_path = path not in ("", "auto", "never") and "://" not in path
         return os.path.abspath(path) if is_path else path
 
-    names = ("checkpoint_dir", "resume", *(PATHS if isinstance(config, EngineConfig) else ()))
-    places: dict[str, Any] = {name: getattr(config, name) for name in names}
-    for name, value in places.items():
-        places[name] = whole(value) if isinstance(value, str) else tuple(map(whole, value))
-    return replace(config, **places)
+    own = {name: getattr(config, name) for name in (*PATHS, "checkpoint_dir", "resume")}
+    paths: dict[str, Any] = {
+        name: tuple(map(whole, value)) if isinstance(value, tuple) else whole(value)
+        for name, value in own.items()
+    }
+    return replace(config, **paths)

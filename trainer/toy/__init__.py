@@ -1,1 +1,0 @@
-"""Trainer of one small byte-level model, which the engine for Hugging Face models replaces."""

@@ -1,1 +1,0 @@
-"""The training loop of pacekeeper's own trainer: settings, worker, steps, plans."""

@@ -1,1 +1,0 @@
-"""The mixture-of-experts transformer of pacekeeper's own trainer, its blocks and its data."""

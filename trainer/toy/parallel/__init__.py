@@ -1,1 +1,0 @@
-"""Spreads the model over ranks: experts, tensor shards, pipeline stages, gradient sums, moves."""
