@@ -62,7 +62,7 @@ class SeededInitialization:
                 module._buffers[one] = value
         try:
             with _DRAWING, torch.random.fork_rng(devices=[]):
-                torch.random.manual_seed(_seed_of(self._seed, name, expert))
+                torch.default_generator.manual_seed(_seed_of(self._seed, name, expert))
                 library.initialize_module(model, name)
             drawn = {one: getattr(module, one).detach() for one in own}
         finally:

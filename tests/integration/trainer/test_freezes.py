@@ -11,7 +11,7 @@ from support.exact_jobs import exact_job
 from support.fleet import Fleet
 
 pytest.importorskip("transformers")
-TIMEOUT_S = 6.0
+TIMEOUT_S = 10.0  # a healthy rank on a busy machine is silent for seconds
 
 
 def test_a_stopped_rank_is_fenced_and_the_others_go_on(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_plans_are_followed_by_all_at_the_same_step_if_they_are_for_the_layout_i
     tmp_path: Path,
 ) -> None:
     """Survivors number theirs after all that were offered, followed or not."""
-    chosen, config = Random(2), exact_job(tmp_path, steps=60)
+    chosen, config = Random(2), exact_job(tmp_path, steps=100_000)
     with Fleet(directory=tmp_path, config=config) as fleet:
         fleet.await_step(2, 0)
         plan = fleet.layout(1)
@@ -60,8 +60,11 @@ def test_plans_are_followed_by_all_at_the_same_step_if_they_are_for_the_layout_i
         fleet.offer(mirrored(plan, 9), base_generation=8)
         fleet.await_step(fleet.steps(0)[-1]["step"] + 2, 0)
         fleet.signal(3, signal.SIGKILL)
+        fleet.await_(lambda: bool(fleet.events(0, "regroup")))
+        fleet.await_step(fleet.steps(0)[-1]["step"] + 2, 0)
+        fleet.launchers[0].terminate()
         assert fleet.codes() == [0]
-        fleet.assert_exact((0, 1, 2))
+        fleet.assert_exact((0, 1, 2), end=len(fleet.steps(0)))
         for rank in (0, 1, 2):
             assert fleet.generations(rank) == [1, 3, 4, 5, 10]
         moves = [[event["step"] for event in fleet.events(rank, "plan")] for rank in range(4)]
