@@ -11,7 +11,6 @@ from math import isfinite
 from pacekeeper.core.checkpoint.manifest import RunFingerprint
 
 _FAMILY = "model.family"
-_BYTES = "byte model"  # of fingerprints without a family: pacekeeper's own model, of old
 
 
 def engine_fingerprint(
@@ -44,7 +43,7 @@ def engine_fingerprint(
 
 def model_differences(saved: RunFingerprint, own: RunFingerprint) -> tuple[str, ...]:
     """What makes the checkpoint's model another one, each as "name: there, here"."""
-    families = [one.get(_FAMILY, _BYTES) for one in (saved, own)]
+    families = [one.get(_FAMILY) for one in (saved, own)]
     if families[0] != families[1]:
         return (f"{families[0]} there, {families[1]} here",)
     return _differing(saved, own, _is_model)

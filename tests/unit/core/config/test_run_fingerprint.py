@@ -37,8 +37,6 @@ def test_runs_of_the_engine_are_told_apart_by_their_state_and_steered_by_the_res
     ]  # fmt: skip
 
 
-def test_a_checkpoint_of_the_former_byte_model_is_of_another_model() -> None:
-    byte: RunFingerprint = {"hidden_size": 64, "num_experts": 8, "seed": 0, "corpus": 7}
-    engine = engine_run()
-    assert model_differences(byte, engine) == ("byte model there, mixtral here",)
-    assert model_differences(engine, byte) == ("mixtral there, byte model here",)
+def test_another_family_is_named_alone() -> None:
+    other = engine_run(family="olmoe", state="2f")
+    assert model_differences(other, engine_run()) == ("olmoe there, mixtral here",)
