@@ -219,12 +219,9 @@ class DeviceEventClock:
     Args:
         new_event: Returns an event with `record()`, `query()` and `elapsed_time(other)` in
             milliseconds, such as `lambda: torch.cuda.Event(enable_timing=True)`.
-        burn: Called with the start event of a segment just before its end is recorded (fault
-            injection).
     """
 
     new_event: Callable[[], Any]
-    burn: Callable[[Any], None] | None = None
     num_lost: int = 0
     _open: list[tuple[Any, Any]] = field(default_factory=list)
     _began: Any = None
@@ -278,8 +275,6 @@ class DeviceEventClock:
         return found
 
     def _close_segment(self) -> None:
-        if self.burn is not None:
-            self.burn(self._began)
         self._open.append((self._began, self._mark()))
 
     def _mark(self) -> Any:

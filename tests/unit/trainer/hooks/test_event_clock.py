@@ -112,19 +112,6 @@ def test_what_a_device_is_too_far_behind_with_is_counted_and_said_once(
     assert [r.tokens for r in found] == list(range(3, MAX_LATE + 3)), "the newest, with their work"
 
 
-def test_a_fault_of_the_device_is_part_of_each_segment() -> None:
-    FakeEvent.finished = True
-    burnt: list[FakeEvent] = []
-    clock = DeviceEventClock(FakeEvent, burn=burnt.append)
-    clock.begin()
-    clock.pause()
-    clock.resume()
-    clock.end()
-    ((_, ((first, ended), (second, _)), _),) = clock._ended
-    assert burnt == [first, second], "told where its segment began, before the end is marked"
-    assert ended not in burnt
-
-
 def test_a_late_clock_is_paired_with_the_micro_batch_it_measured(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
     late = ComputeTime(compute_s=0.5, lag=1)
