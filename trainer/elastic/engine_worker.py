@@ -245,11 +245,11 @@ class EngineWorker(Worker):
         require_agreement(self._settings(), control)
         on_all_ranks(self._raise_failure, control)
         require_agreement({"data": self.job.data}, control)
-        on_all_ranks(self._open_log, control)
         self.engine.enter(self.generation.groups)
         paths = self.checkpoints.agree_on_start(control)
         if paths:
             self.do_restore(paths, self.layout)
+        on_all_ranks(self._open_log, control)
 
     def _settings(self) -> dict[str, object]:
         """Settings that must be equal on all ranks, by their names in messages."""
@@ -259,10 +259,8 @@ class EngineWorker(Worker):
         return {f"[engine] {name}": value for name, value in settings.items()}
 
     def _open_log(self) -> None:
-        if self.spec.rank != self.group.members[0]:
-            return
-        is_continued = self.step > 0 or self.spec.first_run_id > 0
-        self.job_log.lead(is_continued=is_continued)
+        if self.spec.rank == self.group.members[0]:
+            self.job_log.lead(self.step)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -425,7 +423,7 @@ class EngineWorker(Worker):
     def _go_back(self, found: Restored | MemoryRestore, groups: EngineGroups) -> None:
         self.checkpoints.apply(found)
         self.engine.go_back(found.layout, groups, found.step)
-        self.job_log.forget()
+        self.job_log.go_back(found.step)
         self.step = self.replica_guard.sound_step = found.step
         self.last_loss = NO_LOSS if found.last_loss is None else found.last_loss
 

@@ -62,10 +62,10 @@ class JobLog:
         self._log: RunLog | None = None
         self.has_evaluation = False
 
-    def lead(self, *, is_continued: bool) -> None:
-        """Write the log from now on. Raises HostError."""
+    def lead(self, first_step: int) -> None:
+        """Write the log from now on; `first_step` comes next. Raises HostError."""
         if self._log is None:
-            self._log = open_log(self._config, self._run_dir, is_continued=is_continued)
+            self._log = open_log(self._config, self._run_dir, first_step=first_step)
 
     def add(self, record: StepRecord) -> None:
         """Add a committed step."""
@@ -95,9 +95,11 @@ class JobLog:
             if record.step > self._log.last_step:
                 self._log.write(record)
 
-    def forget(self) -> None:
-        """Forget the newest steps: training went back."""
+    def go_back(self, step: int) -> None:
+        """Forget this step and later ones: training went back."""
         self._records.clear()
+        if self._log is not None:
+            self._log.go_back(step)
 
     def close(self) -> None:
         """End the files."""

@@ -368,8 +368,8 @@ def warn_of_overruns(device: EngineDevice, rank: int) -> None:
         )
 
 
-def open_log(config: EngineConfig, run_dir: Path, *, is_continued: bool = False) -> RunLog:
-    """Open the log of a run, on one rank.
+def open_log(config: EngineConfig, run_dir: Path, *, first_step: int = 0) -> RunLog:
+    """Open the log of a run that goes on with `first_step`, on one rank.
 
     Raises:
         HostError: The folder cannot be written.
@@ -379,5 +379,5 @@ def open_log(config: EngineConfig, run_dir: Path, *, is_continued: bool = False)
         tensorboard_dir=config.tensorboard_dir,
         log_period_steps=config.log_period_steps,
         num_steps=config.steps,
-        is_continued=is_continued,
+        first_step=first_step,
     )

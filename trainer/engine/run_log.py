@@ -53,7 +53,7 @@ class RunLog:
         tensorboard_dir: Folder of TensorBoard events; "": none.
         log_period_steps: Steps between two lines on the console.
         num_steps: Steps of the run: the last one is shown, too.
-        is_continued: Whether to go on with the files of an earlier run, or of another rank.
+        first_step: The step that comes next: earlier ones of the file stay, others are removed.
         show: Prints a line of the console.
 
     Raises:
@@ -67,7 +67,7 @@ class RunLog:
         tensorboard_dir: str = "",
         log_period_steps: int = 1,
         num_steps: int = 0,
-        is_continued: bool = False,
+        first_step: int = 0,
         show: Callable[[str], None] = _log.info,
     ) -> None:
         self._period, self._num_steps, self._show = log_period_steps, num_steps, show
@@ -76,8 +76,8 @@ class RunLog:
         path = run_dir / "steps.jsonl"
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+" if is_continued else "w")
-            self.last_step = _last_step(self._file) if is_continued else -1
+            self._file = path.open("a+" if first_step else "w+")
+            self.last_step = _cut(self._file, first_step) if first_step else -1
         except OSError as error:
             raise HostError(
                 f"cannot write {path}: {error.strerror}", remedy="choose another --run-dir"
@@ -100,6 +100,12 @@ class RunLog:
             self._file.close()
         if self._board is not None:
             self._board.close()
+
+    def go_back(self, step: int) -> None:
+        """Remove this step and later ones: they are done again."""
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                self.last_step = _cut(self._file, step)
 
     def write(self, record: StepRecord) -> None:
         """Write a step; a full disk ends the file, not the training."""
@@ -131,10 +137,21 @@ class RunLog:
             self._show(f"step {done} evaluation loss {record.evaluation_loss:.4f}")
 
 
-def _last_step(file: TextIO) -> int:
+def _cut(file: TextIO, step: int) -> int:
+    """Remove a step and what follows it; return the last step that stays, -1 if none does."""
     file.seek(0)
-    lines = [line for line in file if line.endswith("\n")]
-    return int(json.loads(lines[-1])["step"]) if lines else -1
+    last, end = -1, 0
+    for line in iter(file.readline, ""):
+        try:
+            number = int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            break
+        if number >= step or not line.endswith("\n"):
+            break
+        last, end = number, file.tell()
+    file.seek(end)
+    file.truncate()
+    return last
 
 
 def _summary_writer(folder: str) -> Any:

@@ -83,3 +83,31 @@ def test_tensorboard_that_is_missing_is_named(
         RunLog(tmp_path, tensorboard_dir="events")
     assert "pip install tensorboard" in caught.value.remedy
     assert not (tmp_path / "steps.jsonl").exists()
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "steps.jsonl").read_text().splitlines()]
+
+
+def test_who_goes_on_keeps_what_was_before_and_no_step_twice(tmp_path: Path) -> None:
+    with RunLog(tmp_path) as log:
+        for step in range(6):
+            log.write(record(step))
+    with (tmp_path / "steps.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')  # killed while it wrote
+    with RunLog(tmp_path, first_step=7) as log:
+        assert log.last_step == 5
+    with RunLog(tmp_path, first_step=4) as log:
+        assert log.last_step == 3
+        for step in (4, 5):
+            log.write(record(step))
+        log.go_back(2)
+        assert log.last_step == 1
+        log.write(record(2))
+    assert steps_of(tmp_path) == [0, 1, 2]
+    with RunLog(tmp_path) as log:
+        log.write(record(0))
+        log.write(record(1))
+        log.go_back(1)
+        log.write(record(1))
+    assert steps_of(tmp_path) == [0, 1]
