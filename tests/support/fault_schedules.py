@@ -295,6 +295,7 @@ def drawn(seed: int, number: int) -> Schedule:
         max_restarts=MAX_RESTARTS if may_restart else 0,
         peer_timeout_s=PEER_TIMEOUT_S,
         replica_check_period_steps=draw.choice((0, 3)),
+        checkpoints_kept=4,  # one from before the last check among them
     )
     dtype = "float64" if may_join else draw.choice(("float64", "float64", "float32"))
     bursts, step = [], 0
