@@ -14,7 +14,7 @@ from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ReplicaSet, ranks_by_layer
 from pacekeeper.core.layout.mesh_resize import add_ranks
 from pacekeeper.core.layout.replica_spread import domain_of_rank, level_shares
-from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
+from pacekeeper.core.layout.shrink import ReplicationFloor, levelled, shrink
 from pacekeeper.core.layout.state_owners import NO_SIZES, assign_state_owners
 
 
@@ -93,7 +93,9 @@ def resize(
     ones.
 
     New ranks first take the replicas of dead ranks. Where an expert then still lacks a domain that
-    it lost, existing ranks take a replica.
+    it lost, existing ranks take a replica. With fixed slots each expert gets as many replicas as
+    fit for all alike, then experts get further ones where a slot is left; if lost experts do not
+    fit beside the living replicas, only one of each expert stays.
 
     Args:
         layout: the layout in use.
@@ -107,34 +109,77 @@ def resize(
     Raises:
         LostStateError: as in `shrink`.
     """
-    while True:
-        found = _resized(
-            layout,
-            staying,
-            generation=generation,
-            floor=floor,
-            is_restored=is_restored,
-            are_experts_filled=are_experts_filled,
-            state_bytes=state_bytes,
-        )
-        if not floor.are_slots_fixed or _fits(found, floor.slots_per_rank):
-            return found
-        if floor.replicas == 1:
-            raise LostStateError(
-                f"{len(staying)} ranks with {floor.slots_per_rank} slots per layer do not hold "
-                "all experts",
-                remedy="start it again with more ranks or more slots_per_rank",
-            )
-        floor = replace(floor, replicas=floor.replicas - 1)
+    resized = partial(
+        _resized,
+        staying=staying,
+        generation=generation,
+        is_restored=is_restored,
+        are_experts_filled=are_experts_filled,
+        state_bytes=state_bytes,
+    )
+    if not floor.are_slots_fixed or floor.slots_per_rank is None:
+        return resized(layout, floor=floor)
+    fewer = [replace(floor, replicas=n) for n in range(floor.replicas, 0, -1)]
+    attempts = [*((layout, one) for one in fewer), (_with_one_replica(layout, staying), fewer[-1])]
+    for before, lowered in attempts:
+        found = resized(before, floor=lowered)
+        if _fits(found, floor.slots_per_rank):
+            return found if lowered is fewer[0] else _topped_up(found, floor, floor.slots_per_rank)
+    raise LostStateError(
+        f"{len(staying)} ranks with {floor.slots_per_rank} slots per layer do not hold all experts",
+        remedy="start it again with more ranks or more slots_per_rank",
+    )
 
 
-def _fits(layout: Layout, slots: int | None) -> bool:
+def _fits(layout: Layout, slots: int) -> bool:
     """Whether no rank holds more experts of a layer than it has slots."""
     for experts in layout.experts:
         held = Counter(replica.rank for replicas in experts for replica in replicas)
-        if slots is not None and max(held.values(), default=0) > slots:
+        if max(held.values(), default=0) > slots:
             return False
     return True
+
+
+def _with_one_replica(layout: Layout, staying: Collection[int]) -> Layout:
+    """The layout with one staying replica of each expert that has any, on the least loaded rank."""
+    layers = []
+    for experts in layout.experts:
+        held = Counter[int]()
+        kept = list(experts)
+        # Experts that can lie on few ranks choose first.
+        living = [[r.rank for r in on if r.rank in staying] for on in experts]
+        for expert in sorted(range(len(experts)), key=lambda e: (len(living[e]), e)):
+            if living[expert]:
+                rank = min(living[expert], key=lambda r: (held[r], r))
+                held[rank] += 1
+                kept[expert] = (ExpertReplica(rank, 1.0),)
+        layers.append(tuple(kept))
+    return replace(layout, experts=tuple(layers))
+
+
+def _topped_up(layout: Layout, floor: ReplicationFloor, slots: int) -> Layout:
+    """The layout with further replicas of experts below the floor, where ranks have free slots."""
+    layers = []
+    for experts, ranks in zip(layout.experts, ranks_by_layer(layout.pipelines), strict=True):
+        placed = [{replica.rank for replica in on} for on in experts]
+        used = Counter(chain.from_iterable(placed))
+        with_room = {rank for rank in ranks if used[rank] < slots}
+        changed = set[int]()
+        for wanted in range(2, min(floor.replicas, len(ranks)) + 1):
+            for expert, on in enumerate(placed):
+                if len(on) < wanted and (free := with_room - on):
+                    covered = {domain_of_rank(floor.domain_of, rank) for rank in on}
+                    fresh = min(
+                        free,
+                        key=lambda r: (domain_of_rank(floor.domain_of, r) in covered, used[r], r),
+                    )
+                    on.add(fresh)
+                    used[fresh] += 1
+                    changed.add(expert)
+                    if used[fresh] >= slots:
+                        with_room.remove(fresh)
+        layers.append(levelled(experts, placed, sorted(changed), ranks))
+    return replace(layout, experts=tuple(layers))
 
 
 def _resized(

@@ -5,7 +5,7 @@ later, so this rule only has to be safe, balanced and deterministic.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -138,15 +138,33 @@ def _restore_replicas(
     has_lost = [len(now) < len(replicas) for now, replicas in zip(shares, experts, strict=True)]
     placed = _refilled([set(s) for s in shares], has_lost, staying, floor)
     changed = [e for e, s in enumerate(shares) if placed[e] != set(s)]
-    taken = dict.fromkeys(staying, 0.0)
-    for expert in set(range(len(shares))).difference(changed):
-        for rank, share in shares[expert].items():
-            taken[rank] += share
-    level = len(shares) / len(staying)
-    levelled = level_shares([placed[e] for e in changed], taken, level)
-    for expert, fresh in zip(changed, levelled, strict=True):
-        shares[expert] = fresh
-    return tuple(tuple(ExpertReplica(rank, share) for rank, share in s.items()) for s in shares)
+    left = [tuple(ExpertReplica(rank, share) for rank, share in s.items()) for s in shares]
+    return levelled(left, placed, changed, staying)
+
+
+def levelled(
+    experts: Sequence[ReplicaSet],
+    placed: Sequence[set[int]],
+    changed: Sequence[int],
+    ranks: Sequence[int],
+) -> tuple[ReplicaSet, ...]:
+    """Return a layer's experts with shares that level the work of the ranks.
+
+    Args:
+        experts: replicas with their shares, which stay where an expert is not `changed`.
+        placed: the ranks of each expert's replicas.
+        changed: experts that get new shares.
+        ranks: the ranks that run the layer.
+    """
+    taken = dict.fromkeys(ranks, 0.0)
+    for expert in set(range(len(experts))).difference(changed):
+        for replica in experts[expert]:
+            taken[replica.rank] += replica.share
+    fresh = level_shares([placed[e] for e in changed], taken, len(experts) / len(ranks))
+    result = list(experts)
+    for expert, shares in zip(changed, fresh, strict=True):
+        result[expert] = tuple(ExpertReplica(rank, share) for rank, share in shares.items())
+    return tuple(result)
 
 
 def _refilled(

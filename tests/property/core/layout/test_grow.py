@@ -314,3 +314,32 @@ def test_fixed_slots_are_never_exceeded_and_replicas_are_restored_as_far_as_they
         event(f"fewer replicas than asked for: {fewest < floor.replicas}")
         if len(living) * (slots - 1) >= num_experts * floor.replicas:  # with room to spare
             assert fewest == floor.replicas
+        for layer, experts in enumerate(layout.experts):
+            free = {r for r in layout.ranks if len(layout.experts_on(r, layer)) < slots}
+            for on in experts:
+                assert abs(sum(replica.share for replica in on) - 1.0) < 1e-9
+                # No slot is left that would bring an expert nearer to what is asked for.
+                assert len(on) >= floor.replicas or free <= {replica.rank for replica in on}
+
+
+@given(st.integers(2, 8), st.integers(2, 12), st.integers(2, 4), st.randoms(use_true_random=False))
+def test_all_that_slots_can_hold_is_restored_though_replicas_are_in_the_way(
+    size: int, num_experts: int, replicas: int, chosen: Random
+) -> None:
+    layout = even_layout(
+        ranks=range(size), num_layers=2, num_experts=num_experts, replicas=min(replicas, size)
+    )
+    slots = max(len(layout.experts_on(r, layer)) for r in layout.ranks for layer in range(2))
+    living = set(chosen.sample(layout.ranks, chosen.randint(1, size)))
+    floor = ReplicationFloor(
+        replicas=min(replicas, len(living)), slots_per_rank=slots, are_slots_fixed=True
+    )
+    if len(living) * slots < num_experts:
+        event("too few slots")
+        with pytest.raises(LostStateError):
+            resize(layout, living, generation=2, floor=floor, is_restored=True)
+        return
+    found = resize(layout, living, generation=2, floor=floor, is_restored=True)
+    held = [len(found.experts_on(r, layer)) for r in living for layer in range(2)]
+    assert max(held) <= slots
+    event(f"some experts were lost: {len(living) <= size - min(replicas, size)}")
