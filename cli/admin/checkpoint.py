@@ -1,4 +1,6 @@
-"""`pacekeeper checkpoint`: list, verify, show and delete checkpoints, without torch.
+"""`pacekeeper checkpoint`: list, verify, show, export and delete checkpoints.
+
+Only export needs torch.
 
 States of a checkpoint: complete; verified (complete, every byte read); incomplete (never finished);
 damaged; rejected (a job could not read it); unreadable (the storage refuses); referenced (only
@@ -15,7 +17,7 @@ from pacekeeper.cli.common.options import json_option
 
 @click.group()
 def command() -> None:
-    """List, verify, show and delete checkpoints.
+    """List, verify, show, export and delete checkpoints.
 
     PATH is a checkpoint, a job's checkpoint directory, or its parent (--checkpoint-dir).
     """
@@ -61,22 +63,46 @@ def verify(ctx: click.Context, path: str, as_json: bool) -> None:
 def show(path: str, as_json: bool) -> None:
     """Show one checkpoint; for a directory, its newest complete one."""
     from pacekeeper.cli.admin import checkpoint_text
-    from pacekeeper.core.errors import DataError
-    from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
+    from pacekeeper.trainer.checkpoint.reader import read_manifest
 
-    found = _find_checkpoints(path)
-    complete = found
-    if len(found) > 1:
-        storages = {id(storage): storage for storage, _ in found}.values()
-        complete = [(storage, one) for storage in storages for one in complete_ids(storage)]
-    if not complete:
-        raise DataError(f"{path}: no complete checkpoint")
-    storage, one = max(complete, key=lambda pair: pair[1])
+    storage, one = _newest_complete(path)
     document = checkpoint_text.as_document(read_manifest(storage, one), storage.root)
     if as_json:
         click.echo(json.dumps(document))
     else:
         checkpoint_text.print_checkpoint(document)
+
+
+@command.command()
+@click.argument("path")
+@click.argument("model")
+@click.argument("out")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Type of the tensors on disk [default: as saved].",
+)
+def export(path: str, model: str, out: str, dtype: str | None) -> None:
+    """Export the weights as a Hugging Face checkpoint.
+
+    PATH is a checkpoint, or a directory whose newest one is taken; MODEL is the folder with the
+    model's config.json; OUT is a new folder. The job may train on meanwhile.
+    """
+    from pathlib import Path
+
+    from pacekeeper.cli.common.extras import require
+
+    require("trainer")
+    import torch
+
+    from pacekeeper.trainer.engine.export import export_saved
+
+    storage, one = _newest_complete(path)
+    kind = None if dtype is None else getattr(torch, dtype)
+    saved = export_saved(storage, one, model, Path(out), kind)
+    click.echo(f"exported step {saved.id.step} to {out}")
+    if saved.older:
+        click.echo("some experts are of earlier steps: the checkpoint is partial")
 
 
 @command.command()
@@ -163,6 +189,25 @@ def _find_checkpoints(path: str) -> list[tuple[Any, Any]]:
             f"{path}: no checkpoints", remedy="give the directory set with --checkpoint-dir"
         )
     return found
+
+
+def _newest_complete(path: str) -> tuple[Any, Any]:
+    """Return (storage, id) of a checkpoint, or of the newest complete one below a directory.
+
+    Raises:
+        DataError: there is none.
+    """
+    from pacekeeper.core.errors import DataError
+    from pacekeeper.trainer.checkpoint.reader import complete_ids
+
+    complete = found = _find_checkpoints(path)
+    if len(found) > 1:
+        storages = {id(storage): storage for storage, _ in found}.values()
+        complete = [(storage, one) for storage in storages for one in complete_ids(storage)]
+    if not complete:
+        raise DataError(f"{path}: no complete checkpoint")
+    newest: tuple[Any, Any] = max(complete, key=lambda pair: pair[1])
+    return newest
 
 
 def _checkpoints_of_job(storage: Any) -> list[tuple[Any, Any]]:

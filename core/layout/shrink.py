@@ -138,8 +138,8 @@ def _restore_replicas(
     has_lost = [len(now) < len(replicas) for now, replicas in zip(shares, experts, strict=True)]
     placed = _refilled([set(s) for s in shares], has_lost, staying, floor)
     changed = [e for e, s in enumerate(shares) if placed[e] != set(s)]
-    left = [tuple(ExpertReplica(rank, share) for rank, share in s.items()) for s in shares]
-    return levelled(left, placed, changed, staying)
+    kept = [tuple(ExpertReplica(rank, share) for rank, share in s.items()) for s in shares]
+    return levelled(kept, placed, changed, staying)
 
 
 def levelled(

@@ -94,6 +94,13 @@ def to_tensors(
         DataError: They do not fit the block.
     """
     specs = [s for s in states.specs(block) if s.kind == WEIGHTS or not are_weights]
+    return tensors_of(specs, block, raw)
+
+
+def tensors_of(
+    specs: Sequence[StateSpec], block: Block, raw: Mapping[str, Sequence[RawTensor]]
+) -> dict[str, Tensor]:
+    """The tensors of a block, `specs` by ascending name. Raises DataError as `to_tensors`."""
     if [(name, *_joined_form(raw[name])) for name in sorted(raw)] != [
         (spec.name, DTYPE_NAMES[spec.dtype], _rows(spec.shape)) for spec in specs
     ]:

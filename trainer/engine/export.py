@@ -1,18 +1,24 @@
-"""Writes the model of all ranks as one Hugging Face checkpoint, block by block."""
+"""Writes models as Hugging Face checkpoints, block by block: that of all ranks, or a saved one."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pacekeeper.core.errors import PacekeeperError
+from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest
+from pacekeeper.core.errors import DataError, PacekeeperError
 from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.trainer.checkpoint.block_states import WEIGHTS, StateSpec
+from pacekeeper.trainer.checkpoint.reader import BlockReader, RawTensor, read_manifest
+from pacekeeper.trainer.checkpoint.storage import Storage
+from pacekeeper.trainer.checkpoint.tensors import tensors_of
 from pacekeeper.trainer.groups.agreement import on_all_ranks
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model.blocks import BlockStore
 from pacekeeper.trainer.model.checkpoint_writer import CheckpointWriter, writer_groups
+from pacekeeper.trainer.model.skeleton import build_skeleton
 from pacekeeper.trainer.parallel.row_exchange import exchange
 
 
@@ -95,6 +101,65 @@ def export_checkpoint(
         if not is_finished or isinstance(error, PacekeeperError):
             writer.abort()
         raise
+
+
+def export_saved(
+    storage: Storage,
+    one: CheckpointId,
+    model: Path | str,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+) -> Manifest:
+    """Write the weights of a checkpoint of a job, which may train on meanwhile.
+
+    Args:
+        storage: Of the job's checkpoints.
+        one: The checkpoint.
+        model: Folder with the model's config.json.
+        folder: Of the Hugging Face checkpoint; it holds none yet.
+        dtype: Type of floating-point tensors on disk; None: as they were saved.
+
+    Returns:
+        What was saved.
+
+    Raises:
+        DataError: It cannot be read, is of another model, or is spread over several steps.
+        PacekeeperError: The model cannot be built, or the folder not be written.
+    """
+    manifest = read_manifest(storage, one)
+    where = f"{storage.root}/{one.name}"
+    if manifest.window is not None:
+        raise DataError(
+            f"{where} is spread over {manifest.steps_again + 1} steps: no step's weights are whole",
+            remedy="take one that was saved with checkpoint_window_steps = 1",
+        )
+    skeleton = build_skeleton(model)
+    if set(skeleton.blocks) != set(manifest.layout.blocks()):
+        raise DataError(f"{where} is not of the model in {model}", remedy="give the model's folder")
+    pieces = defaultdict(list)
+    for entry in manifest.pieces:
+        if entry.piece.kind == WEIGHTS:
+            pieces[entry.piece.block].append(entry)
+    reader = BlockReader(storage=storage, manifest=manifest)
+    writers = dict.fromkeys(skeleton.blocks, 0)
+    writer = CheckpointWriter(skeleton, folder, writers=writers, dtype=dtype)
+    try:
+        for block, specs in skeleton.blocks.items():
+            raw: dict[str, list[RawTensor]] = defaultdict(list)
+            for entry in pieces[block]:
+                for name, strip in reader.read(entry).items():
+                    raw[name].append(strip)
+            wanted = [
+                StateSpec(name, WEIGHTS, tuple(spec.shape), spec.dtype)
+                for name, spec in sorted(specs.items())
+            ]
+            writer.write(block, tensors_of(wanted, block, raw))
+        writer.finish()
+        writer.commit()
+    except BaseException:
+        writer.abort()
+        raise
+    return manifest
 
 
 def _sent(

@@ -14,6 +14,7 @@ import pytest
 from pacekeeper.core.errors import ExitCode, HostError
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from pacekeeper.trainer.elastic.loop import rank_main
+from support.commands import pacekeeper
 from support.engine_jobs import logged, run_example, small_job, write_data, write_model
 from support.exact_jobs import exact_job, saved, saving
 from support.fleet import Fleet
@@ -105,6 +106,12 @@ def test_the_last_checkpoint_is_saved_though_the_export_fails(tmp_path: Path) ->
     with Fleet(directory=tmp_path, config=config, ranks_per_node=2, body=no_room) as fleet:
         assert fleet.codes() == [ExitCode.HOST]
         assert [one.step for one in saved(config)] == [config.steps, 4]
+    out = str(tmp_path / "of a checkpoint")
+    done = pacekeeper("checkpoint", "export", config.checkpoint_dir, config.model, out)
+    assert done.returncode == ExitCode.OK, done.stderr
+    from transformers import AutoModelForCausalLM
+
+    assert AutoModelForCausalLM.from_pretrained(out).num_parameters() > 0
 
 
 def test_an_error_before_the_first_step_ends_all_ranks_with_its_code(tmp_path: Path) -> None:

@@ -4,14 +4,20 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from pacekeeper.core.checkpoint import write_plan
+from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import BlockKind
 from pacekeeper.trainer.checkpoint.reader import complete_ids, damages, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
+from pacekeeper.trainer.engine import export
+from pacekeeper.trainer.engine.engine import Engine
+from pacekeeper.trainer.model.skeleton import build_skeleton
+from support.engine_jobs import write_model
 from support.engine_saves import (
     SETTINGS,
     Optimizers,
@@ -136,3 +142,33 @@ def test_a_window_is_replayed_on_other_ranks(tmp_path: Path) -> None:
     began, state = trained(layout_of([0, 1]), STEPS, directory=tmp_path, config=config, run_id=2)
     assert began == 1
     assert_all_close(state, undisturbed(4), rtol=1e-12)
+
+
+def test_the_weights_of_a_saved_step_are_exported_while_the_job_goes_on(tmp_path: Path) -> None:
+    saves, model = tmp_path / "saves", write_model(tmp_path / "model")
+    _, state = trained(FOUR, 2, directory=saves)
+    trained(FOUR, 3, directory=saves, run_id=2)
+    storage = open_storage(str(saves / SETTINGS.job))
+    one = next(one for one in complete_ids(storage) if one.step == 2)
+    with mock.patch.object(export, "build_skeleton", lambda of: build_skeleton(of, torch.float64)):
+        manifest = export.export_saved(storage, one, model, tmp_path / "out")
+    assert manifest.id.step == 2
+    read = Engine.from_pretrained(tmp_path / "out", dtype=torch.float64)
+    for block in read.layout.blocks():
+        tensors = read.store.read(block)
+        assert tensors
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, state[block][name]), (block, name)
+
+
+def test_what_is_no_step_of_that_model_is_not_exported(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path / SETTINGS.job))
+    trained(ONE, 4, directory=tmp_path, config=replace(SETTINGS, checkpoint_window_steps=2))
+    one = complete_ids(storage)[0]
+    other = write_model(tmp_path / "other", num_hidden_layers=1)
+    with pytest.raises(DataError, match="spread over 2 steps"):
+        export.export_saved(storage, one, other, tmp_path / "out")
+    trained(ONE, 6, directory=tmp_path, run_id=2)
+    with pytest.raises(DataError, match="is not of the model"):
+        export.export_saved(storage, complete_ids(storage)[0], other, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
