@@ -63,7 +63,7 @@ def launch_one_rank(device: torch.device, scale: Scale) -> Launched:
             one.write(steps=scale.steps + 4)
             with one.started() as process:
                 _end(process, 0)
-            resumed_at = one.lines()[0]["step"]
+            resumed_at = next(line["step"] for line in one.rank_lines() if "loss" in line)
             require(resumed_at == scale.steps, f"the second start began at step {resumed_at}")
     losses = [line["loss"] for line in first]
     require(losses[-1] < losses[0], f"the loss rose from {losses[0]} to {losses[-1]}")
@@ -167,12 +167,15 @@ class Job:
         """The step log."""
         return _read_lines(self.folder / "run" / "steps.jsonl")
 
+    def rank_lines(self) -> list[dict[str, Any]]:
+        """The log of rank 0 since it was started last: steps and events."""
+        return _read_lines(self.folder / "run" / "steps-0.jsonl")
+
     def event(self, process: subprocess.Popen[bytes], name: str, count: int) -> dict[str, Any]:
         """The event of rank 0 with this name that comes as number `count`."""
 
         def found() -> list[dict[str, Any]]:
-            lines = _read_lines(self.folder / "run" / "steps-0.jsonl")
-            return [line for line in lines if line.get("event") == name]
+            return [line for line in self.rank_lines() if line.get("event") == name]
 
         self.await_(process, lambda: len(found()) >= count)
         return found()[count - 1]

@@ -66,7 +66,6 @@ EXTRA_OF_COMMAND = {
     "agent": "agent",
     "controller": "controller",
     "launch": "trainer",
-    "train": "trainer",
     "demo": "all",
     "backup": "controller",
     "healthcheck": "agent",
@@ -190,7 +189,7 @@ def test_an_extra_brings_what_its_part_imports_and_nothing_large_beside(
     [
         ("cli", ("agent",), "agent"),
         ("cli", ("controller", "--listen", "127.0.0.1:0"), "controller"),
-        ("cli", ("launch",), "trainer"),
+        ("cli", ("launch", "--join", "127.0.0.1:1"), "trainer"),
         ("agent", ("demo",), "all"),
         ("trainer", ("certs", "init", "--dir", "none/pki"), "cli"),
         ("controller", ("controller", "--web", "127.0.0.1:0"), "web"),
