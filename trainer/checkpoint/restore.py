@@ -45,8 +45,8 @@ MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
     """One rank's view. `resume`: as in the settings; `storage`: of its job, where it saves any;
-    `first_run_id`: of the job's first launch; `patience_s` until storage is given up; `distrusted`:
-    what must not be gone back to.
+    `first_run_id`: of the job's first launch; `patience_s` until storage is given up; `left`:
+    where training went back from: later states of these courses, or of those before, are not used.
     """
 
     resume: str
@@ -54,7 +54,7 @@ class Candidates:
     run_id: int
     first_run_id: int
     patience_s: float
-    distrusted: set[CheckpointId] = field(default_factory=set)
+    left: list[CheckpointId] = field(default_factory=list)
 
     def paths(self) -> tuple[str, ...]:
         """Of what may be gone back to, newest first.
@@ -85,8 +85,7 @@ class Candidates:
         found = [
             one
             for one in complete_ids(storage)
-            if (self.resume == "auto" or one.run_id >= self.first_run_id)
-            and one not in self.distrusted
+            if (self.resume == "auto" or one.run_id >= self.first_run_id) and not self.is_left(one)
         ]
         if len(found) <= MAX_CANDIDATES:
             return found
@@ -99,6 +98,13 @@ class Candidates:
                 storage.root,
             )
         return sound or found
+
+    def is_left(self, one: CheckpointId) -> bool:
+        """Is it of a course that was left, and later than where that was sound?"""
+        return any(
+            one.step > at.step and (one.run_id, one.generation) <= (at.run_id, at.generation)
+            for at in self.left
+        )
 
     def agreed(self, group: Group) -> tuple[str, ...]:
         """What the lowest rank would resume from; empty: nothing.
@@ -191,19 +197,16 @@ class RestoreManager:
         """What the lowest rank would resume from; empty: nothing. Raises HostError."""
         return self._candidates.agreed(group)
 
-    def agree_on_earlier(self, step: int, group: Group) -> tuple[str, ...]:
+    def agree_on_earlier(self, generation: int, step: int, group: Group) -> tuple[str, ...]:
         """Paths with no later state than that of `step`, newest first; the same on all ranks.
 
-        No later checkpoint is gone back to in this run from now on.
+        No later checkpoint up to this generation is gone back to in this run from now on, those
+        that are still being written among them.
         """
-        earlier = []
-        for path in self._candidates.shared(group):
-            of = _id_of(path)
-            if of is not None and of.step > step:
-                self._candidates.distrusted.add(of)
-            else:
-                earlier.append(path)
-        return tuple(earlier)
+        candidates = self._candidates
+        candidates.left.append(CheckpointId(run_id=self.run_id, generation=generation, step=step))
+        ids = {path: _id_of(path) for path in candidates.shared(group)}
+        return tuple(path for path, of in ids.items() if of is None or not candidates.is_left(of))
 
     def sources(self) -> tuple[str, ...]:
         """As `candidates`, with MEMORY where the newest snapshot has its place, once there is one.

@@ -446,7 +446,9 @@ class EngineWorker(Worker):
             return None
         newest = max(self.layout.generation, self.hooks.ring.command().plan_generation)
         generation = 1 + int(groups.control.all_gather(torch.tensor([newest])).max())
-        paths = self.checkpoints.agree_on_earlier(outcome.sound_step, groups.control)
+        paths = self.checkpoints.agree_on_earlier(
+            self.layout.generation, outcome.sound_step, groups.control
+        )
         if not paths or outcome.num_returns > _MOST_RETURNS:
             why = f"for the {outcome.num_returns}th time in a row"
             if not paths:

@@ -4,7 +4,7 @@ All ranks give the same structure: the same classes, tuples of the same lengths,
 places. Integers must stay below 2^53.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -20,14 +20,16 @@ def gather_values(own: T, group: Group) -> tuple[T, ...]:
     """Return the values of all ranks, in the order of `group.ranks`; all call it together.
 
     Args:
-        own: A dataclass of numbers, truth values, tuples of them and such dataclasses, or None.
+        own: A frozen dataclass of numbers, truth values, tuples of them, such dataclasses and None.
         group: Takes tensors in host memory.
 
     Raises:
         PeerLost: A rank is lost.
     """
     row = torch.tensor(list(numbers_of(own)), dtype=torch.float64)
-    return tuple(value_of(own, numbers) for numbers in group.all_gather(row).tolist())
+    rows = [tuple(numbers) for numbers in group.all_gather(row).tolist()]
+    values = {numbers: value_of(own, numbers) for numbers in set(rows)}  # most ranks vote alike
+    return tuple(values[numbers] for numbers in rows)
 
 
 def numbers_of(value: Any) -> Iterator[float]:
@@ -42,7 +44,7 @@ def numbers_of(value: Any) -> Iterator[float]:
         yield float(value)
 
 
-def value_of(like: T, numbers: list[float]) -> T:
+def value_of(like: T, numbers: Sequence[float]) -> T:
     """Return the value with these numbers and the structure of `like`."""
     rest = iter(numbers)
     value: T = _rebuilt(type(like), like, rest)

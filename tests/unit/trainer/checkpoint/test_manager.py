@@ -18,6 +18,7 @@ from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.checkpoint.reader import REJECTED_FILE, damages, read_manifest
 from pacekeeper.trainer.checkpoint.retention import sweep
 from pacekeeper.trainer.checkpoint.storage import LocalStorage, open_storage
+from pacekeeper.trainer.groups.group import SingleProcess
 from support.trainees import TINY, Lone, assert_all_same
 
 
@@ -369,3 +370,14 @@ def test_the_last_one_is_saved_at_any_step_and_after_a_regroup_again(
         lone.checkpoints.close()
     assert [CheckpointId.of_name(name).generation for name in lone.names()] == [1, 2]  # type: ignore[union-attr]
     assert caplog.text.count("complete after") == 2
+
+
+def test_after_going_back_nothing_later_is_a_candidate_though_it_was_still_being_written(
+    tmp_path: Path,
+) -> None:
+    lone = Lone(tmp_path, replace(TINY, checkpoints_kept=9))
+    lone.grow(2)
+    paths = lone.checkpoints.agree_on_earlier(1, 1, SingleProcess())
+    assert [path.rpartition("-step")[2] for path in paths] == ["00000001"]
+    lone.grow(1)  # of the course that was left
+    assert lone.checkpoints.candidates() == paths
