@@ -1,6 +1,7 @@
 """Read blocks from a Hugging Face checkpoint in safetensors files on a local path.
 
-Only headers are read before a block is asked for, and of a stacked tensor only the expert's slice.
+Only headers are read before a block is asked for, and of a stacked tensor only the expert's slice;
+of a divided one only the shard, where it lies on disk as in the model.
 Checkpoints in pickle are refused; nothing is downloaded.
 """
 
@@ -15,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.model.conversions import Conversion, conversions
+from pacekeeper.trainer.model.cuts import Cut
 from pacekeeper.trainer.model.skeleton import Skeleton
 
 INDEX = "model.safetensors.index.json"
@@ -69,11 +71,17 @@ class CheckpointReader:
             DataError: a file cannot be read.
             KeyError: the model has no such block.
         """
-        specs = self._skeleton.blocks[block]
+        specs, cuts = self._skeleton.blocks[block], self._skeleton.cuts
         made: dict[str, torch.Tensor] = {}
         for name in specs:
-            if name not in made:
-                conversion = self._conversions[name]
+            conversion = self._conversions[name]
+            if name in cuts and conversion.is_renaming:
+                ((source,),) = conversion.sources.values()
+                made[name] = self._shard(source, cuts[name], block.index)
+            elif name in cuts:
+                whole = self._convert(conversion, None)[name]
+                made[name] = cuts[name].piece(whole, block.index, cuts[name].num_shards)
+            elif name not in made:
                 expert = block.index if block.kind is BlockKind.EXPERT else None
                 made |= self._convert(conversion, expert)
         return {name: made[name].to(spec.dtype) for name, spec in specs.items()}
@@ -108,6 +116,18 @@ class CheckpointReader:
         except (SafetensorError, OSError) as error:
             raise _damaged(self._folder / self._file_of[name], error) from error
         return found
+
+    def _shard(self, name: str, cut: Cut, shard: int) -> torch.Tensor:
+        """Read one shard of a tensor that lies on disk as in the model, and no more."""
+        unit = self._shapes[name][cut.dim] // (cut.parts * cut.num_shards)
+        firsts = [(part * cut.num_shards + shard) * unit for part in range(cut.parts)]
+        try:
+            tensor = self._open(self._file_of[name]).get_slice(name)
+            before = (slice(None),) * cut.dim
+            found = [tensor[(*before, slice(first, first + unit))] for first in firsts]
+        except (SafetensorError, OSError) as error:
+            raise _damaged(self._folder / self._file_of[name], error) from error
+        return torch.stack(found, cut.dim) if cut.parts > 1 else found[0]
 
     def _shape(self, name: str) -> tuple[int, ...]:
         file = self._file_of[name]

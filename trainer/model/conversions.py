@@ -30,6 +30,11 @@ class Conversion:
     _skeleton: Skeleton
     _converter: Any
 
+    @property
+    def is_renaming(self) -> bool:
+        """Whether the tensor on disk is that of the model, under another name at most."""
+        return self._converter is None
+
     def run(
         self, tensors: Mapping[str, Sequence[torch.Tensor]], *, is_one_expert: bool = False
     ) -> dict[str, torch.Tensor]:

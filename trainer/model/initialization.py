@@ -6,6 +6,7 @@ each module by itself, on the CPU, by the library's own rule, and stacked expert
 
 import threading
 from collections import defaultdict
+from dataclasses import replace
 from hashlib import blake2b
 
 import torch
@@ -27,8 +28,18 @@ class SeededInitialization:
 
     def __init__(self, skeleton: Skeleton, seed: int) -> None:
         dtype = next(iter(skeleton.specs.values())).dtype
-        self._skeleton = build_skeleton(skeleton.config, dtype)  # on meta, whatever is held
+        self._blocks, self._cuts = skeleton.blocks, skeleton.cuts
+        self._skeleton = build_skeleton(skeleton.config, dtype)  # on meta, undivided
         self._seed = seed
+        # Tensors of one module and one block of the undivided model are drawn together.
+        self._together: dict[str, list[str]] = {}
+        for specs in self._skeleton.blocks.values():
+            by_module: dict[str, list[str]] = defaultdict(list)
+            for name in specs:
+                module, _, own = name.rpartition(".")
+                by_module[module].append(own)
+                self._together[name] = by_module[module]
+        self._divided: tuple[Block | None, dict[str, torch.Tensor]] = None, {}
 
     @property
     def fingerprint(self) -> str:
@@ -37,15 +48,25 @@ class SeededInitialization:
 
     def tensors(self, block: Block) -> dict[str, torch.Tensor]:
         """The tensors of `block` by name, on the CPU. Raises KeyError for an unknown block."""
-        modules: dict[str, list[str]] = defaultdict(list)
-        for name in self._skeleton.blocks[block]:
-            modules[name.rpartition(".")[0]].append(name.rpartition(".")[2])
-        drawn = {}
+        specs = self._blocks[block]
         expert = block.index if block.kind is BlockKind.EXPERT else None
-        for module, names in modules.items():
-            for name, value in self._draw(module, names, expert).items():
-                drawn[f"{module}.{name}".removeprefix(".")] = value
-        return {name: drawn[name] for name in self._skeleton.blocks[block]}
+        drawn: dict[str, torch.Tensor] = {}
+        if any(name in self._cuts for name in specs):  # its other shards are likely wanted next
+            of_all = replace(block, index=0)
+            if self._divided[0] != of_all:
+                self._divided = of_all, {}
+            drawn = self._divided[1]
+        for name in specs:
+            if name not in drawn:
+                module = name.rpartition(".")[0]
+                for own, value in self._draw(module, self._together[name], expert).items():
+                    drawn[f"{module}.{own}".removeprefix(".")] = value
+        return {
+            name: self._cuts[name].piece(drawn[name], block.index, self._cuts[name].num_shards)
+            if name in self._cuts
+            else drawn[name]
+            for name in specs
+        }
 
     def _draw(self, name: str, own: list[str], expert: int | None) -> dict[str, torch.Tensor]:
         """Draw the parameters and buffers `own` of a module, alone and real on the CPU."""

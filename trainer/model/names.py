@@ -42,6 +42,18 @@ def dense_block(
     return Block(BlockKind.NORM_ROUTER, layer)
 
 
+def head_modules(model: torch.nn.Module, layers: str, family: Family) -> tuple[str, ...]:
+    """The modules that work after the layers, by name: the last norm and the output head."""
+    decoder = layers.rpartition(".")[0]
+    own = [name for name, _ in model.named_children()]
+    inner = [f"{decoder}.{name}" for name, _ in model.get_submodule(decoder).named_children()]
+    return tuple(
+        name
+        for name in (*inner, *own)
+        if name != layers and _is_head(model, f"{name}.", layers, family)
+    )
+
+
 def _is_head(model: torch.nn.Module, name: str, layers: str, family: Family) -> bool:
     """Whether a tensor outside the layers works after them."""
     decoder, _, list_name = layers.rpartition(".")

@@ -3,7 +3,8 @@
 Nothing is allocated here: `blocks.py` materializes what a rank holds.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.model import library
+from pacekeeper.trainer.model.cuts import Cut, Region, find_regions
 from pacekeeper.trainer.model.families import Family, family_of
-from pacekeeper.trainer.model.names import dense_block
+from pacekeeper.trainer.model.names import dense_block, head_modules
 
 _REMEDY = "train a family of docs/models.md"
 
@@ -65,6 +67,16 @@ class Skeleton:
         blocks: every block of the model with its tensors, by name, each in the shape of the
             block's part. A layer without experts has DENSE_MLP; a block may be empty, where a
             family has nothing of its kind.
+        head: the names of the modules that work after the layers.
+        num_attention_shards: the virtual shards of a layer's attention.
+        num_mlp_shards: the virtual shards of a layer's dense MLP and shared experts. Where both
+            numbers are 1, the model is not divided: no tensor is cut.
+        cuts: how tensors are divided, by name. What lies in a layer and is not cut belongs to its
+            NORM_ROUTER block if the model is divided.
+        regions: attention, dense MLPs and shared experts of the decoder layers, in their order;
+            none is cut if the model is not divided.
+        shared_mlp_layers: layers with experts that have DENSE_MLP blocks, of shared experts.
+        has_ties: whether blocks share a tensor, as embedding and head.
     """
 
     module: torch.nn.Module
@@ -73,6 +85,13 @@ class Skeleton:
     experts: tuple[ExpertLayer | None, ...]
     specs: Mapping[str, TensorSpec]
     blocks: Mapping[Block, Mapping[str, TensorSpec]]
+    head: tuple[str, ...]
+    num_attention_shards: int
+    num_mlp_shards: int
+    cuts: Mapping[str, Cut]
+    regions: tuple[Region, ...]
+    shared_mlp_layers: tuple[int, ...]
+    has_ties: bool
 
     @property
     def num_layers(self) -> int:
@@ -86,16 +105,23 @@ class Skeleton:
 
 
 def build_skeleton(
-    config: Path | str | Mapping[str, Any] | library.Config, dtype: torch.dtype = torch.float32
+    config: Path | str | Mapping[str, Any] | library.Config,
+    dtype: torch.dtype = torch.float32,
+    *,
+    num_attention_shards: int = 1,
+    num_mlp_shards: int = 1,
 ) -> Skeleton:
     """Build a model on the meta device, its experts computed by our function.
 
     Args:
         config: what `library.load_config` reads.
         dtype: data type of the parameters.
+        num_attention_shards: virtual shards of a layer's attention; tensor groups divide them.
+        num_mlp_shards: virtual shards of a layer's dense MLP and shared experts.
 
     Raises:
-        ConfigError: the model cannot be built, or its experts lack the experts interface.
+        ConfigError: the model cannot be built, its experts lack the experts interface, or heads or
+            columns do not divide into the shards.
     """
     config = library.load_config(config)
     module = library.build_on_meta(config, dtype)
@@ -104,14 +130,66 @@ def build_skeleton(
     family = family_of(config.model_type)
     experts = _expert_layers(module, found, layers, family)
     specs = _specs(module)
+    moe_layers = {one.layer for one in experts if one}
+
+    def block_of(name: str) -> Block:
+        return dense_block(module, name, layers, moe_layers, family)
+
+    shards = {BlockKind.ATTENTION: num_attention_shards, BlockKind.DENSE_MLP: num_mlp_shards}
+    regions, cuts = _regions(module, layers, block_of, shards)
+    shared = {
+        one.layer for one in regions if one.is_cut and one.kind is BlockKind.DENSE_MLP
+    } & moe_layers
     return Skeleton(
         module=module,
         config=module.config,
         layers=layers,
         experts=experts,
         specs=specs,
-        blocks=_blocks(module, layers, experts, specs, family),
+        blocks=_blocks(block_of, experts, specs, shards, cuts, shared),
+        head=head_modules(module, layers, family),
+        num_attention_shards=num_attention_shards,
+        num_mlp_shards=num_mlp_shards,
+        cuts=cuts,
+        regions=regions,
+        shared_mlp_layers=tuple(sorted(shared)),
+        has_ties=_has_ties(module, block_of),
     )
+
+
+def _regions(
+    module: torch.nn.Module,
+    layers: str,
+    block_of: Callable[[str], Block],
+    shards: Mapping[BlockKind, int],
+) -> tuple[tuple[Region, ...], Mapping[str, Cut]]:
+    """The regions of all layers, and the cuts of their tensors."""
+    if min(shards.values()) < 1:
+        raise ConfigError(
+            f"a layer cannot have {min(shards.values())} virtual shards", remedy="give at least 1"
+        )
+    regions: list[Region] = []
+    cuts: dict[str, Cut] = {}
+    for number, one in enumerate(module.get_submodule(layers).children()):
+        found = find_regions(
+            one,
+            number,
+            f"{layers}.{number}",
+            lambda name: block_of(name).kind,
+            shards,
+            is_divided=max(shards.values()) > 1,
+        )
+        regions += found[0]
+        cuts |= found[1]
+    return tuple(regions), cuts
+
+
+def _has_ties(module: torch.nn.Module, block_of: Callable[[str], Block]) -> bool:
+    """Whether a tensor is in two places that belong to different blocks."""
+    places: dict[int, set[Block]] = defaultdict(set)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        places[id(parameter)].add(block_of(name))
+    return any(len(blocks) > 1 for blocks in places.values())
 
 
 def _expert_layers(
@@ -140,18 +218,22 @@ def _expert_layers(
 
 
 def _blocks(
-    module: torch.nn.Module,
-    layers: str,
+    block_of: Callable[[str], Block],
     experts: tuple[ExpertLayer | None, ...],
     specs: Mapping[str, TensorSpec],
-    family: Family,
+    shards: Mapping[BlockKind, int],
+    cuts: Mapping[str, Cut],
+    shared: Collection[int],
 ) -> dict[Block, Mapping[str, TensorSpec]]:
     dense: dict[Block, dict[str, TensorSpec]] = {Block(BlockKind.EMBEDDING): {}}
     stacked: dict[Block, Mapping[str, TensorSpec]] = {}
+    is_divided = max(shards.values()) > 1
     for layer, one in enumerate(experts):
-        kinds = [BlockKind.NORM_ROUTER, BlockKind.ATTENTION]
-        for kind in kinds if one else [*kinds, BlockKind.DENSE_MLP]:
-            dense[Block(kind, layer)] = {}
+        dense[Block(BlockKind.NORM_ROUTER, layer)] = {}
+        for kind, count in shards.items():
+            if kind is BlockKind.ATTENTION or not one or layer in shared:
+                for shard in range(count):
+                    dense[Block(kind, layer, shard)] = {}
         if one:
             parts = {
                 name: TensorSpec(specs[name].shape[1:], specs[name].dtype) for name in one.tensors
@@ -160,10 +242,19 @@ def _blocks(
                 stacked[Block(BlockKind.EXPERT, layer, expert)] = parts
     dense[Block(BlockKind.HEAD)] = {}
     stacks = {name for one in experts if one for name in one.tensors}
-    moe_layers = {one.layer for one in experts if one}
+    outside = (BlockKind.EMBEDDING, BlockKind.HEAD)
     for name, spec in specs.items():
-        if name not in stacks:
-            dense[dense_block(module, name, layers, moe_layers, family)][name] = spec
+        if name in stacks:
+            continue
+        home, cut = block_of(name), cuts.get(name)
+        if cut is not None:
+            piece = TensorSpec(cut.piece_shape(spec.shape), spec.dtype)
+            for shard in range(cut.num_shards):
+                dense[Block(cut.kind, home.layer, shard)][name] = piece
+        elif is_divided and home.kind not in outside:
+            dense[Block(BlockKind.NORM_ROUTER, home.layer)][name] = spec
+        else:
+            dense[home][name] = spec
     return {**dense, **stacked}
 
 
