@@ -111,12 +111,13 @@ def test_regions_say_what_computing_with_a_run_needs() -> None:
 
 def test_a_norm_over_all_heads_adds_up_over_the_group() -> None:
     whole, half = (stored(divided("minimax_m2")) for _ in range(2))
-    (norm,) = (n for n in whole.skeleton.regions[0].wide_norms if len(n.weight) == 128)
+    (norm,) = (n for n, size in whole.skeleton.regions[0].wide_norms.items() if size == 128)
     hidden = torch.randn(2, 3, 128)
     expected = norm(hidden)
     half.rehold(Holding(layers=range(2), attention=range(1, 4), mlp=range(4)))
     (own,) = (n for n, size in half.skeleton.regions[0].wide_norms.items() if size == 128)
-    own.sum_over_group = lambda squares: squares + hidden[..., :32].pow(2).sum(-1, keepdim=True)
+    others = hidden[..., :32].pow(2).sum(-1, keepdim=True)
+    vars(own)["sum_over_group"] = lambda squares: squares + others
     assert torch.allclose(own(hidden[..., 32:]), expected[..., 32:], rtol=1e-6)
     half.rehold(Holding.everything(half.skeleton))
     assert "forward" not in vars(own)
