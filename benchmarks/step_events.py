@@ -15,8 +15,7 @@ import numpy as np
 from pacekeeper.controller.planning.model.partition import Partition, StageShard
 from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.collectives import gradient_sync_s
-from pacekeeper.controller.planning.partition_cost.compute import message_s
-from pacekeeper.controller.planning.partition_cost.memory import shares_of
+from pacekeeper.controller.planning.partition_cost.compute import message_s, shares_of
 from pacekeeper.core.layout.pipeline_schedule import (
     ChunkKind,
     ChunkOp,

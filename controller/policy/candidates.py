@@ -37,7 +37,7 @@ class CandidateSearch:
     @cached_property
     def splits(self) -> tuple[Split, ...]:
         """The best token shares over the present replica ranks."""
-        view, speeds = self._view, self._pricing.speeds
+        view, speeds = self._view, self._pricing.expert_speeds
         # A trainer that splits each step by itself already has the best ones, if its layout holds
         # the present speeds.
         if speeds == view.layout.speed_by_rank:
@@ -55,7 +55,7 @@ class CandidateSearch:
             view.layout,
             self.splits,
             view.workload.loads,
-            self._pricing.speeds,
+            self._pricing.expert_speeds,
             ReplicaRequest(
                 slots_per_rank=view.shape.slots_per_rank,
                 min_hosts=config.min_hosts,
@@ -77,7 +77,7 @@ class CandidateSearch:
     @property
     def slow_speeds(self) -> tuple[tuple[int, float], ...]:
         """The speeds of the slow ranks, as a layout holds them."""
-        speeds = self._pricing.speeds
+        speeds = self._pricing.expert_speeds
         return tuple((rank, speed) for rank, speed in sorted(speeds.items()) if speed < 1.0)
 
     def candidates(self) -> list[Candidate]:

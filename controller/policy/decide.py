@@ -21,6 +21,7 @@ from pacekeeper.controller.policy.failure_domains import (
     nodes_without_rack,
     num_narrow,
 )
+from pacekeeper.controller.policy.partition_inputs import check_live_plan, unreported
 from pacekeeper.controller.policy.pricing import Price, Pricing
 from pacekeeper.controller.policy.repartition_candidates import Candidate
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
@@ -90,6 +91,8 @@ def decide(view: PlanningSnapshot, config: PolicyConfig) -> Decision:
         decision = _safer(view, now, search, decision.layout or view.layout) or decision
     exposure = exposure_of(decision.layout or view.layout, floor, nodes_without_rack(view, config))
     more = _backoff_notes(view, decision.level)
+    if pricing.problem is not None and (missing := unreported(view, config)):
+        more += f"; the job does not report {', '.join(missing)}: priced without"
     if isinstance(cordoned, cordons.KeptAtWork):
         ranks = format_ranks(cordons.cordoned_at_work(view))
         more += f"; ranks {ranks} are cordoned and keep their work: {cordoned.text}"
@@ -153,7 +156,7 @@ def _fastest(view: PlanningSnapshot, now: _Present, search: CandidateSearch) -> 
         return back
     config = now.config
     min_gain = config.min_gain
-    if not view.slow and not view.is_provisional:
+    if not view.slow and not view.slow_links and not view.is_provisional:
         if view.num_load_steps < config.settle_steps:
             return _nothing(
                 NoPlanCode.LOADS_UNSETTLED, "no rank is slow; expert loads are not settled yet"
@@ -194,6 +197,8 @@ def _best_of(
         step_s = best.planned_step_s if best.layout is not None else current_s
         margin_s = MIN_LEVEL_ADVANTAGE * step_s * config.horizon_steps * bool(to_beat_s)
         wait = _why_wait(view, now, candidate, gain_s=gain_s, cost_s=cost_s)
+        if wait is None and level is MitigationLevel.LEAVE_OUT:
+            wait = _why_unproven(view, now, layout, best.layout or view.layout, cost_s)
         one = _Priced(
             layout=layout,
             price=ConsideredLayout(
@@ -260,7 +265,9 @@ class WaitCode(StrEnum):
     CORDONED = "cordoned"  # it gives cordoned ranks more work
     MOVED_BYTES = "moved_bytes"  # it moves more than `max_moved_bytes`
     FEWER_DOMAINS = "fewer_domains"  # it takes experts below the required nodes or racks
+    CANNOT_RUN = "cannot_run"  # it exceeds the memory of a device, or has too few rows
     FAULT_MAY_PASS = "fault_may_pass"  # the fault has not cost as much as the move yet
+    NOT_PROVEN = "not_proven"  # it pays only if a rank is slower than is certain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +300,11 @@ def _why_wait(
         ranks = format_ranks(more)
         text = f", and gives ranks {ranks}, which are cordoned, more work"
         return Wait(code=WaitCode.CORDONED, text=text)
+    if now.pricing.problem is not None and layout.pipelines != view.layout.pipelines:
+        try:
+            check_live_plan(layout, view, now.pricing.problem)
+        except ValueError as error:
+            return Wait(code=WaitCode.CANNOT_RUN, text=f"; the job cannot follow it: {error}")
     if layout.mesh == view.layout.mesh:
         return None
     limit = now.config.max_moved_bytes
@@ -306,6 +318,32 @@ def _why_wait(
         text = f"; the fault has cost {lost_s:.1f} s so far: it may pass"
         return Wait(code=WaitCode.FAULT_MAY_PASS, text=text)
     return None
+
+
+def _why_unproven(
+    view: PlanningSnapshot, now: _Present, layout: Layout, kept: Layout, cost_s: float
+) -> Wait | None:
+    """Return why it is not proven yet that leaving ranks out pays; None: it is.
+
+    It must gain more than it costs if slow ranks are only as slow as is certain.
+
+    Args:
+        view: The job.
+        now: The present layout.
+        layout: The layout with fewer ranks at work.
+        kept: The best layout that keeps them, or the present one.
+        cost_s: Seconds that the move takes.
+    """
+    left_out = set(layout.standing_by) - set(view.layout.standing_by)
+    if unknown := (left_out & view.slow.keys()) - view.slow_at_least.keys():
+        ranks = format_ranks(unknown)
+        return Wait(code=WaitCode.NOT_PROVEN, text=f"; how slow ranks {ranks} are is not certain")
+    cautious = now.pricing.cautious
+    gain_s = cautious.price(kept).step_s - cautious.price(layout).step_s
+    if gain_s * now.config.horizon_steps > cost_s:
+        return None
+    text = f"; it gains {gain_s * now.config.horizon_steps:.1f} s if they are as slow as is certain"
+    return Wait(code=WaitCode.NOT_PROVEN, text=text)
 
 
 def _priced_again(view: PlanningSnapshot, now: _Present, approved: Decision) -> Decision:
@@ -356,7 +394,7 @@ def _return_to_baseline(view: PlanningSnapshot, now: _Present) -> Decision | Non
 
     It need not gain time: the present layout was meant to be temporary.
     """
-    baseline = None if view.slow else view.baseline
+    baseline = None if view.slow or view.slow_links else view.baseline
     if baseline is None or not _is_elsewhere(view.layout, baseline):
         return None
     if view.cordoned & set(baseline.working):
@@ -470,6 +508,8 @@ def _reason(view: PlanningSnapshot, now: _Present, level: MitigationLevel, price
             f"rank {rank} takes {slowdown_text(slowdown)}"
             for rank, slowdown in sorted(view.slow.items())
         )
+    elif view.slow_links:
+        cause = f"links of ranks {format_ranks(view.slow_links)} are slow"
     elif view.is_provisional:
         cause = "the present layout was made for a finding that is closed"
     else:

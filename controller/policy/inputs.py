@@ -1,15 +1,20 @@
 """Builds the inputs of a decision, a `PlanningSnapshot`, from a job's state. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import exp
+
+import numpy as np
 
 from pacekeeper.controller.detection.peer_groups import peers
 from pacekeeper.controller.mitigation import probes
 from pacekeeper.controller.mitigation.verification import measured_step_s, steps_since_onset
+from pacekeeper.controller.observability.explain import slowdown_interval
 from pacekeeper.controller.state.planning_snapshot import PlanHistory, PlanningSnapshot, RankTime
 from pacekeeper.controller.state.state import JobState, NodeState
+from pacekeeper.predictor.cost.features import FEATURES
 from pacekeeper.predictor.cost.forecast import Workload, work_parts
-from pacekeeper.predictor.online.state import microbatches_per_step
+from pacekeeper.predictor.online.state import among, microbatches_per_step, series_of
 
 LEAST_DENSE = 0.05  # of a rank's time: loads are means, which may overstate the experts' part
 
@@ -42,7 +47,7 @@ def snapshot_of(
             num_documents=job.workload.documents_per_step,
             head_tokens=job.workload.head_tokens_per_step,
             loads=job.workload.loads,
-            num_microbatches=max(map(microbatches_per_step, evidences)),
+            num_microbatches=shape.num_microbatches or max(map(microbatches_per_step, evidences)),
         ),
         slow=job.detection.evidence.slow,
         unprobed=probes.unprobed(job),
@@ -61,6 +66,13 @@ def snapshot_of(
         rack_of=_racks(job, layout.ranks, nodes),
         slow_steps=steps_since_onset(job),
         slow_links=job.detection.links.slow,
+        slow_at_least=_slow_at_least(job, layout.working),
+        link_s_per_byte=_link_s_per_byte(job),
+        memory_of={
+            rank: known.memory_bytes
+            for rank in layout.ranks
+            if (known := job.ranks[rank].attachment.model) is not None and known.memory_bytes
+        },
         approved=None if job.plan.approved is None else job.plan.approved.decision,
         cordoned=job.cordoned,
         doubted=frozenset(rank for rank in layout.ranks if job.ranks[rank].node in lemons),
@@ -72,6 +84,31 @@ def snapshot_of(
         ),
     )
     return _with_work(view, job) if view.is_partitioned else view
+
+
+def _slow_at_least(job: JobState, ranks: Sequence[int]) -> dict[int, float]:
+    """Return the lower end of the slowdown of each slow rank whose recent steps suffice."""
+    steps, found = steps_since_onset(job), {}
+    for known in peers(job, ranks):
+        charts = known.evidence.charts
+        for at, rank in enumerate(charts.ranks):
+            if rank not in known.evidence.slow:
+                continue
+            interval = slowdown_interval(np.exp(series_of(charts, at)[-(steps or 0) :]).tolist())
+            if interval is not None and interval.low is not None:
+                found[rank] = max(1.0, interval.low / exp(charts.doubt[at]))
+    return found
+
+
+def _link_s_per_byte(job: JobState) -> float:
+    """Return the median over steps of what the transfers of ranks with healthy links took."""
+    links = job.detection.links
+    told = [
+        sample.observed_s[of] / sample.features[of, FEATURES.index("tokens")]
+        for sample in links.history
+        if (of := ~among(sample.ranks, links.slow)).any()
+    ]
+    return float(np.median(np.concatenate(told))) if told else 0.0
 
 
 def _racks(job: JobState, ranks: Iterable[int], nodes: Mapping[str, NodeState]) -> dict[int, str]:

@@ -24,7 +24,7 @@ from pacekeeper.controller.policy.partition_inputs import as_partition, problem_
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.predictor.cost.forecast import forecast
+from pacekeeper.predictor.cost.forecast import forecast, row_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +39,17 @@ class Pricing:
     """The prices of one decision, at the present speeds.
 
     `overhead_s` is the part of the measured step that the forecast does not explain.
+    `expert_speeds`: at what speed the ranks get and compute rows of experts, where the messages of
+    slow links are not priced by pipelines.
 
     Raises:
         ValueError: Pipelines cannot be priced (see `partition_inputs.problem_of`).
     """
 
     def __init__(self, view: PlanningSnapshot, config: PolicyConfig) -> None:
-        self.view = view
+        self.view, self._config = view, config
         self.speeds: Mapping[int, float] = view.speeds
+        self.expert_speeds = self.speeds if view.is_partitioned else _with_links(view)
         self.costs: MoveCosts = costs_of(tuple(view.history.moves.values()), config)
         self._moved: tuple[Layout, Moved] | None = None  # of the layout asked for last
         self.problem: PartitionProblem | None = None
@@ -77,6 +80,12 @@ class Pricing:
         """The shares that the trainer computes under the present layout; None: it computes none."""
         return self._own_splits(self.view.layout)
 
+    @cached_property
+    def cautious(self) -> "Pricing":
+        """The prices if slow ranks are only as slow as is certain."""
+        slow = {**self.view.slow, **self.view.slow_at_least}
+        return Pricing(replace(self.view, slow=slow), self._config)
+
     def moved(self, layout: Layout) -> Moved:
         """Return what has to be copied to reach the layout."""
         if self._moved is None or self._moved[0] is not layout:
@@ -100,7 +109,13 @@ class Pricing:
     def _bare(self, layout: Layout) -> Price:
         view = self.view
         if self.problem is None:
-            found = forecast(layout, model=view.model, workload=view.workload, speeds=self.speeds)
+            found = forecast(
+                layout,
+                model=view.model,
+                workload=view.workload,
+                speeds=self.speeds,
+                expert_speeds=self.expert_speeds,
+            )
             return Price(step_s=found.step_s, fluid_step_s=found.fluid_step_s)
         uneven = unevenness_of(layout, view.workload.loads, self.speeds)
         partition = as_partition(view, layout)
@@ -113,3 +128,19 @@ class Pricing:
         assert self.problem is not None, "of pipelines only"
         whole = healthy(replace(self.problem, unevenness=1.0))
         return price(self.problem.baseline, whole).step_s * self.problem.fluid_ratio
+
+
+def _with_links(view: PlanningSnapshot) -> dict[int, float]:
+    """Return the ranks' speeds with the extra time of rows that travel over slow links.
+
+    A row goes to its expert and back, and so does its gradient. What a healthy link takes is in the
+    unexplained part of the step.
+    """
+    moved_s = 4.0 * view.shape.hidden_bytes * view.link_s_per_byte
+    if not view.slow_links or not moved_s:
+        return view.speeds
+    part = moved_s / row_s(view.model, view.workload, view.layout)
+    return {
+        rank: 1.0 / (1.0 / speed + part * (view.slow_links.get(rank, 1.0) - 1.0))
+        for rank, speed in view.speeds.items()
+    }

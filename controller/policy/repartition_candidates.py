@@ -1,8 +1,8 @@
 """Candidates with other tensor shards, other layers per stage, or a rank left out. Pure.
 
-The partition planner is restricted to regular layouts: all pipelines form one expert group with the
-same stage boundaries and the same number of micro-batches. Its result becomes a layout with a
-placement of experts. Called by `candidates.py`.
+Pipelines that share experts have equal cuts and equal numbers of micro-batches; those of a dense
+model may differ in both (`layout_codec.check_live_layout`). The partition planner's result becomes
+a layout with a placement of experts. Called by `candidates.py`.
 """
 
 from collections.abc import Sequence
@@ -134,6 +134,7 @@ def _layout(
         partition,
         experts,
         generation=view.next_generation,
+        shared_mlp_layers=view.layout.shared_mlp_layers,
         speeds=speeds,
         standing_by=tuple(sorted(set(view.layout.ranks) - set(partition.ranks))),
     )

@@ -68,6 +68,11 @@ class PlanningSnapshot:
         by_survivors: `layout` was made by the survivors of a failure.
         slow_steps: Steps since the newest finding's onset; None: no rank is slow, or unknown.
         slow_links: The slowdown of each rank's link with an open finding.
+        slow_at_least: The lower end of the interval of each slow rank's slowdown; without an entry
+            it is not known yet.
+        link_s_per_byte: Seconds for each byte that a rank sends or receives in a step; 0.0: not
+            measured.
+        memory_of: Bytes that each rank may use of its device, where it reports them.
         work: The time of each rank's work, for jobs with stages or tensor groups only; empty: not
             measured yet.
         approved: The decision that an operator approved: no other plan is searched for.
@@ -97,6 +102,9 @@ class PlanningSnapshot:
     by_survivors: bool = False
     slow_steps: int | None = None
     slow_links: Mapping[int, float] = field(default_factory=dict)
+    slow_at_least: Mapping[int, float] = field(default_factory=dict)
+    link_s_per_byte: float = 0.0
+    memory_of: Mapping[int, int] = field(default_factory=dict)
     work: Mapping[int, RankTime] = field(default_factory=dict)
     approved: Decision | None = None
     cordoned: frozenset[int] = frozenset()

@@ -48,12 +48,12 @@ class PolicyConfig:
     rack_failure_probability: Ratio = 0.0
     # Most bytes of state that one plan may move; 0: as many as pay.
     max_moved_bytes: NonNegativeInt = 0
-    # Bytes that a rank has for weights, master weights and moments, where layers and shards move;
-    # 0: not told, and nothing is bounded.
+    # Bytes that a rank may use of its device, for state and activations, where layers and shards
+    # move; 0: what ranks report, and no limit for those that report nothing.
     memory_bytes: NonNegativeInt = 0
     # Whether a plan may leave a slow rank without work: it stands by, and comes back when a probe
-    # finds it well.
-    may_leave_out: bool = False
+    # finds it well. Only where that pays even if the rank is just as slow as is certain.
+    may_leave_out: bool = True
     # Largest share of a job's ranks that may be acted on at once (circuit breaker).
     max_acted_ratio: PositiveFloat = 0.5
     # Weight of the newest step in the running mean of expert loads.

@@ -5,7 +5,7 @@ holds the rules for names of jobs and nodes.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from pacekeeper.core.layout.pipeline_schedule import Schedule
@@ -13,6 +13,7 @@ from pacekeeper.core.layout.pipeline_schedule import Schedule
 MAX_NODE_NAME = 253  # of a host name
 NODE_NAME_RULE = f"1 to {MAX_NODE_NAME} printable characters"
 JOB_NAME_RULE = "1 to 64 of letters, digits, '-', '_' and '.', not beginning with '.'"
+MAX_SIZE = (1 << 63) - 1  # of a size in bytes
 _JOB_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,64}")
 
 
@@ -29,13 +30,36 @@ class Clock(StrEnum):
 class ModelShape:
     """The model as far as the planner needs it; sizes include optimizer state.
 
+    The layout says the rest: numbers of shards, layers with experts and with shared experts. Fields
+    with a default need not be reported; 0 then means unknown.
+
     Attributes:
+        expert_bytes: one expert of one layer.
+        dense_bytes: all other blocks together, each counted once.
         slots_per_rank: the most expert replicas of one layer that fit into a rank's memory.
         splits_each_step: the trainer divides the tokens of every step over an expert's replica
             ranks by the layout's speeds; otherwise it uses the layout's shares.
         schedule: the order of chunks in its pipelines, by which steps are priced. A trainer that
             does not report it runs 1F1B. None: this version does not know the reported schedule, so
             no layout with stages or tensor groups is priced.
+        num_microbatches: of each pipeline in a step, where batch shares are equal.
+        tokens_per_row: tokens of one row of the batch.
+        hidden_bytes: hidden states of one token, as they travel between stages, within tensor
+            groups and to experts.
+        activation_bytes: what one layer keeps of one token from its forward to its backward pass,
+            all ranks of a tensor group together.
+        whole_activation_bytes: the same that every rank of a tensor group keeps, whatever its
+            shards.
+        head_activation_bytes: what the last stage keeps of one token of one micro-batch: logits.
+        embedding_bytes: the embedding.
+        head_bytes: the head.
+        norm_router_bytes: norms and router of one layer, the largest.
+        attention_bytes: one attention shard of one layer.
+        mlp_bytes: one MLP shard of a layer without experts.
+        shared_mlp_bytes: one MLP shard of a layer with experts.
+        gradient_bytes: gradients of all dense blocks, each counted once; not in `dense_bytes`.
+        optimizer_bytes: optimizer state of all dense blocks, each counted once; in `dense_bytes`.
+        memory_bytes: what this rank may use of its device.
     """
 
     num_layers: int
@@ -47,20 +71,30 @@ class ModelShape:
     dense_bytes: int
     splits_each_step: bool = False
     schedule: Schedule | None = Schedule.ONE_F_ONE_B
+    num_microbatches: int = 0
+    tokens_per_row: int = 0
+    hidden_bytes: int = 0
+    activation_bytes: int = 0
+    whole_activation_bytes: int = 0
+    head_activation_bytes: int = 0
+    embedding_bytes: int = 0
+    head_bytes: int = 0
+    norm_router_bytes: int = 0
+    attention_bytes: int = 0
+    mlp_bytes: int = 0
+    shared_mlp_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "rows_per_step"):
             if getattr(self, name) < 1:
                 raise ValueError(f"ModelShape.{name} must be at least 1, got {getattr(self, name)}")
-        for name in (
-            "num_experts",
-            "experts_per_token",
-            "slots_per_rank",
-            "expert_bytes",
-            "dense_bytes",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"ModelShape.{name} must not be negative")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and not 0 <= value <= MAX_SIZE:
+                raise ValueError(f"ModelShape.{field.name}: expected 0 to 2^63 - 1, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

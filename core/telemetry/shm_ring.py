@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from pacekeeper.core.errors import VersionError
-from pacekeeper.core.layout.pipeline_schedule import Schedule, parse_schedule
+from pacekeeper.core.layout.pipeline_schedule import parse_schedule
 from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.record_codec import unpack
 from pacekeeper.core.telemetry.records import PAYLOAD_BYTES, Record
@@ -68,8 +68,12 @@ def encode_header(attachment: Attachment) -> bytes:
     """The header of a new ring. Raises ValueError if the attachment is too large."""
     values = asdict(attachment)
     values[_RUN_ID_NAME] = values.pop("run_id")
-    if attachment.model is not None and attachment.model.schedule is Schedule.ONE_F_ONE_B:
-        del values["model"]["schedule"]  # the default: agents from before this field read it, too
+    if attachment.model is not None:  # no defaults: agents from before a field read it, too
+        values["model"] = {
+            field.name: values["model"][field.name]
+            for field in fields(ModelShape)
+            if getattr(attachment.model, field.name) != field.default
+        }
     text = json.dumps(values, sort_keys=True).encode()
     if _HEADER.size + len(text) > COMMAND_OFFSET:
         raise ValueError("the attachment does not fit the ring's header")

@@ -51,11 +51,20 @@ def forecast(
     model: CostModel | None,
     workload: Workload,
     speeds: Mapping[int, float],
+    expert_speeds: Mapping[int, float] | None = None,
 ) -> Forecast:
-    """Price a layout: speeds are 1 / slowdown, 1.0 for a rank that is not named.
+    """Price a layout.
 
-    Without a model: unit costs in the proportions of the prior, so that layouts can be compared.
-    Raises ValueError where the loads do not fit the layout's experts, or a speed is not above 0.
+    Args:
+        layout: the layout.
+        model: of the ranks' times; None: unit costs in the proportions of the prior, so that
+            layouts can be compared.
+        workload: of a step.
+        speeds: 1 / slowdown, 1.0 for a rank that is not named.
+        expert_speeds: the same for rows of experts, with what their messages take; None: `speeds`.
+
+    Raises:
+        ValueError: the loads do not fit the layout's experts, or a speed is not above 0.
     """
     costs = unit_costs(model, workload, layout)
     fixed, per_token, per_square, _, per_expert, per_document, per_head = costs[: -len(BENDS)]
@@ -65,7 +74,10 @@ def forecast(
     if not (speed > 0.0).all():
         raise ValueError(f"speeds must be above 0, got {dict(speeds)}")
     at_rank_s, active = _expert_work(layout, workload, costs)
-    layer_s = (at_rank_s / speed).max(axis=1, initial=0.0).tolist()
+    rows_speed = speed
+    if expert_speeds is not None:
+        rows_speed = np.array([expert_speeds.get(rank, 1.0) for rank in ranks])
+    layer_s = (at_rank_s / rows_speed).max(axis=1, initial=0.0).tolist()
     expert_work_s = 0.0
     for loads in workload.loads:
         # A convex price is least where an expert's rows are spread evenly over all ranks.

@@ -22,6 +22,7 @@ from pacekeeper.controller.planning.partition_cost.compute import (
 )
 from pacekeeper.controller.planning.partition_cost.memory import in_flight
 from pacekeeper.core.layout.apportion import apportion
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 
 Ranks = tuple[int, ...]
 
@@ -69,7 +70,8 @@ def cuts_for(
         + fits(
             sums,
             group,
-            rows_in_flight=rows * in_flight(len(groups), stage, num_microbatches),
+            rows=rows,
+            num_held=in_flight(len(groups), stage, num_microbatches, Schedule.ONE_F_ONE_B),
             sharers=1,
         )
         for stage, group in enumerate(groups)

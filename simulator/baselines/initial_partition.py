@@ -13,6 +13,7 @@ from pacekeeper.controller.planning.partition.row_split import micro_batches, pl
 from pacekeeper.controller.planning.partition.shard_split import runs
 from pacekeeper.controller.planning.partition_cost.compute import group_cost, layer_sums
 from pacekeeper.core.layout.apportion import apportion
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 
 
 def baseline_partition(
@@ -26,6 +27,7 @@ def baseline_partition(
     rows_per_batch: int,
     num_microbatches: int,
     pipelines_per_expert_group: int = 0,
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
 ) -> Partition:
     """All of `devices` in their order. 0 pipelines in an expert group: a model without experts.
 
@@ -58,7 +60,7 @@ def baseline_partition(
         sums,
         rows=rows * together,
         num_microbatches=num_microbatches,
-        unevenness=1.0,
+        schedule=schedule,
     )
     if plan is None:
         raise ValueError("the devices' memory does not hold the model")

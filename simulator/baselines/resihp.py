@@ -12,8 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pacekeeper.controller.planning.model.problem import PartitionProblem
-from pacekeeper.controller.planning.partition_cost.compute import GroupCost, layer_sums, row_s
-from pacekeeper.controller.planning.partition_cost.memory import shard_bytes
+from pacekeeper.controller.planning.partition_cost.compute import (
+    GroupCost,
+    held_bytes,
+    layer_sums,
+    row_s,
+    shares_of,
+)
 from pacekeeper.simulator.baselines.even_pipelines import (
     Ranks,
     baseline_groups,
@@ -133,8 +138,23 @@ def exclude(
 
 def _fits(ranks: Ranks, problem: PartitionProblem, first_layer: int, end_layer: int) -> bool:
     cell = even_cell(ranks, first_layer, end_layer, problem)
-    used = shard_bytes(cell, problem.model, rows=batch_rows(problem), sharers=1)
-    return all(used[rank] <= problem.device_of[rank].memory_bytes for rank in ranks)
+    sums, heads, columns = (
+        layer_sums(problem.model, problem.links),
+        shares_of(cell.attention),
+        shares_of(cell.mlp),
+    )
+    for rank in ranks:
+        used = held_bytes(
+            sums,
+            heads.get(rank, 0.0),
+            columns.get(rank, 0.0),
+            rows=batch_rows(problem),
+            num_held=1,
+            sharers=1,
+        )
+        if used[end_layer] - used[first_layer] > problem.device_of[rank].memory_bytes:
+            return False
+    return True
 
 
 def _choices(

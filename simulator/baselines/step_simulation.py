@@ -16,6 +16,7 @@ from pacekeeper.controller.planning.partition_cost.compute import (
     row_s,
 )
 from pacekeeper.controller.planning.partition_cost.memory import in_flight
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.baselines.even_pipelines import Ranks, batch_rows, even_cell, even_cost
 from pacekeeper.simulator.baselines.resihp_migration import Migration, StageWork, migrate_each
 
@@ -120,7 +121,8 @@ def _work(
         + rows * problem.model.boundary_bytes / (problem.links.between_bytes_per_s * lanes),
         num_microbatches=tuple(batches),
         in_flight=tuple(
-            most if is_eager else in_flight(num_stages, s, max(batches)) for s in range(num_stages)
+            most if is_eager else in_flight(num_stages, s, max(batches), Schedule.ONE_F_ONE_B)
+            for s in range(num_stages)
         ),
     )
 

@@ -16,8 +16,11 @@ import numpy.typing as npt
 
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.planning.model.partition import Partition, StageShard
-from pacekeeper.controller.planning.partition_cost.compute import LayerSums, layer_sums
-from pacekeeper.controller.planning.partition_cost.memory import shares_of
+from pacekeeper.controller.planning.partition_cost.compute import (
+    LayerSums,
+    layer_sums,
+    shares_of,
+)
 from pacekeeper.controller.state.events import NodeAttached, NodeReported
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig

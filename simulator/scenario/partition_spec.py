@@ -129,7 +129,7 @@ def read_problem(
             model=model,
             devices=devices,
             links=links,
-            baseline=baseline_partition(model, links, devices, **division),
+            baseline=baseline_partition(model, links, devices, schedule=schedule, **division),
             present=present,
             schedule=schedule,
             prices=prices,

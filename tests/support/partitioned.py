@@ -91,5 +91,6 @@ def view_of(
         num_load_steps=100,
         next_generation=9,
         slow_steps=100 if slow else None,
+        slow_at_least=slow or {},
         work=work_of(layout) if work is None else work,
     )

@@ -22,10 +22,10 @@ from pacekeeper.core.errors import ConfigError, CorruptStateError, HostError, Pa
 from pacekeeper.core.kernel_laws.noise import DEVICE_NOISE, NO_NOISE
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.layout import BlockKind, Layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
-from pacekeeper.core.telemetry.attachment import Clock, ModelShape
+from pacekeeper.core.telemetry.attachment import Clock
 from pacekeeper.trainer.adapters.reporter import default_clock
 from pacekeeper.trainer.checkpoint.async_writer import SaveResult
 from pacekeeper.trainer.checkpoint.block_reader import Restored
@@ -46,6 +46,7 @@ from pacekeeper.trainer.engine.job import (
     engine_options,
     learning_rate,
     make_optimizer,
+    model_shape,
     prepare_job,
     require_budget,
     warn_of_overruns,
@@ -61,7 +62,6 @@ from pacekeeper.trainer.groups.typed_values import gather_values
 from pacekeeper.trainer.groups.waiting import WaitLimits
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import CpuClock
-from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.checkpoint_reader import INDEX
 from pacekeeper.trainer.parallel.layouts import check_layout
 from pacekeeper.trainer.parallel.moves import require_slots
@@ -100,8 +100,7 @@ class EngineWorker(Worker):
             self.device = torch.device("cuda", device_number(spec.rank, spec.node_of))
             torch.cuda.set_device(self.device)
         elif "OMP_NUM_THREADS" not in os.environ:
-            ranks_on_node = list(spec.node_of.values()).count(spec.node_of[spec.rank])
-            torch.set_num_threads(max((os.cpu_count() or 1) // ranks_on_node, 1))
+            torch.set_num_threads(max((os.cpu_count() or 1) // self._ranks_on_node(), 1))
         self._former = make_former(self.device)
         self.steps = StepLog(spec.run_dir, spec.rank, is_continued=spec.first_run_id > 0)
         self.job_log = JobLog(config, Path(spec.run_dir))
@@ -117,10 +116,13 @@ class EngineWorker(Worker):
             self.layout = even_layout(ranks=ranks, num_layers=1, num_experts=0, replicas=1)
         self.group = Group.first(self.layout.generation, ranks)
 
+    def _ranks_on_node(self) -> int:
+        node_of = self.spec.node_of
+        return list(node_of.values()).count(node_of[self.spec.rank])
+
     def _build(self, ranks: tuple[int, ...]) -> None:
         spec, config = self.spec, self.config
-        nodes = list(spec.node_of.values())
-        ranks_on_node = nodes.count(spec.node_of[spec.rank])
+        ranks_on_node = self._ranks_on_node()
         self.job = prepare_job(config, ranks, spec.node_of)
         if spec.rank == ranks[0]:
             announce(config, self.job, self.device, ranks_on_node)
@@ -199,30 +201,14 @@ class EngineWorker(Worker):
             clock=clock,
             device_uuid=device_uuid(self.device),
             timer=timer,
-            model=None if self._failure else self._shape(),
+            model=None
+            if self._failure
+            else model_shape(self.config, self.job, self.engine, self._ranks_on_node()),
             run_id=spec.run_id,
             can_probe=True,
         )
         if self._failure is None:
             self.engine.watch(self.hooks)
-
-    def _shape(self) -> ModelShape:
-        states, dense, expert = self.engine.states, 0, 0
-        for block in self.layout.blocks():
-            if block.kind is not BlockKind.EXPERT:
-                dense += sum(spec.size_bytes for spec in states.specs(block))
-            elif not expert:
-                expert = sum(spec.size_bytes for spec in states.specs(block))
-        skeleton = self.job.skeleton
-        return ModelShape(
-            num_layers=skeleton.num_layers,
-            num_experts=skeleton.num_experts,
-            experts_per_token=library.experts_per_token(skeleton.config),
-            rows_per_step=self.config.rows_per_step,
-            slots_per_rank=self.job.num_slots,
-            expert_bytes=expert,
-            dense_bytes=dense,
-        )
 
     def form(self, store: Store, limits: WaitLimits, is_aborted: Callable[[], bool]) -> None:
         self._generation = self._former.form(

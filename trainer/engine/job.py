@@ -15,8 +15,9 @@ from torch import nn
 
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
+from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.trainer.data.sampler import Sampler, places_of_ranks
 from pacekeeper.trainer.data.token_stream import TokenStream, open_tokens
 from pacekeeper.trainer.elastic.launch_spec import node_limits
@@ -40,6 +41,7 @@ from pacekeeper.trainer.model.families import Packing
 from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.packing import packing_of
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
+from pacekeeper.trainer.parallel.block_states import OPTIMIZER
 from pacekeeper.trainer.parallel.layouts import default_slots, start_layout
 from pacekeeper.trainer.parallel.moves import require_slots
 
@@ -210,6 +212,102 @@ def open_data(config: EngineConfig, vocabulary_size: int) -> tuple[Sampler, Samp
         sampler, stream=held_out, rows_per_step=config.evaluation_rows, is_shuffled=False
     )
     return sampler, evaluation
+
+
+def model_shape(config: EngineConfig, job: Job, engine: Engine, ranks_on_node: int) -> ModelShape:
+    """Return what the planner needs to know of the model and of this rank's memory.
+
+    Activations are those of the memory budget: an estimate, see `memory_budget`.
+
+    Args:
+        config: The settings.
+        job: The job.
+        engine: Of this rank.
+        ranks_on_node: Ranks that share the memory of the node.
+    """
+    skeleton, layout = job.skeleton, engine.layout
+    sizes = dict.fromkeys(BlockKind, 0)  # of the largest block of each kind
+    optimizer = dense = shared = 0
+    for block in layout.blocks():
+        is_expert = block.kind is BlockKind.EXPERT
+        if is_expert and sizes[BlockKind.EXPERT]:
+            continue
+        specs = engine.states.specs(block)
+        size = sum(spec.size_bytes for spec in specs)
+        if block.kind is BlockKind.DENSE_MLP and layout.experts[block.layer]:
+            shared = max(shared, size)
+        else:
+            sizes[block.kind] = max(sizes[block.kind], size)
+        if not is_expert:
+            dense += size
+            optimizer += sum(spec.size_bytes for spec in specs if spec.kind == OPTIMIZER)
+    width = (_compute_dtype(config) or next(skeleton.module.parameters()).dtype).itemsize
+    hidden = library.hidden_size(skeleton.module) * width
+    head = library.vocabulary_size(skeleton.module) * (8 + width)
+    in_layers = max(_activation_bytes(config, job) - head, 0)
+    kept, whole, reserved = 0, hidden, 0
+    if config.checkpoint_activations:  # inputs of layers are kept, one layer at a time is repeated
+        tokens = config.rows_per_microbatch * config.row_tokens
+        reserved = max(in_layers - skeleton.num_layers * hidden, 0) * tokens
+    else:
+        whole = 2 * hidden
+        kept = max(in_layers // skeleton.num_layers - whole, 0)
+    free = available_memory(engine.device, ranks_on_node)
+    if free is not None:
+        free += _held_bytes(engine)
+    return ModelShape(
+        num_layers=skeleton.num_layers,
+        num_experts=skeleton.num_experts,
+        experts_per_token=library.experts_per_token(skeleton.config),
+        rows_per_step=config.rows_per_step,
+        slots_per_rank=job.num_slots,
+        expert_bytes=sizes[BlockKind.EXPERT],
+        dense_bytes=dense,
+        num_microbatches=math.ceil(
+            config.rows_per_step / len(layout.pipelines) / config.rows_per_microbatch
+        ),
+        tokens_per_row=config.row_tokens,
+        hidden_bytes=hidden,
+        activation_bytes=kept,
+        whole_activation_bytes=whole,
+        head_activation_bytes=head,
+        embedding_bytes=sizes[BlockKind.EMBEDDING],
+        head_bytes=sizes[BlockKind.HEAD],
+        norm_router_bytes=sizes[BlockKind.NORM_ROUTER],
+        attention_bytes=sizes[BlockKind.ATTENTION],
+        mlp_bytes=sizes[BlockKind.DENSE_MLP],
+        shared_mlp_bytes=shared,
+        gradient_bytes=dense - optimizer,
+        optimizer_bytes=optimizer,
+        memory_bytes=max((free or 0) - reserved, 0),
+    )
+
+
+def _activation_bytes(config: EngineConfig, job: Job) -> int:
+    """Return the activations of one more token, all layers and the head together."""
+    estimates = [
+        memory_budget(
+            job.skeleton,
+            MicroBatchShape(
+                rows=rows,
+                row_tokens=1,
+                compute_dtype=_compute_dtype(config),
+                checkpoint_activations=config.checkpoint_activations,
+            ),
+            num_slots=job.num_slots,
+            used_slots=0,
+            num_ranks=1,
+        ).activations
+        for rows in (1, 2)
+    ]
+    return estimates[1] - estimates[0]
+
+
+def _held_bytes(engine: Engine) -> int:
+    """Return what this rank holds already, which `available_memory` does not count."""
+    if engine.device.type == "cuda":
+        return torch.cuda.memory_reserved(engine.device)
+    return sum(one.numel() * one.element_size() for one in engine.parameters())
 
 
 def _compute_dtype(config: EngineConfig) -> torch.dtype | None:

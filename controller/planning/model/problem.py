@@ -35,7 +35,9 @@ class LayerCost:
 
     `expert_s`: all that the layer's experts compute for one row (top-k counted); 0: a dense layer.
     `activation_bytes`: of one row, kept from forward to backward by all shards together;
-    `dispatch_bytes`: of one row, to its experts and back.
+    `whole_activation_bytes`: the same that each rank of the tensor group keeps. `slot_bytes`: what
+    each rank reserves for experts; 0: a part of `expert_bytes`. `dispatch_bytes`: of one row, to
+    its experts and back.
     """
 
     attention_s: float
@@ -48,6 +50,8 @@ class LayerCost:
     expert_s: float = 0.0
     expert_bytes: float = 0.0
     dispatch_bytes: float = 0.0
+    whole_activation_bytes: float = 0.0
+    slot_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         _check_costs(self, self.__slots__)
@@ -63,6 +67,7 @@ class ModelCost:
     num_attention_shards: groups of query heads with their key/value head, which no cut divides.
     num_mlp_shards: equal runs of columns; embedding and head are cut with them. `boundary_bytes`:
     of one row between two layers. `launch_s`: forward time of a layer that no row adds to.
+    `head_activation_bytes`: of one row of one micro-batch on each rank of the last stage.
     `gradient_share`: part of the bytes of state that data-parallel ranks exchange in a step;
     `backward_ratio`: backward over forward. Raises ValueError for what can not be.
     """
@@ -75,6 +80,7 @@ class ModelCost:
     embedding_bytes: float = 0.0
     head_s: float = 0.0
     head_bytes: float = 0.0
+    head_activation_bytes: float = 0.0
     launch_s: float = 0.0
     gradient_share: float = 2.0 / 18.0
     backward_ratio: float = 2.0
@@ -83,7 +89,7 @@ class ModelCost:
         if not self.layers or min(self.num_attention_shards, self.num_mlp_shards) < 1:
             raise ValueError("a model has layers, and each at least one shard of either kind")
         names = ("boundary_bytes", "embedding_s", "embedding_bytes", "head_s", "head_bytes")
-        _check_costs(self, (*names, "launch_s"))
+        _check_costs(self, (*names, "head_activation_bytes", "launch_s"))
         if not 0.0 <= self.gradient_share <= 1.0:
             raise ValueError(f"gradient_share: expected 0 to 1, got {self.gradient_share}")
         if not 1e-3 <= self.backward_ratio <= 1e3:
@@ -144,10 +150,14 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePrices:
-    """Weight of a faster step against the move: steps until the next plan, pause in seconds."""
+    """Weight of a faster step against the move: steps until the next plan, pause in seconds.
+
+    `bytes_per_s`: of state that a rank receives; 0: as messages to another node.
+    """
 
     num_steps: int = 1000
     pause_s: float = 2.0
+    bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_steps <= 10**12 or not 0.0 <= self.pause_s <= MOST_S:

@@ -3,13 +3,17 @@
 Results are cached by shape: most groups of a large job are healthy and equal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
 from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
 from pacekeeper.controller.planning.model.problem import PartitionProblem
-from pacekeeper.controller.planning.partition.group_search import CandidateGroups, Ranks
+from pacekeeper.controller.planning.partition.group_search import (
+    CandidateGroups,
+    Ranks,
+    shard_ranks,
+)
 from pacekeeper.controller.planning.partition.row_split import (
     LockstepPlan,
     lock_step_batches,
@@ -19,7 +23,12 @@ from pacekeeper.controller.planning.partition.row_split import (
     share_rows,
 )
 from pacekeeper.controller.planning.partition.shard_split import GroupShape, shape_group
-from pacekeeper.controller.planning.partition_cost.compute import GroupCost, layer_sums
+from pacekeeper.controller.planning.partition_cost.compute import (
+    GroupCost,
+    held_bytes,
+    layer_sums,
+    shard_cost,
+)
 from pacekeeper.controller.planning.partition_cost.step_time import Pricer
 from pacekeeper.core.layout.layout import ShardRun
 
@@ -52,9 +61,43 @@ class Builder:
 
     def build(self, draft: CandidateGroups, *, is_tight: bool = False) -> Partition | None:
         """None where the model does not fit. `is_tight`: shards by memory where speed asks more."""
-        units = self._find_units(draft, is_tight=is_tight)
-        if units is None:
-            return None
+
+        def shapes(at: int) -> list[GroupShape | None]:
+            groups = draft.groups[at]
+            return [self._shape(ranks, len(groups), is_tight) for ranks in groups]
+
+        units = self._find_units(draft.expert_groups, shapes)
+        return None if units is None else self._divided(units)
+
+    def rebuild(self, now: Partition, *, has_other_shards: bool) -> Partition | None:
+        """The same groups and layers with the best rows, and shards by speed if asked for.
+
+        Shards leave every rank at least one. None where a group has more ranks than shards, or
+        pipelines that share experts get fewer rows than micro-batches.
+        """
+        problem, device_of = self.problem, self.problem.device_of
+
+        def shapes(at: int) -> list[GroupShape | None]:
+            if has_other_shards:
+                return [
+                    shape_group(shard_ranks(cell), self.sums, device_of, is_whole=True)
+                    for cell in now.pipelines[at].cells
+                ]
+            return [
+                GroupShape(
+                    attention=cell.attention,
+                    mlp=cell.mlp,
+                    cost=shard_cost(cell, problem.model, problem.links, device_of),
+                )
+                for cell in now.pipelines[at].cells
+            ]
+
+        expert_groups = [pipeline.expert_group for pipeline in now.pipelines]
+        units = self._find_units(expert_groups, shapes, [p.cuts for p in now.pipelines])
+        return None if units is None else self._divided(units)
+
+    def _divided(self, units: Sequence[_LockstepGroup]) -> Partition | None:
+        """The partition of these units with the best rows; None: there are too few."""
         least = [len(unit.members) * self._least_rows(unit) for unit in units]
         if sum(least) > self.problem.rows_per_step:
             return None
@@ -74,28 +117,40 @@ class Builder:
             ]
         return best
 
-    def _find_units(self, draft: CandidateGroups, *, is_tight: bool) -> list[_LockstepGroup] | None:
+    def _find_units(
+        self,
+        expert_groups: Sequence[int | None],
+        shapes_of: Callable[[int], list[GroupShape | None]],
+        cuts: Sequence[tuple[int, ...]] | None = None,
+    ) -> list[_LockstepGroup] | None:
+        """Pipelines that share experts are one unit, each other one is a unit by itself.
+
+        `shapes_of`: the tensor groups of a pipeline; None among them: it is not possible.
+        """
         members: dict[object, list[int]] = {}
-        for at, expert_group in enumerate(draft.expert_groups):
+        for at, expert_group in enumerate(expert_groups):
             alone = ("alone", at) if expert_group is None else expert_group
             members.setdefault(alone, []).append(at)
-        pipelines_rows = self.problem.rows_per_step / len(draft.groups)
+        pipelines_rows = self.problem.rows_per_step / len(expert_groups)
         units = []
         for of_unit in members.values():
             shapes = []
             for at in of_unit:
-                found = [self._shape(g, len(draft.groups[at]), is_tight) for g in draft.groups[at]]
+                found = shapes_of(at)
                 shapes.append(tuple(shape for shape in found if shape is not None))
                 if len(shapes[-1]) < len(found):
                     return None
-            rows = ceil(len(of_unit) * pipelines_rows)
-            plan = self._plan(tuple(tuple(s.cost for s in of) for of in shapes), rows)
+            plan = self._plan(
+                tuple(tuple(shape.cost for shape in of) for of in shapes),
+                ceil(len(of_unit) * pipelines_rows),
+                None if cuts is None else cuts[of_unit[0]],
+            )
             if plan is None:
                 return None
             units.append(
                 _LockstepGroup(
                     members=tuple(of_unit),
-                    expert_group=draft.expert_groups[of_unit[0]],
+                    expert_group=expert_groups[of_unit[0]],
                     shapes=tuple(shapes),
                     plan=plan,
                 )
@@ -129,18 +184,26 @@ class Builder:
     def _most_share(self, ranks: Ranks, num_stages: int) -> float:
         """Largest part of the shards whose even share of the layers fits the memory of a rank."""
         part = min(1.0, ceil(len(self.problem.model.layers) / num_stages) / self.sums.num_layers)
-        rows = min(num_stages, self.num_microbatches) * self.per_batch
-        cut = part * float(
-            self.sums.attention_bytes[-1]
-            + self.sums.mlp_bytes[-1]
-            + rows * self.sums.activation_bytes[-1]
-        )
-        whole = part * float(self.sums.replicated_bytes[-1])
+        kept, sharers = min(num_stages, self.num_microbatches), len(self.problem.living)
+
+        def used(share: float) -> float:
+            of_rank = held_bytes(
+                self.sums, share, share, rows=self.per_batch, num_held=kept, sharers=sharers
+            )
+            return part * float(of_rank[-1])
+
+        whole = used(0.0)
+        cut = used(1.0) - whole
         memory_bytes = min(self.problem.device_of[rank].memory_bytes for rank in ranks)
         return min(1.0, max((memory_bytes - whole) / max(cut, 1.0), 0.0))
 
-    def _plan(self, costs: tuple[tuple[GroupCost, ...], ...], rows: int) -> LockstepPlan | None:
-        key = (costs, rows)
+    def _plan(
+        self,
+        costs: tuple[tuple[GroupCost, ...], ...],
+        rows: int,
+        ends: tuple[int, ...] | None,
+    ) -> LockstepPlan | None:
+        key = (costs, rows, ends)
         if key not in self._units:
             self._units[key] = plan_lockstep_group(
                 costs,
@@ -148,6 +211,8 @@ class Builder:
                 rows=rows,
                 num_microbatches=min(self.num_microbatches, max(rows // len(costs), 1)),
                 unevenness=self.problem.unevenness,
+                schedule=self.problem.schedule,
+                ends=ends,
             )
         return self._units[key]
 

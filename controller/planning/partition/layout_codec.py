@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
-from pacekeeper.controller.planning.partition.row_split import lock_step_batches
+from pacekeeper.controller.planning.partition.row_split import lock_step_batches, micro_batches
 from pacekeeper.core.layout import layout as core
 from pacekeeper.core.layout.layout import Layout, ReplicaSet, ShardRun
 
@@ -18,6 +18,7 @@ def layout_of(
     experts: Sequence[Sequence[ReplicaSet]],
     *,
     generation: int,
+    shared_mlp_layers: tuple[int, ...] = (),
     speeds: tuple[tuple[int, float], ...] = (),
     standing_by: tuple[int, ...] = (),
 ) -> Layout:
@@ -30,6 +31,7 @@ def layout_of(
         partition: the assignment of layers, shards and rows.
         experts: experts[layer][expert] are replicas; an empty layer is a dense one.
         generation: the number of the layout.
+        shared_mlp_layers: layers that have a dense MLP beside their experts.
         speeds: of the layout.
         standing_by: of the layout.
 
@@ -41,9 +43,10 @@ def layout_of(
     if any(experts) and len(groups) > 1:
         raise ValueError("the pipelines of a layout share all experts, these are in several groups")
     first = partition.pipelines[0].cells[0]
+    has_dense = [not of or layer in shared_mlp_layers for layer, of in enumerate(experts)]
     pipelines = (
         core.Pipeline(
-            stages=tuple(_stage(cell, experts) for cell in pipeline.cells), batch_share=share
+            stages=tuple(_stage(cell, has_dense) for cell in pipeline.cells), batch_share=share
         )
         for pipeline, share in zip(partition.pipelines, batch_shares_of(partition), strict=True)
     )
@@ -53,9 +56,27 @@ def layout_of(
         num_mlp_shards=first.mlp[-1].end,
         pipelines=tuple(sorted(pipelines, key=lambda pipeline: pipeline.leader)),
         experts=tuple(tuple(layer) for layer in experts),
+        shared_mlp_layers=shared_mlp_layers,
         speeds=speeds,
         standing_by=standing_by,
     )
+
+
+def check_live_layout(layout: Layout) -> None:
+    """Reject a layout that a running job cannot follow.
+
+    Any other layout can be put in force: pipelines of a dense model may have cuts of their own,
+    each stage has its own runs of attention and of MLP shards, and ranks may stand by.
+
+    Raises:
+        ValueError: pipelines share experts and have other cuts, so that they would not meet at the
+            experts of a layer.
+    """
+    if any(layout.experts) and not layout.has_equal_cuts:
+        ends = sorted({pipeline.ends for pipeline in layout.pipelines})
+        raise ValueError(
+            f"pipelines share experts, but their stages end at {ends[0]} and {ends[1]}"
+        )
 
 
 def batch_shares_of(partition: Partition) -> tuple[float, ...]:
@@ -63,24 +84,27 @@ def batch_shares_of(partition: Partition) -> tuple[float, ...]:
     return tuple(pipeline.rows / partition.rows_per_step for pipeline in partition.pipelines)
 
 
-def partition_of(layout: Layout, *, num_rows: int, num_microbatches: int) -> Partition:
+def partition_of(
+    layout: Layout, *, num_rows: int, num_microbatches: int, rows_per_batch: int = 0
+) -> Partition:
     """The partition that a layout describes.
 
-    Pipelines with equal cuts form one expert group: same stage boundaries, same number of
-    micro-batches. Others have none.
+    Pipelines of a model with experts form one expert group. Those of a dense model meet only at
+    the end of a step; one with many rows has more micro-batches, not larger ones.
 
     Args:
         layout: the layout.
         num_rows: rows of a step.
         num_microbatches: of each pipeline.
+        rows_per_batch: the most in a micro-batch of a dense model; 0: no limit.
 
     Raises:
-        ValueError: a pipeline has fewer rows than micro-batches, or pipelines that share experts
-            have cuts of their own.
+        ValueError: pipelines that share experts have other cuts, or one of them has fewer rows than
+            micro-batches.
     """
-    if any(layout.experts) and not layout.has_equal_cuts:
-        raise ValueError("a partition has no experts that pipelines with cuts of their own share")
+    check_live_layout(layout)
     rows = layout.rows_of(num_rows)
+    shares_experts = any(layout.experts)
     pipelines = []
     for pipeline in layout.pipelines:
         cells = tuple(
@@ -92,15 +116,25 @@ def partition_of(layout: Layout, *, num_rows: int, num_microbatches: int) -> Par
             )
             for stage in pipeline.stages
         )
-        batches = lock_step_batches(rows[pipeline.leader], num_microbatches)
-        expert_group = 0 if layout.has_equal_cuts else None
-        pipelines.append(Pipeline(cells=cells, micro_batches=batches, expert_group=expert_group))
+        count = rows[pipeline.leader]
+        if not count:
+            raise ValueError(f"the pipeline of rank {pipeline.leader} has no rows")
+        sizes = (
+            lock_step_batches(count, num_microbatches)
+            if shares_experts
+            else micro_batches(
+                count, per_batch=rows_per_batch or count, num_microbatches=num_microbatches
+            )
+        )
+        pipelines.append(
+            Pipeline(cells=cells, micro_batches=sizes, expert_group=0 if shares_experts else None)
+        )
     return Partition(pipelines=tuple(pipelines))
 
 
-def _stage(cell: StageShard, experts: Sequence[Sequence[ReplicaSet]]) -> core.Stage:
-    has_dense = not all(experts[cell.first_layer : cell.end_layer])
-    mlp = cell.mlp if has_dense or cell.mlp[-1].end != cell.attention[-1].end else cell.attention
+def _stage(cell: StageShard, has_dense: Sequence[bool]) -> core.Stage:
+    is_cut = any(has_dense[cell.first_layer : cell.end_layer])
+    mlp = cell.mlp if is_cut or cell.mlp[-1].end != cell.attention[-1].end else cell.attention
     attention = cell.attention
     if attention != mlp:
         group = _merged([run.rank for run in attention], [run.rank for run in mlp])

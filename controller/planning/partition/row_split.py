@@ -24,6 +24,7 @@ from pacekeeper.controller.planning.partition_cost.compute import (
 )
 from pacekeeper.controller.planning.partition_cost.memory import in_flight
 from pacekeeper.core.layout.apportion import apportion
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 
 NEXT_TO_NOTHING = 1e-9  # of the slowest stage
 TURNS = 4  # of cuts and rows; the best of them is kept
@@ -52,24 +53,39 @@ def plan_lockstep_group(
     *,
     rows: int,
     num_microbatches: int,
-    unevenness: float,
+    unevenness: float = 1.0,
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
+    ends: tuple[int, ...] | None = None,
 ) -> LockstepPlan | None:
-    """Cuts and weights for costs[pipeline][stage] and about so many rows; None: it does not fit."""
+    """Cuts and weights of pipelines in lock-step.
+
+    Args:
+        costs: costs[pipeline][stage].
+        sums: prefix sums over layers.
+        rows: about so many, of all pipelines.
+        num_microbatches: of each.
+        unevenness: of the experts, as in `PartitionProblem`.
+        schedule: how long activations are kept.
+        ends: the cuts, where they are given.
+
+    Returns:
+        None where they do not fit into memory; given cuts are not checked.
+    """
     best: LockstepPlan | None = None
     for start in _starts(costs, sums):
         weights = start
         last: tuple[int, ...] = ()
         for _ in range(TURNS if len(costs) > 1 else 1):
-            found = _cut(costs, sums, weights * rows, num_microbatches, unevenness)
-            if found is None:
+            cuts = ends or _cut(
+                costs, sums, weights * rows, num_microbatches, unevenness, schedule
+            )
+            if cuts is None or cuts == last:
                 break
-            ends, own, fixed = found  # [pipelines, stages] of one row; [stages] beside it
-            if ends == last:
-                break
-            last = ends
+            last = cuts
+            own, fixed = _row_times(costs, sums, cuts, unevenness)
             balanced = row_weights(own, fixed)
             for tried in (weights, balanced):
-                plan = _priced(ends, tried, own * tried[:, None], fixed, num_microbatches)
+                plan = _priced(cuts, tried, own * tried[:, None], fixed, num_microbatches)
                 if best is None or plan.row_s < best.row_s:
                     best = plan
             weights = balanced
@@ -101,48 +117,49 @@ def _cut(
     rows: Array,
     num_microbatches: int,
     unevenness: float,
-) -> tuple[tuple[int, ...], Array, Array] | None:
-    """Cuts for rows [pipelines]; then own [pipelines, stages] and experts [stages] for one row."""
+    schedule: Schedule,
+) -> tuple[int, ...] | None:
+    """The best cuts for rows [pipelines]; None where they do not fit into memory."""
     num_stages = len(costs[0])
     per_batch = rows / num_microbatches
     sharers = sum(group.num_ranks for of_pipeline in costs for group in of_pipeline)
     sharers = max(1, sharers // num_stages)
     table = []
-    rows_of: list[list[Array]] = []
-    experts: list[Array] = []
     for stage in range(num_stages):
-        held = in_flight(num_stages, stage, num_microbatches)
+        held = in_flight(num_stages, stage, num_microbatches, schedule)
         groups = [of_pipeline[stage] for of_pipeline in costs]
         expert = expert_row_s(sums, groups, unevenness)
         slowest = np.zeros((sums.num_layers + 1, sums.num_layers + 1))
         limit = np.zeros_like(slowest)
-        of_stage = []
         for group, count in zip(groups, per_batch.tolist(), strict=True):
-            own = row_s(sums, group)
-            of_stage.append(own)
-            slowest = np.maximum(slowest, spans(count * own + constant_s(sums, group)))
-            limit = np.maximum(
-                limit, fits(sums, group, rows_in_flight=held * ceil(count - 1e-9), sharers=sharers)
-            )
-        rows_of.append(of_stage)
-        experts.append(expert)
+            own = count * row_s(sums, group) + constant_s(sums, group)
+            slowest = np.maximum(slowest, spans(own))
+            most = ceil(count - 1e-9)
+            limit = np.maximum(limit, fits(sums, group, rows=most, num_held=held, sharers=sharers))
         some = np.isfinite(slowest)
         shared = np.where(some, expert[None, :] - expert[:, None], 0.0) * per_batch.sum()
         table.append(slowest + shared + limit)
     cuts = best_stage_boundaries(table, num_microbatches)
-    if cuts is None:
-        return None
-    firsts = (0, *cuts.ends[:-1])
-    own_s = np.array(
-        [
-            [sums_s[end] - sums_s[first] for sums_s in of_stage]
-            for of_stage, first, end in zip(rows_of, firsts, cuts.ends, strict=True)
-        ]
-    ).T
-    expert_s = np.array(
-        [e[end] - e[first] for e, first, end in zip(experts, firsts, cuts.ends, strict=True)]
+    return None if cuts is None else cuts.ends
+
+
+def _row_times(
+    costs: Sequence[Sequence[GroupCost]],
+    sums: LayerSums,
+    ends: tuple[int, ...],
+    unevenness: float,
+) -> tuple[Array, Array]:
+    """Seconds of one row: own [pipelines, stages], and experts [stages] of all that share them."""
+    first, end = [0, *ends[:-1]], list(ends)
+    stages = range(len(ends))
+    own = np.array([[row_s(sums, group) for group in of_pipeline] for of_pipeline in costs])
+    experts = np.array(
+        [expert_row_s(sums, [of[stage] for of in costs], unevenness) for stage in stages]
     )
-    return cuts.ends, own_s, expert_s
+    return (
+        own[:, stages, end] - own[:, stages, first],
+        experts[stages, end] - experts[stages, first],
+    )
 
 
 def row_weights(own: Array, experts: Array) -> Array:

@@ -16,8 +16,8 @@ from pacekeeper.controller.planning.partition_cost.compute import (
     GroupCost,
     LayerSums,
     forward_row_s,
+    shares_of,
 )
-from pacekeeper.controller.planning.partition_cost.memory import end_bytes, shares_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,7 +110,8 @@ def gradient_sync_s(
     layers = model.layers[cell.first_layer : cell.end_layer]
     attention_bytes = sum(layer.attention_bytes for layer in layers)
     mlp_bytes = sum(layer.mlp_bytes for layer in layers)
-    mlp_bytes += end_bytes(model, cell.first_layer, cell.end_layer)
+    mlp_bytes += model.embedding_bytes if cell.first_layer == 0 else 0.0
+    mlp_bytes += model.head_bytes if cell.end_layer == len(model.layers) else 0.0
     whole_bytes = sum(layer.replicated_bytes for layer in layers)
     heads, columns = shares_of(cell.attention), shares_of(cell.mlp)
     latency_s = links.inside_latency_s if is_inside else links.between_latency_s

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from pacekeeper.controller.planning.model.partition import StageShard
 from pacekeeper.controller.planning.model.problem import Device, LayerCost, Links, ModelCost
-from pacekeeper.controller.planning.partition_cost.memory import activation_share, shares_of
 from pacekeeper.core.layout.layout import ShardRun
 
 Array = npt.NDArray[np.float64]
@@ -61,7 +60,9 @@ class LayerSums:
     mlp_bytes: Array
     replicated_bytes: Array
     expert_bytes: Array
+    slot_bytes: Array
     activation_bytes: Array
+    whole_activation_bytes: Array
 
     @property
     def num_layers(self) -> int:
@@ -199,18 +200,40 @@ def spans(sums: Array) -> Array:
     return np.where(some, between, np.inf)
 
 
-def fits(sums: LayerSums, group: GroupCost, *, rows_in_flight: float, sharers: int) -> Array:
+def shares_of(runs: Sequence[ShardRun]) -> dict[int, float]:
+    """By rank: its part of the virtual shards."""
+    return {run.rank: (run.end - run.first) / runs[-1].end for run in runs}
+
+
+def held_bytes(
+    sums: LayerSums, heads: float, columns: float, *, rows: int, num_held: int, sharers: int
+) -> Array:
+    """Sums over layers [layers + 1] of a rank's state and activations.
+
+    Half of a layer's activations are the attention's, half the MLP's.
+
+    Args:
+        sums: prefix sums over layers.
+        heads: the rank's part of the attention shards.
+        columns: its part of the MLP shards.
+        rows: of the largest micro-batch.
+        num_held: micro-batches whose activations it keeps.
+        sharers: ranks that share the experts.
+    """
+    experts = sums.slot_bytes if sums.slot_bytes[-1] else sums.expert_bytes / sharers
+    kept = 0.5 * (heads + columns) * sums.activation_bytes + sums.whole_activation_bytes
+    used: Array = heads * sums.attention_bytes + columns * sums.mlp_bytes + sums.replicated_bytes
+    used = used + experts + num_held * rows * kept
+    used[-1] += rows * sums.model.head_activation_bytes
+    return used
+
+
+def fits(sums: LayerSums, group: GroupCost, *, rows: int, num_held: int, sharers: int) -> Array:
     """[layers + 1, layers + 1] of 0 where layers [a, b) fit into every rank's memory, else inf."""
     size = sums.num_layers + 1
     result: Array = np.zeros((size, size))
     for heads, columns, memory_bytes in group.shares:
-        used = (
-            heads * sums.attention_bytes
-            + columns * sums.mlp_bytes
-            + activation_share(heads, columns) * rows_in_flight * sums.activation_bytes
-            + sums.replicated_bytes
-            + sums.expert_bytes / sharers
-        )
+        used = held_bytes(sums, heads, columns, rows=rows, num_held=num_held, sharers=sharers)
         if used[-1] > memory_bytes:
             result = np.where(used[None, :] - used[:, None] > memory_bytes, np.inf, result)
     return result

@@ -73,9 +73,10 @@ def lacking_bytes(
 
 def move_s(bytes_in: Mapping[int, float], problem: PartitionProblem) -> float:
     """The pause, and the slowest rank's share over its link."""
+    bytes_per_s = problem.prices.bytes_per_s or problem.links.between_bytes_per_s
     return problem.prices.pause_s + max(
         (
-            count / (problem.links.between_bytes_per_s * problem.device_of[rank].link_speed)
+            count / (bytes_per_s * problem.device_of[rank].link_speed)
             for rank, count in bytes_in.items()
         ),
         default=0.0,

@@ -12,7 +12,7 @@ from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition.shard_split import split_shards
 from pacekeeper.controller.planning.partition_cost.state_transfer import moves
 from pacekeeper.controller.planning.partition_cost.step_time import price
-from pacekeeper.core.layout.layout import ShardRun
+from pacekeeper.core.layout.layout import ExpertReplica, ShardRun
 from support.partitions import even_partition, model_of, problem_of, runs_of
 
 MODEL = model_of(4, attention=8, mlp=8, expert_s=3.0)
@@ -52,10 +52,24 @@ def test_other_shards_leave_everybody_one() -> None:
         coarse, data=2, stages=2, tensor=1, rows=16, micro_batches=4, shares_experts=True
     )
     assert with_other_shards(lone, problem_of(coarse, lone, slow={1: 0.5})) is not None
-    with pytest.raises(ValueError, match="one expert group"):
-        with_other_rows(
-            Partition(pipelines=(replace(HOME.pipelines[0], expert_group=None),)), problem
-        )
+
+
+def test_rows_and_shards_of_pipelines_without_experts_follow_speed() -> None:
+    model = model_of(4, attention=8, mlp=8)
+    home = even_partition(model, data=2, stages=2, tensor=2, rows=16, micro_batches=4)
+    first, second = home.pipelines
+    one, two = second.cells
+    cells = (replace(one, end_layer=3), replace(two, first_layer=3))
+    uneven = Partition(pipelines=(first, replace(second, cells=cells)))
+    problem = problem_of(model, uneven, slow={1: 0.5})
+    rows = with_other_rows(uneven, problem)
+    assert [p.cells for p in rows.pipelines] == [p.cells for p in uneven.pipelines]
+    assert rows.rows_per_step == uneven.rows_per_step
+    assert price(rows, problem).step_s < price(uneven, problem).step_s
+    shards = with_other_shards(uneven, problem)
+    assert shards is not None
+    assert shards.pipelines[0].cells[0].mlp == runs_of((0, 1), (6, 2))
+    assert price(shards, problem).step_s < price(rows, problem).step_s
 
 
 @pytest.mark.parametrize("speeds", [(1.0, 0.01, 0.01), (1.0, 1.0, 0.5), (0.3, 0.2, 0.1)])
@@ -118,7 +132,12 @@ def test_a_layout_and_its_partition_say_the_same() -> None:
             for pipeline in HOME.pipelines
         )
     )
-    layout = layout_of(uneven, ((),) * 4, generation=3)
+    on = [tuple(ExpertReplica(rank, 0.25) for rank in range(4 * at, 4 * at + 4)) for at in (0, 1)]
+    layout = layout_of(uneven, [(on[layer // 2],) for layer in range(4)], generation=3)
     assert partition_of(layout, num_rows=32, num_microbatches=4) == uneven
     with pytest.raises(ValueError, match="3 rows can not be divided into 4"):
         partition_of(layout, num_rows=6, num_microbatches=4)
+    dense = layout_of(uneven, ((),) * 4, generation=3)
+    alone = partition_of(dense, num_rows=36, num_microbatches=4, rows_per_batch=4)
+    assert {pipeline.expert_group for pipeline in alone.pipelines} == {None}
+    assert [pipeline.micro_batches for pipeline in alone.pipelines] == [(3, 3, 4, 4, 4)] * 2
