@@ -76,9 +76,7 @@ def plan_lockstep_group(
         weights = start
         last: tuple[int, ...] = ()
         for _ in range(TURNS if len(costs) > 1 else 1):
-            cuts = ends or _cut(
-                costs, sums, weights * rows, num_microbatches, unevenness, schedule
-            )
+            cuts = ends or _cut(costs, sums, weights * rows, num_microbatches, unevenness, schedule)
             if cuts is None or cuts == last:
                 break
             last = cuts
