@@ -349,7 +349,7 @@ class EngineWorker(Worker):
 
     def _check_fits(self, new: Layout) -> None:
         try:
-            check_layout(new, self.engine.states.num_experts, self.layout.ranks)
+            check_layout(new, self.engine.skeleton, self.layout.ranks)
             require_slots(new, self.engine.store.num_slots)
         except ConfigError as error:
             raise ValueError(error.what) from None

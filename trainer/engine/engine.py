@@ -133,7 +133,7 @@ class Engine:
         }
         # Compared before anything is checked: what is wrong is then wrong on all ranks.
         self._require_agreement(self.groups)
-        check_layout(self.layout, self._num_experts, ranks if rank is None else self.layout.ranks)
+        check_layout(self.layout, skeleton, ranks if rank is None else self.layout.ranks)
         require_slots(self.layout, slots)
         if self._dtype() not in (torch.float64, torch.float32, torch.bfloat16):
             raise ConfigError(
@@ -492,7 +492,7 @@ class Engine:
         """
         groups = groups or self.groups
         require_agreement(self._facts | {"layout": encode_layout(layout)}, groups.control)
-        check_layout(layout, self._num_experts, groups.exchange.ranks)
+        check_layout(layout, self.skeleton, groups.exchange.ranks)
         require_slots(layout, self.store.num_slots)
         staged = stage_move(self.states, self.layout, layout, groups.exchange, refilled)
         return PreparedMove(layout=layout, groups=groups, staged=staged)

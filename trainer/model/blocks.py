@@ -153,6 +153,11 @@ class Replaced:
     old_run: range
     new_run: range
 
+    @property
+    def keeps_some(self) -> bool:
+        """Whether shards of `old` are in `new`."""
+        return self.cut is not None and bool(set(self.old_run) & set(self.new_run))
+
     def copy_kept(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy what stays.
 
@@ -223,6 +228,13 @@ class BlockStore:
     def tensor(self, name: str) -> torch.Tensor:
         """The parameter or buffer of this name; on the meta device where it is not held."""
         return self._tensors[name]
+
+    def run(self, name: str) -> list[Block] | None:
+        """The blocks that have the shards of a tensor here; None for one that is not divided."""
+        home, cut = self._homes[name], self.skeleton.cuts.get(name)
+        if cut is None or home.layer not in self.holding.layers:
+            return None
+        return [Block(cut.kind, home.layer, n) for n in self.holding.run(cut.kind)]
 
     def materialize(
         self,

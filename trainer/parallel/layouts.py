@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain
 
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.layout import Layout, ShardRun
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
+from pacekeeper.trainer.model.skeleton import Skeleton
 
 
 def start_layout(
@@ -16,36 +18,74 @@ def start_layout(
     ranks: Sequence[int],
     replicas: int = 1,
     domain_of: DomainOf = NO_DOMAINS,
+    num_stages: int = 1,
+    tensor_size: int = 1,
+    num_attention_shards: int = 1,
+    num_mlp_shards: int = 1,
+    shared_mlp_layers: Sequence[int] = (),
 ) -> Layout:
     """Return a layout with equal work on every rank.
 
     Args:
         num_experts: Experts of each layer; 0: a dense layer.
         ranks: All ranks.
-        replicas: Replicas of each expert.
+        replicas: Replicas of each expert, on ranks of the stages that run its layer.
         domain_of: Failure domain of each rank: replicas are spread over them.
+        num_stages: Pipeline stages.
+        tensor_size: Ranks of a tensor group.
+        num_attention_shards: Virtual shards of a layer's attention.
+        num_mlp_shards: Virtual shards of a layer's dense MLP and shared experts; where they are
+            fewer than a tensor group's ranks, some ranks have none.
+        shared_mlp_layers: Layers with experts whose shared experts are divided, as of the model's
+            `Skeleton`.
+
+    Raises:
+        ConfigError: Ranks, layers or shards do not make such a layout.
     """
-    layout = even_layout(
-        ranks=ranks,
-        num_layers=len(num_experts),
-        num_experts=max(num_experts),
-        replicas=replicas,
-        domain_of=domain_of,
+    try:
+        layout = even_layout(
+            ranks=ranks,
+            num_layers=len(num_experts),
+            num_experts=max(num_experts),
+            replicas=replicas,
+            domain_of=domain_of,
+            num_virtual_shards=num_attention_shards,
+            num_stages=num_stages,
+            tensor_size=tensor_size,
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"no layout: {error}",
+            remedy="change the number of ranks, stages, replicas, or ranks of a tensor group",
+        ) from error
+    ends = list(accumulate(apportion(num_mlp_shards, [1.0] * tensor_size)))
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(
+                replace(stage, mlp=tuple(map(ShardRun, stage.group, [0, *ends[:-1]], ends)))
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in layout.pipelines
     )
     return replace(
         layout,
+        pipelines=pipelines,
+        num_mlp_shards=num_mlp_shards,
+        shared_mlp_layers=tuple(shared_mlp_layers),
         experts=tuple(
             placed[:count] for placed, count in zip(layout.experts, num_experts, strict=True)
         ),
     )
 
 
-def check_layout(layout: Layout, num_experts: Sequence[int], ranks: Sequence[int]) -> None:
-    """Reject a layout of another model or of other ranks, or one that splits layers.
+def check_layout(layout: Layout, skeleton: Skeleton, ranks: Sequence[int]) -> None:
+    """Reject a layout of another model or of other ranks, or one that the engine cannot run.
 
     Args:
         layout: The layout.
-        num_experts: Experts of each layer of the model; 0: a dense layer.
+        skeleton: The model.
         ranks: Ranks of the job's groups.
 
     Raises:
@@ -57,19 +97,40 @@ def check_layout(layout: Layout, num_experts: Sequence[int], ranks: Sequence[int
             f"{name} is of {len(layout.ranks)} ranks, the engine runs on {len(ranks)}",
             remedy="give a layout of exactly the ranks of the process group",
         )
-    experts = [len(placed) for placed in layout.experts]
-    if experts != list(num_experts):
+    model = {
+        "numbers of experts by layer": [one.num_experts if one else 0 for one in skeleton.experts],
+        "attention shards": skeleton.num_attention_shards,
+        "MLP shards": skeleton.num_mlp_shards,
+        "layers with shared experts that are divided": list(skeleton.shared_mlp_layers),
+    }
+    own = {
+        "numbers of experts by layer": list(map(len, layout.experts)),
+        "attention shards": layout.num_attention_shards,
+        "MLP shards": layout.num_mlp_shards,
+        "layers with shared experts that are divided": list(layout.shared_mlp_layers),
+    }
+    for what, value in model.items():
+        if own[what] != value:
+            raise ConfigError(
+                f"{name} is of another model: {what}: it has {own[what]}, the model has {value}",
+                remedy="make the layout for this model",
+            )
+    stages = [stage for stages in layout.mesh for stage in stages]
+    if not skeleton.cuts and any(len(stage.group) > 1 for stage in stages):
         raise ConfigError(
-            f"{name} is of another model: by layer it has {experts} experts, "
-            f"the model has {list(num_experts)}",
-            remedy="make the layout for this model",
+            f"{name} has tensor groups, and no tensor of the model is divided",
+            remedy="build the model with more virtual shards, or give groups of one rank",
         )
-    working = len(layout.working)
-    is_split = any(count != working for count in layout.num_ranks_by_layer)
-    if is_split or len(layout.batch_shares) != working:
+    if skeleton.has_ties and any(len(stages) > 1 for stages in layout.mesh):
         raise ConfigError(
-            f"{name} has pipeline stages or tensor groups",
-            remedy="give a layout in which every rank runs all layers whole, or stands by",
+            f"{name} has pipeline stages, and embedding and head of the model share a tensor",
+            remedy="set tie_word_embeddings to false in the model's configuration, "
+            "or give one stage",
+        )
+    if not layout.has_equal_cuts and any(layout.experts):
+        raise ConfigError(
+            f"{name} cuts pipelines at different layers, whose ranks exchange tokens of experts",
+            remedy="give all pipelines stages of the same layers",
         )
     if layout.state_owners:
         raise ConfigError(
@@ -98,7 +159,9 @@ def default_slots(layout: Layout, num_experts: Sequence[int], spare_ranks: int =
         spare_ranks: Ranks whose replicas must fit on the others, too.
     """
     most = most_experts_on_a_rank(layout)
-    left = max(len(layout.ranks) - spare_ranks, 1)
-    replicas = max((sum(map(len, experts)) for experts in layout.experts), default=0)
-    most = max(most, -(-replicas // left))
+    ranks_of = [len(layout.ranks)] * layout.num_layers
+    if any(len(stages) > 1 for stages in layout.mesh):
+        ranks_of = list(layout.num_ranks_by_layer)
+    for experts, num_ranks in zip(layout.experts, ranks_of, strict=True):
+        most = max(most, -(-sum(map(len, experts)) // max(num_ranks - spare_ranks, 1)))
     return min(most + (len(layout.ranks) > 1), max(*num_experts, 1))

@@ -47,7 +47,10 @@ class NewState:
 
 
 def new_state(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, object], parameter: nn.Parameter
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, object],
+    parameter: nn.Parameter,
+    device: torch.device,
 ) -> "NewState":
     """Return what an optimizer keeps of a parameter after its first step.
 
@@ -56,14 +59,15 @@ def new_state(
     Args:
         optimizer: It stays as it is.
         group: Its group of the parameter.
-        parameter: Updated or not.
+        parameter: Updated or not; it may be on the meta device.
+        device: Where the state is.
 
     Raises:
         ConfigError: The optimizer can not be tried, or keeps something else than tensors.
     """
     kind = type(optimizer)
     sizes = _PRIMES[: parameter.ndim]
-    small = nn.Parameter(parameter.detach().new_zeros(sizes))
+    small = nn.Parameter(parameter.detach().new_zeros(sizes, device=device))
     small.grad = torch.zeros_like(small)
     try:
         trial = kind([small], **_settings(kind, group))  # type: ignore[arg-type]
