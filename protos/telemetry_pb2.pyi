@@ -73,7 +73,7 @@ class ModelShape(_message.Message):
     def __init__(self, num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., rows_per_step: _Optional[int] = ..., slots_per_rank: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., dense_bytes: _Optional[int] = ..., splits_each_step: bool = ..., schedule: _Optional[_Union[PipelineSchedule, str]] = ..., num_microbatches: _Optional[int] = ..., tokens_per_row: _Optional[int] = ..., hidden_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., whole_activation_bytes: _Optional[int] = ..., head_activation_bytes: _Optional[int] = ..., embedding_bytes: _Optional[int] = ..., head_bytes: _Optional[int] = ..., norm_router_bytes: _Optional[int] = ..., attention_bytes: _Optional[int] = ..., mlp_bytes: _Optional[int] = ..., shared_mlp_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Attachment(_message.Message):
-    __slots__ = ("job", "rank", "world_size", "pid", "role", "clock", "device_uuid", "model", "run_id", "can_probe")
+    __slots__ = ("job", "rank", "world_size", "pid", "role", "clock", "device_uuid", "model", "run_id", "can_probe", "plan_kinds")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class Attachment(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CAN_PROBE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_KINDS_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     world_size: int
@@ -94,7 +95,8 @@ class Attachment(_message.Message):
     model: ModelShape
     run_id: int
     can_probe: bool
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., clock: _Optional[str] = ..., device_uuid: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., run_id: _Optional[int] = ..., can_probe: bool = ...) -> None: ...
+    plan_kinds: str
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., clock: _Optional[str] = ..., device_uuid: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., run_id: _Optional[int] = ..., can_probe: bool = ..., plan_kinds: _Optional[str] = ...) -> None: ...
 
 class MicroBatchColumns(_message.Message):
     __slots__ = ("rank", "step", "micro_batch", "generation", "tokens", "sum_len_squared", "expert_rows", "num_active_experts", "compute_s", "cpu_s", "run_queue_s", "stall_s", "wait_s", "ended_mono_s", "num_documents", "tensor_share", "rows_over_16", "rows_over_64", "rows_over_256", "rows_over_1024", "head_tokens")

@@ -352,7 +352,7 @@ def _is_actionable(job: JobState) -> bool:
     layout = job.layouts.current
     if layout is None or job.plan.desired is not None:
         return False
-    if job.shape is None or not job.workload.loads:
+    if job.shape is None or (job.shape.num_experts and not job.workload.loads):
         return False
     return layout.ranks == job.living and all(
         job.ranks[rank].observed_generation == layout.generation for rank in layout.ranks

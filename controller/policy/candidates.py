@@ -23,6 +23,7 @@ from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import Layout, Pipeline, with_batch_shares
+from pacekeeper.core.telemetry.attachment import Capability
 from pacekeeper.predictor.cost.forecast import replica_s, row_s
 
 
@@ -48,7 +49,9 @@ class CandidateSearch:
 
     @cached_property
     def replicas(self) -> ReplicaPlan | None:
-        """The better placement of expert replicas; None: the present one is best."""
+        """The better placement of expert replicas; None: the present one is best, or stays."""
+        if Capability.EXPERT_REPLICAS not in self._view.capabilities:
+            return None
         view, config, costs = self._view, self._config, self._pricing.costs
         limit = config.max_moved_bytes
         return plan_replicas(
@@ -81,17 +84,17 @@ class CandidateSearch:
         return tuple((rank, speed) for rank, speed in sorted(speeds.items()) if speed < 1.0)
 
     def candidates(self) -> list[Candidate]:
-        """Return the candidates, the cheapest level first."""
-        view, problem = self._view, self._pricing.problem
-        shared = tuple(split.replicas for split in self.splits)
-        batch = self._with_batch_shares()
-        found = [
-            Candidate(
-                level=MitigationLevel.TOKEN_SHARES,
-                layout=self.made(shared, view.layout.pipelines),
-            ),
-            Candidate(level=MitigationLevel.BATCH_SHARES, layout=self.made(shared, batch)),
-        ]
+        """Return the candidates that the trainer can carry out, the cheapest level first."""
+        view, problem, can = self._view, self._pricing.problem, self._view.capabilities
+        shared, batch, found = view.layout.experts, view.layout.pipelines, list[Candidate]()
+        if Capability.TOKEN_SHARES in can:
+            shared = tuple(split.replicas for split in self.splits)
+            layout = self.made(shared, batch)
+            found.append(Candidate(level=MitigationLevel.TOKEN_SHARES, layout=layout))
+        if can & {Capability.BATCH_SHARES, Capability.MICROBATCH_COUNTS}:
+            batch = self._with_batch_shares()
+            layout = self.made(shared, batch)
+            found.append(Candidate(level=MitigationLevel.BATCH_SHARES, layout=layout))
         # Shares cost nothing. State is not moved because of a rank whose probe was normal or is
         # still pending.
         if view.is_probing or view.refuted & set(view.slow):
@@ -106,7 +109,7 @@ class CandidateSearch:
                     proof=f"; {plan.proof}",
                 )
             )
-        if problem is not None:
+        if problem is not None and Capability.PARTITION in can:
             found += repartitions(
                 view, problem, self._config, replicas, self.slow_speeds, self._floor
             )
@@ -131,7 +134,11 @@ class CandidateSearch:
             return with_batch_shares(pipelines, shares)
         speeds = self._pricing.speeds
         rows_per_step = view.shape.rows_per_step
-        rows = batch_rows(rows_per_step, {r: speeds[r] for r, _ in view.layout.batch_shares})
+        # A rank without a micro-batch would never be seen to be well again.
+        is_counted = view.workload.are_rows_microbatches
+        least = int(is_counted and rows_per_step >= len(view.layout.batch_shares))
+        of_leaders = {rank: speeds[rank] for rank, _ in view.layout.batch_shares}
+        rows = batch_rows(rows_per_step, of_leaders, least=least)
         return with_batch_shares(pipelines, (count / rows_per_step for count in rows.values()))
 
 

@@ -12,6 +12,7 @@ from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
+from pacekeeper.core.telemetry.attachment import Capability
 
 STANDBY_SPEED = 0.5  # below 1: a standby rank with such a speed gets no work when nodes join
 SHARE_ROUNDING = 1e-6
@@ -22,6 +23,7 @@ class KeptReason(StrEnum):
 
     TOO_MANY = "too_many"  # more than `max_acted_ratio` of the ranks are cordoned
     LOST_STATE = "lost_state"  # a block would have no holder
+    NOT_ABLE = "not_able"  # the trainer cannot leave a rank without work
     LEVEL_WAITS = "level_waits"  # such a plan was rejected or denied a short time ago
 
 
@@ -47,6 +49,9 @@ def layout_without_cordoned(view: PlanningSnapshot, config: PolicyConfig) -> Lay
     """
     ranks, layout = cordoned_at_work(view), view.layout
     assert ranks, "cordoned ranks have work"
+    if Capability.PARTITION not in view.capabilities:
+        why = "the trainer cannot leave a rank without work"
+        return KeptAtWork(reason=KeptReason.NOT_ABLE, text=why)
     if len(view.cordoned) > config.max_acted_ratio * len(layout.ranks):
         why = f"{len(view.cordoned)} of {len(layout.ranks)} are more than max_acted_ratio"
         return KeptAtWork(reason=KeptReason.TOO_MANY, text=why)

@@ -12,6 +12,7 @@ from pacekeeper.controller.mitigation.verification import measured_step_s, steps
 from pacekeeper.controller.observability.explain import slowdown_interval
 from pacekeeper.controller.state.planning_snapshot import PlanHistory, PlanningSnapshot, RankTime
 from pacekeeper.controller.state.state import JobState, NodeState
+from pacekeeper.core.telemetry.attachment import Capability
 from pacekeeper.predictor.cost.features import FEATURES
 from pacekeeper.predictor.cost.forecast import Workload, work_parts
 from pacekeeper.predictor.online.state import among, microbatches_per_step, series_of
@@ -46,8 +47,9 @@ def snapshot_of(
             sum_len_squared=job.workload.squares_per_step,
             num_documents=job.workload.documents_per_step,
             head_tokens=job.workload.head_tokens_per_step,
-            loads=job.workload.loads,
+            loads=job.workload.loads or ((),) * shape.num_layers,
             num_microbatches=shape.num_microbatches or max(map(microbatches_per_step, evidences)),
+            are_rows_microbatches=Capability.MICROBATCH_COUNTS in job.capabilities,
         ),
         slow=job.detection.evidence.slow,
         unprobed=probes.unprobed(job),
@@ -82,6 +84,7 @@ def snapshot_of(
             refusals={**job.plan.refusals, **job.plan.rollbacks},
             losses=job.losses,
         ),
+        capabilities=job.capabilities,
     )
     return _with_work(view, job) if view.is_partitioned else view
 

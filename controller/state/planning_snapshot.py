@@ -8,7 +8,7 @@ from pacekeeper.controller.state.plan_phase import BackoffReason, Judged
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
-from pacekeeper.core.telemetry.attachment import ModelShape
+from pacekeeper.core.telemetry.attachment import ENGINE_CAPABILITIES, Capability, ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
 from pacekeeper.predictor.cost.model import CostModel
 
@@ -80,6 +80,7 @@ class PlanningSnapshot:
         doubted: Ranks on nodes that were slow repeatedly, in any job; no expert is placed on such
             ranks only where others have room.
         history: Earlier plans and failures.
+        capabilities: The plans that the trainer can carry out.
     """
 
     layout: Layout
@@ -110,6 +111,7 @@ class PlanningSnapshot:
     cordoned: frozenset[int] = frozenset()
     doubted: frozenset[int] = frozenset()
     history: PlanHistory = field(default_factory=PlanHistory)
+    capabilities: frozenset[Capability] = ENGINE_CAPABILITIES
 
     @property
     def is_partitioned(self) -> bool:

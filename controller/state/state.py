@@ -18,7 +18,7 @@ from pacekeeper.controller.state.persistent_map import NodeMap, RankMap
 from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.incidents.operator_orders import OperatorOrder
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
+from pacekeeper.core.telemetry.attachment import Attachment, Capability, ModelShape
 from pacekeeper.core.telemetry.node_report import AgentHealth, LazyNodeData, LazySamples
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 
@@ -118,6 +118,12 @@ class JobState:
     def shape(self) -> ModelShape | None:
         """The model's shape as the ranks report it; None for a trainer that cannot move work."""
         return next((r.attachment.model for r in self.ranks.values()), None)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """The plans that the job's trainer can carry out."""
+        known = next((r.attachment.capabilities for r in self.ranks.values()), None)
+        return frozenset() if known is None else known
 
     @property
     def open_incidents(self) -> tuple[Incident, ...]:

@@ -26,6 +26,18 @@ class Clock(StrEnum):
     WALL = "wall"  # a foreign trainer's own stopwatch
 
 
+class Capability(StrEnum):
+    """A kind of change that a trainer can carry out; the controller offers no other."""
+
+    TOKEN_SHARES = "token_shares"  # other shares of an expert's tokens for its replica ranks
+    BATCH_SHARES = "batch_shares"  # other numbers of rows for the pipelines
+    # The same in whole micro-batches: a row of `rows_per_step` is one, and ranks run unequal
+    # numbers of them.
+    MICROBATCH_COUNTS = "microbatch_counts"
+    EXPERT_REPLICAS = "expert_replicas"  # experts on other ranks
+    PARTITION = "partition"  # other layers and shards, ranks without work
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The model as far as the planner needs it; sizes include optimizer state.
@@ -97,6 +109,9 @@ class ModelShape:
                 raise ValueError(f"ModelShape.{field.name}: expected 0 to 2^63 - 1, got {value}")
 
 
+ENGINE_CAPABILITIES = frozenset(Capability) - {Capability.MICROBATCH_COUNTS}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
     """The description that a rank writes once, when it creates its ring.
@@ -108,6 +123,8 @@ class Attachment:
         run_id: ascending number of the launch (Unix milliseconds of its start, equal on all
             ranks); 0: not set by the launcher, launches are then distinguished by pids.
         can_probe: the rank runs the fixed probe on request.
+        plan_kinds: the plans that the trainer can carry out: values of `Capability`, separated by
+            blanks; "": all. Words that this version does not know count as none.
     """
 
     job: str
@@ -120,6 +137,7 @@ class Attachment:
     model: ModelShape | None = None
     run_id: int = 0
     can_probe: bool = False  # it runs the fixed probe when all ranks are asked for it
+    plan_kinds: str = ""
 
     def __post_init__(self) -> None:
         if self.run_id < 0:
@@ -128,6 +146,15 @@ class Attachment:
             raise ValueError(f"job name {self.job!r}: expected {JOB_NAME_RULE}")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} is not in a world of {self.world_size}")
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """The kinds of plans that may be offered to the rank."""
+        if self.model is None:
+            return frozenset()
+        if not self.plan_kinds:
+            return ENGINE_CAPABILITIES
+        return frozenset(kind for kind in Capability if kind in self.plan_kinds.split())
 
 
 def is_job_name(name: str) -> bool:

@@ -68,6 +68,8 @@ def encode_header(attachment: Attachment) -> bytes:
     """The header of a new ring. Raises ValueError if the attachment is too large."""
     values = asdict(attachment)
     values[_RUN_ID_NAME] = values.pop("run_id")
+    if not attachment.plan_kinds:
+        del values["plan_kinds"]
     if attachment.model is not None:  # no defaults: agents from before a field read it, too
         values["model"] = {
             field.name: values["model"][field.name]

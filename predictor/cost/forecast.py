@@ -30,6 +30,7 @@ class Workload:
     """The work of a step, on any layout. All but the loads are of the global batch.
 
     Every rank runs `num_microbatches` of them: each starts its kernels and reads its experts anew.
+    `are_rows_microbatches`: a row is a whole micro-batch, and a rank runs as many as it has rows.
     """
 
     num_rows: int
@@ -39,6 +40,7 @@ class Workload:
     num_microbatches: int = 1
     num_documents: float = 0.0
     head_tokens: float = 0.0
+    are_rows_microbatches: bool = False
 
     def __post_init__(self) -> None:
         if self.num_microbatches < 1:
@@ -89,6 +91,8 @@ def forecast(
         + per_document * workload.num_documents
         + per_head * workload.head_tokens
     )
+    if workload.are_rows_microbatches:  # what each costs goes where it goes
+        dense_work, fixed = dense_work + fixed * workload.num_rows, 0.0
     # As the detector adds up the records: these two are paid in every micro-batch.
     standing = often * (fixed + per_expert * active)
     dense = (standing + dense_work * _dense_parts(layout, workload.num_rows)) / speed

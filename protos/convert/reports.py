@@ -285,4 +285,5 @@ def _attachment_from_message(message: telemetry_pb2.Attachment) -> Attachment:
         model=model,
         run_id=message.run_id,
         can_probe=message.can_probe,
+        plan_kinds=one_line(message.plan_kinds),
     )

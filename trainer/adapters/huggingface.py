@@ -25,11 +25,29 @@ _log = logging.getLogger(__name__)
 class Pacekeeper:
     """Trainer callback that reports steps, micro-batches, input waits and expert loads."""
 
-    def __init__(self, *, job: str, role: str = "train", ring_dir: str | None = None) -> None:
-        """Raises ValueError if the job name is invalid; no other method raises."""
+    def __init__(
+        self,
+        *,
+        job: str,
+        role: str = "train",
+        ring_dir: str | None = None,
+        micro_batches_per_step: int = 0,
+    ) -> None:
+        """Check the options; no other method raises.
+
+        Args:
+            job: Name of the job.
+            role: Ranks of one role are compared with each other.
+            ring_dir: The agent's ring directory.
+            micro_batches_per_step: Opts in to batch shares (docs/plan-consumer.md).
+
+        Raises:
+            ValueError: If the job name is invalid.
+        """
         if not is_job_name(job):
             raise ValueError(f"job name {job!r}: expected {JOB_NAME_RULE}")
         self._job, self._role, self._ring_dir = job, role, ring_dir
+        self.micro_batches_per_step = micro_batches_per_step
         self.reporter: StepReporter | None = None
         self._routing: RoutingWatch | None = None
         self._undo: list[Callable[[], None]] = []
@@ -76,6 +94,7 @@ class Pacekeeper:
                 world_size=args.world_size,
                 role=self._role,
                 ring_dir=self._ring_dir,
+                micro_batches_per_step=self.micro_batches_per_step,
             )
         )
         self.reporter = reporter

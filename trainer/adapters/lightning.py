@@ -24,7 +24,13 @@ from pacekeeper.trainer.adapters.instrumentation.module_passes import (
     at_end_of_backward,
     computes_alone,
 )
-from pacekeeper.trainer.adapters.reporter import NO_FEATURES, StepReporter, attach, can_time
+from pacekeeper.trainer.adapters.reporter import (
+    NO_FEATURES,
+    StepReporter,
+    attach,
+    can_time,
+    sum_of_features,
+)
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -50,6 +56,7 @@ class Pacekeeper:
         role: str = "train",
         ring_dir: str | None = None,
         work_of: Callable[[Any], MicrobatchFeatures] = lambda batch: _work_of(batch),
+        micro_batches_per_step: int = 0,
     ) -> None:
         """Check the options; no other method raises.
 
@@ -57,7 +64,9 @@ class Pacekeeper:
             job: Name of the job.
             role: Ranks of one role are compared with each other.
             ring_dir: The agent's ring directory.
-            work_of: Returns the features of a batch; default: of mappings with `input_ids`.
+            work_of: Returns the features of a batch; default: of mappings with `input_ids`, and of
+                lists of them.
+            micro_batches_per_step: Opts in to batch shares (docs/plan-consumer.md).
 
         Raises:
             ValueError: If the job name is invalid.
@@ -69,6 +78,7 @@ class Pacekeeper:
             "role": role,
             "ring_dir": ring_dir,
             "work_of": work_of,
+            "micro_batches_per_step": micro_batches_per_step,
         }
         self._work_of = work_of
         self.reporter: StepReporter | None = None
@@ -170,6 +180,7 @@ class Pacekeeper:
                 world_size=trainer.world_size,
                 role=self._options["role"],
                 ring_dir=self._options["ring_dir"],
+                micro_batches_per_step=self._options["micro_batches_per_step"],
             )
         )
         self._undo.append(self.reporter.detach)
@@ -236,6 +247,8 @@ def _bases() -> tuple[type, ...]:
 
 
 def _work_of(batch: Any) -> MicrobatchFeatures:
+    if isinstance(batch, list):  # of a step's micro-batches
+        return functools.reduce(sum_of_features, map(_work_of, batch))
     return features_of_batch(batch) if isinstance(batch, Mapping) else NO_FEATURES
 
 

@@ -33,6 +33,7 @@ def attach(
     role: str = "train",
     ring_dir: str | None = None,
     model: ModelShape | None = None,
+    micro_batches_per_step: int = 0,
 ) -> "TorchHooks":
     """Attach this rank of a torch program; call it after `init_process_group`.
 
@@ -43,6 +44,7 @@ def attach(
         device: Device that computes; default: this process's CUDA device if it has one, else CPU.
         rank: Default: of the default process group, else of torchrun's environment.
         world_size: Default: as `rank`.
+        micro_batches_per_step: As in `reporter.attach`.
 
     Raises:
         ValueError: If the job name or rank is invalid.
@@ -58,6 +60,7 @@ def attach(
         role=role,
         ring_dir=ring_dir,
         model=model,
+        micro_batches_per_step=micro_batches_per_step,
     )
     return TorchHooks(pace.ring, pace.rank, WaitAwareClock(pace.timer, pace.ring))
 

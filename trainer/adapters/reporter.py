@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import torch
 
-from pacekeeper.core.telemetry.attachment import Clock, ModelShape
+from pacekeeper.core.telemetry.attachment import Capability, Clock, ModelShape
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
 from pacekeeper.trainer.groups.devices import device_uuid, new_event
 from pacekeeper.trainer.hooks import hooks
@@ -68,17 +68,24 @@ def attach(
     ring_dir: str | None = None,
     model: ModelShape | None = None,
     timing: tuple[Clock, SegmentClock] | None = None,
+    micro_batches_per_step: int = 0,
 ) -> hooks.Hooks:
     """Call `hooks.attach` for a rank of a torch trainer, with the clock of its device.
 
     A process may train the same job more than once: each attachment gets a launch number of its
     own. The arguments are those of `hooks.attach`; `timing` replaces the clock of the device.
 
+    Args:
+        micro_batches_per_step: Of all ranks together: opts in to plans that give ranks unequal
+            numbers of them (docs/plan-consumer.md); 0: the job is only observed.
+
     Raises:
         ValueError: If the job name, rank or launch number is invalid.
     """
     rank, world_size = rank_and_world_size(rank, world_size)
     clock, timer = timing or default_clock(device)
+    if micro_batches_per_step:
+        model = shape_of_micro_batches(micro_batches_per_step)
     run_id = run_id_from_environment() + _runs[job]
     _runs[job] += 1
     return hooks.attach(
@@ -92,6 +99,20 @@ def attach(
         clock=clock,
         timer=timer,
         device_uuid=device_uuid(device) if device.type == "cuda" else "",
+        capabilities=[Capability.MICROBATCH_COUNTS] if micro_batches_per_step else (),
+    )
+
+
+def shape_of_micro_batches(micro_batches_per_step: int) -> ModelShape:
+    """Return the shape of a job whose plans change only the micro-batches of each rank."""
+    return ModelShape(
+        num_layers=1,
+        num_experts=0,
+        experts_per_token=0,
+        rows_per_step=micro_batches_per_step,
+        slots_per_rank=0,
+        expert_bytes=0,
+        dense_bytes=0,
     )
 
 
@@ -144,7 +165,7 @@ class StepReporter:
             self._work, self._is_paused = work, False
             self.pace.timer.begin()
             return
-        self._work = _sum(self._work, work)
+        self._work = sum_of_features(self._work, work)
         self._resume()
 
     @never_raises
@@ -230,7 +251,7 @@ class StepReporter:
             self.pace.timer.resume()
 
 
-def _sum(one: MicrobatchFeatures, more: MicrobatchFeatures) -> MicrobatchFeatures:
+def sum_of_features(one: MicrobatchFeatures, more: MicrobatchFeatures) -> MicrobatchFeatures:
     """Add the features of two passes of one micro-batch; a sum with an unknown part is unknown."""
 
     def both(a: int, b: int) -> int:

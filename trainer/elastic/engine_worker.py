@@ -33,7 +33,6 @@ from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position, SaveVot
 from pacekeeper.trainer.checkpoint.policies.partial_experts import MemoryRestore, PartialRestore
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Vote
-from pacekeeper.trainer.elastic.plan_intake import Plan, read_offered_plan
 from pacekeeper.trainer.elastic.step_log import JobLog, StepLog
 from pacekeeper.trainer.elastic.worker import NO_LOSS, Worker
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
@@ -66,6 +65,7 @@ from pacekeeper.trainer.model.checkpoint_reader import INDEX
 from pacekeeper.trainer.parallel.layouts import check_layout
 from pacekeeper.trainer.parallel.moves import require_slots
 from pacekeeper.trainer.parallel.replica_check import ReplicaGuard
+from pacekeeper.trainer.plans.offers import Plan, read_offered_plan
 
 _MOST_RETURNS = 3  # to the same checkpoint, for replicas that differ
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
+from pacekeeper.core.telemetry.attachment import Attachment, Capability, Clock, ModelShape
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
 from pacekeeper.core.telemetry.record_codec import (
     pack_expert_load,
@@ -91,6 +91,7 @@ def attach(
     timer: SegmentClock | None = None,
     run_id: int | None = None,
     can_probe: bool = False,
+    capabilities: Iterable[Capability] = (),
 ) -> "Hooks":
     """Attach this rank to the agent of its node.
 
@@ -111,6 +112,8 @@ def attach(
             as the start in Unix milliseconds. Default: PACEKEEPER_RUN_ID; without it launches are
             distinguished by the process ids of their ranks.
         can_probe: Whether this trainer runs the probes of `requested_probe`.
+        capabilities: The plans that this trainer can carry out (docs/plan-consumer.md); none: all.
+            Without `model` no plan is offered.
 
     Raises:
         ValueError: If the job name, rank, world size or run ID is invalid.
@@ -129,6 +132,7 @@ def attach(
         model=model,
         run_id=run_id,
         can_probe=can_probe,
+        plan_kinds=" ".join(sorted(capabilities)),
     )
     directory = ring_dir or os.environ.get(RING_DIR_VARIABLE) or DEFAULT_RING_DIR
     return Hooks(Ring.create(Path(directory), attachment), rank, timer or WallClock())

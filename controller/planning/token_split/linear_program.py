@@ -94,22 +94,24 @@ def best_value(
     return _solve(problem)[0]
 
 
-def batch_rows(num_rows: int, speeds: Mapping[int, float]) -> dict[int, int]:
+def batch_rows(num_rows: int, speeds: Mapping[int, float], *, least: int = 0) -> dict[int, int]:
     """Whole rows per rank that minimise the largest rows_j / speed_j; greedy is exact here.
 
     Args:
         num_rows: rows to divide.
         speeds: relative speed by rank.
+        least: rows that each rank gets at least.
 
     Raises:
-        ValueError: negative rows, no rank, or a speed not above 0.
+        ValueError: fewer rows than `least` for each, no rank, or a speed not above 0.
     """
-    if num_rows < 0 or not speeds or not all(speed > 0.0 for speed in speeds.values()):
-        raise ValueError("rows must not be negative and speeds must be above 0")
-    rows = dict.fromkeys(sorted(speeds), 0)
-    heap = [(1.0 / speeds[rank], rank) for rank in rows]
+    left = num_rows - least * len(speeds)
+    if left < 0 or not speeds or not all(speed > 0.0 for speed in speeds.values()):
+        raise ValueError(f"rows must be at least {least} for each rank and speeds above 0")
+    rows = dict.fromkeys(sorted(speeds), least)
+    heap = [((least + 1) / speeds[rank], rank) for rank in rows]
     heapq.heapify(heap)
-    for _ in range(num_rows):
+    for _ in range(left):
         _, rank = heap[0]
         rows[rank] += 1
         heapq.heapreplace(heap, ((rows[rank] + 1) / speeds[rank], rank))

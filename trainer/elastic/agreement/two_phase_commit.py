@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from pacekeeper.trainer.plans.offers import PlanVote, agreed_generation
+
 
 class Phase(IntEnum):
     PRE = 0
@@ -79,12 +81,8 @@ class Ballot:
     @property
     def agreed_generation(self) -> int | None:
         """The leader's plan, if every rank has read and checked the same one."""
-        leader = self.votes[0]
-        wanted = (leader.ready_generation, leader.ready_crc)
-        if leader.ready_generation <= leader.generation:
-            return None
-        ready = all((v.ready_generation, v.ready_crc) == wanted for v in self.votes)
-        return leader.ready_generation if ready else None
+        ready = [PlanVote(vote.ready_generation, vote.ready_crc) for vote in self.votes]
+        return agreed_generation(ready, self.votes[0].generation)
 
     @property
     def opens(self) -> bool:

@@ -30,6 +30,7 @@ words = st.text(
     st.characters(codec="ascii", exclude_categories=["C"]) | st.just("\xe9"), max_size=9
 )
 BARE = Attachment(job="x", rank=0, world_size=1, pid=1)
+FOREIGN = replace(ATTACHMENT, rank=2, plan_kinds="microbatch_counts")
 numbers = st.integers(0, 2**31)
 maybe_float = st.none() | st.floats(0, 1e9)
 flags = st.none() | st.booleans()
@@ -67,7 +68,7 @@ jobs = st.builds(
     JobReport,
     run_id=st.integers(0, 2**42),
     job=st.from_regex(r"[a-z0-9][a-z0-9-]{0,4}", fullmatch=True),
-    attached=st.sampled_from([(), (ATTACHMENT,), (BARE, ATTACHMENT)]),
+    attached=st.sampled_from([(), (ATTACHMENT,), (BARE, FOREIGN, ATTACHMENT)]),
     records=st.lists(records, max_size=6).map(tuple),
     layouts=st.lists(st.tuples(numbers, st.binary(max_size=9)), max_size=2).map(tuple),
 )  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Any
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.trainer.elastic.plan_intake import read_offered_plan
 from pacekeeper.trainer.hooks.plan_inbox import PlanOffer
+from pacekeeper.trainer.plans.offers import read_offered_plan
 
 FIRST = even_layout(ranks=range(4), num_layers=2, num_experts=4, replicas=2)
 

@@ -1,7 +1,8 @@
-"""Plans that the controller offers, as a rank takes them: read once, and refused if unfit."""
+"""Plans on offer, read once and refused if unfit, and the vote of all ranks on them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pacekeeper.core.layout.codec import decode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout
@@ -49,3 +50,26 @@ def read_offered_plan(
         hooks.refuse_plan(offer.generation, str(error))
         return known
     return Plan(layout=wanted, crc=layout_crc(wanted), source=offer.layout_json)
+
+
+class PlanVote(NamedTuple):
+    """The plan that a rank has read and checked, and can apply; (0, 0): none."""
+
+    generation: int = 0
+    layout_crc: int = 0
+
+
+def agreed_generation(votes: Sequence[PlanVote], present: int) -> int | None:
+    """Return the generation of the plan that every rank can apply.
+
+    Args:
+        votes: Of all ranks. The content counts, not only the number: one number may name two plans
+            where a controller was replaced.
+        present: The generation in force.
+
+    Returns:
+        None if a rank has no plan or another one.
+    """
+    wanted = votes[0]
+    is_new = wanted.generation > present
+    return wanted.generation if is_new and all(vote == wanted for vote in votes) else None
