@@ -7,6 +7,9 @@ with its own experts, torch's AdamW and gradient clipping, in one process. Again
 - `replicas`: the same with two replicas of each expert;
 - `moves`: 50 steps with 20 changes of the layout to random replicas and shares, activations
   checkpointed;
+- `meshes`: 200 steps with 40 changes to random stages, tensor groups, runs of shards, pipelines,
+  batch shares and replicas;
+- `zero_bubble`: the same for 20 steps, with gradients of weights apart;
 - `without_moments`: a negative control, moves that forget the optimizer's state: it must fail.
 An error is the largest of a tensor (of one expert), relative to the tensor's largest value.
 Gradients are compared at every step, parameters at the end. Prints a table, then one line of JSON;
@@ -31,19 +34,32 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.random_meshes import random_mesh, random_replicas
 from benchmarks.rank_processes import run_processes
 from benchmarks.wide_floats import use_float64
-from pacekeeper.core.layout.layout import ExpertReplica, Layout
+from pacekeeper.core.layout.layout import BlockKind, Layout
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.micro_batches import MicroBatch, cross_entropy
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model import library
+from pacekeeper.trainer.model.skeleton import build_skeleton
 from pacekeeper.trainer.parallel.layouts import start_layout
 
 BAR = 1e-9
+SHARDS = 4
 RANKS, NUM_EXPERTS, ROWS, ROW_TOKENS, VOCABULARY = 4, 6, 8, 12, 96
-STEPS = {"one_process": 6, "four_ranks": 6, "replicas": 6, "moves": 50, "without_moments": 12}
-MOVES = {"moves": 20, "without_moments": 4}
+STEPS = {
+    "one_process": 6,
+    "four_ranks": 6,
+    "replicas": 6,
+    "moves": 50,
+    "meshes": 200,
+    "zero_bubble": 20,
+    "without_moments": 12,
+}
+MOVES = {"moves": 20, "meshes": 40, "zero_bubble": 4, "without_moments": 4}
+MESHES = ("meshes", "zero_bubble")
 CLIP, SEED = 0.5, 18
 LEARNING_RATE = 1e-3  # AdamW amplifies rounding: with ten times as much, 50 steps reach 1e-6
 COMMON = dict(
@@ -103,7 +119,11 @@ def own_rows(step: int, rank: int, size: int) -> list[MicroBatch]:
     if size > 1 and step % 3 == 0:
         cuts[step % (size - 1)] = cuts[step % (size - 1) - 1] if step % (size - 1) else 0
     begin, end = [0, *cuts, ROWS][rank : rank + 2]
-    parts = rows_of(step)[begin:end].split(3)
+    return micro_batches(rows_of(step)[begin:end])
+
+
+def micro_batches(rows: Tensor) -> list[MicroBatch]:
+    parts = rows.split(3)
     return [{"input_ids": p[:, :-1], "labels": p[:, 1:]} for p in parts if len(p)]
 
 
@@ -141,26 +161,41 @@ def reference(family: str, steps: int, file: Path) -> list[float]:
 
 def layouts(mode: str, engine_layout: Layout) -> Iterator[Layout | None]:
     """The layout to change to before each step, or None."""
+    counts = [len(placed) for placed in engine_layout.experts]
     chosen = random.Random(7)
     steps, moves = STEPS[mode], MOVES.get(mode, 0)
     at = set(chosen.sample(range(1, steps), moves))
     layout = engine_layout
     for step in range(steps):
-        if step in at:
+        if step in at and mode in MESHES:
+            layout = random_mesh(
+                range(RANKS),
+                counts,
+                SHARDS,
+                layout.generation + 1,
+                chosen,
+                layout.shared_mlp_layers,
+            )
+        elif step in at:
             layout = replace(
                 layout,
                 generation=layout.generation + 1,
                 experts=tuple(
-                    tuple(random_replicas(chosen) for _ in placed) for placed in layout.experts
+                    tuple(random_replicas(range(RANKS), chosen) for _ in placed)
+                    for placed in layout.experts
                 ),
             )
         yield layout if step in at else None
 
 
-def random_replicas(chosen: random.Random) -> tuple[ExpertReplica, ...]:
-    ranks = sorted(chosen.sample(range(RANKS), chosen.choice([1, 1, 2, 3])))
-    weights = [chosen.random() for _ in ranks]
-    return tuple(ExpertReplica(r, w / sum(weights)) for r, w in zip(ranks, weights, strict=True))
+def first_layout(family: str, mode: str, size: int) -> Layout:
+    shards = SHARDS if mode in MESHES else 1
+    skeleton = build_skeleton(config(family), num_attention_shards=shards, num_mlp_shards=shards)
+    counts = [one.num_experts if one else 0 for one in skeleton.experts]
+    if mode in MESHES:
+        shared = skeleton.shared_mlp_layers
+        return random_mesh(range(size), counts, SHARDS, 1, random.Random(SEED), shared)
+    return start_layout(counts, range(size), 2 if mode == "replicas" else 1)
 
 
 def train(
@@ -169,32 +204,31 @@ def train(
     """Train on the engine; this rank's worst errors against the reference."""
     rank = groups.exchange.rank if groups else 0
     size = len(groups.exchange.ranks) if groups else 1
-    counts = [0 if family == "deepseek_v3" else NUM_EXPERTS, NUM_EXPERTS]
-    replicas = 2 if mode == "replicas" else 1
     engine = Engine.from_config(
         config(family),
         seed=SEED,
         dtype=torch.float64,
         groups=groups,
-        layout=start_layout(counts, range(size), replicas),
+        layout=first_layout(family, mode, size),
         num_slots=NUM_EXPERTS,
         max_grad_norm=CLIP,
         checkpoint_activations=mode == "moves",
+        schedule=Schedule("zero_bubble" if mode == "zero_bubble" else "1f1b"),
     )
     engine.add_optimizer(optimizer := optimizer_of(engine.parameters()))
     found = {"loss": 0.0, "gradients": 0.0, "parameters": 0.0}
     with safe_open(file, "pt") as kept:
 
         def compare(what: str, when: str, values: Mapping[str, Tensor]) -> None:
-            for name, value in values.items():
-                whole = kept.get_tensor(f"{when}/{name}")
-                slots = slots_of.get(name)
-                pairs = (
-                    [(value, whole)]
-                    if slots is None
-                    else [(value[slot], whole[expert]) for expert, slot in slots.items()]
-                )
-                for got, expected in pairs:
+            for block in engine.store.blocks():
+                for name, part in engine.store.parts(block).items():
+                    if name not in values:
+                        continue
+                    got, expected = part.of(values[name]), kept.get_tensor(f"{when}/{name}")
+                    if block.kind is BlockKind.EXPERT:
+                        expected = expected[block.index]
+                    elif part.cut is not None:
+                        expected = part.cut.piece(expected, block.index, part.cut.num_shards)
                     scale = expected.abs().max().clamp(min=1e-30)
                     found[what] = max(found[what], ((got - expected).abs().max() / scale).item())
 
@@ -209,12 +243,11 @@ def train(
                 engine.apply(layout)
                 if mode == "without_moments":
                     forget_arrived(engine, optimizer, before)
-            slots_of = {
-                name: engine.store.slots[layer]
-                for layer in range(engine.skeleton.num_layers)
-                for name in engine.store.stacked(layer)
-            }
-            result = engine.step(own_rows(step, rank, size))
+            result = engine.step(
+                micro_batches(rows_of(step)[engine.rows(ROWS).start : engine.rows(ROWS).stop])
+                if mode in MESHES
+                else own_rows(step, rank, size)
+            )
             error = abs(result.loss.item() - losses[step]) / losses[step]
             found["loss"] = max(found["loss"], error)
         ends = {name: p.detach() for name, p in engine.model.named_parameters()}

@@ -41,6 +41,7 @@ def engine_of(
     dtype: torch.dtype = torch.float64,
     layout: Layout | None = None,
     hooks: Hooks | None = None,
+    shards: int = 1,
     **options: Any,
 ) -> Engine:
     """An engine of a tiny model, the same weights each time."""
@@ -48,7 +49,9 @@ def engine_of(
     from pacekeeper.trainer.model.skeleton import build_skeleton
 
     with BUILDING:
-        skeleton = build_skeleton(tiny_config(family), dtype)
+        skeleton = build_skeleton(
+            tiny_config(family), dtype, num_attention_shards=shards, num_mlp_shards=shards
+        )
         source = SeededInitialization(skeleton, 5)
     groups = None
     if group is not None:

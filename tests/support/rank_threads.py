@@ -1,14 +1,16 @@
 """Ranks of a group as threads of one process: collectives without torch.distributed."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from pacekeeper.trainer.groups.group import Pending
+from pacekeeper.trainer.groups.group import Messages, Pending
 
 T = TypeVar("T")
 _TIMEOUT_S = 60.0
@@ -19,6 +21,7 @@ class _Hub:
         self.barrier = threading.Barrier(size, timeout=_TIMEOUT_S)
         self.given: list[list[Tensor]] = [[] for _ in range(size)]
         self.others: dict[str, _Hub] = {}  # of the same ranks, by name
+        self.messages: dict[tuple[int, int], SimpleQueue[Tensor]] = defaultdict(SimpleQueue)
         self.lock = threading.Lock()
 
 
@@ -58,6 +61,19 @@ class ThreadGroup:
     def all_reduce(self, values: Tensor) -> Pending:
         return _Arrived(values, torch.stack(self._swap([values] * len(self.ranks))).sum(0))
 
+    def point_to_point(self, sends: Messages, receives: Messages) -> Pending:
+        for rank, tensor in sends:
+            self._hub.messages[self.rank, rank].put(tensor.clone())
+        return _AllArrived([_Arrived(tensor, self._message(rank)) for rank, tensor in receives])
+
+    def _message(self, rank: int) -> Tensor:
+        while True:
+            try:
+                return self._hub.messages[rank, self.rank].get(timeout=0.2)
+            except Empty:
+                if self._hub.barrier.broken:
+                    raise threading.BrokenBarrierError from None
+
 
 class _Arrived:
     """A collective that is over, but shows nothing before it is waited for."""
@@ -66,7 +82,18 @@ class _Arrived:
         self._output, self._values = output, values
 
     def wait(self) -> object:
+        assert self._output.shape == self._values.shape, "sides disagree on the message"
         self._output.copy_(self._values)
+        return None
+
+
+class _AllArrived:
+    def __init__(self, messages: Sequence[_Arrived]) -> None:
+        self._messages = messages
+
+    def wait(self) -> object:
+        for message in self._messages:
+            message.wait()
         return None
 
 

@@ -165,15 +165,15 @@ class BadGradient:
 
     def _arm(self) -> None:
         from pacekeeper.trainer.elastic.engine_worker import EngineWorker
-        from pacekeeper.trainer.engine.passes import Passes
+        from pacekeeper.trainer.engine.passes import Chunks
 
-        forward, at = Passes._forward, [0]
+        loss, at = Chunks.loss, [0]
 
-        def infinite(self_: Passes, *args: Any, **values: Any) -> Tensor:
-            return forward(self_, *args, **values) * (torch.inf if at[0] == self.step else 1.0)
+        def infinite(self_: Chunks, *args: Any) -> Tensor:
+            return loss(self_, *args) * (torch.inf if at[0] == self.step else 1.0)
 
         wrap(EngineWorker, "do_step", before=lambda target: at.__setitem__(0, target.step))
-        Passes._forward = infinite  # type: ignore[assignment,method-assign]
+        Chunks.loss = infinite  # type: ignore[assignment,method-assign]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,8 +240,8 @@ class OtherNode:
 
 
 def flip_bit(tensor: Tensor) -> None:
-    """The last bit of its first number: no norm would show it."""
-    tensor.data.reshape(-1)[:1].view(torch.uint8)[:1].bitwise_xor_(1)
+    """A late bit of its first number: no norm would show it, and no rounding takes it away."""
+    tensor.data.reshape(-1)[:1].view(torch.uint8)[1:2].bitwise_xor_(128)
 
 
 def wrap(

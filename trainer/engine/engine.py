@@ -49,21 +49,15 @@ from pacekeeper.trainer.groups.agreement import (
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.model import library
-from pacekeeper.trainer.model.blocks import BlockSource, BlockStore
+from pacekeeper.trainer.model.blocks import BlockSource, BlockStore, Holding
 from pacekeeper.trainer.model.checkpoint_reader import CheckpointReader
 from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from pacekeeper.trainer.parallel.block_states import TrainedBlocks
-from pacekeeper.trainer.parallel.dispatch_plan import ReplicaShares
 from pacekeeper.trainer.parallel.experts import ExpertParallel
-from pacekeeper.trainer.parallel.gradients import (
-    GradientSync,
-    StackedExperts,
-    clip_global_norm,
-    dense_buckets,
-    replica_buckets,
-)
+from pacekeeper.trainer.parallel.gradients import Gradients
 from pacekeeper.trainer.parallel.layouts import check_layout, default_slots, start_layout
+from pacekeeper.trainer.parallel.mesh.deferred_weights import DeferredWeights
 from pacekeeper.trainer.parallel.moves import (
     assign_slots,
     commit_move,
@@ -121,7 +115,13 @@ class Engine:
         self.groups = groups or EngineGroups.single_process(rank or 0)
         ranks = self.groups.exchange.ranks
         self._num_experts = [one.num_experts if one else 0 for one in skeleton.experts]
-        self.layout = layout or start_layout(self._num_experts, ranks)
+        self.layout = layout or start_layout(
+            self._num_experts,
+            ranks,
+            num_attention_shards=skeleton.num_attention_shards,
+            num_mlp_shards=skeleton.num_mlp_shards,
+            shared_mlp_layers=skeleton.shared_mlp_layers,
+        )
         slots = options.num_slots or default_slots(self.layout, self._num_experts)
         self._facts: dict[str, object] = {
             "version of transformers": library.VERSION,
@@ -150,13 +150,15 @@ class Engine:
             assign_slots({}, self.layout.experts_on(own, layer), slots) if one else {}
             for layer, one in enumerate(skeleton.experts)
         ]
-        on_all_ranks(lambda: self.store.materialize(held, source), self.groups.control)
+        holding = Holding.of(self.layout, own)
+        on_all_ranks(lambda: self.store.materialize(held, source, holding), self.groups.control)
         # Autograd keeps the casts of a step anyway, except where it repeats the layers.
         self._casts = WeightCasts()
         cast = Tensor.to if options.checkpoint_activations else self._casts
+        deferred = DeferredWeights()
         self._experts = ExpertParallel(
             group=self.groups.exchange,
-            compute=partial(library.run_grouped_experts, cast=cast),
+            compute=partial(library.run_grouped_experts, cast=cast, run=deferred.run),
             dtype=options.compute_dtype,
         )
         for one in skeleton.experts:
@@ -174,7 +176,7 @@ class Engine:
         skeleton.module.train()
         if options.checkpoint_activations:
             library.checkpoint_activations(skeleton.module, self._experts.checkpoint_contexts)
-        self._sync = GradientSync(buckets=())
+        self._gradients = Gradients(self.store)
         self._telemetry: Telemetry | None = None
         self._passes = Passes(
             skeleton=skeleton,
@@ -184,6 +186,8 @@ class Engine:
             device=self.device,
             compute_dtype=options.compute_dtype,
             telemetry=None,
+            deferred=deferred,
+            schedule=options.schedule,
         )
         if hooks is not None:
             self.watch(hooks)
@@ -243,7 +247,7 @@ class Engine:
         groups = groups or EngineGroups.single_process()
 
         def make() -> tuple[Skeleton, BlockSource, EngineOptions]:
-            skeleton = build_skeleton(config, dtype)
+            skeleton = build_skeleton(config, dtype, **_shards(layout))
             return skeleton, SeededInitialization(skeleton, seed), EngineOptions(**options)
 
         skeleton, source, given = on_all_ranks(make, groups.control)
@@ -273,7 +277,7 @@ class Engine:
         groups = groups or EngineGroups.single_process()
 
         def make() -> tuple[Skeleton, BlockSource, EngineOptions]:
-            skeleton = build_skeleton(folder, dtype)
+            skeleton = build_skeleton(folder, dtype, **_shards(layout))
             return skeleton, CheckpointReader(skeleton, Path(folder)), EngineOptions(**options)
 
         skeleton, source, given = on_all_ranks(make, groups.control)
@@ -305,12 +309,18 @@ class Engine:
         )
 
     def expert_parameters(self) -> list[nn.Parameter]:
-        """Return the trainable stacked parameters of the experts, [slots, ...] each."""
+        """Return the trainable stacked parameters of the experts, [slots, ...] each.
+
+        Those of layers that other ranks run are on the meta device; optimizers skip them.
+        """
         stacks = map(self.store.stacked, range(self.skeleton.num_layers))
         return [p for stack in stacks for p in stack.values() if p.requires_grad]
 
     def dense_parameters(self) -> list[nn.Parameter]:
-        """Return the trainable parameters that all ranks hold."""
+        """Return the trainable parameters that are not of experts.
+
+        Those that this rank does not hold are on the meta device; optimizers skip them.
+        """
         stacks = map(self.store.stacked, range(self.skeleton.num_layers))
         experts = {id(p) for stack in stacks for p in stack.values()}
         return [p for p in self.model.parameters() if p.requires_grad and id(p) not in experts]
@@ -358,7 +368,10 @@ class Engine:
 
     def rows(self, num_rows: int) -> range:
         """Return the places in a global batch of `num_rows` rows that this rank computes."""
-        return places_of_ranks(self.layout, num_rows).get(self.groups.exchange.rank, range(0))
+        rank = self.groups.exchange.rank
+        if rank not in self.layout.places:
+            return range(0)
+        return places_of_ranks(self.layout, num_rows)[self.layout.pipeline_of(rank).leader]
 
     def step(self, batch: Iterable[MicroBatch], loss: Loss = cross_entropy) -> StepResult:
         """Train one step; all ranks call it together.
@@ -383,26 +396,25 @@ class Engine:
         self._require_optimizers()
         for parameter in self.model.parameters():
             parameter.grad = None
-        self._sync.disarm()
+        self._gradients.sync.disarm()
         self._forget()
         batches, whole = self._passes.agree(self.num_steps, batch)
         if self._telemetry:
             self._telemetry.begin_step(self.num_steps)
         total = self._passes.train(
-            batches, whole, loss, is_first=not self.num_steps, before_last=self._sync.arm
+            batches, whole, loss, is_first=not self.num_steps, before_last=self._gradients.sync.arm
         )
-        self._sync.finish()
+        self._gradients.sync.finish()
         self._casts.forget()
-        norm = clip_global_norm(
-            self._dense, self._stacked, self.groups.exchange, self._options.max_grad_norm
-        )
-        self.groups.exchange.all_reduce(total).wait()
+        exchange = self.groups.exchange
+        norm = self._gradients.clip(self._options.max_grad_norm, exchange)
+        exchange.all_reduce(total).wait()
         result = StepResult(
             loss=total / max(whole.num_targets, 1),
             grad_norm=norm,
             num_targets=whole.num_targets,
             num_tokens=whole.work.tokens,
-            routed=self._experts.take_routed_rows(),
+            routed=self._routed_rows(),
         )
         return PreparedStep(step=self.num_steps, result=result, work=whole.work)
 
@@ -425,6 +437,21 @@ class Engine:
             self._telemetry.end_step(self.num_steps, prepared.work, prepared.result.loss)
         self.num_steps += 1
         return prepared.result
+
+    def _routed_rows(self) -> dict[int, Tensor]:
+        """Rows that all ranks routed to each expert, of all layers."""
+        routed = self._experts.take_routed_rows()
+        if len(self.layout.spans) == 1 and not self.layout.standing_by:
+            return routed
+        rank = self.groups.exchange.rank
+        counts = [torch.zeros(n, dtype=torch.int64, device=self.device) for n in self._num_experts]
+        for layer, rows in routed.items():
+            if self.layout.ranks_of_layer(layer)[0] == rank:
+                counts[layer] += rows
+        whole = torch.cat(counts)
+        self.groups.exchange.all_reduce(whole).wait()
+        parts = whole.split(self._num_experts)
+        return {layer: part for layer, part in enumerate(parts) if len(part)}
 
     def _require_optimizers(self) -> None:
         if not self._optimizers:
@@ -541,45 +568,23 @@ class Engine:
     def _use_layout(self) -> None:
         if self._is_outside:
             return
-        exchange = self.groups.exchange
-        self._passes.groups, self._experts.group = self.groups, exchange
-        self._passes.is_standing_by = exchange.rank in self.layout.standing_by
-        for layer, one in enumerate(self.skeleton.experts):
-            if one is not None:
-                shares = ReplicaShares.of(
-                    self.layout.experts[layer],
-                    self.store.slots[layer],
-                    ranks=exchange.ranks,
-                    rank=exchange.rank,
-                    num_slots=self.store.num_slots,
-                    device=self.device,
-                )
-                self._experts.set_layer(layer, one.module, shares)
-        self._sync.close()
-        self._dense = self.dense_parameters()
-        self._stacked = [
-            StackedExperts(
-                parameters=[p for p in self.store.stacked(layer).values() if p.requires_grad],
-                experts=self.layout.experts[layer],
-                slots=self.store.slots[layer],
-            )
-            for layer in range(self.skeleton.num_layers)
-            if any(p.requires_grad for p in self.store.stacked(layer).values())
-        ]
+        self._passes.use(self.layout, self.groups, self.store)
+        self._gradients.use_layout(self.layout, self.groups.gradients)
         owned = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
         named = self.model.named_parameters()
         self._unowned = [n for n, p in named if p.requires_grad and id(p) not in owned]
-        place = {id(p): i for i, p in enumerate(self.model.parameters())}
-        group = self.groups.gradients
-        buckets = [
-            *dense_buckets(reversed(self._dense), group),
-            *replica_buckets(reversed(self._stacked), group),
-        ]
-        # A bucket is complete when the backward pass reaches the first of its parameters.
-        buckets.sort(key=lambda one: -min(place[id(p)] for p in one.parameters))
-        self._sync = GradientSync(buckets=buckets if len(group.ranks) > 1 else ())
 
     def _forget(self) -> None:
         """Drop what an interrupted step, or passes that are no step, left behind."""
         self._passes.forget()
         self._casts.forget()
+
+
+def _shards(layout: Layout | None) -> dict[str, int]:
+    """Virtual shards of a model, as its layout has them."""
+    if layout is None:
+        return {}
+    return {
+        "num_attention_shards": layout.num_attention_shards,
+        "num_mlp_shards": layout.num_mlp_shards,
+    }

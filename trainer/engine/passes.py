@@ -1,12 +1,13 @@
 """Forward and backward passes over the micro-batches of a step, on all ranks together.
 
-`Passes` agrees on the size of the global batch and leaves gradients of this rank's part of it. It
-neither adds them up over the ranks nor updates anything.
+`Passes` agrees on the size of the global batch and leaves gradients of this rank's part of it:
+of its stage of the model, on its slice of the tokens. It neither adds them up over the ranks nor
+updates anything.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
 from pacekeeper.trainer.engine.micro_batches import (
     Loss,
     MicroBatch,
@@ -29,9 +32,15 @@ from pacekeeper.trainer.engine.telemetry import Telemetry
 from pacekeeper.trainer.groups.agreement import exchange_on_all_ranks, on_all_ranks
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.model import library
+from pacekeeper.trainer.model.blocks import BlockStore
 from pacekeeper.trainer.model.packing import packed_arguments
 from pacekeeper.trainer.model.skeleton import Skeleton
+from pacekeeper.trainer.parallel.dispatch_plan import ReplicaShares
 from pacekeeper.trainer.parallel.experts import ExpertParallel
+from pacekeeper.trainer.parallel.mesh.deferred_weights import DeferredWeights
+from pacekeeper.trainer.parallel.mesh.stage_run import OpenMicroBatch, StageModel, StageRun
+from pacekeeper.trainer.parallel.mesh.tensor_regions import TokenSlices, compute_on_slices
+from pacekeeper.trainer.parallel.mesh.token_slices import MeshPlace, token_slices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +72,11 @@ class Passes:
         device: Where the model is.
         compute_dtype: torch.bfloat16 for mixed precision; None: the type of the parameters.
         telemetry: Times micro-batches; None: unwatched.
-        is_standing_by: This rank has no work: it takes part in exchanges, untimed.
+        deferred: Gradients of weights that a schedule computes apart.
+        schedule: Order of forward and backward passes in a pipeline.
+        place: Of this rank in the layout; None: it stands by.
+        slices: The micro-batch that is computed, and who has which of its tokens.
+        stage: The decoder layers held here.
     """
 
     skeleton: Skeleton
@@ -73,15 +86,50 @@ class Passes:
     device: torch.device
     compute_dtype: torch.dtype | None
     telemetry: Telemetry | None
-    is_standing_by: bool = False
+    deferred: DeferredWeights
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    place: MeshPlace | None = None
+    _layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
-        self._vocabulary_size = library.vocabulary_size(self.skeleton.module)
+        module = self.skeleton.module
+        self._vocabulary_size = library.vocabulary_size(module)
+        self._hidden_size = library.hidden_size(module)
+        self.slices = TokenSlices(self.groups.exchange, self.experts.clock)
+        layers = module.get_submodule(self.skeleton.layers)
+        self.stage = StageModel(list(layers.children()), self.slices)
+        self.deferred.watch(module)
+        for region in self.skeleton.regions:
+            compute_on_slices(region, self.slices)
+
+    def use(self, layout: Layout, groups: EngineGroups, store: BlockStore) -> None:
+        """Compute the part of this rank of `groups` in `layout`, which `store` follows."""
+        self._layout, self.groups = layout, groups
+        self.place = self.stage.place = MeshPlace.of(layout, groups.exchange)
+        if self.place is not None:
+            self.slices.group, self.slices.idle = self.place.tensor, self.place.idle
+            self.experts.group = self.place.experts
+        self.routing.use_layout()
+        self.experts.forget_layers()
+        for layer in store.holding.layers:
+            one = self.skeleton.experts[layer]
+            if one is not None:
+                shares = ReplicaShares.of(
+                    layout.experts[layer],
+                    store.slots[layer],
+                    ranks=self.experts.group.ranks,
+                    rank=groups.exchange.rank,
+                    num_slots=store.num_slots,
+                    device=self.device,
+                )
+                self.experts.set_layer(layer, one.module, shares)
 
     def forget(self) -> None:
         """Drop what an interrupted step, or passes that are no step, left behind."""
         self.experts.forget()
         self.routing.forget()
+        self.deferred.forget()
+        self.deferred.is_on = False
 
     def agree(self, step: int, batch: Iterable[MicroBatch]) -> tuple[list[MicroBatch], GlobalBatch]:
         """Take this rank's micro-batches and exchange the sizes of all ranks' batches.
@@ -103,13 +151,23 @@ class Passes:
 
         own, sizes = exchange_on_all_ranks(take, 6, self.groups.control)
         ranks = self.groups.control.ranks
-        if bad := [rank for rank, row in zip(ranks, sizes.tolist(), strict=True) if row[5]]:
+        by_rank = dict(zip(ranks, sizes.tolist(), strict=True))
+        first = [pipeline.leader for pipeline in self._layout.pipelines]
+        places = self._layout.places.items()
+        if bad := [rank for rank, (_, at) in places if by_rank[rank] != by_rank[first[at]]]:
+            raise ConfigError(
+                f"step {step}: ranks {format_ranks(bad)} were given other micro-batches than the "
+                "first ranks of their pipelines",
+                remedy="give all ranks of a pipeline the rows of Engine.rows, cut alike",
+            )
+        if bad := [rank for rank, row in by_rank.items() if row[5]]:
             raise DataError(
                 f"step {step}: ranks {format_ranks(bad)} were given {int(sizes[:, 5].sum())} "
                 f"tokens or labels outside the vocabulary of {self._vocabulary_size}",
                 remedy="tokenise the data with the tokenizer of this model",
             )
-        targets, tokens, documents, squared = sizes[:, 1:5].sum(0).tolist()
+        leaders = [by_rank[rank] for rank, _ in self._layout.batch_shares]
+        _, targets, tokens, documents, squared, _ = map(sum, zip(*leaders, strict=True))
         return batches, GlobalBatch(
             num_micro_batches=int(sizes[:, 0].max()),
             num_targets=targets,
@@ -170,65 +228,63 @@ class Passes:
                 "micro-batches",
                 remedy='use balance="sequence", or one micro-batch per rank',
             )
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for number in range(whole.num_micro_batches):
-            if number == whole.num_micro_batches - 1:
-                before_last()
-            with self._timed(whole, number):
-                value = self._forward(
-                    batches, whole, number, loss, is_checked=is_first and not number
-                )
-                num_rows = len(batches[number]["input_ids"]) if number < len(batches) else 0
-                balance = self.routing.loss(num_rows, whole.work.tokens, self.groups.exchange)
-                (value / max(whole.num_targets, 1) + balance).backward()
-            total += value.detach()
+        total, failure = torch.zeros((), dtype=torch.float64, device=self.device), None
+        if self.place is not None and whole.num_micro_batches:
+            work = Chunks(self, batches, whole, loss, is_first=is_first, before_last=before_last)
+            self.deferred.is_on = self.schedule is Schedule.ZERO_BUBBLE
+            program = pipeline_program(
+                self.schedule,
+                num_stages=self.place.num_stages,
+                num_microbatches=whole.num_micro_batches,
+            )
+            self._run(work, self.place).run(program.stages[self.place.number])
+            self.deferred.is_on = False
+            total, failure = work.total, work.failure
+        if is_first:
+            on_all_ranks(lambda: _raise(failure), self.groups.control)
         return total
 
     def evaluate(self, batches: Sequence[MicroBatch], whole: GlobalBatch, loss: Loss) -> Tensor:
         """Return the sum of the losses of this rank; arguments as of `train`."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for number in range(whole.num_micro_batches):
-            total += self._forward(batches, whole, number, loss)
-        return total
+        if self.place is None:
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        work = Chunks(self, batches, whole, loss)
+        self._run(work, self.place).forward_only(whole.num_micro_batches)
+        return work.total
 
-    def _timed(self, whole: GlobalBatch, number: int) -> AbstractContextManager[object]:
-        if self.telemetry is None or self.is_standing_by:
-            return nullcontext()
-        is_idle = number >= len(whole.own)
-        return self.telemetry.micro_batch(WorkSize() if is_idle else whole.own[number].work)
+    def logits(self, batch: MicroBatch) -> Tensor:
+        """Run the model's forward pass; only the last stage's result is logits.
 
-    def _forward(
-        self,
-        batches: Sequence[MicroBatch],
-        whole: GlobalBatch,
-        number: int,
-        loss: Loss,
-        *,
-        is_checked: bool = False,
-    ) -> Tensor:
-        """Return the sum of the losses of a micro-batch; 0 for one that this rank lacks."""
-        is_idle = number >= len(batches)
-        batch = _placeholder() if is_idle else batches[number]
-        if not is_idle and whole.own[number].has_plain_positions:
-            batch = {name: tensor for name, tensor in batch.items() if name != "position_ids"}
-        batch = on_device(batch, self.device)
-        self.experts.is_idle = is_idle
-        self.experts.take_computed_rows()  # of an unwatched step
+        Args:
+            batch: Whole micro-batch, on the device.
+        """
+        assert self.place is not None, "a rank that stands by computes nothing"
         inputs: dict[str, Any] = {name: t for name, t in batch.items() if name != "labels"}
         if "position_ids" in inputs and "attention_mask" not in inputs:
-            dtype = self.compute_dtype or next(self.skeleton.module.parameters()).dtype
-            inputs |= packed_arguments(self.skeleton, inputs["position_ids"], dtype)
+            inputs |= packed_arguments(
+                self.skeleton, inputs["position_ids"], self.compute_dtype or self._dtype
+            )
+        if not self.place.is_first:  # masks and positions have their shapes of it; see `StageModel`
+            like = torch.zeros((), dtype=self._dtype, device=self.device)
+            shape = inputs.pop("input_ids").shape
+            inputs["inputs_embeds"] = like.expand(*shape, self._hidden_size)
         with self._precision():
-            logits = self.skeleton.module(**inputs, use_cache=False).logits
-        value = 0.0 * logits.sum() if is_idle else loss(logits, batch)
-        if is_checked:
+            found: Tensor = self.skeleton.module(**inputs, use_cache=False).logits
+        return found
 
-            def check() -> None:
-                if not is_idle:
-                    require_sum(loss, logits, batch, value.item())
+    def _run(self, work: "Chunks", place: MeshPlace) -> StageRun:
+        return StageRun(
+            place=place,
+            exchange=self.groups.exchange,
+            work=work,
+            hidden_size=self._hidden_size,
+            dtype=self._dtype,
+            device=self.device,
+        )
 
-            on_all_ranks(check, self.groups.control)
-        return value
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.skeleton.module.parameters()).dtype
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.compute_dtype is None:
@@ -236,5 +292,150 @@ class Passes:
         return torch.autocast(self.device.type, dtype=self.compute_dtype)
 
 
-def _placeholder() -> MicroBatch:
-    return {"input_ids": torch.zeros(1, 1, dtype=torch.int64)}
+def _raise(failure: Exception | None) -> None:
+    if failure is not None:
+        raise failure
+
+
+class Chunks:
+    """The micro-batches of one step, or of an evaluation, on this rank's stage.
+
+    Args:
+        passes: Of the rank, which has a place.
+        batches: Its micro-batches; a placeholder stands for those that only other pipelines have.
+        whole: Their sizes.
+        loss: Sum of a micro-batch's losses over its targets.
+        is_first: Whether to check that `loss` is a sum.
+        before_last: Called before the last backward pass; None: this is no training.
+
+    Attributes:
+        total: Sum of the losses of this rank, float64 on the device.
+        failure: Why `loss` is no sum; None where it is.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        batches: Sequence[MicroBatch],
+        whole: GlobalBatch,
+        loss: Loss,
+        *,
+        is_first: bool = False,
+        before_last: Callable[[], None] | None = None,
+    ) -> None:
+        assert passes.place is not None, "a rank that stands by computes nothing"
+        self._passes, self._place = passes, passes.place
+        self._batches, self._whole, self._loss = batches, whole, loss
+        self._is_checked, self._before_last = is_first, before_last
+        self._telemetry = passes.telemetry if before_last else None
+        self.total = torch.zeros((), dtype=torch.float64, device=passes.device)
+        self.failure: ConfigError | None = None
+
+    def open(self, number: int) -> OpenMicroBatch:
+        if number < len(self._batches):
+            rows, tokens = self._batches[number]["input_ids"].shape
+            return OpenMicroBatch(number=number, shape=(rows, tokens))
+        return OpenMicroBatch(number=number, shape=(1, self._place.largest_group))
+
+    def forward(self, micro: OpenMicroBatch) -> None:
+        passes, place = self._passes, self._place
+        is_idle = self._is_idle(micro)
+        batch = self._inputs(micro)
+        self._resume(micro)
+        if self._telemetry:
+            size = WorkSize() if is_idle else self._whole.own[micro.number].work
+            self._telemetry.begin_micro_batch(micro.number, size)
+        passes.experts.is_idle = is_idle
+        passes.experts.take_computed_rows()  # of an unwatched step
+        output = passes.logits(batch)
+        micro.left, passes.stage.left = passes.stage.left, None
+        value: Tensor | None = None
+        if place.is_last:
+            value = 0.0 * output.sum() if is_idle else self.loss(output, batch)
+            self.total += value.detach() if self._before_last else value
+        if self._before_last:
+            balance = passes.routing.loss(
+                0 if is_idle else micro.shape[0],
+                self._whole.work.tokens,
+                passes.slices,
+                passes.groups.exchange,
+            )
+            parts = [balance] if isinstance(balance, Tensor) else []
+            if value is not None:
+                parts.append(value / max(self._whole.num_targets, 1))
+            micro.objective = torch.stack(parts).sum() if parts else None
+            if self._telemetry:
+                self._telemetry.forward_is_over(micro.number)
+
+    def backward(self, micro: OpenMicroBatch) -> None:
+        deferred = self._passes.deferred
+        is_last = micro.number == self._whole.num_micro_batches - 1
+        if self._before_last and is_last and not deferred.is_on:
+            self._before_last()
+        deferred.number = micro.number
+        self._resume(micro)
+        if self._telemetry:
+            self._telemetry.resume_micro_batch(micro.number)
+        roots = [one for one in (micro.objective, micro.left) if one is not None]
+        gradients: list[Tensor | None] = [None] if micro.objective is not None else []
+        if micro.left is not None and micro.gradient is not None:
+            gradients.append(micro.gradient.to(micro.left.dtype))
+        torch.autograd.backward(roots, gradients)
+        micro.left = micro.objective = micro.gradient = None
+        if self._telemetry and not deferred.is_on:
+            self._telemetry.end_micro_batch(micro.number)
+
+    def weight_gradients(self, number: int) -> None:
+        if self._telemetry:
+            self._telemetry.resume_micro_batch(number)
+        self._passes.deferred.compute_waiting(number)
+        if self._telemetry:
+            self._telemetry.end_micro_batch(number)
+
+    def suspend(self) -> None:
+        if self._telemetry:
+            self._telemetry.suspend()
+
+    def _resume(self, micro: OpenMicroBatch) -> None:
+        """Let hooks in the model see this micro-batch: layers may be repeated when it goes back."""
+        slices = self._passes.slices
+        slices.clock, slices.shape = self._passes.experts.clock, micro.shape
+        slices.slices = token_slices(self._place.stage, slices.num_tokens)
+        self._passes.stage.entered = micro.entered
+        if micro.entered is not None and self._before_last:
+            micro.entered.requires_grad_()
+
+    def _is_idle(self, micro: OpenMicroBatch) -> bool:
+        return micro.number >= len(self._batches)
+
+    def _inputs(self, micro: OpenMicroBatch) -> MicroBatch:
+        if self._is_idle(micro):
+            batch: MicroBatch = {"input_ids": torch.zeros(micro.shape, dtype=torch.int64)}
+        else:
+            batch = self._batches[micro.number]
+            if self._whole.own[micro.number].has_plain_positions:
+                batch = {name: tensor for name, tensor in batch.items() if name != "position_ids"}
+        return on_device(batch, self._passes.device)
+
+    def loss(self, logits: Tensor, batch: MicroBatch) -> Tensor:
+        """Return the sum of the losses of this rank's tokens.
+
+        Args:
+            logits: Of these tokens, [rows, tokens, V].
+            batch: The whole micro-batch, on the device.
+        """
+        own = batch
+        if self._place.is_cut:
+            shape, cut = self._passes.slices.shape, self._passes.slices.own
+            own = {
+                name: t.flatten(0, 1)[cut.start : cut.stop][None] if t.shape[:2] == shape else t
+                for name, t in batch.items()
+            }
+        value = self._loss(logits, own)
+        if self._is_checked:
+            self._is_checked = False
+            try:
+                require_sum(self._loss, logits, own, value.item())
+            except ConfigError as error:  # raised on all ranks, when they are here
+                self.failure = error
+        return value

@@ -15,9 +15,11 @@ from pacekeeper.trainer.parallel.experts import ExpertParallel
 from pacekeeper.trainer.parallel.load_balancing import (
     affinities,
     batch_loss,
+    row_counts,
     sequence_loss,
     update_bias,
 )
+from pacekeeper.trainer.parallel.mesh.tensor_regions import TokenSlices
 
 _WIDE = (torch.float32, torch.float64)
 _BIASES = ("e_score_correction_bias", "expert_bias")
@@ -53,7 +55,7 @@ class Routing:
         weight: float,
         bias_rate: float,
     ) -> None:
-        self._experts = experts
+        self._skeleton, self._experts = skeleton, experts
         self._balance, self._weight, self._bias_rate = balance, weight, bias_rate
         self._routers = [router for router in routers(skeleton) if router is not None]
         self._biases = correction_biases(skeleton)
@@ -90,34 +92,44 @@ class Routing:
         """Whether the loss is over the whole batch."""
         return self._weight > 0.0 and self._balance is Balance.BATCH
 
-    def loss(self, num_rows: int, num_tokens: int, group: Group) -> Tensor | float:
+    def loss(
+        self, num_rows: int, num_tokens: int, slices: TokenSlices, group: Group
+    ) -> Tensor | float:
         """Return the weighted loss of the micro-batch that was just computed; 0 without one.
+
+        It is that of this rank's layers and tokens: those of all ranks add up.
 
         Args:
             num_rows: Rows of the micro-batch; 0: this rank had none.
             num_tokens: Tokens of the global batch.
+            slices: The micro-batch.
             group: All ranks; the loss over a batch exchanges counts.
         """
         if not self._weight:
             return 0.0
         kept, self._logits = self._logits, {}
         chosen = self._experts.take_chosen()
-        found = [self._affinities(router, kept[router.layer]) for router in self._routers]
+        here = [router for router in self._routers if router.layer in chosen]
+        found = [self._affinities(router, kept[router.layer]) for router in here]
         if self._balance is Balance.SEQUENCE:
-            if not num_rows:
+            if not (num_rows and found):
                 return 0.0
             losses = [
-                sequence_loss(affinity, chosen[router.layer], num_rows)
-                for router, affinity in zip(self._routers, found, strict=True)
+                _sequence_loss(affinity, chosen[router.layer], slices)
+                for router, affinity in zip(here, found, strict=True)
             ]
-            return self._weight * torch.stack(losses).sum() / (num_tokens * len(losses))
+            return self._weight * torch.stack(losses).sum() / (num_tokens * len(self._routers))
         own = found[0].new_zeros(found[0].shape[1])
-        for router in self._routers if num_rows else ():
+        for router in here if num_rows else ():
             picked = chosen[router.layer].flatten()
             own.scatter_add_(0, picked, own.new_ones(len(picked)))
         group.all_reduce(own).wait()
         loss = batch_loss(found, own, num_tokens)
         return self._weight * loss if num_rows else 0.0
+
+    def use_layout(self) -> None:
+        """Look up what this rank holds, after it has changed."""
+        self._biases = correction_biases(self._skeleton)
 
     def forget(self) -> None:
         """Drop the logits of the last forward pass."""
@@ -127,7 +139,8 @@ class Routing:
         """Update the correction biases from the rows routed in a step, by layer."""
         if self._bias_rate:
             for layer, bias in self._biases.items():
-                update_bias(bias, routed[layer], self._bias_rate)
+                if not bias.is_meta:  # of a layer of another stage
+                    update_bias(bias, routed[layer], self._bias_rate)
 
     def _keeper(self, router: Router) -> Any:
         def keep(_module: nn.Module, _given: object, output: object) -> None:
@@ -138,6 +151,15 @@ class Routing:
     def _affinities(self, router: Router, logits_NE: Tensor) -> Tensor:
         is_sigmoid = router.scores or router.layer in self._biases
         return affinities(logits_NE, is_sigmoid=is_sigmoid, are_scores=router.scores)
+
+
+def _sequence_loss(affinity_NE: Tensor, chosen_NK: Tensor, slices: TokenSlices) -> Tensor:
+    num_rows, length = slices.shape
+    first = slices.own.start
+    counts_RE = row_counts(chosen_NK, affinity_NE.detach(), first, num_rows, length)
+    if len(slices.slices) > 1:
+        slices.group.all_reduce(counts_RE).wait()
+    return sequence_loss(affinity_NE, counts_RE, first, length)
 
 
 def correction_biases(skeleton: Skeleton) -> dict[int, Tensor]:

@@ -6,15 +6,20 @@ wait unless it is many steps ahead.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
 from pacekeeper.trainer.engine.micro_batches import WorkSize
-from pacekeeper.trainer.hooks.compute_timers import DeviceEventClock, DeviceTransferTimer
+from pacekeeper.trainer.hooks.compute_timers import (
+    DeviceEventClock,
+    DeviceTransferTimer,
+    PipelineClock,
+)
+from pacekeeper.trainer.hooks.contexts import MicrobatchTimer
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.parallel.experts import ExpertParallel
 
@@ -31,9 +36,13 @@ class Telemetry:
 
     def __init__(self, hooks: Hooks, experts: ExpertParallel) -> None:
         self._hooks = hooks
+        self._clock = cast(PipelineClock, hooks.timer)  # as all that ranks of the engine get
         self._experts = experts
         self._late: deque[tuple[int, Mapping[int, Tensor], torch.cuda.Event | None]] = deque()
         self._begun, self._is_redone = -1, False
+        self._timed: dict[int, MicrobatchTimer] = {}
+        self._aside: dict[int, object] = {}  # what the clock knows of those that are suspended
+        self._running: int | None = None
         experts.clock = hooks.timer
         if isinstance(hooks.timer, EngineDevice):
             experts.compute = hooks.timer.timed(experts.compute)
@@ -45,19 +54,54 @@ class Telemetry:
         """Start a step, or start it again after a failure."""
         self._is_redone, self._begun = step == self._begun, step
         self._experts.take_transfers()  # of a step that was not committed
+        self._timed.clear()
+        self._aside.clear()
+        self._running = None
         self._hooks.begin_step(step)
 
-    @contextmanager
-    def micro_batch(self, size: WorkSize) -> Iterator[None]:
-        """Time a forward and backward pass, and report it with what the experts computed here."""
-        with self._hooks.micro_batch_timer(
+    def begin_micro_batch(
+        self, number: int, size: WorkSize, *, head_tokens: int = 0, tensor_share: float = 1.0
+    ) -> None:
+        """Start to time a micro-batch of the step, in place of another that is timed.
+
+        Args:
+            number: Of the micro-batch.
+            size: Its cost.
+            head_tokens: Tokens of which this rank computes logits, where other ranks may differ.
+            tensor_share: Part of attention and dense MLPs that this rank computes.
+        """
+        self.suspend()
+        timer = self._hooks.micro_batch_timer(
             tokens=size.tokens,
             sum_len_squared=size.sum_len_squared,
             num_documents=size.documents,
-        ) as timer:
-            yield
-            for rows in self._experts.take_computed_rows():
-                timer.add_expert_rows(rows)
+            head_tokens=head_tokens,
+            tensor_share=tensor_share,
+        )
+        self._timed[number], self._running = timer.__enter__(), number
+
+    def forward_is_over(self, number: int) -> None:
+        """Add what the experts computed here in the forward pass of a micro-batch."""
+        for rows in self._experts.take_computed_rows():
+            self._timed[number].add_expert_rows(rows)
+
+    def suspend(self) -> None:
+        """Stop to time the micro-batch that is timed, if any: others are computed, or none."""
+        if self._running is not None:
+            self._aside[self._running] = self._clock.suspend()
+            self._running = None
+
+    def resume_micro_batch(self, number: int) -> None:
+        """Go on to time a micro-batch."""
+        if self._running != number:
+            self.suspend()
+            self._clock.resume_suspended(self._aside.pop(number))
+            self._running = number
+
+    def end_micro_batch(self, number: int) -> None:
+        """Report a micro-batch whose backward pass is over."""
+        self._timed.pop(number).__exit__(None, None, None)
+        self._running = None
 
     def end_step(self, step: int, size: WorkSize, loss: Tensor) -> None:
         """Report a committed step.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.trainer.engine.micro_batches import WorkSize
 from pacekeeper.trainer.engine.routing import Balance
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
@@ -31,6 +32,8 @@ class EngineOptions:
         balance_weight: Weight of that loss; 0: none.
         bias_rate: Step of the update of the routers' correction biases, where the family has them
             (DeepSeek-V3: 1e-3); 0: none.
+        schedule: Order of forward and backward passes in pipelines. ZERO_BUBBLE computes gradients
+            of weights where a stage would wait; activations live a little longer.
     """
 
     device: torch.device | str = "cpu"
@@ -41,6 +44,7 @@ class EngineOptions:
     balance: Balance = Balance.SEQUENCE
     balance_weight: float = 0.0
     bias_rate: float = 0.0
+    schedule: Schedule = Schedule.ONE_F_ONE_B
 
     def __post_init__(self) -> None:
         problems = {
@@ -51,6 +55,8 @@ class EngineOptions:
             "balance": self.balance not in list(Balance),
             "balance_weight": not self.balance_weight >= 0.0,
             "bias_rate": not self.bias_rate >= 0.0,
+            "schedule": self.schedule not in (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE)
+            or (self.schedule is Schedule.ZERO_BUBBLE and self.checkpoint_activations),
         }
         for name, is_wrong in problems.items():
             if is_wrong:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import torch.distributed as dist
@@ -24,7 +25,14 @@ from torch._C._distributed_c10d import (
 )
 
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.trainer.groups.group import Group, PeerLost, Pending, SingleProcess
+from pacekeeper.trainer.groups.group import (
+    AllOf,
+    Group,
+    Messages,
+    PeerLost,
+    Pending,
+    SingleProcess,
+)
 from pacekeeper.trainer.groups.waiting import Deadline, WaitLimits, run_leavable
 
 _log = logging.getLogger(__name__)
@@ -304,6 +312,32 @@ class ElasticGroup:
 
     def all_reduce(self, values: Tensor) -> Pending:
         return self._start(lambda to: to.allreduce([values], AllreduceOptions()))
+
+    def point_to_point(self, sends: Messages, receives: Messages) -> Pending:
+        at = {rank: position for position, rank in enumerate(self.ranks)}
+
+        def send(to: Backend, rank: int, tensor: Tensor) -> dist.Work:
+            work: dist.Work = to.send([tensor], at[rank], 0)
+            return work
+
+        def receive(to: Backend, rank: int, tensor: Tensor) -> dist.Work:
+            work: dist.Work = to.recv([tensor], at[rank], 0)
+            return work
+
+        calls = [partial(send, rank=r, tensor=t) for r, t in sends]
+        calls += [partial(receive, rank=r, tensor=t) for r, t in receives]
+        if self._connection.blocks_host or not calls:
+            return AllOf([self._start(call) for call in calls])
+
+        def together(to: Backend) -> dist.Work:  # else a send would wait for its receiver
+            device = (sends or receives)[0][1].device
+            to._start_coalescing(device)
+            for call in calls:
+                call(to)
+            work: dist.Work = to._end_coalescing(device)
+            return work
+
+        return self._start(together)
 
     def leave(self) -> None:
         """Let what is under way fail, in a thread of its own: the generation is over."""

@@ -39,6 +39,10 @@ class Pending(Protocol):
         """
 
 
+Messages = Sequence[tuple[int, Tensor]]
+"""A tensor for or from each of some ranks; those between the same two ranks arrive in order."""
+
+
 class Group(Protocol):
     """Ranks that call the same collectives in the same order.
 
@@ -69,6 +73,14 @@ class Group(Protocol):
 
     def all_reduce(self, values: Tensor) -> Pending:
         """Start to add up the members' `values` in place, with the same bits on all members."""
+
+    def point_to_point(self, sends: Messages, receives: Messages) -> Pending:
+        """Start to send and receive; the members at both ends of a message call it, no others.
+
+        Args:
+            sends: (rank, contiguous tensor that may not change before the wait), not empty.
+            receives: (rank, contiguous tensor that is filled with the wait), not empty.
+        """
 
 
 class TorchGroup:
@@ -102,6 +114,11 @@ class TorchGroup:
         assert pending is not None, "async_op"
         return pending
 
+    def point_to_point(self, sends: Messages, receives: Messages) -> Pending:
+        ops = [dist.P2POp(dist.isend, tensor, rank, self._group) for rank, tensor in sends]
+        ops += [dist.P2POp(dist.irecv, tensor, rank, self._group) for rank, tensor in receives]
+        return AllOf(dist.batch_isend_irecv(ops) if ops else ())
+
 
 class SingleProcess:
     """A group of one rank, without torch.distributed."""
@@ -122,10 +139,21 @@ class SingleProcess:
     def all_reduce(self, values: Tensor) -> Pending:
         return _DONE
 
+    def point_to_point(self, sends: Messages, receives: Messages) -> Pending:
+        assert not sends and not receives, "there is no other rank"
+        return _DONE
 
-class _Done:
+
+class AllOf:
+    """Several collectives under way."""
+
+    def __init__(self, pending: Sequence[Pending]) -> None:
+        self._pending = pending
+
     def wait(self) -> object:
+        for one in self._pending:
+            one.wait()
         return None
 
 
-_DONE = _Done()
+_DONE = AllOf(())

@@ -409,6 +409,7 @@ def run_grouped_experts(
     rows: torch.Tensor,
     counts: torch.Tensor,
     cast: Callable[[torch.nn.Parameter, torch.dtype], torch.Tensor] = torch.Tensor.to,
+    run: Callable[..., torch.Tensor] = lambda compute, *given: compute(*given),
 ) -> torch.Tensor:
     """Compute rows that are sorted by slot: the library's grouped forward without its sorting.
 
@@ -420,6 +421,7 @@ def run_grouped_experts(
         rows: [R, H], those of slot 0 first; their data type is that of the products.
         counts: [num_slots] int64, rows of each slot; the sum is R.
         cast: returns a parameter in another data type, differentiable.
+        run: calls a function with rows and weights, and lets it compute their gradients.
 
     Returns:
         [R, H] in the data type of `rows`, not weighted.
@@ -428,18 +430,23 @@ def run_grouped_experts(
     ends = counts.cumsum(0, dtype=torch.int32)
     first, second = ("gate_up_proj" if own.has_gate else "up_proj"), "down_proj"
 
+    def product(
+        values: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        found: torch.Tensor = moe._grouped_linear(
+            values, weights, ends, bias=bias, is_transposed=own.is_transposed
+        )
+        return found
+
     def linear(values: torch.Tensor, name: str) -> torch.Tensor:
-        bias = None
-        if own.has_bias:
-            stacked = getattr(own, f"{name}_bias")
-            bias = torch.repeat_interleave(stacked, counts, dim=0, output_size=len(values))
         weights = getattr(own, name)
         if leaves_gradients_unwritten(weights.device):
             weights = HeldSlots.apply(weights, counts)  # type: ignore[no-untyped-call]
-        product: torch.Tensor = moe._grouped_linear(
-            values, weights, ends, bias=bias, is_transposed=own.is_transposed
-        )
-        return product
+        if not own.has_bias:
+            return run(product, values, weights)
+        stacked = getattr(own, f"{name}_bias")
+        bias = torch.repeat_interleave(stacked, counts, dim=0, output_size=len(values))
+        return run(product, values, weights, bias)
 
     inner = linear(rows, first)
     out = linear(own._apply_gate(inner) if own.has_gate else own.act_fn(inner), second)

@@ -88,8 +88,7 @@ class TrainedBlocks:
     def load(
         self, held: Collection[Block], state: Mapping[Block, BlockState], num_updates: int
     ) -> None:
-        if held:  # a rank that stands by keeps its tensors, to take part in exchanges
-            self._rehold(Holding.of_blocks(held))
+        self._rehold(Holding.of_blocks(held))
         wanted: list[list[int]] = [[] for _ in self._store.slots]
         for block in held:
             if block.kind is BlockKind.EXPERT:

@@ -88,6 +88,10 @@ class ExpertParallel:
             number=layer, shares=shares, routed_E=zeros, own_E=zeros.clone()
         )
 
+    def forget_layers(self) -> None:
+        """Compute no layer any more, until they are set."""
+        self._layers.clear()
+
     def take_routed_rows(self) -> dict[int, Tensor]:
         """Return the rows routed to each expert [E] by all ranks, by layer, since the last call."""
         taken = {}

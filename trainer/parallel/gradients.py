@@ -1,10 +1,11 @@
 """Adds up gradients over the ranks while the backward pass goes on, and clips them.
 
-A dense parameter is on all ranks: its gradients are all-reduced in buckets. A replicated expert is
-on some: each of them gets the gradients of the others in one all-to-all per bucket and adds them
-up in rank order, so that replicas stay equal bit by bit. Buckets start in one fixed order, each as
-soon as it and those before it are complete. Losses are sums divided by a global count, so sums of
-gradients are what is wanted.
+A dense block is on one or more ranks, each of which has a part of its gradient: the holders of the
+same blocks all-reduce them in buckets. A replicated expert is on some: each of them gets the
+gradients of the others in one all-to-all per bucket and adds them up in rank order, so that
+replicas stay equal bit by bit. Buckets start in one fixed order, each as soon as it and those
+before it are complete. Losses are sums divided by a global count, so sums of gradients are what is
+wanted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +15,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from pacekeeper.core.layout.layout import ReplicaSet
+from pacekeeper.core.layout.layout import BlockKind, Layout, ReplicaSet
 from pacekeeper.trainer.groups.group import Group, Pending
+from pacekeeper.trainer.model.blocks import BlockStore, Part
+from pacekeeper.trainer.parallel.mesh.subgroup import subgroup
 
 BUCKET_BYTES = 25 << 20  # as DistributedDataParallel's default
 
@@ -34,42 +37,94 @@ class Bucket(Protocol):
         """Wait for those of the others, and add them up."""
 
 
-class DenseBucket:
-    """Gradients that all ranks of the group hold.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DensePart:
+    """A dense block's part of a parameter, and who has it.
 
-    A parameter that has a gradient on no rank keeps none, so that no optimizer touches it: an
-    encoder of images in a step of text must not decay. The host waits for that only where this
-    rank has none.
+    Attributes:
+        parameter: The parameter.
+        part: The part.
+        holders: Ranks that hold the block, ascending; the first counts it in the norm.
+        place: Of the parameter in the model, equal on all ranks.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
-        self.parameters = tuple(parameters)
+    parameter: nn.Parameter
+    part: Part
+    holders: tuple[int, ...]
+    place: int
+
+    @property
+    def gradient(self) -> Tensor:
+        """The part's gradient, zeros where there is none."""
+        return self.part.of(gradient_of(self.parameter))
+
+
+def dense_parts(
+    store: BlockStore, layout: Layout, rank: int, places: Mapping[int, int]
+) -> list[DensePart]:
+    """Return the parts of trained parameters held here, the end of the model first.
+
+    Args:
+        store: The blocks held here.
+        layout: Who holds them.
+        rank: This rank.
+        places: By id of a parameter, its place in the model.
+    """
+    found = []
+    for block in store.blocks():
+        if block.kind is BlockKind.EXPERT:
+            continue
+        holders = layout.holders(block)
+        if rank in holders:
+            for part in store.parts(block).values():
+                if isinstance(part.tensor, nn.Parameter) and part.tensor.requires_grad:
+                    place = places[id(part.tensor)]
+                    found.append(
+                        DensePart(parameter=part.tensor, part=part, holders=holders, place=place)
+                    )
+    return sorted(found, key=lambda one: -one.place)
+
+
+class DenseBucket:
+    """Gradients of parts that the same ranks hold.
+
+    A part that has a gradient on no rank keeps none, so that no optimizer touches it: an encoder of
+    images in a step of text must not decay. The host waits for that only where this rank has none.
+
+    Args:
+        parts: The parts, in the same order on all of the ranks.
+        group: The ranks.
+    """
+
+    def __init__(self, parts: Sequence[DensePart], group: Group) -> None:
+        self.parameters = tuple({id(one.parameter): one.parameter for one in parts}.values())
+        self._parts = parts
         self._group = group
         self._is_used: list[bool] = []
         self._flat: Tensor | None = None
         self._pending: Pending | None = None
 
     def start(self) -> None:
-        self._is_used = [p.grad is not None for p in self.parameters]
-        parts = [gradient_of(p).reshape(-1) for p in self.parameters]
-        uses = parts[0].new_ones(len(parts))
+        self._is_used = [one.parameter.grad is not None for one in self._parts]
+        rows = [one.gradient.reshape(-1) for one in self._parts]
+        uses = rows[0].new_ones(len(rows))
         for place, is_used in enumerate(self._is_used):
             if not is_used:
                 uses[place].zero_()  # a copy of a list would wait for the device
-        self._flat = torch.cat([*parts, uses])
+        self._flat = torch.cat([*rows, uses])
         self._pending = self._group.all_reduce(self._flat)
 
     def finish(self) -> None:
         assert self._pending is not None and self._flat is not None, "finish comes after start"
         self._pending.wait()
-        sizes = [p.numel() for p in self.parameters]
-        *parts, uses = self._flat.split([*sizes, len(sizes)])
-        for parameter, part in zip(self.parameters, parts, strict=True):
-            gradient_of(parameter).copy_(part.view(parameter.shape))
+        sizes = [one.gradient.numel() for one in self._parts]
+        *rows, uses = self._flat.split([*sizes, len(sizes)])
+        for part, row in zip(self._parts, rows, strict=True):
+            part.gradient.copy_(row.view(part.gradient.shape))
         if not all(self._is_used):
-            for parameter, count in zip(self.parameters, uses.tolist(), strict=True):
+            for part, count in zip(self._parts, uses.tolist(), strict=True):
                 if not count:
-                    parameter.grad = None
+                    part.parameter.grad = None
         self._flat = self._pending = None
 
 
@@ -203,18 +258,32 @@ def replica_buckets(
 
 
 def dense_buckets(
-    parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int = BUCKET_BYTES
-) -> list[Bucket]:
-    """Make buckets of parameters of one type and device, in the given order."""
-    buckets: list[Bucket] = []
-    held: list[nn.Parameter] = []
-    for parameter in parameters:
-        size = sum(p.numel() * p.element_size() for p in held)
-        if held and (parameter.dtype != held[0].dtype or size >= bucket_bytes):
-            buckets.append(DenseBucket(held, group))
-            held = []
-        held.append(parameter)
-    return buckets + ([DenseBucket(held, group)] if held else [])
+    parts: Iterable[DensePart], group: Group, bucket_bytes: int = BUCKET_BYTES
+) -> list[tuple[int, DenseBucket]]:
+    """Make buckets of parts with the same holders, in the given order; one holder needs none.
+
+    Args:
+        parts: Of this rank, in the same order on all ranks that hold them.
+        group: All ranks.
+        bucket_bytes: From which on a bucket is full.
+
+    Returns:
+        The place of the first parameter of each bucket in the model, and the bucket.
+    """
+    found: list[tuple[int, DenseBucket]] = []
+    by_holders: dict[tuple[tuple[int, ...], torch.dtype], list[list[DensePart]]] = {}
+    for part in parts:
+        if len(part.holders) < 2:
+            continue
+        cuts = by_holders.setdefault((part.holders, part.parameter.dtype), [[]])
+        size = sum(one.part.of(one.parameter).numel() for one in cuts[-1])
+        if size * part.parameter.element_size() >= bucket_bytes:
+            cuts.append([])
+        cuts[-1].append(part)
+    for (holders, _), cuts in sorted(by_holders.items(), key=lambda one: one[0][0]):
+        members = subgroup(group, holders)
+        found += [(min(one.place for one in cut), DenseBucket(cut, members)) for cut in cuts]
+    return found
 
 
 @dataclass(kw_only=True)
@@ -283,44 +352,103 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
 
 
 def clip_global_norm(
-    dense: Sequence[nn.Parameter],
+    dense: Sequence[DensePart],
     layers: Iterable[StackedExperts],
     group: Group,
     max_norm: float | None,
+    square: Tensor,
 ) -> Tensor:
     """Scale all gradients so that their L2 norm over the whole model is at most `max_norm`.
 
-    A replicated expert counts once. No host synchronisation.
+    What several ranks hold counts once. No host synchronisation.
 
     Args:
-        dense: Parameters that all ranks hold; their gradients are equal on all ranks. Those
-            without a gradient are left alone.
+        dense: Parts held here; their gradients are equal on all holders. Those without a gradient
+            are left alone.
         layers: Experts held here.
-        group: Ranks that hold the experts.
+        group: All ranks.
         max_norm: The bound; None: only measure.
+        square: Zero, a scalar on the device, of the type that sums have.
 
     Returns:
         The norm before clipping, a scalar on the device.
     """
     layers = list(layers)
-    stacked = [p for layer in layers for p in layer.parameters]
-    first = [*dense, *stacked][0]
-    every = [p for p in dense if p.grad is not None] + stacked
-    wide = torch.float64 if first.dtype == torch.float64 else torch.float32
-    square = torch.zeros((), dtype=wide, device=first.device)
+    used = [one for one in dense if one.parameter.grad is not None]
+    counted = [one.gradient for one in used if one.holders[0] == group.rank]
+    for norm in torch._foreach_norm(counted, 2.0, square.dtype) if counted else ():
+        square += norm.to(square.dtype).square()
     for layer in layers:
-        counted = layer.counted_slots(group.rank)
+        slots = layer.counted_slots(group.rank)
         for p in layer.parameters:
             # By slot, then chosen: what lies in other slots may be no number.
             by_slot = gradient_of(p).reshape(len(p), -1)
-            norms = torch.linalg.vector_norm(by_slot, dim=1, dtype=wide)
-            square += norms.index_select(0, counted).square().sum()
+            norms = torch.linalg.vector_norm(by_slot, dim=1, dtype=square.dtype)
+            square += norms.index_select(0, slots).square().sum()
     group.all_reduce(square).wait()
-    gradients = [p.grad for p in dense if p.grad is not None]
-    for norm in torch._foreach_norm(gradients, 2.0, wide) if gradients else ():
-        square += norm.to(wide).square()
     total = square.sqrt()
-    if max_norm is not None and every:
+    every = {id(one.parameter): one.parameter for one in used}
+    gradients = [
+        gradient_of(p) for p in [*every.values(), *(p for x in layers for p in x.parameters)]
+    ]
+    if max_norm is not None and gradients:
         scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_([gradient_of(p) for p in every], scale)
+        torch._foreach_mul_(gradients, scale)
     return total
+
+
+class Gradients:
+    """The gradients of one rank: who shares them, and their norm.
+
+    Args:
+        store: The blocks held here.
+
+    Attributes:
+        sync: Adds up the gradients of a step.
+    """
+
+    def __init__(self, store: BlockStore) -> None:
+        self._store = store
+        self._dense: list[DensePart] = []
+        self._stacked: list[StackedExperts] = []
+        self.sync = GradientSync(buckets=())
+
+    def use_layout(self, layout: Layout, group: Group) -> None:
+        """Add up over those who hold the same blocks in this layout.
+
+        Args:
+            layout: The layout, which `store` follows.
+            group: Its ranks.
+        """
+        self.sync.close()
+        store = self._store
+        places = {id(p): n for n, p in enumerate(store.skeleton.module.parameters())}
+        self._dense = dense_parts(store, layout, group.rank, places)
+        trained = {
+            layer: [p for p in store.stacked(layer).values() if p.requires_grad]
+            for layer in store.holding.layers
+        }
+        self._stacked = [
+            StackedExperts(
+                parameters=parameters, experts=layout.experts[layer], slots=store.slots[layer]
+            )
+            for layer, parameters in trained.items()
+            if parameters
+        ]
+        buckets: list[tuple[int, Bucket]] = [*dense_buckets(self._dense, group)]
+        if self._stacked:
+            sharing = subgroup(group, layout.ranks_of_layer(store.holding.layers.start))
+            buckets += [
+                (min(places[id(p)] for p in one.parameters), one)
+                for one in replica_buckets(reversed(self._stacked), sharing)
+            ]
+        # A bucket is complete when the backward pass reaches the first of its parameters.
+        buckets.sort(key=lambda one: -one[0])
+        self.sync = GradientSync(buckets=[one for _, one in buckets])
+
+    def clip(self, max_norm: float | None, group: Group) -> Tensor:
+        """Return the norm of the sums, which are scaled down to `max_norm`; all ranks call it."""
+        parameter = next(self._store.skeleton.module.parameters())
+        wide = torch.float64 if parameter.dtype == torch.float64 else torch.float32
+        square = torch.zeros((), dtype=wide, device=self._store.device)
+        return clip_global_norm(self._dense, self._stacked, group, max_norm, square)

@@ -30,8 +30,25 @@ def affinities(logits_NE: Tensor, *, is_sigmoid: bool, are_scores: bool) -> Tens
     return scores / scores.sum(-1, keepdim=True)
 
 
-def sequence_loss(affinity_NE: Tensor, chosen_NK: Tensor, num_rows: int) -> Tensor:
-    """Return the sum over rows of a row's loss times its tokens.
+def row_counts(chosen_NK: Tensor, like: Tensor, first: int, num_rows: int, length: int) -> Tensor:
+    """Return how many of some tokens of each row chose each expert, [R, E].
+
+    Args:
+        chosen_NK: Experts of each token.
+        like: [N, E], of the type of the result.
+        first: Place of the first token in the rows.
+        num_rows: Rows of equal length.
+        length: Of a row.
+    """
+    row_N = torch.arange(first, first + len(chosen_NK), device=chosen_NK.device) // length
+    place = row_N[:, None] * like.shape[1] + chosen_NK
+    counts = like.new_zeros(num_rows * like.shape[1])
+    ones = like.new_ones(1).expand(place.numel())
+    return counts.scatter_add_(0, place.flatten(), ones).view(num_rows, -1)
+
+
+def sequence_loss(affinity_NE: Tensor, counts_RE: Tensor, first: int, length: int) -> Tensor:
+    """Return the sum over rows of a row's loss times its tokens, or these tokens' part of it.
 
     A row's loss is E times the sum over experts of the part of its tokens that chose the expert
     (K in sum) times their mean affinity to it: K where both are even. It is the sequence-wise loss
@@ -39,17 +56,13 @@ def sequence_loss(affinity_NE: Tensor, chosen_NK: Tensor, num_rows: int) -> Tens
 
     Args:
         affinity_NE: Normalised affinities.
-        chosen_NK: Experts of each token.
-        num_rows: Rows of equal length that the tokens make.
+        counts_RE: Tokens of each row that chose each expert, all of them (`row_counts`).
+        first: Place of the first token in the rows.
+        length: Tokens of a row.
     """
-    num_experts = affinity_NE.shape[1]
-    chosen_RTK = chosen_NK.view(num_rows, -1, chosen_NK.shape[1])
-    length = chosen_RTK.shape[1]
-    counts_RE = affinity_NE.new_zeros(num_rows, num_experts).scatter_add_(
-        1, chosen_RTK.flatten(1), affinity_NE.new_ones(1, 1).expand(num_rows, chosen_RTK[0].numel())
-    )
-    means_RE = affinity_NE.view(num_rows, length, num_experts).mean(1)
-    return num_experts * (counts_RE * means_RE).sum()
+    row_N = torch.arange(first, first + len(affinity_NE), device=affinity_NE.device) // length
+    sums = (affinity_NE * counts_RE.index_select(0, row_N)).sum()
+    return affinity_NE.shape[1] * sums / length
 
 
 def batch_loss(affinities_LNE: Sequence[Tensor], counts_E: Tensor, num_tokens: int) -> Tensor:

@@ -137,4 +137,4 @@ class Lossy:
     def __init__(self, group: Any, gather: Any) -> None:
         self.rank, self.ranks = group.rank, group.ranks
         self.all_to_all_rows, self.all_reduce = group.all_to_all_rows, group.all_reduce
-        self.all_gather = gather
+        self.all_gather, self.point_to_point = gather, group.point_to_point

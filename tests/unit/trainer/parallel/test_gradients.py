@@ -6,8 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from pacekeeper.trainer.parallel.gradients import GradientSync, clip_global_norm, dense_buckets
+from pacekeeper.trainer.model.blocks import Part
+from pacekeeper.trainer.parallel.gradients import (
+    DensePart,
+    GradientSync,
+    clip_global_norm,
+    dense_buckets,
+)
 from support.rank_threads import ThreadGroup, run_ranks
+
+
+def parts_of(parameters: Sequence[nn.Parameter], holders: tuple[int, ...]) -> list[DensePart]:
+    return [
+        DensePart(parameter=p, part=Part(p), holders=holders, place=place)
+        for place, p in enumerate(parameters)
+    ]
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
@@ -15,13 +28,15 @@ def test_a_parameter_that_no_rank_used_is_left_alone(bucket_bytes: int) -> None:
     def work(group: ThreadGroup) -> tuple[list[torch.Tensor | None], list[torch.Tensor], float]:
         everywhere, on_one, unused = (nn.Parameter(torch.ones(2, 2)) for _ in range(3))
         dense = [unused, on_one, everywhere]
-        sync = GradientSync(buckets=dense_buckets(dense, group, bucket_bytes))
+        parts = parts_of(dense, group.ranks)
+        buckets = [bucket for _, bucket in dense_buckets(parts, group, bucket_bytes)]
+        sync = GradientSync(buckets=buckets)
         optimizer = torch.optim.AdamW(dense, lr=0.1, weight_decay=0.5)
         sync.arm()
         loss = everywhere.sum() * (1 + group.rank)
         (loss + (on_one.sum() if group.rank == 1 else 0.0)).backward()
         sync.finish()
-        norm = clip_global_norm(dense, [], group, 0.1)
+        norm = clip_global_norm(parts, [], group, 0.1, torch.zeros(()))
         found = [p.grad if p.grad is None else p.grad.clone() for p in dense]
         optimizer.step()
         return found, [p.detach().clone() for p in dense], norm.item()
@@ -40,7 +55,8 @@ def test_a_parameter_that_no_rank_used_is_left_alone(bucket_bytes: int) -> None:
 def test_a_step_without_any_gradient_measures_zero() -> None:
     def work(group: ThreadGroup) -> float:
         dense = [nn.Parameter(torch.ones(2))]
-        return clip_global_norm(dense, [], group, 1.0).item()
+        parts = parts_of(dense, group.ranks)
+        return clip_global_norm(parts, [], group, 1.0, torch.zeros(())).item()
 
     assert run_ranks(2, work) == [0.0, 0.0]
 

@@ -1,5 +1,7 @@
 """Load-balancing losses against transformers' own, and the update of a bias."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from pacekeeper.trainer.parallel.load_balancing import (
     affinities,
     batch_loss,
+    row_counts,
     sequence_loss,
     update_bias,
 )
@@ -32,11 +35,21 @@ def chosen_of(logits: Tensor) -> Tensor:
     return logits.topk(CHOSEN, -1).indices
 
 
+def loss_of(affinity: Tensor, chosen: Tensor, rows: int, cuts: tuple[int, ...] = ()) -> Tensor:
+    """The loss of rows whose tokens lie on one rank, or in slices on several."""
+    length = len(affinity) // rows
+    ends = [0, *cuts, len(affinity)]
+    slices = [slice(first, end) for first, end in pairwise(ends)]
+    counts = sum(row_counts(chosen[s], affinity, s.start, rows, length) for s in slices)
+    parts = [sequence_loss(affinity[s], torch.as_tensor(counts), s.start, length) for s in slices]
+    return torch.stack(parts).sum()
+
+
 @pytest.mark.usefixtures("wide")
 def test_a_row_alone_has_the_loss_of_the_library() -> None:
     logits = layer_logits(0)
     affinity = affinities(logits, is_sigmoid=False, are_scores=False)
-    own = sequence_loss(affinity, chosen_of(logits), 1) / TOKENS
+    own = loss_of(affinity, chosen_of(logits), 1) / TOKENS
     expected = library_loss((logits,))
     assert torch.allclose(own, expected, rtol=1e-12)
     (mine,) = torch.autograd.grad(own, logits)
@@ -47,10 +60,11 @@ def test_a_row_alone_has_the_loss_of_the_library() -> None:
 def test_losses_of_rows_add_up_however_they_are_divided() -> None:
     logits = layer_logits(1)
     affinity, chosen = affinities(logits, is_sigmoid=False, are_scores=False), chosen_of(logits)
-    whole = sequence_loss(affinity, chosen, 4)
-    parts = [sequence_loss(affinity[n : n + 3], chosen[n : n + 3], 1) for n in range(0, TOKENS, 3)]
+    whole = loss_of(affinity, chosen, 4)
+    parts = [loss_of(affinity[n : n + 3], chosen[n : n + 3], 1) for n in range(0, TOKENS, 3)]
     assert torch.allclose(whole, torch.stack(parts).sum(), rtol=1e-12)
-    assert not torch.allclose(whole, sequence_loss(affinity, chosen, 2), rtol=1e-6)
+    assert not torch.allclose(whole, loss_of(affinity, chosen, 2), rtol=1e-6)
+    assert torch.allclose(whole, loss_of(affinity, chosen, 4, cuts=(2, 2, 7)), rtol=1e-12)
 
 
 @pytest.mark.usefixtures("wide")

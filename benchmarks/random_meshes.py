@@ -1,0 +1,91 @@
+"""Random layouts: stages, tensor groups, pipelines, replicas of experts, ranks that stand by."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
+
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, Pipeline, ShardRun, Stage
+
+
+def random_mesh(
+    ranks: Sequence[int],
+    num_experts: Sequence[int],
+    num_shards: int,
+    generation: int,
+    chosen: Random,
+    shared_mlp_layers: tuple[int, ...] = (),
+) -> Layout:
+    """One to three pipelines of one or two stages; groups of any sizes, with runs of any lengths.
+
+    Args:
+        ranks: All ranks; those beyond the shards of a full group stand by.
+        num_experts: Experts of each layer, at least two layers; each has a replica on any ranks.
+        num_shards: Virtual shards of attention, and of dense MLPs.
+        generation: Of the layout.
+        chosen: Source of all choices.
+        shared_mlp_layers: Layers with shared experts.
+    """
+    order = list(ranks)
+    chosen.shuffle(order)
+    num_stages = chosen.choice([1, 2]) if len(order) > 1 else 1
+    num_pipelines = chosen.randint(1, min(len(order) // num_stages, 3))
+    groups: list[list[int]] = [[] for _ in range(num_stages * num_pipelines)]
+    for place, rank in enumerate(order):
+        index = place if place < len(groups) else chosen.randrange(len(groups))
+        if len(groups[index]) < num_shards:
+            groups[index].append(rank)
+    ends = [chosen.randint(1, len(num_experts) - 1)] if num_stages == 2 else []
+    weights = [chosen.random() + 0.2 for _ in range(num_pipelines)]
+    pipelines = []
+    for number in range(num_pipelines):
+        own = groups[number * num_stages : (number + 1) * num_stages]
+        stages = tuple(
+            Stage(
+                first_layer=first,
+                end_layer=end,
+                attention=random_runs(group, num_shards, chosen, least=1),
+                mlp=random_runs(group, num_shards, chosen, least=0),
+            )
+            for (first, end), group in zip(pairwise([0, *ends, len(num_experts)]), own, strict=True)
+        )
+        share = weights[number] / sum(weights)
+        pipelines.append(Pipeline(stages=stages, batch_share=share))
+    pipelines.sort(key=lambda one: one.leader)
+    experts = []
+    for layer, count in enumerate(num_experts):
+        there = sorted(
+            rank
+            for one in pipelines
+            for stage in one.stages
+            for rank in stage.group
+            if stage.first_layer <= layer < stage.end_layer
+        )
+        experts.append(tuple(random_replicas(there, chosen) for _ in range(count)))
+    busy = {rank for group in groups for rank in group}
+    return Layout(
+        generation=generation,
+        num_attention_shards=num_shards,
+        num_mlp_shards=num_shards,
+        pipelines=tuple(pipelines),
+        experts=tuple(experts),
+        shared_mlp_layers=shared_mlp_layers,
+        standing_by=tuple(rank for rank in sorted(ranks) if rank not in busy),
+    )
+
+
+def random_runs(
+    ranks: Sequence[int], num_shards: int, chosen: Random, *, least: int
+) -> tuple[ShardRun, ...]:
+    """Cut shards into runs of at least so many for each of the ranks, in their order."""
+    while True:
+        inner = sorted(chosen.randint(0, num_shards) for _ in ranks[1:])
+        ends = [0, *inner, num_shards]
+        if all(end - first >= least for first, end in pairwise(ends)):
+            return tuple(map(ShardRun, ranks, ends, ends[1:]))
+
+
+def random_replicas(ranks: Sequence[int], chosen: Random) -> tuple[ExpertReplica, ...]:
+    """Replicas on one to three of the ranks, with any shares."""
+    some = sorted(chosen.sample(ranks, min(chosen.choice([1, 1, 2, 3]), len(ranks))))
+    weights = [chosen.random() + 0.01 for _ in some]
+    return tuple(ExpertReplica(r, w / sum(weights)) for r, w in zip(some, weights, strict=True))
