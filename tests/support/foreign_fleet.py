@@ -55,17 +55,11 @@ def foreign_runs(script: str, folder: Path) -> Iterator[ForeignRuns]:
     """`tests/support/SCRIPT.py` beside an agent and a controller, run to its end."""
     rings = folder / "rings"
     rings.mkdir()
-    command = [sys.executable, "-m", f"support.{script}", str(rings), str(folder)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests"), *sys.path[1:])),
-        "OMP_NUM_THREADS": "1",
-    }
     with ControllerProcess(folder) as controller:
         agent = ["agent", "--controller", controller.address, "--node", "node-0"]
         with Started(*agent, "--ring-dir", str(rings), "--metrics-listen", "") as running:
             try:
-                code = _run(command, environment, folder)
+                code = run_script(script, folder, rings)
                 logs = "".join(path.read_text()[-3000:] for path in sorted(folder.glob("*.log")))
                 assert code == 0, logs
                 yield ForeignRuns(folder, controller.status)
@@ -73,8 +67,14 @@ def foreign_runs(script: str, folder: Path) -> Iterator[ForeignRuns]:
                 running.kill()
 
 
-def _run(command: list[str], environment: dict[str, str], folder: Path) -> int:
-    """The exit code; no rank outlives it."""
+def run_script(script: str, folder: Path, rings: Path) -> int:
+    """The exit code of `tests/support/SCRIPT.py`; no rank outlives it."""
+    command = [sys.executable, "-m", f"support.{script}", str(rings), str(folder)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests"), *sys.path[1:])),
+        "OMP_NUM_THREADS": "1",
+    }
     with (folder / "script.log").open("w") as log:
         process = subprocess.Popen(
             command, env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True
