@@ -1,7 +1,7 @@
 """Detection of slow links: judges each step's transfers, opens and closes link incidents. Pure.
 
-These incidents name a rank's link, not its device. The planner does not act on them: no layout
-avoids a link yet. Called by `machine/steps.py`.
+These incidents name a rank's link, not its device. Plans price messages over slow links where the
+job reports their sizes. Called by `machine/steps.py`.
 """
 
 from collections.abc import Mapping

@@ -364,16 +364,22 @@ def _decision_inputs(job: JobState) -> Hashable:
 
     Loads drift slowly: while no rank is slow, not every step counts as new input.
     """
-    slow = tuple(sorted(job.detection.evidence.slow.items()))
-    is_calm = not slow and job.layouts.baseline is None and not job.layouts.is_provisional
+    slow = _slow(job)
+    is_calm = not any(slow) and job.layouts.baseline is None and not job.layouts.is_provisional
     steps = job.progress.step // CALM_PERIOD_STEPS if is_calm else job.progress.step
     return steps, job.layouts.newest_generation, slow, is_calm, job.cordoned
+
+
+def _slow(job: JobState) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """Return the slowdowns of ranks, and of their links."""
+    found = job.detection.evidence.slow, job.detection.links.slow
+    return tuple(tuple(sorted(slow.items())) for slow in found)
 
 
 def _decision_preconditions(job: JobState) -> Hashable:
     """Return the preconditions of a decision: the layout, the next generation, the slow ranks."""
     assert job.layouts.current is not None, "actionable"
-    slow = tuple(sorted(job.detection.evidence.slow.items()))
+    slow = _slow(job)
     is_bound = job.layouts.baseline is None, job.layouts.is_provisional, job.cordoned
     return job.layouts.current.generation, job.layouts.newest_generation, slow, is_bound
 

@@ -325,10 +325,22 @@ def _judge_waits(
 ) -> tuple[State, JobState, list[Command]]:
     """Judge transfers and input waits of a step."""
     commands = list[Command]()
+    was_slow = bool(job.detection.links.slow)
     for judge in (links.judge_links, data_loading.judge_inputs):
         state, job, said = judge(state, job, ended, config, unix_s)
         commands += said
+    if job.detection.links.slow and not was_slow:
+        job = _with_baseline(job)
+    elif was_slow and not job.detection.links.slow and not job.detection.evidence.slow:
+        job = on_all_recovered(job)
     return state, job, commands
+
+
+def _with_baseline(job: JobState) -> JobState:
+    """The present layout is the one from before the first of the open findings."""
+    if job.layouts.baseline is not None:
+        return job
+    return replace(job, layouts=replace(job.layouts, baseline=job.layouts.current))
 
 
 def _split_by_timing(work: FeatureTable) -> tuple[FeatureTable, tuple[int, ...]]:
@@ -355,16 +367,7 @@ def _apply_judgement(
     """Apply a judgement: findings open incidents, recoveries close them, changes update them."""
     job, commands = root_cause.repeat_searches(state, job, draft, unix_s)
     for finding in judgement.findings:
-        # The baseline is the layout before the first of the open findings.
-        job = replace(
-            job,
-            layouts=replace(
-                job.layouts,
-                baseline=job.layouts.baseline
-                if job.layouts.baseline is not None
-                else job.layouts.current,
-            ),
-        )
+        job = _with_baseline(job)
         job, finding = root_cause.explain_finding(state, job, finding, draft, unix_s)
         state, job, said = incidents.open_incident(state, job, finding, unix_s)
         commands += [*said, SaveJob(job=job.name)]
@@ -373,7 +376,7 @@ def _apply_judgement(
         why = f"rank {rank} is back at its expected time {long}".strip()
         job, said = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
         commands += said
-    if judgement.recovered and not job.detection.evidence.slow:
+    if judgement.recovered and not job.detection.evidence.slow and not job.detection.links.slow:
         job = on_all_recovered(job)
     for rank, slowdown in judgement.changed.items():
         # Below the smallest slowdown worth a finding the fault is ending: keep the former value.
