@@ -3,9 +3,10 @@
 1. Tensor groups keep the k fastest devices, k a power of two, of the largest k * min speed (eq. 3
 and 4); who is left over completes groups of its node. 2. Layers of slow stages go to the others,
 the same cuts for all pipelines (3.3; no rule is published). 3. Forward by forward, stages of fast
-pipelines take micro-batches of slow ones (Algorithm 1; `partition_migration.py`). Where the paper
+pipelines take micro-batches of slow ones (Algorithm 1; `resihp_migration.py`). Where the paper
 leaves a choice open, each is tried and the best is taken: cuts as they are, by the slowest pipeline
-of a stage or by the mean; delta from 0 up.
+of a stage or by the mean; delta from 0 up; whether a stage waits for its next forward as 1F1B does,
+takes what is ready, or leaves weight gradients for idle time (Fig. 6).
 """
 
 from collections.abc import Sequence
@@ -26,23 +27,25 @@ from pacekeeper.simulator.baselines.even_pipelines import (
     even_cell,
     even_cost,
 )
-from pacekeeper.simulator.baselines.resihp_migration import Migration
+from pacekeeper.simulator.baselines.resihp_migration import Migration, StageOrder
 from pacekeeper.simulator.baselines.step_simulation import NEVER, walks
 
 DELTAS = (0, 1, 2, 4, NEVER)  # Algorithm 1's gap of progress, which is not published
+ORDERS = (StageOrder.PROGRAM, StageOrder.READY, StageOrder.SPLIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResihpPlan:
     """groups[pipeline][stage]: the ranks that stay (none: a dead stage); ends: of the stages.
 
-    delta: of Algorithm 1. migrations: what other pipelines run of a pipeline's work. standby:
-    living ranks left out.
+    delta: of Algorithm 1; order: of chunks on a stage. migrations: what other pipelines run of a
+    pipeline's work. standby: living ranks left out.
     """
 
     groups: tuple[tuple[Ranks, ...], ...]
     ends: tuple[int, ...]
     delta: int
+    order: StageOrder
     migrations: tuple[Migration, ...]
     step_s: float
     standby: tuple[int, ...]
@@ -68,17 +71,19 @@ def resihp(problem: PartitionProblem) -> ResihpPlan:
     used = {rank for of_pipeline in groups for ranks in of_pipeline for rank in ranks}
     standby = tuple(rank for rank in problem.living if rank not in used)
     for ends in _choices(costs, problem):
-        tried = walks(groups, ends, problem, deltas=DELTAS)
-        for delta, walk in zip(DELTAS, tried, strict=True):
-            if best is None or walk.step_s < best.step_s:
-                best = ResihpPlan(
-                    groups=tuple(tuple(of_pipeline) for of_pipeline in groups),
-                    ends=ends,
-                    delta=delta,
-                    migrations=walk.migrations,
-                    step_s=walk.step_s,
-                    standby=standby,
-                )
+        for order in ORDERS:
+            tried = walks(groups, ends, problem, deltas=DELTAS, order=order)
+            for delta, walk in zip(DELTAS, tried, strict=True):
+                if best is None or walk.step_s < best.step_s:
+                    best = ResihpPlan(
+                        groups=tuple(tuple(of_pipeline) for of_pipeline in groups),
+                        ends=ends,
+                        delta=delta,
+                        order=order,
+                        migrations=walk.migrations,
+                        step_s=walk.step_s,
+                        standby=standby,
+                    )
     assert best is not None, "the baseline's cuts are always tried"
     return best
 

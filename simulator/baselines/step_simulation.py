@@ -1,26 +1,34 @@
 """A step of even groups that hand micro-batches over to each other, walked in time. Pure.
 
 What ResiHP's Algorithm 1 and ReCycle's rerouting run on: one cut of layers for all pipelines, even
-shards in each group, and stages that may be dead in some pipelines (`resihp_migration.py`).
+shards in each group, and stages that may be dead in some pipelines (`resihp_migration.py`). Chunks,
+messages and exchanges take what they take for the planner (`stage_times.py`, `step_time.py`): a
+step without hand-overs in the program's order takes as long as the planner's price.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from pacekeeper.controller.planning.model.partition import StageShard
 from pacekeeper.controller.planning.model.problem import PartitionProblem
-from pacekeeper.controller.planning.partition_cost.collectives import gradient_sync_s
-from pacekeeper.controller.planning.partition_cost.compute import (
-    GroupCost,
-    constant_s,
-    layer_sums,
-    row_s,
-)
 from pacekeeper.controller.planning.partition_cost.memory import in_flight
+from pacekeeper.controller.planning.partition_cost.stage_times import StageTimeModel
+from pacekeeper.controller.planning.partition_cost.step_time import with_exchange
 from pacekeeper.core.layout.pipeline_schedule import Schedule
-from pacekeeper.simulator.baselines.even_pipelines import Ranks, batch_rows, even_cell, even_cost
-from pacekeeper.simulator.baselines.resihp_migration import Migration, StageWork, migrate_each
+from pacekeeper.simulator.baselines.even_pipelines import Ranks, batch_rows, even_cell
+from pacekeeper.simulator.baselines.resihp_migration import (
+    Migrated,
+    Migration,
+    StageOrder,
+    StageWork,
+    migrate_each,
+)
 
 NEVER = 1 << 30  # a delta that no gap of progress passes: only dead stages' work changes hands
+
+Cells = Sequence[Sequence[StageShard | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,24 +46,22 @@ def walked(
     *,
     delta: int,
     counts: Sequence[int] | None = None,
-    is_eager: bool = False,
-    is_split: bool = False,
+    order: StageOrder = StageOrder.PROGRAM,
 ) -> Walk:
-    """groups[pipeline][stage]: the ranks of each (none: dead); ends: of the stages.
+    """Walk one step.
 
-    counts: micro-batches that each pipeline begins with, as the baseline if absent. `is_eager`: a
-    stage runs forwards as they come, 1F1B's bound on activations aside; `is_split`: weight
-    gradients wait for idle time. Raises ValueError where a rank of a group is dead.
+    Args:
+        groups: groups[pipeline][stage], the ranks of each; none: dead.
+        ends: of the stages.
+        problem: the devices' speeds.
+        delta: of Algorithm 1.
+        counts: micro-batches that each pipeline begins with, as the baseline if absent.
+        order: of the chunks on a stage.
+
+    Raises:
+        ValueError: a rank of a group is dead.
     """
-    (walk,) = walks(
-        groups,
-        ends,
-        problem,
-        deltas=(delta,),
-        counts=counts,
-        is_eager=is_eager,
-        is_split=is_split,
-    )
+    (walk,) = walks(groups, ends, problem, deltas=(delta,), counts=counts, order=order)
     return walk
 
 
@@ -66,79 +72,69 @@ def walks(
     *,
     deltas: Sequence[int],
     counts: Sequence[int] | None = None,
-    is_eager: bool = False,
-    is_split: bool = False,
+    order: StageOrder = StageOrder.PROGRAM,
 ) -> tuple[Walk, ...]:
     """The same for each of `deltas`: what they share is priced once."""
-    costs = [[even_cost(ranks, problem) if ranks else None for ranks in of] for of in groups]
-    work = _work(costs, ends, problem, counts, is_eager, is_split)
-    sync_s = _sync_s(groups, ends, problem)
-    found = migrate_each(work, deltas=deltas)
-    return tuple(Walk(step_s=step_s + sync_s, migrations=moved) for step_s, moved in found)
+    clock = StageTimeModel(problem)
+    cells: Cells = [
+        [
+            even_cell(ranks, first, end, problem) if ranks else None
+            for ranks, first, end in zip(of_pipeline, (0, *ends[:-1]), ends, strict=True)
+        ]
+        for of_pipeline in groups
+    ]
+    found = migrate_each(_work(cells, clock, counts, order), deltas=deltas)
+    return tuple(
+        Walk(step_s=_with_exchange(each, cells, clock), migrations=each.migrations)
+        for each in found
+    )
 
 
 def _work(
-    costs: Sequence[Sequence[GroupCost | None]],
-    ends: Sequence[int],
-    problem: PartitionProblem,
-    counts: Sequence[int] | None,
-    is_eager: bool,
-    is_split: bool,
+    cells: Cells, clock: StageTimeModel, counts: Sequence[int] | None, order: StageOrder
 ) -> StageWork:
-    sums, rows = layer_sums(problem.model, problem.links), batch_rows(problem)
-    ratio = problem.model.backward_ratio
-    forward: list[list[float | None]] = []
-    backward: list[list[float | None]] = []
-    weight: list[list[float]] = []
-    for of_pipeline in costs:
-        forward.append([])
-        backward.append([])
-        weight.append([])
-        for cost, first, end in zip(of_pipeline, (0, *ends[:-1]), ends, strict=True):
-            if cost is None:
-                forward[-1].append(None)
-                backward[-1].append(None)
-                weight[-1].append(0.0)
-                continue
-            of_row, fixed = row_s(sums, cost), constant_s(sums, cost)
-            both = rows * float(of_row[end] - of_row[first]) + float(fixed[end] - fixed[first])
-            told = (end - first) * (rows * cost.sum_row_s + cost.sum_s)
-            own = (both - 2.0 * told) / (1.0 + ratio)
-            forward[-1].append(own + told)
-            backward[-1].append(ratio * own + told)
-            weight[-1].append(0.5 * ratio * own if is_split else 0.0)
-    num_stages = len(ends)
+    problem = clock.problem
+    rows = batch_rows(problem)
+    is_split = order is StageOrder.SPLIT
+    chunks = [[None if cell is None else clock.chunk_s(cell, rows) for cell in of] for of in cells]
+    num_stages = len(cells[0])
     batches = [len(pipeline.micro_batches) for pipeline in problem.baseline.pipelines]
     if counts is not None:
         batches = list(counts)
     most = sum(batches)
-    lanes = max(1, min(cost.num_ranks for of in costs for cost in of if cost is not None))
+    # In the place of a dead stage another pipeline's sends and receives.
+    living = [next(cell for of in cells if (cell := of[s]) is not None) for s in range(num_stages)]
     return StageWork(
-        forward_s=tuple(tuple(of) for of in forward),
-        backward_s=tuple(tuple(of) for of in backward),
-        weight_s=tuple(tuple(of) for of in weight),
-        message_s=problem.links.between_latency_s
-        + rows * problem.model.boundary_bytes / (problem.links.between_bytes_per_s * lanes),
+        forward_s=tuple(tuple(chunk and chunk[0] for chunk in of) for of in chunks),
+        backward_s=tuple(tuple(chunk and chunk[1] + chunk[2] for chunk in of) for of in chunks),
+        weight_s=tuple(
+            tuple(chunk[2] if chunk and is_split else 0.0 for chunk in of) for of in chunks
+        ),
+        message_s=tuple(
+            tuple(
+                clock.boundary_s(of[s] or living[s], of[s + 1] or living[s + 1], rows)
+                for s in range(num_stages - 1)
+            )
+            for of in cells
+        ),
         num_microbatches=tuple(batches),
         in_flight=tuple(
-            most if is_eager else in_flight(num_stages, s, max(batches), Schedule.ONE_F_ONE_B)
+            most
+            if order is StageOrder.EAGER
+            else in_flight(num_stages, s, max(batches), Schedule.ONE_F_ONE_B)
             for s in range(num_stages)
         ),
+        order=order,
     )
 
 
-def _sync_s(
-    groups: Sequence[Sequence[Ranks]], ends: Sequence[int], problem: PartitionProblem
-) -> float:
-    """Of the slowest cell of the first stage, which ends last."""
-    nodes = {problem.device_of[rank].node for of in groups for ranks in of for rank in ranks}
-    return max(
-        gradient_sync_s(
-            even_cell(of_pipeline[0], 0, ends[0], problem),
-            len(groups),
-            problem,
-            is_inside=len(nodes) == 1,
-        )
-        for of_pipeline in groups
-        if of_pipeline[0]
-    )
+def _with_exchange(walk: Migrated, cells: Cells, clock: StageTimeModel) -> float:
+    problem = clock.problem
+    nodes = {problem.device_of[r].node for of in cells for cell in of if cell for r in cell.ranks}
+    ends = [
+        (end_s, clock.sync_s(cell, len(cells), len(nodes) == 1), cell.first_layer, cell.end_layer)
+        for of, of_ends in zip(cells, walk.ends_s, strict=True)
+        for cell, end_s in zip(of, of_ends, strict=True)
+        if cell is not None
+    ]
+    return with_exchange(*np.array(ends).T)

@@ -116,8 +116,7 @@ class PipelineJob:
                     problem,
                     delta=work.delta,
                     counts=work.counts,
-                    is_eager=work.is_eager,
-                    is_split=work.is_split,
+                    order=work.order,
                 ).step_s
 
     def as_is(

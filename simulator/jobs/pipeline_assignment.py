@@ -10,6 +10,7 @@ from pacekeeper.controller.planning.model.partition import Partition, StageShard
 from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.baselines.even_pipelines import Ranks, even_cell
+from pacekeeper.simulator.baselines.resihp_migration import StageOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +31,14 @@ class Handed:
 
     counts: micro-batches each pipeline begins with. delta: the gap of progress beyond which a stage
     takes over another pipeline's next forward; `step_simulation.NEVER`: dead stages' ones only.
-    `is_eager`: stages run forwards as they come, whatever 1F1B would hold back; `is_split`: weight
-    gradients wait for idle time.
+    order: of the chunks on a stage.
     """
 
     groups: tuple[tuple[Ranks, ...], ...]
     ends: tuple[int, ...]
     counts: tuple[int, ...]
     delta: int
-    is_eager: bool = False
-    is_split: bool = False
+    order: StageOrder = StageOrder.PROGRAM
 
     @property
     def ranks(self) -> tuple[int, ...]:

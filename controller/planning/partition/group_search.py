@@ -139,7 +139,10 @@ def _speed(ranks: Sequence[int], device_of: Mapping[int, Device]) -> float:
 
 
 def _sorted(draft: CandidateGroups, device_of: Mapping[int, Device]) -> CandidateGroups:
-    """In each stage the fastest group in the first pipeline; pipelines of one depth among them."""
+    """In each stage the fastest group, then that with the fastest links, in the first pipeline.
+
+    Among pipelines of one depth. So slow groups and slow links delay as few pipelines as they can.
+    """
     groups = [list(pipeline) for pipeline in draft.groups]
     by_depth: dict[int, list[int]] = {}
     for at, pipeline in enumerate(groups):
@@ -147,7 +150,11 @@ def _sorted(draft: CandidateGroups, device_of: Mapping[int, Device]) -> Candidat
     for depth, members in by_depth.items():
         for stage in range(depth):
             ordered = sorted(
-                (groups[at][stage] for at in members), key=lambda g: -_speed(g, device_of)
+                (groups[at][stage] for at in members),
+                key=lambda g: (
+                    -_speed(g, device_of),
+                    -min((device_of[rank].link_speed for rank in g), default=1.0),
+                ),
             )
             for at, group in zip(members, ordered, strict=True):
                 groups[at][stage] = group

@@ -99,13 +99,36 @@ class StageTimeModel:
                     message_s=self._boundaries(pipeline),
                     sync_s=np.array(
                         [
-                            self._sync_s(cell, len(partition.pipelines), len(nodes) == 1)
+                            self.sync_s(cell, len(partition.pipelines), len(nodes) == 1)
                             for cell in pipeline.cells
                         ]
                     ),
                     cuts=pipeline.cuts,
                 )
         return tuple(result[at] for at in range(len(partition.pipelines)))
+
+    def chunk_s(self, cell: StageShard, rows: float) -> tuple[float, float, float]:
+        """Forward, input and weight gradients of a micro-batch on ranks that wait for no others."""
+        of, ratio = self._cell(cell), self.problem.model.backward_ratio
+        own_s = rows * (of.compute_s + of.expert_s * self.problem.unevenness / of.speed)
+        own_s += of.launch_s
+        messages_s = rows * of.communication_s + of.sum_s
+        half_s = 0.5 * ratio * own_s
+        return own_s + messages_s, half_s + messages_s, half_s
+
+    def boundary_s(self, sender: StageShard, receiver: StageShard, rows: float) -> float:
+        """A micro-batch's message from one stage to the next."""
+        fixed_s, of_row_s = self._message(sender, receiver)
+        return fixed_s + of_row_s * rows
+
+    def sync_s(self, cell: StageShard, num_pipelines: int, is_inside: bool) -> float:
+        """The exchange of gradients after the last micro-batch."""
+        key = (cell, num_pipelines, is_inside)
+        if key not in self._syncs:
+            self._syncs[key] = gradient_sync_s(
+                cell, num_pipelines, self.problem, is_inside=is_inside
+            )
+        return self._syncs[key]
 
     def _compute(self, pipelines: Sequence[Pipeline]) -> tuple[Array, Array, Array]:
         """Forward, input and weight gradients [stages, micro-batches] of one lock-step."""
@@ -174,14 +197,6 @@ class StageTimeModel:
                 speed=cost.speed,
             )
         return found
-
-    def _sync_s(self, cell: StageShard, num_pipelines: int, is_inside: bool) -> float:
-        key = (cell, num_pipelines, is_inside)
-        if key not in self._syncs:
-            self._syncs[key] = gradient_sync_s(
-                cell, num_pipelines, self.problem, is_inside=is_inside
-            )
-        return self._syncs[key]
 
     def _boundaries(self, pipeline: Pipeline) -> Array:
         """[stages - 1, micro-batches]"""

@@ -108,11 +108,25 @@ def _graph(schedule: Schedule, num_stages: int, num_microbatches: int) -> PathGr
 
 
 def _with_exchange(found: Sequence[PipelineTimes], ends: Sequence[Array]) -> float:
-    """Each exchange begins when all stages with a layer of it have ended, and is the slowest's."""
-    ends_s = np.concatenate(list(ends))
-    sync_s = np.concatenate([times.sync_s for times in found])
-    first = np.concatenate([(0, *times.cuts[:-1]) for times in found])
-    last = np.concatenate([times.cuts for times in found])
+    return with_exchange(
+        np.concatenate(list(ends)),
+        np.concatenate([times.sync_s for times in found]),
+        np.concatenate([(0, *times.cuts[:-1]) for times in found]),
+        np.concatenate([times.cuts for times in found]),
+    )
+
+
+def with_exchange(ends_s: Array, sync_s: Array, first: Array, last: Array) -> float:
+    """When the last exchange of gradients ends.
+
+    Each begins when all stages with a layer of it have ended, and takes as long as the slowest's.
+
+    Args:
+        ends_s: [stages of all pipelines] when each has run its last chunk.
+        sync_s: its exchange.
+        first: its first layer.
+        last: the layer after its last.
+    """
     meets = (first[:, None] < last[None, :]) & (first[None, :] < last[:, None])
     begins_s = np.where(meets, ends_s[None, :], 0.0).max(axis=1)
     takes_s = np.where(meets, sync_s[None, :], 0.0).max(axis=1)

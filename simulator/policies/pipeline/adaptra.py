@@ -12,6 +12,7 @@ from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.baselines.even_pipelines import baseline_groups
+from pacekeeper.simulator.baselines.resihp_migration import StageOrder
 from pacekeeper.simulator.baselines.step_simulation import NEVER, walked
 from pacekeeper.simulator.jobs.pipeline_assignment import Handed, Planned, Work
 from pacekeeper.simulator.policies.pipeline.base import PipelinePolicy, all_at_baseline
@@ -31,11 +32,11 @@ class Adaptra(PipelinePolicy):
             ends=problem.baseline.pipelines[0].cuts,
             counts=tuple(len(pipeline.micro_batches) for pipeline in problem.baseline.pipelines),
             delta=NEVER,
-            is_eager=True,
+            order=StageOrder.EAGER,
         )
         filled = Planned(partition=problem.baseline, schedule=Schedule.ZERO_BUBBLE)
         filled_s = price(problem.baseline, replace(problem, schedule=Schedule.ZERO_BUBBLE)).step_s
-        eager_s = walked(eager.groups, eager.ends, problem, delta=NEVER, is_eager=True).step_s
+        eager_s = walked(eager.groups, eager.ends, problem, delta=NEVER, order=eager.order).step_s
         choices = [
             (price(problem.baseline, problem).step_s, baseline),
             (filled_s, filled),

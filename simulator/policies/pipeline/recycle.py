@@ -21,6 +21,7 @@ from pacekeeper.simulator.baselines.even_pipelines import (
     stage_s,
 )
 from pacekeeper.simulator.baselines.greyhound import SLOW, least_variance
+from pacekeeper.simulator.baselines.resihp_migration import StageOrder
 from pacekeeper.simulator.baselines.step_simulation import NEVER
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
 from pacekeeper.simulator.jobs.pipeline_assignment import Handed, Work
@@ -54,7 +55,7 @@ class ReCycle(PipelinePolicy):
             ends=problem.baseline.pipelines[0].cuts,
             counts=counts,
             delta=NEVER,
-            is_split=True,
+            order=StageOrder.SPLIT,
         )
 
     def notices(self, moment: PipelineMoment, job: PipelineJob, known: Known) -> bool:

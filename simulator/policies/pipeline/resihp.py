@@ -38,6 +38,7 @@ class ResiHP(PipelinePolicy):
             ends=plan.ends,
             counts=tuple(len(pipeline.micro_batches) for pipeline in problem.baseline.pipelines),
             delta=plan.delta,
+            order=plan.order,
         )
 
     def notices(self, moment: PipelineMoment, job: PipelineJob, known: Known) -> bool:

@@ -1,0 +1,33 @@
+"""Plans that the benchmark counts are layouts that a running job can follow."""
+
+import pytest
+from benchmarks.partition_cases import CASES, Case, problem_of
+from benchmarks.partition_quality import SEVERITIES, draw
+
+from pacekeeper.controller.planning.partition.layout_codec import (
+    check_live_layout,
+    layout_of,
+    partition_of,
+)
+from pacekeeper.controller.planning.partition.planner import plan_partition
+
+
+@pytest.mark.parametrize("rows_per_batch", [16, 1])
+@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_plan_is_a_layout_of_a_running_job(
+    case: Case, severity: str, rows_per_batch: int
+) -> None:
+    problem = problem_of(case, draw(case, SEVERITIES[severity], 0), rows_per_batch=rows_per_batch)
+    partition = plan_partition(problem).partition
+    layout = layout_of(partition, ((),) * case.num_layers, generation=2)
+    check_live_layout(layout)
+    # It says all of the plan: its price is that of the plan.
+    again = partition_of(
+        layout,
+        num_rows=problem.rows_per_step,
+        num_microbatches=2 * case.stages,
+        rows_per_batch=rows_per_batch,
+    )
+    by_rank = {pipeline.ranks: pipeline for pipeline in again.pipelines}
+    assert by_rank == {pipeline.ranks: pipeline for pipeline in partition.pipelines}
