@@ -331,7 +331,7 @@ def _why_unproven(
         view: The job.
         now: The present layout.
         layout: The layout with fewer ranks at work.
-        kept: The best layout that keeps them, or the present one.
+        kept: The best layout that keeps them; the present one may be better if they are not slow.
         cost_s: Seconds that the move takes.
     """
     left_out = set(layout.standing_by) - set(view.layout.standing_by)
@@ -339,7 +339,8 @@ def _why_unproven(
         ranks = format_ranks(unknown)
         return Wait(code=WaitCode.NOT_PROVEN, text=f"; how slow ranks {ranks} are is not certain")
     cautious = now.pricing.cautious
-    gain_s = cautious.price(kept).step_s - cautious.price(layout).step_s
+    kept_s = min(cautious.price(one).step_s for one in (kept, cautious.as_run(view.layout)))
+    gain_s = kept_s - cautious.price(layout).step_s
     if gain_s * now.config.horizon_steps > cost_s:
         return None
     text = f"; it gains {gain_s * now.config.horizon_steps:.1f} s if they are as slow as is certain"

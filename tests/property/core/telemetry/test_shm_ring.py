@@ -2,7 +2,8 @@
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from pacekeeper.core.errors import VersionError
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.telemetry import shm_ring
-from pacekeeper.core.telemetry.attachment import Attachment
+from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.record_codec import REASON_BYTES, pack, unpack
 from pacekeeper.core.telemetry.records import (
     LOADS_PER_RECORD,
@@ -236,6 +237,17 @@ def test_a_header_without_a_schedule_is_that_of_1f1b() -> None:
     assert "schedule" not in json.loads(text)["model"]
     found = shm_ring.decode_header(with_json(text))
     assert found.model is not None and found.model.schedule is Schedule.ONE_F_ONE_B
+
+
+def test_sizes_that_are_not_reported_are_left_out_of_the_header() -> None:
+    """Agents from before a field read the header of a trainer that does not report it."""
+    sizes: dict[str, Any] = {
+        f.name: at for at, f in enumerate(fields(ModelShape), 1) if f.type is int
+    }
+    told = replace(ATTACHMENT, model=ModelShape(**sizes, schedule=Schedule.ZERO_BUBBLE))
+    assert shm_ring.decode_header(shm_ring.encode_header(told)) == told
+    text = shm_ring.encode_header(ATTACHMENT)[HEAD_BYTES:]
+    assert not {"hidden_bytes", "memory_bytes", "schedule"} & json.loads(text)["model"].keys()
 
 
 def test_a_schedule_of_a_newer_trainer_is_read_as_unknown() -> None:

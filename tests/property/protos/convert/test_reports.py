@@ -1,7 +1,8 @@
 """Everything that goes over the wire comes back as it was, and what is impossible is refused."""
 
 import hashlib
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -112,6 +113,16 @@ def shape_received(message: telemetry_pb2.NodeReport) -> ModelShape | None:
 @pytest.mark.parametrize("schedule", [*Schedule, None])
 def test_every_pipeline_schedule_survives_the_wire(schedule: Schedule | None) -> None:
     shape = replace(SHAPE, schedule=schedule)
+    job = JobReport(job="j", attached=(replace(ATTACHMENT, model=shape),))
+    message = wire.report_to_message(NodeReport(sequence=1, sent_mono_s=0.0, jobs=(job,)))
+    assert shape_received(message) == shape
+
+
+def test_every_size_of_a_model_survives_the_wire() -> None:
+    sizes: dict[str, Any] = {
+        f.name: at for at, f in enumerate(fields(ModelShape), 1) if f.type is int
+    }
+    shape = ModelShape(**sizes)
     job = JobReport(job="j", attached=(replace(ATTACHMENT, model=shape),))
     message = wire.report_to_message(NodeReport(sequence=1, sent_mono_s=0.0, jobs=(job,)))
     assert shape_received(message) == shape
