@@ -170,17 +170,13 @@ def command(
         raise click.UsageError(
             "--faults slows an emulated device, or ranks on CPU: add --emulate or --device cpu"
         )
-    from pacekeeper.trainer.engine.rank_process import RunFolders, is_a_rank, run_rank
+    from pacekeeper.trainer.engine.rank_process import is_a_rank, run_rank
 
     if not is_a_rank(os.environ):
         ctx.exit(_start(node, ring_dir, config))
     _reject(ctx, _SET_BY_TORCHRUN, "is set by torchrun: give it there")
-    folders = RunFolders(
-        ring_dir=ring_dir,
-        run_dir=node.run_dir or f"runs/{config.job}",
-        faults_dir=node.faults_dir,
-    )
-    run_rank(config, folders, os.environ)
+    run_dir = node.run_dir or f"runs/{config.job}"
+    run_rank(config, ring_dir, run_dir, node.faults_dir, os.environ)
 
 
 def _reject(ctx: click.Context, names: tuple[str, ...], reason: str) -> None:

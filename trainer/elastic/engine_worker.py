@@ -55,7 +55,7 @@ from pacekeeper.trainer.engine.values import PreparedMove, PreparedStep
 from pacekeeper.trainer.groups.agreement import on_all_ranks, require_agreement
 from pacekeeper.trainer.groups.devices import device_number, device_uuid
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
-from pacekeeper.trainer.groups.former import Generation, make_former
+from pacekeeper.trainer.groups.former import Generation, TorchFormer, make_former
 from pacekeeper.trainer.groups.probe import run_probe
 from pacekeeper.trainer.groups.typed_values import gather_values
 from pacekeeper.trainer.groups.waiting import WaitLimits
@@ -101,7 +101,7 @@ class EngineWorker(Worker):
             torch.cuda.set_device(self.device)
         elif "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max((os.cpu_count() or 1) // self._ranks_on_node(), 1))
-        self._former = make_former(self.device)
+        self._former = TorchFormer(self.device) if spec.store_prefix else make_former(self.device)
         self.steps = StepLog(spec.run_dir, spec.rank, is_continued=spec.first_run_id > 0)
         self.job_log = JobLog(config, Path(spec.run_dir))
         self.replica_guard = ReplicaGuard()
@@ -143,7 +143,8 @@ class EngineWorker(Worker):
         if config.emulate:
             law = DEVICE_NOISE if config.emulated_noise else NO_NOISE
             self.emulated = EngineDevice.seeded(config.seed * 1000 + spec.rank, law)
-            emulate(config, self.job, self.emulated, is_announced=spec.rank == ranks[0])
+            shapes = emulate(config, self.job, self.emulated, is_announced=spec.rank == ranks[0])
+            self.engine.add_facts({"emulated model": library.config_values(shapes.module)})
         elif spec.faults_dir and self.device.type == "cpu":
             self._burner = Burner()
         if spec.faults_dir and (targets := fault_targets(self.emulated, self._burner)):

@@ -144,7 +144,9 @@ def _cgroup_free(cgroup: Path) -> int | None:
 class RankSpec:
     """What a rank's process is started with. `node_of`: the number of each rank's node; `stores`:
     address of each node's store; `first_run_id`: of the launch which began the job (0: this one).
-    `world_size`: ranks the job began with; a newcomer is none of them.
+    `world_size`: ranks the job began with; a newcomer is none of them. `store_prefix`: of the job's
+    keys where torchrun started it, which has one store and ends all ranks with the first that
+    fails; empty: our launcher did.
     """
 
     config: EngineConfig
@@ -158,3 +160,4 @@ class RankSpec:
     run_id: int = 0
     first_run_id: int = 0
     is_newcomer: bool = False
+    store_prefix: str = ""

@@ -14,12 +14,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from pacekeeper.core.errors import ExitCode, PacekeeperError
+from pacekeeper.core.errors import ExitCode, PacekeeperError, UnreachableError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
@@ -79,6 +79,7 @@ def train(
     spec: RankSpec,
     make: Callable[..., Worker],
     *,
+    stop_signals: Collection[signal.Signals] = (signal.SIGTERM,),
     on_step: Callable[[Worker], None] | None = None,
 ) -> Worker:
     """Train until `config.steps` are committed, whatever happens to the others.
@@ -86,25 +87,28 @@ def train(
     Args:
         spec: Of this rank.
         make: Makes the worker, of `spec` and `is_asked_to_stop`.
+        stop_signals: Which ask to end.
         on_step: Called after each committed step (tests).
 
     Raises:
         LostStateError: An expert has no living replica rank.
         Fenced: The others went on without this rank.
         NoQuorumError: The others may have.
+        UnreachableError: Another rank is lost, under torchrun.
     """
     # First of all: a request to end that comes while the model is made is followed after a step.
     requests: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: requests.append(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    for one in stop_signals:
+        signal.signal(one, lambda number, _: requests.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals)
     rank = make(spec=spec, is_asked_to_stop=lambda: bool(requests))
     # A collection in mid-step would look like a fault of this rank. It takes a while: who waits to
     # be let in is ready after it.
     gc.collect()
     gc.freeze()
     gc.disable()
-    stores = Stores(spec.stores)
+    stores = Stores(spec.stores, prefix=spec.store_prefix)
     verdict = admission.await_admission(rank, stores) if spec.is_newcomer else None
     if spec.is_newcomer and verdict is None:
         return rank  # asked to end before it was let in
@@ -122,6 +126,8 @@ def train(
     is_over = lost is None and rank.step >= spec.config.steps
     while True:
         if lost is not None:
+            if spec.store_prefix:
+                raise UnreachableError(f"another rank is lost: {lost.why}")
             if is_over and agreement.has_finished_member(rank.group):
                 break
             try:

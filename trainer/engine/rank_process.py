@@ -1,57 +1,32 @@
-"""One rank of `pacekeeper launch` under torchrun: its place, device, process groups, training.
+"""One rank of `pacekeeper launch` under torchrun: its place, its store, and the elastic worker.
 
-torchrun gives the place in the environment. All errors leave as exceptions. Nothing is survived.
+torchrun gives the place in the environment, and ends all ranks when one fails: nothing is survived.
+Ranks that it starts again resume from the newest checkpoint. All errors leave as exceptions.
 """
 
-import logging
-import os
 import signal
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from pacekeeper.core.addresses import join_address
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.core.kernel_laws.noise import DEVICE_NOISE, NO_NOISE
-from pacekeeper.core.telemetry.attachment import Clock
-from pacekeeper.trainer.adapters import reporter
-from pacekeeper.trainer.emulation.faults import Burner, FaultInjector, fault_targets
-from pacekeeper.trainer.groups.devices import choose_device, num_devices
-from pacekeeper.trainer.groups.engine_groups import EngineGroups
-from pacekeeper.trainer.hooks.compute_timers import CpuClock, SegmentClock
-from pacekeeper.trainer.hooks.hooks import RUN_ID_VARIABLE
+from pacekeeper.trainer.elastic.agreement.kv_store import connect_store
+from pacekeeper.trainer.elastic.launch_spec import RankSpec
+from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS
+from pacekeeper.trainer.elastic.loop import train
+from pacekeeper.trainer.elastic.rendezvous import newest_run_id, next_run_id
+from pacekeeper.trainer.groups.devices import choose_device, log_device, num_devices
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MEETING_S = 120.0  # for which ranks wait for each other; nodes are started one after the other
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-_NEEDS_OUR_LAUNCHER = (
-    "checkpoint_dir",
-    "snapshot_period_steps",
-    "replica_check_period_steps",
-    "max_restarts",
-    "resume",
-)
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFolders:
-    """Where a rank writes: records for the agent of its node, and the step log.
-
-    `faults_dir` holds orders of faults to inject; "": none are.
-    """
-
-    ring_dir: str
-    run_dir: str
-    faults_dir: str = ""
+_NEEDS_OUR_LAUNCHER = ("snapshot_period_steps", "max_restarts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +67,13 @@ def place_from(environment: Mapping[str, str]) -> RankPlace:
     return place
 
 
-def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str, str]) -> None:
+def run_rank(
+    config: EngineConfig,
+    ring_dir: str,
+    run_dir: str,
+    faults_dir: str,
+    environment: Mapping[str, str],
+) -> None:
     """Train as the rank that the environment names, until the end or a signal to stop.
 
     SIGTERM, SIGINT and SIGHUP end all ranks after the current step.
@@ -100,67 +81,6 @@ def run_rank(config: EngineConfig, folders: RunFolders, environment: Mapping[str
     Raises:
         PacekeeperError: It cannot start or go on.
     """
-    # They import transformers, which launchers lack.
-    from pacekeeper.trainer.emulation.engine_device import EngineDevice
-    from pacekeeper.trainer.engine.training import train
-
-    _require_supported(config)
-    asked: list[int] = []
-    for number in STOP_SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda given, _: asked.append(given))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    place = place_from(environment)
-    kind = choose_device(config.wanted_device, num_devices(), place.local_world_size)
-    device = torch.device(kind, place.local_rank) if kind == "cuda" else torch.device(kind)
-    if kind == "cuda":
-        torch.cuda.set_device(device)
-    elif "OMP_NUM_THREADS" not in environment:
-        torch.set_num_threads(max((os.cpu_count() or 1) // place.local_world_size, 1))
-    if place.world_size == 1:
-        groups = EngineGroups.single_process()
-    else:
-        _meet(place, kind)
-        groups = EngineGroups.from_torch(device)
-    emulated, faults, burner = None, None, Burner()
-    timing: tuple[Clock, SegmentClock] | None = None
-    if config.emulate:
-        law = DEVICE_NOISE if config.emulated_noise else NO_NOISE
-        emulated = EngineDevice.seeded(config.seed * 1000 + place.rank, law)
-        timing = Clock.EMULATED, emulated
-    elif folders.faults_dir:
-        timing = Clock.CPU, CpuClock(burn=burner)
-    if folders.faults_dir:
-        faults = FaultInjector(
-            directory=Path(folders.faults_dir),
-            rank=place.rank,
-            targets=fault_targets(emulated, burner),
-        )
-    hooks = reporter.attach(
-        job=config.job,
-        device=device,
-        rank=place.rank,
-        world_size=place.world_size,
-        ring_dir=folders.ring_dir,
-        timing=timing,
-    )
-    train(
-        config,
-        groups,
-        device=device,
-        ranks_on_node=place.local_world_size,
-        run_dir=Path(folders.run_dir),
-        hooks=hooks,
-        emulated=emulated,
-        faults=faults,
-        is_stop_asked=lambda: bool(asked),
-    )
-    hooks.detach()
-    if place.world_size > 1:
-        dist.destroy_process_group()
-
-
-def _require_supported(config: EngineConfig) -> None:
     default = EngineConfig()
     for name in _NEEDS_OUR_LAUNCHER:
         if getattr(config, name) != getattr(default, name):
@@ -169,49 +89,79 @@ def _require_supported(config: EngineConfig) -> None:
                 f"all ranks when one fails, got {getattr(config, name)!r}",
                 remedy="start it by `pacekeeper launch`",
             )
+    from pacekeeper.trainer.elastic.engine_worker import EngineWorker  # imports transformers
 
-
-def _meet(place: RankPlace, kind: str) -> None:
-    """Initialise torch.distributed when all ranks are there.
-
-    Raises:
-        UnreachableError: There is no store, or ranks do not come.
-        ConfigError: The ranks were started as ranks of jobs of different sizes.
-    """
-    patience = timedelta(seconds=MEETING_S)
+    place, devices = place_from(environment), num_devices()
+    device = choose_device(config.wanted_device, devices, place.local_world_size)
+    if place.local_rank == 0:
+        log_device(device, config.wanted_device, devices=devices, ranks=place.local_world_size)
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    address = join_address(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
     try:
-        found, _, _ = next(iter(rendezvous("env://", timeout=patience)))
+        found, *_ = next(iter(rendezvous("env://", timeout=timedelta(seconds=MEETING_S))))
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise UnreachableError(
             f"rank {place.rank}: no store at the rendezvous: {str(error).splitlines()[0]}",
             remedy="start node 0 first, and give all nodes its address",
         ) from None
+    run_id = first_run_id = 0
+    if place.rank == 0:  # the first run's number stands in the store through all attempts
+        run_id = next_run_id(newest_run_id(config))
+        first = connect_store(address).compare_set("pacekeeper/first_run_id", "", str(run_id))
+        first_run_id = int(first) if int(first) != run_id else 0
     store = PrefixStore("pacekeeper", found)
-    own_run_id = os.environ.get(RUN_ID_VARIABLE) or str(int(time.time() * 1000))
-    store.set(f"rank/{place.rank}", f"{place.world_size} {own_run_id}")
+    run_id, first_run_id, node_of = _meet(store, place, run_id, first_run_id)
+    spec = RankSpec(
+        config=replace(config, device=device),
+        rank=place.rank,
+        world_size=place.world_size,
+        node_of=node_of,
+        stores=(address,) * (max(node_of.values()) + 1),
+        ring_dir=ring_dir,
+        run_dir=run_dir,
+        faults_dir=faults_dir,
+        run_id=run_id,
+        first_run_id=first_run_id,
+        store_prefix=f"pacekeeper-{attempt}",
+    )
+    is_deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup
+    stops = [one for one in STOP_SIGNALS if one != signal.SIGHUP or not is_deaf]
+    train(spec, EngineWorker, stop_signals=stops)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _meet(
+    store: PrefixStore, place: RankPlace, run_id: int, first_run_id: int
+) -> tuple[int, int, dict[int, int]]:
+    """Wait until all ranks are there; return the lowest one's numbers, and the node of each rank.
+
+    Raises:
+        UnreachableError: The store is gone, or ranks do not come.
+        ConfigError: The ranks were started as ranks of jobs of different sizes.
+    """
+    patience = timedelta(seconds=MEETING_S)
+    own = (place.world_size, run_id, first_run_id, place.rank - place.local_rank)
+    store.set(f"rank/{place.rank}", " ".join(map(str, own)))
+    keys = [f"rank/{rank}" for rank in range(place.world_size)]
     try:
-        store.wait(["rank/0"], patience)
-        world_size, run_id = store.get("rank/0").decode().split()
-        if int(world_size) != place.world_size:
+        store.wait(keys[:1], patience)
+        world_size, run_id, first_run_id, _ = map(int, store.get(keys[0]).split())
+        if world_size != place.world_size:
             raise ConfigError(
                 f"rank {place.rank} is of a job of {place.world_size} ranks, rank 0 of one of "
                 f"{world_size}",
-                remedy="give all nodes the same --num-nodes and --ranks-per-node",
+                remedy="give all nodes the same --nnodes and --nproc-per-node",
             )
-        store.wait([f"rank/{rank}" for rank in range(place.world_size)], patience)
+        store.wait(keys, patience)
+        first_of = [int(store.get(key).split()[3]) for key in keys]  # the lowest on its node
     except (dist.DistError, RuntimeError) as error:
         if not isinstance(error, dist.DistStoreError):
             raise UnreachableError(f"rank {place.rank}: the rendezvous is gone") from None
-        late = [r for r in range(place.world_size) if not store.check([f"rank/{r}"])]
+        late = [rank for rank, key in enumerate(keys) if not store.check([key])]
         raise UnreachableError(
             f"ranks {format_ranks(late)} did not come within {MEETING_S:.0f} s",
-            remedy="start all nodes, with the same --num-nodes and --ranks-per-node",
+            remedy="start all nodes, with the same --nnodes and --nproc-per-node",
         ) from None
-    os.environ[RUN_ID_VARIABLE] = run_id  # one launch, as the controller sees it
-    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(
-        backend,
-        store=PrefixStore("groups", store),
-        rank=place.rank,
-        world_size=place.world_size,
-    )
+    nodes = {first: node for node, first in enumerate(sorted(set(first_of)))}
+    return run_id, first_run_id, {rank: nodes[first] for rank, first in enumerate(first_of)}

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch._C._distributed_c10d import Store
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.trainer.groups.elastic import Connector, Members
@@ -25,13 +26,11 @@ class Generation:
     After the first PeerLost of one of them call `abort`, so that the other members get it, too.
 
     Attributes:
-        name: As it was formed.
         groups: All of the same ranks; their collectives raise PeerLost.
     """
 
-    name: str
     groups: EngineGroups
-    _members: Members
+    _members: Members | None = None
 
     def abort(self) -> None:
         """Leave this generation, and no other one; from any thread, as often as one likes.
@@ -40,7 +39,8 @@ class Generation:
         for this one as soon as its connections break, at the others when `is_aborted` says so.
         gloo may use the tensors of a collective a little longer: they are not used again.
         """
-        self._members.abort()
+        if self._members is not None:
+            self._members.abort()
 
     def check(self) -> None:
         """Raise PeerLost where the generation was left or broke, or a member is known to be dead.
@@ -48,7 +48,8 @@ class Generation:
         On CUDA collectives end with garbage then: check before results are used, and when anything
         fails that may be due to such results.
         """
-        self._members.check()
+        if self._members is not None:
+            self._members.check()
 
 
 class Former:
@@ -101,7 +102,35 @@ class Former:
         except BaseException:
             members.abort()
             raise
-        return Generation(name=name, groups=groups, _members=members)
+        return Generation(groups=groups, _members=members)
+
+
+class TorchFormer(Former):
+    """Forms one generation by torch.distributed: nobody can leave its groups, nothing is survived.
+
+    Args:
+        device: Of the tensors of exchanges and gradients.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._of = device
+
+    def form(
+        self,
+        store: Store,
+        name: str,
+        rank: int,
+        ranks: tuple[int, ...],
+        *,
+        is_aborted: Callable[[], bool],
+        limits: WaitLimits,
+    ) -> Generation:
+        if len(ranks) == 1:
+            return Generation(groups=EngineGroups.single_process(rank))
+        backend = "cpu:gloo,cuda:nccl" if self._of.type == "cuda" else "gloo"
+        own = PrefixStore(f"group-{name}", store)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=len(ranks))
+        return Generation(groups=EngineGroups.from_torch(self._of))
 
 
 def make_former(device: torch.device) -> Former:

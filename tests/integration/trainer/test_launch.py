@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode, HostError
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from pacekeeper.trainer.elastic.loop import rank_main
@@ -123,8 +124,8 @@ def test_an_error_before_the_first_step_ends_all_ranks_with_its_code(tmp_path: P
         assert not logged(fleet.run_dir)
 
 
-def example(folder: Path, out: str, ranks: int) -> list[float]:
-    """The losses that the example prints on the lowest rank."""
+def torchrun_places(ranks: int) -> list[dict[str, str]]:
+    """The variables of each rank of one node."""
     common = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -132,10 +133,14 @@ def example(folder: Path, out: str, ranks: int) -> list[float]:
         "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
     }
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def example(folder: Path, out: str, ranks: int) -> list[float]:
+    """The losses that the example prints on the lowest rank."""
     words = [str(folder / name) for name in ("model", "tokens.bin", out)]
     started = []
-    for rank in range(ranks):
-        own = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+    for rank, own in enumerate(torchrun_places(ranks) if ranks > 1 else [{}]):
         output = str(folder / f"{out}-{rank}.txt")
         process = server_context().Process(target=run_example, args=(own, words, output))
         process.start()
@@ -154,3 +159,38 @@ def test_the_example_gives_the_same_on_two_ranks_and_on_one(tmp_path: Path) -> N
     assert len(two) == 5 and two[3] < two[0] - 1.0
     assert two == pytest.approx(example(tmp_path, "one", 1), rel=1e-3)
     assert (tmp_path / "two" / "model.safetensors.index.json").is_file()
+
+
+def torchrun_rank(environment: dict[str, str], config: EngineConfig, folder: str) -> None:
+    """In a process of its own: a rank as torchrun starts it."""
+    from pacekeeper.trainer.engine.rank_process import run_rank
+
+    os.environ.update(environment)
+    run_rank(config, f"{folder}/rings", f"{folder}/run", "", environment)
+
+
+def under_torchrun(config: EngineConfig, folder: Path, ranks: int = 2) -> list[int | None]:
+    """The exit codes of ranks without our launcher."""
+    started = []
+    for own in torchrun_places(ranks):
+        process = server_context().Process(target=torchrun_rank, args=(own, config, str(folder)))
+        process.start()
+        started.append(process)
+    for process in started:
+        process.join()
+    return [process.exitcode for process in started]
+
+
+def test_ranks_of_torchrun_train_as_ours_do_and_resume(tmp_path: Path) -> None:
+    config = saving(small_job(tmp_path))
+    assert under_torchrun(config, tmp_path) == [0, 0]
+    losses = [line["loss"] for line in logged(tmp_path / "run")]
+    assert len(losses) == config.steps
+    assert [one.step for one in saved(config)] == [config.steps, 4]
+    plain = small_job(tmp_path)
+    with Fleet(directory=tmp_path, config=plain, ranks_per_node=2, body=rank_main) as fleet:
+        assert fleet.codes() == [0]
+        assert losses == pytest.approx([line["loss"] for line in logged(fleet.run_dir)], rel=1e-6)
+    longer = replace(config, steps=config.steps + 2)
+    assert under_torchrun(longer, tmp_path) == [0, 0]
+    assert [line["step"] for line in logged(tmp_path / "run")][-2:] == [6, 7]

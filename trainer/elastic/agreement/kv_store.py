@@ -17,7 +17,7 @@ from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
 from pacekeeper.core.addresses import split_address
@@ -171,14 +171,17 @@ class Stores:
     beside the training looks from another whether a member is dead: either may lose a node.
 
     `addresses` by node number, empty where the node's store is not known (any more). `answer_s`:
-    who is silent for so long when asked is gone.
+    who is silent for so long when asked is gone. `prefix`: of all keys.
     """
 
-    def __init__(self, addresses: tuple[str, ...], answer_s: float | None = None) -> None:
+    def __init__(
+        self, addresses: tuple[str, ...], answer_s: float | None = None, prefix: str = ""
+    ) -> None:
         self.addresses = addresses
+        self._prefix = prefix
         self.answer_s = ANSWER_TIMEOUT_S if answer_s is None else answer_s
-        self._clients: dict[int, TCPStore] = {}
-        self._dedicated: dict[int, TCPStore] = {}
+        self._clients: dict[int, Store] = {}
+        self._dedicated: dict[int, Store] = {}
         self._desks: dict[int, StoreClientThread] = {}
         self._pending_gets: dict[tuple[int, str], SimpleQueue[str | Exception | None]] = {}
         # Nodes whose store is not known, or did not answer: those are never asked again.
@@ -193,7 +196,7 @@ class Stores:
             self.addresses = tuple(every.get(node, "") for node in range(max(every) + 1))
             self.gone = (self.gone | set(range(len(self.addresses))) - set(every)) - set(fresh)
 
-    def client(self, node: int) -> TCPStore | None:
+    def client(self, node: int) -> Store | None:
         """The client of a node's store; None once that node is gone."""
         if node in self.gone:
             return None
@@ -205,7 +208,7 @@ class Stores:
                 return None
         return self._clients.get(node)
 
-    def dedicated_client(self, node: int) -> TCPStore | None:
+    def dedicated_client(self, node: int) -> Store | None:
         """A second client, to wait with; None once that node is gone."""
         if node in self.gone:
             return None
@@ -225,8 +228,9 @@ class Stores:
     def _connect_s(self) -> float:
         return max(self.answer_s, LEAST_CONNECT_S)
 
-    def _connected(self, node: int) -> TCPStore:
-        return connect_store(self.addresses[node], self._connect_s)
+    def _connected(self, node: int) -> Store:
+        store = connect_store(self.addresses[node], self._connect_s)
+        return PrefixStore(self._prefix, store) if self._prefix else store
 
     def try_get(self, node: int, key: str) -> str | None:
         """A key's value, now or as of a moment ago; None where it is not set or not told at once.
@@ -289,7 +293,7 @@ class Stores:
         self._clients |= {node: client for node, client in clients.items() if client is not None}
         return {node for node, client in clients.items() if client is None}
 
-    def _called(self, node: int) -> TCPStore | None:
+    def _called(self, node: int) -> Store | None:
         with contextlib.suppress(UnreachableError):
             return self._connected(node)
         return None
@@ -298,16 +302,14 @@ class Stores:
         """Set a key unless it is set; the value that stands (None: the node is gone)."""
         return self._ask(node, lambda store: _text(store.compare_set(key, "", value)))
 
-    def _ask(self, node: int, question: Callable[[TCPStore], T]) -> T | None:
+    def _ask(self, node: int, question: Callable[[Store], T]) -> T | None:
         """The answer, or None and the node is gone: broken, or silent for `answer_s`.
 
         A client has no deadline of its own: a frozen host would hold the caller for ever.
         """
         return self._take({node: self._put(node, question)}).get(node)
 
-    def _put(
-        self, node: int, question: Callable[[TCPStore], T]
-    ) -> SimpleQueue[T | Exception] | None:
+    def _put(self, node: int, question: Callable[[Store], T]) -> SimpleQueue[T | Exception] | None:
         """Ask and do not wait; None where the node is gone."""
         store = self.client(node)
         if store is None:

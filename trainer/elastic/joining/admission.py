@@ -95,7 +95,8 @@ def publish_job_facts(rank: Worker, stores: Stores) -> None:
     if rank.spec.rank in members[:NUM_TELLERS]:
         # Who looks for those that are silent finds a frozen node in the time for one answer.
         stores.call({node_of[member] for member in members})
-    if rank.spec.rank == members[0] and rank.join_queue is None:
+    is_open = not rank.spec.store_prefix
+    if is_open and rank.spec.rank == members[0] and rank.join_queue is None:
         rank.join_queue = JoinQueue(rank.spec.stores[own])
         rank.join_queue.open()
 

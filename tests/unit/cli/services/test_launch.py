@@ -121,6 +121,6 @@ def test_started_by_torchrun_it_is_that_rank(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert launch(tmp_path).exit_code == 0
-    ((config, folders, environment),) = launched
-    assert (config.model, folders.ring_dir, environment["RANK"]) == ("m", "rings", "1")
+    ((config, ring_dir, _, _, environment),) = launched
+    assert (config.model, ring_dir, environment["RANK"]) == ("m", "rings", "1")
     assert launch(tmp_path, "--ranks-per-node", "2").exit_code == ExitCode.USAGE

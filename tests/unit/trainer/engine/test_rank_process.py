@@ -8,7 +8,6 @@ from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.trainer.engine.rank_process import (
     RankPlace,
-    RunFolders,
     is_a_rank,
     place_from,
     run_rank,
@@ -52,8 +51,7 @@ def test_devices() -> None:
         choose_device("auto", 2, 3)
 
 
-@pytest.mark.parametrize("setting", [{"checkpoint_dir": "d"}, {"max_restarts": 1}])
+@pytest.mark.parametrize("setting", [{"snapshot_period_steps": 1}, {"max_restarts": 1}])
 def test_what_needs_our_launcher_is_refused_under_torchrun(setting: dict[str, Any]) -> None:
-    folders = RunFolders(ring_dir="r", run_dir="d")
     with pytest.raises(ConfigError, match=next(iter(setting))):
-        run_rank(EngineConfig(**setting), folders, TORCHRUN)
+        run_rank(EngineConfig(**setting), "r", "d", "", TORCHRUN)

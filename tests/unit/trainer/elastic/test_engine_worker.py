@@ -1,53 +1,71 @@
-"""The loop of `pacekeeper launch` in one process, and what it rejects before it starts."""
+"""A worker of one process: what it trains, writes and rejects before the first step."""
 
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("transformers")
+
 import torch
 
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, DataError, HostError, PacekeeperError
-from pacekeeper.core.kernel_laws.noise import NO_NOISE
-from pacekeeper.core.telemetry.attachment import Clock
 from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.trainer.elastic.engine_worker import EngineWorker
+from pacekeeper.trainer.elastic.launch_spec import RankSpec
+from pacekeeper.trainer.elastic.loop import _advance
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
-from pacekeeper.trainer.emulation.faults import COMPUTE_FAULT, FaultInjector
 from pacekeeper.trainer.engine import job as job_module
 from pacekeeper.trainer.engine.engine import Engine
-from pacekeeper.trainer.engine.job import learning_rate, open_data
-from pacekeeper.trainer.engine.training import train
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
-from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.groups.former import Generation
 from support.engine_jobs import logged, small_job, write_data, write_model
 from support.rank_threads import ThreadGroup, run_ranks
 from support.rings import records_in
 from support.token_files import write_tokens
 
-CPU = torch.device("cpu")
+
+def worker_of(config: EngineConfig, folder: Path, groups: EngineGroups, **own: Any) -> EngineWorker:
+    """A worker in these groups, before its first step."""
+    ranks = groups.control.ranks
+    spec = RankSpec(
+        config=config,
+        rank=groups.control.rank,
+        world_size=len(ranks),
+        node_of=dict.fromkeys(ranks, 0),
+        stores=(),
+        ring_dir=str(folder / "rings"),
+        run_dir=str(folder / "run"),
+        faults_dir=str(folder),
+    )
+    worker = EngineWorker(spec=spec, **own)
+    worker.attach()
+    worker._generation = Generation(groups=groups)
+    try:
+        worker.resume()
+        worker.enter(is_regroup=False, moved_bytes=0, took_s=0.0)
+    except PacekeeperError:
+        worker.hooks.detach()
+        raise
+    return worker
 
 
-def run(config: EngineConfig, folder: Path, **given: Any) -> Engine:
-    groups = EngineGroups.single_process()
-    return train(config, groups, device=CPU, run_dir=folder / "run", **given)
-
-
-def test_the_learning_rate_rises_and_falls() -> None:
-    config = EngineConfig(steps=100, warmup_steps=10, learning_rate=1.0, final_ratio=0.2)
-    rates = [learning_rate(config, step) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1) and rates[9] == 1.0
-    assert rates[99] == pytest.approx(0.2)
-    assert rates[54] == pytest.approx(0.6)  # the middle of the decay
-    assert all(a >= b for a, b in pairwise(rates[9:]))
-    linear = replace(config, decay="linear")
-    assert learning_rate(linear, 32) == pytest.approx(1.0 - 0.8 * 23 / 90)
-    assert learning_rate(replace(config, decay="constant"), 99) == 1.0
-    assert learning_rate(replace(config, warmup_steps=100), 99) == 1.0
+def run(config: EngineConfig, folder: Path, **own: Any) -> EngineWorker:
+    """The worker of a whole job, when it has ended."""
+    worker = worker_of(config, folder, EngineGroups.single_process(), **own)
+    try:
+        while not _advance(worker):
+            pass
+        worker.finish()
+        worker.close()
+    finally:
+        worker.hooks.detach()
+    return worker
 
 
 def test_a_run_learns_evaluates_and_exports(tmp_path: Path) -> None:
@@ -62,7 +80,7 @@ def test_a_run_learns_evaluates_and_exports(tmp_path: Path) -> None:
         checkpoint_activations=True,
         balance_weight=0.01,
     )
-    engine = run(config, tmp_path)
+    engine = run(config, tmp_path).engine
     lines = logged(tmp_path / "run")
     assert [line["step"] for line in lines] == list(range(8))
     assert lines[-1]["loss"] < lines[0]["loss"] - 1.0
@@ -82,11 +100,11 @@ def test_a_run_goes_on_from_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
     assert after[0]["loss"] < before[-1]["loss"] + 0.5 < before[0]["loss"]
 
 
-def test_a_wish_to_end_is_followed_before_the_next_step(tmp_path: Path) -> None:
-    asked = iter([False, False, True])
+def test_a_wish_to_end_is_followed_after_the_step(tmp_path: Path) -> None:
+    asked = iter([False, True])
     config = small_job(tmp_path, export_dir=str(tmp_path / "export"))
-    engine = run(config, tmp_path, is_stop_asked=lambda: next(asked))
-    assert engine.num_steps == len(logged(tmp_path / "run")) == 2
+    worker = run(config, tmp_path, is_asked_to_stop=lambda: next(asked))
+    assert worker.step == len(logged(tmp_path / "run")) == 2
     assert not (tmp_path / "export").exists()
 
 
@@ -101,7 +119,7 @@ def test_a_model_without_experts_is_trained_with_a_word(
 
 
 def test_vectors_are_not_decayed(tmp_path: Path) -> None:
-    engine = run(small_job(tmp_path, steps=1), tmp_path)
+    engine = run(small_job(tmp_path, steps=1), tmp_path).engine
     optimizer = job_module.make_optimizer(EngineConfig(weight_decay=0.3), engine)
     matrices, vectors = optimizer.param_groups
     assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.3, 0.0)
@@ -109,11 +127,11 @@ def test_vectors_are_not_decayed(tmp_path: Path) -> None:
     assert {id(p) for p in engine.expert_parameters()} <= {id(p) for p in matrices["params"]}
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
     write_model(tmp_path / "model", initializer_range=1e30)
-    with pytest.raises(PacekeeperError, match="step 0"):
-        run(small_job(tmp_path), tmp_path)
-    assert not logged(tmp_path / "run")
+    worker = run(small_job(tmp_path, steps=2), tmp_path)
+    assert worker.step == len(logged(tmp_path / "run")) == 2
+    assert not worker.was_applied and worker.engine.states.num_updates == 0
 
 
 def empty(folder: Path) -> EngineConfig:
@@ -184,7 +202,7 @@ def test_too_little_memory_is_rejected(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(job_module, "available_memory", lambda *_: 1_000)
     with pytest.raises(ConfigError, match="memory"):
         run(small_job(tmp_path), tmp_path)
-    assert not (tmp_path / "run").exists()
+    assert not logged(tmp_path / "run")
 
 
 def test_tensorboard_that_is_missing_is_rejected(
@@ -206,7 +224,7 @@ def test_ranks_with_different_settings_do_not_start(tmp_path: Path, change: dict
         own = replace(config, **change) if group.rank == 1 else config
         groups = EngineGroups(exchange=group, gradients=group, control=group, snapshots=group)
         with pytest.raises(ConfigError, match=next(iter(change))):
-            train(own, groups, device=CPU, run_dir=tmp_path / "run")
+            worker_of(own, tmp_path / str(group.rank), groups)
         return True
 
     assert all(run_ranks(2, work))
@@ -219,31 +237,17 @@ def test_data_of_one_rank_that_is_missing_stops_all(tmp_path: Path) -> None:
         own = replace(config, data=("none.bin",)) if group.rank == 1 else config
         groups = EngineGroups(exchange=group, gradients=group, control=group, snapshots=group)
         with pytest.raises(PacekeeperError) as caught:
-            train(own, groups, device=CPU, run_dir=tmp_path / "run")
+            worker_of(own, tmp_path / str(group.rank), groups)
         return type(caught.value).__name__
 
     assert run_ranks(2, work)[0] == "OtherRanksError"
 
 
-def test_held_out_tokens_are_not_trained_on(tmp_path: Path) -> None:
-    config = small_job(tmp_path, evaluation_fraction=0.25)
-    sampler, evaluation = open_data(config, 96)
-    assert evaluation is not None
-    assert sampler.stream.end == evaluation.stream.first
-    assert evaluation.stream.num_tokens == round(0.25 * (sampler.stream.num_tokens * 4 / 3))
-
-
-def emulated(folder: Path, config: EngineConfig) -> tuple[EngineDevice, list[MicroBatchRecord]]:
-    device = EngineDevice.seeded(0, NO_NOISE)
-    pace = hooks.attach(
-        job="j", rank=0, world_size=1, ring_dir=str(folder), clock=Clock.EMULATED, timer=device
-    )
-    faults = FaultInjector(directory=folder, rank=0, targets={COMPUTE_FAULT: device})
-    run(config, folder, hooks=pace, emulated=device, faults=faults)
-    pace.detach()
-    assert pace.ring.path is not None
-    records = records_in(Path(pace.ring.path))
-    return device, [one for one in records if isinstance(one, MicroBatchRecord)]
+def emulated(folder: Path, **own: Any) -> tuple[EngineDevice, list[MicroBatchRecord]]:
+    worker = run(small_job(folder, emulate=True, emulated_noise=False, **own), folder)
+    assert worker.emulated is not None and worker.hooks.ring.path is not None
+    records = records_in(Path(worker.hooks.ring.path))
+    return worker.emulated, [one for one in records if isinstance(one, MicroBatchRecord)]
 
 
 def test_steps_on_an_emulated_device_take_the_given_time(
@@ -251,16 +255,14 @@ def test_steps_on_an_emulated_device_take_the_given_time(
 ) -> None:
     (tmp_path / "rank-0.json").write_text('{"slowdown": 1.5}')
     large = write_model(tmp_path / "large", hidden_size=512, head_dim=64)
-    config = small_job(
+    device, records = emulated(
         tmp_path,
         steps=3,
         rows_per_microbatch=4,
-        emulate=True,
         emulated_step_s=0.2,
         emulated_model=str(large),
         emulated_row_tokens=1024,
     )
-    device, records = emulated(tmp_path, config)
     (truth,) = map(json.loads, (tmp_path / "truth.jsonl").read_text().splitlines())
     assert (truth["step"], truth["slowdown"]) == (0, 1.5)
     # Documents are shorter than rows, and routing is not even.
@@ -272,13 +274,12 @@ def test_steps_on_an_emulated_device_take_the_given_time(
 def test_a_host_that_is_too_slow_for_the_emulated_device_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device, _ = emulated(tmp_path, small_job(tmp_path, emulate=True, emulated_step_s=1e-6))
+    device, _ = emulated(tmp_path, emulated_step_s=1e-6)
     assert device.overrun_s > device.busy_s
     assert any("emulated_step_s" in one.message for one in caplog.records)
 
 
 def test_an_emulated_model_of_another_structure_is_rejected(tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", "mixtral")
-    config = small_job(tmp_path, emulate=True, emulated_model=str(other))
     with pytest.raises(ConfigError, match="emulated_model"):
-        emulated(tmp_path, config)
+        emulated(tmp_path, emulated_model=str(other))
