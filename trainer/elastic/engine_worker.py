@@ -61,6 +61,7 @@ from pacekeeper.trainer.groups.typed_values import gather_values
 from pacekeeper.trainer.groups.waiting import WaitLimits
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import CpuClock
+from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.checkpoint_reader import INDEX
 from pacekeeper.trainer.parallel.layouts import check_layout
 from pacekeeper.trainer.parallel.moves import require_slots
