@@ -23,6 +23,7 @@ _OF_COMMAND = {
     "controller": "controller",
     "data": "trainer",
     "launch": "trainer",
+    "run": "trainer",
     "demo": "all",
 }
 # Packages of optional functions: no other extra than these (and `all`) brings them.

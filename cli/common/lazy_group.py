@@ -48,6 +48,7 @@ COMMAND_GROUPS: dict[str, dict[str, CommandEntry]] = {
         "controller": CommandEntry("services.controller", "Run the central controller."),
         "agent": CommandEntry("services.agent", "Run the daemon of this node."),
         "launch": CommandEntry("services.launch", "Start and supervise this node's ranks."),
+        "run": CommandEntry("services.run", "Run a training command and attach to its ranks."),
         "healthcheck": CommandEntry("services.healthcheck", "Report whether this node is fit."),
     },
     "Administer": {

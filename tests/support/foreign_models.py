@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.telemetry.records import Record
-from pacekeeper.trainer.adapters.reporter import StepReporter, attach
+from pacekeeper.trainer.adapters.pytorch import TorchHooks, attach
 from support.rings import records_in
 
 
@@ -58,13 +58,13 @@ class TinyModel(torch.nn.Module):
         return scaled
 
 
-def host_teller(directory: Path, **place: Any) -> StepReporter:
-    return StepReporter(
-        attach(job="j", device=torch.device("cpu"), ring_dir=str(directory), **place)
-    )
+def attached(directory: Path, model: Any = None, optimizer: Any = None, **more: Any) -> TorchHooks:
+    """Hooks of this process on the host's clock, in a ring of `directory`."""
+    options = {"job": "j", "device": "cpu", "ring_dir": str(directory), **more}
+    return attach(model, optimizer, **options)
 
 
-def told_by(reporter: StepReporter) -> list[Record]:
-    assert reporter.pace.ring.num_errors == 0
-    assert reporter.pace.ring.path is not None
-    return records_in(reporter.pace.ring.path)
+def told_by(pace: TorchHooks) -> list[Record]:
+    assert pace.ring.num_errors == 0, pace.ring.reason
+    assert pace.ring.path is not None
+    return records_in(pace.ring.path)

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from pacekeeper.trainer.adapters.instrumentation.expert_hooks import register_expert_hooks
+from pacekeeper.trainer.adapters.instrumentation.batch_features import NO_FEATURES
+from pacekeeper.trainer.adapters.instrumentation.expert_hooks import watch_experts
 from pacekeeper.trainer.adapters.instrumentation.module_passes import COMPILED, is_in_backward
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
-from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter, features_of_call
-from pacekeeper.trainer.adapters.reporter import NO_FEATURES, attach
+from pacekeeper.trainer.adapters.reporter import Reporter, attach, features_of_call
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], MicrobatchFeatures]
@@ -53,7 +53,7 @@ def watch(
         role=f"stage{engine.stage_id}" if num_stages > 1 else "train",
     )
     share = 1.0 / (num_stages * num_shards)
-    return EngineWatch(MicrobatchReporter(pace, tensor_share=share), engine, work_of)
+    return EngineWatch(Reporter(pace, tensor_share=share), engine, work_of)
 
 
 def _is_pipeline(engine: Any) -> bool:
@@ -63,7 +63,7 @@ def _is_pipeline(engine: Any) -> bool:
 class EngineWatch:
     """Hooks and wrapped attributes of one engine."""
 
-    def __init__(self, reporter: MicrobatchReporter, engine: Any, work_of: WorkOf) -> None:
+    def __init__(self, reporter: Reporter, engine: Any, work_of: WorkOf) -> None:
         self.reporter = reporter
         self.engine = engine
         self._work_of = work_of
@@ -84,7 +84,7 @@ class EngineWatch:
         else:
             if getattr(engine.module, COMPILED, None) is not None:  # `engine.compile()`
                 self._wrapping.wrap(engine.module, COMPILED, self._compiled)
-                self._hides_rows = bool(_moe_layers(engine.module))
+                self._hides_rows = True
             else:
                 self._wrapping.hold(
                     engine.module.register_forward_pre_hook(
@@ -97,12 +97,9 @@ class EngineWatch:
                 engine, epilogue if hasattr(engine, epilogue) else "backward", self._backward
             )
             self._wrapping.wrap(engine, "step", self._step)
-        for layer, (gate, experts) in enumerate(_moe_layers(engine.module)):
-            self._wrapping.hold(
-                *register_expert_hooks(
-                    self.reporter, layer, gate, experts, lambda output: output[-1]
-                )
-            )
+        handles = watch_experts(self.reporter, engine.module)
+        self._hides_rows = self._hides_rows and bool(handles)
+        self._wrapping.hold(*handles)
         self.reporter.collective_waits.attach()
 
     # -- an engine without pipeline
@@ -179,18 +176,6 @@ class EngineWatch:
             kinds["BackwardPass"]: backward,
         }
         self._wrapping.put(self.engine, "_INSTRUCTION_MAP", ours)
-
-
-def _moe_layers(module: Any) -> list[tuple[Any, Any]]:
-    """Return (gate, experts) of each MoE layer, of `deepspeed.moe` or replaced by AutoEP."""
-    found = []
-    for part in module.modules():
-        match type(part).__name__:
-            case "MOELayer":
-                found.append((part.gate, part.experts))
-            case "AutoEPMoELayer":
-                found.append((part.router, part.experts))
-    return found
 
 
 def _inputs(engine: Any, buffer_id: int) -> tuple[Any, ...]:

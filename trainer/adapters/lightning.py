@@ -1,9 +1,8 @@
 """Adapter for Lightning's Trainer: `Trainer(..., callbacks=[Pacekeeper(job="my-run")])`.
 
 Works with `lightning.pytorch` and `pytorch_lightning`: it derives from the `Callback` of the one
-that is loaded. A training batch is a micro-batch, timed from its forward pass to the end of its
-backward, without waits for other ranks; with manual optimization it is also a step. See
-docs/trainer-lightning.md.
+that is loaded. Its moments tell steps and evaluations; the rest is what `pytorch.attach` infers
+from the module's training step. See docs/trainer-lightning.md.
 """
 
 import contextlib
@@ -11,30 +10,15 @@ import functools
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from pacekeeper.core.telemetry.attachment import JOB_NAME_RULE, is_job_name
-from pacekeeper.trainer.adapters.instrumentation.batch_features import features_of_batch
-from pacekeeper.trainer.adapters.instrumentation.expert_load import RoutingWatch
-from pacekeeper.trainer.adapters.instrumentation.module_passes import (
-    at_end_of_backward,
-    computes_alone,
-)
-from pacekeeper.trainer.adapters.reporter import (
-    NO_FEATURES,
-    StepReporter,
-    attach,
-    can_time,
-    sum_of_features,
-)
-from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
+from pacekeeper.trainer.adapters import pytorch
+from pacekeeper.trainer.adapters.reporter import features_of_tokens
+from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures, StepResult
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-LOADS = "train_dataloader_next"  # profiler action of the wait for input
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +39,7 @@ class Pacekeeper:
         job: str,
         role: str = "train",
         ring_dir: str | None = None,
-        work_of: Callable[[Any], MicrobatchFeatures] = lambda batch: _work_of(batch),
+        work_of: Callable[[Any], MicrobatchFeatures] | None = None,
         micro_batches_per_step: int = 0,
     ) -> None:
         """Check the options; no other method raises.
@@ -64,8 +48,8 @@ class Pacekeeper:
             job: Name of the job.
             role: Ranks of one role are compared with each other.
             ring_dir: The agent's ring directory.
-            work_of: Returns the features of a batch; default: of mappings with `input_ids`, and of
-                lists of them.
+            work_of: Returns the features of a batch; default: of `input_ids`, also in a list of
+                batches, else of the first integer tensor [rows, tokens].
             micro_batches_per_step: Opts in to batch shares (docs/plan-consumer.md).
 
         Raises:
@@ -77,160 +61,77 @@ class Pacekeeper:
             "job": job,
             "role": role,
             "ring_dir": ring_dir,
-            "work_of": work_of,
             "micro_batches_per_step": micro_batches_per_step,
         }
         self._work_of = work_of
-        self.reporter: StepReporter | None = None
-        self._routing: RoutingWatch | None = None
-        self._undo: list[Callable[[], None]] = []
-        self._is_timed = False  # passes, not only steps
-        self._waiting_work: MicrobatchFeatures | None = (
-            None  # of a batch whose forward pass will begin
-        )
-        self._is_first_input = True
+        self.pace: pytorch.TorchHooks | None = None
+        self._step: StepResult | None = None
+        self._number = 0  # of the open step
 
     def __reduce__(self) -> Any:
-        return functools.partial(Pacekeeper, **self._options), ()
+        options = {**self._options, "work_of": self._work_of}
+        return functools.partial(Pacekeeper, **options), ()
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """Attach; an earlier run in this process is closed, however it ended."""
         self._close()
+        why = ""
+        if "DeepSpeed" in type(trainer.strategy).__name__:
+            why = "DeepSpeed drives the passes"
+            _log.info("rank=%d reports steps only: %s", trainer.global_rank, why)
+        own = self._work_of
         try:
-            self._begin(trainer, module)
+            self.pace = pytorch.attach(
+                None if why else module,
+                trainer.optimizers if why else None,
+                **self._options,
+                device=trainer.strategy.root_device,
+                rank=trainer.global_rank,
+                world_size=trainer.world_size,
+                work_of=features_of_tokens if own is None else lambda args, kwargs: own(args[0]),
+            )
         except Exception:
             _log.warning("cannot attach: training continues unmonitored", exc_info=True)
-            self._close()
-
-    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        """Ignore the next wait for input: it includes the start of the loader's workers."""
-        self._is_first_input = True
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, *place: Any) -> None:
-        """Start a micro-batch, and its step if it is the first one."""
-        if self.reporter is None:
-            return
-        self.reporter.begin_step(_step_of(trainer, module))
-        if not self._is_timed:
-            return
-        try:
-            work = self._work_of(batch)
-        except Exception as error:
-            self.reporter.pace.ring.count_error(error)
-            work = NO_FEATURES
-        if _is_wrapped(trainer, module):
-            self._waiting_work = work
-        else:
-            self.reporter.begin_microbatch(work)
-
-    def on_before_backward(self, trainer: Any, module: Any, loss: Any) -> None:
-        """Register the end of the micro-batch for when its gradients are computed."""
-        if self.reporter is None or not self.reporter.is_computing:
-            return
-        if isinstance(loss, Tensor) and loss.requires_grad:
-            is_last = module.automatic_optimization
-            over = self.reporter.end_microbatch if is_last else self.reporter.pause
-            loss.register_hook(lambda gradient: _then(over))
-
-    def on_after_backward(self, trainer: Any, module: Any) -> None:
-        """Resume with manual optimization: more passes may follow."""
-        if self.reporter is not None and not module.automatic_optimization:
-            self.reporter.resume()
+        """Start a step, unless this batch accumulates gradients for the open one."""
+        is_automatic = module.automatic_optimization
+        number = trainer.global_step if is_automatic else trainer.fit_loop.total_batch_idx
+        if self.pace is not None and (self._step is None or number != self._number):
+            self._number, self._step = number, self.pace.step(number)
+            self._step.__enter__()
 
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, *place: Any
     ) -> None:
-        """End the micro-batch, and the step if an optimizer has stepped."""
-        if self.reporter is None:
-            return
-        if not module.automatic_optimization:
-            self.reporter.end_microbatch()
-        self.reporter.drop_microbatch()  # it had no backward pass
-        self._waiting_work = None
-        if not module.automatic_optimization or trainer.global_step != self.reporter.step:
-            if self._routing is not None:
-                self._routing.end_step()
-            self.reporter.end_step()
+        """End the step if an optimizer has stepped."""
+        is_over = not module.automatic_optimization or trainer.global_step != self._number
+        if self._step is not None and is_over:
+            self._step.__exit__(None, None, None)
+            self._step = None
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         """Exit training, possibly within a step that accumulates gradients."""
-        if self.reporter is not None:
-            self.reporter.exit_training()
+        if self.pace is not None:
+            self.pace.reporter.exit_training()
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         """Return to training."""
-        if self.reporter is not None:
-            self.reporter.enter_training()
+        if self.pace is not None:
+            self.pace.reporter.enter_training()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        """Restore model and profiler and end the attachment."""
+        """Restore the module and end the attachment."""
         self._close()
 
     def on_exception(self, trainer: Any, module: Any, error: BaseException) -> None:
-        """Restore model and profiler and end the attachment."""
+        """Restore the module and end the attachment."""
         self._close()
 
-    def _begin(self, trainer: Any, module: Any) -> None:
-        device = trainer.strategy.root_device
-        self.reporter = StepReporter(
-            attach(
-                job=self._options["job"],
-                device=device,
-                rank=trainer.global_rank,
-                world_size=trainer.world_size,
-                role=self._options["role"],
-                ring_dir=self._options["ring_dir"],
-                micro_batches_per_step=self._options["micro_batches_per_step"],
-            )
-        )
-        self._undo.append(self.reporter.detach)
-        why = _why_steps_alone(trainer, device)
-        self._is_timed = not why
-        if why:
-            _log.info("rank=%d reports steps only: %s", trainer.global_rank, why)
-        else:
-            self._routing = RoutingWatch(self.reporter, module)
-            self._undo.append(self._routing.close)
-            self._undo.append(module.register_forward_pre_hook(self._forward_begins).remove)
-        self._undo.append(self._time_loading(trainer.profiler))
-
-    def _forward_begins(self, module: Any, args: Any) -> None:
-        """Start the micro-batch inside the wrapper, after its wait for other ranks' buffers."""
-        if torch.compiler.is_compiling():
-            return
-        work, self._waiting_work = self._waiting_work, None
-        if work is not None and self.reporter is not None:
-            self.reporter.begin_microbatch(work)
-
-    def _time_loading(self, profiler: Any) -> Callable[[], None]:
-        """Time the wait for input by wrapping the profiler; return the undo function."""
-        start, stop = profiler.start, profiler.stop
-
-        def started(action: str) -> None:
-            start(action)
-            if self.reporter is not None and action.endswith(LOADS) and not self._is_first_input:
-                self.reporter.begin_loading()
-
-        def stopped(action: str) -> None:
-            if self.reporter is not None and action.endswith(LOADS):
-                self.reporter.end_loading()
-                self._is_first_input = False
-            stop(action)
-
-        profiler.start, profiler.stop = started, stopped
-
-        def undo() -> None:
-            profiler.__dict__.pop("start", None)
-            profiler.__dict__.pop("stop", None)
-
-        return undo
-
     def _close(self) -> None:
-        while self._undo:
-            with contextlib.suppress(Exception):
-                self._undo.pop()()
-        self.reporter = self._routing = self._waiting_work = None
-        self._is_timed = False
+        if self.pace is not None:
+            self.pace.detach()
+        self.pace = self._step = None
 
 
 def _bases() -> tuple[type, ...]:
@@ -244,38 +145,3 @@ def _bases() -> tuple[type, ...]:
     if not names:
         raise ImportError(f"none of {', '.join(PACKAGES)} can be imported: install lightning")
     return tuple(sys.modules[name].Callback for name in names)
-
-
-def _work_of(batch: Any) -> MicrobatchFeatures:
-    if isinstance(batch, list):  # of a step's micro-batches
-        return functools.reduce(sum_of_features, map(_work_of, batch))
-    return features_of_batch(batch) if isinstance(batch, Mapping) else NO_FEATURES
-
-
-def _then(call: Callable[[], None]) -> None:
-    """Call `call` at the end of the running backward pass."""
-    with contextlib.suppress(Exception):
-        at_end_of_backward(call)
-
-
-def _step_of(trainer: Any, module: Any) -> int:
-    """Return the step of the run; with manual optimization the number of the batch."""
-    if module.automatic_optimization:
-        return int(trainer.global_step)
-    return int(trainer.fit_loop.total_batch_idx)
-
-
-def _is_wrapped(trainer: Any, module: Any) -> bool:
-    """Whether another module (DDP) calls the forward pass."""
-    return trainer.strategy.model is not module
-
-
-def _why_steps_alone(trainer: Any, device: Any) -> str:
-    """Return why passes cannot be timed per rank; empty if they can."""
-    if not can_time(device):
-        return f"no events of a {device.type} device"
-    if "DeepSpeed" in type(trainer.strategy).__name__:
-        return "DeepSpeed drives the passes"
-    if not computes_alone(trainer.strategy.model):
-        return "parameters are sharded, every layer waits for all ranks"
-    return ""

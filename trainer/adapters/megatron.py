@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from pacekeeper.trainer.adapters.instrumentation.expert_hooks import register_expert_hooks
+from pacekeeper.trainer.adapters.instrumentation.batch_features import NO_FEATURES
+from pacekeeper.trainer.adapters.instrumentation.expert_hooks import watch_experts
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
-from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter, features_of_call
-from pacekeeper.trainer.adapters.reporter import NO_FEATURES, attach
+from pacekeeper.trainer.adapters.reporter import Reporter, attach, features_of_call
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], MicrobatchFeatures]
@@ -62,7 +62,7 @@ def watch(
         ring_dir=ring_dir,
         role=f"stage{stage}" if num_stages > 1 else "train",
     )
-    reporter = MicrobatchReporter(pace, tensor_share=1.0 / (num_stages * num_shards))
+    reporter = Reporter(pace, tensor_share=1.0 / (num_stages * num_shards))
     return ScheduleWatch(reporter, chunks, optimizer, first_step, work_of or _work_of_chunk)
 
 
@@ -89,7 +89,7 @@ class ScheduleWatch:
 
     def __init__(
         self,
-        reporter: MicrobatchReporter,
+        reporter: Reporter,
         chunks: list[Any],
         optimizer: Any,
         first_step: int,
@@ -162,10 +162,7 @@ class ScheduleWatch:
             self._config.timers = timers
 
     def _hook_experts(self, chunk: Any) -> None:
-        for layer, router, experts in _moe_layers(chunk):
-            self._wrapping.hold(
-                *register_expert_hooks(self.reporter, layer, router, experts, _counts)
-            )
+        self._wrapping.hold(*watch_experts(self.reporter, chunk))
 
     def fed(self, iterator: Any) -> Any:
         """Wrap `iterator`: its waits are reported as waits for input, not as compute."""
@@ -281,7 +278,7 @@ class _ReportingTimer:
 class _TimedIterator:
     """Wraps a data iterator and times its next item."""
 
-    def __init__(self, iterator: Any, reporter: MicrobatchReporter) -> None:
+    def __init__(self, iterator: Any, reporter: Reporter) -> None:
         self._iterator, self._reporter = iterator, reporter
 
     def __iter__(self) -> "_TimedIterator":
@@ -316,20 +313,6 @@ def _unwrapped(chunk: Any) -> Any:
 
 def _config_of(chunk: Any) -> Any:
     return _unwrapped(chunk).config
-
-
-def _counts(output: Any) -> Any:
-    """Return tokens by expert from a router's (probabilities, chosen [tokens, experts])."""
-    return output[1].sum(dim=0)
-
-
-def _moe_layers(chunk: Any) -> list[tuple[int, Any, Any]]:
-    """Return (index in the whole model, router, experts) of each MoE layer."""
-    return [
-        (max(0, (part.router.layer_number or 1) - 1), part.router, part.experts)
-        for part in chunk.modules()
-        if hasattr(part, "router") and hasattr(part, "experts")
-    ]
 
 
 def _work_of_chunk(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MicrobatchFeatures:

@@ -1,21 +1,35 @@
-"""Shared parts of the adapters: the device's clock, and a reporter that tolerates any call order.
+"""Shared parts of the adapters: rank and clock of a torch process, and the reporter of its work.
 
 A foreign trainer calls its hooks in its own order and may omit some: an evaluation within a step, a
 forward pass without a backward, a step that raised. The reporter drops what has no beginning or no
-end and reports nothing twice. No call raises.
+end and reports nothing twice.
+
+A pass is a forward or a backward of one micro-batch. The micro-batch is reported after its last
+pass; between passes its clock is suspended. Waits for other ranks within a pass are excluded
+(`WaitAwareClock`). A micro-batch that the training loop itself times is `told`: then no pass is
+entered, and what the experts' hooks see belongs to it.
 """
 
 import functools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from pacekeeper.core.telemetry.attachment import Capability, Clock, ModelShape
-from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
+from pacekeeper.core.telemetry.expert_row_features import KNOTS, rows_over
+from pacekeeper.trainer.adapters.instrumentation.batch_features import (
+    NO_FEATURES,
+    features_of_batch,
+)
+from pacekeeper.trainer.adapters.instrumentation.collectives import WaitAwareClock
+from pacekeeper.trainer.adapters.instrumentation.expert_load import ExpertCounts
+from pacekeeper.trainer.adapters.instrumentation.module_passes import is_in_backward, tensors_in
 from pacekeeper.trainer.groups.devices import device_uuid, new_event
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import (
@@ -27,9 +41,9 @@ from pacekeeper.trainer.hooks.compute_timers import (
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 from pacekeeper.trainer.hooks.hooks import run_id_from_environment
 
-NO_FEATURES: MicrobatchFeatures = (0, 0, 0, 0, NO_ROWS_OVER, 0, 0, 1.0)
 _runs: Counter[str] = Counter()  # attachments of this process, by job
 _P = ParamSpec("_P")
+_Item = TypeVar("_Item")
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
@@ -131,94 +145,102 @@ def never_raises(
     return guarded
 
 
-class StepReporter:
-    """Reports steps and micro-batches of one rank from hooks that may come in any order."""
+class ToldMicrobatch(Protocol):
+    """A micro-batch that the training loop times itself."""
 
-    def __init__(self, pace: hooks.Hooks) -> None:
+    def infer_expert_rows(self, rows: Sequence[int] | int) -> None:
+        """Add rows that the experts' hooks saw."""
+
+
+@dataclass(slots=True)
+class _InFlightMicrobatch:
+    """A micro-batch before its last pass: features so far, and its clock while suspended."""
+
+    work: MicrobatchFeatures = NO_FEATURES
+    expert_rows: int = 0
+    num_active: int = 0
+    rows_over: list[int] = field(default_factory=lambda: [0] * len(KNOTS))
+    aside: Any = None
+
+
+class Reporter:
+    """Reports steps and keyed micro-batches of one rank from hooks that may come in any order.
+
+    Use it from the training thread. No call raises.
+    """
+
+    def __init__(self, pace: hooks.Hooks, *, tensor_share: float = 1.0) -> None:
+        """`tensor_share`: part of all layers that this rank holds."""
         self.pace = pace
         self.step: int | None = None  # the open step
-        self._work: MicrobatchFeatures | None = None  # features of the open micro-batch
-        self._is_paused = False
+        self.in_pass: Hashable = None  # key of the micro-batch that computes now
+        self.told: ToldMicrobatch | None = None
+        self.expert_counts = ExpertCounts(pace)
+        own, count_error = pace.timer, pace.ring.count_error
+        self._clock = own if isinstance(own, WaitAwareClock) else WaitAwareClock(own, count_error)
+        self.collective_waits = self._clock.waits
+        self._tensor_share = tensor_share
+        self._open: dict[Hashable, _InFlightMicrobatch] = {}
         self._loading_s: float | None = None  # start of the wait for input
         self._away_s: float | None = None  # start of an evaluation or another pause of training
         self._outside_s = 0.0  # time of the open step that was not training
 
     @property
     def is_computing(self) -> bool:
-        """Whether a micro-batch is open, paused or not."""
-        return self._work is not None
+        """Whether a micro-batch computes now, in a pass or told."""
+        return self.in_pass is not None or self.told is not None
+
+    def is_open(self, key: Hashable) -> bool:
+        """Whether micro-batch `key` has begun and not ended."""
+        return key in self._open
+
+    # -- steps
 
     @never_raises
     def begin_step(self, step: int) -> None:
-        """Start an optimizer step; a repeated call for the same step has no effect."""
+        """Start an optimizer step; open passes of an earlier one are dropped. A repeated call for
+        the same step has no effect.
+        """
         if self.step == step:
             return
-        self.step, self._work, self._outside_s = step, None, 0.0
+        self.drop_micro_batches()
+        self.expert_counts.forget()
+        self.step, self._outside_s = step, 0.0
         self.pace.begin_step(step)
-
-    @never_raises
-    def begin_microbatch(self, work: MicrobatchFeatures = NO_FEATURES) -> None:
-        """Start a micro-batch, or add features to the open one."""
-        if self.step is None or self._away_s is not None:
-            return
-        if self._work is None:
-            self._work, self._is_paused = work, False
-            self.pace.timer.begin()
-            return
-        self._work = sum_of_features(self._work, work)
-        self._resume()
-
-    @never_raises
-    def pause(self) -> None:
-        """Pause the open micro-batch: a wait for other ranks begins."""
-        if self._work is not None and not self._is_paused:
-            self._is_paused = True
-            self.pace.timer.pause()
-
-    @never_raises
-    def resume(self) -> None:
-        """Resume the open micro-batch."""
-        self._resume()
-
-    @never_raises
-    def end_microbatch(self) -> None:
-        """End and report the open micro-batch, if there is one."""
-        if self._work is None:
-            return
-        self._resume()
-        work, self._work = self._work, None
-        self.pace.on_microbatch_end(self.pace.timer.end(), work)
-
-    @never_raises
-    def drop_microbatch(self) -> None:
-        """Drop the open micro-batch without a report."""
-        self._work = None
 
     @never_raises
     def end_step(
         self, *, tokens: int = 0, loss: float | None = None, sum_len_squared: int = 0
     ) -> None:
-        """Report the end of the step, with tokens and loss of the global batch if known."""
-        if self.step is None:
+        """Report the end of the step and its expert loads, with tokens and loss of the global batch
+        if known.
+        """
+        step, self.step = self.step, None
+        if step is None:
             return
-        self._work = self.step = None
-        self.pace.end_step(
-            tokens=tokens,
-            loss=loss,
-            sum_len_squared=sum_len_squared,
-            outside_s=self._outside_s,
-        )
+        self.drop_micro_batches()
+        try:
+            self.expert_counts.end_step(step)
+        finally:
+            self.pace.end_step(
+                tokens=tokens,
+                loss=loss,
+                sum_len_squared=sum_len_squared,
+                outside_s=self._outside_s,
+            )
 
     @never_raises
     def abandon_step(self) -> None:
-        """Drop the open step: its end will not be reported."""
-        self._work = self.step = self._loading_s = self._away_s = None
+        """Drop the open step and its passes: its end will not be reported."""
+        self.drop_micro_batches()
+        self.expert_counts.forget()
+        self.step = self._loading_s = self._away_s = None
 
     @never_raises
     def exit_training(self) -> None:
         """Mark the begin of something other than training: an evaluation, a checkpoint."""
         if self._away_s is None:
-            self._away_s, self._work = time.monotonic(), None
+            self._away_s = time.monotonic()
 
     @never_raises
     def enter_training(self) -> None:
@@ -240,31 +262,147 @@ class StepReporter:
             self._loading_s = None
             self.pace.input_s = (self.pace.input_s or 0.0) + waited_s
 
+    def loading(self, items: Iterator[_Item]) -> Iterator[_Item]:
+        """Iterate over `items`; waits for the next item are reported as waits for input."""
+        while True:
+            self.begin_loading()
+            try:
+                item = next(items)
+            except StopIteration:
+                self._loading_s = None
+                return
+            self.end_loading()
+            yield item
+
+    # -- micro-batches
+
+    @never_raises
+    def enter_pass(self, key: Hashable) -> None:
+        """Start a pass of micro-batch `key`; ignored within another pass."""
+        if self.step is None or self.in_pass is not None or self._away_s is not None:
+            return
+        known = self._open.get(key)
+        if known is None:
+            self._open[key] = _InFlightMicrobatch()
+            self._clock.begin()
+        else:
+            self._clock.resume_suspended(known.aside)
+        self.in_pass = key
+
+    @never_raises
+    def suspend_pass(self) -> None:
+        """End the pass; its micro-batch has further passes."""
+        key, self.in_pass = self.in_pass, None
+        if key is not None:
+            self._open[key].aside = self._clock.suspend()
+
+    @never_raises
+    def complete_pass(self) -> None:
+        """End the last pass of a micro-batch and report it."""
+        key, self.in_pass = self.in_pass, None
+        if key is None:
+            return
+        known, compute = self._open.pop(key), self._clock.end()
+        tokens, squared, _, _, _, documents, head, _ = known.work
+        rows = known.expert_rows, known.num_active, tuple(known.rows_over)
+        self.pace.on_microbatch_end(
+            compute, (tokens, squared, *rows, documents, head, self._tensor_share)
+        )
+
+    @never_raises
+    def add_features(self, work: MicrobatchFeatures) -> None:
+        """Add features to the micro-batch that computes now, such as those of a second forward."""
+        known = self._open.get(self.in_pass)
+        if known is not None:
+            known.work = work if known.work is NO_FEATURES else add_features(known.work, work)
+
+    @never_raises
+    def add_expert_rows(self, rows: Sequence[int] | int) -> None:
+        """Add the rows that a layer computes on each of this rank's experts, or their sum if the
+        counts are on the device.
+        """
+        if is_in_backward():  # recomputed there
+            return
+        if self.told is not None:
+            self.told.infer_expert_rows(rows)
+            return
+        known = self._open.get(self.in_pass)
+        if known is None:
+            return
+        if isinstance(rows, int):
+            known.expert_rows += rows
+            return
+        known.expert_rows += sum(rows)
+        known.num_active += sum(n > 0 for n in rows)
+        for i, over in enumerate(rows_over(rows)):
+            known.rows_over[i] += over
+
+    @never_raises
+    def add_expert_loads(self, layer: int, counts: Tensor) -> None:
+        """Add how many of this rank's tokens the router of `layer` sent to each expert."""
+        if self.is_computing and not is_in_backward():
+            self.expert_counts.add(layer, counts)
+
+    def run_guarded(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Return `call(*args)`; if it raises, count the error and return None."""
+        try:
+            return call(*args)
+        except Exception as error:
+            self.pace.ring.count_error(error)
+            return None
+
     def detach(self) -> None:
-        """End the attachment."""
+        """Report late counts and end the attachment."""
+        self.collective_waits.detach()
+        self.report_late()
         self.abandon_step()
         self.pace.detach()
 
-    def _resume(self) -> None:
-        if self._work is not None and self._is_paused:
-            self._is_paused = False
-            self.pace.timer.resume()
+    @never_raises
+    def report_late(self) -> None:
+        """Report counts that have become known since the last step."""
+        self.expert_counts.tell()
+
+    def drop_micro_batches(self) -> None:
+        """Drop open micro-batches: passes without an end, whose forward was discarded."""
+        self.collective_waits.close_pass()
+        self.in_pass = None
+        self._open.clear()
 
 
-def sum_of_features(one: MicrobatchFeatures, more: MicrobatchFeatures) -> MicrobatchFeatures:
-    """Add the features of two passes of one micro-batch; a sum with an unknown part is unknown."""
+def add_features(one: MicrobatchFeatures, more: MicrobatchFeatures) -> MicrobatchFeatures:
+    """Add tokens, squared lengths and documents; a sum with an unknown part is unknown."""
 
     def both(a: int, b: int) -> int:
         return a + b if a and b else 0
 
-    over = tuple(a + b for a, b in zip(one[4], more[4], strict=True))
-    return (
-        both(one[0], more[0]),
-        both(one[1], more[1]),
-        one[2] + more[2],
-        one[3] + more[3],
-        over,
-        both(one[5], more[5]),
-        one[6] + more[6],
-        one[7],
-    )
+    tokens, squared, documents = both(one[0], more[0]), both(one[1], more[1]), both(one[5], more[5])
+    return (tokens, squared, one[2], one[3], one[4], documents, one[6] + more[6], one[7])
+
+
+def features_of_call(arguments: Sequence[Any], named: Mapping[str, Any]) -> MicrobatchFeatures:
+    """Return the features of a call of a stage: as `features_of_tokens`, else of the first tensor
+    [rows, tokens, ...], such as the hidden states that stages exchange.
+    """
+    work = features_of_tokens(arguments, named)
+    if work != NO_FEATURES:
+        return work
+    for tensor in (*arguments, *named.values()):
+        if isinstance(tensor, Tensor) and tensor.dim() >= 2:
+            return features_of_batch({"input_ids": tensor})
+    return NO_FEATURES
+
+
+def features_of_tokens(arguments: Sequence[Any], named: Mapping[str, Any]) -> MicrobatchFeatures:
+    """Return the features of a model call: of a batch by its keys, or of a list of such batches,
+    else of the first integer tensor [rows, tokens]. What has none is unknown.
+    """
+    for given in (named, *arguments):
+        batches = given if isinstance(given, list) else [given]
+        found = [features_of_batch(batch) for batch in batches if isinstance(batch, Mapping)]
+        if found and found[0] != NO_FEATURES:
+            return functools.reduce(add_features, found)
+    for tensor in tensors_in([*arguments, *named.values()]):
+        if tensor.dim() == 2 and tensor.dtype in (torch.int64, torch.int32):
+            return features_of_batch({"input_ids": tensor})
+    return NO_FEATURES

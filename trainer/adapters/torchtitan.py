@@ -7,7 +7,6 @@ docs/trainer-torchtitan.md lists what was tested and what cannot be observed.
 """
 
 import logging
-import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,17 +17,11 @@ from torch import Tensor
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
 from pacekeeper.trainer.adapters.instrumentation.batch_features import features_of_batch
 from pacekeeper.trainer.adapters.instrumentation.collectives import waits_of_fsdp
-from pacekeeper.trainer.adapters.instrumentation.expert_hooks import (
-    ExpertRowsHook,
-    RouterHook,
-    register_expert_hooks,
-)
+from pacekeeper.trainer.adapters.instrumentation.expert_hooks import watch_experts
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
-from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter
-from pacekeeper.trainer.adapters.reporter import attach, can_time
+from pacekeeper.trainer.adapters.reporter import Reporter, attach, can_time
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
-_LAYER = re.compile(r"layers\.(\d+)\.")
 _BY_DOCUMENT = ("Flex", "Varlen")  # attention limited to documents, by its settings' class name
 _log = logging.getLogger(__name__)
 
@@ -47,7 +40,7 @@ def watch(trainer: Any, *, job: str, ring_dir: str | None = None) -> "TrainerWat
         ring_dir=ring_dir,
         role=f"stage{stage}" if dims.pp > 1 else "train",
     )
-    reporter = MicrobatchReporter(pace, tensor_share=1.0 / (dims.pp * dims.tp))
+    reporter = Reporter(pace, tensor_share=1.0 / (dims.pp * dims.tp))
     return TrainerWatch(reporter, trainer)
 
 
@@ -66,7 +59,7 @@ def why_untimed(trainer: Any) -> str:
 class TrainerWatch:
     """Hooks and wrapped attributes of one trainer."""
 
-    def __init__(self, reporter: MicrobatchReporter, trainer: Any) -> None:
+    def __init__(self, reporter: Reporter, trainer: Any) -> None:
         self.reporter = reporter
         self.trainer = trainer
         self.untimed = ""  # why passes are not reported; empty: they are
@@ -95,31 +88,8 @@ class TrainerWatch:
         self._wrapping.wrap(trainer, "forward_backward_step", self._pass)
         if not _is_compiled(trainer.config):  # else the hook would be compiled, too
             for part in trainer.model_parts:
-                self._hook_experts(part)
+                self._wrapping.hold(*watch_experts(self.reporter, part, is_sorted=True))
         self.reporter.collective_waits.attach(*waits_of_fsdp())
-
-    def _hook_experts(self, model: Any) -> None:
-        for number, (name, part) in enumerate(_moe_layers(model)):
-            found = _LAYER.search(name)
-            layer = int(found[1]) if found else number
-            if hasattr(part, "routed_experts"):  # since 0.3
-                routed = _RoutedInput(RouterHook(self.reporter, layer, _counts))
-                self._wrapping.hold(
-                    part.routed_experts.register_forward_pre_hook(routed, with_kwargs=True),
-                    part.routed_experts.inner_experts.register_forward_pre_hook(
-                        ExpertRowsHook(self.reporter)
-                    ),
-                )
-            else:
-                self._wrapping.hold(
-                    *register_expert_hooks(
-                        self.reporter,
-                        layer,
-                        part.router,
-                        part.experts,
-                        lambda output: _local(output[2]),
-                    )
-                )
 
     def _train_step(self, original: Callable[..., Any], data_iterator: Iterator[Any]) -> Any:
         self._work.clear()
@@ -181,26 +151,6 @@ class _TimedBatches:
         return batch
 
 
-class _RoutedInput:
-    """Pre-hook of a layer's routed experts, whose last argument holds the router's counts."""
-
-    def __init__(self, routed: RouterHook) -> None:
-        self._routed = routed
-
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._routed(module, args, (*args, *kwargs.values()))
-
-
-def _counts(arguments: tuple[Any, ...]) -> Tensor:
-    return _local(arguments[-1])
-
-
-def _local(counts: Any) -> Tensor:
-    """Return this rank's part of counts that may be sharded over a tensor group."""
-    own: Tensor = counts.to_local() if hasattr(counts, "to_local") else counts
-    return own
-
-
 def _work_of(batch: Mapping[str, Any], *, by_document: bool, parts: int) -> MicrobatchFeatures:
     """Return the features of a batch in host memory, of which this rank computes 1 / `parts`."""
     tokens = batch["input"]
@@ -233,11 +183,3 @@ def _num_batches(trainer: Any) -> int:
 
 def _is_compiled(config: Any) -> bool:
     return bool(config.compile.enable) and "model" in config.compile.components
-
-
-def _moe_layers(model: Any) -> list[tuple[str, Any]]:
-    return [
-        (f"{name}.", part)
-        for name, part in model.named_modules()
-        if hasattr(part, "router") and (hasattr(part, "routed_experts") or hasattr(part, "experts"))
-    ]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
-from pacekeeper.trainer.adapters.reporter import NO_FEATURES
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
+NO_FEATURES: MicrobatchFeatures = (0, 0, 0, 0, NO_ROWS_OVER, 0, 0, 1.0)
 SEQUENCES = ("input_ids", "decoder_input_ids")  # [sequences, tokens]
 EMBEDDED = ("inputs_embeds", "decoder_inputs_embeds")  # [sequences, tokens, hidden]
 BEGINS = ("cu_seq_lens_q", "cu_seqlens", "position_ids")  # where documents begin

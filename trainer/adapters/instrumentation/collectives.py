@@ -11,7 +11,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._C import _distributed_c10d as c10d
@@ -20,7 +20,12 @@ from pacekeeper.trainer.adapters.instrumentation.module_passes import (
     at_end_of_backward,
     is_in_backward,
 )
-from pacekeeper.trainer.hooks.compute_timers import SegmentClock
+from pacekeeper.trainer.hooks.compute_timers import (
+    ComputeTime,
+    LateClock,
+    PipelineClock,
+    SegmentClock,
+)
 
 # Of torch 2.6 to 2.13; a version may lack some.
 _METHODS = (
@@ -133,6 +138,48 @@ class CollectiveWaits:
         if threading.get_ident() != self._thread and not is_in_backward():
             return False
         return bool(_current_stream() == self._stream)
+
+
+class WaitAwareClock:
+    """A clock that pauses while torch waits for other ranks, also within an explicit `waiting`."""
+
+    def __init__(self, clock: SegmentClock, count_error: Callable[[Exception], None]) -> None:
+        self._clock = clock
+        self._depth = 0  # nesting of waits
+        self.waits = CollectiveWaits(self, count_error)
+
+    def begin(self) -> None:
+        self._depth = 0
+        self._clock.begin()
+        self.waits.open_pass()
+
+    def pause(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._clock.pause()
+
+    def resume(self) -> None:
+        if self._depth:  # a wait left open by an error may end in the next micro-batch
+            self._depth -= 1
+            if self._depth == 0:
+                self._clock.resume()
+
+    def suspend(self) -> object:
+        self.waits.close_pass()
+        return cast(PipelineClock, self._clock).suspend()
+
+    def resume_suspended(self, aside: Any) -> None:
+        self._depth = 0
+        cast(PipelineClock, self._clock).resume_suspended(aside)
+        self.waits.open_pass()
+
+    def end(self) -> ComputeTime | None:
+        self.waits.close_pass()
+        return self._clock.end()
+
+    def known(self) -> list[ComputeTime]:
+        """Return the times of a late clock that were not returned before."""
+        return self._clock.known() if isinstance(self._clock, LateClock) else []
 
 
 def waits_of_fsdp() -> list[tuple[Any, str]]:

@@ -1,21 +1,17 @@
 """Tokens per expert of a foreign model's routers, read after the device has computed them.
 
-Counts are summed over the micro-batches of a step. A router that returns only probabilities is not
-reported: repeating its choice here could differ from what was computed.
+Counts are summed over the micro-batches of a step.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from pacekeeper.core.telemetry.records import LOADS_PER_RECORD
-from pacekeeper.trainer.adapters.instrumentation.module_passes import is_in_backward
-from pacekeeper.trainer.adapters.reporter import StepReporter
 from pacekeeper.trainer.hooks.hooks import Hooks
 
 MAX_RECORDS_PER_STEP = 128  # of the ring's 1,024 slots; with more, layers take turns by step
@@ -88,74 +84,3 @@ def _copy_to_host(step: int, layers: tuple[int, ...], rows: Sequence[Any]) -> _P
     event = torch.cuda.Event()
     event.record()
     return _PendingCopy(step, layers, lengths, host, event)
-
-
-_CHOICES = (torch.int64, torch.int32)
-
-
-def routers_of(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, int]]:
-    """Yield (router, number of experts) by layer, found by class names and attributes."""
-    for module in model.modules():
-        experts = getattr(module, "num_experts", None) or getattr(module, "n_routed_experts", None)
-        if type(module).__name__.endswith(("Router", "Gate")) and isinstance(experts, int):
-            yield module, experts
-
-
-class RoutingWatch:
-    """Counts the choices of a model's routers and reports them per step."""
-
-    def __init__(self, reporter: StepReporter, model: torch.nn.Module) -> None:
-        self._reporter = reporter
-        self._counts = ExpertCounts(reporter.pace)
-        self._handles = [
-            router.register_forward_hook(_Counter(self, layer, experts))
-            for layer, (router, experts) in enumerate(routers_of(model))
-        ]
-
-    def close(self) -> None:
-        """Remove the hooks from the model."""
-        for handle in self._handles:
-            handle.remove()
-
-    def end_step(self) -> None:
-        """Report the counts of the step and of earlier ones; call it before the step's end."""
-        try:
-            if self._reporter.step is not None:
-                self._counts.end_step(self._reporter.step)
-        except Exception as error:
-            self._reporter.pace.ring.count_error(error)
-
-    def abandon_step(self) -> None:
-        """Drop the counts of the open step."""
-        self._counts.forget()
-
-    def saw(self, layer: int, experts: int, output: Any) -> None:
-        """Add the choices in a router's output, if it contains them, to the step's counts."""
-        if not self._reporter.is_computing or is_in_backward():
-            return
-        try:
-            chosen = _choices(output, experts)
-            if chosen is not None:
-                flat = chosen.detach().reshape(-1).to(torch.int64)
-                none = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
-                self._counts.add(layer, none.scatter_add_(0, flat, torch.ones_like(flat)))
-        except Exception as error:
-            self._reporter.pace.ring.count_error(error)
-
-
-class _Counter:
-    """Forward hook of one router."""
-
-    def __init__(self, watch: RoutingWatch, layer: int, experts: int) -> None:
-        self._watch, self._layer, self._experts = watch, layer, experts
-
-    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():  # a hook would break the graph
-            self._watch.saw(self._layer, self._experts, output)
-
-
-def _choices(output: Any, experts: int) -> Tensor | None:
-    """Return the chosen experts [tokens, choices]: the only integer tensor of the output."""
-    parts = output if isinstance(output, tuple) else (output,)
-    found = [part for part in parts if isinstance(part, Tensor) and part.dtype in _CHOICES]
-    return found[0] if len(found) == 1 and found[0].shape[-1] <= experts else None

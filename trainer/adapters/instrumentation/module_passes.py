@@ -1,17 +1,17 @@
-"""Times a torch module from its forward pass to the end of its backward, without waits.
+"""Times torch modules from a forward pass to the end of its backward, without waits.
 
 Data-parallel wrappers end a backward pass by waiting for all ranks' gradients, in a callback that
 they queue in the autograd engine during the pass. Our callback is queued earlier, at the first
 gradient of an output, and so runs first: after all gradients are computed, before the wait. Time
 between the passes, such as a loss outside the module, is not counted. Forward passes without
-training (evaluation, no gradients) and recomputation are ignored.
+training (evaluation, no gradients) and recomputation are no micro-batches.
 
 Hooks would break a compiled graph, so they do nothing while one is traced. A module compiled as a
-whole is wrapped around its graph.
+whole is wrapped around its graph; of a Lightning module the training step is wrapped.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,11 +19,9 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
-from pacekeeper.trainer.adapters.reporter import NO_FEATURES, StepReporter
-from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 COMPILED = "_compiled_call_impl"  # what torch calls in the place of a compiled module
-WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], MicrobatchFeatures]
+_LIGHTNING = ("lightning.", "pytorch_lightning.")
 
 
 def is_in_backward() -> bool:
@@ -37,74 +35,109 @@ def at_end_of_backward(call: Callable[[], None]) -> None:
     engine.queue_callback(call)
 
 
-class PassWatch:
-    """Reports every training pass of a module until it is closed."""
+class PassListener(Protocol):
+    """Receives the passes of the watched modules. No call may raise."""
 
-    def __init__(self, reporter: StepReporter, module: torch.nn.Module, work_of: WorkOf) -> None:
-        self._reporter = reporter
-        self._work_of = work_of
-        self._module = module
+    def begin_forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Start the forward pass of a micro-batch; return False if it is not to be timed."""
+
+    def end_forward(self, output: Any, kwargs: Mapping[str, Any], *, is_last: bool) -> None:
+        """End the forward pass; `is_last`: no backward pass of this output follows."""
+
+    def begin_backward(self) -> bool:
+        """Start the backward pass of the open micro-batch; return False if none is open."""
+
+    def end_backward(self) -> None:
+        """End the backward pass: all gradients are computed."""
+
+    def begin_evaluation(self) -> None:
+        """Note a forward pass in evaluation mode."""
+
+    def count_error(self, error: Exception) -> None:
+        """Count an exception of a hook."""
+
+
+class PassWatch:
+    """Reports every training pass of some modules, which share micro-batches, until closed."""
+
+    def __init__(self, listener: PassListener, *modules: torch.nn.Module) -> None:
+        self._listener = listener
         self._wrapping = Wrapping()
-        if getattr(module, COMPILED, None) is not None:  # `module.compile()`: hooks and all
-            self._wrapping.wrap(module, COMPILED, self._compiled)
-        else:
-            self._wrapping.hold(
-                module.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
-                module.register_forward_hook(self._forward_ended),
-            )
+        self._inside: torch.nn.Module | None = None  # whose forward pass is timed now
+        for module in modules:
+            self.add(module)
+
+    def add(self, module: torch.nn.Module) -> None:
+        """Watch one more module."""
+        for name in ("training_step", COMPILED):
+            if name == "training_step" and not is_lightning(module):
+                continue
+            if getattr(module, name, None) is not None:  # compiled: the hooks would be, too
+                self._wrapping.wrap(module, name, self._around(module))
+                return
+        self._wrapping.hold(
+            module.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
+            module.register_forward_hook(self._forward_ended, with_kwargs=True),
+        )
 
     def close(self) -> None:
-        """Remove the hooks from the module."""
+        """Remove the hooks from the modules."""
         self._wrapping.undo()
 
-    def _compiled(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._forward_begins(self._module, args, kwargs)
-        output = original(*args, **kwargs)
-        self._forward_ended(self._module, args, output)
-        return output
+    def _around(self, module: torch.nn.Module) -> Callable[..., Any]:
+        def called(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self._forward_begins(module, args, kwargs)
+            output = original(*args, **kwargs)
+            self._forward_ended(module, args, kwargs, output)
+            return output
+
+        return called
 
     def _forward_begins(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_in_backward():
             return
-        if not module.training or not torch.is_grad_enabled() or is_in_backward():
-            return
+        if self._inside is not None and self._inside is not module:
+            return  # within the pass of another watched module
         try:
-            work = self._work_of(args, kwargs)
+            if not module.training:
+                self._listener.begin_evaluation()
+            elif torch.is_grad_enabled():
+                self._inside = module if self._listener.begin_forward(args, kwargs) else None
         except Exception as error:
-            self._reporter.pace.ring.count_error(error)
-            work = NO_FEATURES
-        self._reporter.begin_microbatch(work)
+            self._listener.count_error(error)
 
-    def _forward_ended(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self._reporter.is_computing or is_in_backward():
+    def _forward_ended(
+        self, module: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any
+    ) -> None:
+        if torch.compiler.is_compiling() or self._inside is not module or is_in_backward():
             return
+        self._inside = None
         try:
-            self._reporter.pause()
-            tensors = [t for t in tensors_in(output) if t.requires_grad]
-            if tensors:
+            tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+            is_manual = is_lightning(module) and not getattr(module, "automatic_optimization", True)
+            self._listener.end_forward(output, kwargs, is_last=is_manual)
+            if len(tensors) == 1:
+                tensors[0].register_hook(self._backward_begins)
+            elif tensors:
                 register_multi_grad_hook(tensors, self._backward_begins, mode="any")
         except Exception as error:
-            self._reporter.pace.ring.count_error(error)
+            self._listener.count_error(error)
 
     def _backward_begins(self, gradient: Tensor) -> None:
         try:
-            self._reporter.resume()
-            at_end_of_backward(self._reporter.end_microbatch)
+            if self._listener.begin_backward():
+                at_end_of_backward(self._listener.end_backward)
         except Exception as error:
-            self._reporter.pace.ring.count_error(error)
+            self._listener.count_error(error)
 
 
-def computes_alone(model: torch.nn.Module) -> bool:
-    """Whether a rank computes a pass without waiting for others.
-
-    With sharded parameters (FSDP, tensor parallelism) every layer waits for all ranks, and all
-    would look as slow as the slowest.
-    """
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
-        return False
-    return not any(hasattr(parameter, "placements") for parameter in model.parameters())
+def is_lightning(module: torch.nn.Module) -> bool:
+    """Whether `module` is a Lightning module, whose trainer calls its training step."""
+    return hasattr(module, "training_step") and any(
+        base.__module__.startswith(_LIGHTNING) for base in type(module).__mro__
+    )
 
 
 def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:

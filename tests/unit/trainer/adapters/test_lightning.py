@@ -8,9 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
-from pacekeeper.trainer.adapters import lightning
+from pacekeeper.trainer.adapters import lightning, pytorch
+from pacekeeper.trainer.adapters.instrumentation import module_passes
 from pacekeeper.trainer.adapters.lightning import Pacekeeper
 from support.examples import examples
 from support.foreign_models import TinyModel
@@ -26,12 +28,24 @@ class Callback:
 @pytest.fixture(autouse=True)
 def base(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lightning, "_bases", lambda: (Callback,))
+    monkeypatch.setattr(module_passes, "_LIGHTNING", (__name__,))
 
 
-class Profiler:
-    def start(self, action: str) -> None: ...
+class Module(TinyModel):
+    """A Lightning module, as far as the adapter looks at it."""
 
-    def stop(self, action: str) -> None: ...
+    def __init__(self, *, is_automatic: bool) -> None:
+        super().__init__()
+        self.automatic_optimization = is_automatic
+        self.has_backward = True
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        loss = sum(self(IDS)["logits"].sum() for _ in range(2))
+        if self.automatic_optimization:
+            return loss
+        if self.has_backward:
+            loss.backward()
+        return None
 
 
 class Run:
@@ -39,17 +53,16 @@ class Run:
 
     def __init__(self, directory: Path, *, is_automatic: bool, is_wrapped: bool) -> None:
         self.watch = Pacekeeper(job="j", ring_dir=str(directory))
-        model: Any = TinyModel()
-        model.automatic_optimization = is_automatic
-        self.module = model
+        self.module = Module(is_automatic=is_automatic)
         wrapper: Any = torch.nn.Sequential(self.module) if is_wrapped else self.module
+        self.loader: Any = DataLoader(range(3), batch_size=None)  # type: ignore[arg-type]
         self.batches = 0
         self.trainer = SimpleNamespace(
             strategy=SimpleNamespace(root_device=torch.device("cpu"), model=wrapper),
             global_rank=0,
             world_size=1,
             global_step=0,
-            profiler=Profiler(),
+            optimizers=[],
             fit_loop=SimpleNamespace(total_batch_idx=0),
         )
 
@@ -61,20 +74,18 @@ class Run:
         self.trainer.fit_loop.total_batch_idx = self.batches
         self.batches += 1
         self.say("on_train_batch_start", batch, 0)
-        loss = sum(self.module(**batch)["logits"].sum() for _ in range(2))
-        if has_backward:
-            self.say("on_before_backward", loss)
+        self.module.has_backward = has_backward
+        loss = self.module.training_step(batch, 0)
+        if has_backward and loss is not None:
             loss.backward()
-            self.say("on_after_backward")
         self.trainer.global_step += steps
         self.say("on_train_batch_end", None, batch, 0)
 
     def load(self) -> None:
-        self.trainer.profiler.start("[_TrainingEpochLoop].train_dataloader_next")
-        self.trainer.profiler.stop("[_TrainingEpochLoop].train_dataloader_next")
+        assert list(self.loader) == [0, 1, 2]
 
 
-ACTS = ("accumulate", "step", "no loss", "load", "validate", "epoch", "exception")
+ACTS = ("accumulate", "step", "no loss", "load", "validate", "exception")
 
 
 @settings(max_examples=examples(40))
@@ -89,8 +100,8 @@ def test_in_any_order_each_step_and_micro_batch_is_told_once(
     directory = tmp_path_factory.mktemp("ring")
     run = Run(directory, is_automatic=is_automatic, is_wrapped=is_wrapped)
     run.say("on_train_start")
-    reporter = run.watch.reporter
-    assert reporter is not None
+    pace = run.watch.pace
+    assert pace is not None
     expected: dict[int, int] = {}
     open_batches, is_over = 0, False
     for act in acts:
@@ -111,15 +122,12 @@ def test_in_any_order_each_step_and_micro_batch_is_told_once(
                 with torch.no_grad():
                     run.module(input_ids=IDS)
                 run.say("on_validation_end")
-            case "epoch":
-                run.say("on_train_epoch_start")
             case "exception":
                 run.say("on_exception", KeyError())
                 is_over = True
-    assert reporter.pace.ring.num_errors == 0
+    assert pace.ring.num_errors == 0
     run.say("on_train_end")
-    assert set(vars(run.trainer.profiler)) == set(), "the profiler is as it was"
-    assert not run.module._forward_pre_hooks, "and so is the model"
+    assert "training_step" not in vars(run.module), "the module is as it was"
     records = records_in(directory / "j" / "rank-00000.ring")
     assert [r.step for r in records if isinstance(r, StepRecord)] == list(expected)
     told_work = {r.tokens for r in records if isinstance(r, MicroBatchRecord)}
@@ -160,24 +168,9 @@ def test_it_is_a_callback_and_can_be_handed_to_processes_that_are_spawned() -> N
     assert again._options["job"] == "j"
 
 
-def test_input_of_an_epochs_first_batch_is_not_timed(tmp_path: Path) -> None:
-    run = Run(tmp_path, is_automatic=True, is_wrapped=False)
-    run.say("on_train_start")
-    assert run.watch.reporter is not None
-    pace = run.watch.reporter.pace
-    run.load()
-    assert pace.input_s is None
-    run.load()
-    assert pace.input_s is not None
-    before_s = pace.input_s
-    run.say("on_train_epoch_start")
-    run.load()
-    assert pace.input_s == before_s
-    run.say("on_train_end")
-
-
 @pytest.mark.parametrize(
-    ("batch", "tokens"), [({"input_ids": IDS}, 12), ((IDS, IDS), 0), (IDS, 0), (None, 0)]
+    ("batch", "tokens"),
+    [({"input_ids": IDS}, 12), ((IDS.float(), IDS), 12), (IDS, 12), (IDS.float(), 0), (None, 0)],
 )
 def test_work_is_told_of_batches_that_name_their_tokens(
     tmp_path: Path, batch: Any, tokens: int
@@ -185,28 +178,21 @@ def test_work_is_told_of_batches_that_name_their_tokens(
     run = Run(tmp_path, is_automatic=True, is_wrapped=False)
     run.say("on_train_start")
     run.say("on_train_batch_start", batch, 0)
-    loss = run.module(IDS)["logits"].sum()
-    run.say("on_before_backward", loss)
-    loss.backward()
+    run.module.training_step(batch, 0).backward()
     run.say("on_train_end")
-    (record,) = records_in(tmp_path / "j" / "rank-00000.ring")
+    (record, *_) = records_in(tmp_path / "j" / "rank-00000.ring")
     assert isinstance(record, MicroBatchRecord) and record.tokens == tokens
 
 
-@pytest.mark.parametrize(
-    ("device", "strategy", "why"),
-    [
-        ("cpu", "DDPStrategy", ""),
-        ("cpu", "DeepSpeedStrategy", "DeepSpeed"),
-        ("meta", "X", "events"),
-    ],
-)
-def test_where_passes_can_not_be_timed_steps_are_told_alone(
-    device: str, strategy: str, why: str
-) -> None:
-    made = type(strategy, (), {"model": TinyModel()})()
-    said = lightning._why_steps_alone(SimpleNamespace(strategy=made), torch.device(device))
-    assert (why in said) if why else said == ""
+def test_where_deepspeed_drives_the_passes_steps_are_told_alone(tmp_path: Path) -> None:
+    run = Run(tmp_path, is_automatic=True, is_wrapped=False)
+    made = type("DeepSpeedStrategy", (SimpleNamespace,), {})
+    run.trainer.strategy = made(**vars(run.trainer.strategy))
+    run.say("on_train_start")
+    run.batch(has_backward=True, steps=True)
+    run.say("on_train_end")
+    (record,) = records_in(tmp_path / "j" / "rank-00000.ring")
+    assert isinstance(record, StepRecord) and record.step == 0
 
 
 def test_a_wrong_job_is_said_when_it_is_made_and_trouble_later_stops_nobody(
@@ -214,8 +200,8 @@ def test_a_wrong_job_is_said_when_it_is_made_and_trouble_later_stops_nobody(
 ) -> None:
     with pytest.raises(ValueError, match="job name"):
         Pacekeeper(job="not a name")
-    monkeypatch.setattr(lightning, "RoutingWatch", None)
+    monkeypatch.setattr(pytorch, "attach", None)
     run = Run(tmp_path, is_automatic=True, is_wrapped=False)
     run.say("on_train_start")
-    assert run.watch.reporter is None
+    assert run.watch.pace is None
     run.batch(has_backward=True, steps=True)

@@ -14,6 +14,7 @@ from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment, Clock
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.trainer.adapters import pytorch
+from pacekeeper.trainer.adapters.instrumentation.collectives import WaitAwareClock
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime
 from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.process_groups import lone_group
@@ -53,7 +54,7 @@ class Written:
 def written(folder: Path) -> tuple[pytorch.TorchHooks, Written]:
     attachment = Attachment(job="j", rank=0, world_size=1, pid=os.getpid())
     clock, own = Written(), Ring.create(folder, attachment)
-    return pytorch.TorchHooks(own, 0, pytorch.WaitAwareClock(clock, own)), clock
+    return pytorch.TorchHooks(own, 0, WaitAwareClock(clock, own.count_error)), clock
 
 
 def told_in(own: Ring) -> list[MicroBatchRecord]:

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from pacekeeper.core.telemetry.attachment import Clock
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.trainer.adapters import reporter
-from pacekeeper.trainer.adapters.reporter import StepReporter
+from pacekeeper.trainer.adapters.reporter import Reporter
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime
 from support.examples import examples
 from support.rings import records_in
 
 CALLS = (
-    *("begin_step", "end_step", "begin_microbatch", "end_microbatch", "pause", "resume"),
+    *("begin_step", "end_step", "enter_pass", "suspend_pass", "complete_pass"),
     *("exit_training", "enter_training", "begin_loading", "end_loading", "abandon_step"),
-    "drop_microbatch",
+    "drop_micro_batches",
 )
 
 
@@ -36,7 +36,7 @@ class Strict:
         self.state = after
 
     def begin(self) -> None:
-        self._go("begin", ("idle", "running", "paused"), "running")
+        self._go("begin", ("idle", "running", "set aside"), "running")
 
     def pause(self) -> None:
         self._go("pause", ("running",), "paused")
@@ -44,19 +44,27 @@ class Strict:
     def resume(self) -> None:
         self._go("resume", ("paused",), "running")
 
+    def suspend(self) -> object:
+        self._go("suspend", ("running",), "set aside")
+        return self
+
+    def resume_suspended(self, aside: object) -> None:
+        assert aside is self
+        self._go("resume_suspended", ("set aside", "idle"), "running")
+
     def end(self) -> ComputeTime | None:
         self._go("end", ("running",), "idle")
         return ComputeTime(compute_s=0.25)
 
 
-def new_reporter(directory: Path, clock: Strict | None = None) -> StepReporter:
+def new_reporter(directory: Path, clock: Strict | None = None) -> Reporter:
     pace = hooks.attach(
         job="j", rank=0, world_size=1, ring_dir=str(directory), timer=clock or Strict()
     )
-    return StepReporter(pace)
+    return Reporter(pace)
 
 
-def told(one: StepReporter) -> list[Record]:
+def told(one: Reporter) -> list[Record]:
     assert one.pace.ring.num_errors == 0
     assert one.pace.ring.path is not None
     return records_in(one.pace.ring.path)
@@ -66,9 +74,10 @@ def test_a_step_of_two_micro_batches_is_told_once(tmp_path: Path) -> None:
     one = new_reporter(tmp_path)
     for tokens in (5, 7):
         one.begin_step(3)
-        one.begin_microbatch((tokens, 0, 0, 0, (0,) * 4, 0, 0, 1.0))
-        one.end_microbatch()
-        one.end_microbatch()
+        one.enter_pass(0)
+        one.add_features((tokens, 0, 0, 0, (0,) * 4, 0, 0, 1.0))
+        one.complete_pass()
+        one.complete_pass()
     one.end_step(tokens=24)
     one.end_step(tokens=24)
     first, second, ended = told(one)
@@ -78,23 +87,6 @@ def test_a_step_of_two_micro_batches_is_told_once(tmp_path: Path) -> None:
     assert isinstance(ended, StepRecord) and ended.tokens == 24
 
 
-def test_passes_of_one_micro_batch_add_up_and_what_one_of_them_hides_is_hidden(
-    tmp_path: Path,
-) -> None:
-    clock = Strict()
-    one = new_reporter(tmp_path, clock)
-    one.begin_step(0)
-    one.begin_microbatch((5, 25, 1, 1, (1, 0, 0, 0), 1, 0, 1.0))
-    one.pause()
-    one.begin_microbatch((7, 0, 2, 1, (2, 0, 0, 0), 1, 0, 1.0))
-    one.end_microbatch()
-    (record,) = told(one)
-    assert isinstance(record, MicroBatchRecord)
-    assert (record.tokens, record.sum_len_squared, record.expert_rows) == (12, 0, 3)
-    assert (record.rows_over_16, record.num_documents) == (3, 2)
-    assert clock.calls == ["begin", "pause", "resume", "end"]
-
-
 def test_an_evaluation_in_the_middle_is_neither_computed_nor_a_part_of_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,14 +94,13 @@ def test_an_evaluation_in_the_middle_is_neither_computed_nor_a_part_of_the_step(
     monkeypatch.setattr("time.monotonic", lambda: now_s[0])
     one = new_reporter(tmp_path)
     one.begin_step(0)
-    one.begin_microbatch()
     now_s[0] += 2.0
     one.exit_training()
-    one.begin_microbatch()  # an evaluation's own pass
+    one.enter_pass(0)  # an evaluation's own
     one.begin_loading()
     now_s[0] += 50.0
     one.end_loading()
-    one.end_microbatch()
+    one.complete_pass()
     one.enter_training()
     one.begin_loading()
     now_s[0] += 1.0
@@ -167,19 +158,19 @@ def test_in_any_order_only_what_began_and_ended_is_told(
                     expected.append((steps, batches))
                     steps += 1
                 open_step = is_open = False
+            case "enter_pass":
+                one.enter_pass(0)
             case _:
                 getattr(one, call)()
-        if call == "begin_microbatch" and open_step and not is_away:
+        if call == "enter_pass" and open_step and not is_away:
             is_open = True
-        if call == "end_microbatch" and is_open:
+        if call == "complete_pass" and is_open:
             is_open, batches = False, batches + 1
-        if call == "drop_microbatch":
+        if call in ("drop_micro_batches", "suspend_pass"):
             is_open = False
         if call == "abandon_step":
             steps += open_step
             open_step = is_open = is_away = False
-        if call == "exit_training":
-            is_open = is_open and is_away
         is_away = call == "exit_training" or (
             is_away and call not in ("enter_training", "abandon_step")
         )
@@ -201,7 +192,7 @@ def test_what_goes_wrong_inside_is_counted_and_stops_nobody(tmp_path: Path) -> N
 
     one = new_reporter(tmp_path, Broken())
     one.begin_step(0)
-    one.begin_microbatch()
+    one.enter_pass(0)
     assert one.pace.ring.num_errors == 1
 
 

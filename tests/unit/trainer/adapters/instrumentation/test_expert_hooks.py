@@ -8,9 +8,8 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord
-from pacekeeper.trainer.adapters.instrumentation.expert_hooks import register_expert_hooks
-from pacekeeper.trainer.adapters.microbatch_reporter import MicrobatchReporter
-from pacekeeper.trainer.adapters.reporter import attach
+from pacekeeper.trainer.adapters.instrumentation.expert_hooks import watch_experts
+from pacekeeper.trainer.adapters.reporter import Reporter, attach
 from support.foreign_models import TinyRouter
 from support.rings import records_in
 
@@ -42,17 +41,13 @@ class Layer(torch.nn.Module):
         return out
 
 
-def counts_of(output: Any) -> torch.Tensor:
-    return torch.bincount(output[1].flatten(), minlength=EXPERTS)
-
-
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_a_compiled_layer_stays_one_graph(tmp_path: Path, is_compiled: bool) -> None:
     torch._dynamo.reset()
     graphs: Any = CompileCounter()
     pace = attach(job="j", device=torch.device("cpu"), ring_dir=str(tmp_path))
-    reporter, layer = MicrobatchReporter(pace), Layer()
-    handles = register_expert_hooks(reporter, 0, layer.router, layer.experts, counts_of)
+    reporter, layer = Reporter(pace), Layer()
+    handles = watch_experts(reporter, layer, is_sorted=True)
     if is_compiled:
         layer.compile(backend=graphs, fullgraph=True)
     reporter.begin_step(0)

@@ -10,26 +10,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, GradBucket
 from torch._dynamo.testing import CompileCounter
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
-from pacekeeper.trainer.adapters.instrumentation.batch_features import features_of_batch
-from pacekeeper.trainer.adapters.instrumentation.expert_load import RoutingWatch
-from pacekeeper.trainer.adapters.instrumentation.module_passes import (
-    PassWatch,
-    computes_alone,
-    tensors_in,
-)
-from support.foreign_models import TinyModel, host_teller, told_by
+from pacekeeper.trainer.adapters.instrumentation.module_passes import tensors_in
+from support.foreign_models import TinyModel, attached, told_by
 
 IDS = torch.arange(12).reshape(3, 4)
 PATIENCE_S = 60.0  # for what never comes
-
-
-def work_of(args: tuple[Any, ...], kwargs: Any) -> Any:
-    return features_of_batch(kwargs)
 
 
 def kinds(records: list[Any]) -> list[str]:
@@ -37,44 +25,44 @@ def kinds(records: list[Any]) -> list[str]:
 
 
 def test_each_backward_pass_ends_a_micro_batch_with_its_work(tmp_path: Path) -> None:
-    reporter, model = host_teller(tmp_path), TinyModel()
-    watch = PassWatch(reporter, model, work_of)
+    model = TinyModel()
+    pace = attached(tmp_path, model)
     for step in range(2):
-        reporter.begin_step(step)
-        for _ in range(2):
-            model(input_ids=IDS)["logits"].sum().backward()
-        reporter.end_step()
-    watch.close()
+        with pace.step(step):
+            for _ in range(2):
+                model(input_ids=IDS)["logits"].sum().backward()
+    records = told_by(pace)
+    pace.detach()
     model(input_ids=IDS)["logits"].sum().backward()
-    records = told_by(reporter)
-    assert kinds(records) == ["MicroBatch", "MicroBatch", "Step"] * 2
+    assert kinds(records) == ["MicroBatch", "MicroBatch", "ExpertLoad", "Step"] * 2
     batches = [r for r in records if isinstance(r, MicroBatchRecord)]
     assert {(r.tokens, r.sum_len_squared, r.num_documents) for r in batches} == {(12, 48, 3)}
     assert all(r.compute_s > 0.0 for r in batches)
+    assert not model._forward_hooks and not model._forward_pre_hooks
 
 
 def test_what_is_no_training_is_no_micro_batch(tmp_path: Path) -> None:
-    reporter, model = host_teller(tmp_path), TinyModel()
-    PassWatch(reporter, model, work_of)
+    model = TinyModel()
+    pace = attached(tmp_path, model)
     model(input_ids=IDS)["logits"].sum().backward()  # before any step
-    reporter.begin_step(0)
-    with torch.no_grad():
-        model(input_ids=IDS)
-    model.eval()
-    model(input_ids=IDS)["logits"].sum().backward()
-    model.train()
-    model(input_ids=IDS)  # no backward pass
-    reporter.end_step()
-    assert kinds(told_by(reporter)) == ["Step"]
+    with pace.step(0):
+        with torch.no_grad():
+            model(input_ids=IDS)
+        model.eval()
+        model(input_ids=IDS)["logits"].sum().backward()
+        model.train()
+        model(input_ids=IDS)  # no backward pass
+    assert kinds(told_by(pace)) == ["ExpertLoad", "Step"]
+    pace.detach()
 
 
 def test_a_model_that_learns_nothing_has_its_steps_told(tmp_path: Path) -> None:
-    reporter, model = host_teller(tmp_path), TinyModel(is_frozen=True)
-    PassWatch(reporter, model, work_of)
-    reporter.begin_step(0)
-    model(input_ids=IDS)
-    reporter.end_step()
-    assert kinds(told_by(reporter)) == ["Step"]
+    model = TinyModel(is_frozen=True)
+    pace = attached(tmp_path, model)
+    with pace.step(0):
+        model(input_ids=IDS)
+    assert kinds(told_by(pace)) == ["ExpertLoad", "Step"]
+    pace.detach()
 
 
 @pytest.mark.parametrize("how", ["module", "wrapped", "forward", "layer", "later"])
@@ -83,7 +71,7 @@ def test_a_compiled_graph_stays_whole_and_its_passes_are_told(tmp_path: Path, ho
     torch._dynamo.reset()
     graphs: Any = CompileCounter()
     whole = {"backend": graphs, "fullgraph": True}
-    reporter, model = host_teller(tmp_path), TinyModel()
+    model = TinyModel()
     called: Any = model
     match how:
         case "module":
@@ -94,65 +82,74 @@ def test_a_compiled_graph_stays_whole_and_its_passes_are_told(tmp_path: Path, ho
             setattr(model, "forward", torch.compile(model.forward, **whole))  # noqa: B010
         case "layer":
             model.router.compile(**whole)
-    watch, routing = PassWatch(reporter, called, work_of), RoutingWatch(reporter, model)
+    pace = attached(tmp_path, called)
     if how == "later":
         model.router.compile(**whole)
     for step in range(2):
-        reporter.begin_step(step)
-        called(input_ids=IDS)["logits"].sum().backward()
-        reporter.end_step()
-    watch.close()
-    routing.close()
+        with pace.step(step):
+            called(input_ids=IDS)["logits"].sum().backward()
+    records = told_by(pace)
+    pace.detach()
     called(input_ids=IDS)["logits"].sum().backward()
-    records = told_by(reporter)
-    assert kinds(records) == ["MicroBatch", "Step"] * 2
+    assert [kind for kind in kinds(records) if kind != "ExpertLoad"] == ["MicroBatch", "Step"] * 2
     assert {r.tokens for r in records if isinstance(r, MicroBatchRecord)} == {12}
     assert graphs.frame_count <= 2, "traced again where its hooks are gone"
-    assert reporter.pace.ring.num_errors == 0
 
 
 def test_passes_that_share_a_backward_are_one_micro_batch(tmp_path: Path) -> None:
-    reporter, model = host_teller(tmp_path), TinyModel()
-    PassWatch(reporter, model, work_of)
-    reporter.begin_step(0)
-    both = model(input_ids=IDS)["logits"].sum() + model(input_ids=IDS)["logits"].sum()
-    both.backward(retain_graph=True)
-    both.backward()  # again: computed, and told already
-    reporter.end_step()
-    batch, ended = told_by(reporter)
+    model = TinyModel()
+    pace = attached(tmp_path, model)
+    with pace.step(0):
+        both = model(input_ids=IDS)["logits"].sum() + model(input_ids=IDS)["logits"].sum()
+        both.backward(retain_graph=True)
+        both.backward()  # again: computed, and told already
+    batch, _, ended = told_by(pace)
     assert isinstance(batch, MicroBatchRecord) and isinstance(ended, StepRecord)
     assert (batch.tokens, batch.num_documents) == (24, 6)
+    pace.detach()
 
 
 def test_a_pass_that_its_own_backward_does_again_is_not_counted_twice(tmp_path: Path) -> None:
-    reporter, model = host_teller(tmp_path), TinyModel()
-    PassWatch(reporter, model, work_of)
-    reporter.begin_step(0)
-    again = torch.utils.checkpoint.checkpoint(model, input_ids=IDS, use_reentrant=False)
-    again["logits"].sum().backward()
-    (batch,) = told_by(reporter)
+    model = TinyModel()
+    pace = attached(tmp_path, model)
+    with pace.step(0):
+        again = torch.utils.checkpoint.checkpoint(model, input_ids=IDS, use_reentrant=False)
+        again["logits"].sum().backward()
+    batch, _, _ = told_by(pace)
     assert isinstance(batch, MicroBatchRecord) and batch.tokens == 12
+    pace.detach()
 
 
-def test_where_ranks_wait_for_each_other_inside_a_pass_it_can_not_be_timed(group: None) -> None:
-    assert computes_alone(TinyModel())
-    sharded: Any = fully_shard(TinyModel(), mesh=init_device_mesh("cpu", (1,)))
-    assert not computes_alone(sharded)
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_pass_that_raises_leaves_nothing_to_the_next_one(tmp_path: Path, where: str) -> None:
+    model = TinyModel()
+    pace = attached(tmp_path, model)
+    with pace.step(0):
+        if where == "backward":
+            broken = model.embedding.weight.register_hook(lambda gradient: [][0])
+        with pytest.raises(IndexError):
+            model(input_ids=IDS + 16 * (where == "forward"))["logits"].sum().backward()
+        if where == "backward":
+            broken.remove()
+        model(input_ids=IDS)["logits"].sum().backward()
+    batches = [r for r in told_by(pace) if isinstance(r, MicroBatchRecord)]
+    assert [(r.micro_batch, r.tokens) for r in batches] == [(0, 12)]
+    pace.detach()
 
 
 def test_work_that_can_not_be_read_is_untold_and_counted(tmp_path: Path) -> None:
-    reporter, model = host_teller(tmp_path), TinyModel()
-
     def unreadable(args: Any, kwargs: Any) -> Any:
         raise KeyError("input_ids")
 
-    PassWatch(reporter, model, unreadable)
-    reporter.begin_step(0)
-    model(input_ids=IDS)["logits"].sum().backward()
-    assert reporter.pace.ring.num_errors == 1
-    reporter.pace.ring.num_errors = 0
-    (batch,) = told_by(reporter)
+    model = TinyModel()
+    pace = attached(tmp_path, model, work_of=unreadable)
+    with pace.step(0):
+        model(input_ids=IDS)["logits"].sum().backward()
+    assert pace.ring.num_errors == 1
+    pace.ring.num_errors = 0
+    batch, *_ = told_by(pace)
     assert isinstance(batch, MicroBatchRecord) and batch.tokens == 0
+    pace.detach()
 
 
 def test_tensors_are_found_where_models_put_them() -> None:
@@ -173,11 +170,11 @@ def test_the_wait_for_the_gradients_of_others_is_no_computing(
     tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sum over ranks is held back until the micro-batch was told."""
-    reporter, model = host_teller(tmp_path / "ring"), TinyModel()
-    PassWatch(reporter, model, work_of)
+    model = TinyModel()
     wrapped = DistributedDataParallel(model)
+    pace = attached(tmp_path / "ring", wrapped)
     held: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
-    original, in_time = reporter.pace.on_microbatch_end, []
+    original, in_time = pace.on_microbatch_end, []
 
     def hold(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -197,11 +194,11 @@ def test_the_wait_for_the_gradients_of_others_is_no_computing(
         in_time.append(bool(held))
         release()
 
-    monkeypatch.setattr(reporter.pace, "on_microbatch_end", told)
+    monkeypatch.setattr(pace, "on_microbatch_end", told)
     wrapped.register_comm_hook(None, hold)
     for step in range(3):
-        reporter.begin_step(step)
-        wrapped(input_ids=IDS)["logits"].sum().backward()
-        reporter.end_step()
+        with pace.step(step):
+            wrapped(input_ids=IDS)["logits"].sum().backward()
     assert in_time == [True] * 3
-    assert kinds(told_by(reporter)) == ["MicroBatch", "Step"] * 3
+    assert kinds(told_by(pace)) == ["MicroBatch", "ExpertLoad", "Step"] * 3
+    pace.detach()

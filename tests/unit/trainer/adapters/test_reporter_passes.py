@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pacekeeper.trainer.adapters.microbatch_reporter import (
-    MicrobatchReporter,
+from pacekeeper.trainer.adapters.instrumentation.batch_features import NO_FEATURES
+from pacekeeper.trainer.adapters.reporter import (
+    Reporter,
     add_features,
     features_of_call,
 )
-from pacekeeper.trainer.adapters.reporter import NO_FEATURES
 from support.adapters import Pace
 
 OVER = (0, 0, 0, 0)
@@ -23,22 +23,18 @@ def pace(tmp_path: Path) -> Pace:
 
 
 @pytest.fixture
-def reporter(pace: Pace) -> MicrobatchReporter:
-    return MicrobatchReporter(pace.hooks, tensor_share=0.5)
+def reporter(pace: Pace) -> Reporter:
+    return Reporter(pace.hooks, tensor_share=0.5)
 
 
-def run(
-    pace: Pace, reporter: MicrobatchReporter, key: int, took_s: float, *, is_last: bool
-) -> None:
+def run(pace: Pace, reporter: Reporter, key: int, took_s: float, *, is_last: bool) -> None:
     reporter.enter_pass(key)
     pace.clock.now_s += took_s
     reporter.complete_pass() if is_last else reporter.suspend_pass()
     pace.clock.now_s += 100.0  # somebody else's
 
 
-def test_micro_batches_that_take_turns_keep_their_own_time(
-    pace: Pace, reporter: MicrobatchReporter
-) -> None:
+def test_micro_batches_that_take_turns_keep_their_own_time(pace: Pace, reporter: Reporter) -> None:
     reporter.begin_step(7)
     run(pace, reporter, 0, 1.0, is_last=False)
     run(pace, reporter, 1, 10.0, is_last=False)
@@ -50,15 +46,13 @@ def test_micro_batches_that_take_turns_keep_their_own_time(
     assert [r.step for r in pace.steps] == [7]
 
 
-def test_work_and_rows_are_of_the_micro_batch_that_computes(
-    pace: Pace, reporter: MicrobatchReporter
-) -> None:
+def test_work_and_rows_are_of_the_micro_batch_that_computes(pace: Pace, reporter: Reporter) -> None:
     reporter.begin_step(0)
     reporter.enter_pass("a")
     reporter.add_features((100, 5000, 0, 0, OVER, 2, 0, 1.0))
     reporter.add_expert_rows([20, 0, 300])
     reporter.add_expert_rows([1, 1, 1])
-    reporter.add_expert_total(7)
+    reporter.add_expert_rows(7)
     reporter.suspend_pass()
     reporter.add_expert_rows([9])  # nobody's
     reporter.enter_pass("b")
@@ -72,9 +66,7 @@ def test_work_and_rows_are_of_the_micro_batch_that_computes(
     assert (b.tokens, b.expert_rows, b.num_active_experts) == (0, 0, 0)
 
 
-def test_a_second_forward_of_a_micro_batch_is_more_of_it(
-    pace: Pace, reporter: MicrobatchReporter
-) -> None:
+def test_a_second_forward_of_a_micro_batch_is_more_of_it(pace: Pace, reporter: Reporter) -> None:
     reporter.begin_step(0)
     for tokens in (10, 20):
         reporter.enter_pass("a")
@@ -91,7 +83,7 @@ def test_half_of_a_sum_is_untold() -> None:
     assert add_features(whole, (5, 0, 0, 0, OVER, 0, 0, 1.0)) == (15, 0, 0, 0, OVER, 0, 0, 1.0)
 
 
-def test_outside_of_steps_nothing_is_told(pace: Pace, reporter: MicrobatchReporter) -> None:
+def test_outside_of_steps_nothing_is_told(pace: Pace, reporter: Reporter) -> None:
     run(pace, reporter, 0, 1.0, is_last=True)
     reporter.add_expert_loads(0, torch.ones(4))
     reporter.end_step()
@@ -104,9 +96,7 @@ def test_outside_of_steps_nothing_is_told(pace: Pace, reporter: MicrobatchReport
     assert [r.step for r in pace.steps] == [1]
 
 
-def test_what_a_step_left_open_is_forgotten_with_it(
-    pace: Pace, reporter: MicrobatchReporter
-) -> None:
+def test_what_a_step_left_open_is_forgotten_with_it(pace: Pace, reporter: Reporter) -> None:
     reporter.begin_step(1)
     run(pace, reporter, 0, 1.0, is_last=False)
     reporter.enter_pass(1)
@@ -121,11 +111,11 @@ def test_what_a_step_left_open_is_forgotten_with_it(
 
 
 def test_what_a_backward_pass_computes_again_is_counted_once(
-    pace: Pace, reporter: MicrobatchReporter
+    pace: Pace, reporter: Reporter
 ) -> None:
     def layer(x: torch.Tensor) -> torch.Tensor:
         reporter.add_expert_rows([3])
-        reporter.add_expert_total(2)
+        reporter.add_expert_rows(2)
         reporter.add_expert_loads(0, torch.tensor([2, 1]))
         return (x * x).sum()
 
@@ -139,9 +129,7 @@ def test_what_a_backward_pass_computes_again_is_counted_once(
     assert [r.counts for r in pace.loads] == [(2, 1)]
 
 
-def test_loads_are_summed_over_the_micro_batches_of_a_step(
-    pace: Pace, reporter: MicrobatchReporter
-) -> None:
+def test_loads_are_summed_over_the_micro_batches_of_a_step(pace: Pace, reporter: Reporter) -> None:
     for step in (4, 5):
         reporter.begin_step(step)
         for key in range(2):
@@ -155,15 +143,13 @@ def test_loads_are_summed_over_the_micro_batches_of_a_step(
     ]
 
 
-def test_a_failing_call_is_counted_and_gives_nothing(
-    pace: Pace, reporter: MicrobatchReporter
-) -> None:
+def test_a_failing_call_is_counted_and_gives_nothing(pace: Pace, reporter: Reporter) -> None:
     assert reporter.run_guarded(len, (1, 2)) == 2
     assert reporter.run_guarded(len, 5) is None
     assert reporter.pace.ring.num_errors == 1
 
 
-def test_waits_for_input_are_told(pace: Pace, reporter: MicrobatchReporter) -> None:
+def test_waits_for_input_are_told(pace: Pace, reporter: Reporter) -> None:
     reporter.begin_step(0)
     assert list(reporter.loading(iter("ab"))) == ["a", "b"]
     reporter.end_step()
