@@ -105,6 +105,8 @@ class Pacekeeper:
         self, trainer: Any, module: Any, outputs: Any, batch: Any, *place: Any
     ) -> None:
         """End the step if an optimizer has stepped."""
+        if self.pace is not None:
+            self.pace.reporter.drop_micro_batches()  # one that had no backward pass
         is_over = not module.automatic_optimization or trainer.global_step != self._number
         if self._step is not None and is_over:
             self._step.__exit__(None, None, None)
