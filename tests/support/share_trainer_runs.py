@@ -148,9 +148,9 @@ class Module(LightningModule):  # type: ignore[misc]
 
     def on_train_start(self) -> None:
         found = (c for c in self.trainer.callbacks if isinstance(c, lightning.Pacekeeper))
-        reporter = next(found).reporter
-        assert reporter is not None
-        self.shares = BatchShares(reporter.pace, self.trainer.strategy.model, self.schedule)
+        pace = next(found).pace
+        assert pace is not None
+        self.shares = BatchShares(pace, self.trainer.strategy.model, self.schedule)
 
     def training_step(self, own: list[Any], number: int) -> None:
         self.counts.append(self.schedule.at(self.shares.step))

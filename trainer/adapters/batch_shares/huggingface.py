@@ -74,12 +74,10 @@ class SharesMixin:
         trainer: Any = self
         model.train()
         if self._shares is None:
-            reporter = self._callback().reporter
-            if reporter is None:
+            pace = self._callback().pace
+            if pace is None:
                 raise ConfigError("this rank could not attach: see the warning above")
-            self._shares = BatchShares(
-                reporter.pace, model, self._schedule, tokens_of=self._count_tokens
-            )
+            self._shares = BatchShares(pace, model, self._schedule, tokens_of=self._count_tokens)
         total = torch.zeros((), device=self.args.device)
         for batch in self._shares.micro_batches(inputs):
             with trainer.compute_loss_context_manager():
