@@ -152,7 +152,11 @@ def _train(
                         shares.backward(loss_of(model, batch))
                 whole = default_collate([Rows()[number] for number in rows_of_step(step)])
                 loss_of(alone, whole).backward()
-                error = difference(model, alone)
+                # Also without gradients, between the passes and the update: sharded parameters that
+                # stayed whole then would be the old ones in the next step.
+                with torch.no_grad():
+                    evaluated = (loss_of(model, whole) - loss_of(alone, whole)).abs().item()
+                error = max(difference(model, alone), evaluated)
                 for optimizer in optimizers:
                     optimizer.step()
                     optimizer.zero_grad()

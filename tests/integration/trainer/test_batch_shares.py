@@ -1,6 +1,8 @@
 """Batch shares under DDP and FSDP2: gradients of the whole batch, each row once, nobody hangs."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from support.share_runs import (
     STEPS,
     rows_of_step,
 )
+from support.tree import ROOT
 
 EVEN = [PER_STEP // RANKS] * RANKS
 WHOLE = ("ddp", "fsdp2", "ahead")
@@ -99,3 +102,13 @@ def test_plans_are_reported_and_undone(folder: Path, job: str) -> None:
 def test_the_others_end_with_an_error_where_a_rank_does_not_vote(folder: Path, job: str) -> None:
     ranks = told(folder, job)
     assert [rank["error"] for rank in ranks] == ["UnreachableError"] * (RANKS - 1)
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", str(ROOT / "examples" / "batch_shares.py")]
+    command += ["--ring-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100.0)
+    assert done.returncode == 0, done.stderr
+    expected = [f"rank {rank}: 20 steps, (8, 8) micro-batches" for rank in (0, 1)]
+    assert sorted(done.stdout.splitlines()) == expected
