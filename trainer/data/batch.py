@@ -74,16 +74,18 @@ class Batch:
             "position_ids": self.position_ids,
         }
 
-    def split(self, max_rows: int) -> tuple["Batch", ...]:
-        """Divide into micro-batches, which share the memory of this batch.
+    def split(self, number: int) -> tuple["Batch", ...]:
+        """Divide into micro-batches of equal size, which share the memory of this batch.
 
         Args:
-            max_rows: rows of each micro-batch; the last one has what is left.
+            number: micro-batches; fewer where there are fewer rows.
 
         Returns:
-            The micro-batches in order; none of a batch without rows.
+            The micro-batches in order, equal to within a row; none of a batch without rows.
         """
-        parts = (slice(first, first + max_rows) for first in range(0, self.num_rows, max_rows))
+        number = min(number, self.num_rows)
+        ends = [self.num_rows * (at + 1) // number for at in range(number)]
+        parts = map(slice, [0, *ends[:-1]], ends)
         return tuple(
             Batch(
                 input_ids=self.input_ids[part],

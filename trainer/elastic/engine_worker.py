@@ -326,7 +326,9 @@ class EngineWorker(Worker):
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         rows = engine.rows(config.rows_per_step)
-        prepared = engine.prepare_step(batch_of(config, self.job.sampler, self.step, rows))
+        most = max(engine.layout.rows_of(config.rows_per_step).values())
+        batch = batch_of(config, self.job.sampler, self.step, rows, most)
+        prepared = engine.prepare_step(batch)
         loss, norm = prepared.result.loss.item(), prepared.result.grad_norm.item()
         self.check_groups()
         self.plan = read_offered_plan(self.hooks, self.layout, self.plan, self._check_fits)

@@ -261,6 +261,7 @@ def model_shape(config: EngineConfig, job: Job, engine: Engine, ranks_on_node: i
         experts_per_token=library.experts_per_token(skeleton.config),
         rows_per_step=config.rows_per_step,
         slots_per_rank=job.num_slots,
+        schedule=engine_options(config, job, engine.device).schedule,
         expert_bytes=sizes[BlockKind.EXPERT],
         dense_bytes=dense,
         num_microbatches=math.ceil(
@@ -395,10 +396,20 @@ def engine_options(config: EngineConfig, job: Job, device: torch.device) -> Engi
 
 
 def batch_of(
-    config: EngineConfig, sampler: Sampler, step: int, rows: range
+    config: EngineConfig, sampler: Sampler, step: int, rows: range, most_rows: int = 0
 ) -> Iterator[MicroBatch]:
-    """Read the micro-batches of some rows of a step's global batch, when they are asked for."""
-    for one in sampler.batch(step, rows).split(config.rows_per_microbatch):
+    """Read the micro-batches of some rows of a step's global batch, when they are asked for.
+
+    Args:
+        config: The settings.
+        sampler: Of the data.
+        step: The step.
+        rows: Of this rank's pipeline.
+        most_rows: Of the pipeline with most. All pipelines get as many micro-batches, so that they
+            meet at the experts with work in proportion to their rows.
+    """
+    number = math.ceil(max(most_rows, len(rows)) / config.rows_per_microbatch)
+    for one in sampler.batch(step, rows).split(number):
         tensors = one.tensors
         if not config.separate_documents:
             del tensors["position_ids"]  # they would restart with each row only

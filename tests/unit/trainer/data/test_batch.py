@@ -54,13 +54,14 @@ def test_a_row_may_be_one_sequence_with_a_target_everywhere() -> None:
 def test_micro_batches_share_the_rows() -> None:
     batch = batch_of("1293", "4567", "1111")
     first, rest = batch.split(2)
-    assert (first.num_rows, rest.num_rows) == (2, 1)
-    assert rest.input_ids.data_ptr() == batch.input_ids[2:].data_ptr()
+    assert (first.num_rows, rest.num_rows) == (1, 2)
+    assert rest.input_ids.data_ptr() == batch.input_ids[1:].data_ptr()
     for name, whole in batch.tensors.items():
         assert torch.equal(torch.cat([first.tensors[name], rest.tensors[name]]), whole)
     assert first.document_lengths + rest.document_lengths == batch.document_lengths
-    assert (first.num_targets, rest.num_targets) == (2 + 3, 3)
-    assert [part.num_rows for part in batch.split(5)] == [3]
+    assert (first.num_targets, rest.num_targets) == (2, 3 + 3)
+    assert [part.num_rows for part in batch.split(5)] == [1, 1, 1]
+    assert [part.num_rows for part in batch.split(1)] == [3]
 
 
 def test_a_batch_without_rows_has_no_micro_batches() -> None:

@@ -1,32 +1,88 @@
-"""What a job is before its first step: its learning rates, its data."""
+"""The shape that a rank reports has the sizes of its engine; micro-batches follow the shares."""
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
-from pacekeeper.core.config.engine import EngineConfig
-from pacekeeper.trainer.engine.job import learning_rate, open_data
+from pacekeeper.core.layout.layout import BlockKind
+from pacekeeper.core.telemetry.attachment import ModelShape
+from pacekeeper.trainer.engine.engine import Engine
+from pacekeeper.trainer.engine.job import (
+    batch_of,
+    engine_options,
+    make_optimizer,
+    model_shape,
+    prepare_job,
+)
 from support.engine_jobs import small_job
 
-
-def test_the_learning_rate_rises_and_falls() -> None:
-    config = EngineConfig(steps=100, warmup_steps=10, learning_rate=1.0, final_ratio=0.2)
-    rates = [learning_rate(config, step) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1) and rates[9] == 1.0
-    assert rates[99] == pytest.approx(0.2)
-    assert rates[54] == pytest.approx(0.6)  # the middle of the decay
-    assert all(a >= b for a, b in pairwise(rates[9:]))
-    linear = replace(config, decay="linear")
-    assert learning_rate(linear, 32) == pytest.approx(1.0 - 0.8 * 23 / 90)
-    assert learning_rate(replace(config, decay="constant"), 99) == 1.0
-    assert learning_rate(replace(config, warmup_steps=100), 99) == 1.0
+pytest.importorskip("transformers")
 
 
-def test_held_out_tokens_are_not_trained_on(tmp_path: Path) -> None:
-    config = small_job(tmp_path, evaluation_fraction=0.25)
-    sampler, evaluation = open_data(config, 96)
-    assert evaluation is not None
-    assert sampler.stream.end == evaluation.stream.first
-    assert evaluation.stream.num_tokens == round(0.25 * (sampler.stream.num_tokens * 4 / 3))
+def shape_of(folder: Path, **own: object) -> tuple[ModelShape, Engine]:
+    config = small_job(folder, **own)
+    job = prepare_job(config, (0,))
+    options = engine_options(config, job, torch.device("cpu"))
+    engine = Engine(job.skeleton, job.source, layout=job.layout, options=options)
+    engine.add_optimizer(make_optimizer(config, engine))
+    return model_shape(config, job, engine, 1), engine
+
+
+def size(tensors: object) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)  # type: ignore[attr-defined]
+
+
+def test_sizes_are_those_of_the_engine(tmp_path: Path) -> None:
+    shape, engine = shape_of(tmp_path)
+    weights = size(engine.dense_parameters())
+    assert shape.gradient_bytes == weights
+    # AdamW: two moments of the weights' size, and a counter for each tensor, stacks of experts too.
+    counters = 4 * len(list(engine.parameters()))
+    assert shape.dense_bytes == 3 * weights + counters
+    assert shape.optimizer_bytes == 2 * weights + counters
+    blocks = list(engine.layout.blocks())
+    number = {kind: sum(block.kind is kind for block in blocks) for kind in BlockKind}
+    parts = (
+        shape.embedding_bytes * number[BlockKind.EMBEDDING]
+        + shape.head_bytes * number[BlockKind.HEAD]
+        + shape.norm_router_bytes * number[BlockKind.NORM_ROUTER]
+        + shape.attention_bytes * number[BlockKind.ATTENTION]
+        + shape.mlp_bytes * number[BlockKind.DENSE_MLP]
+    )
+    final_norm = parts - shape.dense_bytes  # it may be counted with the head only
+    assert abs(final_norm) <= 0.02 * shape.dense_bytes
+    assert shape.expert_bytes * number[BlockKind.EXPERT] == pytest.approx(
+        3 * size(engine.expert_parameters()), rel=0.02
+    )
+    assert shape.num_microbatches == 4 and shape.tokens_per_row == 24
+    assert shape.memory_bytes > size(engine.parameters())
+
+
+def test_layers_that_are_repeated_keep_their_inputs_only(tmp_path: Path) -> None:
+    kept, _ = shape_of(tmp_path)
+    repeated, _ = shape_of(tmp_path, checkpoint_activations=True)
+    assert kept.activation_bytes > 0 == repeated.activation_bytes
+    assert repeated.whole_activation_bytes == repeated.hidden_bytes == kept.hidden_bytes
+    as_repeated = replace(
+        kept,
+        activation_bytes=0,
+        whole_activation_bytes=repeated.whole_activation_bytes,
+        memory_bytes=repeated.memory_bytes,
+    )
+    assert as_repeated == repeated
+
+
+def test_pipelines_with_fewer_rows_get_as_many_smaller_micro_batches(tmp_path: Path) -> None:
+    """They meet at the experts of each micro-batch, with work in proportion to their rows."""
+    config = small_job(tmp_path)
+    sampler = prepare_job(config, (0,)).sampler
+
+    def sizes(rows: range, most_rows: int) -> list[int]:
+        return [len(one["labels"]) for one in batch_of(config, sampler, 0, rows, most_rows)]
+
+    assert sizes(range(2, 8), 6) == [2, 2, 2]
+    assert sizes(range(3), 6) == [1, 1, 1]
+    assert sizes(range(2), 6) == [1, 1]
+    assert sizes(range(3), 0) == [1, 2]
