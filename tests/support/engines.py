@@ -50,7 +50,10 @@ def engine_of(
 
     with BUILDING:
         skeleton = build_skeleton(
-            tiny_config(family), dtype, num_attention_shards=shards, num_mlp_shards=shards
+            tiny_config(family),
+            dtype,
+            num_attention_shards=layout.num_attention_shards if layout else shards,
+            num_mlp_shards=layout.num_mlp_shards if layout else shards,
         )
         source = SeededInitialization(skeleton, 5)
     groups = None

@@ -336,8 +336,8 @@ class Engine:
 
         Raises:
             ConfigError: On all ranks: ranks differ in the optimizer or in what is frozen, it
-                updates experts, and not each element alone, or it has parameters that are not the
-                engine's or have an optimizer already.
+                updates experts or tensors that are divided into shards, and not each element
+                alone, or it has parameters that are not the engine's or have an optimizer already.
         """
         names = {id(p): name for name, p in self.model.named_parameters()}
         groups = optimizer.param_groups
@@ -362,7 +362,8 @@ class Engine:
                 remedy="make it of engine.parameters(), or of engine.dense_parameters() and "
                 "engine.expert_parameters()",
             )
-        require_per_element([optimizer], self.expert_parameters())
+        divided = [p for name, p in self.model.named_parameters() if name in self.skeleton.cuts]
+        require_per_element([optimizer], [*self.expert_parameters(), *divided])
         self._optimizers.append(optimizer)
         self._use_layout()
 

@@ -52,8 +52,8 @@ def export_checkpoint(
 ) -> None:
     """Write the files of all ranks; all ranks call it together, with one folder that all reach.
 
-    A rank never has more than its own blocks and one of another rank. Where it fails on one rank,
-    it fails on all, and no index is written.
+    A rank never has more than its own blocks and, of other ranks, one block or the shards of one
+    layer's attention or MLP. Where it fails on one rank, it fails on all, and no index is written.
 
     Args:
         store: The blocks of this rank.
@@ -133,7 +133,11 @@ def export_saved(
             f"{where} is spread over {manifest.steps_again + 1} steps: no step's weights are whole",
             remedy="take one that was saved with checkpoint_window_steps = 1",
         )
-    skeleton = build_skeleton(model)
+    skeleton = build_skeleton(
+        model,
+        num_attention_shards=manifest.layout.num_attention_shards,
+        num_mlp_shards=manifest.layout.num_mlp_shards,
+    )
     if set(skeleton.blocks) != set(manifest.layout.blocks()):
         raise DataError(f"{where} is not of the model in {model}", remedy="give the model's folder")
     pieces = defaultdict(list)

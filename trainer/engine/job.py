@@ -35,7 +35,7 @@ from pacekeeper.trainer.engine.routing import Balance
 from pacekeeper.trainer.engine.run_log import RunLog
 from pacekeeper.trainer.engine.values import EngineOptions
 from pacekeeper.trainer.model import library
-from pacekeeper.trainer.model.blocks import BlockSource
+from pacekeeper.trainer.model.blocks import BlockSource, Holding
 from pacekeeper.trainer.model.checkpoint_reader import INDEX, CheckpointReader
 from pacekeeper.trainer.model.families import Packing
 from pacekeeper.trainer.model.initialization import SeededInitialization
@@ -315,21 +315,33 @@ def _compute_dtype(config: EngineConfig) -> torch.dtype | None:
     return torch.bfloat16 if config.precision == "bfloat16" else None
 
 
-def _needs(config: EngineConfig, job: Job) -> dict[int, tuple[int, int]]:
-    """By rank, the rows of a micro-batch and the slots in use: most ranks have the same."""
+_Need = tuple[int, int, int, Holding]
+
+
+def _needs(config: EngineConfig, job: Job) -> dict[int, _Need]:
+    """By rank, the rows of a micro-batch, such micro-batches in flight, slots in use, the rest.
+
+    Most ranks have the same.
+    """
     held = Counter(
         replica.rank for placed in job.layout.experts for replicas in placed for replica in replicas
     )
     places = places_of_ranks(job.layout, config.rows_per_step)
-    return {
-        rank: (min(config.rows_per_microbatch, len(own)), held[rank])
-        for rank, own in places.items()
-    }
+    needs = {}
+    for rank in job.layout.working:
+        (stage, _), pipeline = job.layout.place_of(rank), job.layout.pipeline_of(rank)
+        rows = len(places.get(pipeline.leader, ()))
+        in_flight = min(len(pipeline.stages) - stage, -(-rows // config.rows_per_microbatch))
+        rows = min(config.rows_per_microbatch, rows)
+        needs[rank] = rows, max(in_flight, 1), held[rank], Holding.of(job.layout, rank)
+    return needs
 
 
-def _budget(config: EngineConfig, job: Job, rows: int, used_slots: int) -> MemoryBudget:
+def _budget(config: EngineConfig, job: Job, need: _Need) -> MemoryBudget:
+    rows, in_flight, used_slots, holding = need
     shape = MicroBatchShape(
         rows=rows,
+        num_in_flight=in_flight,
         row_tokens=config.row_tokens,
         compute_dtype=_compute_dtype(config),
         checkpoint_activations=config.checkpoint_activations,
@@ -340,6 +352,7 @@ def _budget(config: EngineConfig, job: Job, rows: int, used_slots: int) -> Memor
         num_slots=job.num_slots,
         used_slots=used_slots,
         num_ranks=len(job.layout.ranks),
+        holding=holding,
     )
 
 
@@ -352,7 +365,9 @@ def require_budget(
         ConfigError: It cannot fit.
     """
     needs = _needs(config, job)
-    budget = _budget(config, job, *needs.get(rank, max(needs.values())))  # one that joins
+    budgets = {need: _budget(config, job, need) for need in set(needs.values())}
+    most = max(budgets.values(), key=lambda one: one.total)
+    budget = budgets[needs[rank]] if rank in needs else most  # of one that joins
     available = available_memory(device, ranks_on_node)
     require_memory(budget, available=available, where=f"rank {rank} on {device}")
 
@@ -360,7 +375,7 @@ def require_budget(
 def announce(config: EngineConfig, job: Job, device: torch.device, ranks_on_node: int) -> None:
     """Log what is trained, and the memory budget of the rank that needs most."""
     needs = _needs(config, job)
-    budgets = {need: _budget(config, job, *need) for need in set(needs.values())}
+    budgets = {need: _budget(config, job, need) for need in set(needs.values())}
     rank = max(needs, key=lambda r: budgets[needs[r]].total)
     available = available_memory(device, ranks_on_node)
     _log.info("%s", budget_table(budgets[needs[rank]], rank=rank, available=available))

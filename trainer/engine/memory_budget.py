@@ -4,14 +4,15 @@ Bytes of weights, gradients and optimizer state are exact; those of activations 
 Nothing is allocated here; `training.py` compares the sum with what a device has.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.trainer.model import library
+from pacekeeper.trainer.model.blocks import Holding
 from pacekeeper.trainer.model.skeleton import Skeleton
 
 ESTIMATE_FACTOR = 2.0
@@ -33,12 +34,15 @@ class MicroBatchShape:
         row_tokens: Tokens of a row.
         compute_dtype: Type of the computation, where it is not that of the parameters.
         checkpoint_activations: Whether decoder layers are repeated in the backward pass.
+        num_in_flight: Micro-batches whose forward pass is done before the backward pass of the
+            first: 1, or in a pipeline the number of this and the later stages.
     """
 
     rows: int
     row_tokens: int
     compute_dtype: torch.dtype | None = None
     checkpoint_activations: bool = False
+    num_in_flight: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,7 @@ class MemoryBudget:
     """Bytes that one rank needs.
 
     Attributes:
-        dense_weights: Parameters and buffers that all ranks hold.
+        dense_weights: Parameters held beside experts, and buffers.
         used_slots: Weights of experts held here.
         free_slots: Weights of slots that hold no expert.
         gradients: Of all parameters, free slots too.
@@ -88,8 +92,9 @@ def memory_budget(
     used_slots: int,
     num_ranks: int,
     optimizer: str = "adamw",
+    holding: Holding | None = None,
 ) -> MemoryBudget:
-    """Compute the memory that a rank needs; nothing else may be materialised meanwhile.
+    """Compute the memory that a rank needs; nothing may be materialised yet.
 
     Activations of N = rows x row_tokens tokens, in bytes, with b of the compute type, K experts per
     token and hidden size H:
@@ -101,7 +106,8 @@ def memory_budget(
         total  head + sum of layers and casts; with checkpointing head + layers x N H b
                + the largest layer with its casts
 
-    Rows are taken to spread evenly over the ranks, so that each computes K N rows per layer.
+    In a pipeline the layers' part counts for each micro-batch in flight. Matrices and norms are of
+    the size that the rank holds. Rows are taken to spread evenly over the ranks, so that each computes K N rows per layer.
 
     Args:
         skeleton: The model.
@@ -110,34 +116,64 @@ def memory_budget(
         used_slots: Slots that hold experts on the rank, over all layers.
         num_ranks: Ranks of the job.
         optimizer: One of `STATES`.
+        holding: What the rank holds beside experts; None: everything.
     """
+    holding = holding or Holding.everything(skeleton)
     parameters = dict(skeleton.module.named_parameters())
-    stacks = {name for one in skeleton.experts if one for name in one.tensors}
-    dense = [p for name, p in parameters.items() if name not in stacks]
-    buffers = list(skeleton.module.buffers())
+    held = _held_shapes(skeleton, holding)
+    experts = [one for one in skeleton.experts if one and one.layer in holding.layers]
+    stacks = {name for one in experts for name in one.tensors}
+    dense = {name: shape for name, shape in held.items() if name not in stacks}
+    width = {name: parameter.element_size() for name, parameter in parameters.items()}
+    unsaved = [one for name, one in skeleton.module.named_buffers() if name not in skeleton.specs]
+    kept = [
+        skeleton.specs[name].dtype.itemsize * shape.numel()
+        for name, shape in dense.items()
+        if name not in parameters
+    ]
     slot_bytes = sum(_bytes([parameters[name]]) // len(parameters[name]) for name in stacks)
-    layers = max(sum(one is not None for one in skeleton.experts), 1)
+    layers = max(len(experts), 1)
     slots = slot_bytes * num_slots
     used = slot_bytes * used_slots // layers
-    trained = [p for p in dense if p.requires_grad]
-    gradients = _bytes(trained) + slots
+    weights = {name: width[name] * dense[name].numel() for name in dense if name in parameters}
+    trained = {name: n for name, n in weights.items() if parameters[name].requires_grad}
+    gradients = sum(trained.values()) + slots
     counters = _COUNTER_BYTES * (len(trained) + len(stacks)) if optimizer == "adamw" else 0
     return MemoryBudget(
-        dense_weights=_bytes(dense) + _bytes(buffers),
+        dense_weights=sum(weights.values()) + sum(kept) + _bytes(unsaved),
         used_slots=used,
         free_slots=slots - used,
         gradients=gradients,
         optimizer=STATES[optimizer] * gradients + counters,
-        activations=_activations(skeleton, shape, num_slots),
-        in_flight=_bytes(trained) if num_ranks > 1 else 0,
+        activations=_activations(skeleton, shape, num_slots, held, holding),
+        in_flight=sum(trained.values()) if num_ranks > 1 else 0,
     )
+
+
+def _held_shapes(skeleton: Skeleton, holding: Holding) -> dict[str, torch.Size]:
+    """The shapes of what a rank holds, by name; those of stacks with all experts."""
+    shards: Counter[str] = Counter()
+    for block, specs in skeleton.blocks.items():
+        if holding.has(block):
+            shards.update(specs.keys())
+    found = {}
+    for name, count in shards.items():
+        shape, cut = skeleton.specs[name].shape, skeleton.cuts.get(name)
+        found[name] = torch.Size(cut.run_shape(shape, count) if cut else shape)
+    return found
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(one.numel() * one.element_size() for one in tensors)
 
 
-def _activations(skeleton: Skeleton, shape: MicroBatchShape, num_slots: int) -> int:
+def _activations(
+    skeleton: Skeleton,
+    shape: MicroBatchShape,
+    num_slots: int,
+    held: Mapping[str, torch.Size],
+    holding: Holding,
+) -> int:
     num_tokens = shape.rows * shape.row_tokens
     own = next(skeleton.module.parameters()).dtype
     width = (shape.compute_dtype or own).itemsize
@@ -145,11 +181,11 @@ def _activations(skeleton: Skeleton, shape: MicroBatchShape, num_slots: int) -> 
     per_token = library.experts_per_token(skeleton.config)
     stacks = {name for one in skeleton.experts if one for name in one.tensors}
     by_layer: dict[int, int] = defaultdict(lambda: 2 * hidden * width * num_tokens)
-    for name, parameter in skeleton.module.named_parameters():
+    for name, _ in skeleton.module.named_parameters():
         number = name.removeprefix(f"{skeleton.layers}.").partition(".")[0]
-        if not name.startswith(f"{skeleton.layers}."):
+        if not name.startswith(f"{skeleton.layers}.") or name not in held:
             continue
-        sizes = parameter.shape[1:] if name in stacks else parameter.shape
+        sizes = held[name][1:] if name in stacks else held[name]
         if len(sizes) < 2:
             by_layer[int(number)] += 0 if name in stacks else 8 * num_tokens * sum(sizes)
             continue
@@ -159,10 +195,10 @@ def _activations(skeleton: Skeleton, shape: MicroBatchShape, num_slots: int) -> 
             copies = num_slots if name in stacks else 1
             by_layer[int(number)] += copies * sizes.numel() * width
     vocabulary = library.vocabulary_size(skeleton.module)
-    head = num_tokens * vocabulary * (8 + width)
+    head = num_tokens * vocabulary * (8 + width) * holding.has_head
     if not shape.checkpoint_activations:
-        return head + sum(by_layer.values())
-    inputs = len(by_layer) * num_tokens * hidden * width
+        return head + sum(by_layer.values()) * shape.num_in_flight
+    inputs = len(by_layer) * num_tokens * hidden * width * shape.num_in_flight
     return head + inputs + max(by_layer.values(), default=0)
 
 

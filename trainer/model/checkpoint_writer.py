@@ -43,8 +43,9 @@ class WriterGroup:
     """Blocks that share tensors on disk, so that one rank writes them.
 
     Attributes:
-        blocks: one block; or all experts of a layer, where the family's checkpoints stack them; or
-            all blocks of a layer, where they combine them.
+        blocks: one block; or all shards of a layer's attention or MLP; or all experts of a layer,
+            where the family's checkpoints stack them; or all blocks of a layer, where they combine
+            them.
         tensors: what they make on disk, in the order of the conversion; the first dimension of a
             stack is the expert.
         is_combined: whether the blocks are converted together; else one by one.
@@ -156,7 +157,8 @@ class CheckpointWriter:
             if not all(one in self._waiting for one in group.blocks):
                 self._left.discard(block)
                 return
-            given = _combined({one: self._waiting.pop(one) for one in group.blocks})
+            parts = {one: self._waiting.pop(one) for one in group.blocks}
+            given = _combined(self._skeleton, parts)
         else:
             is_expert = block.kind is BlockKind.EXPERT
             given = {name: value[None] if is_expert else value for name, value in tensors.items()}
@@ -299,11 +301,7 @@ def _layer_groups(skeleton: Skeleton, layer: int, dtype: torch.dtype | None) -> 
     names = {name for block in blocks for name in skeleton.blocks[block]}
     together = _on_disk(skeleton, {name: skeleton.specs[name] for name in names}, dtype)
     try:
-        apart = [
-            WriterGroup((block,), _on_disk(skeleton, skeleton.blocks[block], dtype))
-            for block in blocks
-            if block.kind is not BlockKind.EXPERT
-        ]
+        apart = _dense_groups(skeleton, blocks, dtype)
         apart += _expert_groups(skeleton, experts, dtype) if experts else []
     except ValueError:  # of the library: a part of a combination is missing
         apart = []
@@ -312,16 +310,40 @@ def _layer_groups(skeleton: Skeleton, layer: int, dtype: torch.dtype | None) -> 
     return [WriterGroup(tuple(blocks), together, is_combined=True)]
 
 
-def _combined(blocks: Mapping[Block, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """All tensors of a layer, those of experts stacked."""
+def _dense_groups(
+    skeleton: Skeleton, blocks: Iterable[Block], dtype: torch.dtype | None
+) -> list[WriterGroup]:
+    """The groups of a layer's dense blocks: shards of one kind together."""
+    by_kind: dict[BlockKind, list[Block]] = defaultdict(list)
+    for block in blocks:
+        if block.kind is not BlockKind.EXPERT:
+            by_kind[block.kind].append(block)
+    groups = []
+    for own in by_kind.values():
+        specs = {name: skeleton.specs[name] for block in own for name in skeleton.blocks[block]}
+        is_cut = any(name in skeleton.cuts for name in specs)
+        tensors = _on_disk(skeleton, specs, dtype)
+        groups.append(WriterGroup(tuple(own), tensors, is_combined=is_cut))
+    return groups
+
+
+def _combined(
+    skeleton: Skeleton, blocks: Mapping[Block, Mapping[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """The whole tensors of blocks: those of experts stacked, shards put together."""
     tensors: dict[str, torch.Tensor] = {}
     stacks: dict[str, list[torch.Tensor]] = defaultdict(list)
     for block, own in sorted(blocks.items()):
         for name, value in own.items():
+            cut = skeleton.cuts.get(name)
             if block.kind is BlockKind.EXPERT:
                 stacks[name].append(value)
-            else:
+            elif cut is None:
                 tensors[name] = value
+            else:
+                if name not in tensors:
+                    tensors[name] = value.new_empty(skeleton.specs[name].shape)
+                cut.piece(tensors[name], block.index, cut.num_shards).copy_(value)
     return tensors | {name: torch.stack(values) for name, values in stacks.items()}
 
 

@@ -90,25 +90,26 @@ def new_state(
 
 
 def require_per_element(
-    optimizers: Iterable[torch.optim.Optimizer], experts: Iterable[nn.Parameter]
+    optimizers: Iterable[torch.optim.Optimizer], parts: Iterable[nn.Parameter]
 ) -> None:
-    """Reject an optimizer of experts that does not act on each element alone.
+    """Reject an optimizer of experts or shards that does not act on each element alone.
 
-    Each optimizer of expert parameters makes a few steps on two small matrices, stacked and
-    separately, with the settings of each group of experts but for the learning rate.
+    Each optimizer of such parameters makes a few steps on two small matrices, stacked and
+    separately, with the settings of each of their groups but for the learning rate.
 
     Raises:
         ConfigError: The results differ, or the optimizer cannot be tried.
     """
-    ids = {id(parameter) for parameter in experts}
+    ids = {id(parameter) for parameter in parts}
     for optimizer in optimizers:
         groups = [g for g in optimizer.param_groups if any(id(p) in ids for p in g["params"])]
         reasons = (_difference(type(optimizer), group) for group in groups)
         if reason := next(filter(None, reasons), ""):
             raise ConfigError(
-                f"{type(optimizer).__name__} cannot update experts: {reason}",
+                f"{type(optimizer).__name__} cannot update experts, nor tensors that are divided "
+                f"into shards: {reason}",
                 remedy="use AdamW, Adam or SGD for Engine.expert_parameters(), and the other "
-                "optimizer for Engine.dense_parameters() only",
+                "optimizer for Engine.dense_parameters() of a model without shards only",
             )
 
 

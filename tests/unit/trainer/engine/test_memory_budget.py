@@ -16,6 +16,8 @@ from pacekeeper.trainer.engine.memory_budget import (
     require_memory,
 )
 from pacekeeper.trainer.engine.micro_batches import cross_entropy
+from pacekeeper.trainer.model.blocks import BlockStore, Holding
+from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.skeleton import build_skeleton
 from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import adamw, engine_of, micro_batches, rows_of
@@ -58,6 +60,53 @@ def test_bytes_of_state_are_exact(family: str) -> None:
         assert budget.in_flight == size(engine.dense_parameters())
 
     run_ranks(2, work)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_a_rank_is_charged_for_what_it_holds(family: str) -> None:
+    skeleton = build_skeleton(tiny_config(family), num_attention_shards=4, num_mlp_shards=4)
+    whole = memory_budget(skeleton, SHAPE, num_slots=3, used_slots=2, num_ranks=4)
+    parts = [
+        Holding(
+            layers=range(layer, layer + 1),
+            attention=attention,
+            mlp=mlp,
+            has_embedding=not layer,
+            has_head=bool(layer),
+        )
+        for layer in range(2)
+        for attention, mlp in ((range(3), range(2)), (range(3, 4), range(2, 4)))
+    ]
+    budgets = [
+        memory_budget(skeleton, SHAPE, num_slots=3, used_slots=2, num_ranks=4, holding=holding)
+        for holding in parts
+    ]
+    for holding, budget in zip(parts, budgets, strict=True):
+        held = [
+            {0: 0, 3: 1} if one and n in holding.layers else {}
+            for n, one in enumerate(skeleton.experts)
+        ]
+        store = BlockStore(
+            build_skeleton(tiny_config(family), num_attention_shards=4, num_mlp_shards=4),
+            num_slots=3,
+        )
+        store.materialize(held, SeededInitialization(store.skeleton, 1), holding)
+        module = store.skeleton.module
+        real = [one for one in (*module.parameters(), *module.buffers()) if not one.is_meta]
+        weights = budget.dense_weights + budget.used_slots + budget.free_slots
+        assert weights == size(real)
+        assert budget.used_slots > 0 or not any(held)
+        assert budget.activations < whole.activations
+    assert max(one.total for one in budgets) < whole.total
+    first = memory_budget(
+        skeleton,
+        replace(SHAPE, num_in_flight=2),
+        num_slots=3,
+        used_slots=2,
+        num_ranks=4,
+        holding=parts[0],
+    )
+    assert first.activations == 2 * budgets[0].activations  # no logits on the first stage
 
 
 def experts_layers(engine: Engine) -> list[int]:

@@ -1,7 +1,7 @@
 """Checkpoints of the engine: on any ranks a run goes on from one as if nothing had happened."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,12 +11,14 @@ import torch
 
 from pacekeeper.core.checkpoint import write_plan
 from pacekeeper.core.errors import DataError
-from pacekeeper.core.layout.layout import BlockKind
+from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.trainer.checkpoint.reader import complete_ids, damages, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from pacekeeper.trainer.engine import export
 from pacekeeper.trainer.engine.engine import Engine
+from pacekeeper.trainer.model.checkpoint_reader import CheckpointReader
 from pacekeeper.trainer.model.skeleton import build_skeleton
+from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engine_jobs import write_model
 from support.engine_saves import (
     SETTINGS,
@@ -144,20 +146,31 @@ def test_a_window_is_replayed_on_other_ranks(tmp_path: Path) -> None:
     assert_all_close(state, undisturbed(4), rtol=1e-12)
 
 
-def test_the_weights_of_a_saved_step_are_exported_while_the_job_goes_on(tmp_path: Path) -> None:
+SHARDS = start_layout([4, 4], [0], num_attention_shards=4, num_mlp_shards=2)
+
+
+@pytest.mark.parametrize("layout", [FOUR, SHARDS], ids=["ranks", "shards"])
+def test_the_weights_of_a_saved_step_are_exported_while_the_job_goes_on(
+    layout: Layout, tmp_path: Path
+) -> None:
     saves, model = tmp_path / "saves", write_model(tmp_path / "model")
-    _, state = trained(FOUR, 2, directory=saves)
-    trained(FOUR, 3, directory=saves, run_id=2)
+    _, state = trained(layout, 2, directory=saves)
+    trained(layout, 3, directory=saves, run_id=2)
     storage = open_storage(str(saves / SETTINGS.job))
     one = next(one for one in complete_ids(storage) if one.step == 2)
-    with mock.patch.object(export, "build_skeleton", lambda of: build_skeleton(of, torch.float64)):
+    with mock.patch.object(export, "build_skeleton", partial(build_skeleton, dtype=torch.float64)):
         manifest = export.export_saved(storage, one, model, tmp_path / "out")
     assert manifest.id.step == 2
-    read = Engine.from_pretrained(tmp_path / "out", dtype=torch.float64)
+    skeleton = build_skeleton(
+        tmp_path / "out",
+        torch.float64,
+        num_attention_shards=layout.num_attention_shards,
+        num_mlp_shards=layout.num_mlp_shards,
+    )
+    read = Engine(skeleton, CheckpointReader(skeleton, tmp_path / "out"))
+    assert set(read.layout.blocks()) == set(layout.blocks())
     for block in read.layout.blocks():
-        tensors = read.store.read(block)
-        assert tensors
-        for name, tensor in tensors.items():
+        for name, tensor in read.store.read(block).items():
             assert torch.equal(tensor, state[block][name]), (block, name)
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from pacekeeper.core.errors import ConfigError, DataError, HostError
 from pacekeeper.core.layout.layout import Block, BlockKind
-from pacekeeper.trainer.model.blocks import BlockStore
+from pacekeeper.trainer.model.blocks import BlockStore, Holding
 from pacekeeper.trainer.model.checkpoint_reader import INDEX, CheckpointReader
 from pacekeeper.trainer.model.checkpoint_writer import CheckpointWriter, writer_groups
 from pacekeeper.trainer.model.initialization import SeededInitialization
@@ -93,6 +93,78 @@ def test_a_rank_reads_its_blocks_of_a_checkpoint_of_the_library(
             assert torch.equal(value, part), name
     held = sum(value.numel() for block in store.blocks() for value in store.read(block).values())
     assert sum(one.numel() for one in read) == held  # no byte of another expert
+
+
+def parted(family: str, folder: Path | None = None) -> list[BlockStore]:
+    """A model on two stages, each a tensor group with uneven runs: one rank without an MLP."""
+    stores = []
+    for layers in (range(1), range(1, 2)):
+        for attention, mlp in ((range(3), range(4)), (range(3, 4), range(0))):
+            skeleton = build_skeleton(
+                folder or tiny_config(family), num_attention_shards=4, num_mlp_shards=4
+            )
+            holding = Holding(
+                layers=layers,
+                attention=attention,
+                mlp=mlp,
+                has_embedding=layers.start == 0,
+                has_head=layers.start == 1,
+            )
+            held = [
+                {2 * (n % 2) + (not mlp): 0} if one and n in layers else {}
+                for n, one in enumerate(skeleton.experts)
+            ]
+            source = CheckpointReader(skeleton, folder) if folder else RoughSource(skeleton)
+            stores.append(BlockStore(skeleton, num_slots=2))
+            stores[-1].materialize(held, source, holding)
+    return stores
+
+
+class RoughSource(SeededInitialization):
+    """Blocks in which no tensor is constant."""
+
+    def __init__(self, skeleton: Skeleton) -> None:
+        super().__init__(skeleton, 4)
+
+    def tensors(self, block: Block) -> dict[str, torch.Tensor]:
+        drawn = super().tensors(block)
+        return {
+            name: value + 0.01 * torch.arange(value.numel()).view_as(value)
+            for name, value in drawn.items()
+        }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stages_and_uneven_runs_export_one_checkpoint_and_read_their_parts_of_it(
+    family: str, tmp_path: Path
+) -> None:
+    stores = parted(family)
+    holders = {block: store for store in stores for block in store.blocks()}
+    skeleton = stores[0].skeleton
+    source = RoughSource(skeleton)
+    writers = writers_of(skeleton, 2)
+    ranks = [CheckpointWriter(skeleton, tmp_path, writers=writers, rank=rank) for rank in range(2)]
+    for writer in ranks:
+        for block in sorted(writer.remaining):
+            held = holders[block].read(block) if block in holders else source.tensors(block)
+            writer.write(block, held)
+        writer.finish()
+    ranks[0].commit()
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    theirs = loaded.state_dict()
+    for name, cut in skeleton.cuts.items():
+        for shard in range(4):
+            layer = int(name.removeprefix(f"{skeleton.layers}.").partition(".")[0])
+            own = source.tensors(Block(cut.kind, layer, shard))[name]
+            assert torch.equal(cut.piece(theirs[name], shard, 4), own), name
+    for old, new in zip(stores, parted(family, tmp_path), strict=True):
+        assert list(old.blocks()) == list(new.blocks())
+        for block in old.blocks():
+            read = new.read(block)
+            assert all(torch.equal(v, read[n]) for n, v in old.read(block).items()), block
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Blocks with optimizer state: what is read from one engine and loaded into another is the same."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.checkpoint.block_states import read_block
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.parallel.block_states import OPTIMIZER, TrainedBlocks
+from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import engine_of, micro_batches, rows_of
 
 FAMILIES = ("qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss")
@@ -91,6 +93,34 @@ def test_an_engine_goes_on_from_the_blocks_of_another(
     train(engine, 1)
     train(other, 1)
     assert_same(state_of(other, others), state_of(engine, blocks))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rank_with_all_shards_trains_as_if_there_were_none(family: str) -> None:
+    shards = dict.fromkeys(("num_attention_shards", "num_mlp_shards"), 4)
+    has_shared = family == "deepseek_v3"
+    layout = start_layout([0, 4] if has_shared else [4, 4], [0], **shards)  # type: ignore[arg-type]
+    layout = replace(layout, shared_mlp_layers=(1,) if has_shared else ())
+    whole, _ = made(family)
+    divided, blocks = made(family, layout=layout)
+    assert divided.skeleton.cuts
+    for engine in (whole, divided):
+        train(engine, 2)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, divided.model.state_dict()[name]), name
+    state = state_of(divided, blocks)
+    other, others = made(family, layout=layout)
+    hand_over(divided, state, other, others)
+    assert_same(state_of(other, others), state)
+    for engine in (divided, other):
+        train(engine, 1)
+    assert_same(state_of(other, others), state_of(divided, blocks))
+
+
+def test_an_optimizer_that_looks_at_whole_tensors_cannot_have_shards() -> None:
+    layout = start_layout([4, 4], [0], num_attention_shards=2)
+    with pytest.raises(ConfigError):
+        made(optimizers="two", layout=layout)
 
 
 def test_tied_weights_are_in_one_block_and_stay_tied() -> None:
