@@ -107,7 +107,8 @@ def memory_budget(
                + the largest layer with its casts
 
     In a pipeline the layers' part counts for each micro-batch in flight. Matrices and norms are of
-    the size that the rank holds. Rows are taken to spread evenly over the ranks, so that each computes K N rows per layer.
+    the size that the rank holds. Rows are taken to spread evenly over the ranks, so that each
+    computes K N rows per layer.
 
     Args:
         skeleton: The model.
