@@ -36,6 +36,25 @@ COLD = 5  # steps that say nothing yet
 Run = Callable[[bool, int, int, Path], None]  # watched, steps, micro-batches, folder of rings
 
 
+def one_line(watched: bool, steps: int, batches: int, rings: Path) -> None:
+    import pacekeeper
+    from support.torch_runs import Model, batch, loss_of
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    ids = batch()
+    pace = None
+    if watched:
+        pace = pacekeeper.attach(model, optimizer, job="cost", ring_dir=str(rings))
+    for _ in range(steps):
+        for _ in range(batches):
+            loss_of(model(ids), ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if pace:
+        pace.detach()
+
+
 def plain_torch(watched: bool, steps: int, batches: int, rings: Path) -> None:
     from pacekeeper.trainer.adapters import pytorch
     from support.torch_runs import Model, batch, loss_of
@@ -173,8 +192,10 @@ def torchtitan(watched: bool, steps: int, batches: int, rings: Path) -> None:
         watch.close()
 
 
+ONE_LINE = "attach(model, optimizer)"
 KINDS: dict[str, tuple[str, Run]] = {
-    "plain PyTorch": ("torch", plain_torch),
+    ONE_LINE: ("torch", one_line),
+    "told by blocks": ("torch", plain_torch),
     "Hugging Face": ("transformers", huggingface),
     "Lightning": ("lightning", lightning),
     "DeepSpeed": ("deepspeed", deepspeed),
@@ -265,6 +286,7 @@ def main() -> int:
     }
     outcome = {
         "trainers": found,
+        "one_line_us_per_micro_batch": found.get(ONE_LINE, {}).get("per_micro_batch_us"),
         "not_installed": [name for name in names if name not in found],
         "load": [round(before, 1), round(os.getloadavg()[0], 1)],
     }

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.telemetry.attachment import Capability, Clock, ModelShape
-from pacekeeper.core.telemetry.expert_row_features import KNOTS, rows_over
+from pacekeeper.core.telemetry.expert_row_features import KNOTS, NO_ROWS_OVER, rows_over
 from pacekeeper.trainer.adapters.instrumentation.batch_features import (
     NO_FEATURES,
     features_of_batch,
@@ -397,6 +397,10 @@ def features_of_tokens(arguments: Sequence[Any], named: Mapping[str, Any]) -> Mi
     """Return the features of a model call: of a batch by its keys, or of a list of such batches,
     else of the first integer tensor [rows, tokens]. What has none is unknown.
     """
+    first = arguments[0] if arguments and not named else None
+    if isinstance(first, Tensor) and first.dim() == 2 and first.dtype is torch.int64:
+        rows, length = first.shape  # as below, in less time
+        return (rows * length, rows * length * length, 0, 0, NO_ROWS_OVER, rows, 0, 1.0)
     for given in (named, *arguments):
         batches = given if isinstance(given, list) else [given]
         found = [features_of_batch(batch) for batch in batches if isinstance(batch, Mapping)]

@@ -145,6 +145,7 @@ class WaitAwareClock:
 
     def __init__(self, clock: SegmentClock, count_error: Callable[[Exception], None]) -> None:
         self._clock = clock
+        self._suspendable = cast(PipelineClock, clock)
         self._depth = 0  # nesting of waits
         self.waits = CollectiveWaits(self, count_error)
 
@@ -166,11 +167,11 @@ class WaitAwareClock:
 
     def suspend(self) -> object:
         self.waits.close_pass()
-        return cast(PipelineClock, self._clock).suspend()
+        return self._suspendable.suspend()
 
     def resume_suspended(self, aside: Any) -> None:
         self._depth = 0
-        cast(PipelineClock, self._clock).resume_suspended(aside)
+        self._suspendable.resume_suspended(aside)
         self.waits.open_pass()
 
     def end(self) -> ComputeTime | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pacekeeper.trainer.adapters.instrumentation.patching import Hook
 from pacekeeper.trainer.adapters.reporter import Reporter
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -37,11 +38,12 @@ def watch_experts(reporter: Reporter, model: nn.Module, *, is_sorted: bool = Fal
     for layer, (_, router, experts) in zip(numbers, layers, strict=True):
         counts = RouterHook(reporter, layer)
         if hasattr(router, "inner_experts"):  # torchtitan since 0.3: the counts are its argument
-            handles.append(router.register_forward_pre_hook(counts.of_arguments, with_kwargs=True))
+            hook = Hook(counts.of_arguments)
+            handles.append(router.register_forward_pre_hook(hook, with_kwargs=True))
         else:
-            handles.append(router.register_forward_hook(counts))
+            handles.append(router.register_forward_hook(Hook(counts)))
         if experts is not None:
-            handles.append(experts.register_forward_pre_hook(ExpertRowsHook(reporter)))
+            handles.append(experts.register_forward_pre_hook(Hook(ExpertRowsHook(reporter))))
     return handles
 
 

@@ -16,9 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import Variable
-from torch.autograd.graph import register_multi_grad_hook
 
-from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
+from pacekeeper.trainer.adapters.instrumentation.patching import Hook, WrappedMethod, Wrapping
 
 COMPILED = "_compiled_call_impl"  # what torch calls in the place of a compiled module
 _LIGHTNING = ("lightning.", "pytorch_lightning.")
@@ -58,27 +57,28 @@ class PassListener(Protocol):
 
 
 class PassWatch:
-    """Reports every training pass of some modules, which share micro-batches, until closed."""
+    """Reports every training pass of the modules added, which share micro-batches, until closed."""
 
-    def __init__(self, listener: PassListener, *modules: torch.nn.Module) -> None:
+    def __init__(self, listener: PassListener) -> None:
         self._listener = listener
         self._wrapping = Wrapping()
         self._inside: torch.nn.Module | None = None  # whose forward pass is timed now
-        for module in modules:
-            self.add(module)
+        self._manual: list[torch.nn.Module] = []  # whose training step makes the backward pass
 
     def add(self, module: torch.nn.Module) -> None:
         """Watch one more module."""
-        for name in ("training_step", COMPILED):
-            if name == "training_step" and not is_lightning(module):
-                continue
-            if getattr(module, name, None) is not None:  # compiled: the hooks would be, too
-                self._wrapping.wrap(module, name, self._around(module))
-                return
-        self._wrapping.hold(
-            module.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
-            module.register_forward_hook(self._forward_ended, with_kwargs=True),
-        )
+        if is_lightning(module):
+            method = WrappedMethod(module, "training_step", self._around(module))
+            self._wrapping.put(module, "training_step", method)
+            if not getattr(module, "automatic_optimization", True):
+                self._manual.append(module)
+        elif getattr(module, COMPILED, None) is not None:  # the hooks would be compiled, too
+            self._wrapping.wrap(module, COMPILED, self._around(module))
+        else:
+            self._wrapping.hold(
+                module.register_forward_pre_hook(Hook(self._forward_begins), with_kwargs=True),
+                module.register_forward_hook(Hook(self._forward_ended), with_kwargs=True),
+            )
 
     def close(self) -> None:
         """Remove the hooks from the modules."""
@@ -115,17 +115,15 @@ class PassWatch:
             return
         self._inside = None
         try:
-            tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-            is_manual = is_lightning(module) and not getattr(module, "automatic_optimization", True)
-            self._listener.end_forward(output, kwargs, is_last=is_manual)
-            if len(tensors) == 1:
-                tensors[0].register_hook(self._backward_begins)
-            elif tensors:
-                register_multi_grad_hook(tensors, self._backward_begins, mode="any")
+            is_last = any(one is module for one in self._manual)
+            self._listener.end_forward(output, kwargs, is_last=is_last)
+            for tensor in tensors_in(output):
+                if tensor.grad_fn is not None:  # its first gradient begins the backward pass
+                    tensor.grad_fn.register_prehook(self._backward_begins)
         except Exception as error:
             self._listener.count_error(error)
 
-    def _backward_begins(self, gradient: Tensor) -> None:
+    def _backward_begins(self, gradients: Any) -> None:
         try:
             if self._listener.begin_backward():
                 at_end_of_backward(self._listener.end_backward)
@@ -135,21 +133,18 @@ class PassWatch:
 
 def is_lightning(module: torch.nn.Module) -> bool:
     """Whether `module` is a Lightning module, whose trainer calls its training step."""
-    return hasattr(module, "training_step") and any(
+    return hasattr(type(module), "training_step") and any(
         base.__module__.startswith(_LIGHTNING) for base in type(module).__mro__
     )
 
 
 def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
     """Yield the tensors of a module's output, in nested sequences and mappings to `depth`."""
-    match value:
-        case Tensor():
-            yield value
-        case Mapping() if depth:
-            for part in value.values():
-                yield from tensors_in(part, depth - 1)
-        case list() | tuple() if depth:
-            for part in value:
-                yield from tensors_in(part, depth - 1)
-        case _:
-            pass
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_in(part, depth - 1)
+    elif depth and isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part, depth - 1)

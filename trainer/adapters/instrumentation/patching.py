@@ -6,6 +6,51 @@ from typing import Any
 _MISSING = object()
 
 
+class Hook:
+    """Hook of a foreign module. Copies and pickles of the module get one without effect: ours
+    holds what can be neither copied nor pickled.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        if self._call is not None:
+            self._call(*args)
+
+    def __deepcopy__(self, memo: Any) -> "Hook":
+        return Hook()
+
+    def __reduce__(self) -> Any:
+        return Hook, ()
+
+
+class WrappedMethod:
+    """A method of one module, called through `around(original, ...)`. Copies and pickles of the
+    module get their own method.
+    """
+
+    def __init__(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        self._owner, self._name, self._around = owner, name, around
+        self._original = getattr(owner, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self._original, *args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        own = memo.get(id(self._owner), self._owner)
+        return getattr(type(own), self._name).__get__(own)
+
+    def __reduce__(self) -> Any:
+        return _method_of, (type(self._owner), self._name, self._owner)
+
+
+def _method_of(kind: type, name: str, owner: Any) -> Any:
+    return getattr(kind, name).__get__(owner)
+
+
 class Wrapping:
     """Replaced attributes of objects (not of their classes) with their previous values."""
 

@@ -188,7 +188,9 @@ class TrainingWatch:
         return reporter.in_pass is not None
 
     def end_forward(self, output: Any, kwargs: Mapping[str, Any], *, is_last: bool) -> None:
-        loss = _loss_in(output)
+        loss = None
+        if type(output) is not Tensor or output.dim() == 0:
+            loss = _loss_in(output)
         if loss is not None:
             self._losses.append(loss)
             self._is_loss_summed = kwargs.get("num_items_in_batch") is not None

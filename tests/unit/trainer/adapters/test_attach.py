@@ -1,5 +1,7 @@
 """The one line to attach: steps of the optimizer, micro-batches of the model, and what wins."""
 
+import copy
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch.utils.data import DataLoader
 import pacekeeper
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.trainer.adapters import pytorch
-from pacekeeper.trainer.adapters.instrumentation import training_watch
+from pacekeeper.trainer.adapters.instrumentation import module_passes, training_watch
 from support.foreign_models import TinyModel, attached, told_by
 
 IDS = torch.arange(12).reshape(3, 4)
@@ -23,6 +25,13 @@ class Lossy(TinyModel):
     def forward(self, ids: Tensor) -> Any:
         logits = super().forward(ids)["logits"]
         return logits, logits.square().mean()
+
+
+class Trained(Lossy):
+    """A Lightning module, as far as it is looked at."""
+
+    def training_step(self, ids: Tensor) -> Any:
+        return self(ids)[1]
 
 
 class Loop:
@@ -338,3 +347,36 @@ def test_hooks_never_raise_into_training(tmp_path: Path, monkeypatch: pytest.Mon
         loop.step()
     assert loop.pace.ring.num_errors >= 3
     loop.pace.detach()
+
+
+def handed_over(module: Any) -> Any:
+    """The module as a process that is spawned gets it."""
+    return ForkingPickler.loads(ForkingPickler.dumps(module))
+
+
+def test_a_model_can_be_copied_and_pickled_while_it_is_attached(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    for other in (copy.deepcopy(loop.model), handed_over(loop.model)):
+        other(IDS)[1].backward()  # of another model: not reported
+        assert other.embedding.weight.grad is not None
+    loop.step()
+    assert loop.told() == [(0, 1, 12)]
+    loop.pace.detach()
+
+
+def test_a_copy_of_a_lightning_module_has_its_own_training_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module_passes, "_LIGHTNING", (__name__,))
+    module = Trained()
+    optimizer = torch.optim.SGD(module.parameters(), 0.0)
+    pace = attached(tmp_path, module, optimizer)
+    for other in (copy.deepcopy(module), handed_over(module)):
+        other.training_step(IDS).backward()
+        assert module.embedding.weight.grad is None
+        assert other.embedding.weight.grad is not None
+    assert told_by(pace) == []
+    module.training_step(IDS).backward()
+    optimizer.step()
+    assert [r.step for r in told_by(pace) if isinstance(r, StepRecord)] == [0]
+    pace.detach()
