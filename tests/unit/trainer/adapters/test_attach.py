@@ -356,7 +356,8 @@ def handed_over(module: Any) -> Any:
 
 def test_a_model_can_be_copied_and_pickled_while_it_is_attached(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
-    for other in (copy.deepcopy(loop.model), handed_over(loop.model)):
+    copied: Any = copy.deepcopy(loop.model)
+    for other in (copied, handed_over(loop.model)):
         other(IDS)[1].backward()  # of another model: not reported
         assert other.embedding.weight.grad is not None
     loop.step()
