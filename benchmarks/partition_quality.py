@@ -6,7 +6,8 @@ For each cell of model and severity the median and least fraction of the fluid l
 throughput times the mean speed) that is reached without a plan, by Greyhound's S2 and S3, a planner
 as Malleus', ResiHP's three steps, and ours; all timed alike. The fluid limit counts work, not the
 pipeline's bubbles: a plan may pass it. Of ResiHP the better of 1F1B and of weight gradients apart;
-`split`: ours where they are apart, too (zero bubble). `whole` cells: ours without a packer, may
+`migrated`: its Algorithm 1 on shards by speed instead of its power of two. `split`: ours where
+weight gradients are apart, too (zero bubble). `whole` cells: ours without a packer, may
 hand on whole micro-batches only, as the others do. Every plan of ours must be a layout that a
 running job can follow. Prints a table, last one line of JSON.
 """
@@ -23,12 +24,14 @@ from rich.table import Table
 from benchmarks.malleus import malleus
 from benchmarks.partition_cases import CASES, Case, problem_of
 from pacekeeper.controller.planning.model.problem import PartitionProblem, healthy
+from pacekeeper.controller.planning.partition.incremental import with_other_shards
 from pacekeeper.controller.planning.partition.layout_codec import check_live_layout, layout_of
 from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.baselines.greyhound import greyhound
-from pacekeeper.simulator.baselines.resihp import resihp
+from pacekeeper.simulator.baselines.resihp import DELTAS, ORDERS, resihp
+from pacekeeper.simulator.baselines.step_simulation import walks_of_cells
 
 SEVERITIES = {"weak": 0.65, "medium": 0.45, "severe": 0.3}
 MOST_SLOW = 8  # one device of so many, at most
@@ -42,11 +45,21 @@ def planned_s(problem: PartitionProblem) -> float:
     return plan.step_s
 
 
+def migrated_s(problem: PartitionProblem) -> float:
+    """Step time of the baseline's stages with shards by speed, and the best of Algorithm 1."""
+    partition = with_other_shards(problem.baseline, problem)
+    assert partition is not None, "there are more shards than ranks"
+    cells = [pipeline.cells for pipeline in partition.pipelines]
+    found = [walks_of_cells(cells, problem, deltas=DELTAS, order=order) for order in ORDERS]
+    return min(walk.step_s for walks in found for walk in walks)
+
+
 PLANNERS: dict[str, Callable[[PartitionProblem], float]] = {
     "none": lambda problem: price(problem.baseline, problem).step_s,
     "greyhound": lambda problem: price(greyhound(problem), problem).step_s,
     "malleus": lambda problem: price(malleus(problem), problem).step_s,
     "resihp": lambda problem: resihp(problem).step_s,
+    "migrated": migrated_s,
     "ours": planned_s,
     "split": lambda problem: planned_s(replace(problem, schedule=Schedule.ZERO_BUBBLE)),
 }

@@ -141,6 +141,8 @@ def _without_cordoned(
         return cordons.KeptAtWork(
             reason=cordons.KeptReason.LEVEL_WAITS, text="such plans wait after a rejection"
         )
+    if unable := _why_unable(view, now, layout):
+        return cordons.KeptAtWork(reason=cordons.KeptReason.NOT_ABLE, text=unable)
     price = now.pricing.price(layout)
     reason = (
         f"ranks {format_ranks(ranks)} are cordoned: without them a step goes from "
@@ -300,11 +302,8 @@ def _why_wait(
         ranks = format_ranks(more)
         text = f", and gives ranks {ranks}, which are cordoned, more work"
         return Wait(code=WaitCode.CORDONED, text=text)
-    if now.pricing.problem is not None and layout.pipelines != view.layout.pipelines:
-        try:
-            check_live_plan(layout, view, now.pricing.problem)
-        except ValueError as error:
-            return Wait(code=WaitCode.CANNOT_RUN, text=f"; the job cannot follow it: {error}")
+    if unable := _why_unable(view, now, layout):
+        return Wait(code=WaitCode.CANNOT_RUN, text=f"; {unable}")
     if layout.mesh == view.layout.mesh:
         return None
     limit = now.config.max_moved_bytes
@@ -318,6 +317,17 @@ def _why_wait(
         text = f"; the fault has cost {lost_s:.1f} s so far: it may pass"
         return Wait(code=WaitCode.FAULT_MAY_PASS, text=text)
     return None
+
+
+def _why_unable(view: PlanningSnapshot, now: _Present, layout: Layout) -> str:
+    """Return why the job cannot follow a layout with other pipelines; empty: it can."""
+    if now.pricing.problem is None or layout.pipelines == view.layout.pipelines:
+        return ""
+    try:
+        check_live_plan(layout, view, now.pricing.problem)
+    except ValueError as error:
+        return f"the job cannot follow it: {error}"
+    return ""
 
 
 def _why_unproven(

@@ -171,7 +171,7 @@ def _placement_request(
             step_s=expert_s / whole,
             num_steps=config.horizon_steps,
             restart_s=config.restart_s,
-            move_s=view.shape.expert_bytes / problem.links.between_bytes_per_s,
+            move_s=view.shape.expert_bytes / problem.prices.bytes_per_s,
         ),
         failure_probability=failure_probability(config.failure_probability, view.history.losses),
         rack_of={device.node: rack[device.rank] for device in problem.devices} if rack else {},

@@ -75,14 +75,26 @@ def walks(
     order: StageOrder = StageOrder.PROGRAM,
 ) -> tuple[Walk, ...]:
     """The same for each of `deltas`: what they share is priced once."""
-    clock = StageTimeModel(problem)
-    cells: Cells = [
+    cells = [
         [
             even_cell(ranks, first, end, problem) if ranks else None
             for ranks, first, end in zip(of_pipeline, (0, *ends[:-1]), ends, strict=True)
         ]
         for of_pipeline in groups
     ]
+    return walks_of_cells(cells, problem, deltas=deltas, counts=counts, order=order)
+
+
+def walks_of_cells(
+    cells: Cells,
+    problem: PartitionProblem,
+    *,
+    deltas: Sequence[int],
+    counts: Sequence[int] | None = None,
+    order: StageOrder = StageOrder.PROGRAM,
+) -> tuple[Walk, ...]:
+    """The same for cells[pipeline][stage] of any runs of shards, with equal cuts; None: dead."""
+    clock = StageTimeModel(problem)
     found = migrate_each(_work(cells, clock, counts, order), deltas=deltas)
     return tuple(
         Walk(step_s=_with_exchange(each, cells, clock), migrations=each.migrations)

@@ -121,6 +121,16 @@ def test_no_plan_exceeds_the_memory_that_ranks_report() -> None:
     assert any("bytes" in one.why_not for one in tight.considered)
 
 
+def test_a_cordoned_rank_keeps_its_work_where_the_others_lack_memory() -> None:
+    def with_room(memory: int) -> Decision:
+        return decide(replace(reporting(DENSE, memory=memory), cordoned=frozenset({1})), CONFIG)
+
+    assert planned(with_room(10**12)).standing_by
+    kept = with_room(46_000_000)
+    assert kept.layout is None or not kept.layout.standing_by
+    assert "bytes" in kept.reason
+
+
 def test_pipelines_of_a_dense_job_get_cuts_and_runs_of_their_own() -> None:
     view = reporting(DENSE, slow={0: 3.0, 1: 3.0}, memory=10**12)
     decision = decide(view, CONFIG)

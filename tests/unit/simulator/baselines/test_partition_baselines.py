@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from benchmarks.malleus import malleus, parts_of
 
+from pacekeeper.controller.planning.model.partition import Partition
 from pacekeeper.controller.planning.model.problem import Links
 from pacekeeper.controller.planning.partition.constraints import check_partition
+from pacekeeper.controller.planning.partition.incremental import with_other_shards
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.simulator.baselines.greyhound import greyhound, least_variance, s3
 from pacekeeper.simulator.baselines.resihp import DELTAS, exclude, resihp
@@ -16,7 +18,7 @@ from pacekeeper.simulator.baselines.resihp_migration import (
     StageWork,
     migrate_each,
 )
-from pacekeeper.simulator.baselines.step_simulation import NEVER, walked
+from pacekeeper.simulator.baselines.step_simulation import NEVER, walked, walks_of_cells
 from support.partitions import FAST, even_partition, model_of, problem_of
 
 MODEL = model_of(16, attention=32, mlp=64)
@@ -128,6 +130,16 @@ def test_without_hand_overs_a_walk_takes_what_the_planner_says(
     walk = walked(groups, home.pipelines[0].cuts, problem, delta=NEVER)
     assert walk.migrations == ()
     assert walk.step_s == pytest.approx(price(home, problem).step_s, rel=1e-9)
+    uneven = with_other_shards(home, problem)
+    assert uneven is not None
+    rows = [
+        replace(pipeline, micro_batches=of_home.micro_batches)
+        for pipeline, of_home in zip(uneven.pipelines, home.pipelines, strict=True)
+    ]
+    cells = [pipeline.cells for pipeline in rows]
+    (own,) = walks_of_cells(cells, problem, deltas=(NEVER,))
+    of_rows = price(Partition(pipelines=tuple(rows)), problem).step_s
+    assert own.step_s == pytest.approx(of_rows, rel=1e-9)
 
 
 def test_resihp_may_leave_weight_gradients_for_idle_time() -> None:
