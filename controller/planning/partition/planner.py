@@ -6,7 +6,8 @@ plan wins, the present partition included; its forecast is a longest path (resea
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from pacekeeper.controller.planning.model.partition import Moves, Partition, PartitionPlan
 from pacekeeper.controller.planning.model.problem import PartitionProblem, healthy
@@ -39,11 +40,15 @@ def plan_partition(problem: PartitionProblem) -> PartitionPlan:
         ValueError: no partition of the living devices holds the model.
     """
     pricer = Pricer(problem)
-    builder = Builder(problem, pricer)
+    builders = [Builder(problem, pricer)]
+    if any(device.link_speed < 1.0 for device in problem.devices):
+        # Groups without slow links may be slower for their pipelines than those with them.
+        devices = tuple(replace(device, link_speed=1.0) for device in problem.devices)
+        builders.append(Builder(replace(problem, devices=devices), pricer))
     candidates = []
     if _is_allowed(problem.now, problem):
         candidates.append(_candidate("nothing changes", problem.now, pricer, is_exact=False))
-    for draft in candidate_groups(problem):
+    for draft, builder in product(candidate_groups(problem), builders):
         for is_tight in (False, True):
             partition = builder.build(draft, is_tight=is_tight)
             if partition is not None and _is_allowed(partition, problem):

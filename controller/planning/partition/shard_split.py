@@ -106,8 +106,9 @@ def shape_group(
 
 
 def layers_s(sums: LayerSums, cost: GroupCost) -> float:
-    """Forward of one row through all layers, without experts: what groups are compared by."""
-    return float(halves_s(sums, cost)[-1]) + sums.num_layers * (cost.sum_row_s + cost.sum_s)
+    """One row through all layers and back, without experts: what groups are compared by."""
+    messages_s = 2.0 * sums.num_layers * (cost.sum_row_s + cost.sum_s)
+    return (1.0 + sums.model.backward_ratio) * float(halves_s(sums, cost)[-1]) + messages_s
 
 
 def _shape(
