@@ -12,7 +12,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated
+
+from pydantic import AfterValidator, TypeAdapter
 
 from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.job import JobConfig
@@ -20,7 +22,8 @@ from pacekeeper.core.errors import ConfigError, UnreachableError, VersionError
 from pacekeeper.trainer.checkpoint.reader import ids
 from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
 from pacekeeper.trainer.elastic.agreement.kv_store import Stores, connect_store
-from pacekeeper.trainer.elastic.agreement.messages import as_int, as_str, decode
+from pacekeeper.trainer.elastic.agreement.messages import decode
+from pacekeeper.trainer.elastic.agreement.quorum import Count
 
 MOST_AHEAD_MS = 10 * 365 * 86_400_000  # of our clock: nothing was launched then
 
@@ -57,6 +60,16 @@ _NAMED_NODES = 8  # of those that did not come
 
 Terms = Mapping[str, object]
 """What must be the same on all nodes, by its name; `job` is among it. JSON values."""
+
+
+def _with_job(terms: Terms) -> Terms:
+    if not isinstance(terms.get("job"), str):
+        raise ValueError("expected the name of a job")
+    return terms
+
+
+_TERMS: TypeAdapter[Terms] = TypeAdapter(Annotated[dict[str, object], AfterValidator(_with_job)])
+_COUNT: TypeAdapter[int] = TypeAdapter(Count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +142,7 @@ def meet(
     _take_place(stores, node_rank, own)
     met = RendezvousResult(
         addresses=tuple(_address(wait_for(place)) for place in places),
-        run_id=decode("the launchers", wait_for(_RUN_ID_KEY), as_int),
+        run_id=decode("the launchers", wait_for(_RUN_ID_KEY), _COUNT),
         device=wait_for(_DEVICE_KEY),
     )
     stores.close()
@@ -138,7 +151,7 @@ def meet(
 
 def check_terms(rendezvous: str, told: str, own: str) -> None:
     """Raises ConfigError where they differ, VersionError where they are none."""
-    theirs: Terms = decode("the launchers", told, _terms)
+    theirs = decode("the launchers", told, _TERMS)
     ours: Terms = json.loads(own)
     if theirs["job"] != ours["job"]:
         raise ConfigError(
@@ -151,11 +164,6 @@ def check_terms(rendezvous: str, told: str, own: str) -> None:
                 f"{name}: node 0 has {theirs.get(name)!r}, this node {ours.get(name)!r}",
                 remedy="all launchers of a job need the same settings",
             )
-
-
-def _terms(document: Any) -> Terms:
-    as_str(document["job"])
-    return dict(document)
 
 
 def _address(text: str) -> str:

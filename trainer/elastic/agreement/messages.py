@@ -6,77 +6,53 @@ members then decide lies in the newcomer's own store: the verdict, and the group
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
 
 from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.engine import EngineConfig
-from pacekeeper.core.config.loader import read_table
-from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
+from pacekeeper.core.errors import LostStateError, VersionError
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
-from pacekeeper.trainer.elastic.agreement.quorum import Group
-from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progress
+from pacekeeper.trainer.elastic.agreement.quorum import Count, Group, Rank
+from pacekeeper.trainer.elastic.agreement.two_phase_commit import Progress
 
 T = TypeVar("T")
-
-
 MOST_SHOWN = 200  # characters of an error, which may quote what came
 
 
-_GARBLE = (
-    KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError,
-    ConfigError,
-)  # fmt: skip
+def _checked(address: str) -> str:
+    split_address(address)
+    return address
 
 
-def decode(what: str, text: str, read: Callable[[Any], T]) -> T:
-    """`read` of the JSON in `text`. Raises VersionError where either does not go."""
+def _layout(text: object) -> Layout:
+    if not isinstance(text, str):
+        raise ValueError("expected text")
+    return decode_layout(text.encode())
+
+
+Address = Annotated[str, AfterValidator(_checked)]
+KnownAddress = Annotated[str, AfterValidator(lambda text: text and _checked(text))]  # "": none is
+WrittenLayout = Annotated[Layout, PlainValidator(_layout)]
+
+
+def decode(what: str, text: str, kind: TypeAdapter[T]) -> T:
+    """The value of this kind that the JSON in `text` is. Raises VersionError for anything else."""
     try:
-        return read(json.loads(text))
-    except _GARBLE as error:
-        raise VersionError(
-            f"{what} say what this one does not understand: {_short(error)}",
-            remedy="install the same pacekeeper on all nodes of the job; who else reaches them?",
-        ) from None
-
-
-def as_int(value: Any, least: int = 0, most: int = 2**62) -> int:
-    """An integer in this range. Raises TypeError, ValueError."""
-    if type(value) is not int:
-        raise TypeError(f"expected a whole number, got {_short(value)}")
-    if not least <= value <= most:
-        raise ValueError(f"expected {least} to {most}, got {_short(value)}")
-    return value
-
-
-def rank_of(value: Any) -> int:
-    """A rank, or a node: a job has no more of them. Raises TypeError, ValueError."""
-    return as_int(value, 0, MAX_RANKS - 1)
-
-
-def as_str(value: Any) -> str:
-    """Text. Raises TypeError."""
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, got {_short(value)}")
-    return value
-
-
-def as_bool(value: Any) -> bool:
-    """True or False. Raises TypeError."""
-    if not isinstance(value, bool):
-        raise TypeError(f"expected true or false, got {_short(value)}")
-    return value
-
-
-def as_list(read: Callable[[Any], T], values: Any) -> tuple[T, ...]:
-    """Each of a list. Raises TypeError, and as `read`."""
-    if not isinstance(values, list):
-        raise TypeError(f"expected a list, got {_short(values)}")
-    return tuple(read(value) for value in values)
+        return kind.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        why = ": ".join([*map(str, first["loc"]), first["msg"]])
+    raise VersionError(
+        f"{what} say what this one does not understand: {why[:MOST_SHOWN]}",
+        remedy="install the same pacekeeper on all nodes of the job; who else reaches them?",
+    )
 
 
 def number_in(text: str) -> int | None:
@@ -85,13 +61,6 @@ def number_in(text: str) -> int | None:
         return None
     number = int(text)
     return number if number < MAX_RANKS else None
-
-
-def _short(value: object) -> str:
-    try:
-        return repr(value)[:MOST_SHOWN]
-    except (ValueError, RecursionError):  # an integer of more digits than are written
-        return f"a {type(value).__name__} that can not be shown"
 
 
 JOB_KEY = "job"  # in every node's store: the facts, as its ranks last knew them
@@ -125,65 +94,40 @@ class JobFacts:
     in. `data_crc`: of the model, the data and the versions that they train with.
     """
 
-    run_id: int
-    first_run_id: int
-    generation: int
+    run_id: Count
+    first_run_id: Count
+    generation: Count
     config: EngineConfig
-    world_size: int
-    addresses: tuple[str, ...]
-    node_of: Mapping[int, int]
-    members: tuple[int, ...]
-    data_crc: int
+    world_size: Annotated[int, Field(ge=1)]
+    addresses: tuple[KnownAddress, ...]
+    node_of: Mapping[Rank, Rank]
+    members: tuple[Rank, ...]
+    data_crc: Count
+
+    def __post_init__(self) -> None:
+        if not self.members or not set(self.members) <= set(self.node_of):
+            raise ValueError(f"members {self.members!r:.40} of which some have no node")
 
     @property
     def leader_node(self) -> int:
         return self.node_of[self.members[0]]
 
     def encode(self) -> str:
-        pairs = sorted(self.node_of.items())
-        return json.dumps(asdict(self) | {"node_of": pairs})
+        return json.dumps(asdict(self))
 
     @classmethod
     def decode(cls, text: str) -> "JobFacts":
         """Raises VersionError where the job's launchers are of another version."""
-        return decode("the job's launchers", text, cls._of)
-
-    @classmethod
-    def _of(cls, values: Any) -> "JobFacts":
-        found = cls(
-            run_id=as_int(values["run_id"]),
-            first_run_id=as_int(values["first_run_id"]),
-            generation=as_int(values["generation"]),
-            config=read_table(EngineConfig, dict(values["config"]), where="config"),
-            world_size=as_int(values["world_size"], 1),
-            addresses=as_list(_address, values["addresses"]),
-            node_of=dict(as_list(_pair, values["node_of"])),
-            members=as_list(rank_of, values["members"]),
-            data_crc=as_int(values["data_crc"]),
-        )
-        if not found.members or not set(found.members) <= set(found.node_of):
-            raise ValueError(f"members {found.members!r:.40} of which some have no node")
-        return found
+        return decode("the job's launchers", text, _FACTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A node whose ranks are ready: its number, its store, its ranks."""
 
-    node: int
-    address: str
-    ranks: tuple[int, ...]
-
-    @classmethod
-    def of(cls, values: Mapping[str, object]) -> "Candidate":
-        """From what `asdict` and JSON made of one.
-
-        Raises KeyError, TypeError, ValueError for anything else.
-        """
-        address = as_str(values["address"])
-        split_address(address)
-        ranks = as_list(rank_of, values["ranks"])
-        return cls(node=rank_of(values["node"]), address=address, ranks=ranks)
+    node: Rank
+    address: Address
+    ranks: tuple[Rank, ...]
 
 
 def unknown(waiting: Collection[Candidate], node_of: Mapping[int, int]) -> tuple[Candidate, ...]:
@@ -210,52 +154,39 @@ def widened(
     return every, tuple(address_of.get(node, "") for node in range(max(address_of) + 1))
 
 
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    candidate: Candidate
+    beat: Count
+
+
+@dataclass(frozen=True, slots=True)
+class _Admission:
+    group: Group
+    verdict: str
+    facts: JobFacts
+
+
 def encode_asking(candidate: Candidate, beat: int) -> str:
     """`beat` grows as long as the node lives and waits."""
-    return json.dumps(asdict(candidate) | {"beat": beat})
+    return json.dumps(asdict(_Asking(candidate, beat)))
 
 
 def decode_asking(text: str) -> tuple[Candidate, int]:
     """Raises VersionError for what no launcher of this version asks."""
-    return decode(
-        "nodes that ask", text, lambda values: (Candidate.of(values), as_int(values["beat"]))
-    )
+    asked = decode("nodes that ask", text, _ASKING)
+    return asked.candidate, asked.beat
 
 
 def encode_admission(group: Group, verdict: str, facts: JobFacts) -> str:
     """`verdict` is the text that the agreement of `group` came to."""
-    return json.dumps({"group": asdict(group), "verdict": verdict, "facts": facts.encode()})
+    return json.dumps(asdict(_Admission(group, verdict, facts)))
 
 
 def decode_admission(text: str) -> tuple[Group, str, JobFacts]:
     """The group to follow, the text of its verdict, and the job. Raises VersionError."""
-    return decode("the members", text, _admission)
-
-
-def _admission(document: Any) -> tuple[Group, str, JobFacts]:
-    values = document["group"]
-    group = Group(
-        generation=as_int(values["generation"]),
-        members=as_list(rank_of, values["members"]),
-        name=as_str(values["name"]),
-        electorates=as_list(lambda one: as_list(rank_of, one), values["electorates"]),
-        line=as_list(as_str, values["line"]),
-        has_stood=as_bool(values["has_stood"]),
-    )
-    return group, as_str(document["verdict"]), JobFacts.decode(as_str(document["facts"]))
-
-
-def _address(value: Any) -> str:
-    """Empty: not known."""
-    address = as_str(value)
-    if address:
-        split_address(address)
-    return address
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    rank, node = value
-    return rank_of(rank), rank_of(node)
+    found = decode("the members", text, _ADMISSION)
+    return found.group, found.verdict, found.facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,70 +198,61 @@ class Report:
     """
 
     progress: Progress
-    newest_generation: int
-    last_loss: float
+    newest_generation: Count
+    last_loss: float  # infinite, or no number: then the step was skipped
     was_applied: bool = True
     was_silence: bool = False
-    step: int = 0
+    step: Count = 0
 
     def encode(self) -> str:
-        return json.dumps(
-            [
-                self.progress.ticket,
-                int(self.progress.phase),
-                self.newest_generation,
-                self.last_loss,
-                self.was_applied,
-                self.was_silence,
-                self.step,
-            ]
-        )
+        return json.dumps(asdict(self))
 
     @classmethod
     def decode(cls, text: str) -> "Report":
         """Raises VersionError."""
-        return decode("other ranks", text, cls._of)
-
-    @classmethod
-    def _of(cls, values: Any) -> "Report":
-        ticket, phase, newest, loss, was_applied, was_silence, step = values
-        return cls(
-            progress=Progress(ticket=as_int(ticket), phase=Phase(as_int(phase))),
-            newest_generation=as_int(newest),
-            last_loss=_loss(loss),
-            was_applied=as_bool(was_applied),
-            was_silence=as_bool(was_silence),
-            step=as_int(step),
-        )
+        return decode("other ranks", text, _REPORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsensusDecision:
-    """How the survivors go on.
+class Verdict:
+    """What the stores hold of how the survivors go on.
 
     `commits`: ranks that commit their open ticket first, as the others did: with `last_loss`,
     applied or skipped. Then all stand at `ticket` and `step`. `restore`: then all go back to the
     first of these checkpoints that all read, or (`only_lost`) take from it what no living rank
     holds. `newcomers` come in; `base` is then the layout that the others come from, in which these
-    have no part. `text`: as in the stores.
+    have no part.
     """
 
-    group: Group
-    layout: Layout
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    layout: WrittenLayout
     restore: tuple[str, ...]
-    commits: frozenset[int]
+    commits: frozenset[Rank]
     last_loss: float
     was_applied: bool
-    ticket: int
-    step: int
-    text: str
+    ticket: Count
+    step: Count
     only_lost: bool = False
     newcomers: tuple[Candidate, ...] = ()
-    base: Layout | None = None
+    base: WrittenLayout | None = None
 
     @property
     def members(self) -> tuple[int, ...]:
         return self.layout.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsensusDecision(Verdict):
+    """How the survivors go on, in `group`. `text`: the verdict, as in the stores."""
+
+    group: Group
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    lost: str
 
 
 def write_verdict(
@@ -369,32 +291,19 @@ def read_verdict(group: Group, text: str) -> ConsensusDecision:
 
     Raises LostStateError where nobody can go on, VersionError for what is no verdict.
     """
-    return decode("the others", text, lambda document: _verdict(group, document, text))
-
-
-def _verdict(group: Group, document: Any, text: str) -> ConsensusDecision:
-    if "lost" in document:
-        raise LostStateError(as_str(document["lost"]))
-    layout = decode_layout(document["layout"].encode())
-    base = document.get("base")
+    verdict = decode("the others", text, _VERDICT)
+    if isinstance(verdict, _Lost):
+        raise LostStateError(verdict.lost)
+    layout = verdict.layout
     return ConsensusDecision(
+        **{field.name: getattr(verdict, field.name) for field in fields(verdict)},
         group=group.followed_by(layout.generation, layout.ranks, text),
-        layout=layout,
-        restore=as_list(as_str, document["restore"]),
-        commits=frozenset(as_list(rank_of, document["commits"])),
-        last_loss=_loss(document["last_loss"]),
-        was_applied=as_bool(document["was_applied"]),
-        ticket=as_int(document["ticket"]),
-        step=as_int(document["step"]),
         text=text,
-        only_lost=as_bool(document["only_lost"]),
-        newcomers=as_list(Candidate.of, document.get("newcomers", [])),
-        base=None if base is None else decode_layout(base.encode()),
     )
 
 
-def _loss(value: Any) -> float:
-    """It may be infinite, or no number: then the step was skipped."""
-    if type(value) not in (int, float):
-        raise TypeError(f"a loss of {value!r:.40}")
-    return float(value)
+_FACTS = TypeAdapter(JobFacts)
+_ASKING = TypeAdapter(_Asking)
+_ADMISSION = TypeAdapter(_Admission)
+_REPORT = TypeAdapter(Report)
+_VERDICT: TypeAdapter[Verdict | _Lost] = TypeAdapter(Verdict | _Lost)

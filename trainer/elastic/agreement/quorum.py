@@ -10,8 +10,15 @@ of the group before them, and that with them.
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from pacekeeper.core.incidents.rank_ranges import format_ranks
+from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
+
+Count = Annotated[int, Field(ge=0, le=2**62)]
+Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]  # or a node: a job has no more of them
 
 FIRST_GROUP = "first"
 NO_GROUP = "none"  # of a rank that died before it belonged to any: it has helped nobody
@@ -27,10 +34,10 @@ class Group:
     since, this one the last. `has_stood`: this rank has committed something in it.
     """
 
-    generation: int
-    members: tuple[int, ...]
+    generation: Count
+    members: tuple[Rank, ...]
     name: str
-    electorates: tuple[tuple[int, ...], ...]
+    electorates: tuple[tuple[Rank, ...], ...]
     line: tuple[str, ...]
     has_stood: bool = False
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from pacekeeper.trainer.elastic.agreement.quorum import Count
 from pacekeeper.trainer.plans.offers import PlanVote, agreed_generation
 
 
@@ -22,7 +23,7 @@ class Phase(IntEnum):
 class Progress:
     """How far a rank is: it has committed all tickets below `ticket`."""
 
-    ticket: int
+    ticket: Count
     phase: Phase
 
 
