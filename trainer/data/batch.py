@@ -1,6 +1,6 @@
 """Rows of a step as the tensors that a causal language model takes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 NO_TARGET = -100  # as torch's and transformers' cross entropy ignore it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """Rows of T tokens.
 
@@ -21,49 +21,11 @@ class Batch:
             `shift_labels`; its `labels` would be shifted once more.
         position_ids: int64 [rows, T]; 0, 1, .. from the first token of each document on. Given
             these and no attention mask, attention of transformers stays within documents.
-        document_lengths: tokens of each document in each row; each row's add up to T.
-        num_targets_of_row: places of each row that have a target.
     """
 
     input_ids: Tensor
     labels: Tensor
     position_ids: Tensor
-    document_lengths: tuple[tuple[int, ...], ...]
-    num_targets_of_row: tuple[int, ...]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of this batch, 0 or more."""
-        return self.input_ids.shape[0]
-
-    @property
-    def num_tokens(self) -> int:
-        """Input tokens."""
-        return self.input_ids.numel()
-
-    @property
-    def num_targets(self) -> int:
-        """Places that have a target; sums of losses are divided by this number of all ranks."""
-        return sum(self.num_targets_of_row)
-
-    @property
-    def num_documents(self) -> int:
-        """Documents, each counted in every row that it reaches into."""
-        return sum(map(len, self.document_lengths))
-
-    @property
-    def sum_len_squared(self) -> int:
-        """Sum over documents of squared length, tokens^2: attention work."""
-        return sum(length * length for row in self.document_lengths for length in row)
-
-    def to(self, device: torch.device) -> "Batch":
-        """The same rows on a device; copies from pinned memory do not wait."""
-        return replace(
-            self,
-            input_ids=self.input_ids.to(device, non_blocking=True),
-            labels=self.labels.to(device, non_blocking=True),
-            position_ids=self.position_ids.to(device, non_blocking=True),
-        )
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -83,19 +45,10 @@ class Batch:
         Returns:
             The micro-batches in order, equal to within a row; none of a batch without rows.
         """
-        number = min(number, self.num_rows)
-        ends = [self.num_rows * (at + 1) // number for at in range(number)]
-        parts = map(slice, [0, *ends[:-1]], ends)
-        return tuple(
-            Batch(
-                input_ids=self.input_ids[part],
-                labels=self.labels[part],
-                position_ids=self.position_ids[part],
-                document_lengths=self.document_lengths[part],
-                num_targets_of_row=self.num_targets_of_row[part],
-            )
-            for part in parts
-        )
+        number, num_rows = min(number, len(self.labels)), len(self.labels)
+        cuts = [num_rows * at // number for at in range(1, number)]
+        parts = zip(*(tensor.tensor_split(cuts) for tensor in self.tensors.values()), strict=True)
+        return tuple(Batch(*part) for part in parts if num_rows)
 
 
 def make_batch(
@@ -127,11 +80,7 @@ def make_batch(
     places = np.arange(length)
     positions = places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
     return Batch(
-        input_ids=torch.from_numpy(tokens[:, :length].copy()),
-        labels=torch.from_numpy(labels),
-        position_ids=torch.from_numpy(positions),
-        document_lengths=tuple(
-            tuple(np.diff(np.flatnonzero(row), append=length).tolist()) for row in begins
-        ),
-        num_targets_of_row=tuple(np.count_nonzero(labels != NO_TARGET, axis=1).tolist()),
+        torch.from_numpy(tokens[:, :length].copy()),
+        torch.from_numpy(labels),
+        torch.from_numpy(positions),
     )

@@ -63,23 +63,6 @@ class Sampler:
         """Rows of an epoch."""
         return (self.stream.num_tokens - 1) // self.row_tokens
 
-    @property
-    def num_unused_tokens(self) -> int:
-        """Tokens at the end of the stream that fill no row: no epoch has them."""
-        return self.stream.num_tokens - 1 - self.num_rows * self.row_tokens
-
-    def summary(self) -> str:
-        """One line for a log: files, rows of an epoch, and the tail that fills no row."""
-        return (
-            f"{self.stream.num_tokens:,} tokens of {len(self.stream.shards)} files: "
-            f"{self.num_rows:,} rows of {self.row_tokens:,} tokens per epoch, "
-            f"{self.num_unused_tokens:,} tokens at the end fill no row"
-        )
-
-    def epochs(self, step: int) -> float:
-        """Epochs done before `step`; 1.0: each row was used once."""
-        return step * self.rows_per_step / self.num_rows
-
     def num_first_places(self, step: int) -> int:
         """Places of `step` that belong to the first epoch: those of one pass for evaluation."""
         return min(max(self.num_rows - step * self.rows_per_step, 0), self.rows_per_step)

@@ -1,7 +1,7 @@
 """Blocks of text: the unit that is read, sent to a process and encoded.
 
-A block is whole JSON lines, or pieces of documents; its form in bytes is for `workers`. Documents
-are cut into pieces by their content alone, so that tokens depend on nothing else.
+A block is whole JSON lines, or pieces of documents. Documents are cut into pieces by their content
+alone, so that tokens depend on nothing else.
 """
 
 import json
@@ -50,25 +50,6 @@ class Block:
         for place, size in enumerate(self.piece_sizes):
             yield self.data[first : first + size], not (place == last and self.is_open)
             first += size
-
-    def encode(self) -> bytes:
-        """The block in bytes: a line of JSON, then the data."""
-        head = [self.source, self.piece_sizes, self.is_open, self.field, self.first_line]
-        return json.dumps(head).encode() + b"\n" + self.data
-
-    @classmethod
-    def decode(cls, message: bytes) -> "Block":
-        """The block of what `encode` returned."""
-        head, _, data = message.partition(b"\n")
-        source, piece_sizes, is_open, field, first_line = json.loads(head)
-        return cls(
-            source=source,
-            data=data,
-            piece_sizes=tuple(piece_sizes),
-            is_open=is_open,
-            field=field,
-            first_line=first_line,
-        )
 
     def _text(self, line: bytes, number: int) -> bytes:
         try:

@@ -1,15 +1,17 @@
 """Encoding of blocks in several processes, with results in the order of the blocks.
 
-A process gets one block at a time over a pipe of its own and ends with it, so none outlives a
-killed parent. Only bytes go over the pipes.
+A process ends with its parent, so none outlives a killed one.
 """
 
 import multiprocessing
+import os
 import signal
-import struct
-from collections.abc import Generator, Iterable, Iterator
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
 from typing import TypeVar
 
 import numpy as np
@@ -19,8 +21,8 @@ from pacekeeper.trainer.data.tokenizing.blocks import Block
 from pacekeeper.trainer.data.tokenizing.encoders import Encoder, EncoderSpec
 
 T = TypeVar("T")
-_HEAD = struct.Struct("<?Q")  # is valid, documents
-_WAITING = 4  # results per process that wait for an earlier block
+_WAITING = 4  # blocks per process that are encoded, or wait for an earlier one
+_encoders: list[Encoder] = []  # in a process that encodes: its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,91 +77,40 @@ def encode_in_processes(
         DataError: a block is invalid.
         HostError: a process died.
     """
+    pending = deque[tuple[Future[Encoded], T]]()
     context = multiprocessing.get_context("spawn")
-    processes, idle = [], []
+    pool = ProcessPoolExecutor(num_processes, context, _begin, (spec,))
     try:
-        for _ in range(num_processes):
-            own, other = context.Pipe()
-            process = context.Process(target=_serve, args=(other, spec, dtype), daemon=True)
-            process.start()
-            other.close()
-            processes.append(process)
-            idle.append(own)
-        yield from _exchange(idle, blocks)
+        for block, label in blocks:
+            pending.append((pool.submit(_encode, block, dtype), label))
+            while len(pending) >= _WAITING * num_processes or (pending and pending[0][0].done()):
+                future, label = pending.popleft()
+                yield future.result(), label
+        for future, label in pending:
+            yield future.result(), label
+    except BrokenProcessPool:
+        raise HostError(
+            "a process that encodes text died, perhaps for lack of memory",
+            remedy="use fewer --processes",
+        ) from None
     finally:
-        for process in processes:
+        for process in list(pool._processes.values()):  # the pool may wait for one for ever
             process.kill()
-            process.join()
+        pool.shutdown(cancel_futures=True)
 
 
-def _exchange(
-    idle: list[Connection], blocks: Iterable[tuple[Block, T]]
-) -> Iterator[tuple[Encoded, T]]:
-    """Give blocks to idle processes; yield results in order, and wait for the earliest."""
-    limit = _WAITING * len(idle)
-    busy: dict[Connection, int] = {}
-    labels: dict[int, T] = {}
-    results: dict[int, Encoded] = {}
-    done = 0
-    for number, (block, label) in enumerate(blocks):
-        labels[number] = label
-        while not idle or number - done >= limit:
-            _receive(busy, idle, results)
-            while done in results:
-                yield results.pop(done), labels.pop(done)
-                done += 1
-        connection = idle.pop()
-        try:
-            connection.send_bytes(block.encode())
-        except OSError:
-            raise _process_died() from None
-        busy[connection] = number
-    while busy:
-        _receive(busy, idle, results)
-    for number in sorted(results):
-        yield results[number], labels[number]
-
-
-def _receive(
-    busy: dict[Connection, int], idle: list[Connection], results: dict[int, Encoded]
-) -> None:
-    """Wait for results and take those that are there."""
-    for connection in wait(list(busy)):
-        assert isinstance(connection, Connection)
-        try:
-            message = connection.recv_bytes()
-        except (EOFError, OSError):
-            raise _process_died() from None
-        is_valid, num_documents = _HEAD.unpack_from(message)
-        if not is_valid:
-            what, _, remedy = message[_HEAD.size :].decode().partition("\0")
-            raise DataError(what, remedy=remedy)
-        results[busy.pop(connection)] = Encoded(message[_HEAD.size :], num_documents)
-        idle.append(connection)
-
-
-def _process_died() -> HostError:
-    return HostError(
-        "a process that encodes text died, perhaps for lack of memory",
-        remedy="use fewer --processes",
-    )
-
-
-def _serve(connection: Connection, spec: EncoderSpec, dtype: str) -> None:
-    """Encode blocks until the other side closes the pipe."""
+def _begin(spec: EncoderSpec) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    encoder = spec.load()
-    while True:
-        try:
-            block = Block.decode(connection.recv_bytes())
-        except (EOFError, OSError):
-            return
-        try:
-            encoded = encode_block(encoder, block, dtype)
-            message = _HEAD.pack(True, encoded.num_documents) + encoded.tokens
-        except DataError as error:
-            message = _HEAD.pack(False, 0) + f"{error.what}\0{error.remedy}".encode()
-        try:
-            connection.send_bytes(message)
-        except OSError:
-            return
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    _encoders.append(spec.load())
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "spawned"
+    parent.join()
+    os._exit(1)
+
+
+def _encode(block: Block, dtype: str) -> Encoded:
+    return encode_block(_encoders[0], block, dtype)

@@ -234,7 +234,12 @@ def test_who_could_not_go_on_even_then_fences_nobody() -> None:
 def test_a_leader_that_falls_silent_after_its_report_is_replaced() -> None:
     """Frozen after its report: the next rank's turn comes, it fences the first and leads."""
     cluster = FakeCluster(num_nodes=1, ranks_per_node=3, deaths={}, has_fences=True)
-    cluster.data[0]["report/first/0"] = "[0, 0, 1, 0.0, true, true, 0]"
+    cluster.data[0]["report/first/0"] = Report(
+        progress=Progress(ticket=0, phase=Phase.PRE),
+        newest_generation=1,
+        last_loss=0.0,
+        was_silence=True,
+    ).encode()
     job = Job(cluster=cluster, timeout_s=0.3)
     job.run(Group.first(1, (0, 1, 2)), absent=frozenset({0}))
     assert cluster.fenced == {0}

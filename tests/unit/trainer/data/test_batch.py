@@ -1,4 +1,4 @@
-"""Batches: positions, targets, lengths, and micro-batches without a copy."""
+"""Batches: positions, targets, and micro-batches without a copy."""
 
 import numpy as np
 import torch
@@ -24,53 +24,36 @@ def test_documents_have_positions_and_targets_of_their_own() -> None:
         [2, 3, 4, 5, 6, 7],
     ]
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]]
-    assert batch.document_lengths == ((3, 2, 1), (6,))
-    assert batch.num_targets_of_row == (4, 6)
-    assert (batch.num_rows, batch.num_tokens, batch.num_targets) == (2, 12, 10)
-    assert batch.num_documents == 4
-    assert batch.sum_len_squared == 9 + 4 + 1 + 36
 
 
 def test_a_row_that_ends_with_a_document_has_no_target_there() -> None:
     batch = batch_of("1291")
     assert batch.labels.tolist() == [[2, 9, NO_TARGET]]
-    assert batch.document_lengths == ((3,),)
 
 
 def test_documents_of_one_token() -> None:
     batch = batch_of("9991")
     assert batch.position_ids.tolist() == [[0, 0, 0]]
     assert batch.labels.tolist() == [[NO_TARGET] * 3]
-    assert (batch.document_lengths, batch.num_targets) == (((1, 1, 1),), 0)
 
 
 def test_a_row_may_be_one_sequence_with_a_target_everywhere() -> None:
     batch = batch_of("129394", separate_documents=False, predict_across_documents=True)
     assert batch.labels.tolist() == [[2, 9, 3, 9, 4]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4]]
-    assert batch.document_lengths == ((5,),)
 
 
 def test_micro_batches_share_the_rows() -> None:
     batch = batch_of("1293", "4567", "1111")
     first, rest = batch.split(2)
-    assert (first.num_rows, rest.num_rows) == (1, 2)
+    assert (len(first.labels), len(rest.labels)) == (1, 2)
     assert rest.input_ids.data_ptr() == batch.input_ids[1:].data_ptr()
     for name, whole in batch.tensors.items():
         assert torch.equal(torch.cat([first.tensors[name], rest.tensors[name]]), whole)
-    assert first.document_lengths + rest.document_lengths == batch.document_lengths
-    assert (first.num_targets, rest.num_targets) == (2, 3 + 3)
-    assert [part.num_rows for part in batch.split(5)] == [1, 1, 1]
-    assert [part.num_rows for part in batch.split(1)] == [3]
+    assert [len(part.labels) for part in batch.split(5)] == [1, 1, 1]
+    assert [len(part.labels) for part in batch.split(1)] == [3]
 
 
 def test_a_batch_without_rows_has_no_micro_batches() -> None:
     batch = make_batch(np.empty((0, 4), np.int64), np.empty((0, 4), np.bool_))
     assert batch.split(2) == ()
-    assert (batch.num_rows, batch.num_targets, batch.sum_len_squared) == (0, 0, 0)
-
-
-def test_another_device_has_the_same_rows() -> None:
-    batch = batch_of("1293").to(torch.device("meta"))
-    assert batch.labels.device == batch.position_ids.device == torch.device("meta")
-    assert (batch.input_ids.shape, batch.num_targets) == ((1, 3), 2)

@@ -24,12 +24,11 @@ def sampler(stream: TokenStream, **changes: int) -> Sampler:
 
 def test_each_row_comes_once_per_epoch(stream: TokenStream) -> None:
     one = sampler(stream)
-    assert (one.num_rows, one.num_unused_tokens) == (16, 0)
+    assert one.num_rows == 16
     rows = [row for step in range(16) for row in one.row_numbers(step, range(3)).tolist()]
     epochs = [rows[first : first + 16] for first in range(0, 48, 16)]
     assert all(sorted(epoch) == list(range(16)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert (one.epochs(0), one.epochs(16)) == (0.0, 3.0)
 
 
 def test_a_batch_has_the_rows_and_their_targets(stream: TokenStream) -> None:
@@ -40,14 +39,11 @@ def test_a_batch_has_the_rows_and_their_targets(stream: TokenStream) -> None:
     assert batch.labels.tolist() == [[f + 1, f + 2, f + 3, f + 4] for f in firsts]
 
 
-def test_the_tail_that_fills_no_row_is_counted(stream: TokenStream) -> None:
+def test_the_tail_fills_no_row(stream: TokenStream) -> None:
     assert (sampler(stream, row_tokens=63).num_rows, sampler(stream, row_tokens=64).num_rows) == (
         1,
         1,
     )
-    assert sampler(stream, row_tokens=63).num_unused_tokens == 1
-    assert "1 tokens at the end" in sampler(stream, row_tokens=63).summary()
-    assert sampler(stream, row_tokens=33).num_unused_tokens == 31
 
 
 def test_a_batch_larger_than_an_epoch_has_whole_epochs(stream: TokenStream) -> None:
@@ -66,7 +62,6 @@ def test_evaluation_reads_all_rows_in_order(stream: TokenStream) -> None:
 
 def test_no_places_are_an_empty_batch(stream: TokenStream) -> None:
     batch = sampler(stream).batch(0, range(0))
-    assert (batch.num_rows, batch.num_targets) == (0, 0)
     assert batch.labels.shape == (0, 4)
 
 

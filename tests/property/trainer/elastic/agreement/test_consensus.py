@@ -244,7 +244,10 @@ def test_lost_state_is_everybodys_verdict() -> None:
             stores=cluster.stores_of(rank), rank=rank, node_of=cluster.node_of, timeout_s=9.0,
             known_dead=frozenset,
         )  # fmt: skip
-        cluster.data[0]["report/first/1"] = "[0, 0, 1, 0.0, true, false, 0]"
+        other = Report(
+            progress=Progress(ticket=0, phase=Phase.PRE), newest_generation=1, last_loss=0.0
+        )
+        cluster.data[0]["report/first/1"] = other.encode()
 
         def lost(commits: bool, dead: frozenset[int], generation: int) -> RecoveryPlan:
             raise LostStateError("layer 0 expert 1: all its replicas are dead")

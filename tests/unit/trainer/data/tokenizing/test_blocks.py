@@ -54,17 +54,6 @@ def test_a_line_that_is_no_document_is_named(line: bytes) -> None:
     assert "x, line 8" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        Block(source="a\nb", data=b"one\ntwo", piece_sizes=(3, 4), is_open=True),
-        Block(source="a", data=b'{"t": "x"}', field="t", first_line=5),
-    ],
-)
-def test_a_block_comes_back_from_its_bytes(block: Block) -> None:
-    assert Block.decode(block.encode()) == block
-
-
 def test_the_last_piece_may_go_on() -> None:
     block = Block(source="a", data=b"onetwo", piece_sizes=(3, 3), is_open=True)
     assert list(block.pieces()) == [(b"one", True), (b"two", False)]
