@@ -7,11 +7,15 @@ its own loop over experts, in one process:
 - `replicas`: the same on two ranks that both hold every expert;
 - `move`: three steps of AdamW with two changes of the layout to random replicas and shares: losses
   and all parameters at the end;
+- `tensor`: one step on a tensor group of two ranks, of which one has three of four virtual shards
+  of attention, dense MLPs and shared experts;
+- `pipeline`: one step on two stages, cut in the middle, with two micro-batches;
 - `checkpoint`: the ranks' blocks are exported, loaded by `from_pretrained`, and read back block by
   block, without a different tensor.
 Ranks are threads of one process. An error is the largest of a tensor, relative to its largest value
-(or to a millionth of the largest of all). It must be at most 1e-9. Prints a table, then one line of
-JSON; ends with 1 where a family that must work fails.
+(or to a millionth of the largest of all). It must be at most 1e-9, and 1e-12 for `tensor` and
+`pipeline`. Prints a table, then one line of JSON; ends with 1 where a family that must work fails,
+or where tensor groups or stages are right for too few families.
 """
 
 import argparse
@@ -22,6 +26,8 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,7 +43,7 @@ from torch import Tensor
 from benchmarks.tiny_families import EXPERTS, VOCABULARY, families, tiny_config
 from benchmarks.wide_floats import use_float64
 from pacekeeper.core.errors import PacekeeperError
-from pacekeeper.core.layout.layout import Block, BlockKind
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout, ShardRun
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.micro_batches import MicroBatch, cross_entropy
 from pacekeeper.trainer.engine.values import EngineOptions
@@ -54,9 +60,10 @@ from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import random_layout
 from support.rank_threads import ThreadGroup, run_ranks
 
-BAR = 1e-9
-CHECKS = ("forward", "backward", "replicas", "move", "checkpoint")
-ENOUGH = 56
+BAR, MESH_BAR = 1e-9, 1e-12
+CHECKS = ("forward", "backward", "replicas", "move", "tensor", "pipeline", "checkpoint")
+MESHES = ("tensor", "pipeline")
+ENOUGH, ENOUGH_OF = 56, {"tensor": 35, "pipeline": 40}
 REQUIRED = (
     "qwen3_moe",
     "mixtral",
@@ -69,12 +76,15 @@ REQUIRED = (
 )
 RANKS, STEPS, ROWS, TOKENS = 2, 3, 5, 12
 OWN_ROWS = ((0, 3), (3, 5))
+SHARDS = 4
+RUNS = ((0, 3), (3, 4))
 DOCUMENTS = ((5, 7), (12,), (3, 4, 5))
 # Why a family cannot work, where the measured failure does not tell.
 KNOWN = {
     "diffusion_gemma": "trains by diffusion: without a canvas its forward pass draws a random one",
 }
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+_SHORT = {BlockKind.ATTENTION: "attention", BlockKind.DENSE_MLP: "MLPs"}
 _DRAWING = threading.Lock()  # weights are drawn from torch's global generator
 
 
@@ -86,6 +96,7 @@ class RoughWeights:
 
     def __init__(self, skeleton: Skeleton) -> None:
         self._source = SeededInitialization(skeleton, 3)
+        self._skeleton = skeleton
 
     @property
     def fingerprint(self) -> str:
@@ -95,16 +106,21 @@ class RoughWeights:
     def tensors(self, block: Block) -> dict[str, Tensor]:
         with _DRAWING:
             return {
-                name: value + 0.05 * self._noise(f"{block}{name}", value)
+                name: value + 0.05 * self._noise(block, name, value)
                 if value.is_floating_point() and not name.endswith("balancing_biases")
                 else value
                 for name, value in self._source.tensors(block).items()
             }
 
-    def _noise(self, name: str, like: Tensor) -> Tensor:
-        seed = int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "little")
+    def _noise(self, block: Block, name: str, like: Tensor) -> Tensor:
+        """Noise for a tensor of a block: of shards, that of the whole tensor."""
+        cut = self._skeleton.cuts.get(name)
+        place = f"{name}/{block.index}" if block.kind is BlockKind.EXPERT else name
+        seed = int.from_bytes(blake2b(place.encode(), digest_size=4).digest(), "little")
+        shape = like.shape if cut is None else self._skeleton.specs[name].shape
         generator = torch.Generator().manual_seed(seed)
-        return torch.randn(like.shape, generator=generator, dtype=like.dtype)
+        whole = torch.randn(shape, generator=generator, dtype=like.dtype)
+        return whole if cut is None else cut.piece(whole, block.index, cut.num_shards)
 
 
 def rows_of(step: int) -> Tensor:
@@ -184,21 +200,80 @@ def error_of(value: Tensor, expected: Tensor, least: float) -> float:
 
 def errors_of(engine: Engine, values: Mapping[str, Tensor], wholes: Mapping[str, Tensor]) -> float:
     """The worst error of tensors shaped like the engine's parameters, by name."""
-    slots = {
-        name: engine.store.slots[layer]
-        for layer in range(engine.skeleton.num_layers)
-        for name in engine.store.stacked(layer)
-    }
     least = 1e-6 * max(float(whole.abs().max()) for whole in wholes.values())
     worst = 0.0
-    for name, value in values.items():
-        pairs = (
-            [(value[slot], wholes[name][expert]) for expert, slot in slots[name].items()]
-            if name in slots
-            else [(value, wholes[name])]
-        )
-        worst = max([worst, *(error_of(got, expected, least) for got, expected in pairs)])
+    for block in engine.store.blocks():
+        for name, part in engine.store.parts(block).items():
+            if name in values:
+                expected = wholes[name]
+                if block.kind is BlockKind.EXPERT:
+                    expected = expected[block.index]
+                elif part.cut is not None:
+                    expected = part.cut.piece(expected, block.index, part.cut.num_shards)
+                worst = max(worst, error_of(part.of(values[name]), expected, least))
     return worst
+
+
+def mesh_of(skeleton: Skeleton, mesh: str) -> Layout:
+    """Two ranks: a tensor group with uneven runs, or two stages."""
+    counts = [EXPERTS if one else 0 for one in skeleton.experts]
+    if mesh == "pipeline":
+        return start_layout(counts, range(RANKS), num_stages=RANKS)
+    layout = start_layout(
+        counts,
+        range(RANKS),
+        tensor_size=RANKS,
+        num_attention_shards=SHARDS,
+        num_mlp_shards=SHARDS,
+        shared_mlp_layers=skeleton.shared_mlp_layers,
+    )
+    (pipeline,) = layout.pipelines
+    (stage,) = pipeline.stages
+    runs = tuple(ShardRun(rank, *run) for rank, run in zip(stage.group, RUNS, strict=True))
+    uneven = replace(pipeline, stages=(replace(stage, attention=runs, mlp=runs),))
+    return replace(layout, pipelines=(uneven,))
+
+
+def mesh_error(config: Any, reference: Reference, mesh: str, group: ThreadGroup) -> float:
+    """Make one step on stages or a tensor group; the worst error of loss and gradients."""
+    shards = SHARDS if mesh == "tensor" else 1
+    with _DRAWING:
+        skeleton = build_skeleton(
+            config, torch.float64, num_attention_shards=shards, num_mlp_shards=shards
+        )
+        source = RoughWeights(skeleton)
+    engine = Engine(
+        skeleton,
+        source,
+        layout=mesh_of(skeleton, mesh),
+        groups=EngineGroups(exchange=group, gradients=group, control=group, snapshots=group),
+        options=EngineOptions(num_slots=EXPERTS),
+    )
+    engine.add_optimizer(adamw(engine.parameters()))
+    prepared = engine.prepare_step([micro_batch(rows) for rows in rows_of(0).split(3)])
+    kept = {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in engine.model.named_parameters()
+        if p.requires_grad and not p.is_meta
+    }
+    loss = abs(prepared.result.loss.item() / reference.losses[0] - 1.0)
+    return max(loss, errors_of(engine, kept, reference.gradients))
+
+
+def what_is_cut(skeleton: Skeleton) -> str:
+    """Whether a tensor group divides all attention, MLPs and shared experts, or only some."""
+    parts = [
+        (kind, {one.is_cut for one in skeleton.regions if one.kind is kind})
+        for kind in (BlockKind.ATTENTION, BlockKind.DENSE_MLP)
+    ]
+    words = {
+        kind: "some" if len(found) == 2 else "all" if True in found else "none"
+        for kind, found in parts
+        if found
+    }
+    if set(words.values()) == {"all"}:
+        return "all"
+    return ", ".join(f"{word} of {_SHORT[kind]}" for kind, word in words.items())
 
 
 def train(config: Any, reference: Reference, group: ThreadGroup | None) -> tuple[Engine, Any]:
@@ -310,10 +385,11 @@ def _check(model_type: str, reasons: dict[str, str]) -> dict[str, Any]:
     reference = Reference(config)
     skeleton = reference.skeleton
     experts = [one for one in skeleton.experts if one is not None]
-    found = {
+    found: dict[str, Any] = {
         "class": type(skeleton.module).__name__,
         "stacked": list(experts[0].parameters),
         "routers": all(routers(skeleton)[one.layer] for one in experts),
+        "meshes": {},
     }
     _, alone = train(config, reference, None)
     ranks = run_ranks(RANKS, lambda group: train(config, reference, group))
@@ -325,8 +401,18 @@ def _check(model_type: str, reasons: dict[str, str]) -> dict[str, Any]:
         "move": max(worst["losses"], worst["parameters"]),
     }
     found["errors"] = errors
+    for mesh in MESHES:
+        try:
+            errors[mesh] = max(run_ranks(RANKS, partial(mesh_error, config, reference, mesh)))
+            if not errors[mesh] <= MESH_BAR:
+                found["meshes"][mesh] = f"an error of {errors[mesh]:.1e}"
+        except Exception as failure:
+            found["meshes"][mesh] = _reason(failure)
+    if "tensor" not in found["meshes"]:
+        divided = build_skeleton(config, num_attention_shards=SHARDS, num_mlp_shards=SHARDS)
+        found["divided"] = what_is_cut(divided)
     for check, error in errors.items():
-        if not error <= BAR:
+        if check not in MESHES and not error <= BAR:
             reasons[check] = f"an error of {error:.1e}"
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -367,27 +453,40 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "written by two ranks, loaded by `from_pretrained` and read back block by block. Nothing "
         "of this page was run with the published weights, or on CUDA.",
         "",
-        "Families without the interface (Llama 4, DBRX, JetMoE, ...) are refused. Dense models are "
-        "trained; only their rows can move.",
+        "One step was made on a tensor group of two ranks with uneven runs of virtual shards "
+        f"({tensor_ok(results)} families have equal gradients, within 1e-12, and divide all "
+        "attention and dense MLPs), and on two pipeline stages "
+        f"({pipeline_ok(results)} families).",
         "",
+        "Families without the interface (Llama 4, DBRX, JetMoE, ...) are refused. Dense models are "
+        "trained; their rows, shards and layers can move.",
+        "",
+        "- *tensor*: what a tensor group divides: `all` attention, dense MLPs and shared experts, "
+        "or some; the rest every rank of the group computes as a whole. `no`: not on tensor "
+        "groups.",
+        "- *stages*: whether it runs on pipeline stages.",
         "- *router*: whether logits of all experts reach a load-balancing loss.",
         "- *read by*: what is read of a checkpoint for one expert: the expert, or its layer's.",
         "- *packing*: how documents of one row are kept apart: by `positions` that start again, by "
         "`masks` (`packed_arguments` makes them), or not at all (states or convolutions run along "
         "the row, or attention takes no positions).",
         "",
-        "| family | model type | class | works | read by | router | packing | what fails |",
-        "|---|---|---|---|---|---|---|---|",
+        "| family | model type | class | works | tensor | stages | read by | router | packing "
+        "| what fails |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for family, one in results.items():
         reasons = "; ".join(
-            why if what == "known" else f"{what}: {why}" for what, why in one["reasons"].items()
+            why if what == "known" else f"{what}: {why}"
+            for what, why in (one["reasons"] | one.get("meshes", {})).items()
         )
         cells = [
             family,
             f"`{one['type']}`",
             f"`{one['class']}`" if "class" in one else "",
-            "no" if reasons else "yes",
+            "no" if one["reasons"] else "yes",
+            one.get("divided", "no"),
+            "yes" if "pipeline" not in one.get("meshes", {"pipeline": ""}) else "no",
             one.get("reads", "-"),
             "yes" if one.get("routers") else "no",
             one.get("packing", "") or "-",
@@ -395,6 +494,16 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def tensor_ok(results: Mapping[str, Mapping[str, Any]]) -> int:
+    """Families of which a tensor group divides all, with the gradients of one process."""
+    return sum(one.get("divided") == "all" for one in results.values())
+
+
+def pipeline_ok(results: Mapping[str, Mapping[str, Any]]) -> int:
+    """Families that have the gradients of one process on two stages."""
+    return sum("pipeline" not in one.get("meshes", {"pipeline": ""}) for one in results.values())
 
 
 def results_of(chosen: Mapping[str, str], jobs: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -416,13 +525,15 @@ def main() -> None:
     results: dict[str, dict[str, Any]] = {}
     for family, found in results_of(chosen, options.jobs):
         results[family] = found
-        print(family, found.get("errors"), found["reasons"] or "ok", file=sys.stderr, flush=True)
+        failures = found["reasons"] | found.get("meshes", {})
+        print(family, found.get("errors"), failures or "ok", file=sys.stderr, flush=True)
     results = {family: results[family] for family in sorted(results)}
     table = Table("family", *CHECKS[:-1], "checkpoint", "packing", "fails")
     for family, one in results.items():
         errors = [f"{one.get('errors', {}).get(what, float('nan')):.0e}" for what in CHECKS[:-1]]
         kept = "no" if "checkpoint" in one["reasons"] or "errors" not in one else "equal"
-        table.add_row(family, *errors, kept, one.get("packing", ""), " ".join(one["reasons"]))
+        fails = " ".join(one["reasons"] | one.get("meshes", {}))
+        table.add_row(family, *errors, kept, one.get("packing", ""), fails)
     Console(width=150).print(table)
     failed = {family: one["reasons"] for family, one in results.items() if one["reasons"]}
     if not options.families:
@@ -433,12 +544,25 @@ def main() -> None:
                 "bar": BAR,
                 "families": len(results),
                 "experts_ok": len(results) - len(failed),
+                "tensor_ok": tensor_ok(results),
+                "tensor_in_part": sum("divided" in one for one in results.values())
+                - tensor_ok(results),
+                "pipeline_ok": pipeline_ok(results),
                 "failed": failed,
+                "failed_meshes": {
+                    family: one["meshes"] for family, one in results.items() if one.get("meshes")
+                },
             }
         )
     )
-    least = ENOUGH if not options.families else 0
-    is_good = len(results) - len(failed) >= least and not set(failed) & set(REQUIRED)
+    is_good = not set(failed) & set(REQUIRED)
+    if not options.families:
+        enough = (
+            (len(results) - len(failed), ENOUGH),
+            (tensor_ok(results), ENOUGH_OF["tensor"]),
+            (pipeline_ok(results), ENOUGH_OF["pipeline"]),
+        )
+        is_good &= all(count >= least for count, least in enough)
     sys.exit(0 if is_good else 1)
 
 

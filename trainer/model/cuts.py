@@ -21,13 +21,13 @@ from pacekeeper.core.layout.layout import BlockKind
 
 _COLUMN = frozenset(
     (
-        *("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "g_proj"),
+        *("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "g_proj", "q_gate_proj"),
         *("gate_proj", "up_proj", "w1", "w3", "fc1"),
     )
 )
 _PACKED = frozenset(("gate_up_proj", "input_linear"))  # gate and up in one tensor
 _ROW = frozenset(("o_proj", "down_proj", "out_proj", "w2", "fc2", "dense", "output_linear"))
-_PER_HEAD = frozenset(("sinks", "gate_bias"))
+_PER_HEAD = frozenset(("sinks", "gate_bias", "softmax_scaling.scale", "softmax_scaling.bias"))
 _QUERY_COUNTS = ("num_heads", "num_attention_heads", "n_heads")
 _COUNTS = (*_QUERY_COUNTS, "num_key_value_heads", "num_kv_heads", "n_kv_heads")
 _NORMS = {"q_norm": "q_proj", "k_norm": "k_proj"}
@@ -203,7 +203,7 @@ def _cuts(module: nn.Module, full: str, kind: BlockKind, num_shards: int) -> dic
             if linear.bias is not None:
                 found[f"{full}.{name}.bias"] = Cut(kind, 0, num_shards, parts)
             _check_size(full, name, linear.out_features // parts, kind, num_shards)
-    for name, parameter in module.named_parameters(recurse=False):
+    for name, parameter in module.named_parameters():
         if name in _PER_HEAD:
             found[f"{full}.{name}"] = Cut(kind, 0, num_shards)
             _check_size(full, name, parameter.shape[0], kind, num_shards)

@@ -25,28 +25,42 @@ class Family:
         embedding: names of modules after the layers that work before them (EMBEDDING, not HEAD).
         scores: whether its routers return the scores of experts, not their logits.
         packing: how the documents of one row are kept apart.
+        tensor_groups: whether ranks of a tensor group can have slices of its tokens; not where the
+            model's own forward takes more than hidden states into its layers, by token.
+        stages: whether its layers pass on hidden states and nothing else, so that pipeline stages
+            can divide them.
     """
 
     experts: str | None = None
     embedding: tuple[str, ...] = ()
     scores: bool = False
     packing: Packing = Packing.POSITIONS
+    tensor_groups: bool = True
+    stages: bool = True
 
 
 _NONE = Family()
+_NO_STAGES = Family(stages=False)  # layers pass on chosen keys, or streams made before the first
+_GEMMA4 = Family(embedding=("per_layer_projection_norm",), tensor_groups=False, stages=False)
 _FAMILIES = {
     "afmoe": Family(scores=True, packing=Packing.MASKS),
+    "deepseek_v4": Family(tensor_groups=False, stages=False),
     # Experts for text and for vision; a text job routes to the former only.
     "ernie4_5_vl_moe": Family(experts="mlp.text_moe.experts", packing=Packing.NONE),
-    "gemma4": Family(embedding=("per_layer_projection_norm",)),
-    "gemma4_text": Family(embedding=("per_layer_projection_norm",)),
+    "gemma4": _GEMMA4,
+    "gemma4_text": _GEMMA4,
     "glm4v_moe": Family(packing=Packing.NONE),
+    "glm5_next": _NO_STAGES,
+    "glm_moe_dsa": _NO_STAGES,
     "gpt_oss": Family(packing=Packing.MASKS),
+    "hy_v4": _NO_STAGES,
     "inkling_text": Family(packing=Packing.NONE),
-    "inkling2_text": Family(packing=Packing.NONE),
+    "inkling2_text": Family(packing=Packing.NONE, stages=False),
     "lfm2_moe": Family(packing=Packing.NONE),
     "minimax": Family(packing=Packing.NONE),
+    "mistral_large4": _NO_STAGES,
     "openai_privacy_filter": Family(packing=Packing.NONE),
+    "zaya": Family(tensor_groups=False, stages=False),
 }
 
 

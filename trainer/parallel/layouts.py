@@ -10,6 +10,7 @@ from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Layout, ShardRun
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
+from pacekeeper.trainer.model.families import family_of
 from pacekeeper.trainer.model.skeleton import Skeleton
 
 
@@ -115,13 +116,25 @@ def check_layout(layout: Layout, skeleton: Skeleton, ranks: Sequence[int]) -> No
                 f"{name} is of another model: {what}: it has {own[what]}, the model has {value}",
                 remedy="make the layout for this model",
             )
-    stages = [stage for stages in layout.mesh for stage in stages]
-    if not skeleton.cuts and any(len(stage.group) > 1 for stage in stages):
+    has_groups = any(len(stage.group) > 1 for stages in layout.mesh for stage in stages)
+    has_stages = any(len(stages) > 1 for stages in layout.mesh)
+    family = family_of(skeleton.config.model_type)
+    for what, is_there, is_possible in (
+        ("tensor groups", has_groups, family.tensor_groups),
+        ("pipeline stages", has_stages, family.stages),
+    ):
+        if is_there and not is_possible:
+            raise ConfigError(
+                f"{name} has {what}, and {skeleton.config.model_type} passes more than hidden "
+                "states from layer to layer",
+                remedy=f"give a layout without {what}; docs/models.md says which families can",
+            )
+    if has_groups and not skeleton.cuts:
         raise ConfigError(
             f"{name} has tensor groups, and no tensor of the model is divided",
             remedy="build the model with more virtual shards, or give groups of one rank",
         )
-    if skeleton.has_ties and any(len(stages) > 1 for stages in layout.mesh):
+    if has_stages and skeleton.has_ties:
         raise ConfigError(
             f"{name} has pipeline stages, and embedding and head of the model share a tensor",
             remedy="set tie_word_embeddings to false in the model's configuration, "

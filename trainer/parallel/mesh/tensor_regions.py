@@ -176,6 +176,7 @@ def _add_bias_once(linear: Any, slices: TokenSlices) -> None:
         if not slices.slices or next(iter(slices.slices)) == slices.group.rank:
             whole: Tensor = forward(rows)
             return whole
-        return nn.functional.linear(rows, linear.weight)
+        # Zero, not absent: its gradient is then complete on all ranks at the same time.
+        return nn.functional.linear(rows, linear.weight, 0.0 * linear.bias)
 
     linear.forward = on_one_rank

@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from benchmarks import tiny_families as families
+
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.layout import Layout, Pipeline, ShardRun, Stage
 from pacekeeper.core.layout.state_owners import assign_state_owners
@@ -106,6 +108,16 @@ def test_stages_need_an_embedding_and_a_head_of_their_own() -> None:
     check_layout(layout_of(skeleton, 1, 2), skeleton, RANKS)
     with pytest.raises(ConfigError):
         check_layout(layout_of(skeleton, 2, 2), skeleton, RANKS)
+
+
+@pytest.mark.parametrize(("family", "stages"), [("glm_moe_dsa", 2), ("gemma4_text", 1)])
+def test_families_that_pass_more_than_hidden_states_are_refused(family: str, stages: int) -> None:
+    skeleton = build_skeleton(
+        families.tiny_config(family), num_attention_shards=4, num_mlp_shards=2
+    )
+    check_layout(layout_of(skeleton, 1, 1), skeleton, RANKS)
+    with pytest.raises(ConfigError):
+        check_layout(layout_of(skeleton, stages, 2), skeleton, RANKS)
 
 
 def test_tensor_groups_need_a_divided_model() -> None:
