@@ -24,7 +24,7 @@ from pacekeeper.core.checkpoint.write_plan import (
 )
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
-from pacekeeper.trainer.checkpoint.async_writer import BackgroundWorker, SaveResult, SaveStatus
+from pacekeeper.trainer.checkpoint.async_writer import SaveResult, SaveStatus
 from pacekeeper.trainer.checkpoint.block_states import BlockState, BlockStates
 from pacekeeper.trainer.checkpoint.policies.partial_experts import account_numbers, account_of
 from pacekeeper.trainer.checkpoint.staging import Arrival, HostCopies
@@ -37,6 +37,7 @@ from pacekeeper.trainer.groups.checked_payload import (
     unpack_checked,
 )
 from pacekeeper.trainer.groups.group import Group
+from pacekeeper.trainer.groups.waiting import BackgroundWorker
 
 NUM_COMPLETE = 2
 _log = logging.getLogger(__name__)

@@ -32,7 +32,6 @@ from pacekeeper.trainer.checkpoint.policies.partial_experts import (
     MemoryRestore,
     PartialRestore,
     PartialVote,
-    log_lost_tokens,
     steps_of,
 )
 from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves, WindowVote
@@ -378,11 +377,36 @@ class Checkpoints(RestoreManager):
     def _log_lost(
         self, layout: Layout, step: int, older: Mapping[Block, int], num_lost: int
     ) -> None:
-        is_speaker = self.rank == layout.ranks[0]
-        order = self.partial.order_bound(layout, step)
-        log_lost_tokens(
-            older, step, num_lost, order, self.partial, self.note, is_speaker=is_speaker
+        """Note that at `step` blocks are of `older` steps, and what tokens are lost by that: at
+        least so many in any order of saves, and how many times that by taking turns.
+        """
+        least, turns_ratio = self.partial.order_bound(layout, step)
+        oldest, plt = min(older.values()), self.partial.plt_of_run(step)
+        self.note(
+            {
+                "event": "lossy",
+                "step": step,
+                "older_experts": len(older),
+                "oldest_step": oldest,
+                "lost_tokens": num_lost,
+                "plt": plt,
+                "least_loss_tokens": least,
+                "turns_ratio": turns_ratio,
+            }
         )
+        if self.rank == layout.ranks[0]:
+            _log.warning(
+                "step=%d is restored with loss: %d experts are as at earlier steps, back to %d; "
+                "%d of their tokens are lost; with %d restores %.3f %% of the run's (PLT); "
+                "in turn %.2f times as many are likely to be lost as in the best order",
+                step,
+                len(older),
+                oldest,
+                num_lost,
+                self.partial.account.num_faults,
+                100.0 * plt,
+                turns_ratio,
+            )
 
     def _own_of(self, layout: Layout, choice: Choice) -> tuple[tuple[Piece, ...], frozenset[int]]:
         """The pieces that this rank writes, and the ranks that write any."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import HostError
-from pacekeeper.trainer.engine.job import open_log
 from pacekeeper.trainer.engine.run_log import RunLog, StepRecord
 
 _MOST_RECORDS = 4  # kept for the log of the job
@@ -65,7 +64,13 @@ class JobLog:
     def lead(self, first_step: int) -> None:
         """Write the log from now on; `first_step` comes next. Raises HostError."""
         if self._log is None:
-            self._log = open_log(self._config, self._run_dir, first_step=first_step)
+            self._log = RunLog(
+                self._run_dir,
+                tensorboard_dir=self._config.tensorboard_dir,
+                log_period_steps=self._config.log_period_steps,
+                num_steps=self._config.steps,
+                first_step=first_step,
+            )
 
     def add(self, record: StepRecord) -> None:
         """Add a committed step."""

@@ -32,7 +32,6 @@ from pacekeeper.trainer.engine.memory_budget import (
 )
 from pacekeeper.trainer.engine.micro_batches import MicroBatch
 from pacekeeper.trainer.engine.routing import Balance
-from pacekeeper.trainer.engine.run_log import RunLog
 from pacekeeper.trainer.engine.values import EngineOptions
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.blocks import BlockSource, Holding
@@ -490,18 +489,3 @@ def warn_of_overruns(device: EngineDevice, rank: int) -> None:
             rank,
             100.0 * device.overrun_s / device.busy_s,
         )
-
-
-def open_log(config: EngineConfig, run_dir: Path, *, first_step: int = 0) -> RunLog:
-    """Open the log of a run that goes on with `first_step`, on one rank.
-
-    Raises:
-        HostError: The folder cannot be written.
-    """
-    return RunLog(
-        run_dir,
-        tensorboard_dir=config.tensorboard_dir,
-        log_period_steps=config.log_period_steps,
-        num_steps=config.steps,
-        first_step=first_step,
-    )

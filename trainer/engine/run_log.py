@@ -6,11 +6,12 @@ Called on one rank of a job, with values that are in host memory already.
 import contextlib
 import json
 import logging
+import mmap
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from pacekeeper.core.errors import HostError
 
@@ -43,7 +44,7 @@ class StepRecord:
 
 
 class RunLog:
-    """The output of one run; a context manager.
+    """The output of one run.
 
     Attributes:
         last_step: The newest step in `steps.jsonl`; -1: none.
@@ -76,23 +77,12 @@ class RunLog:
         path = run_dir / "steps.jsonl"
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+" if first_step else "w+")
+            self._file = path.open("a+b" if first_step else "w+b")
             self.last_step = _cut(self._file, first_step) if first_step else -1
         except OSError as error:
             raise HostError(
                 f"cannot write {path}: {error.strerror}", remedy="choose another --run-dir"
             ) from None
-
-    def __enter__(self) -> "RunLog":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the files."""
@@ -113,7 +103,7 @@ class RunLog:
         values = {name: value for name, value in asdict(record).items() if value is not None}
         if not self._file.closed:
             try:
-                self._file.write(json.dumps(values) + "\n")
+                self._file.write(json.dumps(values).encode() + b"\n")
                 self._file.flush()
             except OSError as error:
                 _log.warning("steps.jsonl ends at step %d: %s", record.step, error.strerror)
@@ -137,21 +127,30 @@ class RunLog:
             self._show(f"step {done} evaluation loss {record.evaluation_loss:.4f}")
 
 
-def _cut(file: TextIO, step: int) -> int:
-    """Remove a step and what follows it; return the last step that stays, -1 if none does."""
-    file.seek(0)
-    last, end = -1, 0
-    for line in iter(file.readline, ""):
-        try:
-            number = int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            break
-        if number >= step or not line.endswith("\n"):
-            break
-        last, end = number, file.tell()
+def _cut(file: BinaryIO, step: int) -> int:
+    """Remove a step and what follows it; return the last step that stays, -1 if none does.
+
+    Lines are read from the end on: few go, of many.
+    """
+    last, end = -1, file.seek(0, os.SEEK_END)
+    if end:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines:
+            while end:
+                first = lines.rfind(b"\n", 0, end - 1) + 1
+                last = _step_of(lines[first:end])
+                if 0 <= last < step:
+                    break
+                last, end = -1, first
     file.seek(end)
     file.truncate()
     return last
+
+
+def _step_of(line: bytes) -> int:
+    """The step of a line; -1 for one that is damaged, or was not ended."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return int(json.loads(line)["step"]) if line.endswith(b"\n") else -1
+    return -1
 
 
 def _summary_writer(folder: str) -> Any:

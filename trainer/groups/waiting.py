@@ -4,8 +4,10 @@ Calls of torch that connect ranks or ask a store cannot be interrupted. They run
 their own; who waits for it may stop waiting. Nothing here knows torch, sockets or groups.
 """
 
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -13,6 +15,7 @@ from typing import TypeVar
 
 STOPPED_S = 1.0  # a tick that is so late means that this process itself was stopped
 T = TypeVar("T")
+Task = tuple[Callable[[], None], threading.Event]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +122,44 @@ def run_leavable(
         return found[0]
     finally:
         del found  # else this frame and the error keep each other
+
+
+class BackgroundWorker:
+    """Used by one thread. A daemon's: what hangs holds up no end; it ends with its owner."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[Task | None] = SimpleQueue()
+        self._last: threading.Event | None = None  # set when all that was begun is over
+        weakref.finalize(self, self._queue.put, None)
+
+    @property
+    def is_busy(self) -> bool:
+        """Is anything that was begun not over yet?"""
+        return self._last is not None and not self._last.is_set()
+
+    def begin(self, do: Callable[[], None]) -> None:
+        """Do this after what was begun before; what it raises goes to `threading.excepthook`."""
+        if self._last is None:
+            threading.Thread(
+                target=_work, args=(self._queue,), daemon=True, name=self._name
+            ).start()
+        self._last = threading.Event()
+        self._queue.put((do, self._last))
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until all that was begun is over; False where that takes longer."""
+        return self._last is None or self._last.wait(timeout_s)
+
+
+def _work(queue: "SimpleQueue[Task | None]") -> None:
+    while (task := queue.get()) is not None:
+        try:
+            task[0]()
+        except BaseException:
+            told = threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+            threading.excepthook(told)
+            del told
+        over = task[1]
+        del task  # and what it holds: a copy of the state
+        over.set()

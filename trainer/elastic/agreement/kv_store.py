@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
@@ -23,34 +23,7 @@ from torch.distributed import DistError
 from pacekeeper.core.addresses import split_address
 from pacekeeper.core.errors import HostError, UnreachableError, listen_error
 from pacekeeper.trainer.elastic.agreement.messages import number_in
-from pacekeeper.trainer.groups.waiting import run_leavable
-
-
-class StoreClientThread:
-    """A daemon thread that asks one store, so that its caller can stop waiting."""
-
-    def __init__(self) -> None:
-        self._questions: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = (
-            SimpleQueue()
-        )
-        threading.Thread(target=self._answer, daemon=True, name="store").start()
-
-    def put(self, question: tuple[Callable[[], Any], SimpleQueue[Any]]) -> None:
-        """Ask; the answer (or the exception) goes into the question's own queue."""
-        self._questions.put(question)
-
-    def close(self) -> None:
-        """End when what was asked is answered."""
-        self._questions.put(None)
-
-    def _answer(self) -> None:
-        while (question := self._questions.get()) is not None:
-            ask, answer = question
-            try:
-                answer.put(ask())
-            except Exception as error:
-                answer.put(error)
-
+from pacekeeper.trainer.groups.waiting import BackgroundWorker, run_leavable
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 5.0
@@ -182,7 +155,7 @@ class Stores:
         self.answer_s = ANSWER_TIMEOUT_S if answer_s is None else answer_s
         self._clients: dict[int, Store] = {}
         self._dedicated: dict[int, Store] = {}
-        self._desks: dict[int, StoreClientThread] = {}
+        self._desks: dict[int, BackgroundWorker] = {}
         self._pending_gets: dict[tuple[int, str], SimpleQueue[str | Exception | None]] = {}
         # Nodes whose store is not known, or did not answer: those are never asked again.
         self.gone = {node for node, address in enumerate(addresses) if not address}
@@ -198,27 +171,21 @@ class Stores:
 
     def client(self, node: int) -> Store | None:
         """The client of a node's store; None once that node is gone."""
-        if node in self.gone:
-            return None
-        if node not in self._clients:
-            try:
-                self._clients[node] = self._connected(node)
-            except UnreachableError:
-                self._lose(node)
-                return None
-        return self._clients.get(node)
+        return self._known(node, self._clients)
 
     def dedicated_client(self, node: int) -> Store | None:
         """A second client, to wait with; None once that node is gone."""
+        return self._known(node, self._dedicated)
+
+    def _known(self, node: int, clients: dict[int, Store]) -> Store | None:
         if node in self.gone:
             return None
-        if node not in self._dedicated:
+        if node not in clients:
             try:
-                self._dedicated[node] = self._connected(node)
+                clients[node] = self._connected(node)
             except UnreachableError:
                 self._lose(node)
-                return None
-        return self._dedicated.get(node)
+        return clients.get(node)
 
     def leave_dedicated_client(self, node: int) -> None:
         """Let the next one be another one: a thread that was left may still wait with this one."""
@@ -314,9 +281,16 @@ class Stores:
         store = self.client(node)
         if store is None:
             return None
-        desk = self._desks.get(node) or self._desks.setdefault(node, StoreClientThread())
+        desk = self._desks.get(node) or self._desks.setdefault(node, BackgroundWorker("store"))
         answer: SimpleQueue[T | Exception] = SimpleQueue()
-        desk.put((lambda: question(store), answer))
+
+        def ask() -> None:
+            try:
+                answer.put(question(store))
+            except Exception as error:
+                answer.put(error)
+
+        desk.begin(ask)
         return answer
 
     def _take(self, asked: Mapping[int, SimpleQueue[T | Exception] | None]) -> dict[int, T | None]:
@@ -364,9 +338,7 @@ class Stores:
         for asked in list(self._pending_gets):
             if asked[0] == node:
                 self._pending_gets.pop(asked, None)
-        desk = self._desks.pop(node, None)
-        if desk is not None:
-            desk.close()
+        self._desks.pop(node, None)  # it ends when what was asked is answered
 
 
 def _text(data: bytes) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from pacekeeper.trainer.checkpoint.async_writer import BackgroundWorker
+from pacekeeper.trainer.groups.waiting import BackgroundWorker
 
 
 class Held:

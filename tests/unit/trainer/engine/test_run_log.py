@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,7 @@ def record(step: int, **changes: Any) -> StepRecord:
 def test_every_step_is_in_the_file_and_some_are_shown(tmp_path: Path) -> None:
     shown: list[str] = []
     (tmp_path / "steps.jsonl").write_text("of a run before\n")
-    with RunLog(tmp_path, log_period_steps=2, num_steps=5, show=shown.append) as log:
+    with closing(RunLog(tmp_path, log_period_steps=2, num_steps=5, show=shown.append)) as log:
         for step in range(5):
             log.write(record(step, evaluation_loss=1.5 if step == 3 else None))
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
@@ -41,7 +42,7 @@ def test_every_step_is_in_the_file_and_some_are_shown(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_file_only(tmp_path: Path) -> None:
     shown: list[str] = []
     (tmp_path / "steps.jsonl").symlink_to("/dev/full")
-    with RunLog(tmp_path, show=shown.append) as log:
+    with closing(RunLog(tmp_path, show=shown.append)) as log:
         log.write(record(0))
         log.write(record(1))
     assert len(shown) == 2
@@ -69,7 +70,7 @@ def test_tensorboard_has_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     module = ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    with RunLog(tmp_path, tensorboard_dir="events") as log:
+    with closing(RunLog(tmp_path, tensorboard_dir="events")) as log:
         log.write(record(7, evaluation_loss=1.0))
     assert ("train/loss", 2.0, 7) in scalars and ("train/evaluation_loss", 1.0, 7) in scalars
     assert scalars[-1][0] == "closed"
@@ -90,14 +91,14 @@ def steps_of(folder: Path) -> list[int]:
 
 
 def test_who_goes_on_keeps_what_was_before_and_no_step_twice(tmp_path: Path) -> None:
-    with RunLog(tmp_path) as log:
+    with closing(RunLog(tmp_path)) as log:
         for step in range(6):
             log.write(record(step))
     with (tmp_path / "steps.jsonl").open("a") as file:
         file.write('{"step": 6, "lo')  # killed while it wrote
-    with RunLog(tmp_path, first_step=7) as log:
+    with closing(RunLog(tmp_path, first_step=7)) as log:
         assert log.last_step == 5
-    with RunLog(tmp_path, first_step=4) as log:
+    with closing(RunLog(tmp_path, first_step=4)) as log:
         assert log.last_step == 3
         for step in (4, 5):
             log.write(record(step))
@@ -105,7 +106,7 @@ def test_who_goes_on_keeps_what_was_before_and_no_step_twice(tmp_path: Path) -> 
         assert log.last_step == 1
         log.write(record(2))
     assert steps_of(tmp_path) == [0, 1, 2]
-    with RunLog(tmp_path) as log:
+    with closing(RunLog(tmp_path)) as log:
         log.write(record(0))
         log.write(record(1))
         log.go_back(1)
