@@ -9,6 +9,8 @@ import os
 import random
 import signal
 import sys
+import threading
+import time
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -17,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -34,7 +37,7 @@ RANKS, PER_STEP, ROWS, TOKENS, WORDS = 3, 6, 2, 7, 32
 NUM_ROWS, STEPS, SEED = 61, 32, 3  # one row of each epoch fills no step
 REFUSED_STEP, EVEN_FROM = 10, 28
 LOST_RANK, LOST_STEP, PATIENCE_S = 1, 2, 3.0
-JOBS = ("ddp", "fsdp2", "ahead", "dead", "frozen")
+JOBS = ("ddp", "fsdp2", "ahead", "dead", "frozen", "waits")
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -103,6 +106,9 @@ def drawn_shares(step: int) -> list[float]:
 
 def rank_of(job: str, rings: Path, folder: Path, rank: int) -> None:
     dist.init_process_group("gloo")
+    if job == "waits":
+        _wait(rings, folder, rank)
+        return
     schedule = ShareSchedule(rank=rank, num_ranks=RANKS, micro_batches_per_step=PER_STEP)
     # A directory of its own for each rank, as on a node of its own.
     pace = pytorch.attach(job=job, ring_dir=str(rings / f"{rank}"), micro_batches_per_step=PER_STEP)
@@ -165,6 +171,31 @@ def _train(
             step += 1
             if step == STEPS:
                 break
+
+
+def _wait(rings: Path, folder: Path, rank: int) -> None:
+    """Rank 0 waits for a functional collective, which the others enter once another thread of rank
+    0 has run meanwhile; they give up after a while.
+    """
+    pace = pytorch.attach(job="waits", ring_dir=str(rings / f"{rank}"))
+    has_run, is_waiting = folder / "waits-has-run", threading.Event()
+
+    def run() -> None:
+        is_waiting.wait()
+        time.sleep(0.2)  # the main thread is within the operator by then
+        has_run.touch()
+
+    threading.Thread(target=run).start()
+    give_up_s = time.monotonic() + 20.0
+    while rank and not has_run.exists() and time.monotonic() < give_up_s:
+        time.sleep(0.01)
+    (folder / f"waits-{rank}.json").write_text(json.dumps({"could_run": has_run.exists()}))
+    gathered = functional.all_gather_tensor(torch.ones(1), 0, dist.group.WORLD)  # type: ignore[arg-type]
+    with pace.step(0), pace.micro_batch_timer(tokens=1):
+        if rank == 0:
+            is_waiting.set()
+        functional.wait_tensor(gathered)
+    is_waiting.set()
 
 
 def _lose(job: str) -> None:

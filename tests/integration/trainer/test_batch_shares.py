@@ -104,10 +104,16 @@ def test_the_others_end_with_an_error_where_a_rank_does_not_vote(folder: Path, j
     assert [rank["error"] for rank in ranks] == ["UnreachableError"] * (RANKS - 1)
 
 
+def test_other_threads_run_while_a_functional_collective_is_waited_for(folder: Path) -> None:
+    """A thread of gloo may want the interpreter's lock to end it."""
+    assert [rank["could_run"] for rank in told(folder, "waits")[1:]] == [True] * (RANKS - 1)
+
+
 def test_the_example_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", str(ROOT / "examples" / "batch_shares.py")]
-    command += ["--ring-dir", str(tmp_path)]
+    command[3:3] = ["--log-dir", str(tmp_path / "logs")]
+    command += ["--ring-dir", str(tmp_path / "rings")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100.0)
     assert done.returncode == 0, done.stderr
     expected = [f"rank {rank}: 20 steps, (8, 8) micro-batches" for rank in (0, 1)]

@@ -259,12 +259,16 @@ def _computed_all() -> None:
 
 @functools.cache
 def _functional_kernels() -> tuple[Any, ...]:
-    """Replace the operators once per process: they cannot be restored, only passed through."""
+    """Replace the operators once per process: they cannot be restored, only passed through.
+
+    The original is called by its key, which frees the interpreter's lock: a thread of gloo that
+    wants it (to drop a Python object) would else never end what is waited for here.
+    """
     if not hasattr(torch.library, "get_kernel"):
         return ()  # before torch 2.10: waits of functional collectives count as compute
     library = torch.library.Library(_FUNCTIONAL, "IMPL")
+    wait: Any = getattr(torch.ops, _FUNCTIONAL).wait_tensor.default
+    original = functools.partial(wait._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)
     for device in ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",):
-        kernel = torch.library.get_kernel(f"{_FUNCTIONAL}::wait_tensor", device)
-        call = _pausing(kernel.call_boxed)
-        library.impl("wait_tensor", call, device, with_keyset=True)
+        library.impl("wait_tensor", _pausing(original), device)
     return (library,)
