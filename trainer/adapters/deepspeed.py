@@ -8,20 +8,17 @@ Uses only the engine's own attributes and hooks and imports nothing of DeepSpeed
 docs/trainer-deepspeed.md lists what was tested and what cannot be observed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from pacekeeper.trainer.adapters.instrumentation.batch_features import NO_FEATURES
 from pacekeeper.trainer.adapters.instrumentation.expert_hooks import watch_experts
-from pacekeeper.trainer.adapters.instrumentation.module_passes import COMPILED, is_in_backward
+from pacekeeper.trainer.adapters.instrumentation.module_passes import COMPILED
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
+from pacekeeper.trainer.adapters.instrumentation.training_watch import TrainingWatch, WorkOf
 from pacekeeper.trainer.adapters.reporter import Reporter, attach, features_of_call
-from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
-
-WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], MicrobatchFeatures]
-_ONLY = "only"  # the key of micro-batches that never overlap
 
 
 def watch(
@@ -67,74 +64,48 @@ class EngineWatch:
         self.reporter = reporter
         self.engine = engine
         self._work_of = work_of
-        self._hides_rows = False  # a compiled graph hides the rows of its experts
         self._wrapping = Wrapping()
+        self._watch = TrainingWatch(
+            reporter,
+            torch.device(engine.device),
+            step=lambda: int(engine.global_steps),
+            work_of=work_of,
+        )
         reporter.run_guarded(self._attach)
 
     def close(self) -> None:
         """Restore the engine and end the attachment."""
         self._wrapping.undo()
+        self._watch.close()
         self.reporter.detach()
 
     def _attach(self) -> None:
         engine = self.engine
+        self._wrapping.hold(*(handles := watch_experts(self.reporter, engine.module)))
         if _is_pipeline(engine):
             self._wrapping.wrap(engine, "train_batch", self._train_batch)
             self._attach_instructions()
         else:
-            if getattr(engine.module, COMPILED, None) is not None:  # `engine.compile()`
-                self._wrapping.wrap(engine.module, COMPILED, self._compiled)
-                self._hides_rows = True
-            else:
-                self._wrapping.hold(
-                    engine.module.register_forward_pre_hook(
-                        self._forward_begins, prepend=True, with_kwargs=True
-                    )
-                )
-            # Since 0.18; also called by backward passes outside of the engine.
-            epilogue = "_backward_epilogue"
-            self._wrapping.wrap(
-                engine, epilogue if hasattr(engine, epilogue) else "backward", self._backward
-            )
+            # `engine.compile()` hides the rows of experts: a hot one would look like a slow rank.
+            is_compiled = getattr(engine.module, COMPILED, None) is not None
+            self._watch.is_timed = not (is_compiled and handles)
+            self._watch.optimizers.append(engine)
+            self._watch.add_passes(engine.module)
             self._wrapping.wrap(engine, "step", self._step)
-        handles = watch_experts(self.reporter, engine.module)
-        self._hides_rows = self._hides_rows and bool(handles)
-        self._wrapping.hold(*handles)
+            self._watch.input_waits.attach()
         self.reporter.collective_waits.attach()
-
-    # -- an engine without pipeline
-
-    def _forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if not module.training or not torch.is_grad_enabled() or is_in_backward():
-            return
-        self.reporter.begin_step(self.engine.global_steps)
-        if self._hides_rows:  # else a hot expert would look like a slow rank
-            return
-        self.reporter.enter_pass(_ONLY)
-        self._tell_work(args, kwargs)
-
-    def _compiled(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._forward_begins(self.engine.module, args, kwargs)
-        return original(*args, **kwargs)
-
-    def _tell_work(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.reporter.add_features(
-            self.reporter.run_guarded(self._work_of, args, kwargs) or NO_FEATURES
-        )
-
-    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        self.reporter.complete_pass()
-        return result
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = self.engine.global_steps
         result = original(*args, **kwargs)
         if self.engine.global_steps != before:  # not within an accumulation of gradients
-            self.reporter.end_step()
+            self.reporter.run_guarded(self._watch.end_step)
         return result
+
+    def _tell_work(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.reporter.add_features(
+            self.reporter.run_guarded(self._work_of, args, kwargs) or NO_FEATURES
+        )
 
     # -- pipelines
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+SHORT_S = 200e-6  # a gap in which a thread is taken to have computed
 MAX_LATE = 64  # micro-batches that a device may lag behind its host
 SCHEDSTAT = "/proc/thread-self/schedstat"
 _Ended = tuple[int, list[tuple[Any, Any]], float]  # number, events of its segments, host's time
@@ -126,7 +127,8 @@ class CpuClock:
 
     `compute_s` is CPU time plus stall: another process on the core is not this rank's slowness, but
     a slower core or a stopped process is. Create and use it in one thread. If the kernel keeps no
-    run-queue statistics, `run_queue_s` and `stall_s` are None.
+    run-queue statistics, `run_queue_s` and `stall_s` are None. A segment that begins less than
+    SHORT_S after the previous one costs no system call: the thread is taken to have computed since.
 
     Args:
         burn: Called with the CPU seconds of each segment just before it ends (fault injection).
@@ -135,6 +137,7 @@ class CpuClock:
     burn: Callable[[float], None] | None = None
     _schedstat: int = field(default=-1)
     _start: _Reading = _NEVER
+    _last: _Reading = _NEVER  # of the end of the last segment
     _paused_s: float = 0.0
     _wait_s: float = 0.0
     _wall_s: float = 0.0
@@ -149,7 +152,7 @@ class CpuClock:
     def begin(self) -> None:
         self._wait_s = self._wall_s = self._cpu_s = self._run_queue_s = 0.0
         self._knows_run_queue = self._schedstat >= 0
-        self._start = self._read()
+        self._start = self._read_soon()
 
     def pause(self) -> None:
         self._close_segment()
@@ -166,7 +169,7 @@ class CpuClock:
 
     def resume_suspended(self, aside: Any) -> None:
         self._wait_s, self._wall_s, self._cpu_s, self._run_queue_s, self._knows_run_queue = aside
-        self._start = self._read()
+        self._start = self._read_soon()
 
     def end(self) -> ComputeTime | None:
         self._close_segment()
@@ -185,13 +188,20 @@ class CpuClock:
     def _close_segment(self) -> None:
         if self.burn is not None:
             self.burn(time.thread_time() - self._start.cpu_s)
-        now = self._read()
+        now = self._last = self._read()
         self._wall_s += now.wall_s - self._start.wall_s
         self._cpu_s += now.cpu_s - self._start.cpu_s
         if now.run_queue_s is not None and self._start.run_queue_s is not None:
             self._run_queue_s += now.run_queue_s - self._start.run_queue_s
         else:
             self._knows_run_queue = False
+
+    def _read_soon(self) -> _Reading:
+        last, now_s = self._last, time.perf_counter()
+        since_s = now_s - last.wall_s
+        if since_s > SHORT_S:
+            return self._read()
+        return _made(_Reading, (now_s, last.cpu_s + since_s, last.run_queue_s))
 
     def _read(self) -> _Reading:
         return _Reading(time.perf_counter(), time.thread_time(), self._read_run_queue_s())

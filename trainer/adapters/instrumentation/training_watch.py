@@ -47,7 +47,7 @@ class TrainingWatch:
         self.models: list[nn.Module] = []
         self.optimizers: list[Any] = []
         self.input_waits = InputWaits(reporter)
-        self._device = device
+        self.is_timed = can_time(device)  # False: forward passes only begin steps
         self._step, self._work_of = step, work_of
         self._passes = PassWatch(self)
         self._wrapping = Wrapping()
@@ -60,12 +60,15 @@ class TrainingWatch:
     def add_model(self, model: nn.Module) -> None:
         """Watch the passes and the experts of `model`."""
         self.models.append(model)
-        if not can_time(self._device):
-            self._warn_once(f"steps only: no clock for a {self._device.type} device")
-            return
+        if not self.is_timed:
+            self._warn_once("steps only: compute on this device or in this graph cannot be timed")
         inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        self._passes.add(inner)  # DDP's own wait for other ranks' buffers comes before
+        self.add_passes(inner)  # DDP's own wait for other ranks' buffers comes before
         self._wrapping.hold(*watch_experts(self.reporter, inner))
+
+    def add_passes(self, module: nn.Module) -> None:
+        """Watch the passes of `module`."""
+        self._passes.add(module)
 
     def add_optimizer(self, optimizer: Any) -> None:
         """End steps when `optimizer` has stepped, if it remains the one added last."""
@@ -177,6 +180,8 @@ class TrainingWatch:
         if reporter.told is not None:
             return False
         self._begin_micro_batch()
+        if not self.is_timed:
+            return False
         reporter.enter_pass(_ONLY)
         work: MicrobatchFeatures = reporter.run_guarded(self._work_of, args, kwargs) or NO_FEATURES
         if not work[0]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.trainer.hooks import compute_timers
-from pacekeeper.trainer.hooks.compute_timers import CpuClock, WallClock
+from pacekeeper.trainer.hooks.compute_timers import SHORT_S, CpuClock, WallClock
 
 
 def test_the_wall_clock_leaves_waiting_out() -> None:
@@ -74,3 +74,39 @@ def test_time_on_the_run_queue_is_no_stall(tmp_path: Path, monkeypatch: pytest.M
     assert measured is not None and measured.stall_s is not None and measured.cpu_s is not None
     assert measured.run_queue_s == pytest.approx(0.020)
     assert 0.0 < measured.stall_s <= passed_s - measured.cpu_s - 0.020
+
+
+def test_a_segment_that_begins_soon_reads_no_clock_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, cpu_s, reads = [10.0], [1.0], list[float]()
+
+    def thread_time() -> float:
+        reads.append(cpu_s[0])
+        return cpu_s[0]
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(time, "thread_time", thread_time)
+    monkeypatch.setattr(compute_timers, "SCHEDSTAT", "/nowhere")
+    clock = CpuClock()
+
+    def spend(wall_s: float, of_cpu_s: float) -> None:
+        now_s[0] += wall_s
+        cpu_s[0] += of_cpu_s
+
+    clock.begin()
+    spend(2.0, 1.5)
+    aside = clock.suspend()
+    spend(SHORT_S / 2, SHORT_S / 2)  # the thread computes on, for itself
+    assert len(reads) == 2
+    clock.resume_suspended(aside)
+    assert len(reads) == 2
+    spend(1.0, 1.0)
+    aside = clock.suspend()
+    spend(60.0, 0.0)  # it sleeps
+    clock.resume_suspended(aside)
+    assert len(reads) == 4
+    spend(1.0, 1.0)
+    done = clock.end()
+    assert done is not None
+    assert done.cpu_s == pytest.approx(3.5)
