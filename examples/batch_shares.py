@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from pacekeeper.trainer.adapters import pytorch
+import pacekeeper
 from pacekeeper.trainer.adapters.batch_shares import BatchShares, ShareSchedule, step_loader
 
 PER_STEP, ROWS = 16, 4  # micro-batches of all ranks, and rows of one
@@ -31,16 +31,16 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
 
     schedule = ShareSchedule(rank=rank, num_ranks=world_size, micro_batches_per_step=PER_STEP)
-    pace = pytorch.attach(job="example", ring_dir=ring_dir, micro_batches_per_step=PER_STEP)
+    pace = pacekeeper.attach(
+        model, optimizer, job="example", ring_dir=ring_dir, micro_batches_per_step=PER_STEP
+    )
     shares = BatchShares(pace, model, schedule, tokens_of=lambda batch: len(batch[0]))
     loader = step_loader(schedule, dataset, rows_per_micro_batch=ROWS)
-    for step, own in enumerate(loader):
-        with pace.step(step):
-            for x, y in shares.micro_batches(own):
-                with pace.micro_batch_timer(tokens=len(x)):
-                    shares.backward(nn.functional.mse_loss(model(x), y))
-            optimizer.step()
-            optimizer.zero_grad()
+    for own in loader:  # this rank's micro-batches of a step
+        for x, y in shares.micro_batches(own):
+            shares.backward(nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
     pace.detach()
     print(f"rank {rank}: {len(loader)} steps, {schedule.at(shares.step)} micro-batches", flush=True)
     dist.destroy_process_group()

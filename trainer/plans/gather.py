@@ -21,6 +21,9 @@ class CpuGather:
     def __init__(self, timeout_s: float = VOTE_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        # Kept, so that gloo's threads never drop the last reference: they would need the
+        # interpreter's lock for it, and at its end there is none.
+        self._buffers: dict[int, list[torch.Tensor]] = {}
 
     def __call__(self, own: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the numbers of all ranks, in order of rank; all call it together.
@@ -29,9 +32,15 @@ class CpuGather:
             UnreachableError: A rank died, or did not answer within the limit. What the others know
                 is unknown then, so this rank must not go on.
         """
-        rows = [torch.zeros(len(own), dtype=torch.int64) for _ in range(self._group.size())]
+        if len(own) not in self._buffers:
+            count = self._group.size() + 1
+            self._buffers[len(own)] = [
+                torch.zeros(len(own), dtype=torch.int64) for _ in range(count)
+            ]
+        sent, *rows = self._buffers[len(own)]
+        sent.copy_(torch.tensor(own, dtype=torch.int64))
         try:
-            dist.all_gather(rows, torch.tensor(own, dtype=torch.int64), group=self._group)
+            dist.all_gather(rows, sent, group=self._group)
         except RuntimeError as error:
             raise UnreachableError(
                 f"a rank is dead, or did not vote within {self._timeout_s:g} s: {error}",

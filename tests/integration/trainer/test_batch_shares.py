@@ -118,3 +118,10 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     expected = [f"rank {rank}: 20 steps, (8, 8) micro-batches" for rank in (0, 1)]
     assert sorted(done.stdout.splitlines()) == expected
+    for rank in (0, 1):
+        records = records_in(tmp_path / "rings" / "example" / f"rank-{rank:05d}.ring")
+        work = [record for record in records if isinstance(record, MicroBatchRecord)]
+        assert sorted((r.step, r.micro_batch) for r in work) == [
+            (step, number) for step in range(20) for number in range(8)
+        ]
+        assert {record.generation for record in work} == {1}
