@@ -229,7 +229,7 @@ class BlockStore:
         """The parameter or buffer of this name; on the meta device where it is not held."""
         return self._tensors[name]
 
-    def run(self, name: str) -> list[Block] | None:
+    def shard_blocks(self, name: str) -> list[Block] | None:
         """The blocks that have the shards of a tensor here; None for one that is not divided."""
         home, cut = self._homes[name], self.skeleton.cuts.get(name)
         if cut is None or home.layer not in self.holding.layers:
@@ -257,7 +257,8 @@ class BlockStore:
         for layer, wanted in enumerate(held):
             self._check_slots(layer, wanted, holding)
         library.materialize_unsaved_buffers(self.skeleton.module, self.device)
-        self.rehold(holding)
+        if not self.rehold(holding):
+            self._use_holding()
         self._slots = [dict(wanted) for wanted in held]
         for block in self.blocks():
             self.write(block, source.tensors(block))
@@ -275,6 +276,8 @@ class BlockStore:
             By name, what was replaced, experts' stacks too. Optimizers have the old parameters.
         """
         replaced: dict[str, Replaced] = {}
+        if holding == self.holding:
+            return replaced
         for name, spec in self.skeleton.specs.items():
             old_run, new_run = self._run(name, self.holding), self._run(name, holding)
             if old_run == new_run:

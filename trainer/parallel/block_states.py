@@ -127,10 +127,10 @@ class TrainedBlocks:
         """Drop optimizer state that nothing of is left: of no update, or of all that is loaded."""
         for name, owner in self._owners_by_name().items():
             parameter = self._store.tensor(name)
-            run = self._store.run(name)
+            shards = self._store.shard_blocks(name)
             if not self.num_updates or (
-                run is not None
-                and all(len(state.get(b, ())) > len(self._store.shapes(b)) for b in run)
+                shards is not None
+                and all(len(state.get(one, ())) > len(self._store.shapes(one)) for one in shards)
             ):
                 owner.forget(parameter)
 
