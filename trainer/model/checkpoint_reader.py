@@ -104,15 +104,16 @@ class CheckpointReader:
             if expert is None:
                 read[pattern] = [self._tensor(name) for name in names]
             elif len(names) == 1:
-                read[pattern] = [self._tensor(names[0], expert)]
+                read[pattern] = [self._tensor(names[0], slice(expert, expert + 1))]
             else:
                 read[pattern] = [self._tensor(names[expert])]
         return read
 
-    def _tensor(self, name: str, row: int | None = None) -> torch.Tensor:
+    def _tensor(self, name: str, *at: slice) -> torch.Tensor:
+        """Read a tensor, or the part of it that lies at `at`."""
         try:
             tensor = self._open(self._file_of[name]).get_slice(name)
-            found: torch.Tensor = tensor[:] if row is None else tensor[row : row + 1]
+            found: torch.Tensor = tensor[at or slice(None)]
         except (SafetensorError, OSError) as error:
             raise _damaged(self._folder / self._file_of[name], error) from error
         return found
@@ -121,12 +122,8 @@ class CheckpointReader:
         """Read one shard of a tensor that lies on disk as in the model, and no more."""
         unit = self._shapes[name][cut.dim] // (cut.parts * cut.num_shards)
         firsts = [(part * cut.num_shards + shard) * unit for part in range(cut.parts)]
-        try:
-            tensor = self._open(self._file_of[name]).get_slice(name)
-            before = (slice(None),) * cut.dim
-            found = [tensor[(*before, slice(first, first + unit))] for first in firsts]
-        except (SafetensorError, OSError) as error:
-            raise _damaged(self._folder / self._file_of[name], error) from error
+        before = (slice(None),) * cut.dim
+        found = [self._tensor(name, *before, slice(first, first + unit)) for first in firsts]
         return torch.stack(found, cut.dim) if cut.parts > 1 else found[0]
 
     def _shape(self, name: str) -> tuple[int, ...]:

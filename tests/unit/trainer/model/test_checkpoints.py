@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,21 @@ def test_an_export_loads_in_the_library_without_a_difference(family: str, tmp_pa
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
+@pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_rank_reads_its_blocks_of_a_checkpoint_of_the_library(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**tiny_config(family))
     theirs = transformers.AutoModelForCausalLM.from_config(config)
     theirs.save_pretrained(tmp_path)
-    skeleton = build_skeleton(tmp_path)
+    skeleton = build_skeleton(tmp_path, num_attention_shards=shards, num_mlp_shards=shards)
     store = BlockStore(skeleton, num_slots=2)
     reader = CheckpointReader(skeleton, tmp_path)
+    holding = Holding.everything(skeleton)
+    if shards > 1:
+        holding = replace(holding, attention=range(1, 4), mlp=range(1), has_embedding=False)
     read: list[torch.Tensor] = []
     original = CheckpointReader._tensor
 
@@ -85,14 +90,17 @@ def test_a_rank_reads_its_blocks_of_a_checkpoint_of_the_library(
         return read[-1]
 
     monkeypatch.setattr(CheckpointReader, "_tensor", counted)
-    store.materialize(held_by(skeleton, {3: 0, 1: 1}), reader)
+    store.materialize(held_by(skeleton, {3: 0, 1: 1}), reader, holding)
     for block in store.blocks():
         for name, value in store.read(block).items():
-            whole = theirs.state_dict()[name]
-            part = whole[block.index] if block.kind is BlockKind.EXPERT else whole
+            part = theirs.state_dict()[name]
+            if block.kind is BlockKind.EXPERT:
+                part = part[block.index]
+            elif name in skeleton.cuts:
+                part = skeleton.cuts[name].piece(part, block.index, shards)
             assert torch.equal(value, part), name
     held = sum(value.numel() for block in store.blocks() for value in store.read(block).values())
-    assert sum(one.numel() for one in read) == held  # no byte of another expert
+    assert sum(one.numel() for one in read) == held  # no byte of another expert or shard
 
 
 def parted(family: str, folder: Path | None = None) -> list[BlockStore]:
