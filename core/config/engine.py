@@ -78,6 +78,16 @@ class EngineConfig(JobConfig):
     # Experts of a layer that a rank has memory for. 0: those it starts with, or its share after the
     # loss of a node (of a rank, if there is one node), and one more for moves.
     slots_per_rank: NonNegativeInt = 0
+    # Pipeline stages, and ranks of a tensor group; the ranks of the job are a multiple of both.
+    num_stages: PositiveInt = 1
+    tensor_size: PositiveInt = 1
+    # Virtual shards of attention and of dense MLPs, which move between the ranks of a tensor group.
+    # 0: 1 with tensor_size = 1, else as many as the model's heads and columns allow, at most 64.
+    attention_shards: NonNegativeInt = 0
+    mlp_shards: NonNegativeInt = 0
+    # Order of forward and backward passes in a pipeline: "1f1b", or "zero_bubble", which computes
+    # gradients of weights where a stage would wait.
+    schedule: Annotated[str, one_of("1f1b", "zero_bubble")] = "1f1b"
     # "cuda", "cpu", or "auto": CUDA where there is a device.
     device: Annotated[str, one_of("auto", "cuda", "cpu")] = "auto"
     # Emulate the device: real arithmetic on CPU, and times of measured kernels (docs/engine.md).
@@ -110,6 +120,13 @@ class EngineConfig(JobConfig):
             self.emulate
             and self.device == "cuda"
             and 'device: expected "cpu" or "auto" with emulate: a CUDA device has its own clock',
+            self.schedule == "zero_bubble"
+            and self.checkpoint_activations
+            and 'schedule: expected "1f1b" with checkpoint_activations',
+            self.num_stages > 1
+            and self.balance_weight > 0.0
+            and self.balance == "batch"
+            and 'balance: expected "sequence" with several stages',
             self.evaluation_fraction > 0.0
             and bool(self.evaluation_data)
             and "evaluation_fraction: expected 0 with evaluation_data set",
