@@ -21,9 +21,11 @@ from pacekeeper.core.kernel_laws.laws import time_s
 from pacekeeper.core.kernel_laws.noise import Noise, NoiseLaw
 from pacekeeper.trainer.emulation.faults import wait_until
 from pacekeeper.trainer.emulation.model_kernels import (
+    WHOLE,
     ExpertKernels,
     ModelKernels,
     ModuleKernels,
+    Portion,
     model_kernels,
 )
 from pacekeeper.trainer.emulation.network import LINK_SHARE, EmulatedLinks
@@ -79,6 +81,7 @@ class EngineDevice(WallClock):
         num_segments: Segments of compute so far.
         num_overruns: Those whose real arithmetic took longer than the modelled time.
         overrun_s: By how much, in all: time that no such device would have needed.
+        portion_of: What the rank computes of a module, by its name; None: all of it.
     """
 
     noise: Noise
@@ -88,6 +91,7 @@ class EngineDevice(WallClock):
     num_segments: int = 0
     num_overruns: int = 0
     overrun_s: float = 0.0
+    portion_of: Callable[[str], Portion] | None = None
     _kernels: list[Kernel] = field(default_factory=list)  # since the segment began
     _more_s: float = 0.0  # of other work in it, at full speed
     _experts: dict[nn.Module, ExpertKernels] = field(default_factory=dict)
@@ -129,7 +133,7 @@ class EngineDevice(WallClock):
         skeleton.module.register_forward_pre_hook(self._begin_pass, with_kwargs=True)
         for name, one in kernels.modules.items():
             module = skeleton.module.get_submodule(name)
-            module.register_forward_hook(partial(self._ran, one))
+            module.register_forward_hook(partial(self._ran, name, one))
         self._experts = {
             one.module: kernels.experts[one.name] for one in skeleton.experts if one is not None
         }
@@ -174,6 +178,13 @@ class EngineDevice(WallClock):
         self._compute_s += modelled_s
         self._paused_s = time.perf_counter()
 
+    def suspend(self) -> object:
+        return WallClock.suspend(self), self._factor
+
+    def resume_suspended(self, aside: Any) -> None:
+        times, self._factor = aside
+        WallClock.resume_suspended(self, times)
+
     def end(self) -> ComputeTime | None:
         self.pause()
         self._is_open = False
@@ -182,15 +193,19 @@ class EngineDevice(WallClock):
         )
 
     def _begin_pass(self, _: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
-        tokens: Tensor = given["input_ids"] if "input_ids" in given else args[0]
+        if "inputs_embeds" in given:  # of a later stage: their shape is that of the micro-batch
+            tokens: Tensor = given["inputs_embeds"][..., 0]
+        else:
+            tokens = given["input_ids"] if "input_ids" in given else args[0]
         if tokens.numel() == 1:  # the placeholder of a rank without rows
             self._lengths = (1,)
             return
         scaled = [n * self._token_scale for n in _document_lengths(tokens, given)]
         self._lengths = tuple(max(round(length), 1) for length in scaled)
 
-    def _ran(self, started: ModuleKernels, _: nn.Module, __: Any, output: Any) -> None:
-        self._start(started.forward(self._lengths), output)
+    def _ran(self, name: str, started: ModuleKernels, _: nn.Module, __: Any, output: Any) -> None:
+        portion = WHOLE if self.portion_of is None else self.portion_of(name)
+        self._start(started.forward(self._lengths, portion), output)
 
     def _start(self, kernels: Sequence[Kernel], output: Any) -> None:
         """Count the kernels of a forward pass now, and those of its backward pass when it runs."""

@@ -11,6 +11,7 @@ as such passes.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import nn
 
@@ -30,6 +31,21 @@ from pacekeeper.trainer.model.skeleton import ExpertLayer, Skeleton
 _LOSS_BYTES = 3 * 4  # of a logit in float32: read twice, its gradient written once
 
 
+class Portion(NamedTuple):
+    """What a rank computes of a module in a forward pass.
+
+    Attributes:
+        tokens: Part of the micro-batch's tokens.
+        shards: Part of the module's columns or heads.
+    """
+
+    tokens: float = 1.0
+    shards: float = 1.0
+
+
+WHOLE = Portion()
+
+
 @dataclass(frozen=True, slots=True)
 class ModuleKernels:
     """What one module starts in a forward pass.
@@ -44,13 +60,19 @@ class ModuleKernels:
     streams: tuple[tuple[StreamKind, int], ...] = ()
     attention: Attention | None = None
 
-    def forward(self, lengths: tuple[int, ...]) -> list[Kernel]:
+    def forward(self, lengths: tuple[int, ...], portion: Portion = WHOLE) -> list[Kernel]:
         """Return the kernels for documents of these lengths, in tokens."""
-        tokens = sum(lengths)
-        kernels: list[Kernel] = [Product(tokens, i, o) for i, o in self.products]
-        kernels += [Stream(kind, tokens * size) for kind, size in self.streams]
+        tokens = round(sum(lengths) * portion.tokens)
+        if not tokens or not portion.shards:
+            return []
+        share = portion.shards
+        kernels: list[Kernel] = [
+            Product(tokens, i, max(round(o * share), 1)) for i, o in self.products
+        ]
+        kernels += [Stream(kind, round(tokens * size * share)) for kind, size in self.streams]
         if self.attention is not None:
-            kernels.append(replace(self.attention, lengths=lengths))
+            heads = max(round(self.attention.heads * share), 1)
+            kernels.append(replace(self.attention, lengths=lengths, heads=heads))
         return kernels
 
 

@@ -23,6 +23,7 @@ from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.trainer.checkpoint.block_states import BlockState, state_digest
 from pacekeeper.trainer.data.sampler import places_of_ranks
+from pacekeeper.trainer.emulation.engine_device import EngineDevice
 from pacekeeper.trainer.engine.export import export_checkpoint
 from pacekeeper.trainer.engine.micro_batches import (
     Loss,
@@ -198,6 +199,8 @@ class Engine:
     def watch(self, hooks: Hooks) -> None:
         """Report steps and micro-batches by this attachment from now on."""
         self._telemetry = self._passes.telemetry = Telemetry(hooks, self._experts)
+        if isinstance(hooks.timer, EngineDevice):
+            hooks.timer.portion_of = self._passes.portion_of
 
     def enter(self, groups: EngineGroups) -> None:
         """Be one of the ranks of `groups`, for an engine that was built outside of them.

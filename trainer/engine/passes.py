@@ -15,8 +15,9 @@ from torch import Tensor
 
 from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
+from pacekeeper.trainer.emulation.model_kernels import Portion
 from pacekeeper.trainer.engine.micro_batches import (
     Loss,
     MicroBatch,
@@ -123,6 +124,23 @@ class Passes:
                     device=self.device,
                 )
                 self.experts.set_layer(layer, one.module, shares)
+
+    def portion_of(self, name: str) -> Portion:
+        """Return what this rank computes of a module in the micro-batch at hand."""
+        place = self.place
+        layer = name.removeprefix(f"{self.skeleton.layers}.").partition(".")[0]
+        is_inside = name.startswith(f"{self.skeleton.layers}.")
+        if place is None or (
+            not place.stage.first_layer <= int(layer) < place.stage.end_layer
+            if is_inside
+            else not place.is_last and name in self.skeleton.head
+        ):
+            return Portion(0.0, 0.0)
+        for region in self.skeleton.regions if is_inside and place.is_cut else ():
+            if name == region.name or name.startswith(f"{region.name}."):
+                return Portion(1.0, place.share(region.kind) if region.is_cut else 1.0)
+        is_before = not is_inside and name not in self.skeleton.head
+        return Portion(1.0 if is_before else len(self.slices.own) / self.slices.num_tokens)
 
     def forget(self) -> None:
         """Drop what an interrupted step, or passes that are no step, left behind."""
@@ -344,7 +362,13 @@ class Chunks:
         self._resume(micro)
         if self._telemetry:
             size = WorkSize() if is_idle else self._whole.own[micro.number].work
-            self._telemetry.begin_micro_batch(micro.number, size)
+            is_mesh = place.is_cut or place.num_stages > 1
+            self._telemetry.begin_micro_batch(
+                micro.number,
+                size,
+                head_tokens=len(passes.slices.own) if is_mesh and place.is_last else 0,
+                tensor_share=place.share(BlockKind.ATTENTION),
+            )
         passes.experts.is_idle = is_idle
         passes.experts.take_computed_rows()  # of an unwatched step
         output = passes.logits(batch)

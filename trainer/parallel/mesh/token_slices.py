@@ -112,10 +112,13 @@ class MeshPlace:
     def idle(self) -> frozenset[BlockKind]:
         """Kinds of shards of which this rank has none."""
         kinds = (BlockKind.ATTENTION, BlockKind.DENSE_MLP)
-        runs = {
-            kind: run for kind in kinds for run in self.stage.runs(kind) if run.rank == self.rank
-        }
-        return frozenset(kind for kind, run in runs.items() if run.first == run.end)
+        return frozenset(kind for kind in kinds if not self.share(kind))
+
+    def share(self, kind: BlockKind) -> float:
+        """Return the part of a kind of shards that this rank has."""
+        runs = self.stage.runs(kind)
+        (own,) = (run for run in runs if run.rank == self.rank)
+        return (own.end - own.first) / runs[-1].end
 
     def tokens(self, num_tokens: int) -> range:
         """Return the slice of this rank of a micro-batch with so many tokens."""
