@@ -34,8 +34,8 @@ def rank_in_float64(spec: RankSpec) -> None:
     if isinstance(config, EngineConfig) and (config.device, config.precision) == ("cpu", "float32"):
         from pacekeeper.trainer.engine import job
 
-        def build_wide(config: Any) -> Any:
-            skeleton = _build_wide(config)
+        def build_wide(config: Any, **shards: int) -> Any:
+            skeleton = _build_wide(config, **shards)
             _process.enter_context(in_float64(skeleton.module))
             return skeleton
 
@@ -43,10 +43,10 @@ def rank_in_float64(spec: RankSpec) -> None:
     loop.rank_main(spec)
 
 
-def _build_wide(config: Any) -> Any:
+def _build_wide(config: Any, **shards: int) -> Any:
     from pacekeeper.trainer.model.skeleton import build_skeleton
 
-    return build_skeleton(config, torch.float64)
+    return build_skeleton(config, torch.float64, **shards)
 
 
 def exact_job(folder: Path, **own: Any) -> EngineConfig:
@@ -71,7 +71,8 @@ class _Undisturbed:
         from pacekeeper.trainer.model.skeleton import build_skeleton
 
         assert config.decay == "constant", "a rate that depends on the number of steps"
-        self.config, self.skipped = replace(config, replicas=1, slots_per_rank=0), skipped
+        self.config = replace(config, replicas=1, slots_per_rank=0, num_stages=1, tensor_size=1)
+        self.skipped = skipped
         self.is_wide = dtype == torch.float64
         with mock.patch.object(job, "build_skeleton", partial(build_skeleton, dtype=dtype)):
             self.job = job.prepare_job(self.config, (0,))

@@ -36,6 +36,7 @@ from pacekeeper.trainer.engine.values import EngineOptions
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.blocks import BlockSource, Holding
 from pacekeeper.trainer.model.checkpoint_reader import INDEX, CheckpointReader
+from pacekeeper.trainer.model.cuts import finest_shards
 from pacekeeper.trainer.model.families import Packing
 from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.packing import packing_of
@@ -126,24 +127,35 @@ def prepare_job(
     Raises:
         PacekeeperError: Settings, model, data and ranks do not fit each other.
     """
-    if config.rows_per_step < len(ranks):
+    num_pipelines = len(ranks) // (config.num_stages * config.tensor_size)
+    if config.rows_per_step < num_pipelines:
         raise ConfigError(
-            f"[engine] rows_per_step: expected at least one for each of {len(ranks)} ranks, "
-            f"got {config.rows_per_step}"
+            f"[engine] rows_per_step: expected at least one for each of {num_pipelines} pipelines "
+            f"of {len(ranks)} ranks, got {config.rows_per_step}"
         )
     if config.replicas > len(ranks):
         raise ConfigError(
             f"[engine] replicas: expected at most {len(ranks)}, the ranks of the job, "
             f"got {config.replicas}"
         )
-    skeleton = build_skeleton(config.model)
+    skeleton = _divided_skeleton(config)
     source = (
         SeededInitialization(skeleton, config.seed)
         if config.weights == "new"
         else CheckpointReader(skeleton, Path(config.model))
     )
     num_experts = [one.num_experts if one else 0 for one in skeleton.experts]
-    layout = start_layout(num_experts, ranks, config.replicas, domain_of)
+    layout = start_layout(
+        num_experts,
+        ranks,
+        config.replicas,
+        domain_of,
+        num_stages=config.num_stages,
+        tensor_size=config.tensor_size,
+        num_attention_shards=skeleton.num_attention_shards,
+        num_mlp_shards=skeleton.num_mlp_shards,
+        shared_mlp_layers=skeleton.shared_mlp_layers,
+    )
     num_slots = config.slots_per_rank or default_slots(
         layout, num_experts, spare_ranks=_most_at_once(ranks, domain_of)
     )
@@ -164,6 +176,19 @@ def prepare_job(
         sampler=sampler,
         evaluation=evaluation,
     )
+
+
+def _divided_skeleton(config: EngineConfig) -> Skeleton:
+    """The model with the virtual shards that the settings ask for."""
+    skeleton = build_skeleton(config.model)
+    attention, mlp = config.attention_shards or 1, config.mlp_shards or 1
+    if config.tensor_size > 1:
+        finest = finest_shards(skeleton.regions)
+        attention = config.attention_shards or finest[0]
+        mlp = config.mlp_shards or finest[1]
+    if (attention, mlp) == (1, 1):
+        return skeleton
+    return build_skeleton(config.model, num_attention_shards=attention, num_mlp_shards=mlp)
 
 
 def _most_at_once(ranks: tuple[int, ...], domain_of: DomainOf) -> int:
@@ -406,6 +431,7 @@ def engine_options(config: EngineConfig, job: Job, device: torch.device) -> Engi
         balance=Balance(config.balance),
         balance_weight=config.balance_weight,
         bias_rate=config.bias_rate,
+        schedule=Schedule(config.schedule),
     )
 
 
