@@ -16,6 +16,7 @@ from torch import nn
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.layout import BlockKind, Layout
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.trainer.data.sampler import Sampler, places_of_ranks
@@ -36,7 +37,6 @@ from pacekeeper.trainer.engine.values import EngineOptions
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.blocks import BlockSource, Holding
 from pacekeeper.trainer.model.checkpoint_reader import INDEX, CheckpointReader
-from pacekeeper.trainer.model.cuts import finest_shards
 from pacekeeper.trainer.model.families import Packing
 from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.packing import packing_of
@@ -180,14 +180,8 @@ def prepare_job(
 
 def _divided_skeleton(config: EngineConfig) -> Skeleton:
     """The model with the virtual shards that the settings ask for."""
-    skeleton = build_skeleton(config.model)
-    attention, mlp = config.attention_shards or 1, config.mlp_shards or 1
-    if config.tensor_size > 1:
-        finest = finest_shards(skeleton.regions)
-        attention = config.attention_shards or finest[0]
-        mlp = config.mlp_shards or finest[1]
-    if (attention, mlp) == (1, 1):
-        return skeleton
+    attention, mlp = (1, 1) if config.tensor_size == 1 else library.finest_shards(config.model)
+    attention, mlp = config.attention_shards or attention, config.mlp_shards or mlp
     return build_skeleton(config.model, num_attention_shards=attention, num_mlp_shards=mlp)
 
 

@@ -244,15 +244,40 @@ class Members:
         Raises:
             PeerLost: It failed, or a member is dead or silent, or the generation was left.
         """
+        watch = self._watch_silence()
+        while not self._has_ended(work):
+            watch()
+        self._heard_s = time.monotonic()
+
+    def await_messages(self, works: Sequence[dist.Work]) -> None:
+        """Block until messages have arrived; errors as of `await_host`.
+
+        A wait for a message of gloo closes its connection when it times out: only a thread that may
+        be left waits for it.
+        """
+        why = run_leavable(
+            lambda _: next(filter(None, map(_failure, works)), ""),
+            watch=self._watch_silence(),
+            tick_s=self.limits.tick_s,
+            name="messages",
+        )
+        if why:
+            self.raise_lost(f"a message broke: {why}")
+        self._heard_s = time.monotonic()
+
+    def _watch_silence(self) -> Callable[[], None]:
+        """What to call every tick of a wait: raises PeerLost where it is in vain."""
         timeout_s, tick_s = self.limits.timeout_s, self.limits.tick_s
         # Who froze may have done so just after the collective before, while this rank computed.
         waited_s = min(time.monotonic() - self._heard_s, timeout_s / 4)
         end = Deadline(timeout_s - waited_s, tick_s)
-        while not self._has_ended(work):
+
+        def watch() -> None:
             self.check()
             if end.has_passed():
                 self.raise_lost(f"a member is silent for {timeout_s:.1f} s", is_silence=True)
-        self._heard_s = time.monotonic()
+
+        return watch
 
     def _has_ended(self, work: dist.Work) -> bool:
         """Wait for one tick. Raises PeerLost where the collective failed."""
@@ -315,29 +340,20 @@ class ElasticGroup:
 
     def point_to_point(self, sends: Messages, receives: Messages) -> Pending:
         at = {rank: position for position, rank in enumerate(self.ranks)}
+        calls = [partial(_send, tensor=tensor, to=at[rank]) for rank, tensor in sends]
+        calls += [partial(_receive, tensor=tensor, source=at[rank]) for rank, tensor in receives]
+        if self._connection.blocks_host:
+            return _Messages(self._members, [self._started(call) for call in calls], self._open)
 
-        def send(to: Backend, rank: int, tensor: Tensor) -> dist.Work:
-            work: dist.Work = to.send([tensor], at[rank], 0)
-            return work
-
-        def receive(to: Backend, rank: int, tensor: Tensor) -> dist.Work:
-            work: dist.Work = to.recv([tensor], at[rank], 0)
-            return work
-
-        calls = [partial(send, rank=r, tensor=t) for r, t in sends]
-        calls += [partial(receive, rank=r, tensor=t) for r, t in receives]
-        if self._connection.blocks_host or not calls:
-            return AllOf([self._start(call) for call in calls])
-
-        def together(to: Backend) -> dist.Work:  # else a send would wait for its receiver
+        def together(backend: Backend) -> dist.Work:  # else a send would wait for its receiver
             device = (sends or receives)[0][1].device
-            to._start_coalescing(device)
+            backend._start_coalescing(device)
             for call in calls:
-                call(to)
-            work: dist.Work = to._end_coalescing(device)
+                call(backend)
+            work: dist.Work = backend._end_coalescing(device)
             return work
 
-        return self._start(together)
+        return self._pending(self._started(together)) if calls else AllOf(())
 
     def leave(self) -> None:
         """Let what is under way fail, in a thread of its own: the generation is over."""
@@ -356,16 +372,24 @@ class ElasticGroup:
         self._connection.retire(is_idle=is_idle)
 
     def _start(self, start: Callable[[Backend], dist.Work]) -> Pending:
+        return self._pending(self._started(start, dist.DistError))
+
+    def _started(
+        self, start: Callable[[Backend], dist.Work], broken: type[Exception] = RuntimeError
+    ) -> dist.Work:
         failure = ""
         with self._starting:  # in no other generation: some backends serve the next one, too
             self._members.raise_if_lost()
             try:
                 work = start(self._connection.backend)
                 self._open.add(work)
-            except dist.DistError as error:  # what else is raised here is the caller's mistake
+            except broken as error:  # what else is raised here is the caller's mistake
                 failure = in_short(error)
         if failure:
             self._members.raise_lost(f"a collective broke: {failure}")
+        return work
+
+    def _pending(self, work: dist.Work) -> Pending:
         if self._connection.blocks_host:
             return _OnHost(self._members, work, self._open)
         self._members.started_on_device(work)
@@ -383,6 +407,20 @@ class _OnHost:
         self._open.discard(self._work)
 
 
+class _Messages:
+    __slots__ = ("_members", "_open", "_works")
+
+    def __init__(
+        self, members: Members, works: Sequence[dist.Work], open_works: set[dist.Work]
+    ) -> None:
+        self._members, self._works, self._open = members, works, open_works
+
+    def wait(self) -> None:
+        if self._works:
+            self._members.await_messages(self._works)
+            self._open.difference_update(self._works)
+
+
 class _OnDevice(_OnHost):
     __slots__ = ()
 
@@ -392,6 +430,16 @@ class _OnDevice(_OnHost):
         if why:
             self._members.raise_lost(f"a collective broke: {why}")
         self._open.discard(self._work)
+
+
+def _send(backend: Backend, *, tensor: Tensor, to: int) -> dist.Work:
+    work: dist.Work = backend.send([tensor], to, 0)
+    return work
+
+
+def _receive(backend: Backend, *, tensor: Tensor, source: int) -> dist.Work:
+    work: dist.Work = backend.recv([tensor], source, 0)
+    return work
 
 
 def _failure(work: dist.Work, *tick: timedelta) -> str:

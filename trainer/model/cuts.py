@@ -7,7 +7,7 @@ cut. No tensor is touched here: `blocks.py` holds them.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import gcd
@@ -31,7 +31,6 @@ _PER_HEAD = frozenset(("sinks", "gate_bias", "softmax_scaling.scale", "softmax_s
 _QUERY_COUNTS = ("num_heads", "num_attention_heads", "n_heads")
 _COUNTS = (*_QUERY_COUNTS, "num_key_value_heads", "num_kv_heads", "n_kv_heads")
 _NORMS = {"q_norm": "q_proj", "k_norm": "k_proj"}
-MOST_MLP_SHARDS = 64
 _EXPERTS = re.compile(r"\bexperts(\.\d|$)")
 
 
@@ -178,29 +177,6 @@ def find_regions(
     return regions, cuts
 
 
-def finest_shards(regions: Iterable[Region]) -> tuple[int, int]:
-    """The most virtual shards of attention and of dense MLPs that all regions divide into.
-
-    Args:
-        regions: of a model; those that are not cut do not count.
-
-    Returns:
-        A shard of attention is a group of heads that share keys; of MLPs there are at most 64.
-    """
-    sizes = {BlockKind.ATTENTION: 0, BlockKind.DENSE_MLP: 0}
-    for region in regions:
-        if region.is_cut and region.kind is BlockKind.ATTENTION:
-            sizes[region.kind] = gcd(sizes[region.kind], *_head_counts(region.module))
-        elif region.is_cut:
-            for name, (inputs, outputs) in region.linears.items():
-                is_row = name.rpartition(".")[2] in _ROW
-                size = inputs if is_row else outputs // (2 if name in _PACKED else 1)
-                sizes[region.kind] = gcd(sizes[region.kind], size)
-    mlp = sizes[BlockKind.DENSE_MLP]
-    most = max((n for n in range(1, MOST_MLP_SHARDS + 1) if mlp and mlp % n == 0), default=1)
-    return sizes[BlockKind.ATTENTION] or 1, most
-
-
 def _is_divisible(module: nn.Module) -> bool:
     """Whether the rule knows the module: linear layers in and out, and no recurrence."""
     linears = [name for name, one in module.named_children() if isinstance(one, nn.Linear)]
@@ -289,7 +265,9 @@ def _wide_norms(module: nn.Module) -> list[str]:
     return found
 
 
-def _head_counts(module: nn.Module) -> list[int]:
+def _check_heads(module: nn.Module, full: str, kind: BlockKind, num_shards: int) -> None:
+    if kind is not BlockKind.ATTENTION:
+        return
     counts = [getattr(module, name, None) for name in _QUERY_COUNTS]
     heads = [count for count in counts if type(count) is int]
     size = getattr(module, "head_dim", None)
@@ -297,13 +275,6 @@ def _head_counts(module: nn.Module) -> list[int]:
         linear = getattr(module, name, None)
         if isinstance(linear, nn.Linear) and type(size) is int and size > 0:
             heads.append(linear.out_features // size)
-    return heads
-
-
-def _check_heads(module: nn.Module, full: str, kind: BlockKind, num_shards: int) -> None:
-    if kind is not BlockKind.ATTENTION:
-        return
-    heads = _head_counts(module)
     for count in heads:
         _check_size(full, "heads", count, kind, num_shards, of=gcd(*heads))
 

@@ -8,6 +8,7 @@ checkpoint is run.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,23 @@ def config_values(model: PreTrainedModel) -> dict[str, Any]:
     values: dict[str, Any] = model.config.to_dict()
     values.pop("_name_or_path", None)
     return values
+
+
+def finest_shards(source: Path | str) -> tuple[int, int]:
+    """The most virtual shards that a configuration's heads and columns divide into.
+
+    Args:
+        source: a folder with config.json.
+
+    Returns:
+        Shards of attention, each with at least one head of keys, and of dense MLPs, at most 64.
+    """
+    text = load_config(source).get_text_config()
+    heads = int(getattr(text, "num_attention_heads", None) or 1)
+    groups = getattr(text, "num_key_value_heads", None) or heads
+    widths = [v for k, v in text.to_dict().items() if k.endswith("intermediate_size") and v]
+    columns = gcd(*(width for width in widths if isinstance(width, int))) or 1
+    return gcd(heads, int(groups)), max(n for n in range(1, 65) if columns % n == 0)
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:

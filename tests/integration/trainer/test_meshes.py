@@ -53,6 +53,7 @@ def test_a_job_with_stages_resumes_as_one_with_tensor_groups(tmp_path: Path) -> 
         assert fleet.codes() == [0], fleet.launchers[0].output()
         fleet.assert_exact(fleet.ranks)
     other = replace(config, steps=12, num_stages=1, tensor_size=2)
-    with Fleet(directory=tmp_path / "again", config=other) as fleet:
+    (again := tmp_path / "again").mkdir()
+    with Fleet(directory=again, config=other) as fleet:
         assert fleet.codes() == [0], fleet.launchers[0].output()
         fleet.assert_exact(fleet.ranks, first=8)
