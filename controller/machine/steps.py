@@ -305,6 +305,11 @@ def _update_progress(
             + weight * (documents - job.workload.documents_per_step),
             head_tokens_per_step=job.workload.head_tokens_per_step
             + weight * (at_head - job.workload.head_tokens_per_step),
+            expert_rows_per_step=job.workload.expert_rows_per_step
+            + weight * (float(work["expert_rows"].sum()) - job.workload.expert_rows_per_step),
+            active_experts_per_step=job.workload.active_experts_per_step
+            + weight
+            * (float(work["num_active_experts"].sum()) - job.workload.active_experts_per_step),
         ),
     )
     return job, JobStep(

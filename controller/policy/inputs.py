@@ -47,6 +47,8 @@ def snapshot_of(
             sum_len_squared=job.workload.squares_per_step,
             num_documents=job.workload.documents_per_step,
             head_tokens=job.workload.head_tokens_per_step,
+            expert_rows=job.workload.expert_rows_per_step,
+            active_experts=job.workload.active_experts_per_step,
             loads=job.workload.loads or ((),) * shape.num_layers,
             num_microbatches=shape.num_microbatches or max(map(microbatches_per_step, evidences)),
             are_rows_microbatches=Capability.MICROBATCH_COUNTS in job.capabilities,

@@ -388,6 +388,8 @@ class WorkloadState:
     squares_per_step: float = 0.0
     documents_per_step: float = 0.0
     head_tokens_per_step: float = 0.0
+    expert_rows_per_step: float = 0.0
+    active_experts_per_step: float = 0.0
 
     def without_loads(self) -> "WorkloadState":
         """Return the same without expert loads, as for a job that has ended."""
@@ -396,6 +398,8 @@ class WorkloadState:
             squares_per_step=self.squares_per_step,
             documents_per_step=self.documents_per_step,
             head_tokens_per_step=self.head_tokens_per_step,
+            expert_rows_per_step=self.expert_rows_per_step,
+            active_experts_per_step=self.active_experts_per_step,
         )
 
 

@@ -30,7 +30,8 @@ class Workload:
     """The work of a step, on any layout. All but the loads are of the global batch.
 
     Every rank runs `num_microbatches` of them: each starts its kernels and reads its experts anew.
-    `are_rows_microbatches`: a row is a whole micro-batch, and a rank runs as many as it has rows.
+    `are_rows_microbatches`: a row is a whole micro-batch, and a rank runs as many as it has rows,
+    with their rows of experts (`expert_rows`, `active_experts`: summed over micro-batches).
     """
 
     num_rows: int
@@ -40,6 +41,8 @@ class Workload:
     num_microbatches: int = 1
     num_documents: float = 0.0
     head_tokens: float = 0.0
+    expert_rows: float = 0.0
+    active_experts: float = 0.0
     are_rows_microbatches: bool = False
 
     def __post_init__(self) -> None:
@@ -69,7 +72,7 @@ def forecast(
         ValueError: the loads do not fit the layout's experts, or a speed is not above 0.
     """
     costs = unit_costs(model, workload, layout)
-    fixed, per_token, per_square, _, per_expert, per_document, per_head = costs[: -len(BENDS)]
+    fixed, per_token, per_square, per_row, per_expert, per_document, per_head = costs[: -len(BENDS)]
     often = workload.num_microbatches
     ranks = layout.working
     speed = np.array([speeds.get(rank, 1.0) for rank in ranks])
@@ -92,7 +95,9 @@ def forecast(
         + per_head * workload.head_tokens
     )
     if workload.are_rows_microbatches:  # what each costs goes where it goes
-        dense_work, fixed = dense_work + fixed * workload.num_rows, 0.0
+        dense_work += fixed * workload.num_rows
+        dense_work += per_row * workload.expert_rows + per_expert * workload.active_experts
+        fixed = 0.0
     # As the detector adds up the records: these two are paid in every micro-batch.
     standing = often * (fixed + per_expert * active)
     dense = (standing + dense_work * _dense_parts(layout, workload.num_rows)) / speed

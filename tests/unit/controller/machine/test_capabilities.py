@@ -62,6 +62,7 @@ def step(number: int, layout: Layout, slow: int | None, slowdown: float) -> Iter
             yield MicroBatchRecord(
                 rank=rank, step=number, micro_batch=place, generation=layout.generation,
                 compute_s=compute_s, tokens=512, sum_len_squared=32_768,
+                expert_rows=1024, num_active_experts=8,
             )  # fmt: skip
     for rank in layout.ranks:
         yield StepRecord(
