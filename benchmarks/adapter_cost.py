@@ -177,7 +177,7 @@ def _one_rank_of_megatron() -> None:
 
 def torchtitan(watched: bool, steps: int, batches: int, rings: Path) -> None:
     from pacekeeper.trainer.adapters import torchtitan as adapter_torchtitan
-    from support.torchtitan_rank import _trainer
+    from support.torchtitan_rank import trainer_of
 
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
@@ -185,7 +185,7 @@ def torchtitan(watched: bool, steps: int, batches: int, rings: Path) -> None:
         "world_size": 1, "steps": steps, "accumulates": batches, "evaluates_after": [],
         "batches": [[[[2, 96]] * batches]], "vocabulary": 64, "paces": [], "slow_from": 0,
     }  # fmt: skip
-    trainer = _trainer(case, 0)
+    trainer = trainer_of(case, 0)
     watch = adapter_torchtitan.watch(trainer, job="cost", ring_dir=str(rings)) if watched else None
     trainer.train()
     if watch is not None:

@@ -1,4 +1,4 @@
-"""Plain PyTorch loops with our five lines: `python -m support.torch_runs RINGS FOLDER`.
+"""Plain PyTorch loops with our one line, or blocks: `python -m support.torch_runs RINGS FOLDER`.
 
 As people train: sharded and replicated, accumulating, recomputing, compiled, in stages, with steps
 that are skipped or raise.
@@ -19,6 +19,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+import pacekeeper
 from pacekeeper.trainer.adapters import pytorch
 from support.forked_ranks import STEPS, Lengths, Pace, run_all
 
@@ -107,14 +108,12 @@ def _slow(rings: Path, rank: int) -> None:
     model = sharded(Model(Pace(rank, becomes_slow=True), recomputes=True))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     lengths = Lengths(rank, is_uneven=False)
-    pace = pytorch.attach(job="slow", ring_dir=str(rings))
-    for step in range(STEPS):
+    pace = pacekeeper.attach(model, optimizer, job="slow", ring_dir=str(rings))
+    for _ in range(STEPS):
         ids = lengths.batch()["input_ids"]
-        squares = len(ids) * ids.shape[1] ** 2
-        with pace.step(step), pace.micro_batch_timer(tokens=ids.numel(), sum_len_squared=squares):
-            loss_of(model(ids), ids).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        loss_of(model(ids), ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
     pace.detach()
 
 
@@ -124,19 +123,14 @@ def _uneven(rings: Path, rank: int) -> None:
     model = DistributedDataParallel(Model(Pace(rank, becomes_slow=False)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     lengths = Lengths(rank, is_uneven=True)
-    pace = pytorch.attach(job="uneven", ring_dir=str(rings))
-    for step in range(STEPS):
-        with pace.step(step):
-            for number in range(2):
-                ids = lengths.batch()["input_ids"]
-                squares = len(ids) * ids.shape[1] ** 2
-                with (
-                    model.no_sync() if number == 0 else contextlib.nullcontext(),
-                    pace.micro_batch_timer(tokens=ids.numel(), sum_len_squared=squares),
-                ):
-                    loss_of(model(ids), ids).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    pace = pacekeeper.attach(model, optimizer, job="uneven", ring_dir=str(rings))
+    for _ in range(STEPS):
+        for number in range(2):
+            ids = lengths.batch()["input_ids"]
+            with model.no_sync() if number == 0 else contextlib.nullcontext():
+                loss_of(model(ids), ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
     pace.detach()
 
 

@@ -27,7 +27,7 @@ def main() -> None:
 
     from pacekeeper.trainer.adapters import torchtitan
 
-    trainer = _trainer(case, rank)
+    trainer = trainer_of(case, rank)
     before = dict(vars(trainer))
     watch = torchtitan.watch(trainer, job=case["job"], ring_dir=case["rings"])
     assert not watch.untimed, watch.untimed
@@ -85,7 +85,7 @@ def _moe(size: int) -> Any:
     return layer
 
 
-def _trainer(case: Case, rank: int) -> Any:
+def trainer_of(case: Case, rank: int) -> Any:
     from torchtitan.distributed import (  # type: ignore[import-not-found,unused-ignore]
         utils as dist_utils,
     )

@@ -1,4 +1,4 @@
-"""Plain PyTorch with our five lines, the ways people train: who is slow is found, nobody else."""
+"""Plain PyTorch with our one line, or blocks: the slow rank is found, and no other."""
 
 from collections.abc import Iterator
 from statistics import median

@@ -1,5 +1,6 @@
 """`pacekeeper run`: scripts that know nothing of pacekeeper, and what their ranks report."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.commands import FRESH
-from support.foreign_ranks import Told
+from support.foreign_ranks import CASE, Told, needs
 from support.ports import free_port
 from support.rings import records_in
 from support.tree import ROOT
@@ -24,7 +25,12 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*FRESH, "run", "--ring-dir", str(folder / "rings"), "--", *command],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(folder),
+            "PYTHONPATH": os.pathsep.join((str(ROOT / "tests"), *sys.path)),
+        },
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -107,3 +113,35 @@ def test_lightnings_trainer_is_attached_as_it_is(tmp_path: Path) -> None:
     assert micro_batches(found) == [(s, b, 16) for s in (1, 2, 3) for b in (0, 1)]
     assert [r.step for r in found.steps] == [1, 2, 3]
     assert all(r.input_wait_s is not None for r in found.steps)
+
+
+@needs("deepspeed", "docs/trainer-deepspeed.md")
+def test_deepspeeds_engine_is_found_and_attached(tmp_path: Path) -> None:
+    script = str(SCRIPTS / "deepspeed_train.py")
+    done = run(tmp_path, sys.executable, script, str(free_port()))
+    assert done.returncode == 0, done.stderr
+    found = told(tmp_path, "deepspeed_train")
+    assert micro_batches(found) == [(s, b, 16) for s in (1, 2, 3) for b in (0, 1)]
+    assert [r.step for r in found.steps] == [1, 2, 3]
+
+
+@needs("torchtitan", "docs/trainer-torchtitan.md")
+def test_torchtitans_loop_is_attached_as_it_is(tmp_path: Path) -> None:
+    batches = [[[2, 96], [4, 40]], [[1, 64], [2, 96]]]  # of even and odd steps
+    case = {**CASE, "port": free_port(), "world_size": 1, "batches": [batches]}
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    script = str(SCRIPTS / "torchtitan_train.py")
+    done = run(tmp_path, sys.executable, script, str(tmp_path / "case.json"), "0")
+    assert done.returncode == 0, done.stderr
+    found = told(tmp_path, "torchtitan_train")
+    assert micro_batches(found) == [
+        (step, b, rows * length)
+        for step in (1, 2, 3, 4)
+        for b, (rows, length) in enumerate(batches[step % 2])
+    ]
+    assert [r.step for r in found.steps] == [1, 2, 3, 4]
+    assert all(r.expert_rows == 2 * r.tokens for r in found.micro_batches)
+    assert [(r.step, sum(r.counts)) for r in found.loads] == [
+        (step, 2 * sum(rows * length for rows, length in batches[step % 2]))
+        for step in (1, 2, 3, 4)
+    ]
