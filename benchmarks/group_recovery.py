@@ -43,6 +43,7 @@ from pacekeeper.trainer.groups.gloo import GlooConnector
 from pacekeeper.trainer.groups.group import Group, PeerLost, Pending, TorchGroup
 from pacekeeper.trainer.groups.reconfiguring import ReconfiguringConnector, can_reconfigure
 from pacekeeper.trainer.groups.waiting import WaitLimits
+from pacekeeper.trainer.parallel.mesh.subgroup import SubGroup
 
 SILENCE_S = 0.5
 CPU = torch.device("cpu")
@@ -61,6 +62,7 @@ class Moment(StrEnum):
 
     ALL_TO_ALL = "all_to_all"
     ALL_REDUCE = "all_reduce"
+    MESSAGES = "messages"  # from rank to rank
     ARRIVED = "arrived"  # all members have come
     CONNECTING = "connecting"  # one group stands, the next one does not
 
@@ -181,6 +183,9 @@ class Survivor:
             is_struck = turn == 1 and self._strike(number, Moment.ALL_TO_ALL)
             exchange_uneven(groups.exchange, self.job.rows, is_struck or None)
         members = groups.exchange.ranks
+        if len(members) > 1:
+            every = SubGroup(groups.exchange, members)
+            exchange_uneven(every, self.job.rows, self._strike(number, Moment.MESSAGES))
         mine = range(members.index(self.rank), _SAMPLES, len(members))
         value = float(sum(_value(ticket, sample) for sample in mine))
         part = torch.full((self.job.floats,), value, dtype=torch.float64)
@@ -448,7 +453,7 @@ def main() -> None:
     for way in connectors():
         found[way] = {}
         for number in ("SIGKILL", "SIGSTOP"):
-            for moment in (Moment.ALL_TO_ALL, Moment.ALL_REDUCE):
+            for moment in (Moment.ALL_TO_ALL, Moment.ALL_REDUCE, Moment.MESSAGES):
                 runs = [recovery_ms(way, number, moment) for _ in range(options.repeats)]
                 medians = {k: round(statistics.median(run[k] for run in runs)) for k in runs[0]}
                 table.add_row(way, number, moment, *map(str, medians.values()))

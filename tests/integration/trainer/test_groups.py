@@ -32,6 +32,7 @@ def survive(job: Job, survivors: list[int]) -> list[list[bool]]:
     (Moment.ALL_TO_ALL, Moment.ALL_REDUCE),
     (Moment.ALL_REDUCE, Moment.CONNECTING),
     (Moment.ARRIVED, Moment.ALL_TO_ALL),
+    (Moment.MESSAGES, Moment.MESSAGES),
 ])  # fmt: skip
 def test_successive_generations_lose_a_rank_each(
     way: str, signal: str, moments: tuple[Moment, Moment]
@@ -62,6 +63,13 @@ def test_collectives_notice_a_dead_rank_that_nobody_reports(way: str) -> None:
 def test_a_stopped_rank_that_nobody_reports_is_silent(way: str) -> None:
     """Whoever is first to find that leaves, and the others see its connections break."""
     strike = Strike(generation=0, victims=(2,), moment=Moment.ALL_REDUCE)
+    job = Job(way=way, signal="SIGSTOP", strikes=(strike,), is_told=False, timeout_s=1.0)
+    assert [True] in survive(job, [0, 1, 3])
+
+
+@both_ways
+def test_a_message_of_a_stopped_rank_is_not_waited_for_forever(way: str) -> None:
+    strike = Strike(generation=0, victims=(2,), moment=Moment.MESSAGES)
     job = Job(way=way, signal="SIGSTOP", strikes=(strike,), is_told=False, timeout_s=1.0)
     assert [True] in survive(job, [0, 1, 3])
 

@@ -1,0 +1,44 @@
+"""Gradients of weights that wait: the same values, later, by micro-batch."""
+
+import torch
+from torch import nn
+
+from pacekeeper.trainer.parallel.mesh.deferred_weights import DeferredWeights
+
+
+def test_weights_get_their_gradients_when_they_are_told_to() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2, bias=False))
+    rows = [torch.randn(5, 4, requires_grad=True) for _ in range(2)]
+    expected = []
+    for one in rows:
+        model.zero_grad()
+        model(one).square().sum().backward()
+        expected.append([p.grad for p in model.parameters()])
+    wanted = [one.grad for one in rows]
+    model.zero_grad()
+    deferred = DeferredWeights()
+    deferred.watch(model)
+    deferred.is_on = True
+    for number, one in enumerate(rows):
+        one.grad = None
+        output = model(one)
+        deferred.number = number
+        output.square().sum().backward()
+        assert torch.equal(one.grad, wanted[number])  # type: ignore[arg-type]
+        assert all(p.grad is None for p in model.parameters())
+    for number in (1, 0):
+        model.zero_grad()
+        deferred.compute_waiting(number)
+        for parameter, gradient in zip(model.parameters(), expected[number], strict=True):
+            assert torch.allclose(parameter.grad, gradient)  # type: ignore[arg-type]
+
+
+def test_what_an_interrupted_step_left_is_dropped() -> None:
+    layer, deferred = nn.Linear(2, 2), DeferredWeights()
+    deferred.watch(layer)
+    deferred.is_on = True
+    layer(torch.ones(1, 2)).sum().backward()
+    deferred.forget()
+    deferred.compute_waiting(0)
+    assert layer.weight.grad is None
