@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.gpu.common import upper_place
 from benchmarks.rank_processes import run_processes
 from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from pacekeeper.trainer.engine.engine import Engine
@@ -200,16 +200,6 @@ def ratio(spent: dict[str, list[float]], name: str, against: str) -> dict[str, A
         "seconds": round(statistics.median(spent[name]), 4),
         "against_seconds": round(statistics.median(spent[against]), 4),
     }
-
-
-def upper_place(count: int) -> int:
-    """Place of the order statistic that the median exceeds with a probability below 2.5 %."""
-    below = 0.0
-    for place in range(count):
-        below += comb(count, place) / 2.0**count
-        if below >= 0.975:
-            return place
-    return count - 1
 
 
 def one_process(shape: str, pairs: int) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def interleaved(
             other_s = wall_s(device, against)
             spent.append((wall_s(device, action), other_s))
     ratios = sorted(own / other for own, other in spent)
-    upper = _upper_place(len(ratios))
+    upper = upper_place(len(ratios))
     return Ratio(
         name=name,
         median=statistics.median(ratios),
@@ -245,7 +245,7 @@ def require(is_so: bool, sentence: str) -> None:
         raise AssertionError(sentence)
 
 
-def _upper_place(count: int) -> int:
+def upper_place(count: int) -> int:
     """Place of the order statistic that the median exceeds with a probability below 2.5 %."""
     below = 0.0
     for place in range(count):

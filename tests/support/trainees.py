@@ -4,10 +4,12 @@ The arithmetic is of whole numbers, exact in any order, and every weight takes p
 one wrong step, weight or moment changes all blocks, on any layout.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
+from pacekeeper.trainer.checkpoint import in_memory
 from pacekeeper.trainer.checkpoint.async_writer import SaveResult
 from pacekeeper.trainer.checkpoint.block_states import (
     WEIGHTS,
@@ -28,8 +31,9 @@ from pacekeeper.trainer.checkpoint.block_states import (
 )
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.elastic.agreement.recovery_decision import RecoverySources, plan_recovery
+from pacekeeper.trainer.groups import checked_payload
 from pacekeeper.trainer.groups.checked_payload import exchange_values
-from pacekeeper.trainer.groups.group import Group, SingleProcess
+from pacekeeper.trainer.groups.group import Group, PeerLost, SingleProcess
 from pacekeeper.trainer.groups.typed_values import gather_values
 from pacekeeper.trainer.parallel.moves import commit_move, stage_move
 from support.rank_threads import ThreadGroup, run_ranks
@@ -47,6 +51,21 @@ _ROWS = {
     BlockKind.EXPERT: 16,
     BlockKind.HEAD: 48,
 }
+
+
+@contextmanager
+def snapshots_cut(ranks: Collection[int]) -> Iterator[None]:
+    """What is sent for a snapshot arrives, but at these ranks the connection breaks just then."""
+    travel = checked_payload.all_to_all_bytes
+
+    def cut(outgoing: object, lengths: object, group: ThreadGroup) -> object:
+        came = travel(outgoing, lengths, group)  # type: ignore[arg-type]
+        if group.rank in ranks:
+            raise PeerLost("cut")
+        return came
+
+    with patch.object(in_memory, "all_to_all_bytes", cut):
+        yield
 
 
 class ExactStates:

@@ -18,9 +18,8 @@ from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.restore import MEMORY
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from pacekeeper.trainer.groups import checked_payload
-from pacekeeper.trainer.groups.group import PeerLost
 from support.rank_threads import ThreadGroup
-from support.trainees import Job, Trainee, assert_all_same, assert_steps, same
+from support.trainees import Job, Trainee, assert_all_same, assert_steps, same, snapshots_cut
 
 CONFIG = JobConfig(
     job="memory",
@@ -114,21 +113,12 @@ def test_where_owner_and_keeper_died_nothing_is_left_of_it() -> None:
 
 
 def test_a_snapshot_that_broke_on_its_way_leaves_the_one_before(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """On two ranks the newest is complete, on two it is not: the one before is, everywhere."""
     job = job_of()
     states = job.trained(2)
-    travel = checked_payload.all_to_all_bytes
-
-    def cut(outgoing: object, lengths: object, group: ThreadGroup) -> object:
-        came = travel(outgoing, lengths, group)  # type: ignore[arg-type]
-        if group.rank in (0, 2):
-            raise PeerLost("cut")
-        return came
-
-    with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "all_to_all_bytes", cut)
+    with snapshots_cut({0, 2}):
         job.train(1)
     assert "snapshot of step=3 is given up: cut" in caplog.text
     assert newest(job) == [2, 3, 2, 3]

@@ -12,14 +12,10 @@ from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.core.layout.shrink import RecoveryPlan
-from pacekeeper.trainer.checkpoint import in_memory
 from pacekeeper.trainer.checkpoint.policies.interval import CheckpointCostMeter
 from pacekeeper.trainer.checkpoint.restore import MEMORY
 from pacekeeper.trainer.checkpoint.tensors import piece_bytes, piece_rows
-from pacekeeper.trainer.groups import checked_payload
-from pacekeeper.trainer.groups.group import PeerLost
-from support.rank_threads import ThreadGroup
-from support.trainees import Job, assert_steps
+from support.trainees import Job, assert_steps, snapshots_cut
 
 CONFIG = JobConfig(
     job="some",
@@ -94,21 +90,10 @@ def test_all_go_back_to_dense_state_of_one_step_and_experts_of_several() -> None
     assert first.id.step == 4 and own >= {b for b in experts if job.layout.holders(b) == (0,)}
 
 
-def test_dense_state_is_of_one_step_where_the_newest_snapshot_broke_on_its_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dense_state_is_of_one_step_where_the_newest_snapshot_broke_on_its_way() -> None:
     job = job_of()
     states = job.trained(2)
-    travel = checked_payload.all_to_all_bytes
-
-    def cut(outgoing: object, lengths: object, group: ThreadGroup) -> object:
-        came = travel(outgoing, lengths, group)  # type: ignore[arg-type]
-        if group.rank in (0, 2):
-            raise PeerLost("cut")
-        return came
-
-    with monkeypatch.context() as patch:
-        patch.setattr(in_memory, "all_to_all_bytes", cut)
+    with snapshots_cut({0, 2}):
         job.train(1)
     job.settle(RecoveryPlan(layout=later(job.layout), restore=(MEMORY,)))
     assert job.step == 2
