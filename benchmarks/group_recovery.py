@@ -168,12 +168,14 @@ class Survivor:
             self._strike(number, Moment.ARRIVED), self._strike(number, Moment.CONNECTING)
         ):
             return former.form(
-                self._store(),
-                f"generation-{number}",
-                self.rank,
-                members,
-                is_aborted=lambda: bool(self.dead & set(members)),
-                limits=WaitLimits(tick_s=0.02, timeout_s=self.job.timeout_s, arrive_s=60.0),
+                Members(
+                    self._store(),
+                    f"generation-{number}",
+                    self.rank,
+                    members,
+                    is_aborted=lambda: bool(self.dead & set(members)),
+                    limits=WaitLimits(tick_s=0.02, timeout_s=self.job.timeout_s, arrive_s=60.0),
+                )
             )
 
     def _part(self, generation: Generation, number: int, ticket: int) -> torch.Tensor:
@@ -351,7 +353,7 @@ def _abandon(rank: int, way: str, port: int, count: int, result: Pipe) -> None:
     for number in range(count):
         store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         generation = former.form(
-            store, f"{number}", rank, (0, 1, 2), is_aborted=lambda: False, limits=limits
+            Members(store, f"{number}", rank, (0, 1, 2), is_aborted=lambda: False, limits=limits)
         )
         output = torch.empty_like(rows)
         pending = generation.groups.exchange.all_to_all_rows(output, rows, [2048] * 3, [2048] * 3)
@@ -404,7 +406,9 @@ def _overhead(rank: int, way: str, folder: str, port: int, rounds: int, result: 
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     limits = WaitLimits(tick_s=0.1, timeout_s=60.0)
     former = Former(connectors()[way](), connectors()[way]())
-    generation = former.form(store, "g", rank, (0, 1), is_aborted=lambda: False, limits=limits)
+    generation = former.form(
+        Members(store, "g", rank, (0, 1), is_aborted=lambda: False, limits=limits)
+    )
     groups: dict[str, Group] = {"torch": TorchGroup(), "elastic": generation.groups.exchange}
     rows, output = torch.ones(8, 64), torch.empty(8, 64)
     spent: dict[str, list[float]] = {name: [] for name in groups}

@@ -150,14 +150,7 @@ def reconfigure(device: torch.device, scale: Scale) -> Generations:
     connected, left, are_right = [], [], True
     for number in range(scale.steps):
         store = PrefixStore(str(number), HashStore())
-        members = Members(
-            name=str(number),
-            rank=0,
-            ranks=(0,),
-            store=store,
-            is_aborted=lambda: False,
-            limits=limits,
-        )
+        members = Members(store, str(number), 0, (0,), is_aborted=lambda: False, limits=limits)
         began_s = time.perf_counter()
         connection = connector.connect(store, 0, 1, limits)
         connected.append(time.perf_counter() - began_s)

@@ -12,7 +12,6 @@ from pacekeeper.trainer.checkpoint.block_states import blocks_on, read_block
 from pacekeeper.trainer.elastic import loop
 from pacekeeper.trainer.elastic.engine_worker import EngineWorker
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
-from pacekeeper.trainer.elastic.worker import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +24,10 @@ class KeepsEnding:
     def __call__(self, spec: RankSpec) -> None:
         original = loop.train
 
-        def train(spec: RankSpec, make: Callable[..., Worker], **options: Any) -> Worker:
+        def train(
+            spec: RankSpec, make: Callable[..., EngineWorker], **options: Any
+        ) -> EngineWorker:
             rank = original(spec, make, **options)
-            assert isinstance(rank, EngineWorker)
             save_file(held_state(rank), ending_path(Path(self.directory), spec.rank))
             return rank
 

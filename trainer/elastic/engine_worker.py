@@ -54,6 +54,7 @@ from pacekeeper.trainer.engine.run_log import StepRecord
 from pacekeeper.trainer.engine.values import PreparedMove, PreparedStep
 from pacekeeper.trainer.groups.agreement import on_all_ranks, require_agreement
 from pacekeeper.trainer.groups.devices import device_number, device_uuid
+from pacekeeper.trainer.groups.elastic import Members
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.groups.former import Generation, TorchFormer, make_former
 from pacekeeper.trainer.groups.probe import run_probe
@@ -169,6 +170,7 @@ class EngineWorker(Worker):
 
     @property
     def data_crc(self) -> int:
+        """What identifies the training data."""
         return 0 if self._failure else zlib.crc32(repr(self.engine.facts).encode())
 
     def _steering(self) -> dict[str, object]:
@@ -180,6 +182,7 @@ class EngineWorker(Worker):
         return {name: getattr(config, name) for name in (*names, *more, *last)}
 
     def floor(self, num_living: int, domain_of: DomainOf) -> ReplicationFloor:
+        """Return the replicas that survivors restore of every expert."""
         self._raise_failure()
         return ReplicationFloor(
             replicas=min(self.config.replicas, num_living),
@@ -189,6 +192,7 @@ class EngineWorker(Worker):
         )
 
     def attach(self) -> None:
+        """Attach to the agent of the node, as a member or nearly one."""
         spec = self.spec
         clock, timer = default_clock(self.device)
         if self.emulated is not None:
@@ -213,13 +217,10 @@ class EngineWorker(Worker):
             self.engine.watch(self.hooks)
 
     def form(self, store: Store, limits: WaitLimits, is_aborted: Callable[[], bool]) -> None:
+        """Form the process groups of `group`, which meet in `store`. Raises PeerLost."""
+        own, group = self.spec.rank, self.group
         self._generation = self._former.form(
-            store,
-            self.group.name,
-            self.spec.rank,
-            self.group.members,
-            is_aborted=is_aborted,
-            limits=limits,
+            Members(store, group.name, own, group.members, is_aborted=is_aborted, limits=limits)
         )
 
     @property
@@ -229,6 +230,7 @@ class EngineWorker(Worker):
         return self._generation
 
     def resume(self) -> None:
+        """In the first group: compare the data, restore what is to be resumed. Raises PeerLost."""
         control = self.generation.groups.control
         require_agreement(self._settings(), control)
         on_all_ranks(self._raise_failure, control)
@@ -255,6 +257,7 @@ class EngineWorker(Worker):
             raise self._failure
 
     def leave(self) -> None:
+        """Leave the process groups, if there are any."""
         if self._generation is not None:
             self._generation.abort()
             self._generation = None
@@ -262,10 +265,12 @@ class EngineWorker(Worker):
                 self.checkpoints.snapshots.leave()
 
     def check_groups(self) -> None:
+        """Raise PeerLost if a loss in the process groups may have left garbage."""
         if self.device.type == "cuda" and self._generation is not None:
             self._generation.check()
 
     def close(self) -> None:
+        """End in peace: nobody needs the process groups any more."""
         self.job_log.close()
         if self.emulated is not None:
             warn_of_overruns(self.emulated, self.spec.rank)
@@ -273,6 +278,10 @@ class EngineWorker(Worker):
             raise self._export_error
 
     def finish(self) -> None:
+        """After the last step: do what is left to do together; all end together.
+
+        It may be called again after PeerLost, with fewer members.
+        """
         folder, control = self.config.export_dir, self.generation.groups.control
         self._evaluate_last_step()
         # At the start there was none: it is of this run, written before some rank was lost.
@@ -287,10 +296,8 @@ class EngineWorker(Worker):
                 self._export_error = error
         control.all_gather(torch.zeros(1))
 
-    def take_place(self) -> None:
-        """The engine takes its place when a move is committed."""
-
     def enter(self, *, is_regroup: bool, moved_bytes: int, took_s: float) -> None:
+        """Train on `layout` from the current step on; report it."""
         self.plan, self.has_entered = None, True
         self.group = self.group.standing()
         generation, node_of, own = self.layout.generation, self.spec.node_of, self.spec.rank
@@ -315,6 +322,7 @@ class EngineWorker(Worker):
         self.job_log.write()
 
     def do_step(self) -> Ballot:
+        """Make one optimizer step of the whole job. Raises PeerLost."""
         config, engine = self.config, self.engine
         self.phase = Phase.PRE
         self._is_redone, self._begun = self.step == self._begun, self.step
@@ -381,6 +389,11 @@ class EngineWorker(Worker):
         return Ballot(votes=tuple(vote.commit for vote in votes))
 
     def do_move(self, new: Layout, restore: Sequence[str] = ()) -> int:
+        """Go over to `new` with the present members; return bytes sent and read.
+
+        What no member holds comes from the first checkpoint of `restore` that all can read. Raises
+        PeerLost, and DataError where there is none.
+        """
         self.phase = Phase.PRE
         self._raise_failure()
         groups = self.generation.groups
@@ -393,6 +406,10 @@ class EngineWorker(Worker):
         return prepared.staged.moved_bytes + (0 if found is None else found.size_bytes)
 
     def do_restore(self, paths: Sequence[str], layout: Layout) -> int:
+        """Go back to the first of these checkpoints that all can read; return bytes read.
+
+        Raises PeerLost, and DataError where there is none.
+        """
         self.phase = Phase.PRE
         groups = self.generation.groups
         found = self.checkpoints.stage(paths, layout, groups.control)
@@ -418,9 +435,11 @@ class EngineWorker(Worker):
         self.last_loss = NO_LOSS if found.last_loss is None else found.last_loss
 
     def offered_layout(self) -> Layout | None:
+        """Return the layout of the plan that this rank has read and accepted, if any."""
         return None if self.plan is None else self.plan.layout
 
     def do_probe(self, number: int) -> None:
+        """Measure the devices of the present members, once; it changes nothing. Raises PeerLost."""
         self.hooks.start_probe(number)
         result = run_probe(self.generation.groups, self.hooks.timer, self.device)
         self.check_groups()
@@ -428,6 +447,11 @@ class EngineWorker(Worker):
             self.hooks.report_probe(step=self.step, number=number, **asdict(result))
 
     def check_replicas(self) -> RecoveryPlan | None:
+        """Compare all replicas, and heal those that a majority contradicts.
+
+        Returns how all go back to an earlier state, where none of those that differ is known to be
+        right. Raises PeerLost, and CorruptStateError where there is no such state.
+        """
         groups = self.generation.groups
         outcome = self.replica_guard.check(self.engine.states, self.step, self.layout, groups)
         for event in outcome.events:
@@ -457,6 +481,7 @@ class EngineWorker(Worker):
         return RecoveryPlan(layout=replace(self.layout, generation=generation), restore=paths)
 
     def save(self, *, is_storing: bool, is_copying: bool = False, is_last: bool = False) -> None:
+        """Begin a checkpoint and a snapshot where they are due. Raises PeerLost."""
         at = Position(
             layout=self.layout, step=self.step, ticket=self.ticket, last_loss=self.last_loss
         )
@@ -471,6 +496,7 @@ class EngineWorker(Worker):
             self._report_saves(copied)
 
     def end_saves(self) -> None:
+        """Wait for the last checkpoint."""
         self._report_saves(self.checkpoints.close())
 
     def _report_saves(self, saves: Sequence[SaveResult]) -> None:
@@ -513,6 +539,7 @@ class EngineWorker(Worker):
         self.checkpoints.step_is_over(self.step)
 
     def after_step(self) -> None:
+        """Do what is due between two steps and changes no state. Raises PeerLost."""
         period = self.config.evaluation_period_steps
         if period and self.step % period == 0 and self.step < self.config.steps:
             self._evaluate()

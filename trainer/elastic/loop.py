@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pacekeeper.core.errors import ExitCode, PacekeeperError, UnreachableError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
@@ -29,9 +29,12 @@ from pacekeeper.trainer.elastic.agreement.messages import ConsensusDecision, Rep
 from pacekeeper.trainer.elastic.agreement.recovery_decision import RecoverySources, plan_recovery
 from pacekeeper.trainer.elastic.joining import admission
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
-from pacekeeper.trainer.elastic.worker import Worker
 from pacekeeper.trainer.groups.group import PeerLost
 from pacekeeper.trainer.groups.waiting import WaitLimits
+
+if TYPE_CHECKING:
+    from pacekeeper.trainer.elastic.engine_worker import EngineWorker  # imports transformers
+
 
 MAX_ATTEMPTS = 8  # to form a group of the same ranks, before it is called impossible
 _PR_SET_PDEATHSIG = 1
@@ -77,11 +80,11 @@ def rank_main(spec: RankSpec) -> None:
 
 def train(
     spec: RankSpec,
-    make: Callable[..., Worker],
+    make: Callable[..., "EngineWorker"],
     *,
     stop_signals: Collection[signal.Signals] = (signal.SIGTERM,),
-    on_step: Callable[[Worker], None] | None = None,
-) -> Worker:
+    on_step: Callable[["EngineWorker"], None] | None = None,
+) -> "EngineWorker":
     """Train until `config.steps` are committed, whatever happens to the others.
 
     Args:
@@ -158,7 +161,7 @@ def train(
     return rank
 
 
-def _advance(rank: Worker) -> bool:
+def _advance(rank: "EngineWorker") -> bool:
     """One step, its check, and what its votes agreed on (probe, move). True: it was the last."""
     ballot = rank.do_step()
     period = rank.spec.config.replica_check_period_steps
@@ -182,24 +185,22 @@ def _advance(rank: Worker) -> bool:
         assert wanted.generation == generation, "the crc was part of the vote"
         began_s = time.monotonic()
         moved_bytes = rank.do_move(wanted)
-        rank.take_place()
         took_s = time.monotonic() - began_s
         rank.enter(is_regroup=False, moved_bytes=moved_bytes, took_s=took_s)
         _log.info("step=%d generation=%d took %.3f s", rank.step, generation, took_s)
     return False
 
 
-def _go_back(rank: Worker, plan: RecoveryPlan) -> None:
+def _go_back(rank: "EngineWorker", plan: RecoveryPlan) -> None:
     """Go over to an earlier state with the present members. Raises PeerLost."""
     began_s = time.monotonic()
     moved_bytes = rank.do_restore(plan.restore, plan.layout)
-    rank.take_place()
     took_s = time.monotonic() - began_s
     rank.enter(is_regroup=True, moved_bytes=moved_bytes, took_s=took_s)
     _log.info("step=%d generation=%d restored", rank.step, plan.layout.generation)
 
 
-def _attempt(rank: Worker, action: Callable[[], T]) -> tuple[T | None, GroupFailure | None]:
+def _attempt(rank: "EngineWorker", action: Callable[[], T]) -> tuple[T | None, GroupFailure | None]:
     """The action's result, or why the group was lost in it."""
     try:
         try:
@@ -214,7 +215,7 @@ def _attempt(rank: Worker, action: Callable[[], T]) -> tuple[T | None, GroupFail
 
 
 def _begin(
-    rank: Worker, stores: Stores, agreement: Agreement, verdict: ConsensusDecision | None
+    rank: "EngineWorker", stores: Stores, agreement: Agreement, verdict: ConsensusDecision | None
 ) -> GroupFailure | None:
     """Form generation 1 and resume, or come in by the `verdict`; the loss where that failed."""
     if verdict is not None:
@@ -224,7 +225,6 @@ def _begin(
     def resume() -> None:
         _form(rank, stores, agreement)
         rank.resume()
-        rank.take_place()
 
     _, lost = _attempt(rank, resume)
     if lost is None:
@@ -233,7 +233,7 @@ def _begin(
     return lost
 
 
-def _form(rank: Worker, stores: Stores, agreement: Agreement) -> None:
+def _form(rank: "EngineWorker", stores: Stores, agreement: Agreement) -> None:
     """Form the groups of the members, their addresses in the store of the lowest member's node."""
     group = rank.group
     node = rank.spec.node_of[group.members[0]]
@@ -258,7 +258,9 @@ def _form(rank: Worker, stores: Stores, agreement: Agreement) -> None:
         raise
 
 
-def _regroup(rank: Worker, stores: Stores, agreement: Agreement, lost: GroupFailure) -> None:
+def _regroup(
+    rank: "EngineWorker", stores: Stores, agreement: Agreement, lost: GroupFailure
+) -> None:
     """Leave the broken generation; agree, form the next one, move, and stand ready to go on.
 
     A death in the middle of this is one more broken generation: it starts over with the next one.
@@ -292,7 +294,11 @@ def _regroup(rank: Worker, stores: Stores, agreement: Agreement, lost: GroupFail
 
 
 def _settle(
-    rank: Worker, stores: Stores, agreement: Agreement, verdict: ConsensusDecision, began_s: float
+    rank: "EngineWorker",
+    stores: Stores,
+    agreement: Agreement,
+    verdict: ConsensusDecision,
+    began_s: float,
 ) -> GroupFailure | None:
     """Form the agreed group, move in, stand ready to go on; the loss where that failed."""
     moved_bytes, lost = _attempt(rank, partial(_move_in, rank, stores, agreement, verdict))
@@ -311,18 +317,19 @@ def _settle(
     return None
 
 
-def _move_in(rank: Worker, stores: Stores, agreement: Agreement, verdict: ConsensusDecision) -> int:
+def _move_in(
+    rank: "EngineWorker", stores: Stores, agreement: Agreement, verdict: ConsensusDecision
+) -> int:
     """Form the group and go over to its layout, or back to a checkpoint; bytes sent and read."""
     _form(rank, stores, agreement)
     if verdict.restore and not verdict.only_lost:
         moved_bytes = rank.do_restore(verdict.restore, verdict.layout)
     else:
         moved_bytes = rank.do_move(verdict.layout, verdict.restore)
-    rank.take_place()
     return moved_bytes
 
 
-def _agree(rank: Worker, agreement: Agreement, lost: GroupFailure) -> ConsensusDecision:
+def _agree(rank: "EngineWorker", agreement: Agreement, lost: GroupFailure) -> ConsensusDecision:
     group, candidates = rank.group, admission.candidates(rank)
 
     def base(commits: bool) -> Layout:

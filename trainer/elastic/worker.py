@@ -6,20 +6,15 @@ and saves is up to the subclass.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torch._C._distributed_c10d import Store
-
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.replica_spread import DomainOf
-from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
 from pacekeeper.trainer.checkpoint.manager import Checkpoints
 from pacekeeper.trainer.elastic.agreement.quorum import Group
-from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase, Progress
+from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progress
 from pacekeeper.trainer.elastic.joining.join_queue import JoinQueue
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
-from pacekeeper.trainer.groups.waiting import WaitLimits
 from pacekeeper.trainer.hooks.hooks import Hooks
 
 NO_LOSS = float("nan")
@@ -67,120 +62,6 @@ class Worker(ABC):
     def progress(self) -> Progress:
         """How far this rank is."""
         return Progress(ticket=self.ticket, phase=self.phase)
-
-    @property
-    @abstractmethod
-    def data_crc(self) -> int:
-        """What identifies the training data."""
-
-    @abstractmethod
-    def floor(self, num_living: int, domain_of: DomainOf) -> ReplicationFloor:
-        """Return the replicas that survivors restore of every expert."""
-
-    @abstractmethod
-    def attach(self) -> None:
-        """Attach to the agent of the node, as a member or nearly one."""
-
-    @abstractmethod
-    def form(self, store: Store, limits: WaitLimits, is_aborted: Callable[[], bool]) -> None:
-        """Form the process groups of `group`, which meet in `store`. Raises PeerLost."""
-
-    @abstractmethod
-    def resume(self) -> None:
-        """In the first group: compare the data, restore what is to be resumed. Raises PeerLost."""
-
-    @abstractmethod
-    def leave(self) -> None:
-        """Leave the process groups, if there are any."""
-
-    @abstractmethod
-    def check_groups(self) -> None:
-        """Raise PeerLost if a loss in the process groups may have left garbage."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End in peace: nobody needs the process groups any more."""
-
-    @abstractmethod
-    def finish(self) -> None:
-        """After the last step: do what is left to do together; all end together.
-
-        It may be called again after PeerLost, with fewer members.
-        """
-
-    @abstractmethod
-    def after_step(self) -> None:
-        """Do what is due between two steps and changes no state, as an evaluation.
-
-        Raises:
-            PeerLost: A member is lost; what was due is left out.
-        """
-
-    @abstractmethod
-    def take_place(self) -> None:
-        """Be ready to train on `layout` in the groups that were formed. Raises PeerLost."""
-
-    @abstractmethod
-    def enter(self, *, is_regroup: bool, moved_bytes: int, took_s: float) -> None:
-        """Train on `layout` from the current step on; report it."""
-
-    @abstractmethod
-    def do_step(self) -> Ballot:
-        """Make one optimizer step of the whole job. Raises PeerLost."""
-
-    @abstractmethod
-    def do_move(self, new: Layout, restore: Sequence[str] = ()) -> int:
-        """Go over to another layout with the present members.
-
-        Args:
-            new: The layout.
-            restore: Checkpoints; what no member holds comes from the first that all can read.
-
-        Returns:
-            Bytes sent and read.
-
-        Raises:
-            PeerLost: A member is lost.
-            DataError: There is no such checkpoint.
-        """
-
-    @abstractmethod
-    def do_restore(self, paths: Sequence[str], layout: Layout) -> int:
-        """Go back to the first of these checkpoints that all can read; return bytes read.
-
-        Raises:
-            PeerLost: A member is lost.
-            DataError: There is none.
-        """
-
-    @abstractmethod
-    def do_probe(self, number: int) -> None:
-        """Measure the devices of the present members, once; it changes nothing. Raises PeerLost."""
-
-    @abstractmethod
-    def check_replicas(self) -> RecoveryPlan | None:
-        """Compare all replicas, and heal those that a majority contradicts.
-
-        Returns:
-            How all go back to an earlier state, where replicas differ and none is known to be
-            right.
-
-        Raises:
-            CorruptStateError: There is no such state.
-            PeerLost: A member is lost.
-        """
-
-    @abstractmethod
-    def save(self, *, is_storing: bool, is_copying: bool = False, is_last: bool = False) -> None:
-        """Begin a checkpoint and a snapshot where they are due. Raises PeerLost."""
-
-    @abstractmethod
-    def end_saves(self) -> None:
-        """Wait for the last checkpoint."""
-
-    @abstractmethod
-    def offered_layout(self) -> Layout | None:
-        """Return the layout of the plan that this rank has read and accepted, if any."""
 
     @abstractmethod
     def on_skipped(self) -> None:

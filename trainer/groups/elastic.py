@@ -86,10 +86,10 @@ class Members:
     """The members of one generation.
 
     Args:
-        name: Of the generation, among all that use the store.
+        store: Where they meet. After PeerLost a thread that was left may use it: make another one.
+        name: Of the generation, among all that use the store: a late rank enters no other one.
         rank: This process's rank in the job.
         ranks: Of the members, ascending.
-        store: Where they meet. After PeerLost a thread that was left may use it: make another one.
         is_aborted: Asked every tick, by any thread, one at a time: whether a member is known to be
             dead, so that nobody need wait for it.
         limits: How long to wait.
@@ -97,16 +97,16 @@ class Members:
 
     def __init__(
         self,
-        *,
+        store: Store,
         name: str,
         rank: int,
         ranks: tuple[int, ...],
-        store: Store,
+        *,
         is_aborted: Callable[[], bool],
         limits: WaitLimits,
     ) -> None:
         self.name, self.rank, self.ranks, self.limits = name, rank, ranks, limits
-        self._store = PrefixStore(f"group-{name}", store)
+        self.store = PrefixStore(f"group-{name}", store)
         self._is_aborted = is_aborted
         self._asking = threading.Lock()
         self._lock = threading.Lock()  # of the two below
@@ -131,10 +131,10 @@ class Members:
         answer = Deadline(limits.answer_s, limits.tick_s)
 
         def arrive(is_left: Callable[[], bool]) -> None:
-            if self._store.add("arrived", 1) == len(self.ranks):
-                self._store.set("complete", "1")
+            if self.store.add("arrived", 1) == len(self.ranks):
+                self.store.set("complete", "1")
             answer.restart()
-            while not is_left() and not self._store.check(["complete"]):
+            while not is_left() and not self.store.check(["complete"]):
                 answer.restart()
                 time.sleep(_ARRIVAL_POLL_S)
 
@@ -167,7 +167,7 @@ class Members:
         ranks, limits = ranks or self.ranks, self.limits
         if len(ranks) == 1:
             return SingleProcess(self.rank)
-        store = PrefixStore(f"{name}-{'-'.join(map(str, ranks))}", self._store)
+        store = PrefixStore(f"{name}-{'-'.join(map(str, ranks))}", self.store)
         end = Deadline(limits.connect_s, limits.tick_s)
 
         def watch() -> None:

@@ -4,19 +4,16 @@
 formed anew under another name; who its members are is agreed elsewhere.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.trainer.groups.elastic import Connector, Members
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.groups.gloo import GlooConnector
 from pacekeeper.trainer.groups.reconfiguring import ReconfiguringConnector, can_reconfigure
-from pacekeeper.trainer.groups.waiting import WaitLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,34 +60,12 @@ class Former:
     def __init__(self, device: Connector, host: Connector) -> None:
         self._device, self._host = device, host
 
-    def form(
-        self,
-        store: Store,
-        name: str,
-        rank: int,
-        ranks: tuple[int, ...],
-        *,
-        is_aborted: Callable[[], bool],
-        limits: WaitLimits,
-    ) -> Generation:
+    def form(self, members: Members) -> Generation:
         """Wait until all members have come, and connect them.
-
-        Args:
-            store: Where they meet. After PeerLost a thread that was left may still use this
-                client: make another one.
-            name: Of the generation, among all that use the store: a late rank enters no other one.
-            rank: This process's rank in the job.
-            ranks: Of the members, ascending.
-            is_aborted: Asked every tick, by any thread but one at a time: whether a member is
-                known to be dead, so that nobody need wait for it.
-            limits: How long to wait.
 
         Raises:
             PeerLost: A member is dead, did not come or does not connect, or the store is silent.
         """
-        members = Members(
-            name=name, rank=rank, ranks=ranks, store=store, is_aborted=is_aborted, limits=limits
-        )
         try:
             members.meet()
             groups = EngineGroups(
@@ -115,21 +90,12 @@ class TorchFormer(Former):
     def __init__(self, device: torch.device) -> None:
         self._of = device
 
-    def form(
-        self,
-        store: Store,
-        name: str,
-        rank: int,
-        ranks: tuple[int, ...],
-        *,
-        is_aborted: Callable[[], bool],
-        limits: WaitLimits,
-    ) -> Generation:
-        if len(ranks) == 1:
+    def form(self, members: Members) -> Generation:
+        rank, size = members.rank, len(members.ranks)
+        if size == 1:
             return Generation(groups=EngineGroups.single_process(rank))
         backend = "cpu:gloo,cuda:nccl" if self._of.type == "cuda" else "gloo"
-        own = PrefixStore(f"group-{name}", store)
-        dist.init_process_group(backend, store=own, rank=rank, world_size=len(ranks))
+        dist.init_process_group(backend, store=members.store, rank=rank, world_size=size)
         return Generation(groups=EngineGroups.from_torch(self._of))
 
 

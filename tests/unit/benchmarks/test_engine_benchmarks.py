@@ -9,13 +9,14 @@ import torch
 pytest.importorskip("transformers")
 
 from benchmarks import engine_cost, engine_equality
+from benchmarks.gpu.common import upper_place
 
 from pacekeeper.trainer.parallel.layouts import start_layout
 
 
 @pytest.mark.parametrize("count", [6, 10, 30, 31])
 def test_the_upper_bound_exceeds_the_median_in_975_of_1000_runs(count: int) -> None:
-    place = engine_cost.upper_place(count)
+    place = upper_place(count)
     # The median lies above the order statistic if at most `place` of the values are below it.
     above = sum(comb(count, below) for below in range(place + 1, count + 1)) / 2**count
     assert above <= 0.025

@@ -7,7 +7,7 @@ get by the mover.
 import os
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pacekeeper.core.config.engine import PATHS, EngineConfig
 from pacekeeper.core.errors import UnreachableError
@@ -27,14 +27,17 @@ from pacekeeper.trainer.elastic.agreement.messages import (
 )
 from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP
 from pacekeeper.trainer.elastic.joining.join_queue import JoinQueue
-from pacekeeper.trainer.elastic.worker import Worker
+
+if TYPE_CHECKING:
+    from pacekeeper.trainer.elastic.engine_worker import EngineWorker  # imports transformers
+
 
 POLL_S = 0.02
 ARRIVAL_S = 10.0  # for newcomers, which were ready: they cost the members no more than this
 NUM_TELLERS = 3  # members that tell them: so many minus one may die at once
 
 
-def await_admission(rank: Worker, stores: Stores) -> ConsensusDecision | None:
+def await_admission(rank: "EngineWorker", stores: Stores) -> ConsensusDecision | None:
     """Wait to be let in, and stand where the members stand; None where asked to end first.
 
     Raises Fenced where the members went on without this rank meanwhile, UnreachableError where its
@@ -52,7 +55,7 @@ def await_admission(rank: Worker, stores: Stores) -> ConsensusDecision | None:
     return None
 
 
-def _come_in(rank: Worker, stores: Stores, text: str) -> ConsensusDecision:
+def _come_in(rank: "EngineWorker", stores: Stores, text: str) -> ConsensusDecision:
     group, said, facts = decode_admission(text)
     verdict = read_verdict(group, said)
     assert verdict.base is not None, "a verdict with newcomers says what the members hold"
@@ -66,7 +69,7 @@ def _come_in(rank: Worker, stores: Stores, text: str) -> ConsensusDecision:
     return verdict
 
 
-def admit(rank: Worker, stores: Stores, verdict: ConsensusDecision) -> None:
+def admit(rank: "EngineWorker", stores: Stores, verdict: ConsensusDecision) -> None:
     """Know the newcomers of a verdict on this rank's group, and tell them. Before it is followed.
 
     The launcher of this node learns of them, too: from the facts in its store.
@@ -86,7 +89,7 @@ def admit(rank: Worker, stores: Stores, verdict: ConsensusDecision) -> None:
             stores.write_first(one.node, ADMISSION_KEY, text)
 
 
-def publish_job_facts(rank: Worker, stores: Stores) -> None:
+def publish_job_facts(rank: "EngineWorker", stores: Stores) -> None:
     """In a group that has just been entered: say who runs the job; the leader looks who waits."""
     members, node_of, own = rank.group.members, rank.spec.node_of, _node(rank)
     if rank.spec.rank == min(r for r in members if node_of[r] == own):
@@ -101,19 +104,19 @@ def publish_job_facts(rank: Worker, stores: Stores) -> None:
         rank.join_queue.open()
 
 
-def arrival_timeout_s(rank: Worker, wait_s: float) -> float:
+def arrival_timeout_s(rank: "EngineWorker", wait_s: float) -> float:
     """How long members of the group are waited for, where all others get `wait_s` to answer."""
     if rank.group.name == FIRST_GROUP:
         return max(rank.spec.config.start_timeout_s, wait_s)
     return min(ARRIVAL_S, wait_s) if _awaited(rank) else wait_s
 
 
-def candidates(rank: Worker) -> tuple[Candidate, ...]:
+def candidates(rank: "EngineWorker") -> tuple[Candidate, ...]:
     """Nodes that wait to join, as far as this rank knows: the leader does."""
     return () if rank.join_queue is None else rank.join_queue.candidates(rank.spec.node_of)
 
 
-def has_lost_newcomers(rank: Worker, stores: Stores) -> bool:
+def has_lost_newcomers(rank: "EngineWorker", stores: Stores) -> bool:
     """While newcomers are awaited: is a node of theirs gone? Its launcher would be no one to say.
 
     Asked by few members for all.
@@ -125,17 +128,17 @@ def has_lost_newcomers(rank: Worker, stores: Stores) -> bool:
     return bool(nodes & stores.gone)
 
 
-def _awaited(rank: Worker) -> set[int]:
+def _awaited(rank: "EngineWorker") -> set[int]:
     """Nodes of members that have no part in the layout yet."""
     fresh = set(rank.group.members) - set(rank.layout.ranks)
     return {rank.spec.node_of[other] for other in fresh}
 
 
-def _node(rank: Worker) -> int:
+def _node(rank: "EngineWorker") -> int:
     return rank.spec.node_of[rank.spec.rank]
 
 
-def _facts(rank: Worker, generation: int, members: tuple[int, ...]) -> JobFacts:
+def _facts(rank: "EngineWorker", generation: int, members: tuple[int, ...]) -> JobFacts:
     spec = rank.spec
     return JobFacts(
         run_id=spec.run_id,

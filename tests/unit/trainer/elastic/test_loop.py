@@ -1,7 +1,7 @@
 """How the loop forms a group: which client of a store it waits with."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -11,8 +11,10 @@ from pacekeeper.trainer.elastic.agreement.consensus import Agreement
 from pacekeeper.trainer.elastic.agreement.kv_store import Stores, host_store
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
-from pacekeeper.trainer.elastic.worker import Worker
 from pacekeeper.trainer.groups.group import PeerLost
+
+if TYPE_CHECKING:
+    from pacekeeper.trainer.elastic.engine_worker import EngineWorker
 
 
 def test_after_a_lost_group_another_client_waits() -> None:
@@ -41,7 +43,7 @@ def test_after_a_lost_group_another_client_waits() -> None:
     rank = SimpleNamespace(spec=spec, group=Group.first(1, (0, 1)), layout=layout, form=form)
     for _ in range(2):
         with pytest.raises(PeerLost):
-            loop._form(cast(Worker, rank), stores, agreement)
-    loop._form(cast(Worker, rank), stores, agreement)
-    loop._form(cast(Worker, rank), stores, agreement)
+            loop._form(cast("EngineWorker", rank), stores, agreement)
+    loop._form(cast("EngineWorker", rank), stores, agreement)
+    loop._form(cast("EngineWorker", rank), stores, agreement)
     assert used[0] is not used[1] is not used[2] is used[3] and not stores.gone

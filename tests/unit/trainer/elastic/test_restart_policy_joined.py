@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -31,7 +31,10 @@ from pacekeeper.trainer.elastic.joining.node_join import JoinSpec, join
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor
 from pacekeeper.trainer.elastic.restart_policy import ENDED_KEY, NEXT_KEY, JoinedNodeHooks, Restarts
-from pacekeeper.trainer.elastic.worker import Worker
+
+if TYPE_CHECKING:
+    from pacekeeper.trainer.elastic.engine_worker import EngineWorker
+
 
 PATIENCE_S = 60.0
 CONFIG = EngineConfig(job="test", max_restarts=1)
@@ -271,7 +274,7 @@ def test_a_newcomer_knows_in_which_life_the_job_began(
     assert seen == [JoinedNodeHooks(node=3, first_run_id=5, is_told=True)]
 
 
-def member(address: str, config: EngineConfig) -> Worker:
+def member(address: str, config: EngineConfig) -> "EngineWorker":
     """What the door needs of the only rank of a job that another is about to join."""
     spec = RankSpec(
         config=config, rank=0, world_size=1, node_of={0: 0}, stores=(address,), ring_dir="",
@@ -283,7 +286,7 @@ def member(address: str, config: EngineConfig) -> Worker:
         join_queue=object(),
         data_crc=11,
     )
-    return cast(Worker, rank)
+    return cast("EngineWorker", rank)
 
 
 def test_what_members_say_of_the_job_is_enough_to_do_as_they_do(node0: Node0) -> None:

@@ -291,7 +291,7 @@ def test_a_store_that_does_not_answer_is_left() -> None:
     members, _ = made(Connection(), tick_s=0.005, timeout_s=PATIENCE_S, answer_s=0.05)
     store: Any = Frozen()
     store.add = lambda *_: goes_on.wait(PATIENCE_S)
-    members._store = store
+    members.store = store
     with pytest.raises(PeerLost) as raised:
         members.meet()
     goes_on.set()

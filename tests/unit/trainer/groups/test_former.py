@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import HashStore
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.trainer.groups import former as former_module
+from pacekeeper.trainer.groups.elastic import Members
 from pacekeeper.trainer.groups.former import Former, Generation, make_former
 from pacekeeper.trainer.groups.gloo import GlooConnector
 from pacekeeper.trainer.groups.group import PeerLost
@@ -54,7 +55,7 @@ def form_all(
 
     def form(rank: int) -> None:
         formed[rank] = formers[rank].form(
-            store, name, rank, ranks, is_aborted=lambda: False, limits=LIMITS
+            Members(store, name, rank, ranks, is_aborted=lambda: False, limits=LIMITS)
         )
 
     in_threads(form, ranks)
@@ -138,7 +139,7 @@ def test_what_is_under_way_ends_when_the_generation_is_left(
 
 def test_a_job_of_one_rank_needs_no_store() -> None:
     generation = make_former(CPU).form(
-        HashStore(), "g", 4, (4,), is_aborted=lambda: False, limits=LIMITS
+        Members(HashStore(), "g", 4, (4,), is_aborted=lambda: False, limits=LIMITS)
     )
     assert generation.groups.exchange.ranks == (4,)
     generation.check()
