@@ -70,8 +70,11 @@ def check_live_layout(layout: Layout) -> None:
 
     Raises:
         ValueError: pipelines share experts and have other cuts, so that they would not meet at the
-            experts of a layer.
+            experts of a layer, or a rank has MLP shards and none of the attention.
     """
+    for stage in (stage for stages in layout.mesh for stage in stages):
+        if idle := [run.rank for run in stage.attention if run.end == run.first]:
+            raise ValueError(f"ranks {idle} have no attention shard")
     if any(layout.experts) and not layout.has_equal_cuts:
         ends = sorted({pipeline.ends for pipeline in layout.pipelines})
         raise ValueError(

@@ -85,9 +85,10 @@ def shape_group(
 ) -> GroupShape | None:
     """The fastest group of the k fastest ranks, over all k; shards in the order of `ranks`.
 
-    `most_share`: of the shards on one rank, rounded up. None where no rank lives or has room. Where
-    fewer ranks are as fast, all stay in: their memory counts, too. `is_whole`: all that live stay
-    in, each with a shard of either kind; None where there are too few.
+    Each rank of a group has an attention shard; it may have none of the MLP. `most_share`: of the
+    shards on one rank, rounded up. None where no rank lives or has room. Where fewer ranks are as
+    fast, all stay in: their memory counts, too. `is_whole`: all that live stay in, each with a
+    shard of either kind; None where there are too few.
     """
     living = [rank for rank in ranks if device_of[rank].speed > 0.0]
     by_speed = sorted(living, key=lambda rank: (-device_of[rank].speed, living.index(rank)))
@@ -98,7 +99,7 @@ def shape_group(
         members = [rank for rank in ranks if rank in chosen]
         shape = _shape(members, sums, device_of, most_share, int(is_whole))
         if shape is None:
-            break
+            continue
         taken_s = layers_s(sums, shape.cost)
         if taken_s < best_s * (1.0 - SETTLED):
             best, best_s = shape, taken_s
@@ -116,12 +117,12 @@ def _shape(
     sums: LayerSums,
     device_of: Mapping[int, Device],
     most_share: float,
-    least: int,
+    least_mlp: int,
 ) -> GroupShape | None:
     model = sums.model
     speeds = [device_of[rank].speed for rank in members]
     found = []
-    for num_shards in (model.num_attention_shards, model.num_mlp_shards):
+    for num_shards, least in ((model.num_attention_shards, 1), (model.num_mlp_shards, least_mlp)):
         most = max(1, int(most_share * num_shards + SETTLED))
         if not members or not least * len(members) <= num_shards <= most * len(members):
             return None
