@@ -8,7 +8,9 @@ The controller finds it and offers shares; once the rank is well again, it takes
 `fluid_fraction`: throughput under the plan over that of ranks whose work could be divided without
 limit, the sum of their speeds; `without_plan` the same before. Steps of the job itself while all
 were well are the measure of speed 1. `gradient_error`: the largest difference of any gradient in
-any step from one process that computes the whole batch, over the largest gradient.
+any step from one process that computes the whole batch, over the largest gradient. `beside_sleep`:
+what a step of a well job takes beyond the sleeps, a part of them; much of it is a busy host, on
+which `fluid_fraction` says little.
 """
 
 import argparse
@@ -113,7 +115,7 @@ def train(trainer: str, speed: float, rings: str, folder: Path, rank: int) -> No
         told.append({"counts": counts, "slow": is_slow, "took_s": took_s})
         left -= counts != even
         is_home = was_planned and counts == even
-        if is_home and all(one["counts"] == even for one in told[-3:]):
+        if is_home and all(one["counts"] == even for one in told[-MEASURED:]):
             break
     pace.detach()
     (folder / f"rank-{rank}.json").write_text(json.dumps({"steps": told, "error": error}))
@@ -184,7 +186,10 @@ def main() -> None:
         ranks = [json.loads((folder / f"rank-{n}.json").read_text()) for n in range(RANKS)]
     steps = ranks[0]["steps"]
     even, total_speed = steps[0]["counts"], RANKS - 1 + given.speed
-    healthy_s = statistics.median(one["took_s"] for one in steps[5:SLOW_FROM])
+    # Before and after: what else the host does changes meanwhile.
+    healthy_s = statistics.median(
+        one["took_s"] for one in steps[5:] if not one["slow"] and one["counts"] == even
+    )
     before = [one["took_s"] for one in steps if one["slow"] and one["counts"] == even]
     planned = [one for one in steps if one["slow"] and one["counts"] != even]
     if not planned:
@@ -212,6 +217,7 @@ def main() -> None:
         "steps_to_relief": len(before),
         "steps_to_return": sum(not one["slow"] and one["counts"] != even for one in steps),
         "gradient_error": max(rank["error"] for rank in ranks),
+        "beside_sleep": round(healthy_s / (even[0] * S_PER_MICRO_BATCH) - 1.0, 3),
     }
     print(json.dumps(result))
 
