@@ -8,7 +8,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from math import isnan
 
@@ -40,100 +39,6 @@ from pacekeeper.trainer.groups.checked_payload import exchange_values
 from pacekeeper.trainer.groups.group import Group
 
 MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """One rank's view. `resume`: as in the settings; `storage`: of its job, where it saves any;
-    `first_run_id`: of the job's first launch; `patience_s` until storage is given up; `left`:
-    where training went back from: later states of these courses, or of those before, are not used.
-    """
-
-    resume: str
-    storage: Storage | None
-    run_id: int
-    first_run_id: int
-    patience_s: float
-    left: list[CheckpointId] = field(default_factory=list)
-
-    def paths(self) -> tuple[str, ...]:
-        """Of what may be gone back to, newest first.
-
-        Those of older launches only if this one was to resume from the newest of all. Raises
-        HostError where the storage does not say what it has: nothing is no answer then.
-        """
-        found: list[str] = []
-        if self.storage is not None:
-            try:
-                there = answered(
-                    partial(self._there, self.storage),
-                    f"a list of {self.storage.root}",
-                    self.patience_s,
-                )
-            except OSError as error:
-                raise HostError(
-                    f"can not look for checkpoints in {self.storage.root}: {error.strerror}",
-                    remedy="--resume never begins at step 0",
-                ) from None
-            found = [below(self.storage.root, one.name) for one in there]
-            if len(found) > MAX_CANDIDATES:  # the oldest shares fewest files with the newest
-                found[MAX_CANDIDATES - 1 :] = found[-1:]
-        return tuple(found) + ((self.resume,) if self.resume not in ("auto", "never") else ())
-
-    def _there(self, storage: Storage) -> list[CheckpointId]:
-        """Where there are many, what is damaged to the eye takes no place of one that is whole."""
-        found = [
-            one
-            for one in complete_ids(storage)
-            if (self.resume == "auto" or one.run_id >= self.first_run_id) and not self.is_left(one)
-        ]
-        if len(found) <= MAX_CANDIDATES:
-            return found
-        sound = [one for one in found if is_sound(storage, one)]
-        if len(sound) < len(found):
-            _log.warning(
-                "%d of %d checkpoints in %s are damaged, or could not be read before",
-                len(found) - len(sound),
-                len(found),
-                storage.root,
-            )
-        return sound or found
-
-    def is_left(self, one: CheckpointId) -> bool:
-        """Is it of a course that was left, and later than where that was sound?"""
-        return any(
-            one.step > at.step and (one.run_id, one.generation) <= (at.run_id, at.generation)
-            for at in self.left
-        )
-
-    def agreed(self, group: Group) -> tuple[str, ...]:
-        """What the lowest rank would resume from; empty: nothing.
-
-        A message is numbers: the ids stand for the paths.
-        """
-        if self.storage is None and self.resume in ("auto", "never"):
-            return ()
-        if self.resume == "never" and self.run_id == self.first_run_id:
-            return ()  # nothing can be there yet, and storage that refuses stops no training
-        return self.shared(group)
-
-    def shared(self, group: Group) -> tuple[str, ...]:
-        """The paths of the lowest rank, on all ranks, which call this together."""
-        mine = [CheckpointId.of_name(path.rpartition("/")[2]) for path in self.paths()]
-        ids = [one for one in mine if one is not None][:MAX_CANDIDATES]
-        values = [x for one in ids for x in (one.run_id, one.generation, one.step)]
-        padding = [0] * (3 * MAX_CANDIDATES - len(values))
-        told = [int(x) for x in exchange_values([len(ids), *values, *padding], group)[0].tolist()]
-        chosen = [
-            CheckpointId(run_id=told[i], generation=told[i + 1], step=told[i + 2])
-            for i in range(1, 1 + 3 * told[0], 3)
-        ]
-        return tuple(self._path_of(one) for one in chosen)
-
-    def _path_of(self, one: CheckpointId) -> str:
-        if self.storage is None or self.resume.rpartition("/")[2] == one.name:
-            return self.resume
-        return below(self.storage.root, one.name)
 
 
 MEMORY = "memory"  # among paths: the newest snapshot of which all is left
@@ -181,21 +86,90 @@ class RestoreManager:
             states=states,
             on_piece=self._count_piece,
         )
-        self._candidates = Candidates(
-            resume=config.resume,
-            storage=self._storage,
-            run_id=run_id,
-            first_run_id=first_run_id,
-            patience_s=self._patience_s,
-        )
+        self._first_run_id = first_run_id
+        # Where training went back from: no later state of such a course, or of one before, is used.
+        self._left = list[CheckpointId]()
 
     def candidates(self) -> tuple[str, ...]:
-        """Paths of what may be gone back to, newest first. Raises HostError."""
-        return self._candidates.paths()
+        """Paths of what may be gone back to, newest first.
+
+        Those of older launches only if this one was to resume from the newest of all. Raises
+        HostError where the storage does not say what it has: nothing is no answer then.
+        """
+        found: list[str] = []
+        if self._storage is not None:
+            try:
+                there = answered(
+                    partial(self._there, self._storage),
+                    f"a list of {self._storage.root}",
+                    self._patience_s,
+                )
+            except OSError as error:
+                raise HostError(
+                    f"can not look for checkpoints in {self._storage.root}: {error.strerror}",
+                    remedy="--resume never begins at step 0",
+                ) from None
+            found = [below(self._storage.root, one.name) for one in there]
+            if len(found) > MAX_CANDIDATES:  # the oldest shares fewest files with the newest
+                found[MAX_CANDIDATES - 1 :] = found[-1:]
+        named = self.config.resume
+        return tuple(found) if named in ("auto", "never") else (*found, named)
+
+    def _there(self, storage: Storage) -> list[CheckpointId]:
+        """Where there are many, what is damaged to the eye takes no place of one that is whole."""
+        found = [
+            one
+            for one in complete_ids(storage)
+            if (self.config.resume == "auto" or one.run_id >= self._first_run_id)
+            and not self._is_left(one)
+        ]
+        if len(found) <= MAX_CANDIDATES:
+            return found
+        sound = [one for one in found if is_sound(storage, one)]
+        if len(sound) < len(found):
+            _log.warning(
+                "%d of %d checkpoints in %s are damaged, or could not be read before",
+                len(found) - len(sound),
+                len(found),
+                storage.root,
+            )
+        return sound or found
+
+    def _is_left(self, one: CheckpointId) -> bool:
+        """Is it of a course that was left, and later than where that was sound?"""
+        return any(
+            one.step > at.step and (one.run_id, one.generation) <= (at.run_id, at.generation)
+            for at in self._left
+        )
 
     def agree_on_start(self, group: Group) -> tuple[str, ...]:
         """What the lowest rank would resume from; empty: nothing. Raises HostError."""
-        return self._candidates.agreed(group)
+        if self._storage is None and self.config.resume in ("auto", "never"):
+            return ()
+        if self.config.resume == "never" and self.run_id == self._first_run_id:
+            return ()  # nothing can be there yet, and storage that refuses stops no training
+        return self._shared(group)
+
+    def _shared(self, group: Group) -> tuple[str, ...]:
+        """The paths of the lowest rank, on all ranks, which call this together.
+
+        A message is numbers: the ids stand for the paths.
+        """
+        mine = [_id_of(path) for path in self.candidates()]
+        ids = [one for one in mine if one is not None][:MAX_CANDIDATES]
+        values = [x for one in ids for x in (one.run_id, one.generation, one.step)]
+        padding = [0] * (3 * MAX_CANDIDATES - len(values))
+        told = [int(x) for x in exchange_values([len(ids), *values, *padding], group)[0].tolist()]
+        chosen = [
+            CheckpointId(run_id=told[i], generation=told[i + 1], step=told[i + 2])
+            for i in range(1, 1 + 3 * told[0], 3)
+        ]
+        return tuple(self._path_of(one) for one in chosen)
+
+    def _path_of(self, one: CheckpointId) -> str:
+        if self._storage is None or self.config.resume.rpartition("/")[2] == one.name:
+            return self.config.resume
+        return below(self._storage.root, one.name)
 
     def agree_on_earlier(self, generation: int, step: int, group: Group) -> tuple[str, ...]:
         """Paths with no later state than that of `step`, newest first; the same on all ranks.
@@ -203,10 +177,9 @@ class RestoreManager:
         No later checkpoint up to this generation is gone back to in this run from now on, those
         that are still being written among them.
         """
-        candidates = self._candidates
-        candidates.left.append(CheckpointId(run_id=self.run_id, generation=generation, step=step))
-        ids = {path: _id_of(path) for path in candidates.shared(group)}
-        return tuple(path for path, of in ids.items() if of is None or not candidates.is_left(of))
+        self._left.append(CheckpointId(run_id=self.run_id, generation=generation, step=step))
+        ids = {path: _id_of(path) for path in self._shared(group)}
+        return tuple(path for path, of in ids.items() if of is None or not self._is_left(of))
 
     def sources(self) -> tuple[str, ...]:
         """As `candidates`, with MEMORY where the newest snapshot has its place, once there is one.

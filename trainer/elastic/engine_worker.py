@@ -36,7 +36,13 @@ from pacekeeper.trainer.elastic.agreement.two_phase_commit import Ballot, Phase,
 from pacekeeper.trainer.elastic.step_log import JobLog, StepLog
 from pacekeeper.trainer.elastic.worker import NO_LOSS, Worker
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
-from pacekeeper.trainer.emulation.faults import Burner, FaultInjector, fault_targets
+from pacekeeper.trainer.emulation.faults import (
+    COMPUTE_FAULT,
+    LINK_FAULT,
+    Burner,
+    FaultInjector,
+    Slowable,
+)
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.job import (
     announce,
@@ -142,14 +148,17 @@ class EngineWorker(Worker):
         self.optimizer = make_optimizer(config, self.engine)
         self.engine.add_optimizer(self.optimizer)
         self.faults: FaultInjector | None = None
+        targets: dict[str, Slowable] = {}
         if config.emulate:
             law = DEVICE_NOISE if config.emulated_noise else NO_NOISE
             self.emulated = EngineDevice.seeded(config.seed * 1000 + spec.rank, law)
             shapes = emulate(config, self.job, self.emulated, is_announced=spec.rank == ranks[0])
             self.engine.add_facts({"emulated model": library.config_values(shapes.module)})
+            targets = {COMPUTE_FAULT: self.emulated, LINK_FAULT: self.emulated.links}
         elif spec.faults_dir and self.device.type == "cpu":
             self._burner = Burner()
-        if spec.faults_dir and (targets := fault_targets(self.emulated, self._burner)):
+            targets = {COMPUTE_FAULT: self._burner}
+        if spec.faults_dir and targets:
             self.faults = FaultInjector(
                 directory=Path(spec.faults_dir), rank=spec.rank, targets=targets
             )

@@ -37,14 +37,6 @@ class Burner:
             sum(range(100))
 
 
-class EmulatedDevice(Slowable, Protocol):
-    """A device whose links can be slow as well."""
-
-    @property
-    def links(self) -> Slowable:
-        """What leads to other devices."""
-
-
 @dataclass(slots=True, kw_only=True)
 class FaultInjector:
     """Obeys `directory`/rank-R.json and writes down what it did, with the step, in truth.jsonl.
@@ -108,13 +100,6 @@ def _read_order(order: object, kinds: Collection[str]) -> tuple[float, str]:
             f"kind: expected one of {sorted(kinds)} (others act from outside), got {kind!r}"
         )
     return float(slowdown), str(kind)
-
-
-def fault_targets(device: EmulatedDevice | None, burner: Slowable | None) -> dict[str, Slowable]:
-    """Return what faults of each kind act on: an emulated device and its links, or a CPU."""
-    if device is not None:
-        return {COMPUTE_FAULT: device, LINK_FAULT: device.links}
-    return {} if burner is None else {COMPUTE_FAULT: burner}
 
 
 def stop_duty_cycle(pid: int, *, duty: float, period_s: float, is_over: Callable[[], bool]) -> None:
