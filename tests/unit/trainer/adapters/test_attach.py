@@ -309,6 +309,9 @@ def test_an_evaluation_in_the_middle_of_a_step_is_no_part_of_it(
     loop.model.train()
     loop.batch()
     now_s[0] += 2.0
+    loop.model.eval()
+    loop.model(IDS)
+    now_s[0] += 70.0
     loop.optimizer.step()
     assert [r.duration_s for r in loop.steps()] == [2.0]
     loop.pace.detach()

@@ -117,6 +117,7 @@ def test_a_pass_that_its_own_backward_does_again_is_not_counted_twice(tmp_path: 
         again["logits"].sum().backward()
     batch, _, _ = told_by(pace)
     assert isinstance(batch, MicroBatchRecord) and batch.tokens == 12
+    assert pace.watch.num_passes == 1
     pace.detach()
 
 
