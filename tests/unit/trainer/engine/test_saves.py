@@ -146,6 +146,18 @@ def test_a_window_is_replayed_on_other_ranks(tmp_path: Path) -> None:
     assert_all_close(state, undisturbed(4), rtol=1e-12)
 
 
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_job_goes_on_with_other_stages_and_tensor_groups(window: int, tmp_path: Path) -> None:
+    shards = {"num_attention_shards": 4, "num_mlp_shards": 2}
+    mesh = start_layout([4, 4], range(4), num_stages=2, tensor_size=2, **shards)  # type: ignore[arg-type]
+    groups = start_layout([4, 4], range(3), tensor_size=3, **shards)  # type: ignore[arg-type]
+    config = replace(SETTINGS, checkpoint_window_steps=window)
+    trained(mesh, 2, directory=tmp_path, config=config)
+    began, state = trained(groups, STEPS, directory=tmp_path, config=config, run_id=2)
+    assert began == 3 - window
+    assert_all_close(state, trained(SHARDS, STEPS)[1], rtol=1e-12)
+
+
 SHARDS = start_layout([4, 4], [0], num_attention_shards=4, num_mlp_shards=2)
 
 
