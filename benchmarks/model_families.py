@@ -42,7 +42,7 @@ from torch import Tensor
 
 from benchmarks.tiny_families import EXPERTS, VOCABULARY, families, tiny_config
 from benchmarks.wide_floats import use_float64
-from pacekeeper.core.errors import PacekeeperError
+from pacekeeper.core.errors import ConfigError, PacekeeperError
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout, ShardRun
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.micro_batches import MicroBatch, cross_entropy
@@ -432,6 +432,8 @@ def _check(model_type: str, reasons: dict[str, str]) -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, ConfigError):
+        return f"refused: {error.what}"
     place = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {text} ({Path(place.filename).name}:{place.lineno})"

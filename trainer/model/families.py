@@ -60,6 +60,7 @@ _FAMILIES = {
     "minimax": Family(packing=Packing.NONE),
     "mistral_large4": _NO_STAGES,
     "openai_privacy_filter": Family(packing=Packing.NONE),
+    "qwen4_exp_text": _NO_STAGES,
     "zaya": Family(tensor_groups=False, stages=False),
 }
 
