@@ -13,7 +13,6 @@ from pacekeeper.core.layout.pipeline_schedule import Schedule
 MAX_NODE_NAME = 253  # of a host name
 NODE_NAME_RULE = f"1 to {MAX_NODE_NAME} printable characters"
 JOB_NAME_RULE = "1 to 64 of letters, digits, '-', '_' and '.', not beginning with '.'"
-MAX_SIZE = (1 << 63) - 1  # of a size in bytes
 _JOB_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,64}")
 
 
@@ -105,8 +104,8 @@ class ModelShape:
                 raise ValueError(f"ModelShape.{name} must be at least 1, got {getattr(self, name)}")
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int) and not 0 <= value <= MAX_SIZE:
-                raise ValueError(f"ModelShape.{field.name}: expected 0 to 2^63 - 1, got {value}")
+            if isinstance(value, int) and value < 0:
+                raise ValueError(f"ModelShape.{field.name} must not be negative")
 
 
 ENGINE_CAPABILITIES = frozenset(Capability) - {Capability.MICROBATCH_COUNTS}

@@ -54,8 +54,8 @@ def test_every_failure_has_an_exit_code_of_its_own() -> None:
     [
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
         ({"rows_per_step": 0}, "rows_per_step must be at least 1, got 0"),
-        ({"num_experts": -1}, "num_experts: expected 0"),
-        ({"expert_bytes": -1}, "expert_bytes: expected 0"),
+        ({"num_experts": -1}, "num_experts must not be negative"),
+        ({"expert_bytes": -1}, "expert_bytes must not be negative"),
     ],
 )
 def test_an_impossible_model_is_refused(change: dict[str, int], words: str) -> None:
