@@ -367,7 +367,9 @@ class Chunks:
                 micro.number,
                 size,
                 head_tokens=len(passes.slices.own) if is_mesh and place.is_last else 0,
-                tensor_share=place.share(BlockKind.ATTENTION),
+                tensor_share=place.share(BlockKind.ATTENTION)
+                * place.stage.num_layers
+                / passes.skeleton.num_layers,
             )
         passes.experts.is_idle = is_idle
         passes.experts.take_computed_rows()  # of an unwatched step

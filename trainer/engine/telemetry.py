@@ -68,7 +68,7 @@ class Telemetry:
             number: Of the micro-batch.
             size: Its cost.
             head_tokens: Tokens of which this rank computes logits, where other ranks may differ.
-            tensor_share: Part of attention and dense MLPs that this rank computes.
+            tensor_share: Part of the model's attention and dense MLPs that this rank computes.
         """
         self.suspend()
         timer = self._hooks.micro_batch_timer(
