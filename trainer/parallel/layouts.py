@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import accumulate, chain
 
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Layout, ShardRun
@@ -144,6 +145,12 @@ def check_layout(layout: Layout, skeleton: Skeleton, ranks: Sequence[int]) -> No
         raise ConfigError(
             f"{name} cuts pipelines at different layers, whose ranks exchange tokens of experts",
             remedy="give all pipelines stages of the same layers",
+        )
+    runs = (run for stages in layout.mesh for stage in stages for run in stage.attention)
+    if idle := sorted(run.rank for run in runs if run.first == run.end):
+        raise ConfigError(
+            f"{name} gives ranks {format_ranks(idle)} of tensor groups no attention shard",
+            remedy="give each rank of a group at least one",
         )
     if layout.state_owners:
         raise ConfigError(

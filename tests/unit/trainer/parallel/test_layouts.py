@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 from benchmarks import tiny_families as families
 
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.layout.even_layout import shard_runs
 from pacekeeper.core.layout.layout import Layout, Pipeline, ShardRun, Stage
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.model.blocks import Holding
@@ -118,6 +119,19 @@ def test_families_that_pass_more_than_hidden_states_are_refused(family: str, sta
     check_layout(layout_of(skeleton, 1, 1), skeleton, RANKS)
     with pytest.raises(ConfigError):
         check_layout(layout_of(skeleton, stages, 2), skeleton, RANKS)
+
+
+def test_each_rank_of_a_group_needs_an_attention_shard() -> None:
+    skeleton = model()
+    layout = layout_of(skeleton, 1, 4)
+    (stage,) = layout.pipelines[0].stages
+    first, *others = stage.group
+    end = stage.attention[-1].end
+    runs = (ShardRun(first, 0, end), *(ShardRun(rank, end, end) for rank in others))
+    stage = replace(stage, attention=runs, mlp=shard_runs(stage.group, stage.mlp[-1].end))
+    idle = replace(layout, pipelines=(Pipeline(stages=(stage,), batch_share=1.0),))
+    with pytest.raises(ConfigError):
+        check_layout(idle, skeleton, RANKS)
 
 
 def test_tensor_groups_need_a_divided_model() -> None:
