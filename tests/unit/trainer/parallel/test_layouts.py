@@ -10,7 +10,6 @@ pytest.importorskip("transformers")
 from benchmarks import tiny_families as families
 
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.core.layout.even_layout import shard_runs
 from pacekeeper.core.layout.layout import Layout, Pipeline, ShardRun, Stage
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.model.blocks import Holding
@@ -123,13 +122,17 @@ def test_families_that_pass_more_than_hidden_states_are_refused(family: str, sta
 
 def test_each_rank_of_a_group_needs_an_attention_shard() -> None:
     skeleton = model()
-    layout = layout_of(skeleton, 1, 4)
+    layout = layout_of(skeleton, 1, 2)
     (stage,) = layout.pipelines[0].stages
-    first, *others = stage.group
-    end = stage.attention[-1].end
-    runs = (ShardRun(first, 0, end), *(ShardRun(rank, end, end) for rank in others))
-    stage = replace(stage, attention=runs, mlp=shard_runs(stage.group, stage.mlp[-1].end))
-    idle = replace(layout, pipelines=(Pipeline(stages=(stage,), batch_share=1.0),))
+    one, other = stage.group
+    heads, columns = stage.attention[-1].end, stage.mlp[-1].end
+    apart = replace(
+        stage,
+        attention=(ShardRun(one, 0, heads), ShardRun(other, heads, heads)),
+        mlp=(ShardRun(one, 0, 0), ShardRun(other, 0, columns)),
+    )
+    first, *others = layout.pipelines
+    idle = replace(layout, pipelines=(replace(first, stages=(apart,)), *others))
     with pytest.raises(ConfigError):
         check_layout(idle, skeleton, RANKS)
 
