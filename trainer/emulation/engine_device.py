@@ -82,6 +82,7 @@ class EngineDevice(WallClock):
         num_overruns: Those whose real arithmetic took longer than the modelled time.
         overrun_s: By how much, in all: time that no such device would have needed.
         portion_of: What the rank computes of a module, by its name; None: all of it.
+        is_idle: Whether the pass is that of a rank without rows; None: it never is.
     """
 
     noise: Noise
@@ -92,6 +93,7 @@ class EngineDevice(WallClock):
     num_overruns: int = 0
     overrun_s: float = 0.0
     portion_of: Callable[[str], Portion] | None = None
+    is_idle: Callable[[], bool] | None = None
     _kernels: list[Kernel] = field(default_factory=list)  # since the segment began
     _more_s: float = 0.0  # of other work in it, at full speed
     _experts: dict[nn.Module, ExpertKernels] = field(default_factory=dict)
@@ -197,7 +199,7 @@ class EngineDevice(WallClock):
             tokens: Tensor = given["inputs_embeds"][..., 0]
         else:
             tokens = given["input_ids"] if "input_ids" in given else args[0]
-        if tokens.numel() == 1:  # the placeholder of a rank without rows
+        if self.is_idle is not None and self.is_idle():  # the placeholder of a rank without rows
             self._lengths = (1,)
             return
         scaled = [n * self._token_scale for n in _document_lengths(tokens, given)]

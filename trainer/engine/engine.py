@@ -1,7 +1,7 @@
 """Trains a Hugging Face mixture of experts, one step at a time, on the layout in force.
 
 `Engine` builds this rank's part of the model, runs forward and backward passes over micro-batches,
-adds up gradients, clips, steps the optimizers, and moves experts between steps. The caller keeps
+adds up gradients, clips, steps the optimizers, and moves blocks between steps. The caller keeps
 the loop, with data, loss, schedule, logging and evaluation. Failures of other ranks are not
 handled here.
 """
@@ -34,6 +34,7 @@ from pacekeeper.trainer.engine.passes import Passes
 from pacekeeper.trainer.engine.routing import (
     Routing,
     keep_routers_in_full_precision,
+    require_balance,
 )
 from pacekeeper.trainer.engine.telemetry import Telemetry
 from pacekeeper.trainer.engine.values import (
@@ -136,6 +137,7 @@ class Engine:
         self._require_agreement(self.groups)
         check_layout(self.layout, skeleton, ranks if rank is None else self.layout.ranks)
         require_slots(self.layout, slots)
+        require_balance(self.layout, options.balance, options.balance_weight)
         if self._dtype() not in (torch.float64, torch.float32, torch.bfloat16):
             raise ConfigError(
                 f"parameters of type {self._dtype()} need a scaled loss, which there is not",
@@ -201,6 +203,7 @@ class Engine:
         self._telemetry = self._passes.telemetry = Telemetry(hooks, self._experts)
         if isinstance(hooks.timer, EngineDevice):
             hooks.timer.portion_of = self._passes.portion_of
+            hooks.timer.is_idle = lambda: self._experts.is_idle
 
     def enter(self, groups: EngineGroups) -> None:
         """Be one of the ranks of `groups`, for an engine that was built outside of them.
@@ -492,7 +495,7 @@ class Engine:
     def apply(self, layout: Layout) -> AppliedLayout:
         """Change to another layout between two steps; all ranks call it with the same.
 
-        Experts move with their optimizer state. If it raises, the old layout is in force.
+        Blocks move with their optimizer state. If it raises, the old layout is in force.
 
         Raises:
             ConfigError: The layout does not fit the model, the ranks or the slots.
@@ -525,6 +528,7 @@ class Engine:
         require_agreement(self._facts | {"layout": encode_layout(layout)}, groups.control)
         check_layout(layout, self.skeleton, groups.exchange.ranks)
         require_slots(layout, self.store.num_slots)
+        require_balance(layout, self._options.balance, self._options.balance_weight)
         staged = stage_move(self.states, self.layout, layout, groups.exchange, refilled)
         return PreparedMove(layout=layout, groups=groups, staged=staged)
 

@@ -326,7 +326,8 @@ def _held_bytes(engine: Engine) -> int:
     """Return what this rank holds already, which `available_memory` does not count."""
     if engine.device.type == "cuda":
         return torch.cuda.memory_reserved(engine.device)
-    return sum(one.numel() * one.element_size() for one in engine.parameters())
+    held = (one for one in engine.parameters() if not one.is_meta)
+    return sum(one.numel() * one.element_size() for one in held)
 
 
 def _compute_dtype(config: EngineConfig) -> torch.dtype | None:
@@ -349,7 +350,8 @@ def _needs(config: EngineConfig, job: Job) -> dict[int, _Need]:
     for rank in job.layout.working:
         (stage, _), pipeline = job.layout.place_of(rank), job.layout.pipeline_of(rank)
         rows = len(places.get(pipeline.leader, ()))
-        in_flight = min(len(pipeline.stages) - stage, -(-rows // config.rows_per_microbatch))
+        held_at_once = len(pipeline.stages) - (stage if config.schedule == "1f1b" else 0)
+        in_flight = min(held_at_once, -(-rows // config.rows_per_microbatch))
         rows = min(config.rows_per_microbatch, rows)
         needs[rank] = rows, max(in_flight, 1), held[rank], Holding.of(job.layout, rank)
     return needs

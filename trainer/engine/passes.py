@@ -5,6 +5,7 @@ of its stage of the model, on its slice of the tokens. It neither adds them up o
 updates anything.
 """
 
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -167,7 +168,7 @@ class Passes:
             batches.extend(batch)
             return self._sizes(batches)
 
-        own, sizes = exchange_on_all_ranks(take, 6, self.groups.control)
+        own, sizes = exchange_on_all_ranks(take, 7, self.groups.control)
         ranks = self.groups.control.ranks
         by_rank = dict(zip(ranks, sizes.tolist(), strict=True))
         first = [pipeline.leader for pipeline in self._layout.pipelines]
@@ -185,7 +186,7 @@ class Passes:
                 remedy="tokenise the data with the tokenizer of this model",
             )
         leaders = [by_rank[rank] for rank, _ in self._layout.batch_shares]
-        _, targets, tokens, documents, squared, _ = map(sum, zip(*leaders, strict=True))
+        _, targets, tokens, documents, squared, *_ = map(sum, zip(*leaders, strict=True))
         return batches, GlobalBatch(
             num_micro_batches=int(sizes[:, 0].max()),
             num_targets=targets,
@@ -196,7 +197,7 @@ class Passes:
     def _sizes(self, batches: Sequence[MicroBatch]) -> tuple[list[MicroBatchSize], list[int]]:
         """Return the size of each micro-batch of this rank, and what `agree` exchanges.
 
-        Exchanged: micro-batches, targets, tokens, documents, squares, tokens out of range.
+        Exchanged: micro-batches, targets, tokens, documents, squares, tokens out of range, content.
         """
         for batch in batches:
             check_micro_batch(batch)
@@ -213,8 +214,19 @@ class Passes:
             sum(size.work.documents for size in sizes),
             sum(size.work.sum_len_squared for size in sizes),
             sum(size.foreign for size in sizes),
+            self._content(batches),
         ]
         return sizes, own
+
+    def _content(self, batches: Sequence[MicroBatch]) -> int:
+        """What tells micro-batches from others, where several ranks must have the same."""
+        if self.place is None or not (self.place.is_cut or self.place.num_stages > 1):
+            return 0
+        crc = 0
+        for batch in batches:
+            tokens = batch["input_ids"].cpu()
+            crc = zlib.crc32(tokens.numpy().tobytes(), crc) ^ len(tokens)
+        return crc
 
     def train(
         self,
@@ -371,7 +383,6 @@ class Chunks:
                 * place.stage.num_layers
                 / passes.skeleton.num_layers,
             )
-        passes.experts.is_idle = is_idle
         passes.experts.take_computed_rows()  # of an unwatched step
         output = passes.logits(batch)
         micro.left, passes.stage.left = passes.stage.left, None
@@ -384,7 +395,7 @@ class Chunks:
                 0 if is_idle else micro.shape[0],
                 self._whole.work.tokens,
                 passes.slices,
-                passes.groups.exchange,
+                place.experts,
             )
             parts = [balance] if isinstance(balance, Tensor) else []
             if value is not None:
@@ -402,11 +413,16 @@ class Chunks:
         self._resume(micro)
         if self._telemetry:
             self._telemetry.resume_micro_batch(micro.number)
-        roots = [one for one in (micro.objective, micro.left) if one is not None]
-        gradients: list[Tensor | None] = [None] if micro.objective is not None else []
-        if micro.left is not None and micro.gradient is not None:
+        roots: list[Tensor] = []
+        gradients: list[Tensor | None] = []
+        if micro.objective is not None and micro.objective.requires_grad:
+            roots.append(micro.objective)
+            gradients.append(None)
+        if micro.left is not None and micro.left.requires_grad and micro.gradient is not None:
+            roots.append(micro.left)
             gradients.append(micro.gradient.to(micro.left.dtype))
-        torch.autograd.backward(roots, gradients)
+        if roots:  # none where all that is trained comes later
+            torch.autograd.backward(roots, gradients)
         micro.left = micro.objective = micro.gradient = None
         if self._telemetry and not deferred.is_on:
             self._telemetry.end_micro_batch(micro.number)
@@ -428,6 +444,7 @@ class Chunks:
         slices.clock, slices.shape = self._passes.experts.clock, micro.shape
         slices.slices = token_slices(self._place.stage, slices.num_tokens)
         self._passes.stage.entered = micro.entered
+        self._passes.experts.is_idle = self._is_idle(micro)
         if micro.entered is not None and self._before_last:
             micro.entered.requires_grad_()
 
@@ -461,7 +478,11 @@ class Chunks:
         if self._is_checked:
             self._is_checked = False
             try:
-                require_sum(self._loss, logits, own, value.item())
+                if self._place.is_cut:  # one row: tokens take the place of rows
+                    turned = {n: t.transpose(0, 1) if t.dim() > 1 else t for n, t in own.items()}
+                    require_sum(self._loss, logits.transpose(0, 1), turned, value.item())
+                else:
+                    require_sum(self._loss, logits, own, value.item())
             except ConfigError as error:  # raised on all ranks, when they are here
                 self.failure = error
         return value

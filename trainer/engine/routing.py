@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.groups.group import Group
 from pacekeeper.trainer.model.routers import Router, routers
 from pacekeeper.trainer.model.skeleton import Skeleton
@@ -30,6 +31,20 @@ class Balance(StrEnum):
 
     SEQUENCE = "sequence"  # each row alone: exact under any layout
     BATCH = "batch"  # all tokens of a step, as transformers does: one micro-batch only
+
+
+def require_balance(layout: Layout, balance: Balance, weight: float) -> None:
+    """Reject stages with a load-balancing loss over the batch: it needs all layers at once.
+
+    Raises:
+        ConfigError: The layout has several stages.
+    """
+    if balance is Balance.BATCH and weight and any(len(stages) > 1 for stages in layout.mesh):
+        raise ConfigError(
+            f"generation {layout.generation} has pipeline stages, and the load-balancing loss is "
+            "over the batch",
+            remedy='use balance="sequence"',
+        )
 
 
 class Routing:
@@ -103,7 +118,7 @@ class Routing:
             num_rows: Rows of the micro-batch; 0: this rank had none.
             num_tokens: Tokens of the global batch.
             slices: The micro-batch.
-            group: All ranks; the loss over a batch exchanges counts.
+            group: Ranks with work; the loss over a batch exchanges counts.
         """
         if not self._weight:
             return 0.0
@@ -158,7 +173,9 @@ def _sequence_loss(affinity_NE: Tensor, chosen_NK: Tensor, slices: TokenSlices) 
     first = slices.own.start
     counts_RE = row_counts(chosen_NK, affinity_NE.detach(), first, num_rows, length)
     if len(slices.slices) > 1:
+        slices.clock.pause()
         slices.group.all_reduce(counts_RE).wait()
+        slices.clock.resume()
     return sequence_loss(affinity_NE, counts_RE, first, length)
 
 

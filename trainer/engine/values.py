@@ -28,12 +28,13 @@ class EngineOptions:
         max_grad_norm: Bound of the global gradient norm; None: no bound.
         checkpoint_activations: Whether the backward pass repeats decoder layers instead of keeping
             their activations. Rows are routed and planned once.
-        balance: What the load-balancing loss is computed over.
+        balance: What the load-balancing loss is computed over; BATCH needs one stage.
         balance_weight: Weight of that loss; 0: none.
         bias_rate: Step of the update of the routers' correction biases, where the family has them
             (DeepSeek-V3: 1e-3); 0: none.
         schedule: Order of forward and backward passes in pipelines. ZERO_BUBBLE computes gradients
-            of weights where a stage would wait; activations live a little longer.
+            of weights where a stage would wait; each stage then keeps as many micro-batches as the
+            first one, and activations cannot be checkpointed.
     """
 
     device: torch.device | str = "cpu"

@@ -316,7 +316,7 @@ class GradientSync:
 
     def disarm(self) -> None:
         """Expect nothing more of a step that was interrupted."""
-        self._is_armed = False
+        self._is_armed, self._started = False, 0
 
     def finish(self) -> None:
         """Start what has not started, wait for all, and leave the sums in the gradients.

@@ -252,7 +252,7 @@ def _packed(states: BlockStates, block: Block, generation: int) -> Tensor:
         for _, tensor in sorted(read_block(states, block).items())
     ]
     size = sum(len(part) for part in parts)
-    data = torch.cat([*parts, parts[0].new_zeros(-size % _WORD)])
+    data = torch.cat([*parts, torch.zeros(-size % _WORD, dtype=torch.uint8, device=states.device)])
     return torch.cat([data, checksum(data, _number(generation, block))[None].view(torch.uint8)])
 
 

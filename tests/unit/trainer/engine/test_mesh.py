@@ -1,12 +1,18 @@
 """Stages, tensor groups, pipelines and expert replicas at once train as one process does."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 from benchmarks.random_meshes import random_mesh
+from torch import Tensor
 
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
-from support.engines import ROWS, PlainRun, adamw, engine_of, micro_batches, rows_of
+from pacekeeper.trainer.engine.micro_batches import MicroBatch, cross_entropy
+from pacekeeper.trainer.parallel.layouts import start_layout
+from support.engines import BUILDING, ROWS, PlainRun, adamw, engine_of, micro_batches, rows_of
 from support.rank_threads import ThreadGroup, run_ranks
 from support.tiny_models import tiny_config
 
@@ -17,9 +23,10 @@ def shape_of(family: str) -> tuple[list[int], tuple[int, ...]]:
     """Experts by layer, and the layers with shared experts."""
     from pacekeeper.trainer.model.skeleton import build_skeleton
 
-    skeleton = build_skeleton(
-        tiny_config(family), num_attention_shards=SHARDS, num_mlp_shards=SHARDS
-    )
+    with BUILDING:
+        skeleton = build_skeleton(
+            tiny_config(family), num_attention_shards=SHARDS, num_mlp_shards=SHARDS
+        )
     return [one.num_experts if one else 0 for one in skeleton.experts], skeleton.shared_mlp_layers
 
 
@@ -86,3 +93,138 @@ def test_any_mesh_trains_as_one_process_does_while_it_changes(family: str, seed:
 
     for errors in run_ranks(5, work):
         assert max(errors) < 1e-11
+
+
+def pipelines_of(family: str, ranks: tuple[int, ...], stages: int, size: int) -> Layout:
+    layers, shared = shape_of(family)
+    return start_layout(
+        layers,
+        ranks,
+        num_stages=stages,
+        tensor_size=size,
+        num_attention_shards=SHARDS,
+        num_mlp_shards=SHARDS,
+        shared_mlp_layers=shared,
+    )
+
+
+@pytest.mark.usefixtures("wide")
+def test_layers_are_repeated_for_the_micro_batch_that_goes_back() -> None:
+    """Of two pipelines one has three micro-batches, the other one: the others are placeholders."""
+    plain = PlainRun("qwen3_moe", 2, CLIP)
+
+    def work(group: ThreadGroup) -> list[float]:
+        layout = pipelines_of("qwen3_moe", group.ranks, 2, 1)
+        shares = [
+            replace(one, batch_share=s) for one, s in zip(layout.pipelines, (0.8, 0.2), strict=True)
+        ]
+        engine = engine_of(
+            "qwen3_moe",
+            group,
+            layout=replace(layout, pipelines=tuple(shares)),
+            shards=SHARDS,
+            max_grad_norm=CLIP,
+            checkpoint_activations=True,
+        )
+        adamw(engine)
+        losses = []
+        for step in range(2):
+            places = engine.rows(ROWS)
+            batch = micro_batches(rows_of(step)[places.start : places.stop], 2)
+            losses.append(engine.step(batch).loss.item())
+        return losses
+
+    for losses in run_ranks(4, work):
+        assert losses == pytest.approx(plain.losses, rel=1e-11)
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_first_stage_that_is_frozen_goes_on() -> None:
+    def work(group: ThreadGroup) -> float:
+        engine = engine_of(
+            "qwen3_moe", group, layout=pipelines_of("qwen3_moe", group.ranks, 2, 1), shards=SHARDS
+        )
+        for name, parameter in engine.model.named_parameters():
+            parameter.requires_grad_(name.startswith(("model.layers.1.", "model.norm", "lm_head")))
+        adamw(engine)
+        batch = micro_batches(rows_of(0))
+        return engine.step(batch).grad_norm.item()
+
+    first, second = run_ranks(2, work)
+    assert first == second > 0.0
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize(("stages", "size"), [(1, 2), (2, 1)])
+def test_all_ranks_refuse_a_loss_that_is_no_sum_and_other_micro_batches(
+    stages: int, size: int
+) -> None:
+    def mean(logits: Tensor, batch: MicroBatch) -> Tensor:
+        return cross_entropy(logits, batch) / batch["labels"].numel()
+
+    def work(group: ThreadGroup) -> bool:
+        layout = pipelines_of("qwen3_moe", group.ranks, stages, size)
+        engine = engine_of("qwen3_moe", group, layout=layout, shards=SHARDS)
+        adamw(engine)
+        with pytest.raises(ConfigError):
+            engine.step(micro_batches(rows_of(0)), mean)
+        with pytest.raises(ConfigError):
+            engine.step(micro_batches(rows_of(0), 3 if group.rank else 4))
+        with pytest.raises(ConfigError):
+            engine.step(micro_batches(rows_of(group.rank)))
+        return True
+
+    assert run_ranks(2, work) == [True, True]
+
+
+@pytest.mark.usefixtures("wide")
+def test_recurrent_layers_change_their_tensor_group() -> None:
+    plain = PlainRun("qwen3_next", 2, CLIP)
+
+    def work(group: ThreadGroup) -> list[float]:
+        engine = engine_of(
+            "qwen3_next",
+            group,
+            layout=pipelines_of("qwen3_next", group.ranks, 1, 2),
+            shards=SHARDS,
+            max_grad_norm=CLIP,
+        )
+        adamw(engine)
+        losses = []
+        for step, size in enumerate((2, 1)):
+            if step:
+                layout = pipelines_of("qwen3_next", group.ranks, 1, size)
+                engine.apply(replace(layout, generation=2))
+            places = engine.rows(ROWS)
+            batch = micro_batches(rows_of(step)[places.start : places.stop])
+            losses.append(engine.step(batch).loss.item())
+        return losses
+
+    for losses in run_ranks(2, work):
+        assert losses == pytest.approx(plain.losses, rel=1e-11)
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_step_without_rows_may_come_after_one_with_rows() -> None:
+    def work(group: ThreadGroup) -> float:
+        engine = engine_of("qwen3_moe", group)
+        adamw(engine)
+        engine.step(micro_batches(rows_of(0)))
+        return engine.step([]).grad_norm.item()
+
+    assert run_ranks(2, work) == [0.0, 0.0]
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_loss_over_the_batch_needs_one_stage() -> None:
+    def work(group: ThreadGroup) -> bool:
+        layout = pipelines_of("qwen3_moe", group.ranks, 1, 2)
+        engine = engine_of(
+            "qwen3_moe", group, layout=layout, shards=SHARDS, balance="batch", balance_weight=0.1
+        )
+        adamw(engine)
+        with pytest.raises(ConfigError):
+            engine.apply(replace(pipelines_of("qwen3_moe", group.ranks, 2, 1), generation=2))
+        return engine.step(micro_batches(rows_of(0), ROWS)).loss.isfinite().item() is True
+
+    assert run_ranks(2, work) == [True, True]
