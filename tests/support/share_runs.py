@@ -190,7 +190,9 @@ def _wait(rings: Path, folder: Path, rank: int) -> None:
     while rank and not has_run.exists() and time.monotonic() < give_up_s:
         time.sleep(0.01)
     (folder / f"waits-{rank}.json").write_text(json.dumps({"could_run": has_run.exists()}))
-    gathered = functional.all_gather_tensor(torch.ones(1), 0, dist.group.WORLD)
+    world = dist.group.WORLD
+    assert world is not None, "initialised"
+    gathered = functional.all_gather_tensor(torch.ones(1), 0, world)
     with pace.step(0), pace.micro_batch_timer(tokens=1):
         if rank == 0:
             is_waiting.set()
