@@ -56,6 +56,7 @@ from pacekeeper.trainer.engine.job import (
     require_budget,
     warn_of_overruns,
 )
+from pacekeeper.trainer.engine.routing import Balance, require_balance
 from pacekeeper.trainer.engine.run_log import StepRecord
 from pacekeeper.trainer.engine.values import PreparedMove, PreparedStep
 from pacekeeper.trainer.groups.agreement import on_all_ranks, require_agreement
@@ -372,6 +373,7 @@ class EngineWorker(Worker):
         try:
             check_layout(new, self.engine.skeleton, self.layout.ranks)
             require_slots(new, self.engine.store.num_slots)
+            require_balance(new, Balance(self.config.balance), self.config.balance_weight)
         except ConfigError as error:
             raise ValueError(error.what) from None
 

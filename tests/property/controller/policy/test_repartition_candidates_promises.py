@@ -119,9 +119,7 @@ def test_after_recovery_home_returns_and_stays() -> None:
         config = replace(config, may_leave_out=False, min_nodes=1, memory_bytes=0)
         decision = decide(view, config)
         is_moved = decision.layout is not None and bool(view.slow)
-        returned[is_moved] += 1
-        if is_moved:
-            check_return(view, config, decision)
+        returned[is_moved and check_return(view, config, decision)] += 1
 
     returns_and_stays()
     assert returned[True] >= MIN_PLANS * returned.total()
@@ -141,10 +139,11 @@ def test_a_baseline_that_is_as_fast_but_for_rounding_is_restored() -> None:
     )
     decision = decide(view, config)
     assert decision.level is MitigationLevel.MOVE_LAYERS
-    check_return(view, config, decision)
+    assert check_return(view, config, decision)
 
 
-def check_return(view: PlanningSnapshot, config: PolicyConfig, decision: Decision) -> None:
+def check_return(view: PlanningSnapshot, config: PolicyConfig, decision: Decision) -> bool:
+    """Whether it returns: always, but where the plan is faster than home without any fault."""
     assert decision.layout is not None
     over = replace(
         view,
@@ -155,8 +154,13 @@ def check_return(view: PlanningSnapshot, config: PolicyConfig, decision: Decisio
         slow_steps=None,
         next_generation=view.next_generation + 1,
     )
-    back = decide(over, config)
+    back, pricing = decide(over, config), Pricing(over, config)
+    home_s = pricing.price(pricing.as_run(view.layout)).step_s
+    if home_s > (1.0 + config.min_gain) * pricing.current_s * (1.0 + 1e-9):
+        assert back.level is not MitigationLevel.RETURN_HOME
+        return False
     assert back.level is MitigationLevel.RETURN_HOME
     assert back.layout == replace(view.layout, generation=over.next_generation)
     there = replace(over, layout=back.layout, baseline=None, work=view.work, steps_since_plan=3)
     assert decide(there, config).layout is None
+    return True
