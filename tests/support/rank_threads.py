@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from pacekeeper.trainer.groups.group import Messages, Pending
+from pacekeeper.trainer.groups.group import AllOf, Messages, Pending
 
 T = TypeVar("T")
 _TIMEOUT_S = 60.0
@@ -64,7 +64,7 @@ class ThreadGroup:
     def point_to_point(self, sends: Messages, receives: Messages) -> Pending:
         for rank, tensor in sends:
             self._hub.messages[self.rank, rank].put(tensor.clone())
-        return _AllArrived([_Arrived(tensor, self._message(rank)) for rank, tensor in receives])
+        return AllOf([_Arrived(tensor, self._message(rank)) for rank, tensor in receives])
 
     def _message(self, rank: int) -> Tensor:
         while True:
@@ -84,16 +84,6 @@ class _Arrived:
     def wait(self) -> object:
         assert self._output.shape == self._values.shape, "sides disagree on the message"
         self._output.copy_(self._values)
-        return None
-
-
-class _AllArrived:
-    def __init__(self, messages: Sequence[_Arrived]) -> None:
-        self._messages = messages
-
-    def wait(self) -> object:
-        for message in self._messages:
-            message.wait()
         return None
 
 

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import BlockKind, Layout
-from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
+from pacekeeper.core.layout.pipeline_schedule import Program, Schedule, pipeline_program
 from pacekeeper.trainer.emulation.model_kernels import Portion
 from pacekeeper.trainer.engine.micro_batches import (
     Loss,
@@ -262,11 +263,7 @@ class Passes:
         if self.place is not None and whole.num_micro_batches:
             work = Chunks(self, batches, whole, loss, is_first=is_first, before_last=before_last)
             self.deferred.is_on = self.schedule is Schedule.ZERO_BUBBLE
-            program = pipeline_program(
-                self.schedule,
-                num_stages=self.place.num_stages,
-                num_microbatches=whole.num_micro_batches,
-            )
+            program = _program(self.schedule, self.place.num_stages, whole.num_micro_batches)
             self._run(work, self.place).run(program.stages[self.place.number])
             self.deferred.is_on = False
             total, failure = work.total, work.failure
@@ -320,6 +317,11 @@ class Passes:
         if self.compute_dtype is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype)
+
+
+@lru_cache(maxsize=8)  # the same in most steps
+def _program(schedule: Schedule, num_stages: int, num_micro_batches: int) -> Program:
+    return pipeline_program(schedule, num_stages=num_stages, num_microbatches=num_micro_batches)
 
 
 def _raise(failure: Exception | None) -> None:

@@ -38,12 +38,9 @@ class SubGroup:
     def all_gather(self, values: Tensor) -> Tensor:
         gathered = values.new_empty((len(self.ranks), *values.shape))
         own = values.contiguous()
-        receives = [(r, gathered[i]) for i, r in enumerate(self.ranks) if r != self.rank]
         gathered[self.ranks.index(self.rank)] = own
-        self.point_to_point(
-            [(r, own) for r in self.ranks if r != self.rank and own.numel()],
-            receives if own.numel() else (),
-        ).wait()
+        copies = [own] * len(self.ranks)
+        self.point_to_point(self.to_others(copies), self.to_others(list(gathered))).wait()
         return gathered
 
     def all_to_all_rows(
@@ -52,7 +49,7 @@ class SubGroup:
         place = self.ranks.index(self.rank)
         sent, arriving = rows.split(list(send)), output.split(list(receive))
         arriving[place].copy_(sent[place])
-        return self.point_to_point(self._others(sent), self._others(arriving))
+        return self.point_to_point(self.to_others(sent), self.to_others(arriving))
 
     def all_reduce(self, values: Tensor) -> Pending:
         return _Reducing(self, values)
@@ -60,7 +57,8 @@ class SubGroup:
     def point_to_point(self, sends: Messages, receives: Messages) -> Pending:
         return self._parent.point_to_point(sends, receives)
 
-    def _others(self, parts: Sequence[Tensor]) -> Messages:
+    def to_others(self, parts: Sequence[Tensor]) -> Messages:
+        """Return one part for each member, without this rank's and those that are empty."""
         pairs = zip(self.ranks, parts, strict=True)
         return [(rank, part) for rank, part in pairs if rank != self.rank and part.numel()]
 
@@ -75,10 +73,9 @@ class _Reducing:
         self._place = group.ranks.index(group.rank)
         own = self._parts[self._place]
         self._arriving = [torch.empty_like(own) for _ in group.ranks]
-        self._pending = group.point_to_point(group._others(self._parts), self._given())
-
-    def _given(self) -> Messages:
-        return self._group._others(self._arriving)
+        self._pending = group.point_to_point(
+            group.to_others(self._parts), group.to_others(self._arriving)
+        )
 
     def wait(self) -> object:
         self._pending.wait()
@@ -87,10 +84,9 @@ class _Reducing:
         total = torch.zeros_like(own)
         for part in self._arriving:
             total += part
-        sums = [part if i != self._place else total for i, part in enumerate(self._parts)]
-        others = [rank for rank in self._group.ranks if rank != self._group.rank]
+        totals = [total] * len(self._parts)
         self._group.point_to_point(
-            [(rank, total) for rank in others if total.numel()], self._group._others(sums)
+            self._group.to_others(totals), self._group.to_others(self._parts)
         ).wait()
         own.copy_(total)
         if self._flat.data_ptr() != self._values.data_ptr():
