@@ -17,7 +17,7 @@ from benchmarks.fleet_reports import DEVICES, uuid_of
 from pacekeeper.core.layout.codec import decode_layout, encode_layout, layout_crc
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
+from pacekeeper.core.layout.resize.shrink import ReplicationFloor, shrink
 from pacekeeper.core.telemetry.records import LOADS_PER_RECORD
 from pacekeeper.protos import telemetry_pb2 as t
 

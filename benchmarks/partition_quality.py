@@ -25,9 +25,10 @@ from benchmarks.malleus import malleus
 from benchmarks.partition_cases import CASES, Case, problem_of
 from pacekeeper.controller.planning.model.problem import PartitionProblem, healthy
 from pacekeeper.controller.planning.partition.incremental import with_other_shards
-from pacekeeper.controller.planning.partition.layout_codec import check_live_layout, layout_of
+from pacekeeper.controller.planning.partition.layout_codec import layout_of
 from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition_cost.step_time import price
+from pacekeeper.core.layout.live_rules import check_live_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.baselines.greyhound import greyhound
 from pacekeeper.simulator.baselines.resihp import DELTAS, ORDERS, resihp

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.layout.layout import Block, Layout
-from pacekeeper.core.layout.shrink import RecoveryPlan
+from pacekeeper.core.layout.resize.shrink import RecoveryPlan
 from pacekeeper.trainer.checkpoint.block_states import blocks_on, read_block
 from pacekeeper.trainer.elastic.agreement.quorum import Group
 from pacekeeper.trainer.elastic.agreement.recovery_decision import RecoverySources, plan_recovery

@@ -11,7 +11,7 @@ from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
+from pacekeeper.core.layout.resize.shrink import ReplicationFloor, shrink
 from pacekeeper.core.telemetry.attachment import Capability
 
 STANDBY_SPEED = 0.5  # below 1: a standby rank with such a speed gets no work when nodes join

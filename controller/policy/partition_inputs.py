@@ -119,7 +119,7 @@ def as_partition(view: PlanningSnapshot, layout: Layout) -> Partition:
     """Return the partition of a layout.
 
     Raises:
-        ValueError: A running job cannot follow the layout (`layout_codec.check_live_layout`), or a
+        ValueError: A running job cannot follow the layout (`check_live_layout`), or a
             pipeline has fewer rows than micro-batches.
     """
     healthy = view.baseline or view.layout

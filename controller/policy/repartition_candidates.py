@@ -1,7 +1,7 @@
 """Candidates with other tensor shards, other layers per stage, or a rank left out. Pure.
 
 Pipelines that share experts have equal cuts and equal numbers of micro-batches; those of a dense
-model may differ in both (`layout_codec.check_live_layout`). The partition planner's result becomes
+model may differ in both (`check_live_layout`). The partition planner's result becomes
 a layout with a placement of experts. Called by `candidates.py`.
 """
 

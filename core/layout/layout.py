@@ -2,7 +2,7 @@
 
 Pure data with its invariants; `holders` maps a block to ranks. The layout that a job starts with:
 `core/layout/even_layout.py`; the difference of two layouts: `core/layout/diff.py`; JSON form:
-`core/layout/codec.py`; without dead ranks: `core/layout/shrink.py`.
+`core/layout/codec.py`; without dead ranks: `core/layout/resize/shrink.py`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

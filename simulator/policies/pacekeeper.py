@@ -1,6 +1,6 @@
 """Ours: what survivors, newcomers and the controller of a real job do, by their own code.
 
-Survivors shrink and newcomers widen the layout (`core/layout/shrink.py`, `core/layout/grow.py`);
+Survivors shrink and newcomers widen the layout (`core/layout/resize/`);
 then, and every `review_steps`, the controller's policy (`controller/policy/decide.py`) is asked
 with a view like a live one, and what it decides is done. That a node is slow it learns from the
 detector (`simulator/engine/detection_model.py`). Nothing is decided here.
@@ -20,9 +20,9 @@ from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.grow import resize
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import ReplicationFloor
+from pacekeeper.core.layout.resize.grow import resize
+from pacekeeper.core.layout.resize.shrink import ReplicationFloor
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.features import FEATURES
 from pacekeeper.predictor.cost.forecast import Workload

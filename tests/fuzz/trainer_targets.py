@@ -10,7 +10,7 @@ from dataclasses import replace
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import RecoveryPlan
+from pacekeeper.core.layout.resize.shrink import RecoveryPlan
 from pacekeeper.trainer.elastic import rendezvous
 from pacekeeper.trainer.elastic.agreement import kv_store, messages
 from pacekeeper.trainer.elastic.agreement.messages import (

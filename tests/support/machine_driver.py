@@ -24,7 +24,7 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import ReplicationFloor
+from pacekeeper.core.layout.resize.shrink import ReplicationFloor
 from pacekeeper.core.telemetry.attachment import Attachment, ModelShape
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (

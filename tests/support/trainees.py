@@ -17,7 +17,7 @@ from torch import Tensor
 from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
-from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
+from pacekeeper.core.layout.resize.shrink import RecoveryPlan, ReplicationFloor
 from pacekeeper.trainer.checkpoint import in_memory
 from pacekeeper.trainer.checkpoint.async_writer import SaveResult
 from pacekeeper.trainer.checkpoint.block_states import (

@@ -24,7 +24,7 @@ from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
-from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
+from pacekeeper.core.layout.resize.shrink import RecoveryPlan, ReplicationFloor
 from pacekeeper.core.telemetry.attachment import Clock
 from pacekeeper.trainer.adapters.reporter import default_clock
 from pacekeeper.trainer.checkpoint.async_writer import SaveResult
@@ -56,7 +56,6 @@ from pacekeeper.trainer.engine.job import (
     require_budget,
     warn_of_overruns,
 )
-from pacekeeper.trainer.engine.routing import Balance, require_balance
 from pacekeeper.trainer.engine.run_log import StepRecord
 from pacekeeper.trainer.engine.values import PreparedMove, PreparedStep
 from pacekeeper.trainer.groups.agreement import on_all_ranks, require_agreement
@@ -71,8 +70,6 @@ from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import CpuClock
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.checkpoint_reader import INDEX
-from pacekeeper.trainer.parallel.layouts import check_layout
-from pacekeeper.trainer.parallel.moves import require_slots
 from pacekeeper.trainer.parallel.replica_check import ReplicaGuard
 from pacekeeper.trainer.plans.offers import Plan, read_offered_plan
 
@@ -371,9 +368,7 @@ class EngineWorker(Worker):
 
     def _check_fits(self, new: Layout) -> None:
         try:
-            check_layout(new, self.engine.skeleton, self.layout.ranks)
-            require_slots(new, self.engine.store.num_slots)
-            require_balance(new, Balance(self.config.balance), self.config.balance_weight)
+            self.engine.check_layout(new, self.layout.ranks)
         except ConfigError as error:
             raise ValueError(error.what) from None
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pacekeeper.core.errors import ExitCode, PacekeeperError, UnreachableError
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import RecoveryPlan
+from pacekeeper.core.layout.resize.shrink import RecoveryPlan
 from pacekeeper.trainer.elastic.agreement.consensus import Agreement, AllDone, Fenced
 from pacekeeper.trainer.elastic.agreement.kv_store import Stores
 from pacekeeper.trainer.elastic.agreement.messages import ConsensusDecision, Report, widened

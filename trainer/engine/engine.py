@@ -6,7 +6,7 @@ the loop, with data, loss, schedule, logging and evaluation. Failures of other r
 handled here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,6 @@ from pacekeeper.trainer.parallel.mesh.deferred_weights import DeferredWeights
 from pacekeeper.trainer.parallel.moves import (
     assign_slots,
     commit_move,
-    require_slots,
     stage_move,
 )
 from pacekeeper.trainer.parallel.optimizers import require_per_element
@@ -124,33 +123,31 @@ class Engine:
             num_mlp_shards=skeleton.num_mlp_shards,
             shared_mlp_layers=skeleton.shared_mlp_layers,
         )
-        slots = options.num_slots or default_slots(self.layout, self._num_experts)
+        self._num_slots = options.num_slots or default_slots(self.layout, self._num_experts)
         self._facts: dict[str, object] = {
             "version of transformers": library.VERSION,
             "version of torch": torch.__version__,
             "model": library.config_values(skeleton.module),
-            "options": asdict(options) | {"device": "", "num_slots": slots},
+            "options": asdict(options) | {"device": "", "num_slots": self._num_slots},
             "type of parameters": self._dtype(),
             "weights": source.fingerprint,
         }
         # Compared before anything is checked: what is wrong is then wrong on all ranks.
         self._require_agreement(self.groups)
-        check_layout(self.layout, skeleton, ranks if rank is None else self.layout.ranks)
-        require_slots(self.layout, slots)
-        require_balance(self.layout, options.balance, options.balance_weight)
+        self._options = options
+        self.check_layout(self.layout, ranks if rank is None else self.layout.ranks)
         if self._dtype() not in (torch.float64, torch.float32, torch.bfloat16):
             raise ConfigError(
                 f"parameters of type {self._dtype()} need a scaled loss, which there is not",
                 remedy="use float32 with compute_dtype=torch.bfloat16",
             )
         self.device = torch.device(options.device)
-        self._options = options
         self.num_steps = 0
         self._optimizers: list[torch.optim.Optimizer] = []
-        self.store = BlockStore(skeleton, num_slots=slots, device=self.device)
+        self.store = BlockStore(skeleton, num_slots=self._num_slots, device=self.device)
         own = self.groups.exchange.rank
         held = [
-            assign_slots({}, self.layout.experts_on(own, layer), slots) if one else {}
+            assign_slots({}, self.layout.experts_on(own, layer), self._num_slots) if one else {}
             for layer, one in enumerate(skeleton.experts)
         ]
         holding = Holding.of(self.layout, own)
@@ -526,11 +523,14 @@ class Engine:
         """
         groups = groups or self.groups
         require_agreement(self._facts | {"layout": encode_layout(layout)}, groups.control)
-        check_layout(layout, self.skeleton, groups.exchange.ranks)
-        require_slots(layout, self.store.num_slots)
-        require_balance(layout, self._options.balance, self._options.balance_weight)
+        self.check_layout(layout, groups.exchange.ranks)
         staged = stage_move(self.states, self.layout, layout, groups.exchange, refilled)
         return PreparedMove(layout=layout, groups=groups, staged=staged)
+
+    def check_layout(self, layout: Layout, ranks: Sequence[int]) -> None:
+        """Raise ConfigError if these ranks cannot run `layout` with this model and options."""
+        check_layout(layout, self.skeleton, ranks, self._num_slots)
+        require_balance(layout, self._options.balance, self._options.balance_weight)
 
     def commit_move(self, prepared: PreparedMove) -> AppliedLayout:
         """Put a prepared layout in force, with its groups; needs no other rank."""

@@ -6,13 +6,14 @@ from dataclasses import replace
 from itertools import accumulate, chain
 
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Layout, ShardRun
+from pacekeeper.core.layout.live_rules import check_live_layout
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
 from pacekeeper.trainer.model.families import family_of
 from pacekeeper.trainer.model.skeleton import Skeleton
+from pacekeeper.trainer.parallel.moves import require_slots
 
 
 def start_layout(
@@ -82,13 +83,14 @@ def start_layout(
     )
 
 
-def check_layout(layout: Layout, skeleton: Skeleton, ranks: Sequence[int]) -> None:
+def check_layout(layout: Layout, skeleton: Skeleton, ranks: Sequence[int], num_slots: int) -> None:
     """Reject a layout of another model or of other ranks, or one that the engine cannot run.
 
     Args:
         layout: The layout.
         skeleton: The model.
         ranks: Ranks of the job's groups.
+        num_slots: Experts of a layer that each rank has memory for.
 
     Raises:
         ConfigError: What the layout has and the engine has not.
@@ -141,17 +143,15 @@ def check_layout(layout: Layout, skeleton: Skeleton, ranks: Sequence[int]) -> No
             remedy="set tie_word_embeddings to false in the model's configuration, "
             "or give one stage",
         )
-    if not layout.has_equal_cuts and any(layout.experts):
+    try:
+        check_live_layout(layout)
+    except ValueError as error:
         raise ConfigError(
-            f"{name} cuts pipelines at different layers, whose ranks exchange tokens of experts",
-            remedy="give all pipelines stages of the same layers",
-        )
-    runs = (run for stages in layout.mesh for stage in stages for run in stage.attention)
-    if idle := sorted(run.rank for run in runs if run.first == run.end):
-        raise ConfigError(
-            f"{name} gives ranks {format_ranks(idle)} of tensor groups no attention shard",
-            remedy="give each rank of a group at least one",
-        )
+            f"{name}: {error}",
+            remedy="give all pipelines stages of the same layers, and each rank of a tensor group "
+            "an attention shard",
+        ) from error
+    require_slots(layout, num_slots)
     if layout.state_owners:
         raise ConfigError(
             f"{name} names owners of optimizer state, the engine has it on all ranks",

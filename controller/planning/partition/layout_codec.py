@@ -11,6 +11,7 @@ from pacekeeper.controller.planning.model.partition import Partition, Pipeline, 
 from pacekeeper.controller.planning.partition.row_split import lock_step_batches, micro_batches
 from pacekeeper.core.layout import layout as core
 from pacekeeper.core.layout.layout import Layout, ReplicaSet, ShardRun
+from pacekeeper.core.layout.live_rules import check_live_layout
 
 
 def layout_of(
@@ -60,26 +61,6 @@ def layout_of(
         speeds=speeds,
         standing_by=standing_by,
     )
-
-
-def check_live_layout(layout: Layout) -> None:
-    """Reject a layout that a running job cannot follow.
-
-    Any other layout can be put in force: pipelines of a dense model may have cuts of their own,
-    each stage has its own runs of attention and of MLP shards, and ranks may stand by.
-
-    Raises:
-        ValueError: pipelines share experts and have other cuts, so that they would not meet at the
-            experts of a layer, or a rank has MLP shards and none of the attention.
-    """
-    for stage in (stage for stages in layout.mesh for stage in stages):
-        if idle := [run.rank for run in stage.attention if run.end == run.first]:
-            raise ValueError(f"ranks {idle} have no attention shard")
-    if any(layout.experts) and not layout.has_equal_cuts:
-        ends = sorted({pipeline.ends for pipeline in layout.pipelines})
-        raise ValueError(
-            f"pipelines share experts, but their stages end at {ends[0]} and {ends[1]}"
-        )
 
 
 def batch_shares_of(partition: Partition) -> tuple[float, ...]:

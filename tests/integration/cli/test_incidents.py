@@ -9,7 +9,7 @@ import pytest
 
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.codec import encode_layout
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.protos import control_pb2
 from pacekeeper.protos.convert import reports

@@ -24,7 +24,7 @@ from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.codec import encode_layout
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.protos import control_pb2, status_pb2
 from support.controllers import (

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.protos import control_pb2, status_pb2
 from pacekeeper.protos.convert import reports

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from pacekeeper.core.layout.grow import resize
 from pacekeeper.core.layout.layout import ExpertReplica, Layout
-from pacekeeper.core.layout.shrink import ReplicationFloor
+from pacekeeper.core.layout.resize.grow import resize
+from pacekeeper.core.layout.resize.shrink import ReplicationFloor
 from pacekeeper.core.telemetry.records import PlanRefusedRecord
 from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import random_layout

@@ -4,12 +4,9 @@ import pytest
 from benchmarks.partition_cases import CASES, Case, problem_of
 from benchmarks.partition_quality import SEVERITIES, draw
 
-from pacekeeper.controller.planning.partition.layout_codec import (
-    check_live_layout,
-    layout_of,
-    partition_of,
-)
+from pacekeeper.controller.planning.partition.layout_codec import layout_of, partition_of
 from pacekeeper.controller.planning.partition.planner import plan_partition
+from pacekeeper.core.layout.live_rules import check_live_layout
 
 
 @pytest.mark.parametrize("rows_per_batch", [16, 1])

@@ -17,7 +17,7 @@ from itertools import islice
 
 from pacekeeper.core.errors import LostStateError, NoQuorumError
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import RecoveryPlan
+from pacekeeper.core.layout.resize.shrink import RecoveryPlan
 from pacekeeper.trainer.elastic.agreement.kv_store import (
     DEATHS_KEY,
     FINISHED_KEY,

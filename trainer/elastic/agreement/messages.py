@@ -17,7 +17,7 @@ from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import LostStateError, VersionError
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import RecoveryPlan
+from pacekeeper.core.layout.resize.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.elastic.agreement.quorum import Count, Group, Rank
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Progress

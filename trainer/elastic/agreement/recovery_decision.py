@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout.grow import resize
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import RecoveryPlan, ReplicationFloor
+from pacekeeper.core.layout.resize.grow import resize
+from pacekeeper.core.layout.resize.shrink import RecoveryPlan, ReplicationFloor
 
 _log = logging.getLogger(__name__)
 

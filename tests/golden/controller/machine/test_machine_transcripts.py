@@ -35,7 +35,7 @@ from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from support.machine_driver import (
     FIRST,
     FLOOR,

@@ -16,7 +16,7 @@ from pacekeeper.controller.state.events import (
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from support.examples import examples
 from support.machine_driver import (
     FLOOR,

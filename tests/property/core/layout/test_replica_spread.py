@@ -11,7 +11,7 @@ from pacekeeper.core.layout.diff import diff_layouts
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import level_shares
-from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
+from pacekeeper.core.layout.resize.shrink import ReplicationFloor, shrink
 from support.layouts import load_of, on_nodes
 
 NodeOf = dict[int, str]

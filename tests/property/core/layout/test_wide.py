@@ -12,9 +12,9 @@ from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.diff import StatePart, diff_layouts
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.grow import grow, resize
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
-from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
+from pacekeeper.core.layout.resize.grow import grow, resize
+from pacekeeper.core.layout.resize.shrink import ReplicationFloor, shrink
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from support.examples import examples
 from support.wide_layouts import holdings, wide_layout, wide_model

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.errors import NoQuorumError
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.shrink import RecoveryPlan
+from pacekeeper.core.layout.resize.shrink import RecoveryPlan
 from pacekeeper.trainer.elastic.agreement import consensus
 from pacekeeper.trainer.elastic.agreement.consensus import Agreement, Fenced
 from pacekeeper.trainer.elastic.agreement.messages import Report

@@ -17,7 +17,7 @@ from pacekeeper.core.incidents.findings import CoverageState, FindingKind, Mitig
 from pacekeeper.core.incidents.rank_failures import failed_ranks
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.records import PlanAppliedRecord
 from support.machine_driver import (

@@ -16,7 +16,7 @@ from pacekeeper.controller.state.events import (
 )
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision, Exposure, FindingKind, MitigationLevel
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from support.machine_driver import (
     FIRST,
     FLOOR,

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pacekeeper.core.layout.grow import grow
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.resize.grow import grow
 from support.machine_driver import (
     FIRST,
     FLOOR,

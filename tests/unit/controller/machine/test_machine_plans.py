@@ -16,7 +16,7 @@ from pacekeeper.controller.state.events import (
 from pacekeeper.controller.state.state import RankStatus
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import CoverageState, FindingKind, MitigationLevel
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from pacekeeper.core.telemetry.records import EXIT_UNKNOWN
 from support.layouts import with_shares
 from support.machine_driver import (

@@ -7,7 +7,7 @@ from pacekeeper.controller.state.state import RankStatus
 from pacekeeper.controller.storage.restore import job_record
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import CoverageState
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from support.machine_driver import (
     FIRST,
     FLOOR,

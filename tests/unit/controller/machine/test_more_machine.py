@@ -17,7 +17,7 @@ from pacekeeper.controller.state.events import (
 )
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import CoverageState, FindingKind, MitigationLevel
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (

@@ -10,7 +10,7 @@ from pacekeeper.controller.storage.rows import incident_of, incident_row
 from pacekeeper.controller.storage.write_batch import last_of_each
 from pacekeeper.core.incidents.findings import CoverageState, Incident
 from pacekeeper.core.incidents.rank_failures import failed_ranks
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.records import RankExitRecord
 from support.machine_driver import FIRST, FLOOR, JOB, Driver, applied, exited, started

@@ -19,7 +19,7 @@ from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from support.machine_driver import (
     FIRST,
     FLOOR,

@@ -7,7 +7,7 @@ import pytest
 from pacekeeper.controller.state.events import OfferPlan, SaveDecision, SaveIncident
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from pacekeeper.core.telemetry.records import PlanRefusedRecord
 from support.machine_driver import (
     FIRST,

@@ -11,7 +11,7 @@ from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel, NoPlanCode
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import ExpertReplica, Layout
-from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.layout.resize.shrink import shrink
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
 from support.layouts import with_shares

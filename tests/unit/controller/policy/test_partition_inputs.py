@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller.planning.partition.layout_codec import check_live_layout
 from pacekeeper.controller.planning.partition_cost.memory import memory_bytes
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.partition_inputs import as_partition, unreported
@@ -15,6 +14,7 @@ from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel, NoPlanCode
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.live_rules import check_live_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from support.partitioned import NUM_SHARDS, staged_layout, view_of, work_of

@@ -11,7 +11,7 @@ from pacekeeper.core.checkpoint.two_level import choose_num_snapshot
 from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
-from pacekeeper.core.layout.shrink import RecoveryPlan
+from pacekeeper.core.layout.resize.shrink import RecoveryPlan
 from pacekeeper.trainer.checkpoint.policies.interval import CheckpointCostMeter
 from pacekeeper.trainer.checkpoint.restore import MEMORY
 from pacekeeper.trainer.checkpoint.tensors import piece_bytes, piece_rows

@@ -18,7 +18,7 @@ from pacekeeper.core.errors import (
     VersionError,
 )
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.shrink import RecoveryPlan
+from pacekeeper.core.layout.resize.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.elastic.agreement.kv_store import (
     DEATHS_KEY,

@@ -11,7 +11,7 @@ import torch
 
 from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.layout.layout import Block
-from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
+from pacekeeper.core.layout.resize.shrink import ReplicationFloor, shrink
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.micro_batches import cross_entropy

@@ -14,10 +14,16 @@ from pacekeeper.core.layout.layout import Layout, Pipeline, ShardRun, Stage
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.model.blocks import Holding
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
-from pacekeeper.trainer.parallel.layouts import check_layout, default_slots, start_layout
+from pacekeeper.trainer.parallel.layouts import (
+    check_layout,
+    default_slots,
+    most_experts_on_a_rank,
+    start_layout,
+)
 from support.tiny_models import tiny_config
 
 RANKS = range(8)
+NUM_SLOTS = 64
 
 
 def model(**own: object) -> Skeleton:
@@ -41,7 +47,7 @@ def layout_of(skeleton: Skeleton, num_stages: int = 2, tensor_size: int = 2) -> 
 def test_the_first_layout_fits_the_model_in_every_shape(stages: int, size: int) -> None:
     skeleton = model()
     layout = layout_of(skeleton, stages, size)
-    check_layout(layout, skeleton, RANKS)
+    check_layout(layout, skeleton, RANKS, NUM_SLOTS)
     assert set(layout.blocks()) == set(skeleton.blocks)
     for rank in RANKS:
         holding = Holding.of(layout, rank)
@@ -67,7 +73,7 @@ def test_uneven_runs_fit() -> None:
     skeleton = model()
     layout = layout_of(skeleton)
     pipelines = [replace(p, stages=tuple(map(uneven, p.stages))) for p in layout.pipelines]
-    check_layout(replace(layout, pipelines=tuple(pipelines)), skeleton, RANKS)
+    check_layout(replace(layout, pipelines=tuple(pipelines)), skeleton, RANKS, NUM_SLOTS)
 
 
 def other_cuts(layout: Layout) -> Layout:
@@ -97,17 +103,26 @@ def others_shards(layout: Layout) -> Layout:
 def test_a_layout_that_does_not_fit_is_refused(change: object) -> None:
     skeleton = model()
     layout = layout_of(skeleton)
-    check_layout(layout, skeleton, RANKS)
+    check_layout(layout, skeleton, RANKS, NUM_SLOTS)
     with pytest.raises(ConfigError):
-        check_layout(change(layout), skeleton, RANKS)  # type: ignore[operator]
+        check_layout(change(layout), skeleton, RANKS, NUM_SLOTS)  # type: ignore[operator]
+
+
+def test_each_rank_needs_memory_for_its_experts() -> None:
+    skeleton = model()
+    layout = layout_of(skeleton)
+    slots = most_experts_on_a_rank(layout)
+    check_layout(layout, skeleton, RANKS, slots)
+    with pytest.raises(ConfigError):
+        check_layout(layout, skeleton, RANKS, slots - 1)
 
 
 def test_stages_need_an_embedding_and_a_head_of_their_own() -> None:
     skeleton = model(tie_word_embeddings=True)
     assert skeleton.has_ties
-    check_layout(layout_of(skeleton, 1, 2), skeleton, RANKS)
+    check_layout(layout_of(skeleton, 1, 2), skeleton, RANKS, NUM_SLOTS)
     with pytest.raises(ConfigError):
-        check_layout(layout_of(skeleton, 2, 2), skeleton, RANKS)
+        check_layout(layout_of(skeleton, 2, 2), skeleton, RANKS, NUM_SLOTS)
 
 
 @pytest.mark.parametrize(("family", "stages"), [("glm_moe_dsa", 2), ("gemma4_text", 1)])
@@ -115,9 +130,9 @@ def test_families_that_pass_more_than_hidden_states_are_refused(family: str, sta
     skeleton = build_skeleton(
         families.tiny_config(family), num_attention_shards=4, num_mlp_shards=2
     )
-    check_layout(layout_of(skeleton, 1, 1), skeleton, RANKS)
+    check_layout(layout_of(skeleton, 1, 1), skeleton, RANKS, NUM_SLOTS)
     with pytest.raises(ConfigError):
-        check_layout(layout_of(skeleton, stages, 2), skeleton, RANKS)
+        check_layout(layout_of(skeleton, stages, 2), skeleton, RANKS, NUM_SLOTS)
 
 
 def test_each_rank_of_a_group_needs_an_attention_shard() -> None:
@@ -134,7 +149,7 @@ def test_each_rank_of_a_group_needs_an_attention_shard() -> None:
     first, *others = layout.pipelines
     idle = replace(layout, pipelines=(replace(first, stages=(apart,)), *others))
     with pytest.raises(ConfigError):
-        check_layout(idle, skeleton, RANKS)
+        check_layout(idle, skeleton, RANKS, NUM_SLOTS)
 
 
 def test_tensor_groups_need_a_divided_model() -> None:
@@ -148,7 +163,7 @@ def test_tensor_groups_need_a_divided_model() -> None:
     )
     both = replace(layout, pipelines=(Pipeline(stages=(group,), batch_share=1.0),))
     with pytest.raises(ConfigError):
-        check_layout(both, whole, RANKS[:2])
+        check_layout(both, whole, RANKS[:2], NUM_SLOTS)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.diff import diff_layouts
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.grow import grow, resize
 from pacekeeper.core.layout.layout import ExpertReplica, Layout
-from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
+from pacekeeper.core.layout.resize.grow import grow, resize
+from pacekeeper.core.layout.resize.shrink import ReplicationFloor, shrink
 from support.layouts import ModelBlocks, layouts, load_of, on_nodes
 
 

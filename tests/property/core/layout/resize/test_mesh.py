@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.layout.diff import diff_layouts
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.grow import grow
 from pacekeeper.core.layout.layout import ExpertReplica, Layout, ShardRun
-from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
+from pacekeeper.core.layout.resize.grow import grow
+from pacekeeper.core.layout.resize.shrink import ReplicationFloor, shrink
 from support.layouts import groups_of, pipelines_of
 
 

@@ -11,8 +11,8 @@ from itertools import chain
 
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ReplicaSet, ranks_by_layer
-from pacekeeper.core.layout.mesh_resize import remove_ranks
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf, domain_of_rank, level_shares
+from pacekeeper.core.layout.resize.mesh import remove_ranks
 from pacekeeper.core.layout.state_owners import NO_SIZES, assign_state_owners
 
 
@@ -56,7 +56,7 @@ def shrink(
 ) -> Layout:
     """Remove the `dead` ranks from `layout` and restore every expert's replicas.
 
-    `core/layout/mesh_resize.py` places the survivors in pipelines and tensor groups. The share of a
+    `core/layout/resize/mesh.py` places the survivors in pipelines and tensor groups. The share of a
     surviving replica grows in proportion. An expert that lost a replica, or has fewer than the
     floor, gets new replicas: first on a new domain, then on the least loaded ranks, with shares
     that level the work. Living replicas are never removed. Owners and mirrors of optimizer state

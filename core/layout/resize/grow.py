@@ -1,6 +1,6 @@
 """Adds ranks to a running job: the same layout, wider, with as few moves as possible.
 
-The leader computes it and the other ranks take the result, as with `core/layout/shrink.py`. The
+The leader computes it and the other ranks take the result, as with `shrink`. The
 controller improves the layout later, so this rule only has to be safe, balanced and deterministic.
 """
 
@@ -12,9 +12,9 @@ from itertools import chain
 
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout.layout import Block, ExpertReplica, Layout, ReplicaSet, ranks_by_layer
-from pacekeeper.core.layout.mesh_resize import add_ranks
 from pacekeeper.core.layout.replica_spread import domain_of_rank, level_shares
-from pacekeeper.core.layout.shrink import ReplicationFloor, levelled, shrink
+from pacekeeper.core.layout.resize.mesh import add_ranks
+from pacekeeper.core.layout.resize.shrink import ReplicationFloor, levelled, shrink
 from pacekeeper.core.layout.state_owners import NO_SIZES, assign_state_owners
 
 
@@ -32,7 +32,7 @@ def grow(
     A new rank takes replicas from the ranks that hold most, until it holds its even part and as far
     as slots allow; no expert loses a failure domain by that. Experts below the floor come first: on
     a domain that they lack, then with the missing number of replicas. Existing ranks get a replica
-    only where new ranks cannot satisfy the floor. `core/layout/mesh_resize.py` places ranks in
+    only where new ranks cannot satisfy the floor. `core/layout/resize/mesh.py` places ranks in
     pipelines and groups. Batch shares are proportional to the layout's speeds (1.0 for a new rank);
     shares of experts whose replicas changed level the work of the ranks.
 

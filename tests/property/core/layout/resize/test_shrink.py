@@ -8,7 +8,7 @@ from pacekeeper.core.errors import ExitCode, LostStateError
 from pacekeeper.core.layout.diff import diff_layouts
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import BlockKind, Layout
-from pacekeeper.core.layout.shrink import ReplicationFloor, shrink
+from pacekeeper.core.layout.resize.shrink import ReplicationFloor, shrink
 from support.layouts import groups_of, layouts
 
 
