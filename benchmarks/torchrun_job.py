@@ -81,10 +81,11 @@ class Parts:
         if not step:
             return
         held = blocks_on(self.engine.layout, self.rank)
+        blocks = list(held)
         state: dict[Block, dict[str, Tensor]] = defaultdict(dict)
         for name, tensor in load_file(self.path(step)).items():
             number, _, own = name.partition("/")
-            state[held[int(number)]][own] = tensor
+            state[blocks[int(number)]][own] = tensor
         self.engine.states.load(held, state, step)
         self.engine.go_back(self.engine.layout, self.engine.groups, step)
 

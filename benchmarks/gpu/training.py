@@ -164,7 +164,7 @@ def _reload(engine: Engine, moved: list[Block], arrived: Mapping[Block, BlockSta
     states, held = engine.states, set(blocks_on(engine.layout, 0))
     slots = {(b.layer, engine.store.slots[b.layer][b.index]) for b in moved}
     held -= set(moved)
-    ordered = [block for block in engine.layout.blocks() if block in held]
+    ordered = {block: True for block in engine.layout.blocks() if block in held}
     states.load(ordered, {}, states.num_updates)
     are_zero = all(
         not bool(parameter.detach()[slot].any())
@@ -173,7 +173,7 @@ def _reload(engine: Engine, moved: list[Block], arrived: Mapping[Block, BlockSta
     )
     for block in reversed(moved):
         held.add(block)
-        ordered = [one for one in engine.layout.blocks() if one in held]
+        ordered = {one: True for one in engine.layout.blocks() if one in held}
         states.load(ordered, {block: arrived[block]}, states.num_updates)
     engine.go_back(engine.layout, engine.groups, engine.num_steps)
     return are_zero

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pacekeeper.core.layout.layout import Block, BlockKind, Layout
+from pacekeeper.core.layout.layout import Block, Layout
 
 
 class StatePart(StrEnum):
@@ -62,11 +62,11 @@ def diff_layouts(
                 sends[source] = sends.get(source, 0) + 1
             result.append(Transfer(block, source, destination, part))
 
-    is_owned = bool(old.state_owners or new.state_owners)
+    owned = set(new.owned_blocks() if old.state_owners or new.state_owners else ())
     for block in new.blocks():
         had, wants = old.holders(block), new.holders(block)
         fresh = [] if wants == had else sorted(set(wants).difference(had))
-        if not is_owned or block.kind is BlockKind.EXPERT:  # who has the block has all of it
+        if block not in owned:  # who has the block has all of it
             if fresh:
                 send(block, had, fresh, StatePart.ALL)
             continue

@@ -216,9 +216,9 @@ class Layout:
             in any pipeline; a dense layer has no experts.
         shared_mlp_layers: the layers, ascending, that have a dense MLP beside their experts (shared
             experts). A layer without experts always has one.
-        state_owners: the owner and mirror of each of `dense_blocks()`, among its holders; empty:
-            every holder of a dense block has its optimizer state. Every replica of an expert has
-            its own.
+        state_owners: the owner and mirror of each of `owned_blocks()`, among its holders; empty:
+            every holder of a block has its optimizer state. Every replica of an expert, and every
+            holder of norms and routers, has its own.
         speeds: ranks, ascending, that get less expert work than their peers (speed 1.0). A trainer
             that splits tokens in every step divides by them; the replicas' shares are then its
             forecast.
@@ -410,10 +410,10 @@ class Layout:
 
     @cached_property
     def state_owner_by_block(self) -> dict[Block, StateOwner]:
-        """The owner and mirror of each dense block; {}: all holders have its optimizer state."""
+        """The owner and mirror of each of `owned_blocks()`; {}: all holders have all state."""
         if not self.state_owners:
             return {}
-        return dict(zip(self.dense_blocks(), self.state_owners, strict=True))
+        return dict(zip(self.owned_blocks(), self.state_owners, strict=True))
 
     def state_holders(self, block: Block) -> tuple[int, ...]:
         """The ranks that have the optimizer state of `block`, ascending.
@@ -438,6 +438,14 @@ class Layout:
         for layer in range(self.num_layers):
             yield from self._dense_blocks_of(layer)
         yield Block(BlockKind.HEAD)
+
+    def owned_blocks(self) -> Iterator[Block]:
+        """The blocks whose optimizer state may have an owner, in the order of `blocks()`.
+
+        The dense blocks without norms and routers: these are small, and with their state goes what
+        an optimizer keeps of the layer's experts together.
+        """
+        return (one for one in self.dense_blocks() if one.kind is not BlockKind.NORM_ROUTER)
 
     def _dense_blocks_of(self, layer: int) -> Iterator[Block]:
         yield Block(BlockKind.NORM_ROUTER, layer)
@@ -555,10 +563,10 @@ def _check_speeds(layout: Layout) -> None:
 
 
 def _check_state_owners(layout: Layout) -> None:
-    blocks = tuple(layout.dense_blocks())
+    blocks = tuple(layout.owned_blocks())
     if len(blocks) != len(layout.state_owners):
         raise ValueError(
-            f"state_owners: {len(blocks)} dense blocks have {len(layout.state_owners)} owners"
+            f"state_owners: {len(blocks)} blocks have {len(layout.state_owners)} owners"
         )
     for block, owner in zip(blocks, layout.state_owners, strict=True):
         if not all(layout.holds_dense(rank, block) for rank in owner.ranks):

@@ -1,8 +1,8 @@
 """Which rank keeps the optimizer state of each dense block, and which one a copy of it.
 
-Dense blocks are replicated over pipelines, and over a tensor group where they are whole. Their
-optimizer state is not: one holder owns it and updates the block for all, a mirror has it if the
-owner dies. Expert replicas keep theirs each. Moving state between them: `core/layout/diff.py`.
+Dense blocks are replicated over pipelines. Their optimizer state is not: one holder owns it and
+updates the block for all, a mirror does the same in case the owner dies. Replicas of experts, norms
+and routers keep theirs each. Moving state between them: `core/layout/diff.py`.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def assign_state_owners(
     sizes: Mapping[Block, int] = NO_SIZES,
     domain_of: DomainOf = NO_DOMAINS,
 ) -> Layout:
-    """`layout` with an owner and a mirror for the optimizer state of each dense block.
+    """`layout` with an owner and a mirror for the optimizer state of each of `owned_blocks()`.
 
     Owned bytes are even over the ranks that hold the same blocks, to within one block, and so are
     mirrored bytes. A mirror is in another failure domain than its owner where a holder is. Of
@@ -36,7 +36,7 @@ def assign_state_owners(
         sizes: the bytes of each block's state; 1 where it is not named.
         domain_of: the failure domain of each rank.
     """
-    able = {block: layout.holders(block) for block in layout.dense_blocks()}
+    able = {block: layout.holders(block) for block in layout.owned_blocks()}
     size = {block: sizes.get(block, 1) for block in able}
     had = {} if before is None else before.state_owner_by_block
     there = {

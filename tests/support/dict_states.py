@@ -35,7 +35,8 @@ class States:
     def load(
         self, held: Collection[Block], state: Mapping[Block, BlockState], num_updates: int
     ) -> None:
-        self.held = {b: dict(state[b]) if b in state else self.held[b] for b in held}
+        had = self.held
+        self.held = {b: had.get(b, {}) | state[b] if b in state else had[b] for b in held}
         self.num_updates = num_updates
 
 

@@ -73,9 +73,9 @@ def wide_layout(
 
 
 def with_any_owners(random: Random, layout: Layout) -> Layout:
-    """The layout with an owner and a mirror of each dense block drawn among its holders."""
+    """The layout with an owner and a mirror of each block drawn among its holders."""
     owners = []
-    for block in layout.dense_blocks():
+    for block in layout.owned_blocks():
         on = layout.holders(block)
         owner, *others = random.sample(on, min(2, len(on)))
         owners.append(StateOwner(owner, others[0] if others else None))

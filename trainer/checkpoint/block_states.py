@@ -6,7 +6,7 @@ no layout: `NAME` for a weight or buffer, `NAME.KEY` for what an optimizer keeps
 """
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, Protocol
@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from pacekeeper.core.layout.diff import StatePart
 from pacekeeper.core.layout.layout import Block, Layout
 
 WEIGHTS = ""
@@ -77,18 +78,20 @@ class BlockStates(Protocol):
     def parts(self, block: Block, kind: str) -> Mapping[str, Part]:
         """Where the tensors of this kind lie, without gradient, names ascending.
 
-        State that no optimizer keeps yet is zero. The block is held here.
+        State that no optimizer keeps yet is zero; of a block without its state here there is none.
+        The block is held here.
         """
 
     def load(
-        self, held: Collection[Block], state: Mapping[Block, BlockState], num_updates: int
+        self, held: Mapping[Block, bool], state: Mapping[Block, BlockState], num_updates: int
     ) -> None:
         """Hold the blocks `held` from now on.
 
         Args:
-            held: In the layout's order. What stays changes no bit.
-            state: Tensors of new blocks and of those that change. Without its optimizer state, a
-                block has any optimizer state afterwards.
+            held: Whether each block comes with its optimizer state, as of `blocks_on`. What stays
+                changes no bit.
+            state: Tensors of new blocks and of those that change: weights, optimizer state or
+                both. Of a new block that is to have optimizer state and has none here, it is any.
             num_updates: Updates that the optimizers had made; 0: they keep nothing.
         """
 
@@ -102,12 +105,25 @@ def state_digest(states: BlockStates, layout: Layout) -> str:
     return hashlib.sha256(repr(specs).encode()).hexdigest()[:16]
 
 
-def blocks_on(layout: Layout, rank: int) -> tuple[Block, ...]:
-    """The blocks that a rank holds, in the layout's order."""
-    return tuple(block for block in layout.blocks() if rank in layout.holders(block))
+def blocks_on(layout: Layout, rank: int) -> dict[Block, bool]:
+    """The blocks that a rank holds, in the layout's order: whether with their optimizer state."""
+    return {
+        block: rank in layout.state_holders(block)
+        for block in layout.blocks()
+        if rank in layout.holders(block)
+    }
 
 
-def read_block(states: BlockStates, block: Block) -> dict[str, Tensor]:
-    """All tensors of a block that is held here: views, names ascending."""
-    parts = {n: p for kind in states.kinds for n, p in states.parts(block, kind).items()}
+def kinds_of(states: BlockStates, part: StatePart) -> tuple[str, ...]:
+    """The kinds of pieces of a part of a block."""
+    wanted = {StatePart.WEIGHTS: (True,), StatePart.OPTIMIZER: (False,)}.get(part, (True, False))
+    return tuple(kind for kind in states.kinds if (kind == WEIGHTS) in wanted)
+
+
+def read_block(
+    states: BlockStates, block: Block, part: StatePart = StatePart.ALL
+) -> dict[str, Tensor]:
+    """The tensors of a block, or of a part, that is held here: views, names ascending."""
+    kinds = kinds_of(states, part)
+    parts = {name: one for kind in kinds for name, one in states.parts(block, kind).items()}
     return {name: parts[name].view for name in sorted(parts)}

@@ -351,6 +351,8 @@ class EngineWorker(Worker):
         self.phase = Phase.VOTE
         ballot = self._vote(is_finite=math.isfinite(loss) and math.isfinite(norm))
         self.commit(loss=loss, is_applied=ballot.is_applied)
+        self.engine.send_weights()
+        self.check_groups()
         self.group = self.group.standing()
         return ballot
 

@@ -21,15 +21,11 @@ from pacekeeper.core.config.run_fingerprint import engine_fingerprint
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Block, Layout
-from pacekeeper.trainer.checkpoint.block_states import BlockState, state_digest
+from pacekeeper.trainer.checkpoint.block_states import BlockState, blocks_on, state_digest
 from pacekeeper.trainer.data.sampler import places_of_ranks
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
 from pacekeeper.trainer.engine.export import export_checkpoint
-from pacekeeper.trainer.engine.micro_batches import (
-    Loss,
-    MicroBatch,
-    cross_entropy,
-)
+from pacekeeper.trainer.engine.micro_batches import Loss, MicroBatch, cross_entropy
 from pacekeeper.trainer.engine.passes import Passes
 from pacekeeper.trainer.engine.routing import (
     Routing,
@@ -44,10 +40,7 @@ from pacekeeper.trainer.engine.values import (
     PreparedStep,
     StepResult,
 )
-from pacekeeper.trainer.groups.agreement import (
-    on_all_ranks,
-    require_agreement,
-)
+from pacekeeper.trainer.groups.agreement import on_all_ranks, require_agreement
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.model import library
@@ -56,15 +49,12 @@ from pacekeeper.trainer.model.checkpoint_reader import CheckpointReader
 from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from pacekeeper.trainer.parallel.block_states import TrainedBlocks
+from pacekeeper.trainer.parallel.dense_gradients import send_weights
 from pacekeeper.trainer.parallel.experts import ExpertParallel
 from pacekeeper.trainer.parallel.gradients import Gradients
 from pacekeeper.trainer.parallel.layouts import check_layout, default_slots, start_layout
 from pacekeeper.trainer.parallel.mesh.deferred_weights import DeferredWeights
-from pacekeeper.trainer.parallel.moves import (
-    assign_slots,
-    commit_move,
-    stage_move,
-)
+from pacekeeper.trainer.parallel.moves import assign_slots, commit_move, stage_move
 from pacekeeper.trainer.parallel.optimizers import require_per_element
 from pacekeeper.trainer.parallel.weight_casts import WeightCasts
 
@@ -176,7 +166,6 @@ class Engine:
         skeleton.module.train()
         if options.checkpoint_activations:
             library.checkpoint_activations(skeleton.module, self._experts.checkpoint_contexts)
-        self._gradients = Gradients(self.store)
         self._telemetry: Telemetry | None = None
         self._passes = Passes(
             skeleton=skeleton,
@@ -192,6 +181,8 @@ class Engine:
         if hooks is not None:
             self.watch(hooks)
         self.states = TrainedBlocks(self.store, self._optimizers)
+        self._gradients = Gradients(self.states)
+        self._has_unsent_weights = False
         self._is_outside = rank is not None
         self._use_layout()
 
@@ -355,10 +346,7 @@ class Engine:
         }
         self._require_agreement(self.groups)
         own = {names[id(p)] for p in self.parameters()}
-        taken = {
-            names[id(p)] for o in self._optimizers for g in o.param_groups for p in g["params"]
-        }
-        if any(name not in own or name in taken for group in given for name in group):
+        if any(n not in own or self.states.is_trained(n) for group in given for n in group):
             raise ConfigError(
                 f"{type(optimizer).__name__} has parameters that are not this engine's, or that "
                 "another optimizer has",
@@ -368,6 +356,9 @@ class Engine:
         divided = [p for name, p in self.model.named_parameters() if name in self.skeleton.cuts]
         require_per_element([optimizer], [*self.expert_parameters(), *divided])
         self._optimizers.append(optimizer)
+        if self.layout.state_owners:
+            held = blocks_on(self.layout, self.groups.exchange.rank)
+            self.states.load(held, {}, self.states.num_updates)
         self._use_layout()
 
     def rows(self, num_rows: int) -> range:
@@ -389,7 +380,9 @@ class Engine:
             ConfigError: No optimizer was added.
             DataError: On all ranks, where one was given a token outside the vocabulary.
         """
-        return self.commit_step(self.prepare_step(batch, loss))
+        result = self.commit_step(self.prepare_step(batch, loss))
+        self.send_weights()
+        return result
 
     def prepare_step(self, batch: Iterable[MicroBatch], loss: Loss = cross_entropy) -> PreparedStep:
         """Do all of a step that other ranks have a part in; all ranks call it together.
@@ -398,8 +391,11 @@ class Engine:
         again, with other micro-batches, after a failure too. Arguments and errors as of `step`.
         """
         self._require_optimizers()
+        self.send_weights()
         for parameter in self.model.parameters():
             parameter.grad = None
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
         self._gradients.sync.disarm()
         self._forget()
         batches, whole = self._passes.agree(self.num_steps, batch)
@@ -418,12 +414,14 @@ class Engine:
             grad_norm=norm,
             num_targets=whole.num_targets,
             num_tokens=whole.work.tokens,
-            routed=self._routed_rows(),
+            routed=self._routing.take_rows(self.layout, exchange, self.device),
         )
         return PreparedStep(step=self.num_steps, result=result, work=whole.work)
 
     def commit_step(self, prepared: PreparedStep, *, is_applied: bool = True) -> StepResult:
         """Update the parameters by the gradients of a prepared step; needs no other rank.
+
+        Where optimizer state has owners, `send_weights` brings their weights to the other ranks.
 
         Args:
             prepared: From `prepare_step`, the last thing that this engine did.
@@ -433,6 +431,8 @@ class Engine:
         if is_applied:
             for optimizer in self._optimizers:
                 optimizer.step()
+            self.states.store_updates()
+            self._has_unsent_weights = bool(self.layout.state_owners)
             self._routing.update_biases(prepared.result.routed)
             self.states.num_updates += 1
         for optimizer in self._optimizers:
@@ -442,20 +442,18 @@ class Engine:
         self.num_steps += 1
         return prepared.result
 
-    def _routed_rows(self) -> dict[int, Tensor]:
-        """Rows that all ranks routed to each expert, of all layers."""
-        routed = self._experts.take_routed_rows()
-        if len(self.layout.spans) == 1 and not self.layout.standing_by:
-            return routed
-        rank = self.groups.exchange.rank
-        counts = [torch.zeros(n, dtype=torch.int64, device=self.device) for n in self._num_experts]
-        for layer, rows in routed.items():
-            if self.layout.ranks_of_layer(layer)[0] == rank:
-                counts[layer] += rows
-        whole = torch.cat(counts)
-        self.groups.exchange.all_reduce(whole).wait()
-        parts = whole.split(self._num_experts)
-        return {layer: part for layer, part in enumerate(parts) if len(part)}
+    def send_weights(self, groups: EngineGroups | None = None) -> None:
+        """Send weights that owners of optimizer state updated to those that have older ones.
+
+        All ranks call it together, after a commit; once it is done it does nothing until the next.
+
+        Args:
+            groups: New ones, of those who live: a rank may have been lost while weights were sent.
+        """
+        if self._has_unsent_weights or groups is not None:
+            send_weights(self.store, self.layout, (groups or self.groups).exchange)
+            self._casts.forget()
+            self._has_unsent_weights = False
 
     def _require_optimizers(self) -> None:
         if not self._optimizers:
@@ -476,6 +474,7 @@ class Engine:
             batch: This rank's micro-batches, possibly none.
             loss: As of `step`.
         """
+        self.send_weights()
         self._forget()
         batches, whole = self._passes.agree(self.num_steps, batch)
         modes = {module: module.training for module in self.model.modules()}
@@ -524,6 +523,7 @@ class Engine:
         groups = groups or self.groups
         require_agreement(self._facts | {"layout": encode_layout(layout)}, groups.control)
         self.check_layout(layout, groups.exchange.ranks)
+        self.send_weights(groups if groups is not self.groups else None)
         staged = stage_move(self.states, self.layout, layout, groups.exchange, refilled)
         return PreparedMove(layout=layout, groups=groups, staged=staged)
 
@@ -537,7 +537,7 @@ class Engine:
         commit_move(self.states, prepared.staged)
         self._casts.forget()
         self.layout, self.groups = prepared.layout, prepared.groups
-        self._is_outside = False
+        self._is_outside = self._has_unsent_weights = False
         self._use_layout()
         return AppliedLayout(
             generation=self.layout.generation, moved_bytes=prepared.staged.moved_bytes
@@ -552,7 +552,7 @@ class Engine:
             step: Steps made.
         """
         self.layout, self.groups, self.num_steps = layout, groups, step
-        self._is_outside = False
+        self._is_outside = self._has_unsent_weights = False
         self._casts.forget()
         self._use_layout()
 
@@ -568,6 +568,7 @@ class Engine:
         Raises:
             PacekeeperError: It cannot be written: the family, the folder or the disk of a rank.
         """
+        self.send_weights()
         export_checkpoint(self.store, self.layout, self.groups, Path(folder), dtype)
 
     def _dtype(self) -> torch.dtype:
@@ -578,9 +579,9 @@ class Engine:
             return
         self._passes.use(self.layout, self.groups, self.store)
         self._gradients.use_layout(self.layout, self.groups.gradients)
-        owned = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
         named = self.model.named_parameters()
-        self._unowned = [n for n, p in named if p.requires_grad and id(p) not in owned]
+        is_trained = self.states.is_trained
+        self._unowned = [n for n, p in named if p.requires_grad and not is_trained(n)]
 
     def _forget(self) -> None:
         """Drop what an interrupted step, or passes that are no step, left behind."""

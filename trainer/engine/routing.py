@@ -150,6 +150,26 @@ class Routing:
         """Drop the logits of the last forward pass."""
         self._logits = {}
 
+    def take_rows(self, layout: Layout, group: Group, device: torch.device) -> dict[int, Tensor]:
+        """Return the rows that all ranks routed to each expert, of all layers; all ranks call it.
+
+        Args:
+            layout: The layout in force.
+            group: Its ranks.
+            device: Of this rank.
+        """
+        routed = self._experts.take_routed_rows()
+        if len(layout.spans) == 1 and not layout.standing_by:
+            return routed
+        sizes = list(map(len, layout.experts))
+        counts = [torch.zeros(n, dtype=torch.int64, device=device) for n in sizes]
+        for layer, rows in routed.items():
+            if layout.ranks_of_layer(layer)[0] == group.rank:
+                counts[layer] += rows
+        whole = torch.cat(counts)
+        group.all_reduce(whole).wait()
+        return {layer: part for layer, part in enumerate(whole.split(sizes)) if len(part)}
+
     def update_biases(self, routed: Mapping[int, Tensor]) -> None:
         """Update the correction biases from the rows routed in a step, by layer."""
         if self._bias_rate:

@@ -153,11 +153,6 @@ class Replaced:
     old_run: range
     new_run: range
 
-    @property
-    def keeps_some(self) -> bool:
-        """Whether shards of `old` are in `new`."""
-        return self.cut is not None and bool(set(self.old_run) & set(self.new_run))
-
     def copy_kept(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy what stays.
 
@@ -229,11 +224,13 @@ class BlockStore:
         """The parameter or buffer of this name; on the meta device where it is not held."""
         return self._tensors[name]
 
-    def shard_blocks(self, name: str) -> list[Block] | None:
-        """The blocks that have the shards of a tensor here; None for one that is not divided."""
+    def blocks_of(self, name: str) -> list[Block]:
+        """The blocks that have this tensor, or its shards here; [] where it is a stack or away."""
         home, cut = self._homes[name], self.skeleton.cuts.get(name)
-        if cut is None or home.layer not in self.holding.layers:
-            return None
+        if name in self._stacks or (home.layer not in self.holding.layers and cut is not None):
+            return []
+        if cut is None:
+            return [home] if self.holding.has(home) else []
         return [Block(cut.kind, home.layer, n) for n in self.holding.run(cut.kind)]
 
     def materialize(

@@ -4,15 +4,17 @@ Implements `BlockStates` (trainer/checkpoint/block_states.py) for every model an
 engine trains. It decides nothing and communicates with nobody.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from pacekeeper.core.layout.layout import Block, BlockKind
 from pacekeeper.trainer.checkpoint.block_states import WEIGHTS, BlockState, Part, StateSpec
-from pacekeeper.trainer.model.blocks import BlockStore, Holding, Replaced
+from pacekeeper.trainer.model.blocks import BlockStore, Holding
 from pacekeeper.trainer.model.blocks import Part as HeldPart
+from pacekeeper.trainer.model.cuts import Cut
 from pacekeeper.trainer.parallel.moves import assign_slots, change_slots
 from pacekeeper.trainer.parallel.optimizers import NewState, new_state
 
@@ -20,8 +22,23 @@ OPTIMIZER = "optimizer"
 """The kind of pieces of optimizer state: of all that any optimizer keeps of a block."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Updated:
+    """What an optimizer has of a tensor: the parameter, or a copy of some of its shards.
+
+    `shards`: those with optimizer state here, ascending; (0,) of a tensor that is not divided.
+    """
+
+    tensor: nn.Parameter
+    shards: tuple[int, ...]
+
+
 class TrainedBlocks:
-    """Blocks held here, with their optimizer state.
+    """Blocks held here, with their optimizer state, or without it where other ranks own it.
+
+    Of a parameter without optimizer state here, optimizers keep nothing, as it gets no gradient. In
+    place of one of which some shards have state they get a tensor of these shards alone:
+    `store_updates` copies them back after each update.
 
     What an optimizer keeps per element of a stacked parameter belongs to the experts in its slots;
     what it keeps per parameter (the number of steps, say) is the same for all experts of a layer.
@@ -34,31 +51,34 @@ class TrainedBlocks:
         optimizers: Of its parameters; the list may grow.
 
     Attributes:
+        store: Weights and buffers.
         num_updates: Updates that the optimizers have made; their owner counts.
     """
 
     kinds = (WEIGHTS, OPTIMIZER)
 
     def __init__(self, store: BlockStore, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._store = store
+        self.store = store
         self._optimizers = optimizers
         self.num_updates = 0
         self._owners: dict[str, _Owner] = {}
         self._num_known = 0  # of the optimizers
+        self._held: Mapping[Block, bool] = {}
+        self._updated: dict[str, _Updated] = {}
 
     @property
     def device(self) -> torch.device:
-        return self._store.device
+        return self.store.device
 
     @property
     def num_experts(self) -> Sequence[int]:
-        return [one.num_experts if one else 0 for one in self._store.skeleton.experts]
+        return [one.num_experts if one else 0 for one in self.store.skeleton.experts]
 
     def specs(self, block: Block) -> Sequence[StateSpec]:
         found = []
-        for name, spec in self._store.skeleton.blocks[block].items():
+        for name, spec in self.store.skeleton.blocks[block].items():
             found.append(StateSpec(name, WEIGHTS, spec.shape, spec.dtype))
-            tensor = self._store.tensor(name)
+            tensor = self.store.tensor(name)
             for key, zero in self._zeros(name).items():
                 shape = spec.shape if zero.shape == tensor.shape else tuple(zero.shape)
                 found.append(StateSpec(f"{name}.{key}", OPTIMIZER, shape, zero.dtype))
@@ -71,12 +91,14 @@ class TrainedBlocks:
         return sorted(found, key=lambda spec: spec.name)
 
     def parts(self, block: Block, kind: str) -> Mapping[str, Part]:
-        parts = self._store.parts(block)
+        parts = self.store.parts(block)
         if kind == WEIGHTS:
             return {n: _part(parts[n], parts[n].tensor.detach()) for n in sorted(parts)}
         found: dict[str, Part] = {}
-        for name, part in parts.items():
-            for key, value in self._state(name).items():
+        for name, held in parts.items():
+            part = self.updated_part(name, held)
+            for key, value in self._state(name).items() if part else ():
+                assert part is not None
                 is_whole = value.shape != part.tensor.shape
                 found[f"{name}.{key}"] = Part(value) if is_whole else _part(part, value)
         for name, stack in self._stacks(block).items():
@@ -85,60 +107,130 @@ class TrainedBlocks:
                     found[f"{name}.{key}"] = Part(value)
         return dict(sorted(found.items()))
 
+    def updated_part(self, name: str, part: HeldPart) -> HeldPart | None:
+        """Return where optimizers update a part; None where other ranks do.
+
+        Args:
+            name: Of the tensor.
+            part: The part in the store.
+        """
+        one = self._updated.get(name)
+        if one is None:
+            return part
+        if part.cut is None:
+            return part if one.shards else None
+        if part.shard not in one.shards:
+            return None
+        if one.tensor is part.tensor:
+            return part
+        # Shards that do not follow each other: the part counts by its place among them.
+        place = one.shards.index(part.shard)
+        return HeldPart(one.tensor, None, part.cut, range(len(one.shards)), place)
+
+    def is_trained(self, name: str) -> bool:
+        """Whether an optimizer has the parameter of this name, or will have its shards."""
+        return name in self._owners_by_name()
+
+    def store_updates(self) -> None:
+        """Copy shards that optimizers updated apart into the parameters."""
+        for own, held in self._copied_shards():
+            held.copy_(own)
+
     def load(
-        self, held: Collection[Block], state: Mapping[Block, BlockState], num_updates: int
+        self, held: Mapping[Block, bool], state: Mapping[Block, BlockState], num_updates: int
     ) -> None:
-        self._rehold(Holding.of_blocks(held))
-        wanted: list[list[int]] = [[] for _ in self._store.slots]
+        self._rehold(held)
+        wanted: list[list[int]] = [[] for _ in self.store.slots]
         for block in held:
             if block.kind is BlockKind.EXPERT:
                 wanted[block.layer].append(block.index)
         slots = [
-            assign_slots(old, new, self._store.num_slots)
-            for old, new in zip(self._store.slots, wanted, strict=True)
+            assign_slots(old, new, self.store.num_slots)
+            for old, new in zip(self.store.slots, wanted, strict=True)
         ]
-        change_slots(self._store, self._optimizers, slots)
+        change_slots(self.store, self._optimizers, slots)
         self.num_updates = num_updates
-        self._forget(state)
+        with_state = {
+            block
+            for block, tensors in state.items()
+            if held[block] and tensors.keys() - self.store.skeleton.blocks[block].keys()
+        }
+        self._forget(with_state)
         # What a router's block says of the stacks of its layer counts more than the experts.
         for block in sorted(state, key=lambda one: one.kind is BlockKind.NORM_ROUTER):
-            names = self._store.skeleton.blocks[block]
-            self._store.write(block, {name: state[block][name] for name in names})
-            if len(state[block]) > len(names):
+            names = self.store.skeleton.blocks[block]
+            if weights := {name: state[block][name] for name in names if name in state[block]}:
+                self.store.write(block, weights)
+            if block in with_state:
                 is_alone = Block(BlockKind.NORM_ROUTER, block.layer) not in state
                 self._load_state(block, state[block], is_alone=is_alone)
+        for own, weight in self._copied_shards():
+            own.copy_(weight)
 
-    def _rehold(self, holding: Holding) -> None:
-        """Change what is held beside experts, and let the optimizers have the new parameters."""
-        self._owners_by_name()  # while they have the old ones
-        replaced = self._store.rehold(holding)
-        by_old = {id(one.old): one for one in replaced.values()}
+    def _copied_shards(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(shard in a tensor of its own, the same in the parameter), without gradient."""
+        for name, one in self._updated.items():
+            if one.tensor is not self.store.tensor(name):
+                for block in self.store.blocks_of(name):
+                    part = self.store.parts(block)[name]
+                    own = self.updated_part(name, part)
+                    if own is not None:
+                        yield own.of(own.tensor.detach()), part.of(part.tensor.detach())
+
+    def _rehold(self, held: Mapping[Block, bool]) -> None:
+        """Change what is held, and let the optimizers have what they are to update."""
+        before = {name: self._updated_of(name) for name in self._owners_by_name()}
+        self.store.rehold(Holding.of_blocks(held))
+        self._held = held
+        new_of: dict[int, nn.Parameter] = {}
+        for name, owner in self._owners.items():
+            old, new = before[name], self._next_updated(name, before[name])
+            self._updated[name] = new
+            if old.tensor is new.tensor and old.shards == new.shards:
+                continue
+            new_of[id(old.tensor)] = new.tensor
+            owner.hand_over(old, new, self.store.skeleton.cuts.get(name))
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["params"][:] = [
-                    by_old[id(p)].new if id(p) in by_old else p for p in group["params"]
-                ]
-            for one in replaced.values():
-                kept = optimizer.state.pop(one.old, None)
-                if kept is not None and one.keeps_some:
-                    optimizer.state[one.new] = {key: _cut(one, v) for key, v in kept.items()}
+                group["params"][:] = [new_of.get(id(p), p) for p in group["params"]]
 
-    def _forget(self, state: Mapping[Block, BlockState]) -> None:
+    def _updated_of(self, name: str) -> _Updated:
+        """What an optimizer has of a tensor, at first the parameter."""
+        if name in self._updated:
+            return self._updated[name]
+        parameter, cut = self.store.tensor(name), self.store.skeleton.cuts.get(name)
+        assert isinstance(parameter, nn.Parameter), "buffers have no optimizer"
+        shards = [block.index for block in self.store.blocks_of(name)] if cut else [0]
+        return _Updated(tensor=parameter, shards=tuple(shards))
+
+    def _next_updated(self, name: str, old: _Updated) -> _Updated:
+        """What an optimizer is to have of a tensor from now on."""
+        parameter, cut = self.store.tensor(name), self.store.skeleton.cuts.get(name)
+        assert isinstance(parameter, nn.Parameter), "buffers have no optimizer"
+        blocks = self.store.blocks_of(name)
+        if cut is None:
+            is_here = not blocks or self._held[blocks[0]]
+            return _Updated(tensor=parameter, shards=(0,) if is_here else ())
+        shards = tuple(block.index for block in blocks if self._held[block])
+        if len(shards) in (0, len(blocks)):
+            return _Updated(tensor=parameter, shards=shards)
+        if old.shards == shards:
+            return old
+        shape = cut.run_shape(self.store.skeleton.specs[name].shape, len(shards))
+        return _Updated(tensor=nn.Parameter(parameter.new_empty(shape)), shards=shards)
+
+    def _forget(self, with_state: Collection[Block]) -> None:
         """Drop optimizer state that nothing of is left: of no update, or of all that is loaded."""
         for name, owner in self._owners_by_name().items():
-            parameter = self._store.tensor(name)
-            shards = self._store.shard_blocks(name)
-            if not self.num_updates or (
-                shards is not None
-                and all(len(state.get(one, ())) > len(self._store.shapes(one)) for one in shards)
-            ):
-                owner.forget(parameter)
+            own = [block for block in self.store.blocks_of(name) if self._held[block]]
+            if not self.num_updates or (own and all(block in with_state for block in own)):
+                owner.forget(self._updated[name].tensor)
 
     def _load_state(self, block: Block, tensors: BlockState, *, is_alone: bool) -> None:
         """Load optimizer state; `is_alone`: of experts, while their routers stay as they are."""
-        for name, part in self._store.parts(block).items():
-            owner = self._owners_by_name().get(name)
-            if owner is None:
+        for name, held in self.store.parts(block).items():
+            owner, part = self._owners_by_name().get(name), self.updated_part(name, held)
+            if owner is None or part is None:
                 continue
             is_whole = part.slot is None and part.cut is None
             saved = {key: tensors[f"{name}.{key}"] for key in owner.zeros(part.tensor)}
@@ -163,25 +255,26 @@ class TrainedBlocks:
     def _stacks(self, block: Block) -> Mapping[str, nn.Parameter]:
         """The stacks of experts whose shared state a block has: those of its layer's routers."""
         is_router = block.kind is BlockKind.NORM_ROUTER
-        return self._store.stacked(block.layer) if is_router else {}
+        return self.store.stacked(block.layer) if is_router else {}
 
     def _zeros(self, name: str) -> Mapping[str, Tensor]:
         owner = self._owners_by_name().get(name)
-        return {} if owner is None else owner.zeros(self._store.tensor(name))
+        return {} if owner is None else owner.zeros(self.store.tensor(name))
 
     def _state(self, name: str) -> Mapping[str, Tensor]:
         owner = self._owners_by_name().get(name)
-        return {} if owner is None else owner.state(self._store.tensor(name))
+        return {} if owner is None else owner.state(self._updated_of(name).tensor)
 
     def _owners_by_name(self) -> "Mapping[str, _Owner]":
         if len(self._optimizers) != self._num_known:
             self._num_known = len(self._optimizers)
-            names = {id(self._store.tensor(name)): name for name in self._store.skeleton.specs}
+            names = {id(self.store.tensor(name)): name for name in self.store.skeleton.specs}
+            names |= {id(one.tensor): name for name, one in self._updated.items()}
             self._owners = {
                 names[id(parameter)]: owner
                 for optimizer in self._optimizers
                 for group in optimizer.param_groups
-                for owner in [_Owner(optimizer, group, self._store.device)]
+                for owner in [_Owner(optimizer, group, self.store.device)]
                 for parameter in group["params"]
                 if id(parameter) in names
             }
@@ -191,15 +284,6 @@ class TrainedBlocks:
 def _part(part: HeldPart, tensor: Tensor) -> Part:
     """A block's part of a tensor in the parameter's shape, for a checkpoint."""
     return Part(part.of(tensor)) if part.cut is not None else Part(tensor, part.slot)
-
-
-def _cut(replaced: Replaced, value: object) -> object:
-    """What an optimizer keeps of a parameter, for the one in its place."""
-    if not isinstance(value, Tensor) or value.shape != replaced.old.shape:
-        return value
-    target = value.new_zeros(replaced.new.shape)
-    replaced.copy_kept(value, target)
-    return target
 
 
 class _Owner:
@@ -233,6 +317,21 @@ class _Owner:
         """Whether this was saved of a parameter that it had not updated."""
         is_there = self._new_state(parameter).is_made_at_once
         return not is_there and not any(bool(value.any()) for value in saved.values())
+
+    def hand_over(self, old: _Updated, new: _Updated, cut: Cut | None) -> None:
+        """Keep for another tensor what is kept of the shards that both have; else nothing."""
+        kept = self._optimizer.state.pop(old.tensor, None)
+        both = [shard for shard in old.shards if shard in new.shards] if cut else []
+        if kept is None or cut is None or not both:
+            return
+        self._optimizer.state[new.tensor] = found = {}
+        for key, value in kept.items():
+            found[key] = value
+            if isinstance(value, Tensor) and value.shape == old.tensor.shape:
+                found[key] = target = value.new_zeros(new.tensor.shape)
+                for shard in both:
+                    part = cut.piece(value, old.shards.index(shard), len(old.shards))
+                    cut.piece(target, new.shards.index(shard), len(new.shards)).copy_(part)
 
     def forget(self, parameter: Tensor) -> None:
         """Keep what it keeps of a parameter that it has not updated."""

@@ -1,26 +1,31 @@
 """Adds up gradients over the ranks while the backward pass goes on, and clips them.
 
-A dense block is on one or more ranks, each of which has a part of its gradient: the holders of the
-same blocks all-reduce them in buckets. A replicated expert is on some: each of them gets the
-gradients of the others in one all-to-all per bucket and adds them up in rank order, so that
+Those of dense blocks: `dense_gradients.py`. A replicated expert is on some ranks: each of them gets
+the gradients of the others in one all-to-all per bucket and adds them up in rank order, so that
 replicas stay equal bit by bit. Buckets start in one fixed order, each as soon as it and those
 before it are complete. Losses are sums divided by a global count, so sums of gradients are what is
 wanted.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from pacekeeper.core.layout.layout import BlockKind, Layout, ReplicaSet
+from pacekeeper.core.layout.layout import Layout, ReplicaSet
 from pacekeeper.trainer.groups.group import Group, Pending
-from pacekeeper.trainer.model.blocks import BlockStore, Part
+from pacekeeper.trainer.parallel.block_states import TrainedBlocks
+from pacekeeper.trainer.parallel.dense_gradients import (
+    BUCKET_BYTES,
+    DensePart,
+    dense_buckets,
+    dense_parts,
+    gradient_of,
+    updated_parts,
+)
 from pacekeeper.trainer.parallel.mesh.subgroup import subgroup
-
-BUCKET_BYTES = 25 << 20  # as DistributedDataParallel's default
 
 
 class Bucket(Protocol):
@@ -30,102 +35,15 @@ class Bucket(Protocol):
     def parameters(self) -> Sequence[nn.Parameter]:
         """The parameters."""
 
-    def start(self) -> None:
-        """Send the gradients, all of which are there."""
+    def start(self, unused: Collection[int] = ()) -> None:
+        """Send the gradients, all of which are there; zeros for parameters of these ids."""
 
-    def finish(self) -> None:
-        """Wait for those of the others, and add them up."""
+    def finish(self) -> Iterable[tuple[nn.Parameter, bool]]:
+        """Wait for those of the others, and add them up.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DensePart:
-    """A dense block's part of a parameter, and who has it.
-
-    Attributes:
-        parameter: The parameter.
-        part: The part.
-        holders: Ranks that hold the block, ascending; the first counts it in the norm.
-        place: Of the parameter in the model, equal on all ranks.
-    """
-
-    parameter: nn.Parameter
-    part: Part
-    holders: tuple[int, ...]
-    place: int
-
-    @property
-    def gradient(self) -> Tensor:
-        """The part's gradient, zeros where there is none."""
-        return self.part.of(gradient_of(self.parameter))
-
-
-def dense_parts(
-    store: BlockStore, layout: Layout, rank: int, places: Mapping[int, int]
-) -> list[DensePart]:
-    """Return the parts of trained parameters held here, the end of the model first.
-
-    Args:
-        store: The blocks held here.
-        layout: Who holds them.
-        rank: This rank.
-        places: By id of a parameter, its place in the model.
-    """
-    found = []
-    for block in store.blocks():
-        if block.kind is BlockKind.EXPERT:
-            continue
-        holders = layout.holders(block)
-        if rank in holders:
-            for part in store.parts(block).values():
-                if isinstance(part.tensor, nn.Parameter) and part.tensor.requires_grad:
-                    place = places[id(part.tensor)]
-                    found.append(
-                        DensePart(parameter=part.tensor, part=part, holders=holders, place=place)
-                    )
-    return sorted(found, key=lambda one: -one.place)
-
-
-class DenseBucket:
-    """Gradients of parts that the same ranks hold.
-
-    A part that has a gradient on no rank keeps none, so that no optimizer touches it: an encoder of
-    images in a step of text must not decay. The host waits for that only where this rank has none.
-
-    Args:
-        parts: The parts, in the same order on all of the ranks.
-        group: The ranks.
-    """
-
-    def __init__(self, parts: Sequence[DensePart], group: Group) -> None:
-        self.parameters = tuple({id(one.parameter): one.parameter for one in parts}.values())
-        self._parts = parts
-        self._group = group
-        self._is_used: list[bool] = []
-        self._flat: Tensor | None = None
-        self._pending: Pending | None = None
-
-    def start(self) -> None:
-        self._is_used = [one.parameter.grad is not None for one in self._parts]
-        rows = [one.gradient.reshape(-1) for one in self._parts]
-        uses = rows[0].new_ones(len(rows))
-        for place, is_used in enumerate(self._is_used):
-            if not is_used:
-                uses[place].zero_()  # a copy of a list would wait for the device
-        self._flat = torch.cat([*rows, uses])
-        self._pending = self._group.all_reduce(self._flat)
-
-    def finish(self) -> None:
-        assert self._pending is not None and self._flat is not None, "finish comes after start"
-        self._pending.wait()
-        sizes = [one.gradient.numel() for one in self._parts]
-        *rows, uses = self._flat.split([*sizes, len(sizes)])
-        for part, row in zip(self._parts, rows, strict=True):
-            part.gradient.copy_(row.view(part.gradient.shape))
-        if not all(self._is_used):
-            for part, count in zip(self._parts, uses.tolist(), strict=True):
-                if not count:
-                    part.parameter.grad = None
-        self._flat = self._pending = None
+        Returns:
+            Of each part of a dense parameter that is updated here, whether any rank used it.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,7 +97,7 @@ class ReplicaBucket:
         self._arrived: Tensor | None = None
         self._pending: Pending | None = None
 
-    def start(self) -> None:
+    def start(self, unused: Collection[int] = ()) -> None:
         parts = [
             gradient_of(p).index_select(0, shared.slots[shared.by_member[i]]).reshape(-1)
             for i in range(len(self._group.ranks))
@@ -191,7 +109,7 @@ class ReplicaBucket:
         self._arrived = torch.empty_like(sent)
         self._pending = self._group.all_to_all_rows(self._arrived, sent, splits, splits)
 
-    def finish(self) -> None:
+    def finish(self) -> Iterable[tuple[nn.Parameter, bool]]:
         assert self._pending is not None and self._arrived is not None, "finish comes after start"
         self._pending.wait()
         arrived = iter(self._arrived.split([n for sizes in self._sizes for n in sizes]))
@@ -209,6 +127,7 @@ class ReplicaBucket:
         for (shared, p), total in zip(parts, sums, strict=True):
             gradient_of(p).index_copy_(0, shared.slots, total)
         self._arrived = self._pending = None
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -257,35 +176,6 @@ def replica_buckets(
     return buckets + ([ReplicaBucket(held, group)] if held else [])
 
 
-def dense_buckets(
-    parts: Iterable[DensePart], group: Group, bucket_bytes: int = BUCKET_BYTES
-) -> list[tuple[int, DenseBucket]]:
-    """Make buckets of parts with the same holders, in the given order; one holder needs none.
-
-    Args:
-        parts: Of this rank, in the same order on all ranks that hold them.
-        group: All ranks.
-        bucket_bytes: From which on a bucket is full.
-
-    Returns:
-        The place of the first parameter of each bucket in the model, and the bucket.
-    """
-    found: list[tuple[int, DenseBucket]] = []
-    by_holders: dict[tuple[tuple[int, ...], torch.dtype], list[list[DensePart]]] = {}
-    for part in parts:
-        if len(part.holders) < 2:
-            continue
-        cuts = by_holders.setdefault((part.holders, part.parameter.dtype), [[]])
-        size = sum(one.part.of(one.parameter).numel() for one in cuts[-1])
-        if size * part.parameter.element_size() >= bucket_bytes:
-            cuts.append([])
-        cuts[-1].append(part)
-    for (holders, _), cuts in sorted(by_holders.items(), key=lambda one: one[0][0]):
-        members = subgroup(group, holders)
-        found += [(min(one.place for one in cut), DenseBucket(cut, members)) for cut in cuts]
-    return found
-
-
 @dataclass(kw_only=True)
 class GradientSync:
     """Starts buckets in their order while the backward pass of the last micro-batch runs.
@@ -321,14 +211,21 @@ class GradientSync:
     def finish(self) -> None:
         """Start what has not started, wait for all, and leave the sums in the gradients.
 
-        A parameter without a gradient takes part with zeros; without one on all ranks it keeps
-        none.
+        A parameter without a gradient takes part with zeros; one without a gradient on all ranks
+        keeps none, whatever buckets its parts are in, so that it does not decay either.
         """
         self._is_armed = False
-        for bucket in self.buckets[self._started :]:
-            bucket.start()
+        left = self.buckets[self._started :]
+        unused = {id(p) for bucket in left for p in bucket.parameters if p.grad is None}
+        for bucket in left:
+            bucket.start(unused)
+        used: dict[nn.Parameter, bool] = {}
         for bucket in self.buckets:
-            bucket.finish()
+            for parameter, is_used in bucket.finish():
+                used[parameter] = used.get(parameter, False) or is_used
+        for parameter, is_used in used.items():
+            if not is_used:
+                parameter.grad = None
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -344,13 +241,6 @@ class GradientSync:
             self._started += 1
 
 
-def gradient_of(parameter: nn.Parameter) -> Tensor:
-    """Return the parameter's gradient, zeros where the backward pass made none."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
 def clip_global_norm(
     dense: Sequence[DensePart],
     layers: Iterable[StackedExperts],
@@ -363,8 +253,8 @@ def clip_global_norm(
     What several ranks hold counts once. No host synchronisation.
 
     Args:
-        dense: Parts held here; their gradients are equal on all holders. Those without a gradient
-            are left alone.
+        dense: Parts updated here; their gradients are equal on all ranks that update them. Those
+            without a gradient are left alone.
         layers: Experts held here.
         group: All ranks.
         max_norm: The bound; None: only measure.
@@ -375,7 +265,7 @@ def clip_global_norm(
     """
     layers = list(layers)
     used = [one for one in dense if one.parameter.grad is not None]
-    counted = [one.gradient for one in used if one.holders[0] == group.rank]
+    counted = [one.gradient for one in used if one.counter == group.rank]
     for norm in torch._foreach_norm(counted, 2.0, square.dtype) if counted else ():
         square += norm.to(square.dtype).square()
     for layer in layers:
@@ -401,15 +291,16 @@ class Gradients:
     """The gradients of one rank: who shares them, and their norm.
 
     Args:
-        store: The blocks held here.
+        states: The blocks held here.
 
     Attributes:
         sync: Adds up the gradients of a step.
     """
 
-    def __init__(self, store: BlockStore) -> None:
-        self._store = store
-        self._dense: list[DensePart] = []
+    def __init__(self, states: TrainedBlocks) -> None:
+        self._states = states
+        self._store = states.store
+        self._updated: list[DensePart] = []
         self._stacked: list[StackedExperts] = []
         self.sync = GradientSync(buckets=())
 
@@ -417,13 +308,14 @@ class Gradients:
         """Add up over those who hold the same blocks in this layout.
 
         Args:
-            layout: The layout, which `store` follows.
+            layout: The layout, which `states` follow.
             group: Its ranks.
         """
         self.sync.close()
         store = self._store
         places = {id(p): n for n, p in enumerate(store.skeleton.module.parameters())}
-        self._dense = dense_parts(store, layout, group.rank, places)
+        dense = dense_parts(self._states, layout, group.rank, places)
+        self._updated = updated_parts(dense)
         trained = {
             layer: [p for p in store.stacked(layer).values() if p.requires_grad]
             for layer in store.holding.layers
@@ -435,7 +327,7 @@ class Gradients:
             for layer, parameters in trained.items()
             if parameters
         ]
-        buckets: list[tuple[int, Bucket]] = [*dense_buckets(self._dense, group)]
+        buckets: list[tuple[int, Bucket]] = [*dense_buckets(dense, group)]
         if self._stacked:
             sharing = subgroup(group, layout.ranks_of_layer(store.holding.layers.start))
             buckets += [
@@ -451,4 +343,4 @@ class Gradients:
         parameter = next(self._store.skeleton.module.parameters())
         wide = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         square = torch.zeros((), dtype=wide, device=self._store.device)
-        return clip_global_norm(self._dense, self._stacked, group, max_norm, square)
+        return clip_global_norm(self._updated, self._stacked, group, max_norm, square)

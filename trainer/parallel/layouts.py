@@ -152,11 +152,6 @@ def check_layout(layout: Layout, skeleton: Skeleton, ranks: Sequence[int], num_s
             "an attention shard",
         ) from error
     require_slots(layout, num_slots)
-    if layout.state_owners:
-        raise ConfigError(
-            f"{name} names owners of optimizer state, the engine has it on all ranks",
-            remedy="give a layout without state_owners",
-        )
 
 
 def most_experts_on_a_rank(layout: Layout) -> int:

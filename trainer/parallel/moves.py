@@ -21,6 +21,7 @@ from pacekeeper.trainer.checkpoint.block_states import (
     BlockStates,
     StateSpec,
     blocks_on,
+    kinds_of,
     read_block,
 )
 from pacekeeper.trainer.groups.group import Group
@@ -92,13 +93,13 @@ class StagedMove:
     """Blocks that arrived, not in force yet.
 
     Attributes:
-        held: Blocks that this rank holds after the move.
-        arrived: Tensors of each block that comes, by name.
+        held: Blocks that this rank holds after the move, as of `blocks_on`.
+        arrived: Tensors of each block, or part of one, that comes, by name.
         num_updates: Updates that the optimizers of the senders had made.
         moved_bytes: What this rank sent.
     """
 
-    held: tuple[Block, ...]
+    held: Mapping[Block, bool]
     arrived: Mapping[Block, BlockState]
     num_updates: int
     moved_bytes: int
@@ -161,30 +162,32 @@ def fetch_blocks(
     """
     position = {rank: i for i, rank in enumerate(group.ranks)}
     outgoing: list[list[Tensor]] = [[] for _ in group.ranks]
-    incoming: list[list[Block]] = [[] for _ in group.ranks]
+    incoming: list[list[tuple[Block, list[StateSpec]]]] = [[] for _ in group.ranks]
     for move in moves:
         if move.source is None:
             continue
         if move.source == group.rank:
-            row = _packed(states, move.block, generation)
-            outgoing[position[move.destination]].append(row)
+            outgoing[position[move.destination]].append(_packed(states, move, generation))
         if move.destination == group.rank:
-            incoming[position[move.source]].append(move.block)
+            kinds = kinds_of(states, move.part)
+            specs = [spec for spec in states.specs(move.block) if spec.kind in kinds]
+            incoming[position[move.source]].append((move.block, specs))
     empty = torch.empty(0, dtype=torch.uint8, device=states.device)
-    lengths = [[_num_bytes(states.specs(block)) for block in blocks] for blocks in incoming]
+    lengths = [[_num_bytes(specs) for _, specs in some] for some in incoming]
     received = exchange(
         torch.cat([empty, *(row for rows in outgoing for row in rows)]),
         group,
         receive=[sum(some) for some in lengths],
         send=[sum(map(len, rows)) for rows in outgoing],
     )
-    blocks = [block for some in incoming for block in some]
-    rows = received.split([n for some in lengths for n in some]) if blocks else ()
-    arrived, damaged = {}, []
-    for block, row in zip(blocks, rows, strict=True):
+    wanted = [one for some in incoming for one in some]
+    rows = received.split([n for some in lengths for n in some]) if wanted else ()
+    arrived: dict[Block, dict[str, Tensor]] = {}
+    damaged = []
+    for (block, specs), row in zip(wanted, rows, strict=True):
         if not _is_intact(row, _number(generation, block)):
             damaged.append(block)
-        arrived[block] = _unpacked(row, states.specs(block))
+        arrived.setdefault(block, {}).update(_unpacked(row, specs))
     own = torch.tensor([len(damaged), states.num_updates], device=states.device)
     every = group.all_gather(own).tolist()
     if num_damaged := sum(row[0] for row in every):
@@ -245,15 +248,16 @@ def _num_bytes(specs: Sequence[StateSpec]) -> int:
     return size + -size % _WORD + _WORD
 
 
-def _packed(states: BlockStates, block: Block, generation: int) -> Tensor:
+def _packed(states: BlockStates, move: Transfer, generation: int) -> Tensor:
     """The tensors' bytes in the order of their names, filled up to whole words, and a checksum."""
     parts = [
         tensor.to(states.device).contiguous().reshape(-1).view(torch.uint8)
-        for _, tensor in sorted(read_block(states, block).items())
+        for _, tensor in sorted(read_block(states, move.block, move.part).items())
     ]
     size = sum(len(part) for part in parts)
     data = torch.cat([*parts, torch.zeros(-size % _WORD, dtype=torch.uint8, device=states.device)])
-    return torch.cat([data, checksum(data, _number(generation, block))[None].view(torch.uint8)])
+    number = _number(generation, move.block)
+    return torch.cat([data, checksum(data, number)[None].view(torch.uint8)])
 
 
 def _unpacked(packed: Tensor, specs: Sequence[StateSpec]) -> dict[str, Tensor]:

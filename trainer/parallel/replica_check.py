@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pacekeeper.core.checkpoint.manifest import Piece
+from pacekeeper.core.checkpoint.write_plan import piece_holders
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.core.layout.diff import Transfer
+from pacekeeper.core.layout.diff import StatePart, Transfer
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.trainer.checkpoint.block_states import BlockStates, blocks_on
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
@@ -76,16 +78,25 @@ def compare_replicas(states: BlockStates, layout: Layout, group: Group) -> tuple
     counts = [len(blocks) for blocks in held.values()]
     rows = exchange(sums.repeat(len(counts), 1), group, counts, [len(own)] * len(counts))
     by_rank = {
-        rank: dict(zip(blocks, part.tolist(), strict=True))
+        rank: {
+            block: [
+                one if rank in piece_holders(layout, Piece(block, kind)) else None
+                for kind, one in zip(states.kinds, of_block, strict=True)
+            ]
+            for block, of_block in zip(blocks, part.tolist(), strict=True)
+        }
         for (rank, blocks), part in zip(held.items(), rows.split(counts), strict=True)
     }
     return differences(by_rank, states.kinds)
 
 
 def differences(
-    by_rank: Mapping[int, Mapping[Block, Sequence[int]]], kinds: Sequence[str]
+    by_rank: Mapping[int, Mapping[Block, Sequence[int | None]]], kinds: Sequence[str]
 ) -> tuple[Difference, ...]:
-    """Return where replicas differ, given the checksums of each kind by rank and block. Pure."""
+    """Return where replicas differ, given the checksums of each kind by rank and block. Pure.
+
+    None stands for what a rank does not have: optimizer state of blocks that others own.
+    """
     holders: dict[Block, list[int]] = defaultdict(list)
     for rank, sums in sorted(by_rank.items()):
         for block in sums:
@@ -95,7 +106,9 @@ def differences(
         for place, kind in enumerate(kinds):
             sides: dict[int, list[int]] = defaultdict(list)
             for rank in ranks:
-                sides[by_rank[rank][block][place]].append(rank)
+                one = by_rank[rank][block][place]
+                if one is not None:
+                    sides[one].append(rank)
             if len(sides) > 1:
                 order = sorted(sides.values(), key=lambda side: (-len(side), side))
                 found.append(Difference(block=block, kind=kind, sides=tuple(map(tuple, order))))
@@ -105,19 +118,22 @@ def differences(
 def plan_healing(found: Sequence[Difference]) -> tuple[Transfer, ...] | None:
     """Return the copies that make all replicas equal to their majority; None: one has none. Pure.
 
-    A block is copied whole: its source is a rank that is in the majority for every kind.
+    The source of a block is a rank that is in the majority for all kinds that differ.
     """
     wrong: dict[Block, set[int]] = defaultdict(set)
     right: dict[Block, set[int]] = {}
+    parts: dict[Block, StatePart] = {}
     for one in found:
         if not one.has_majority:
             return None
+        part = StatePart.OPTIMIZER if one.kind else StatePart.WEIGHTS
+        parts[one.block] = part if parts.get(one.block, part) is part else StatePart.ALL
         wrong[one.block] |= set(one.suspects)
         right[one.block] = right.get(one.block, set(one.sides[0])) & set(one.sides[0])
     if not all(right[block] for block in wrong):
         return None
     return tuple(
-        Transfer(block=block, source=min(right[block]), destination=rank)
+        Transfer(block=block, source=min(right[block]), destination=rank, part=parts[block])
         for block, ranks in wrong.items()
         for rank in sorted(ranks)
     )

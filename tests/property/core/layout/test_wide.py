@@ -251,7 +251,7 @@ def test_some_leave_while_others_join() -> None:
 def test_owners_are_even_and_mirrors_in_another_domain(seed: int) -> None:
     random = Random(seed)
     layout = replace(wide_layout(random), state_owners=())
-    sizes = {block: random.randint(1, 9) for block in layout.dense_blocks()}
+    sizes = {block: random.randint(1, 9) for block in layout.owned_blocks()}
     node_of = {rank: rank // 4 for rank in layout.ranks}
     owned = assign_state_owners(layout, sizes=sizes, domain_of=node_of)
     load = Counter(dict.fromkeys(layout.ranks, 0))

@@ -79,7 +79,7 @@ def test_blocks_keep_their_bits_through_any_changes_of_what_is_held(
     family: str, changes: list[tuple[Holding, set[tuple[int, int]]]]
 ) -> None:
     blocks, state = trained(family)
-    store, (optimizer,) = blocks._store, blocks._optimizers
+    store, (optimizer,) = blocks.store, blocks._optimizers
     skeleton = store.skeleton
     specs = {block: blocks.specs(block) for block in skeleton.blocks}
     decays = decay_by_name(store, optimizer)
@@ -102,7 +102,8 @@ def test_blocks_keep_their_bits_through_any_changes_of_what_is_held(
             if holding.has(block)
             and (block.kind is not BlockKind.EXPERT or (block.layer, block.index) in experts)
         ]
-        blocks.load(wanted, {block: state[block] for block in set(wanted) - held}, 1)
+        fresh = {block: state[block] for block in set(wanted) - held}
+        blocks.load(dict.fromkeys(wanted, True), fresh, 1)
         assert list(store.blocks()) == wanted
         for block in wanted:
             found = read_block(blocks, block)

@@ -11,7 +11,7 @@ from torch import Tensor
 from pacekeeper.core.checkpoint import write_plan
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest
 from pacekeeper.core.config.job import JobConfig
-from pacekeeper.core.layout.layout import Block, BlockKind, Layout
+from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.checkpoint.block_reader import Reader
 from pacekeeper.trainer.checkpoint.block_states import blocks_on, read_block
@@ -97,5 +97,4 @@ def test_moments_are_written_and_read_by_owners_and_mirrors_only(tmp_path: Path)
             has_moments = rank in layout.state_holders(block)
             specs = [s for s in MixedStates().specs(block) if has_moments or not s.kind]
             assert_same(tensors, {spec.name: state[block][spec.name] for spec in specs})
-    lacking = [b for b in layout.dense_blocks() if b.kind is not BlockKind.HEAD]
-    assert all(len(layout.state_holders(block)) == 2 for block in lacking)
+    assert all(len(layout.state_holders(block)) == 2 for block in layout.owned_blocks())

@@ -59,7 +59,7 @@ def state_of(engine: Engine, blocks: TrainedBlocks) -> State:
 
 
 def hand_over(source: Engine, state: State, engine: Engine, blocks: TrainedBlocks) -> None:
-    blocks.load(list(state), state, source.states.num_updates)
+    blocks.load(dict.fromkeys(state, True), state, source.states.num_updates)
     engine.go_back(source.layout, engine.groups, source.num_steps)
 
 
@@ -137,7 +137,7 @@ def test_tied_weights_are_in_one_block_and_stay_tied() -> None:
     assert not any("lm_head" in spec.name for spec in blocks.specs(Block(BlockKind.HEAD)))
     state = {block: read_block(blocks, block) for block in store.blocks()}
     state = {b: {n: torch.full_like(t, 2.0) for n, t in ts.items()} for b, ts in state.items()}
-    blocks.load(list(state), state, 1)
+    blocks.load(dict.fromkeys(state, True), state, 1)
     head, embedding = (
         store.skeleton.module.lm_head.weight,
         store.skeleton.module.get_parameter(name),
@@ -166,7 +166,7 @@ def test_blocks_that_are_not_held_have_specs() -> None:
     engine, blocks = made()
     held = [b for b in engine.store.blocks() if b.kind is not BlockKind.EXPERT]
     wanted = {block: blocks.specs(block) for block in engine.skeleton.blocks}
-    blocks.load(held, {}, 0)
+    blocks.load(dict.fromkeys(held, True), {}, 0)
     assert {block: blocks.specs(block) for block in engine.skeleton.blocks} == wanted
 
 
@@ -177,7 +177,7 @@ def test_experts_keep_their_state_in_other_slots_and_free_slots_are_zero() -> No
     dense = [block for block in state if block.kind is not BlockKind.EXPERT]
     experts = [Block(BlockKind.EXPERT, layer, e) for layer in (0, 1) for e in range(4)]
     for held in ([experts[3], experts[7]], [experts[3], experts[2], experts[7]]):
-        blocks.load([*dense, *held], {b: state[b] for b in held}, 2)
+        blocks.load(dict.fromkeys([*dense, *held], True), {b: state[b] for b in held}, 2)
         found = state_of(engine, blocks)
         assert_same(found, {b: state[b] for b in found})
     (parameter, *_) = engine.store.stacked(1).values()
@@ -186,7 +186,7 @@ def test_experts_keep_their_state_in_other_slots_and_free_slots_are_zero() -> No
     for tensor in (parameter.detach(), optimizer.state[parameter]["exp_avg"]):
         free = [row for row in range(5) if row != slot]
         assert tensor[slot].any() and not tensor[free].any()
-    blocks.load(list(state), {b: state[b] for b in experts}, 2)
+    blocks.load(dict.fromkeys(state, True), {b: state[b] for b in experts}, 2)
     engine._use_layout()
     assert engine.store.slots[0] != {e: e for e in range(4)}
     assert_same(state_of(engine, blocks), state)
@@ -202,9 +202,9 @@ def test_experts_of_several_steps_count_the_steps_of_the_routers() -> None:
     name = f"{next(iter(engine.skeleton.blocks[first]))}.step"
     mixed = states[1] | {b: states[0][b] for b in states[0] if b.kind is BlockKind.EXPERT}
     for other, others in ((engine, blocks), made()):
-        others.load(list(mixed), mixed, 2)
+        others.load(dict.fromkeys(mixed, True), mixed, 2)
         assert [read_block(others, b)[name].item() for b in (first, second)] == [2.0, 2.0]
-        others.load(list(mixed), {second: states[2][second]}, 2)
+        others.load(dict.fromkeys(mixed, True), {second: states[2][second]}, 2)
         assert read_block(others, second)[name].item() == 2.0, "the routers stay at 2 steps"
         moment = name.replace("step", "exp_avg")
         assert torch.equal(read_block(others, second)[moment], states[2][second][moment])
@@ -218,9 +218,9 @@ def test_a_rank_without_experts_of_a_layer_counts_their_steps() -> None:
     state = state_of(engine, blocks)
     dense = {b: t for b, t in state.items() if b.kind is not BlockKind.EXPERT}
     _, others = made()
-    others.load(list(dense), dense, 2)
+    others.load(dict.fromkeys(dense, True), dense, 2)
     expert = Block(BlockKind.EXPERT, 1, 2)
-    others.load([*dense, expert], {expert: state[expert]}, 2)
+    others.load(dict.fromkeys([*dense, expert], True), {expert: state[expert]}, 2)
     assert_same({expert: read_block(others, expert)}, {expert: state[expert]})
 
 
@@ -230,7 +230,7 @@ def test_a_block_without_its_optimizer_state_leaves_that_of_others_alone() -> No
     state = state_of(engine, blocks)
     frozen = Block(BlockKind.EXPERT, 1, 2)
     weights = {s.name: torch.ones(s.shape) for s in blocks.specs(frozen) if s.kind != OPTIMIZER}
-    blocks.load(list(state), {frozen: weights}, 2)
+    blocks.load(dict.fromkeys(state, True), {frozen: weights}, 2)
     found = state_of(engine, blocks)
     assert all(bool((found[frozen][name] == 1.0).all()) for name in weights)
     assert_same({b: t for b, t in found.items() if b != frozen},

@@ -1,24 +1,20 @@
 """Sums of dense gradients over ranks, and parameters that no rank used."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 import torch
 from torch import nn
 
 from pacekeeper.trainer.model.blocks import Part
-from pacekeeper.trainer.parallel.gradients import (
-    DensePart,
-    GradientSync,
-    clip_global_norm,
-    dense_buckets,
-)
+from pacekeeper.trainer.parallel.dense_gradients import DensePart, dense_buckets
+from pacekeeper.trainer.parallel.gradients import GradientSync, clip_global_norm
 from support.rank_threads import ThreadGroup, run_ranks
 
 
 def parts_of(parameters: Sequence[nn.Parameter], holders: tuple[int, ...]) -> list[DensePart]:
     return [
-        DensePart(parameter=p, part=Part(p), holders=holders, place=place)
+        DensePart(parameter=p, part=Part(p), holders=holders, place=place, updated=Part(p))
         for place, p in enumerate(parameters)
     ]
 
@@ -67,11 +63,12 @@ class Noted:
     def __init__(self, name: str, parameters: Sequence[nn.Parameter], notes: list[str]) -> None:
         self.name, self.parameters, self._notes = name, parameters, notes
 
-    def start(self) -> None:
+    def start(self, unused: Collection[int] = ()) -> None:
         self._notes.append(f"{self.name} starts")
 
-    def finish(self) -> None:
+    def finish(self) -> Sequence[tuple[nn.Parameter, bool]]:
         self._notes.append(f"{self.name} ends")
+        return ()
 
 
 def test_buckets_start_in_their_order_while_the_backward_pass_goes_on() -> None:

@@ -32,7 +32,7 @@ RANKS, LAYERS, EXPERTS = 3, 2, 4
 
 
 def assert_holds(states: States, layout: Layout, rank: int) -> None:
-    assert tuple(states.held) == blocks_on(layout, rank)
+    assert list(states.held) == list(blocks_on(layout, rank))
     for block in states.held:
         for name, tensor in value_of(block).items():
             assert torch.equal(read_block(states, block)[name], tensor)
