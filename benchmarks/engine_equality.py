@@ -8,7 +8,7 @@ with its own experts, torch's AdamW and gradient clipping, in one process. Again
 - `moves`: 50 steps with 20 changes of the layout to random replicas and shares, activations
   checkpointed;
 - `meshes`: 200 steps with 40 changes to random stages, tensor groups, runs of shards, pipelines,
-  batch shares and replicas;
+  batch shares, replicas, and owners of optimizer state in every second layout or so;
 - `zero_bubble`: the same for 20 steps, with gradients of weights apart;
 - `without_moments`: a negative control, moves that forget the optimizer's state: it must fail.
 An error is the largest of a tensor (of one expert), relative to the tensor's largest value.

@@ -1,10 +1,18 @@
-"""Random layouts: stages, tensor groups, pipelines, replicas of experts, ranks that stand by."""
+"""Random layouts: stages, tensor groups, pipelines, replicas, owners of state, standby ranks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
-from pacekeeper.core.layout.layout import ExpertReplica, Layout, Pipeline, ShardRun, Stage
+from pacekeeper.core.layout.layout import (
+    ExpertReplica,
+    Layout,
+    Pipeline,
+    ShardRun,
+    Stage,
+    StateOwner,
+)
 
 
 def random_mesh(
@@ -16,6 +24,8 @@ def random_mesh(
     shared_mlp_layers: tuple[int, ...] = (),
 ) -> Layout:
     """One to three pipelines of one or two stages; groups of any sizes, with runs of any lengths.
+
+    Every second layout has owners of optimizer state.
 
     Args:
         ranks: All ranks; those beyond the shards of a full group stand by.
@@ -62,7 +72,7 @@ def random_mesh(
         )
         experts.append(tuple(random_replicas(there, chosen) for _ in range(count)))
     busy = {rank for group in groups for rank in group}
-    return Layout(
+    layout = Layout(
         generation=generation,
         num_attention_shards=num_shards,
         num_mlp_shards=num_shards,
@@ -71,6 +81,17 @@ def random_mesh(
         shared_mlp_layers=shared_mlp_layers,
         standing_by=tuple(rank for rank in sorted(ranks) if rank not in busy),
     )
+    return random_owners(layout, chosen) if chosen.random() < 0.5 else layout
+
+
+def random_owners(layout: Layout, chosen: Random) -> Layout:
+    """The layout with an owner and a mirror of optimizer state drawn among the holders."""
+    owners = []
+    for block in layout.owned_blocks():
+        holders = layout.holders(block)
+        owner, *others = chosen.sample(holders, min(2, len(holders)))
+        owners.append(StateOwner(owner, others[0] if others else None))
+    return replace(layout, state_owners=tuple(owners))
 
 
 def random_runs(

@@ -12,7 +12,7 @@ from statistics import median
 from pacekeeper.controller.state.job_parts import MeasuredMove
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.layout.diff import added_replicas, diff_layouts
+from pacekeeper.core.layout.diff import StatePart, added_replicas, diff_layouts
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.core.telemetry.records import PlanAppliedRecord
@@ -100,10 +100,7 @@ def _with(known: MeasuredMove | None, told: Mapping[int, PlanAppliedRecord]) -> 
 
 
 def moved(old: Layout, new: Layout, shape: ModelShape) -> Moved:
-    """Return the bytes that `new` copies where blocks lie as in `old`.
-
-    Trainers do not report weights and optimizer state apart: a copy of either counts as both.
-    """
+    """Return the bytes that `new` copies where blocks lie as in `old`."""
     if (old.mesh, old.state_owners) == (new.mesh, new.state_owners):
         copies = Counter(added_replicas(old, new))
         return Moved(
@@ -112,8 +109,10 @@ def moved(old: Layout, new: Layout, shape: ModelShape) -> Moved:
         )
     received: dict[int, float] = {}
     sent: dict[int, float] = {}
+    of_state = shape.optimizer_bytes / max(shape.dense_bytes, 1)
+    fraction = {StatePart.OPTIMIZER: of_state, StatePart.WEIGHTS: 1.0 - of_state}
     for transfer in diff_layouts(old, new):
-        count = block_bytes(transfer.block, old, shape)
+        count = block_bytes(transfer.block, old, shape) * fraction.get(transfer.part, 1.0)
         received[transfer.destination] = received.get(transfer.destination, 0.0) + count
         if transfer.source is not None:
             sent[transfer.source] = sent.get(transfer.source, 0.0) + count

@@ -25,7 +25,7 @@ from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.core.layout.layout import Layout, ReplicaSet
+from pacekeeper.core.layout.layout import BlockKind, Layout, ReplicaSet
 from pacekeeper.core.layout.replica_spread import number_domains
 from pacekeeper.core.layout.state_owners import assign_state_owners
 
@@ -140,7 +140,17 @@ def _layout(
     )
     if not view.layout.state_owners:
         return layout
-    return assign_state_owners(layout, before=view.layout, domain_of=view.node_of)
+    shape = view.shape
+    size_of = {
+        BlockKind.EMBEDDING: shape.embedding_bytes,
+        BlockKind.HEAD: shape.head_bytes,
+        BlockKind.ATTENTION: shape.attention_bytes,
+    }
+    sizes = {}
+    for block in layout.owned_blocks():
+        mlp = shape.shared_mlp_bytes if layout.experts[block.layer] else shape.mlp_bytes
+        sizes[block] = max(size_of.get(block.kind, mlp), 1)
+    return assign_state_owners(layout, before=view.layout, sizes=sizes, domain_of=view.node_of)
 
 
 def _plan_jointly(problem: PartitionProblem, request: PlacementRequest) -> JointPlan | None:

@@ -85,6 +85,9 @@ class EngineConfig(JobConfig):
     # 0: 1 with tensor_size = 1, else as many as the model's heads and columns allow, at most 64.
     attention_shards: NonNegativeInt = 0
     mlp_shards: NonNegativeInt = 0
+    # Whether two ranks, and not all, keep the optimizer state of a dense block that several hold
+    # (ZeRO-1): less memory with more than two pipelines, and one more message in each step.
+    shard_optimizer_state: bool = False
     # Order of forward and backward passes in a pipeline: "1f1b", or "zero_bubble", which computes
     # gradients of weights where a stage would wait.
     schedule: Annotated[str, one_of("1f1b", "zero_bubble")] = "1f1b"

@@ -36,7 +36,7 @@ class States:
         self, held: Collection[Block], state: Mapping[Block, BlockState], num_updates: int
     ) -> None:
         had = self.held
-        self.held = {b: had.get(b, {}) | state[b] if b in state else had[b] for b in held}
+        self.held = {b: {**had.get(b, {}), **state[b]} if b in state else had[b] for b in held}
         self.num_updates = num_updates
 
 

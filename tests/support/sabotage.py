@@ -32,6 +32,7 @@ class Moment(StrEnum):
     IN_STEP_AFTER_VOTE = "it has voted and seen all votes, it has not committed the step"
     IN_MOVE_BEFORE_VOTE = "its blocks are staged, it has not voted"
     IN_MOVE_AFTER_VOTE = "it has voted and seen all votes, it has not committed the move"
+    IN_SENDING_WEIGHTS = "the step is committed, weights are on their way from their owners"
     IN_EVALUATION = "the step is committed, it has not evaluated its rows"
     IN_REPLICA_CHECK = "the step is committed, it has not compared its replicas"
     IN_PROBE = "it has read its own clock, it has not sent its message"
@@ -80,7 +81,7 @@ class Sabotage:
         from pacekeeper.trainer.elastic.engine_worker import EngineWorker as worker
         from pacekeeper.trainer.engine import engine
         from pacekeeper.trainer.groups import probe
-        from pacekeeper.trainer.parallel import moves
+        from pacekeeper.trainer.parallel import dense_gradients, moves
 
         struck = list[int]()
 
@@ -102,6 +103,14 @@ class Sabotage:
                     strike(is_move == is_of_move and (is_move or target.step == self.step))
 
                 wrap(worker, "_vote", **{when: look})
+            case Moment.IN_SENDING_WEIGHTS:
+                due = list[bool]()
+                wrap(
+                    engine.Engine,
+                    "send_weights",
+                    before=lambda target, *_: due.append(target.num_steps == self.step + 1),
+                )
+                wrap(dense_gradients._Message, "finish", before=lambda _: strike(due[-1]))
             case Moment.IN_EVALUATION:
                 wrap(engine.Engine, "evaluate", before=lambda *_: strike())
             case Moment.IN_REPLICA_CHECK:

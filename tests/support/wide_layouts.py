@@ -1,7 +1,9 @@
 """Random layouts as wide as a plan can be: nothing about one pipeline follows from another."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
+
+from benchmarks.random_meshes import random_owners
 
 from pacekeeper.core.layout.layout import (
     BlockKind,
@@ -11,7 +13,6 @@ from pacekeeper.core.layout.layout import (
     ReplicaSet,
     ShardRun,
     Stage,
-    StateOwner,
     ranks_by_layer,
 )
 from support.layouts import normalised
@@ -69,17 +70,7 @@ def wide_layout(
         speeds=tuple((rank, random.uniform(0.1, 1.0)) for rank in slow),
         standing_by=tuple(sorted(free[: random.randint(0, 2)])),
     )
-    return with_any_owners(random, layout) if random.random() < owned else layout
-
-
-def with_any_owners(random: Random, layout: Layout) -> Layout:
-    """The layout with an owner and a mirror of each block drawn among its holders."""
-    owners = []
-    for block in layout.owned_blocks():
-        on = layout.holders(block)
-        owner, *others = random.sample(on, min(2, len(on)))
-        owners.append(StateOwner(owner, others[0] if others else None))
-    return replace(layout, state_owners=tuple(owners))
+    return random_owners(layout, random) if random.random() < owned else layout
 
 
 def holdings(layout: Layout) -> dict[int, set[tuple[BlockKind, int, int]]]:

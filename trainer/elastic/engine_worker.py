@@ -9,7 +9,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from pacekeeper.core.errors import ConfigError, CorruptStateError, HostError, Pa
 from pacekeeper.core.kernel_laws.noise import DEVICE_NOISE, NO_NOISE
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.core.layout.resize.shrink import RecoveryPlan, ReplicationFloor
 from pacekeeper.core.telemetry.attachment import Clock
@@ -70,6 +70,7 @@ from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import CpuClock
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.checkpoint_reader import INDEX
+from pacekeeper.trainer.parallel.layouts import state_sizes
 from pacekeeper.trainer.parallel.replica_check import ReplicaGuard
 from pacekeeper.trainer.plans.offers import Plan, read_offered_plan
 
@@ -197,6 +198,11 @@ class EngineWorker(Worker):
             slots_per_rank=self.engine.store.num_slots,
             are_slots_fixed=True,
         )
+
+    @property
+    def state_bytes(self) -> Mapping[Block, int]:
+        """The size of each dense block's optimizer state, in any unit."""
+        return state_sizes(self.job.skeleton)
 
     def attach(self) -> None:
         """Attach to the agent of the node, as a member or nearly one."""

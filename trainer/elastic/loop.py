@@ -354,6 +354,7 @@ def _agree(rank: "EngineWorker", agreement: Agreement, lost: GroupFailure) -> Co
                 sources=rank.checkpoints.sources,
                 is_partial=rank.checkpoints.partial.is_on,
             ),
+            state_bytes=rank.state_bytes,
         )
 
     offered = rank.hooks.ring.command().plan_generation

@@ -18,6 +18,7 @@ from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
+from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.core.telemetry.attachment import ModelShape
 from pacekeeper.trainer.data.sampler import Sampler, places_of_ranks
 from pacekeeper.trainer.data.token_stream import TokenStream, open_tokens
@@ -27,8 +28,10 @@ from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.memory_budget import (
     MemoryBudget,
     MicroBatchShape,
+    OwnedState,
     budget_table,
     memory_budget,
+    owned_state,
     require_memory,
 )
 from pacekeeper.trainer.engine.micro_batches import MicroBatch
@@ -42,7 +45,7 @@ from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.packing import packing_of
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from pacekeeper.trainer.parallel.block_states import OPTIMIZER
-from pacekeeper.trainer.parallel.layouts import default_slots, start_layout
+from pacekeeper.trainer.parallel.layouts import default_slots, start_layout, state_sizes
 from pacekeeper.trainer.parallel.moves import require_slots
 
 _log = logging.getLogger(__name__)
@@ -156,6 +159,8 @@ def prepare_job(
         num_mlp_shards=skeleton.num_mlp_shards,
         shared_mlp_layers=skeleton.shared_mlp_layers,
     )
+    if config.shard_optimizer_state:
+        layout = assign_state_owners(layout, sizes=state_sizes(skeleton), domain_of=domain_of)
     num_slots = config.slots_per_rank or default_slots(
         layout, num_experts, spare_ranks=_most_at_once(ranks, domain_of)
     )
@@ -334,11 +339,11 @@ def _compute_dtype(config: EngineConfig) -> torch.dtype | None:
     return torch.bfloat16 if config.precision == "bfloat16" else None
 
 
-_Need = tuple[int, int, int, Holding]
+_Need = tuple[int, int, int, Holding, OwnedState | None]
 
 
 def _needs(config: EngineConfig, job: Job) -> dict[int, _Need]:
-    """By rank, the rows of a micro-batch, such micro-batches in flight, slots in use, the rest.
+    """By rank, rows of a micro-batch, such micro-batches in flight, slots in use, and the rest.
 
     Most ranks have the same.
     """
@@ -346,6 +351,7 @@ def _needs(config: EngineConfig, job: Job) -> dict[int, _Need]:
         replica.rank for placed in job.layout.experts for replicas in placed for replica in replicas
     )
     places = places_of_ranks(job.layout, config.rows_per_step)
+    owned = owned_state(job.skeleton, job.layout)
     needs = {}
     for rank in job.layout.working:
         (stage, _), pipeline = job.layout.place_of(rank), job.layout.pipeline_of(rank)
@@ -353,12 +359,13 @@ def _needs(config: EngineConfig, job: Job) -> dict[int, _Need]:
         held_at_once = len(pipeline.stages) - (stage if config.schedule == "1f1b" else 0)
         in_flight = min(held_at_once, -(-rows // config.rows_per_microbatch))
         rows = min(config.rows_per_microbatch, rows)
-        needs[rank] = rows, max(in_flight, 1), held[rank], Holding.of(job.layout, rank)
+        holding = Holding.of(job.layout, rank)
+        needs[rank] = rows, max(in_flight, 1), held[rank], holding, owned.get(rank)
     return needs
 
 
 def _budget(config: EngineConfig, job: Job, need: _Need) -> MemoryBudget:
-    rows, in_flight, used_slots, holding = need
+    rows, in_flight, used_slots, holding, owned = need
     shape = MicroBatchShape(
         rows=rows,
         num_in_flight=in_flight,
@@ -373,6 +380,7 @@ def _budget(config: EngineConfig, job: Job, need: _Need) -> MemoryBudget:
         used_slots=used_slots,
         num_ranks=len(job.layout.ranks),
         holding=holding,
+        owned=owned,
     )
 
 

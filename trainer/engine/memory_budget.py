@@ -7,10 +7,12 @@ Nothing is allocated here; `training.py` compares the sum with what a device has
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.model import library
 from pacekeeper.trainer.model.blocks import Holding
 from pacekeeper.trainer.model.skeleton import Skeleton
@@ -84,6 +86,41 @@ class MemoryBudget:
         return self.state + max(int(self.activations / ESTIMATE_FACTOR), self.in_flight)
 
 
+class OwnedState(NamedTuple):
+    """The dense blocks whose optimizer state a rank has, where it has owners and mirrors.
+
+    `num_bytes`: of their trained weights. `copied_bytes`: of those that the optimizer has in
+    tensors of their own, as it has some shards of a tensor and not all. `num_tensors`: that it has.
+    """
+
+    num_bytes: int = 0
+    copied_bytes: int = 0
+    num_tensors: int = 0
+
+
+def owned_state(skeleton: Skeleton, layout: Layout) -> dict[int, OwnedState]:
+    """Return what each rank with work updates; {} where all holders update their blocks."""
+    if not layout.state_owners:
+        return {}
+    parameters = dict(skeleton.module.named_parameters())
+    pieces: dict[int, Counter[str]] = {rank: Counter() for rank in layout.working}
+    for block in layout.dense_blocks():
+        names = [n for n in skeleton.blocks[block] if n in parameters]
+        for rank in layout.state_holders(block):
+            pieces[rank].update(n for n in names if parameters[n].requires_grad)
+    found = {}
+    for rank, counts in pieces.items():
+        holding, num_bytes, copied = Holding.of(layout, rank), 0, 0
+        for name, count in counts.items():
+            cut, shape = skeleton.cuts.get(name), skeleton.specs[name].shape
+            size = torch.Size(cut.run_shape(shape, count) if cut else shape).numel()
+            size *= parameters[name].element_size()
+            num_bytes += size
+            copied += size if cut and count < len(holding.run(cut.kind)) else 0
+        found[rank] = OwnedState(num_bytes, copied, len(counts))
+    return found
+
+
 def memory_budget(
     skeleton: Skeleton,
     shape: MicroBatchShape,
@@ -93,6 +130,7 @@ def memory_budget(
     num_ranks: int,
     optimizer: str = "adamw",
     holding: Holding | None = None,
+    owned: OwnedState | None = None,
 ) -> MemoryBudget:
     """Compute the memory that a rank needs; nothing may be materialised yet.
 
@@ -118,6 +156,7 @@ def memory_budget(
         num_ranks: Ranks of the job.
         optimizer: One of `STATES`.
         holding: What the rank holds beside experts; None: everything.
+        owned: Dense blocks with optimizer state on the rank; None: all that it holds.
     """
     holding = holding or Holding.everything(skeleton)
     parameters = dict(skeleton.module.named_parameters())
@@ -138,14 +177,14 @@ def memory_budget(
     used = slot_bytes * used_slots // layers
     weights = {name: width[name] * dense[name].numel() for name in dense if name in parameters}
     trained = {name: n for name, n in weights.items() if parameters[name].requires_grad}
-    gradients = sum(trained.values()) + slots
-    counters = _COUNTER_BYTES * (len(trained) + len(stacks)) if optimizer == "adamw" else 0
+    owned = owned or OwnedState(sum(trained.values()), 0, len(trained))
+    counters = _COUNTER_BYTES * (owned.num_tensors + len(stacks)) if optimizer == "adamw" else 0
     return MemoryBudget(
-        dense_weights=sum(weights.values()) + sum(kept) + _bytes(unsaved),
+        dense_weights=sum(weights.values()) + sum(kept) + _bytes(unsaved) + owned.copied_bytes,
         used_slots=used,
         free_slots=slots - used,
-        gradients=gradients,
-        optimizer=STATES[optimizer] * gradients + counters,
+        gradients=sum(trained.values()) + slots,
+        optimizer=STATES[optimizer] * (owned.num_bytes + slots) + counters,
         activations=_activations(skeleton, shape, num_slots, held, holding),
         in_flight=sum(trained.values()) if num_ranks > 1 else 0,
     )

@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
+from math import prod
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.core.layout.layout import Layout, ShardRun
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout, ShardRun
 from pacekeeper.core.layout.live_rules import check_live_layout
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
 from pacekeeper.trainer.model.families import family_of
@@ -81,6 +82,15 @@ def start_layout(
             placed[:count] for placed, count in zip(layout.experts, num_experts, strict=True)
         ),
     )
+
+
+def state_sizes(skeleton: Skeleton) -> dict[Block, int]:
+    """Return the bytes of each dense block's weights; its optimizer state is in proportion."""
+    return {
+        block: sum(prod(spec.shape) * spec.dtype.itemsize for spec in specs.values())
+        for block, specs in skeleton.blocks.items()
+        if block.kind is not BlockKind.EXPERT
+    }
 
 
 def check_layout(layout: Layout, skeleton: Skeleton, ranks: Sequence[int], num_slots: int) -> None:

@@ -48,11 +48,13 @@ def test_a_plan_moves_heads_and_columns_between_steps(tmp_path: Path) -> None:
 
 
 def test_a_job_with_stages_resumes_as_one_with_tensor_groups(tmp_path: Path) -> None:
-    config = saving(exact_job(tmp_path, steps=8, attention_shards=4, mlp_shards=4, **STAGES))
+    """With optimizer state on two ranks first, on all holders then."""
+    shards = {"attention_shards": 4, "mlp_shards": 4}
+    config = saving(exact_job(tmp_path, steps=8, shard_optimizer_state=True, **shards, **STAGES))
     with Fleet(directory=tmp_path, config=config) as fleet:
         assert fleet.codes() == [0], fleet.launchers[0].output()
         fleet.assert_exact(fleet.ranks)
-    other = replace(config, steps=12, num_stages=1, tensor_size=2)
+    other = replace(config, steps=12, num_stages=1, tensor_size=2, shard_optimizer_state=False)
     (again := tmp_path / "again").mkdir()
     with Fleet(directory=again, config=other) as fleet:
         assert fleet.codes() == [0], fleet.launchers[0].output()

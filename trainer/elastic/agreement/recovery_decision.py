@@ -8,14 +8,15 @@ lives is given up.
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.resize.grow import resize
 from pacekeeper.core.layout.resize.shrink import RecoveryPlan, ReplicationFloor
+from pacekeeper.core.layout.state_owners import NO_SIZES
 
 _log = logging.getLogger(__name__)
 
@@ -40,13 +41,17 @@ def plan_recovery(
     has_begun: bool,
     has_frozen: bool,
     means: RecoverySources,
+    state_bytes: Mapping[Block, int] = NO_SIZES,
 ) -> RecoveryPlan:
     """How the `staying` ranks go on from `layout`; `has_begun`: they hold what the run came to;
-    `has_frozen`: they are in the middle of a replay, and hold nothing that is whole.
+    `has_frozen`: they are in the middle of a replay, and hold nothing that is whole; `state_bytes`:
+    of each dense block's optimizer state, by which owners are balanced.
 
     Raises LostStateError where state is lost for good.
     """
-    go_on = partial(resize, layout, staying, generation=generation, floor=floor)
+    go_on = partial(
+        resize, layout, staying, generation=generation, floor=floor, state_bytes=state_bytes
+    )
     try:
         if has_frozen:
             raise LostStateError("blocks are frozen while steps of a window are done again")

@@ -12,7 +12,6 @@ import torch
 from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.layout.layout import Block
 from pacekeeper.core.layout.resize.shrink import ReplicationFloor, shrink
-from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.micro_batches import cross_entropy
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
@@ -390,10 +389,6 @@ def other_ranks(engine: Engine) -> None:
     engine.apply(start_layout([4, 4], range(2)))
 
 
-def owned_state(engine: Engine) -> None:
-    engine.apply(assign_state_owners(start_layout([4, 4], range(1))))
-
-
 def other_model(engine: Engine) -> None:
     engine.apply(start_layout([4, 0], range(1)))
 
@@ -458,7 +453,6 @@ def no_process_group(engine: Engine) -> None:
         few_slots,
         other_ranks,
         other_model,
-        owned_state,
         no_optimizer,
         foreign_parameters,
         optimized_twice,

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from pacekeeper.core.layout.layout import BlockKind, StateOwner
 from pacekeeper.trainer.model.blocks import Part
+from pacekeeper.trainer.model.cuts import Cut
 from pacekeeper.trainer.parallel.dense_gradients import DensePart, dense_buckets
 from pacekeeper.trainer.parallel.gradients import GradientSync, clip_global_norm
 from support.rank_threads import ThreadGroup, run_ranks
@@ -95,3 +97,53 @@ def test_buckets_start_in_their_order_while_the_backward_pass_goes_on() -> None:
     sync.finish()
     assert notes[-2:] == ["end ends", "begin ends"]
     assert len([note for note in notes if "starts" in note]) == 2
+
+
+CUT = Cut(kind=BlockKind.ATTENTION, dim=0, num_shards=2)
+OWNERS = (StateOwner(1, 0), StateOwner(0, 2))
+
+
+def divided_parts(parameter: nn.Parameter, rank: int, is_owned: bool) -> list[DensePart]:
+    """Of two shards rank 0 has both, rank 1 the first and rank 2 the second."""
+    run = (range(2), range(1), range(1, 2))[rank]
+    found = []
+    for shard in run:
+        part = Part(parameter, None, CUT, run, shard)
+        has_state = not is_owned or rank in OWNERS[shard].ranks
+        found.append(
+            DensePart(
+                parameter=parameter,
+                part=part,
+                holders=(0, 1 + shard),
+                place=0,
+                owner=OWNERS[shard] if is_owned else None,
+                updated=part if has_state else None,
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("is_owned", [False, True])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_divided_parameter_decays_only_if_some_rank_used_it(
+    is_owned: bool, is_used: bool
+) -> None:
+    def work(group: ThreadGroup) -> tuple[torch.Tensor | None, torch.Tensor]:
+        parameter = nn.Parameter(torch.ones(2 if group.rank == 0 else 1, 3))
+        parts = divided_parts(parameter, group.rank, is_owned)
+        sync = GradientSync(buckets=[one for _, one in dense_buckets(parts, group)])
+        optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.5)
+        if is_used and group.rank:  # as one pipeline of two ranks does, and the other does not
+            parameter.grad = torch.full_like(parameter, float(group.rank))
+        sync.finish()
+        gradient = None if parameter.grad is None else parameter.grad.clone()
+        optimizer.step()
+        return gradient, parameter.detach()
+
+    expected = torch.tensor([[1.0] * 3, [2.0] * 3])
+    for rank, (gradient, parameter) in enumerate(run_ranks(3, work)):
+        if not is_used:
+            assert gradient is None and torch.equal(parameter, torch.ones_like(parameter))
+        else:
+            rows = [0, 1] if rank == 0 else [rank - 1]
+            assert gradient is not None and torch.equal(gradient, expected[rows])

@@ -11,7 +11,6 @@ from benchmarks import tiny_families as families
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.layout import Layout, Pipeline, ShardRun, Stage
-from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.trainer.model.blocks import Holding
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from pacekeeper.trainer.parallel.layouts import (
@@ -94,11 +93,10 @@ def others_shards(layout: Layout) -> Layout:
     [
         other_cuts,
         others_shards,
-        assign_state_owners,
         lambda layout: replace(layout, shared_mlp_layers=()),
         lambda layout: replace(layout, standing_by=(9,)),
     ],
-    ids=["cuts", "shards", "owners", "shared", "ranks"],
+    ids=["cuts", "shards", "shared", "ranks"],
 )
 def test_a_layout_that_does_not_fit_is_refused(change: object) -> None:
     skeleton = model()
