@@ -14,7 +14,7 @@ import functools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -83,6 +83,7 @@ def attach(
     model: ModelShape | None = None,
     timing: tuple[Clock, SegmentClock] | None = None,
     micro_batches_per_step: int = 0,
+    capabilities: Iterable[Capability] = (),
 ) -> hooks.Hooks:
     """Call `hooks.attach` for a rank of a torch trainer, with the clock of its device.
 
@@ -92,6 +93,7 @@ def attach(
     Args:
         micro_batches_per_step: Of all ranks together: opts in to plans that give ranks unequal
             numbers of them (docs/plan-consumer.md); 0: the job is only observed.
+        capabilities: Other plans that the trainer can carry out, with `model`.
 
     Raises:
         ValueError: If the job name, rank or launch number is invalid.
@@ -113,7 +115,7 @@ def attach(
         clock=clock,
         timer=timer,
         device_uuid=device_uuid(device) if device.type == "cuda" else "",
-        capabilities=[Capability.MICROBATCH_COUNTS] if micro_batches_per_step else (),
+        capabilities=[Capability.MICROBATCH_COUNTS] if micro_batches_per_step else capabilities,
     )
 
 

@@ -20,18 +20,30 @@ from pacekeeper.trainer.adapters.instrumentation.collectives import waits_of_fsd
 from pacekeeper.trainer.adapters.instrumentation.expert_hooks import watch_experts
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
 from pacekeeper.trainer.adapters.reporter import Reporter, attach, can_time
+from pacekeeper.trainer.adapters.torchtitan_experts.replicas import CAPABILITIES, ExpertReplicas
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 _BY_DOCUMENT = ("Flex", "Varlen")  # attention limited to documents, by its settings' class name
 _log = logging.getLogger(__name__)
 
 
-def watch(trainer: Any, *, job: str, ring_dir: str | None = None) -> "TrainerWatch":
+def watch(
+    trainer: Any, *, job: str, ring_dir: str | None = None, moves_experts: bool = False
+) -> "TrainerWatch":
     """Report every training step of `trainer`, a torchtitan Trainer.
+
+    Args:
+        trainer: As torchtitan built it.
+        job: Name of the job.
+        ring_dir: The agent's ring directory; default: that of `hooks.attach`.
+        moves_experts: Opts in to plans that place experts and their replicas; the overrides of
+            `torchtitan_experts` must be active.
 
     Raises:
         ValueError: If the job name is invalid.
+        ConfigError: Experts cannot move with the Trainer's settings.
     """
+    replicas = ExpertReplicas(trainer) if moves_experts else None
     dims = trainer.parallel_dims
     stage = dims.get_mesh("pp").get_local_rank() if dims.pp > 1 else 0
     pace = attach(
@@ -39,9 +51,13 @@ def watch(trainer: Any, *, job: str, ring_dir: str | None = None) -> "TrainerWat
         device=torch.device(trainer.device),
         ring_dir=ring_dir,
         role=f"stage{stage}" if dims.pp > 1 else "train",
+        model=replicas.shape if replicas else None,
+        capabilities=CAPABILITIES if replicas else (),
     )
+    if replicas:
+        replicas.take_plans(pace, step=trainer.step + 1)
     reporter = Reporter(pace, tensor_share=1.0 / (dims.pp * dims.tp))
-    return TrainerWatch(reporter, trainer)
+    return TrainerWatch(reporter, trainer, replicas)
 
 
 def why_untimed(trainer: Any) -> str:
@@ -59,9 +75,12 @@ def why_untimed(trainer: Any) -> str:
 class TrainerWatch:
     """Hooks and wrapped attributes of one trainer."""
 
-    def __init__(self, reporter: Reporter, trainer: Any) -> None:
+    def __init__(
+        self, reporter: Reporter, trainer: Any, replicas: ExpertReplicas | None = None
+    ) -> None:
         self.reporter = reporter
         self.trainer = trainer
+        self.replicas = replicas
         self.untimed = ""  # why passes are not reported; empty: they are
         self._wrapping = Wrapping()
         self._work: deque[MicrobatchFeatures] = (
@@ -94,6 +113,8 @@ class TrainerWatch:
     def _train_step(self, original: Callable[..., Any], data_iterator: Iterator[Any]) -> Any:
         self._work.clear()
         self._num_passes, self._tokens, self._loss = 0, 0, None
+        if self.replicas is not None:
+            self.replicas.at_boundary(step=self.trainer.step)
         self.reporter.begin_step(self.trainer.step)
         try:
             result = original(_TimedBatches(data_iterator, self))

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.even_layout import flat_pipelines
-from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.layout import Layout, ReplicaSet
 from pacekeeper.trainer.hooks.hooks import Hooks
 from pacekeeper.trainer.plans.offers import (
     Plan,
@@ -36,14 +36,21 @@ class PlanConsumer(Protocol):
         """Run `layout` from the next step on; return the bytes of state that this rank moved."""
 
 
-def flat_layout(num_ranks: int, *, generation: int = 1) -> Layout:
-    """Return the layout of a data-parallel job whose model is not divided: equal batch shares."""
+def flat_layout(
+    num_ranks: int,
+    *,
+    generation: int = 1,
+    experts: Sequence[tuple[ReplicaSet, ...]] = ((),),
+) -> Layout:
+    """Return the layout of a data-parallel job whose dense model is not divided: equal batch
+    shares; `experts` by layer, if they are known.
+    """
     return Layout(
         generation=generation,
         num_attention_shards=1,
         num_mlp_shards=1,
-        pipelines=flat_pipelines(range(num_ranks), num_layers=1),
-        experts=((),),
+        pipelines=flat_pipelines(range(num_ranks), num_layers=len(experts)),
+        experts=tuple(experts),
     )
 
 

@@ -1,0 +1,57 @@
+"""Expert replicas in torchtitan: on stubs of the parts that the overrides touch, and on its own
+Trainer where it is installed (docs/trainer-torchtitan.md says how).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.core.telemetry.records import PlanRefusedRecord
+from support.foreign_ranks import needs
+from support.rings import records_in
+from support.tree import ROOT
+
+RANKS, STEPS, HALF, TOO_LARGE = 4, 14, 7, 5
+
+
+def test_loss_norm_and_checkpoints_are_those_without_replicas(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "support.torchtitan_stub_runs", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=environment, timeout=240, check=False)
+    logs = "".join(path.read_text() for path in sorted(tmp_path.glob("*.log")))
+    assert ended.returncode == 0, logs
+    for rank in range(RANKS):
+        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        assert [(one["job"], one["step"]) for one in told] == [
+            *(("first", step) for step in range(STEPS)),
+            *(("second", step) for step in range(HALF, STEPS)),
+        ]
+        assert max(one["loss_error"] for one in told) < 1e-12
+        assert max(one["norm_error"] for one in told) < 1e-12
+        assert any(one["is_clipped"] for one in told)
+        assert [one["step"] for one in told if one["is_new"]] == [
+            *(step for step in range(1, STEPS, 2) if step != TOO_LARGE),
+            *range(HALF, STEPS, 2),
+        ]
+        assert max(one["replicas"] for one in told) > 16  # experts of both layers
+        assert [one["shapes"] for one in told if "shapes" in one] == [[8]]
+        assert [one["free"] for one in told if "free" in one] == [0.0, 0.0]
+        records = records_in(next(tmp_path.glob(f"{rank}/first/*.ring")))
+        refused = [r for r in records if isinstance(r, PlanRefusedRecord)]
+        assert len(refused) == 1
+
+
+@needs("torchtitan", "docs/trainer-torchtitan.md")
+@pytest.mark.timeout(600)
+def test_torchtitans_own_trainer() -> None:
+    command = [sys.executable, "-m", "benchmarks.torchtitan_experts", "--steps", "20"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert found["max_loss_error"] < 1e-12
+    assert found["max_gradient_error"] < 1e-12
+    assert found["changes"] >= 5
