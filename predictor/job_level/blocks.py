@@ -68,7 +68,7 @@ def blocks_of(pace: StepTimes, size: int, known_by: Knowledge) -> Blocks:
     can_judge = np.isfinite(ratio)
     ratio, kind = ratio[can_judge], kind[can_judge]
     grain = pace.resolution_s / (size * float(np.nanmedian(pace.observed_s)))
-    sigma = max(SIGMA_FLOOR, grain, noise(ratio))
+    sigma = max(SIGMA_FLOOR, grain, noise(ratio, pace.lasting_noise))
     health = np.zeros(ratio.size)
     for one in np.unique(kind):
         among = kind == one

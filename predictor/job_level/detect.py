@@ -23,7 +23,13 @@ from pacekeeper.predictor.job_level.blocks import (
     paced_over,
 )
 from pacekeeper.predictor.job_level.step_time_model import StepTimes, UsableSteps
-from pacekeeper.predictor.job_level.transient_rises import STEADY_BLOCKS, Rise, passing_rises
+from pacekeeper.predictor.job_level.transient_rises import (
+    STEADY_BLOCKS,
+    Rise,
+    by_size,
+    mean,
+    passing_rises,
+)
 from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind, TraceReport
 from pacekeeper.predictor.offline.trace import Trace
 from pacekeeper.predictor.stats.change_points import Level, block_means, levels
@@ -31,6 +37,7 @@ from pacekeeper.predictor.stats.change_points import Level, block_means, levels
 MIN_STEPS = 30  # that a slowdown must last; shorter ones are hiccups
 MIN_SLOWDOWN = 1.03  # replicates of one recipe differ by as much between allotments of devices
 MIN_SIGMAS = 6.0  # as the live detector: the interval is chosen after the fact
+SAME_PACE = 1.25  # of the run: what is further off is no replicate
 SHIFT_REACH = 0.1  # of the recipe's steps: how far a run's schedule may be shifted
 Z_95 = 1.96
 FLOOR = log(MIN_SLOWDOWN)
@@ -65,10 +72,7 @@ def measured(
     if run is None or table is None or run.step.size < 2 * MIN_STEPS:
         return None
     size = block_size(run, trace.resolution_s)
-    others = _comparable(run, replicates)
-    notes = []
-    if len(others) < len(replicates):
-        notes.append(f"{len(replicates) - len(others)} replicates share too few steps")
+    others, notes = _comparable(run, replicates)
     if others:
         known_by = Knowledge.REPLICATES
         pace = step_time_model.from_replicates(run, others, trace.resolution_s, size)
@@ -120,7 +124,9 @@ def judged(basis: Basis) -> TraceReport:
     notes = [*basis.notes]
     found = levels(blocks.excess, sigma=blocks.sigma, penalty=MIN_SIGMAS**2 / 2.0)
     if known_by is Knowledge.NOTHING:
-        rises, jumps = passing_rises(found, floor=FLOOR)
+        rises, jumps, periodic = passing_rises(found, floor=FLOOR)
+        if len(periodic) > 1:
+            notes.append(_period_note(pace, blocks, found, periodic))
         notes.extend(_jump_note(pace, blocks, found, at) for at in jumps)
     else:
         rises = _above(found)
@@ -133,22 +139,39 @@ def judged(basis: Basis) -> TraceReport:
         settled = int(pace.step[_steps(pace, blocks, found, rises[0])[1] - 1])
         notes.append(f"slower from the start to step {settled}: it settled or was mended")
         rises = rises[1:]
-    anomalies = (_anomaly(pace, blocks, found, rise, known_by) for rise in rises)
+    incidents = by_size(found, rises, FLOOR)
+    anomalies = (_anomaly(pace, blocks, found, one, known_by) for one in incidents)
     return TraceReport(
         anomalies=tuple(t for t in anomalies if t is not None), what_if=None, notes=tuple(notes)
     )
 
 
-def _comparable(run: UsableSteps, replicates: Sequence[Trace]) -> list[UsableSteps]:
-    """The replicates that share most of the run's steps."""
-    kept = []
+def _comparable(
+    run: UsableSteps, replicates: Sequence[Trace]
+) -> tuple[list[UsableSteps], list[str]]:
+    """The replicates that share most of the run's steps and about its pace; why others are not."""
+    kept, short, paces = [], 0, list[float]()
     for other in map(step_time_model.usable_steps, replicates):
         if other is None:
+            short += 1
             continue
         inside = (run.step >= other.step[0]) & (run.step <= other.step[-1])
-        if inside.mean() >= 0.5:
+        if inside.mean() < 0.5:
+            short += 1
+            continue
+        beside = np.interp(run.step[inside], other.step, other.duration_s)
+        pace = step_time_model.factor(run.duration_s[inside], beside)
+        if abs(log(pace)) > log(SAME_PACE):
+            paces.append(pace)
+        else:
             kept.append(other)
-    return kept
+    notes = [f"{short} replicates share too few steps: left out"] if short else []
+    if paces:
+        notes.append(
+            f"{len(paces)} replicates have another pace (the run takes x{min(paces):.2f} to "
+            f"x{max(paces):.2f} of their time), as with another number of devices: left out"
+        )
+    return kept, notes
 
 
 def _from_the_start(run: UsableSteps, others: Sequence[UsableSteps], size: int) -> tuple[str, ...]:
@@ -166,10 +189,6 @@ def _from_the_start(run: UsableSteps, others: Sequence[UsableSteps], size: int) 
         f"slow from the start: x{exp(own - typical):.2f} beside its replicates, which differ by "
         f"x{exp(widest):.2f} at most; other devices or another number of them look the same",
     )
-
-
-def _mean(found: Sequence[Level]) -> float:
-    return sum(one.mean * one.num_blocks for one in found) / sum(one.num_blocks for one in found)
 
 
 def _above(found: Sequence[Level]) -> list[Rise]:
@@ -204,20 +223,30 @@ def _is_shift(blocks: Blocks, found: Sequence[Level], rise: Rise) -> bool:
 
 
 def _anomaly(
-    pace: StepTimes, blocks: Blocks, found: Sequence[Level], rise: Rise, known_by: Knowledge
+    pace: StepTimes,
+    blocks: Blocks,
+    found: Sequence[Level],
+    rises: Sequence[Rise],
+    known_by: Knowledge,
 ) -> Anomaly | None:
     """The finding, None where it is too short or too little beside the noise."""
-    first, last = found[rise.begin].begin, found[rise.end - 1].end
-    begin, end = _steps(pace, blocks, found, rise)
-    if end - begin < MIN_STEPS:
+    spans = [_steps(pace, blocks, found, rise) for rise in rises]
+    num_steps = sum(end - begin for begin, end in spans)
+    if num_steps < MIN_STEPS:
         return None
-    excess = rise.size or paced_over(pace, blocks, begin, end) - rise.base
-    error = blocks.sigma / sqrt(last - first)
+    excess = sum(
+        (rise.size or paced_over(pace, blocks, *span) - rise.base) * (span[1] - span[0])
+        for rise, span in zip(rises, spans, strict=True)
+    )
+    excess /= num_steps
+    num_blocks = sum(found[rise.end - 1].end - found[rise.begin].begin for rise in rises)
+    error = blocks.sigma / sqrt(num_blocks)
     if excess < max(FLOOR, MIN_SIGMAS * error):
         return None
-    first_step, last_step = int(pace.step[begin]), int(pace.step[end - 1])
-    is_over = rise.end < len(found)
+    first_step, last_step = int(pace.step[spans[0][0]]), int(pace.step[spans[-1][1] - 1])
+    is_over = rises[-1].end < len(found)
     until = f"to {last_step}" if is_over else "on"
+    times = f" again and again, {len(rises)} times" if len(rises) > 1 else ""
     if known_by is Knowledge.NOTHING:
         why = "went away again, as a schedule seldom does; but the workload is unknown"
     else:
@@ -233,8 +262,8 @@ def _anomaly(
         last_step=last_step if is_over else None,
         tier=Tier.SUSPECTED if known_by is Knowledge.NOTHING else Tier.PROBABLE,
         reason=(
-            f"the whole job took x{exp(excess):.2f} of its time from step {first_step} {until} "
-            f"({end - begin} steps; {why}); step times alone name no rank"
+            f"the whole job took x{exp(excess):.2f} of its time{times} from step {first_step} "
+            f"{until} ({num_steps} steps; {why}); step times alone name no rank"
         ),
     )
 
@@ -242,7 +271,7 @@ def _anomaly(
 def _steps(pace: StepTimes, blocks: Blocks, found: Sequence[Level], rise: Rise) -> tuple[int, int]:
     """Indices [begin, end) of the steps of a rise."""
     inside = found[rise.begin : rise.end]
-    heights = [one.mean for one in inside if one.num_blocks >= STEADY_BLOCKS] or [_mean(inside)]
+    heights = [one.mean for one in inside if one.num_blocks >= STEADY_BLOCKS] or [mean(inside)]
     begin, end = 0, int(blocks.end[-1])
     if rise.begin:
         begin = edge(pace, blocks, inside[0].begin, before=rise.before, after=heights[0])
@@ -256,6 +285,17 @@ def _jump_note(pace: StepTimes, blocks: Blocks, found: Sequence[Level], at: int)
     size = exp(found[at].mean - before[-1].mean)
     step = int(pace.step[blocks.begin[found[at].begin]])
     return f"workload unknown: the pace changed by x{size:.2f} near step {step}; not judged"
+
+
+def _period_note(
+    pace: StepTimes, blocks: Blocks, found: Sequence[Level], rises: Sequence[Rise]
+) -> str:
+    onsets = [int(pace.step[blocks.begin[found[rise.begin].begin]]) for rise in rises]
+    period = (onsets[-1] - onsets[0]) / (len(onsets) - 1)
+    return (
+        f"workload unknown: slower every {period:.0f} steps, {len(onsets)} times from step "
+        f"{onsets[0]}: evaluations, checkpoints or the schedule; not judged"
+    )
 
 
 def _shift_note(pace: StepTimes, blocks: Blocks, found: Sequence[Level], rise: Rise) -> str:

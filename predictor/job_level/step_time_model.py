@@ -7,7 +7,7 @@ import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.stats.change_points import block_means, without_spikes
+from pacekeeper.predictor.stats.change_points import block_means, lasting_noise, without_spikes
 
 WORK_PASSES = 20  # of the reweighted fit
 KNOWN_SHARE = 0.5  # of the steps: fewer that tell their tokens do not stand for the run
@@ -18,7 +18,8 @@ class StepTimes:
     """Observed and expected time of each step, ascending; observed is NaN after the record's end.
 
     Expected is right up to one common factor. `work_class`: steps of one class do equal work and
-    have a level of their own.
+    have a level of their own. `lasting_noise`: sigma of one block, as replicates wander; None: not
+    known.
     """
 
     step: Positions
@@ -26,6 +27,7 @@ class StepTimes:
     expected_s: Array
     work_class: Positions
     resolution_s: float
+    lasting_noise: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -164,7 +166,22 @@ def from_replicates(
         expected_s=expected,
         work_class=np.zeros(step.size, dtype=np.intp),
         resolution_s=resolution_s,
+        lasting_noise=_wander(np.log(means[usable]), np.log(own)),
     )
+
+
+def _wander(others: Array, own: Array) -> float | None:
+    """Lasting noise of a typical replicate beside the rest [replicates, blocks], as of one block.
+
+    What a system does by habit all its runs do; None where there are no two to compare.
+    """
+    if len(others) < 2:
+        return None
+    found = []
+    for at, row in enumerate(others):
+        rest = np.vstack([np.delete(others, at, axis=0), own])
+        found.append(lasting_noise(row - _median(rest)))
+    return float(np.median(found))
 
 
 def factor(own: Array, other: Array) -> float:

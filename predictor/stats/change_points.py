@@ -1,7 +1,7 @@
 """A noisy series as constant levels: where it changed and by how much. Pure; knows no cause."""
 
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, pi, sqrt
 
 import numpy as np
 
@@ -13,6 +13,8 @@ SPIKE_SIGMAS = 4.0
 SPIKE_FLOOR = 0.02  # of the value: nearer than this is no spike
 LONGEST_LEVEL = 2048  # blocks; a longer one is cut in pieces, to bound the work
 PATIENT_BLOCKS = 4  # noise that lasts is measured over so many blocks together
+LEAST_FOR_TWO = 3 * PATIENT_BLOCKS  # blocks that two levels are told apart in
+TWO_LEVELS_LEAVE = sqrt(1.0 - 2.0 / pi)  # of the sigma of a normal distribution (Lloyd-Max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +34,16 @@ def without_spikes(values: Array, *, resolution: float | Array) -> Array:
     """The values, each drawn to its neighbours as far as it sticks out (Hampel, clipped).
 
     An edge between two levels stays where it is. What the clock's resolution explains is left
-    alone: clipping it would lose the part of a unit that an average regains. Positive values.
+    alone: clipping it would lose the part of a unit that an average regains. Beyond its ends the
+    series is mirrored: values that alternate go on doing so. Positive values.
     """
     from scipy.ndimage import median_filter  # slow to import: not at start-up
 
     if values.size == 0:
         return values
     window = min(SPIKE_WINDOW, values.size)
-    middle: Array = median_filter(values, size=window, mode="nearest")
-    spread = MAD_TO_SIGMA * median_filter(np.abs(values - middle), size=window, mode="nearest")
+    middle: Array = median_filter(values, size=window, mode="mirror")
+    spread = MAD_TO_SIGMA * median_filter(np.abs(values - middle), size=window, mode="mirror")
     reach = np.maximum(np.maximum(SPIKE_SIGMAS * spread, SPIKE_FLOOR * middle), 1.5 * resolution)
     clipped: Array = np.clip(values, middle - reach, middle + reach)
     return clipped
@@ -63,24 +66,66 @@ def block_means(values: Array, size: int) -> Array:
     return means
 
 
-def noise(values: Array) -> float:
+def noise(values: Array, lasting: float | None = None) -> float:
     """Sigma of one block's mean, blind to levels and slopes; 0 for fewer than three values.
 
-    From differences of neighbours. Noise that lasts (a slow host, a warm device) hides from them,
-    so means of PATIENT_BLOCKS are asked too, and the larger answer counts: a mean over many blocks
-    errs by sigma / sqrt(blocks) only if no noise is shared between them.
+    From differences of neighbours. Noise that lasts (a slow host, a warm device) hides from them:
+    `lasting` counts too where it is larger, as a mean over many blocks errs by sigma / sqrt(blocks)
+    only if no noise is shared between them.
+
+    Args:
+        values: means of blocks; may be NaN.
+        lasting: such noise as others tell it; default: `lasting_noise` of the values, but no more
+            than around two levels that they go back and forth between, since what comes and goes
+            may be the fault that is looked for.
     """
+    known = values[np.isfinite(values)]
+    if lasting is None:
+        lasting = min(lasting_noise(known), _around_two_levels(known))
+    return max(_of_differences(known), lasting)
 
-    def scale(series: Array) -> float:
-        steps = np.diff(series)
-        if steps.size < 2:
-            return 0.0
-        around = np.abs(steps - np.median(steps))
-        return MAD_TO_SIGMA * float(np.median(around)) / sqrt(2.0)
 
+def lasting_noise(values: Array) -> float:
+    """Sigma of one block's mean as means of PATIENT_BLOCKS blocks tell it."""
     known = values[np.isfinite(values)]
     patient = known[: known.size // PATIENT_BLOCKS * PATIENT_BLOCKS].reshape(-1, PATIENT_BLOCKS)
-    return max(scale(known), scale(patient.mean(axis=1)) * sqrt(PATIENT_BLOCKS))
+    return _of_differences(patient.mean(axis=1)) * sqrt(PATIENT_BLOCKS)
+
+
+def _of_differences(values: Array) -> float:
+    steps = np.diff(values)
+    if steps.size < 2:
+        return 0.0
+    around = np.abs(steps - np.median(steps))
+    return MAD_TO_SIGMA * float(np.median(around)) / sqrt(2.0)
+
+
+def _around_two_levels(values: Array) -> float:
+    """Lasting noise around the two levels that explain the values best.
+
+    Without the blocks beside a change, which hold steps of both. Values that only wander are not
+    split in vain: two levels take TWO_LEVELS_LEAVE of a normal distribution's sigma.
+    """
+    if values.size < LEAST_FOR_TWO:
+        return inf
+    ordered = np.sort(values)
+    total, square = np.cumsum(ordered), np.cumsum(ordered * ordered)
+    below = np.arange(2, values.size - 1)
+    rest = total[-1] - total[below - 1]
+    left = square[-1] - total[below - 1] ** 2 / below - rest**2 / (values.size - below)
+    is_high = values > ordered[below[left.argmin()] - 1]
+    if not is_high.any():
+        return inf
+    around = np.where(
+        is_high, values - np.median(values[is_high]), values - np.median(values[~is_high])
+    )
+    changes = np.flatnonzero(is_high[1:] != is_high[:-1])
+    is_edge = np.zeros(values.size, dtype=np.bool_)
+    is_edge[changes] = is_edge[changes + 1] = True
+    inside = around[~is_edge]
+    if inside.size < LEAST_FOR_TWO:
+        inside = around
+    return max(lasting_noise(inside), _of_differences(inside)) / TWO_LEVELS_LEAVE
 
 
 def levels(values: Array, *, sigma: float, penalty: float) -> tuple[Level, ...]:

@@ -6,6 +6,8 @@ for each rank (`--timing-log-option all`).
 """
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +29,22 @@ _CHUNKS = {"forward-compute": Chunk.FORWARD, "backward-compute": Chunk.BACKWARD}
 _MS = 1e-3
 
 
-def read_megatron_log(path: Path) -> Trace:
-    """The run in a log. Raises DataError where it holds no iteration time."""
+@dataclass(slots=True)
+class _Life:
+    """What one start of the job has told."""
+
+    steps: dict[int, tuple[float, float]] = field(default_factory=dict)  # -> (seconds, tokens)
+    timers: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    """(iteration, rank, chunk) -> seconds"""
+
+
+def read_megatron_log(path: Path) -> tuple[Trace, ...]:
+    """The run in a log; where iteration numbers go back, the job began anew: one run per life.
+
+    Raises DataError where it holds no iteration time.
+    """
     notes: list[str] = []
-    steps: dict[int, tuple[float, float]] = {}  # iteration -> (seconds, tokens)
-    timers: dict[tuple[int, int, int], float] = {}  # (iteration, rank, chunk) -> seconds
+    lives = [_Life()]
     length, iteration, chunk, is_timers = float("nan"), -1, None, False
     for line in lines_of(path, notes):
         if (found := _LENGTH.search(line)) is not None:
@@ -40,25 +53,36 @@ def read_megatron_log(path: Path) -> Trace:
         if number is not None and elapsed is not None:
             batch = _BATCH.search(line)
             tokens = length * float(batch[1]) if batch is not None else float("nan")
-            iteration, is_timers, chunk = int(number[1]), False, None
+            before, iteration, is_timers, chunk = iteration, int(number[1]), False, None
+            if iteration < before:
+                lives.append(_Life())
             if 0.0 < float(elapsed[1]) * _MS < MAX_S:
-                steps[iteration] = (float(elapsed[1]) * _MS, tokens)
+                lives[-1].steps[iteration] = (float(elapsed[1]) * _MS, tokens)
         elif _ALL_RANKS in line:
             is_timers, chunk = "(min, max)" not in line, None
         elif is_timers and (name := _TIMER.match(line)) is not None:
             chunk = _CHUNKS.get(name[1])
         elif is_timers and chunk is not None and (row := _RANK.match(line)) is not None:
-            timers[iteration, int(row[1]), int(chunk)] = float(row[2]) * _MS
-    if not steps:
+            lives[-1].timers[iteration, int(row[1]), int(chunk)] = float(row[2]) * _MS
+    lives = [life for life in lives if life.steps]
+    if not lives:
         raise DataError(f"{path}: no line tells an elapsed time per iteration")
-    timers = {key: taken_s for key, taken_s in timers.items() if 0.0 < taken_s < MAX_S}
+    stem = path.name.partition(".")[0]
+    if len(lives) == 1:
+        return (_trace(stem, lives[0], notes),)
+    notes.append(f"iteration numbers go back {len(lives) - 1} times: each life is a run")
+    return tuple(_trace(f"{stem}:{i}", life, notes) for i, life in enumerate(lives))
+
+
+def _trace(name: str, life: _Life, notes: Sequence[str]) -> Trace:
+    timers = {key: taken_s for key, taken_s in life.timers.items() if 0.0 < taken_s < MAX_S}
     if not timers:
-        notes.append("no timers of all ranks (--timing-log-option all): no rank known")
+        notes = [*notes, "no timers of all ranks (--timing-log-option all): no rank known"]
     return Trace(
-        name=path.name.partition(".")[0],
+        name=name,
         source="megatron-log",
         workers=tuple(Worker(rank=rank) for rank in sorted({key[1] for key in timers})),
-        steps=_steps(steps),
+        steps=_steps(life.steps),
         compute=_compute(timers) if timers else None,
         notes=tuple(notes),
     )

@@ -37,7 +37,7 @@ _OF_EACH_FILE: dict[Format, Callable[[Path], _Runs]] = {
     Format.BYTEDANCE: lambda path: (read_bytedance(path),),
     Format.PERSEUS: perseus_traces,
     Format.SMARTMOE: lambda path: (read_smartmoe(path),),
-    Format.MEGATRON_LOG: lambda path: (read_megatron_log(path),),
+    Format.MEGATRON_LOG: read_megatron_log,
     Format.STEPS: read_runs,
 }
 

@@ -123,11 +123,54 @@ def test_the_unit_of_time_does_not_matter(seed: int, by: float) -> None:
 
 
 @FEW
-@given(seeds, st.sampled_from([0.8, 1.02, 1.5]))
+@given(seeds, st.sampled_from([0.85, 1.02, 1.2]))
 def test_replicates_on_other_devices_say_the_same(seed: int, by: float) -> None:
     trace = job(slowed(STAIRS_S, 700, 800, 1.1), seed=seed)
     (found,) = job_faults(trace, replicates=[scaled(one, by) for one in others(STAIRS_S, seed)])
     assert abs(found.first_step - 700) <= EDGE_STEPS
+
+
+@FEW
+@given(seeds, st.sampled_from([0.5, 1.9]), st.booleans())
+def test_runs_on_another_number_of_devices_are_said_and_left_out(
+    seed: int, by: float, has_others: bool
+) -> None:
+    """Their steps hold another share of what takes as long on any number, as evaluations."""
+    pauses_s = np.where(np.arange(STAIRS_S.size) // 40 % 5 == 0, 0.02, 0.0)
+    trace = job(STAIRS_S + pauses_s, seed=seed)
+    foreign = others(STAIRS_S * by + pauses_s, seed)
+    alike = others(STAIRS_S + pauses_s, seed + 10) if has_others else []
+    verdict = judge_job(trace, replicates=[*foreign, *alike])
+    assert verdict.anomalies == ()
+    assert sum("left out" in note for note in verdict.notes) == 1
+
+
+@FEW
+@given(seeds, st.sampled_from([1.05, 1.1, 1.4]), st.booleans())
+def test_what_comes_and_goes_again_and_again_is_one_finding(
+    seed: int, slowdown: float, has_others: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    pace_s, at, begun, ended = FLAT_S.copy(), 300, list[int](), list[int]()
+    while at < 1100:
+        begun.append(at)
+        ended.append(at + int(random.integers(30, 70)))
+        pace_s[begun[-1] : ended[-1]] *= slowdown
+        at = ended[-1] + int(random.integers(30, 90))
+    beside = others(FLAT_S, seed) if has_others else []
+    found = job_faults(job(pace_s, seed=seed, noise=0.005), replicates=beside)
+    assert len(found) == 1
+    assert abs(found[0].first_step - begun[0]) <= EDGE_STEPS
+    assert found[0].slowdown == pytest.approx(slowdown, rel=0.03)
+
+
+@FEW
+@given(seeds, st.integers(120, 200))
+def test_what_has_a_period_from_the_start_is_a_note(seed: int, period: int) -> None:
+    pace_s = np.where(np.arange(1200) % period >= period // 2, 0.066, 0.06)
+    verdict = judge_job(job(pace_s, seed=seed, noise=0.005))
+    assert verdict.anomalies == ()
+    assert any("slower every" in note for note in verdict.notes)
 
 
 @FEW

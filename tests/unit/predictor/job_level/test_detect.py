@@ -57,7 +57,7 @@ def test_a_slow_replicate_does_not_hide_a_fault_nor_make_one() -> None:
 
 def test_replicates_that_ended_early_are_left_out_and_told() -> None:
     verdict = judge_job(job(FLAT_S), replicates=[job(FLAT_S[:100])])
-    assert verdict.notes[0] == "1 replicates share too few steps"
+    assert verdict.notes[0] == "1 replicates share too few steps: left out"
 
 
 def test_a_pace_that_comes_again_is_work_where_nothing_is_known() -> None:
@@ -145,7 +145,7 @@ def test_work_classes_may_alternate_from_step_to_step() -> None:
 
 
 def test_replicates_of_unlike_pace_and_length_make_no_edge_where_one_ends() -> None:
-    beside = [job(FLAT_S[:700], seed=1), job(FLAT_S * 1.5, seed=2)]
+    beside = [job(FLAT_S[:700], seed=1), job(FLAT_S * 1.2, seed=2)]
     assert judge_job(job(FLAT_S), replicates=beside).notes == ()
     assert job_faults(job(FLAT_S), replicates=beside) == ()
 

@@ -9,6 +9,7 @@ from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.stats.change_points import (
     LONGEST_LEVEL,
     block_means,
+    lasting_noise,
     levels,
     noise,
     slope,
@@ -57,6 +58,11 @@ def test_a_spike_is_drawn_in_and_an_edge_stays() -> None:
     assert np.delete(clean, 20).tolist() == np.delete(values, 20).tolist()
 
 
+def test_values_that_alternate_stay_to_the_end() -> None:
+    values = np.tile([1.0, 1.3], 100)
+    assert without_spikes(values, resolution=0.0).tolist() == values.tolist()
+
+
 def test_what_the_clock_rounds_is_no_spike() -> None:
     """35 units and every tenth step 36: clipping the 36 would lose a tenth of a unit."""
     values = np.full(100, 35.0)
@@ -78,6 +84,15 @@ def test_noise_that_lasts_counts_more() -> None:
     lasting = np.convolve(steady, np.ones(8) / np.sqrt(8), "valid")
     differences = np.median(np.abs(np.diff(lasting))) * 1.4826 / np.sqrt(2)
     assert noise(lasting) > 2.0 * differences
+
+
+def test_a_fault_that_comes_and_goes_is_no_noise() -> None:
+    steady = np.random.default_rng(0).normal(0, 0.01, 400)
+    lengths = np.random.default_rng(1).integers(3, 9, 80)
+    is_slow = np.repeat(np.arange(80) % 2 == 1, lengths)[:400]
+    assert lasting_noise(steady + 0.3 * is_slow) > 0.1
+    assert noise(steady + 0.3 * is_slow) < 0.03
+    assert noise(steady + 0.3 * is_slow, lasting=0.05) == 0.05
 
 
 def test_a_slope_is_seen_and_an_edge_or_a_box_is_none() -> None:

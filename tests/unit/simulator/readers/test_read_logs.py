@@ -33,7 +33,7 @@ times across ranks (ms):
 
 def test_a_megatron_log_tells_iterations_and_timers_of_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text(MEGATRON)
-    trace = read_megatron_log(tmp_path / "run.log")
+    (trace,) = read_megatron_log(tmp_path / "run.log")
     assert trace.steps is not None and trace.compute is not None
     assert trace.steps.step.tolist() == [1, 2]
     assert trace.steps.duration_s.tolist() == pytest.approx([0.5125, 0.5])
@@ -47,9 +47,25 @@ def test_a_megatron_log_tells_iterations_and_timers_of_all_ranks(tmp_path: Path)
 
 def test_a_megatron_log_without_timers_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text("\n".join(MEGATRON.splitlines()[:3]))
-    trace = read_megatron_log(tmp_path / "run.log")
+    (trace,) = read_megatron_log(tmp_path / "run.log")
     assert trace.compute is None
     assert "--timing-log-option all" in trace.notes[0]
+
+
+def test_each_life_of_a_job_that_began_anew_is_a_run(tmp_path: Path) -> None:
+    def line(number: int, took_ms: float) -> str:
+        return f" [x] iteration {number}/ 100 | {BEGIN}: {took_ms} | global batch size: 64 |\n"
+
+    before = [line(number, 500.0) for number in range(1, 8)]
+    after = [line(number, 600.0) for number in range(5, 9)]  # from the checkpoint after step 4
+    (tmp_path / "run.log").write_text("".join([*before, *after]))
+    first, second = read_megatron_log(tmp_path / "run.log")
+    assert first.steps is not None and second.steps is not None
+    assert first.steps.step.tolist() == list(range(1, 8))
+    assert first.steps.duration_s.tolist() == pytest.approx([0.5] * 7)
+    assert second.steps.step.tolist() == list(range(5, 9))
+    assert second.steps.duration_s.tolist() == pytest.approx([0.6] * 4)
+    assert first.name != second.name
 
 
 def test_a_log_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,234 @@
+"""Slowdowns of a whole job that recur, ramp, fade or overlap, spliced into real healthy runs.
+
+`python -m benchmarks.detect_job_level --data DIR`; minutes. Runs: step times of MLPerf Training
+v5.1 logs (DIR/mlperf_v51_steps). Each is judged alone and beside the other runs of its system, and
+so are the rules of others. An incident is found where a quarter of the steps of an alarm are slow;
+other alarms are false. A flagged healthy run whose flagged steps took more than 1.02 x those of
+its replicates counts apart: it was slow.
+"""
+
+import argparse
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import beta
+
+from benchmarks.job_rules import JOB_RULES, alarms_of
+from benchmarks.step_runs import Run, durations, with_durations
+from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.offline.trace import StepTable, Trace
+from pacekeeper.simulator.io.tables import read_table
+
+FACTORS = (1.05, 1.1, 1.2, 1.4)
+LEAST_STEPS = 150
+OWN_SLOWNESS = 1.02  # beside replicates: such a run was slow
+OF_ALARM = 0.25  # of an alarm's steps must be slow
+Shape = Callable[[random.Random, int], Array]  # how much of the slowdown each step has, 0 to 1
+
+
+def recurring(draw: random.Random, size: int) -> Array:
+    """Tens of slow steps, tens of healthy ones, again and again."""
+    part, at = np.zeros(size), size // 4 + draw.randrange(20)
+    while at < size:
+        end = at + draw.randrange(15, 60)
+        part[at:end] = 1.0
+        at = end + draw.randrange(15, 60)
+    return part
+
+
+def alternating(draw: random.Random, size: int) -> Array:
+    """The same with a period, from a quarter of the run on."""
+    half, step = draw.randrange(20, 50), np.arange(size)
+    return np.where((step > size // 4) & (step // half % 2 == 1), 1.0, 0.0)
+
+
+def once(draw: random.Random, size: int) -> Array:
+    """One incident of 50 or 80 steps."""
+    part, length = np.zeros(size), draw.choice((50, 80))
+    begin = draw.randrange(60, max(61, size - length - 20))
+    part[begin : begin + length] = 1.0
+    return part
+
+
+def ramping(draw: random.Random, size: int) -> Array:
+    """It grows over 40 or 80 steps, stays for 60 and goes at once."""
+    length, begin = draw.choice((40, 80)), size // 3
+    part = np.clip((np.arange(size) - begin) / length, 0.0, 1.0)
+    part[begin + length + 60 :] = 0.0
+    return part
+
+
+def fading(draw: random.Random, size: int) -> Array:
+    """It comes at once, stays for 30 steps and fades over 60 or 100."""
+    length, begin = draw.choice((60, 100)), size // 3
+    part = np.clip(1.0 - (np.arange(size) - begin - 30) / length, 0.0, 1.0)
+    part[:begin] = 0.0
+    return part
+
+
+def overlapping(draw: random.Random, size: int) -> Array:
+    """Two incidents, of which the second begins while the first lasts."""
+    begin, lap = size // 3, draw.randrange(20, 60)
+    part = np.zeros(size)
+    part[begin : begin + 80] += 0.5
+    part[begin + lap : begin + lap + 80] += 0.5
+    return part
+
+
+SHAPES: dict[str, Shape] = {
+    shape.__name__: shape for shape in (once, recurring, alternating, ramping, fading, overlapping)
+}
+
+
+@dataclass(slots=True)
+class Count:
+    """Of runs, those in which the incident was found, and false alarms."""
+
+    runs: int = 0
+    found: int = 0
+    false: int = 0
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """The runs of the logs with their replicates; steps without a time are left out."""
+    table = read_table(folder / "mlperf_v51_steps" / "steps.parquet")
+    words = [table.words(name) for name in ("submitter", "system", "benchmark")]
+    step, took_s, number = (table.numbers(name) for name in ("step", "step_time_s", "run"))
+    rows: dict[tuple[str, ...], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for at in np.flatnonzero(np.isfinite(took_s) & (took_s > 0.0)).tolist():
+        rows[tuple(str(column[at]) for column in words)][int(number[at])].append(at)
+    runs = []
+    for system, of_run in rows.items():
+        traces = [_trace("/".join(system), step[at], took_s[at]) for at in of_run.values()]
+        runs += [
+            Run(
+                name=f"{trace.name}/{run}",
+                record=system[0],
+                trace=trace,
+                replicates=tuple(other for other in traces if other is not trace),
+            )
+            for run, trace in zip(of_run, traces, strict=True)
+        ]
+    return [run for run in runs if run.num_steps >= LEAST_STEPS]
+
+
+def _trace(name: str, step: Array, took_s: Array) -> Trace:
+    unknown = np.full(step.size, np.nan)
+    table = StepTable(
+        step=step.astype(np.intp), duration_s=took_s, tokens=unknown, sum_len_squared=unknown
+    )
+    return Trace(name=name, source="mlperf", workers=(), steps=table)
+
+
+def alarms(judge: str, run: Run) -> list[tuple[int, int]] | None:
+    """[first, end) of what a judge calls slow, in rows of the run; None: it cannot judge it."""
+    if judge in JOB_RULES:
+        return alarms_of(JOB_RULES[judge], run, durations(run.trace))
+    assert run.trace.steps is not None
+    step = run.trace.steps.step
+    found = run.judged("replicates" if judge == "ours, replicates" else "nothing")
+    return [
+        (
+            int(np.searchsorted(step, one.first_step)),
+            step.size if one.last_step is None else int(np.searchsorted(step, one.last_step)) + 1,
+        )
+        for one in found
+    ]
+
+
+def count(judge: str, runs: Sequence[Run], shape: str) -> Count:
+    """What a judge finds of one incident in each run."""
+    total = Count()
+    for run in runs:
+        draw = random.Random(f"{shape}/{run.name}")
+        factor = draw.choice(FACTORS)
+        part = SHAPES[shape](draw, run.num_steps)
+        slow = replace(
+            run, trace=with_durations(run.trace, durations(run.trace) * (1 + (factor - 1) * part))
+        )
+        told = alarms(judge, slow)
+        if told is None:
+            continue
+        hits = [_share(part > 0.0, alarm) >= OF_ALARM for alarm in told]
+        total.runs += 1
+        total.found += any(hits)
+        total.false += hits.count(False)
+    return total
+
+
+def _share(is_slow: Flags, alarm: tuple[int, int]) -> float:
+    return float(is_slow[alarm[0] : alarm[1]].mean())
+
+
+def flagged(judge: str, runs: Sequence[Run]) -> Iterator[tuple[Run, bool]]:
+    """Healthy runs that a judge calls slow, and whether they were beside their replicates."""
+    for run in runs:
+        assert run.trace.steps is not None
+        paces = []
+        for begin, end in alarms(judge, run) or ():
+            step = run.trace.steps.step[begin:end]
+            beside = [
+                np.interp(step, other.steps.step, other.steps.duration_s)
+                for other in run.replicates
+                if other.steps is not None
+            ]
+            own = float(np.median(durations(run.trace)[begin:end]))
+            paces.append(own / float(np.median(beside)) if beside else 1.0)
+        if paces:
+            yield run, min(paces) > OWN_SLOWNESS
+
+
+def interval(found: int, of: int) -> tuple[float, float]:
+    """95 % interval of a share (Clopper and Pearson 1934)."""
+    low = float(beta.ppf(0.025, found, of - found + 1)) if found else 0.0
+    high = float(beta.ppf(0.975, found + 1, of - found)) if found < of else 1.0
+    return low, high
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--every", type=int, default=1, help="judge every n-th run only")
+    options = parser.parse_args()
+    runs = read_runs(options.data)[:: options.every]
+    judges = ("ours, replicates", "ours, alone", *JOB_RULES)
+    shown = Table("judge", "healthy runs flagged", *SHAPES, title="found / runs, false alarms")
+    answer: dict[str, object] = {"runs": len(runs), "submitters": len({r.record for r in runs})}
+    for judge in judges:
+        told = list(flagged(judge, runs))
+        false = [run for run, was_slow in told if not was_slow]
+        low, high = interval(len(false), len(runs))
+        counts = {shape: count(judge, runs, shape) for shape in SHAPES}
+        by_submitter = {
+            name: sum(run.record == name for run in false)
+            for name in sorted({run.record for run in runs})
+        }
+        answer[judge] = {
+            "healthy_flagged": len(false),
+            "slow_beside_replicates": len(told) - len(false),
+            "rate_low": low,
+            "rate_high": high,
+            "by_submitter": by_submitter,
+            **{
+                shape: {"found": one.found, "runs": one.runs, "false": one.false}
+                for shape, one in counts.items()
+            },
+        }
+        shown.add_row(
+            judge,
+            f"{len(false)} + {len(told) - len(false)} slow ({low:.1%} to {high:.1%})",
+            *(f"{one.found} / {one.runs}, {one.false}" for one in counts.values()),
+        )
+    Console(width=160).print(shown)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
