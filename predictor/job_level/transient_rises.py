@@ -20,7 +20,7 @@ ALIKE = 1.0 / 3.0  # of a drop: so far off may the rise be that it undoes
 OF_SIZE = 0.5  # of a slowdown: a jump so large leads to a kind of work, no drift does
 LEAST_RECURRENCES = 2
 OF_PERIOD = 0.15  # of the mean time from onset to onset: less spread is a period
-LATE = 1.5  # longest later gaps: what begins after so long was not there from the start
+LATE = 1.25  # longest later gaps: what begins after so long was not there from the start
 
 
 def mean(found: Sequence[Level]) -> float:
@@ -54,7 +54,12 @@ def passing_rises(
     A rise to a pace that the job had before, or that it jumps to at another time, is taken for a
     kind of its work. floor: the log slowdown that is the least worth telling.
     """
-    steady = [i for i, level in enumerate(found) if level.num_blocks >= STEADY_BLOCKS]
+    paces = [level.mean for level in found if level.num_blocks >= STEADY_BLOCKS]
+    steady = [  # levels that are no edge: long enough, or of a pace that the job keeps elsewhere
+        i
+        for i, level in enumerate(found)
+        if level.num_blocks >= STEADY_BLOCKS or any(abs(level.mean - p) < floor / 2 for p in paces)
+    ]
     changes = [found[after].mean - found[before].mean for before, after in pairwise(steady)]
     jumps: list[int] = []  # positions in `changes` of jumps up that nothing has undone yet
     rises: list[Rise] = []

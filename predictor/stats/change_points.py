@@ -123,7 +123,7 @@ def _around_two_levels(values: Array) -> float:
     is_edge = np.zeros(values.size, dtype=np.bool_)
     is_edge[changes] = is_edge[changes + 1] = True
     inside = around[~is_edge]
-    if inside.size < LEAST_FOR_TWO:
+    if inside.size < LEAST_FOR_TWO // 2:
         inside = around
     return max(lasting_noise(inside), _of_differences(inside)) / TWO_LEVELS_LEAVE
 
