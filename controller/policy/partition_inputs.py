@@ -181,10 +181,11 @@ def _model_cost(view: PlanningSnapshot) -> ModelCost:
     fixed_s = sum(time.fixed_s for time in view.work.values()) / len(view.work)
     replicas = len(layout.replicas) * shape.expert_bytes / max(1, with_experts)
     # What a rank holds of dense blocks: optimizer state with owners is counted by `_memory_bytes`.
+    # Norms and routers have none.
     dense = max(shape.dense_bytes, 1)
     held = 1.0 - (shape.optimizer_bytes / dense if layout.state_owners else 0.0)
     gradients = shape.gradient_bytes / dense
-    held += gradients
+    whole, held = 1.0 + gradients, held + gradients
     tokens = shape.tokens_per_row
     ends = {0: shape.embedding_bytes, layout.num_layers - 1: shape.head_bytes}
     return ModelCost(
@@ -194,14 +195,12 @@ def _model_cost(view: PlanningSnapshot) -> ModelCost:
                 mlp_s=per_byte_s * mlp / per_row,
                 attention_bytes=held * attention,
                 mlp_bytes=held * mlp,
-                replicated_bytes=held * (shape.norm_router_bytes + ends.get(layer, 0)),
+                replicated_bytes=whole * shape.norm_router_bytes + held * ends.get(layer, 0),
                 activation_bytes=float(tokens * shape.activation_bytes),
                 whole_activation_bytes=float(tokens * shape.whole_activation_bytes),
                 expert_s=expert_s / per_row if experts else 0.0,
-                expert_bytes=(1.0 + gradients) * replicas if experts else 0.0,
-                slot_bytes=(1.0 + gradients) * shape.slots_per_rank * shape.expert_bytes
-                if experts
-                else 0.0,
+                expert_bytes=whole * replicas if experts else 0.0,
+                slot_bytes=whole * shape.slots_per_rank * shape.expert_bytes if experts else 0.0,
                 dispatch_bytes=2.0 * shape.experts_per_token * tokens * shape.hidden_bytes
                 if experts
                 else 0.0,

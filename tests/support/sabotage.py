@@ -110,7 +110,7 @@ class Sabotage:
                     "send_weights",
                     before=lambda target, *_: due.append(target.num_steps == self.step + 1),
                 )
-                wrap(dense_gradients._Message, "finish", before=lambda _: strike(due[-1]))
+                wrap(dense_gradients.WeightMessage, "finish", before=lambda _: strike(due[-1]))
             case Moment.IN_EVALUATION:
                 wrap(engine.Engine, "evaluate", before=lambda *_: strike())
             case Moment.IN_REPLICA_CHECK:

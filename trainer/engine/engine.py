@@ -49,7 +49,7 @@ from pacekeeper.trainer.model.checkpoint_reader import CheckpointReader
 from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from pacekeeper.trainer.parallel.block_states import TrainedBlocks
-from pacekeeper.trainer.parallel.dense_gradients import send_weights
+from pacekeeper.trainer.parallel.dense_gradients import send_weights, weight_messages
 from pacekeeper.trainer.parallel.experts import ExpertParallel
 from pacekeeper.trainer.parallel.gradients import Gradients
 from pacekeeper.trainer.parallel.layouts import check_layout, default_slots, start_layout
@@ -446,12 +446,14 @@ class Engine:
         """Send weights that owners of optimizer state updated to those that have older ones.
 
         All ranks call it together, after a commit; once it is done it does nothing until the next.
-
-        Args:
-            groups: New ones, of those who live: a rank may have been lost while weights were sent.
+        In new `groups`, of those who live, it sends all: a rank may have been lost in the middle.
         """
         if self._has_unsent_weights or groups is not None:
-            send_weights(self.store, self.layout, (groups or self.groups).exchange)
+            group = (groups or self.groups).exchange
+            messages = self._gradients.weight_messages
+            if groups is not None:
+                messages = weight_messages(self.store, self.layout, group.ranks, group.rank)
+            send_weights(messages, group)
             self._casts.forget()
             self._has_unsent_weights = False
 
@@ -579,8 +581,7 @@ class Engine:
             return
         self._passes.use(self.layout, self.groups, self.store)
         self._gradients.use_layout(self.layout, self.groups.gradients)
-        named = self.model.named_parameters()
-        is_trained = self.states.is_trained
+        named, is_trained = self.model.named_parameters(), self.states.is_trained
         self._unowned = [n for n, p in named if p.requires_grad and not is_trained(n)]
 
     def _forget(self) -> None:

@@ -330,32 +330,8 @@ def dense_buckets(
     return found
 
 
-def send_weights(
-    store: BlockStore, layout: Layout, group: Group, bucket_bytes: int = BUCKET_BYTES
-) -> None:
-    """Send the weights of dense blocks from their owners to the holders that do not update them.
-
-    All ranks of the layout that live call it together; it may be repeated. Where an owner is dead,
-    its mirror sends; of a block that has neither, nobody does.
-
-    Args:
-        store: The blocks held here.
-        layout: Who holds and who updates them.
-        group: Ranks that live.
-        bucket_bytes: From which on a message is full.
-    """
-    under_way: list[_Message] = []
-    for message in _messages(store, layout, group, bucket_bytes):
-        message.start(group)
-        under_way.append(message)
-        if len(under_way) > 1:
-            under_way.pop(0).finish()
-    for message in under_way:
-        message.finish()
-
-
 @dataclass(slots=True, eq=False)
-class _Message:
+class WeightMessage:
     """Weights of some blocks, from the rank that updated them to those that did not."""
 
     source: int
@@ -389,23 +365,50 @@ class _Message:
         self._flat = self._pending = None
 
 
-def _messages(
-    store: BlockStore, layout: Layout, group: Group, bucket_bytes: int
-) -> Iterator[_Message]:
-    """The messages that this rank sends or receives, in one order on all ranks."""
-    found: dict[tuple[int, tuple[int, ...], str], list[_Message]] = {}
+def weight_messages(
+    store: BlockStore, layout: Layout, living: Collection[int], rank: int
+) -> list[WeightMessage]:
+    """Return the messages that this rank sends or receives, in one order on all ranks.
+
+    Where an owner is dead, its mirror sends; of a block that has neither, nobody does.
+
+    Args:
+        store: The blocks held here; the messages are valid until it holds others.
+        layout: Who holds and who updates them.
+        living: Ranks that live.
+        rank: This rank.
+    """
+    found: dict[tuple[int, tuple[int, ...], str], list[WeightMessage]] = {}
     for block, owner in layout.state_owner_by_block.items():
-        holders = [rank for rank in layout.holders(block) if rank in group.ranks]
-        source = next((rank for rank in owner.ranks if rank in holders), None)
-        receivers = tuple(rank for rank in holders if rank not in owner.ranks)
-        if source is None or not receivers or group.rank not in (source, *receivers):
+        holders = [one for one in layout.holders(block) if one in living]
+        source = next((one for one in owner.ranks if one in holders), None)
+        receivers = tuple(one for one in holders if one not in owner.ranks)
+        if source is None or not receivers or rank not in (source, *receivers):
             continue
         for part in store.parts(block).values():
             if isinstance(part.tensor, nn.Parameter) and part.tensor.requires_grad:
                 tensor = part.of(part.tensor.detach())
                 cuts = found.setdefault((source, receivers, str(tensor.dtype)), [])
-                if not cuts or cuts[-1].num_bytes >= bucket_bytes:
-                    cuts.append(_Message(source, receivers))
+                if not cuts or cuts[-1].num_bytes >= BUCKET_BYTES:
+                    cuts.append(WeightMessage(source, receivers))
                 cuts[-1].parts.append(tensor)
-    for _, cuts in sorted(found.items(), key=lambda one: one[0]):
-        yield from cuts
+    return [message for _, cuts in sorted(found.items()) for message in cuts]
+
+
+def send_weights(messages: Iterable[WeightMessage], group: Group) -> None:
+    """Send the weights of dense blocks from their owners to the holders that do not update them.
+
+    All ranks of the layout that live call it together; it may be repeated.
+
+    Args:
+        messages: From `weight_messages`.
+        group: Ranks that live.
+    """
+    under_way: list[WeightMessage] = []
+    for message in messages:
+        message.start(group)
+        under_way.append(message)
+        if len(under_way) > 1:
+            under_way.pop(0).finish()
+    for message in under_way:
+        message.finish()

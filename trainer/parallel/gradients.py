@@ -20,10 +20,12 @@ from pacekeeper.trainer.parallel.block_states import TrainedBlocks
 from pacekeeper.trainer.parallel.dense_gradients import (
     BUCKET_BYTES,
     DensePart,
+    WeightMessage,
     dense_buckets,
     dense_parts,
     gradient_of,
     updated_parts,
+    weight_messages,
 )
 from pacekeeper.trainer.parallel.mesh.subgroup import subgroup
 
@@ -295,6 +297,7 @@ class Gradients:
 
     Attributes:
         sync: Adds up the gradients of a step.
+        weight_messages: What owners send after an update.
     """
 
     def __init__(self, states: TrainedBlocks) -> None:
@@ -303,6 +306,7 @@ class Gradients:
         self._updated: list[DensePart] = []
         self._stacked: list[StackedExperts] = []
         self.sync = GradientSync(buckets=())
+        self.weight_messages: list[WeightMessage] = []
 
     def use_layout(self, layout: Layout, group: Group) -> None:
         """Add up over those who hold the same blocks in this layout.
@@ -316,6 +320,7 @@ class Gradients:
         places = {id(p): n for n, p in enumerate(store.skeleton.module.parameters())}
         dense = dense_parts(self._states, layout, group.rank, places)
         self._updated = updated_parts(dense)
+        self.weight_messages = weight_messages(store, layout, group.ranks, group.rank)
         trained = {
             layer: [p for p in store.stacked(layer).values() if p.requires_grad]
             for layer in store.holding.layers

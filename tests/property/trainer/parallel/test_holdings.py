@@ -1,6 +1,7 @@
 """Whatever layers, shards and experts a rank comes to hold, each keeps its bits and its state."""
 
 from functools import cache
+from random import Random
 
 import pytest
 import torch
@@ -67,26 +68,29 @@ holdings = st.builds(
     has_embedding=st.booleans(),
     has_head=st.booleans(),
 )
+owned = st.one_of(st.none(), st.integers(0, 999))  # the seed that draws what has state
+EVERYWHERE = (BlockKind.EXPERT, BlockKind.NORM_ROUTER)
 placed = st.sets(st.tuples(st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1)))
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(
     family=st.sampled_from(FAMILIES),
-    changes=st.lists(st.tuples(holdings, placed), min_size=1, max_size=4),
+    changes=st.lists(st.tuples(holdings, placed, owned), min_size=1, max_size=4),
 )
-def test_blocks_keep_their_bits_through_any_changes_of_what_is_held(
-    family: str, changes: list[tuple[Holding, set[tuple[int, int]]]]
+def test_blocks_keep_their_bits_through_any_changes_of_what_is_held_and_owned(
+    family: str, changes: list[tuple[Holding, set[tuple[int, int]], int | None]]
 ) -> None:
     blocks, state = trained(family)
     store, (optimizer,) = blocks.store, blocks._optimizers
     skeleton = store.skeleton
     specs = {block: blocks.specs(block) for block in skeleton.blocks}
-    decays = decay_by_name(store, optimizer)
+    decays = decay_by_name(blocks, optimizer)
     before = Holding.everything(skeleton)
-    held = set(skeleton.blocks)
-    every = (before, {(layer, e) for layer in range(LAYERS) for e in range(EXPERTS)})
-    for holding, experts in [*changes, every]:
+    held = dict.fromkeys(skeleton.blocks, True)
+    every = (before, {(layer, e) for layer in range(LAYERS) for e in range(EXPERTS)}, None)
+    for holding, experts, seed in [*changes, every]:
+        chosen = Random(seed)
         kinds = [
             name
             for name, old, new in (
@@ -102,22 +106,34 @@ def test_blocks_keep_their_bits_through_any_changes_of_what_is_held(
             if holding.has(block)
             and (block.kind is not BlockKind.EXPERT or (block.layer, block.index) in experts)
         ]
-        fresh = {block: state[block] for block in set(wanted) - held}
-        blocks.load(dict.fromkeys(wanted, True), fresh, 1)
+        has_state = {
+            block: seed is None or block.kind in EVERYWHERE or chosen.random() < 0.5
+            for block in wanted
+        }
+        event(f"owned: {not all(has_state.values())}")
+        fresh: dict[Block, dict[str, torch.Tensor]] = {}
+        for block, has in has_state.items():
+            weights = skeleton.blocks[block].keys()
+            lacks = {True} if block not in held else set[bool]()
+            lacks |= {False} if has and not held.get(block, False) else set[bool]()
+            tensors = {n: t for n, t in state[block].items() if (n in weights) in lacks}
+            fresh |= {block: tensors} if tensors else {}
+        blocks.load(has_state, fresh, 1)
         assert list(store.blocks()) == wanted
-        for block in wanted:
-            found = read_block(blocks, block)
-            assert found.keys() == state[block].keys()
-            assert all(torch.equal(found[name], t) for name, t in state[block].items()), block
+        for block, has in has_state.items():
+            found, weights = read_block(blocks, block), skeleton.blocks[block].keys()
+            assert found.keys() == (state[block].keys() if has else weights)
+            assert all(torch.equal(t, state[block][name]) for name, t in found.items()), block
         assert {block: blocks.specs(block) for block in skeleton.blocks} == specs
-        assert decay_by_name(store, optimizer) == decays
-        assert set(optimizer.state) <= {p for p in skeleton.module.parameters() if not p.is_meta}
+        assert decay_by_name(blocks, optimizer) == decays
+        updated = {one.tensor for one in blocks._updated.values() if one.shards}
+        assert set(optimizer.state) <= {tensor for tensor in updated if not tensor.is_meta}
         assert all(one.device.type == "cpu" for one in held_tensors(store, wanted))
-        before, held = holding, set(wanted)
+        before, held = holding, has_state
 
 
-def decay_by_name(store: BlockStore, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    names = {id(p): name for name, p in store.skeleton.module.named_parameters()}
+def decay_by_name(blocks: TrainedBlocks, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    names = {id(blocks._updated_of(name).tensor): name for name in blocks._owners_by_name()}
     return {names[id(p)]: g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
 
 
