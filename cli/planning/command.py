@@ -1,4 +1,4 @@
-"""`pacekeeper plan placement`: place experts on devices. Reads files, contacts no service."""
+"""`pacekeeper plan placement`: place experts on devices. Contacts no service."""
 
 import json
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pacekeeper.cli.common.options import FiniteFloatRange, json_option, option_group
+from pacekeeper.cli.planning.eplb import check_suffix, eplb, write_tables
 from pacekeeper.cli.planning.partition import partition
 from pacekeeper.core.errors import ConfigError
 
@@ -112,6 +113,7 @@ def command() -> None:
 
 
 command.add_command(partition)
+command.add_command(eplb)
 
 
 @command.command()
@@ -119,7 +121,8 @@ command.add_command(partition)
     "--loads",
     type=Path,
     required=True,
-    help="File with the rows per layer and expert: .json, .csv or .npy.",
+    help="Rows per layer and expert: a file (.json, .csv, .npy), or a recorded run with expert "
+    "loads (docs/traces.md).",
 )
 @option_group(
     "devices",
@@ -187,7 +190,9 @@ command.add_command(partition)
         show_default=True,
         help="Expected change of loads, relative to the mean work of a device.",
     ),
-    click.option("--current", type=Path, help="Placement in use, as printed by --json."),
+    click.option(
+        "--current", type=Path, help="Placement in use, as printed by --json or in EPLB's form."
+    ),
     click.option(
         "--max-copies",
         type=click.IntRange(0),
@@ -195,12 +200,19 @@ command.add_command(partition)
     ),
 )
 @click.option("--plot", type=Path, help="Also write a plot to this PNG file.")
+@click.option(
+    "--eplb",
+    "tables",
+    type=Path,
+    help="Also write EPLB's tables to this file (.npz or .json); free slots get replicas.",
+)
 @json_option("Print the whole plan as one JSON document.")
 def placement(
     loads: Path,
     devices: ClusterOptions,
     wanted: PlacementOptions,
     plot: Path | None,
+    tables: Path | None,
     as_json: bool,
 ) -> None:
     """Place the experts of each layer on devices, with the token share of every replica.
@@ -212,6 +224,8 @@ def placement(
 
     devices.check()
     wanted.check()
+    if tables is not None:
+        check_suffix(tables)
     rows = inputs.read_loads(loads)
     present = None
     if wanted.current is not None:
@@ -223,6 +237,8 @@ def placement(
         raise ConfigError(str(error)) from None
     if plot is not None:
         placement_text.write_plot(plan, rows, cluster, plot)
+    if tables is not None:
+        write_tables(tables, placement_text.as_tables(plan, rows, cluster))
     if as_json:
         click.echo(json.dumps(placement_text.as_document(plan, cluster)))
     else:

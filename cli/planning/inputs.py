@@ -20,7 +20,8 @@ def read_loads(path: Path) -> list[list[float]]:
     """Read the rows per layer and expert.
 
     Args:
-        path: .json (list of lists), .csv (one layer per line) or .npy.
+        path: .json (list of lists), .csv (one layer per line), .npy, or a recorded run in any
+            format that holds expert loads; those of all steps are added.
 
     Returns:
         Rows, [layers, experts].
@@ -35,13 +36,16 @@ def read_loads(path: Path) -> list[list[float]]:
             case ".csv":
                 lines = path.read_text().splitlines()
                 rows = [[float(x) for x in line.split(",")] for line in lines if line.strip()]
-            case _:
+            case ".json":
                 rows = json.loads(path.read_text())
+            case _:
+                return _recorded_loads(path)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except UNREADABLE as error:
         raise DataError(
-            f"{path}: {_reason_text(error)}", remedy="expected .json, .csv or .npy"
+            f"{path}: {_reason_text(error)}",
+            remedy="expected .json, .csv, .npy or a recorded run",
         ) from None
     if not isinstance(rows, list) or not rows:
         raise DataError(f"{path}: expected one list of loads per layer")
@@ -61,6 +65,26 @@ def read_loads(path: Path) -> list[list[float]]:
         raise DataError(f"{path}: expected loads below 1e308") from None
 
 
+def _recorded_loads(path: Path) -> list[list[float]]:
+    """Return the rows of a recorded run, [layers with experts, experts].
+
+    Raises:
+        DataError: it is no recorded run, or it holds no expert loads.
+    """
+    import numpy as np
+
+    from pacekeeper.simulator.readers.registry import one_of, open_runs
+
+    table = one_of(open_runs(path), path, None).expert_loads
+    if table is None or not len(table.rows):
+        raise DataError(f"{path}: a recorded run without expert loads")
+    _, layer = np.unique(table.layer, return_inverse=True)
+    rows = np.zeros((int(layer.max()) + 1, int(table.expert.max()) + 1))
+    np.add.at(rows, (layer, table.expert), table.rows)
+    whole: list[list[float]] = rows.tolist()
+    return whole
+
+
 def _npy(path: Path) -> Any:
     """Read a .npy file. Raises OSError or one of UNREADABLE."""
     import numpy as np
@@ -76,7 +100,7 @@ def _reason_text(error: Exception) -> str:
 
 
 def read_replica_ranks(path: Path, num_devices: int) -> list[list[list[int]]]:
-    """Read the devices that hold each expert from a plan printed by `--json`.
+    """Read the devices that hold each expert from a plan printed by `--json`, or EPLB's tables.
 
     Args:
         path: the file.
@@ -89,11 +113,14 @@ def read_replica_ranks(path: Path, num_devices: int) -> list[list[list[int]]]:
         DataError: the file is not a plan, or it names other devices.
     """
     try:
-        document = json.loads(path.read_text())
-        replicas = [
-            [[_device(replica["device"]) for replica in on] for on in at]
-            for at in document["replicas"]
-        ]
+        document = _arrays(path) if path.suffix == ".npz" else json.loads(path.read_text())
+        if "phy2log" in document:
+            replicas = _replicas_of_tables(document, num_devices)
+        else:
+            replicas = [
+                [[_device(replica["device"]) for replica in on] for on in at]
+                for at in document["replicas"]
+            ]
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except (*UNREADABLE, KeyError, TypeError) as error:
@@ -108,6 +135,28 @@ def read_replica_ranks(path: Path, num_devices: int) -> list[list[list[int]]]:
                 remedy="remove the devices that no longer exist from the file",
             )
     return replicas
+
+
+def _arrays(path: Path) -> dict[str, list[list[int]]]:
+    """Read a .npz file. Raises OSError or one of UNREADABLE."""
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name].tolist() for name in file.files}
+
+
+def _replicas_of_tables(document: dict[str, Any], num_devices: int) -> list[list[list[int]]]:
+    """Return the devices of each expert. Raises ValueError, TypeError or KeyError for others."""
+    import numpy as np
+
+    from pacekeeper.controller.planning.eplb import replicas_of
+
+    table, counts = np.array(document["phy2log"]), np.array(document["logcnt"])
+    if table.ndim != 2 or counts.ndim != 2 or table.dtype.kind not in "iu":
+        raise ValueError("phy2log and logcnt must be whole numbers by layer")
+    if table.shape[1] % num_devices or not ((table >= 0) & (table < counts.shape[1])).all():
+        raise ValueError(f"phy2log must name experts in equal numbers of slots of {num_devices}")
+    return replicas_of(table, num_devices, counts.shape[1])
 
 
 def _device(value: object) -> int:

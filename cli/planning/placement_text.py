@@ -1,9 +1,10 @@
-"""Output of `pacekeeper plan placement`: table, JSON document and plot."""
+"""Output of `pacekeeper plan placement`: table, JSON document, EPLB's tables and plot."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pacekeeper.controller.planning.eplb import Tables, tables_of
 from pacekeeper.controller.planning.experts.certificate import survival_by
 from pacekeeper.controller.planning.experts.planner import ExpertPlan
 from pacekeeper.controller.planning.experts.problem import Cluster
@@ -61,6 +62,14 @@ def as_document(plan: ExpertPlan, cluster: Cluster) -> dict[str, Any]:
         "num_copied": proof.num_copied,
         "reason": proof.reason,
     }
+
+
+def as_tables(plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster) -> Tables:
+    """Return the plan as EPLB's tables; the token shares of replicas are lost."""
+    import numpy as np
+
+    replicas = [[[each.rank for each in on] for on in layer] for layer in plan.replicas]
+    return tables_of(replicas, cluster.num_ranks, cluster.slots[0], loads=np.array(rows))
 
 
 def print_placement(plan: ExpertPlan, cluster: Cluster) -> None:

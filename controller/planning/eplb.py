@@ -1,25 +1,31 @@
-"""EPLB's `rebalance_experts` on top of the joint planner, as a drop-in replacement.
+"""EPLB's `rebalance_experts` on top of the joint planner, and EPLB's tables of any placement.
 
 Same tables as DeepSeek's EPLB; speeds, minimum spread and the present table may be given as well.
-Public API for serving and training systems; nothing in the controller calls it.
+Public API for serving and training systems; `pacekeeper plan` writes the tables to files.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.experts.planner import (
-    ExpertPlan,
-    PresentPlacement,
-    plan_experts,
-)
+from pacekeeper.controller.planning.experts.planner import PresentPlacement, plan_experts
 from pacekeeper.controller.planning.experts.problem import Floors, alike
 
 EMPTY = -1  # in the second table: no further replica
 
 Counts = npt.NDArray[np.intp]
+
+
+class Tables(NamedTuple):
+    """EPLB's tables. Slot i of a layer lies on device i // (slots / devices)."""
+
+    phy2log: Counts  # the expert of each slot, [layers, slots]
+    log2phy: (
+        Counts  # the slots of each expert, ascending, [layers, experts, most replicas]; -1: none
+    )
+    logcnt: Counts  # replicas, [layers, experts]
 
 
 def rebalance_experts(
@@ -84,33 +90,49 @@ def rebalance_experts(
         floors=Floors(nodes=min_hosts),
         present=None
         if present is None
-        else PresentPlacement(_replicas_of(present, num_gpus, num_experts)),
+        else PresentPlacement(replicas_of(present, num_gpus, num_experts)),
     )
-    tables = _tables(plan, loads, present, slots, num_gpus)
-    logical, number = _inverted(tables, num_experts)
-    return _like(weight, tables), _like(weight, logical), _like(weight, number)
+    on = [[[each.rank for each in expert] for expert in layer] for layer in plan.replicas]
+    tables = tables_of(on, num_gpus, slots, loads=loads, present=present)
+    return tuple(_like(weight, table) for table in tables)  # type: ignore[return-value]
 
 
-def _tables(
-    plan: ExpertPlan,
-    loads: npt.NDArray[np.float64],
-    present: Counts | None,
+def tables_of(
+    replicas: Sequence[Sequence[Sequence[int]]],
+    num_devices: int,
     slots: int,
-    num_gpus: int,
-) -> Counts:
-    """Physical-to-logical [layers, replicas]; experts that stay keep their slots."""
-    tables = np.empty((len(loads), num_gpus * slots), dtype=np.intp)
-    for layer, experts in enumerate(plan.replicas):
-        held: list[list[int]] = [[] for _ in range(num_gpus)]
+    *,
+    loads: npt.NDArray[np.float64] | None = None,
+    present: Counts | None = None,
+) -> Tables:
+    """Return EPLB's tables of a placement; free slots get further replicas.
+
+    Args:
+        replicas: devices that hold each expert, [layers, experts, replicas].
+        num_devices: devices.
+        slots: of each device and layer.
+        loads: of each expert, [layers, experts]: where free slots go; default: all equal.
+        present: the first table in use; replicas that stay keep their slot.
+
+    Raises:
+        ValueError: a device holds more experts of a layer than it has slots.
+    """
+    physical = np.empty((len(replicas), num_devices * slots), dtype=np.intp)
+    for layer, experts in enumerate(replicas):
+        held: list[list[int]] = [[] for _ in range(num_devices)]
         for expert, on in enumerate(experts):
-            for replica in on:
-                held[replica.rank].append(expert)
-        _fill(held, loads[layer], [len(on) for on in experts], slots)
+            for device in on:
+                held[device].append(expert)
+        most = max(map(len, held))
+        if most > slots:
+            raise ValueError(f"layer {layer}: a device holds {most} experts in {slots} slots")
+        weights = np.ones(len(experts)) if loads is None else loads[layer]
+        _fill(held, weights, [len(on) for on in experts], slots)
         for device, mine in enumerate(held):
             here = slice(device * slots, (device + 1) * slots)
             before = [] if present is None else present[layer, here].tolist()
-            tables[layer, here] = _in_place(mine, before)
-    return tables
+            physical[layer, here] = _in_place(mine, before)
+    return Tables(physical, *_inverted(physical, len(replicas[0])))
 
 
 def _checked_table(current: Any, shape: tuple[int, int], num_experts: int) -> Counts:
@@ -149,7 +171,8 @@ def _in_place(mine: Sequence[int], before: Sequence[int]) -> list[int]:
     return [next(rest) if expert is None else expert for expert in slots]
 
 
-def _replicas_of(tables: Counts, num_devices: int, num_experts: int) -> list[list[list[int]]]:
+def replicas_of(tables: Counts, num_devices: int, num_experts: int) -> list[list[list[int]]]:
+    """Return the devices that hold each expert, [layers, experts, replicas], by a first table."""
     slots = tables.shape[1] // num_devices
     replicas: list[list[list[int]]] = [[[] for _ in range(num_experts)] for _ in tables]
     for layer, row in enumerate(tables.tolist()):

@@ -12,5 +12,6 @@ class Format(StrEnum):
     SMARTMOE = "smartmoe"
     KINETO = "kineto"
     MEGATRON_LOG = "megatron-log"
+    MEGATRON_ROUTING = "megatron-routing"
     NCCL_INSPECTOR = "nccl-inspector"
     STEPS = "steps"

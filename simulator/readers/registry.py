@@ -13,7 +13,11 @@ from pacekeeper.simulator.readers.bytedance import NEEDED as BYTEDANCE_COLUMNS
 from pacekeeper.simulator.readers.bytedance import read_bytedance
 from pacekeeper.simulator.readers.formats import Format
 from pacekeeper.simulator.readers.kineto import read_kineto
-from pacekeeper.simulator.readers.megatron_log import read_megatron_log
+from pacekeeper.simulator.readers.megatron import (
+    ROUTING_WORDS,
+    read_megatron_log,
+    read_megatron_routing,
+)
 from pacekeeper.simulator.readers.native import read_native
 from pacekeeper.simulator.readers.nccl_inspector import read_nccl_inspector
 from pacekeeper.simulator.readers.perseus import is_perseus, perseus_traces
@@ -32,6 +36,7 @@ _OF_ALL_FILES: dict[Format, Callable[[Sequence[Path]], _Runs]] = {
     Format.NATIVE: lambda paths: (read_native(paths),),
     Format.KINETO: read_kineto,
     Format.NCCL_INSPECTOR: lambda paths: (read_nccl_inspector(paths),),
+    Format.MEGATRON_ROUTING: lambda paths: (read_megatron_routing(paths),),
 }
 _OF_EACH_FILE: dict[Format, Callable[[Path], _Runs]] = {
     Format.BYTEDANCE: lambda path: (read_bytedance(path),),
@@ -81,6 +86,8 @@ def detect(path: Path) -> Format:
         return Format.NATIVE
     if b'"coll_perf"' in head:
         return Format.NCCL_INSPECTOR
+    if line.startswith(b"{") and all(word in head for word in ROUTING_WORDS):
+        return Format.MEGATRON_ROUTING
     if ITERATION_WORDS.encode() in head:
         return Format.MEGATRON_LOG
     if (form := _by_columns(names_in(path, head))) is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pacekeeper.trainer.adapters.instrumentation.batch_features import NO_FEATURES
-from pacekeeper.trainer.adapters.instrumentation.expert_hooks import watch_experts
+from pacekeeper.trainer.adapters.instrumentation.expert_hooks import RoutedCounters, watch_experts
 from pacekeeper.trainer.adapters.instrumentation.module_passes import COMPILED
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
 from pacekeeper.trainer.adapters.instrumentation.training_watch import TrainingWatch, WorkOf
@@ -65,6 +65,7 @@ class EngineWatch:
         self.engine = engine
         self._work_of = work_of
         self._wrapping = Wrapping()
+        self._counters: RoutedCounters | None = None  # of a compiled module
         self._watch = TrainingWatch(
             reporter,
             torch.device(engine.device),
@@ -89,6 +90,8 @@ class EngineWatch:
             # `engine.compile()` hides the rows of experts: a hot one would look like a slow rank.
             is_compiled = getattr(engine.module, COMPILED, None) is not None
             self._watch.is_timed = not (is_compiled and handles)
+            if is_compiled:
+                self._counters = RoutedCounters(self.reporter, engine.module)
             self._watch.optimizers.append(engine)
             self._watch.add_passes(engine.module)
             self._wrapping.wrap(engine, "step", self._step)
@@ -99,6 +102,8 @@ class EngineWatch:
         before = self.engine.global_steps
         result = original(*args, **kwargs)
         if self.engine.global_steps != before:  # not within an accumulation of gradients
+            if self._counters is not None and self.reporter.step is not None:
+                self.reporter.run_guarded(self._counters.report)
             self.reporter.run_guarded(self._watch.end_step)
         return result
 

@@ -7,6 +7,7 @@ import pytest
 
 from pacekeeper.core.errors import ExitCode
 from support.commands import pacekeeper
+from support.controllers import ControllerProcess, ScriptedAgent, attached, first_layout
 
 LOADS = [[40.0, 30.0, 10.0, 8.0, 6.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]]
 
@@ -113,3 +114,20 @@ def test_a_number_that_is_none_is_refused(loads: Path, option: str, value: str) 
 def test_a_device_s_value_that_is_no_number_is_refused(loads: Path, option: str) -> None:
     code, _ = refused("--loads", str(loads), option, "0=nan")
     assert code == ExitCode.CONFIG
+
+
+def test_the_layout_of_a_job_is_written_in_eplbs_form(tmp_path: Path) -> None:
+    layout = first_layout()
+    with ControllerProcess(tmp_path) as controller:
+        where = ("--controller", controller.address)
+        agent = ScriptedAgent(controller.address)
+        agent.report_and_wait(attached("train", layout))
+        file = tmp_path / "plan.json"
+        done = pacekeeper("plan", "eplb", "train", str(file), *where)
+        assert done.returncode == ExitCode.OK, done.stderr
+        done = pacekeeper("plan", "eplb", "other", str(file), *where)
+        assert done.returncode == ExitCode.USAGE
+        agent.close()
+    tables = json.loads(file.read_text())
+    assert tables["ranks"] == [list(layout.ranks_of_layer(n)) for n in tables["layers"]]
+    assert len(tables["phy2log"]) == len(tables["layers"]) > 0

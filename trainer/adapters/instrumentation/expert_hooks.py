@@ -85,6 +85,30 @@ def _number(name: str, router: Any, ordinal: int) -> int:
     return int(found[1]) if found else ordinal
 
 
+class RoutedCounters:
+    """Reports what DeepSpeed's AutoEP layers count themselves, also within a compiled graph.
+
+    Their counters run on from step to step and include evaluations and recomputation.
+    """
+
+    def __init__(self, reporter: Reporter, model: nn.Module) -> None:
+        self._reporter = reporter
+        named = [(n, part) for n, part in model.named_modules() if _counter_of(part) is not None]
+        self._layers = [(_number(f"{n}.", None, i), part) for i, (n, part) in enumerate(named)]
+        self._before = [_counter_of(part).clone() for _, part in self._layers]
+
+    def report(self) -> None:
+        """Add what was counted since the last call to the open step."""
+        for i, (layer, part) in enumerate(self._layers):
+            now = _counter_of(part)
+            self._reporter.expert_counts.add(layer, now - self._before[i])
+            self._before[i].copy_(now)
+
+
+def _counter_of(part: Any) -> Any:
+    return part.tokens_per_expert if type(part).__name__ == "AutoEPMoELayer" else None
+
+
 class RouterHook:
     """Forward hook of one layer's router."""
 
@@ -149,7 +173,7 @@ class ExpertRowsHook:
         by_expert = args[1] if len(args) > 1 else None
         if isinstance(by_expert, Tensor) and by_expert.device.type == "cpu":
             by_expert = by_expert.tolist()
-        if isinstance(by_expert, list) and sum(by_expert) == shape[0]:
+        if isinstance(by_expert, list) and 0 < sum(by_expert) <= shape[0]:  # the rest is padding
             self._reporter.add_expert_rows([int(n) for n in by_expert])
         else:
             self._reporter.add_expert_rows(shape[0])

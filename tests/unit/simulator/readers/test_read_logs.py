@@ -1,4 +1,4 @@
-"""Logs of others: Megatron's console and NCCL's Inspector, whole and damaged."""
+"""Logs of others: Megatron's console and routing, and NCCL's Inspector, whole and damaged."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import DataError
+from pacekeeper.predictor.offline.analyze import analyze
+from pacekeeper.predictor.offline.anomalies import AnomalyKind
 from pacekeeper.predictor.offline.trace import Chunk, Worker
-from pacekeeper.simulator.readers.megatron_log import read_megatron_log
+from pacekeeper.simulator.readers.megatron import read_megatron_log, read_megatron_routing
 from pacekeeper.simulator.readers.nccl_inspector import read_nccl_inspector
+from pacekeeper.simulator.readers.registry import open_runs
 
 BEGIN = "consumed samples: 64 | elapsed time per iteration (ms)"
 MEGATRON = f"""
@@ -118,3 +121,45 @@ def test_a_file_without_collectives_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("{}\n")
     with pytest.raises(DataError, match="no collective in it"):
         read_nccl_inspector([tmp_path / "x"])
+
+
+def routing(step: int, layer: int, chosen: list[list[int]], **more: object) -> str:
+    """One line as Megatron-LM's router tracer writes it."""
+    head = {"step": step, "stage": "pre_dispatch", "block": "decoder", "layer": layer, "rank": 0}
+    sizes = {"num_tokens": len(chosen), "topk": len(chosen[0])}
+    return json.dumps(head | sizes | more | {"top_indices": chosen})
+
+
+def test_a_routing_trace_tells_the_loads_of_all_ranks(tmp_path: Path) -> None:
+    lines = [
+        routing(7, 1, [[0, 1], [0, 3]]),
+        routing(7, 1, [[0, 2]]),  # the next micro-batch
+        routing(7, 0, [[1, 2]], block="mtp", mtp_idx=0),
+        '{"step": 7, "top',
+        routing(7, 1, [[0, -1]]),
+    ]
+    (tmp_path / "router_trace_rank0.jsonl").write_text("\n".join(lines))
+    (tmp_path / "router_trace_rank1.jsonl").write_text(routing(7, 1, [[3, 1]], rank=1) + "\n")
+    (run,) = open_runs(tmp_path)
+    loads = run.expert_loads
+    assert run.source == "megatron-routing" and loads is not None
+    assert [worker.rank for worker in run.workers] == [0, 1]
+    assert loads.step.tolist() == [7] * 8
+    assert loads.layer.tolist() == [1] * 4 + [2] * 4
+    assert loads.expert.tolist() == [0, 1, 2, 3] * 2
+    assert loads.rows.tolist() == [3, 2, 1, 2, 0, 1, 1, 0]
+    assert any("2 damaged lines" in note for note in run.notes)
+
+
+def test_uneven_routing_is_a_finding_of_replay(tmp_path: Path) -> None:
+    lines = [routing(step, 0, [[0]] * 9 + [[expert] for expert in range(8)]) for step in range(40)]
+    (tmp_path / "router_trace_rank0.jsonl").write_text("\n".join(lines))
+    (finding,) = analyze(open_runs(tmp_path)[0]).anomalies
+    assert finding.kind is AnomalyKind.EXPERT_IMBALANCE
+    assert finding.slowdown == pytest.approx(10 / (17 / 8), rel=0.3)
+
+
+def test_a_routing_trace_without_tokens_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text(routing(0, 0, [[-1]]))
+    with pytest.raises(DataError):
+        read_megatron_routing([tmp_path / "x"])

@@ -40,11 +40,40 @@ class MOELayer(nn.Module):
         return x
 
 
+class Router(nn.Module):
+    num_experts = 2
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        chosen = torch.zeros(len(x), 1, dtype=torch.int64)
+        return x, chosen, torch.tensor([x.shape[0], 0], dtype=torch.int32)
+
+
+class GroupedExperts(nn.Module):
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        return x
+
+
+class AutoEPMoELayer(nn.Module):
+    """As DeepSpeed's: its router counts, and its experts' rows are padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = Router(), GroupedExperts()
+        self.tokens_per_expert: Tensor
+        self.register_buffer("tokens_per_expert", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        counts = self.router(x)[2]
+        self.tokens_per_expert.add_(counts)
+        self.experts(torch.cat([x, x.new_zeros(8, 1)]), counts)
+        return x
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
-        self.moe = MOELayer()
+        self.moe: nn.Module = MOELayer()
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = tokens.reshape(-1, 1).to(torch.float32)
@@ -264,7 +293,7 @@ def test_a_compiled_engine_stays_one_graph_and_hidden_experts_accuse_nobody(
     graphs: Any = CompileCounter()
     engine = Engine(accumulates=1)
     if not has_experts:
-        engine.module.moe = nn.Identity()  # type: ignore[assignment]
+        engine.module.moe = nn.Identity()
     engine.module.compile(backend=graphs, fullgraph=True)
     watch = deepspeed.watch(engine, job="j", ring_dir=str(tmp_path))
     for _ in range(2):
@@ -278,3 +307,28 @@ def test_a_compiled_engine_stays_one_graph_and_hidden_experts_accuse_nobody(
     assert told == ([] if has_experts else [6, 6])
     assert graphs.frame_count == 1
     assert watch.reporter.pace.ring.num_errors == 0
+
+
+def test_auto_ep_layers_tell_loads_and_rows_without_padding(
+    watched: Callable[[Any], EngineWatch],
+) -> None:
+    engine = Engine()
+    engine.module.moe = AutoEPMoELayer()
+    watch = watched(engine)
+    train(engine, 4, 6)
+    assert [r.expert_rows for r in told(watch, MicroBatchRecord)] == [4, 6]
+    assert [(r.step, r.counts) for r in told(watch, ExpertLoadRecord)] == [(0, (10, 0))]
+
+
+def test_a_compiled_auto_ep_engine_tells_loads_from_its_own_counters(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    engine = Engine()
+    engine.module.moe = AutoEPMoELayer()
+    engine.module.compile(backend="eager", dynamic=True)
+    train(engine, 3)  # before the attachment
+    train(engine, 3)
+    watch = deepspeed.watch(engine, job="j", ring_dir=str(tmp_path))
+    train(engine, 4, 6, 8, 8)
+    loads = told(watch, ExpertLoadRecord)
+    assert [(r.step, r.counts) for r in loads] == [(1, (10, 0)), (2, (16, 0))]
+    assert told(watch, MicroBatchRecord) == []
