@@ -7,7 +7,7 @@ rank that each device of a row is. Shares of tokens are left out: EPLB's are equ
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -99,10 +99,11 @@ def write_tables(file: Path, tables: "Tables", **more: list[int] | list[list[int
 
     try:
         if file.suffix == ".npz":
+            whole: dict[str, Any] = tables._asdict() | {k: np.array(v) for k, v in more.items()}
             with file.open("wb") as out:
-                np.savez(out, **tables._asdict(), **{k: np.array(v) for k, v in more.items()})
+                np.savez(out, **whole)
         else:
-            whole = {name: table.tolist() for name, table in tables._asdict().items()} | more
-            file.write_text(json.dumps(whole))
+            plain = {name: table.tolist() for name, table in tables._asdict().items()} | more
+            file.write_text(json.dumps(plain))
     except OSError as error:
         raise HostError(f"cannot write {file}: {error.strerror or error}") from None

@@ -81,8 +81,7 @@ def _recorded_loads(path: Path) -> list[list[float]]:
     _, layer = np.unique(table.layer, return_inverse=True)
     rows = np.zeros((int(layer.max()) + 1, int(table.expert.max()) + 1))
     np.add.at(rows, (layer, table.expert), table.rows)
-    whole: list[list[float]] = rows.tolist()
-    return whole
+    return [[float(load) for load in one] for one in rows]
 
 
 def _npy(path: Path) -> Any:
@@ -113,7 +112,8 @@ def read_replica_ranks(path: Path, num_devices: int) -> list[list[list[int]]]:
         DataError: the file is not a plan, or it names other devices.
     """
     try:
-        document = _arrays(path) if path.suffix == ".npz" else json.loads(path.read_text())
+        is_numpy = path.suffix == ".npz"
+        document: Any = _arrays(path) if is_numpy else json.loads(path.read_text())
         if "phy2log" in document:
             replicas = _replicas_of_tables(document, num_devices)
         else:

@@ -94,7 +94,7 @@ def rebalance_experts(
     )
     on = [[[each.rank for each in expert] for expert in layer] for layer in plan.replicas]
     tables = tables_of(on, num_gpus, slots, loads=loads, present=present)
-    return tuple(_like(weight, table) for table in tables)  # type: ignore[return-value]
+    return tuple(_like(weight, table) for table in tables)
 
 
 def tables_of(

@@ -15,7 +15,7 @@ import torch
 
 from pacekeeper.trainer.adapters.instrumentation.batch_features import NO_FEATURES
 from pacekeeper.trainer.adapters.instrumentation.expert_hooks import RoutedCounters, watch_experts
-from pacekeeper.trainer.adapters.instrumentation.module_passes import COMPILED
+from pacekeeper.trainer.adapters.instrumentation.module_passes import CALL
 from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
 from pacekeeper.trainer.adapters.instrumentation.training_watch import TrainingWatch, WorkOf
 from pacekeeper.trainer.adapters.reporter import Reporter, attach, features_of_call
@@ -88,7 +88,7 @@ class EngineWatch:
             self._attach_instructions()
         else:
             # `engine.compile()` hides the rows of experts: a hot one would look like a slow rank.
-            is_compiled = getattr(engine.module, COMPILED, None) is not None
+            is_compiled = getattr(engine.module, CALL, None) is not None
             self._watch.is_timed = not (is_compiled and handles)
             if is_compiled:
                 self._counters = RoutedCounters(self.reporter, engine.module)
@@ -96,7 +96,7 @@ class EngineWatch:
             self._watch.add_passes(engine.module)
             self._wrapping.wrap(engine, "step", self._step)
             self._watch.input_waits.attach()
-        self.reporter.collective_waits.attach()
+        self.reporter.clock.attach()
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = self.engine.global_steps

@@ -147,7 +147,7 @@ class ScheduleWatch:
         )
         for chunk in self._chunks:
             self._hook_experts(chunk)
-        reporter.collective_waits.attach()
+        reporter.clock.attach()
 
     def sees(self, chunk: Any) -> None:
         """Register `chunk`, if new, and put our timers back.
@@ -287,7 +287,7 @@ class _TimedIterator:
     def __next__(self) -> Any:
         if self._reporter.step is None:  # in an evaluation
             return next(self._iterator)
-        with self._reporter.collective_waits.wait_block():
+        with self._reporter.clock.wait_block():
             self._reporter.begin_loading()
             item = next(self._iterator)
             self._reporter.end_loading()

@@ -205,13 +205,13 @@ class TorchHooks(Hooks):
         super().__init__(ring, rank, timer)
         self.reporter = Reporter(self)
         self.watch = TrainingWatch(self.reporter, device, step=step, work_of=work_of)
-        timer.waits.attach(*waits_of_fsdp())
+        timer.attach(*waits_of_fsdp())
         atexit.register(_detach_at_exit, weakref.ref(self))
 
     def detach(self) -> None:
         """End the attachment: remove all hooks and restore torch's functions."""
         self.reporter.run_guarded(self.watch.close)
-        self.reporter.collective_waits.detach()
+        self.reporter.clock.detach()
         self.reporter.report_late()
         super().detach()
 

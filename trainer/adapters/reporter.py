@@ -15,14 +15,14 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from pacekeeper.core.telemetry.attachment import Capability, Clock, ModelShape
-from pacekeeper.core.telemetry.expert_row_features import KNOTS, NO_ROWS_OVER, rows_over
+from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER, rows_over
 from pacekeeper.trainer.adapters.instrumentation.batch_features import (
     NO_FEATURES,
     features_of_batch,
@@ -33,6 +33,7 @@ from pacekeeper.trainer.adapters.instrumentation.module_passes import is_in_back
 from pacekeeper.trainer.groups.devices import device_uuid, new_event
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import (
+    ComputeTime,
     CpuClock,
     DeviceEventClock,
     SegmentClock,
@@ -41,6 +42,7 @@ from pacekeeper.trainer.hooks.compute_timers import (
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 from pacekeeper.trainer.hooks.hooks import run_id_from_environment
 
+HOLD_S, HELD = 0.05, 16  # time and number of micro-batches that are written together
 _runs: Counter[str] = Counter()  # attachments of this process, by job
 _P = ParamSpec("_P")
 _Item = TypeVar("_Item")
@@ -161,7 +163,7 @@ class _InFlightMicrobatch:
     work: MicrobatchFeatures = NO_FEATURES
     expert_rows: int = 0
     num_active: int = 0
-    rows_over: list[int] = field(default_factory=lambda: [0] * len(KNOTS))
+    rows_over: Sequence[int] = NO_ROWS_OVER
     aside: Any = None
 
 
@@ -179,10 +181,11 @@ class Reporter:
         self.told: ToldMicrobatch | None = None
         self.expert_counts = ExpertCounts(pace)
         own, count_error = pace.timer, pace.ring.count_error
-        self._clock = own if isinstance(own, WaitAwareClock) else WaitAwareClock(own, count_error)
-        self.collective_waits = self._clock.waits
+        self.clock = own if isinstance(own, WaitAwareClock) else WaitAwareClock(own, count_error)
         self._tensor_share = tensor_share
-        self._open: dict[Hashable, _InFlightMicrobatch] = {}
+        self.open: dict[Hashable, _InFlightMicrobatch] = {}  # that have begun and not ended
+        self._done: list[tuple[ComputeTime | None, MicrobatchFeatures]] = []  # not yet written
+        self._hold_until_s = 0.0
         self._loading_s: float | None = None  # start of the wait for input
         self._away_s: float | None = None  # start of an evaluation or another pause of training
         self._outside_s = 0.0  # time of the open step that was not training
@@ -192,9 +195,10 @@ class Reporter:
         """Whether a micro-batch computes now, in a pass or told."""
         return self.in_pass is not None or self.told is not None
 
-    def is_open(self, key: Hashable) -> bool:
-        """Whether micro-batch `key` has begun and not ended."""
-        return key in self._open
+    @property
+    def is_away(self) -> bool:
+        """Whether something other than training runs, such as an evaluation."""
+        return self._away_s is not None
 
     # -- steps
 
@@ -278,45 +282,69 @@ class Reporter:
 
     # -- micro-batches
 
-    @never_raises
-    def enter_pass(self, key: Hashable) -> None:
-        """Start a pass of micro-batch `key`; ignored within another pass."""
+    # The next four run in every pass, and so without the frame of a decorator.
+
+    def enter_pass(self, key: Hashable, work: MicrobatchFeatures = NO_FEATURES) -> None:
+        """Start a pass of micro-batch `key`, which adds `work`; ignored within another pass."""
         if self.step is None or self.in_pass is not None or self._away_s is not None:
             return
-        known = self._open.get(key)
-        if known is None:
-            self._open[key] = _InFlightMicrobatch()
-            self._clock.begin()
-        else:
-            self._clock.resume_suspended(known.aside)
-        self.in_pass = key
+        try:
+            known = self.open.get(key)
+            if known is None:
+                self.open[key] = _InFlightMicrobatch(work)
+                self.clock.begin()
+            else:
+                if work is not NO_FEATURES:
+                    known.work = add_features(known.work, work)
+                self.clock.resume_suspended(known.aside)
+            self.in_pass = key
+        except Exception as error:
+            self.pace.ring.count_error(error)
 
-    @never_raises
     def suspend_pass(self) -> None:
         """End the pass; its micro-batch has further passes."""
         key, self.in_pass = self.in_pass, None
         if key is not None:
-            self._open[key].aside = self._clock.suspend()
+            try:
+                self.open[key].aside = self.clock.suspend()
+            except Exception as error:
+                self.pace.ring.count_error(error)
 
-    @never_raises
     def complete_pass(self) -> None:
         """End the last pass of a micro-batch and report it."""
         key, self.in_pass = self.in_pass, None
         if key is None:
             return
-        known, compute = self._open.pop(key), self._clock.end()
-        tokens, squared, _, _, _, documents, head, _ = known.work
-        rows = known.expert_rows, known.num_active, tuple(known.rows_over)
-        self.pace.on_microbatch_end(
-            compute, (tokens, squared, *rows, documents, head, self._tensor_share)
-        )
+        try:
+            known, compute = self.open.pop(key), self.clock.end()
+            tokens, squared, _, _, _, documents, head, _ = known.work
+            rows = known.expert_rows, known.num_active, known.rows_over
+            work = (tokens, squared, *rows, documents, head, self._tensor_share)
+            self._done.append((compute, work))
+            if compute is None or compute[5] > self._hold_until_s or len(self._done) == HELD:
+                self.write_done()
+        except Exception as error:
+            self.pace.ring.count_error(error)
 
-    @never_raises
+    def write_done(self) -> None:
+        """Write the completed micro-batches of the open step.
+
+        Short ones are written together: one alone costs as much as three, cold in the cache.
+        """
+        for compute, work in self._done:
+            self.pace.on_microbatch_end(compute, work)
+            if compute is not None:
+                self._hold_until_s = compute.ended_mono_s + HOLD_S
+        self._done.clear()
+
     def add_features(self, work: MicrobatchFeatures) -> None:
         """Add features to the micro-batch that computes now, such as those of a second forward."""
-        known = self._open.get(self.in_pass)
-        if known is not None:
-            known.work = work if known.work is NO_FEATURES else add_features(known.work, work)
+        try:
+            known = self.open.get(self.in_pass)
+            if known is not None:
+                known.work = work if known.work is NO_FEATURES else add_features(known.work, work)
+        except Exception as error:
+            self.pace.ring.count_error(error)
 
     @never_raises
     def add_expert_rows(self, rows: Sequence[int] | int) -> None:
@@ -328,7 +356,7 @@ class Reporter:
         if self.told is not None:
             self.told.infer_expert_rows(rows)
             return
-        known = self._open.get(self.in_pass)
+        known = self.open.get(self.in_pass)
         if known is None:
             return
         if isinstance(rows, int):
@@ -336,8 +364,7 @@ class Reporter:
             return
         known.expert_rows += sum(rows)
         known.num_active += sum(n > 0 for n in rows)
-        for i, over in enumerate(rows_over(rows)):
-            known.rows_over[i] += over
+        known.rows_over = [a + b for a, b in zip(known.rows_over, rows_over(rows), strict=True)]
 
     @never_raises
     def add_expert_loads(self, layer: int, counts: Tensor) -> None:
@@ -355,21 +382,23 @@ class Reporter:
 
     def detach(self) -> None:
         """Report late counts and end the attachment."""
-        self.collective_waits.detach()
+        self.clock.detach()
         self.report_late()
         self.abandon_step()
         self.pace.detach()
 
     @never_raises
     def report_late(self) -> None:
-        """Report counts that have become known since the last step."""
+        """Report micro-batches of an open step, and counts known since the last one."""
+        self.write_done()
         self.expert_counts.tell()
 
     def drop_micro_batches(self) -> None:
         """Drop open micro-batches: passes without an end, whose forward was discarded."""
-        self.collective_waits.close_pass()
+        self.write_done()
+        self.clock.close_pass()
         self.in_pass = None
-        self._open.clear()
+        self.open.clear()
 
 
 def add_features(one: MicrobatchFeatures, more: MicrobatchFeatures) -> MicrobatchFeatures:

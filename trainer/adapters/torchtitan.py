@@ -108,7 +108,7 @@ class TrainerWatch:
         if not _is_compiled(trainer.config):  # else the hook would be compiled, too
             for part in trainer.model_parts:
                 self._wrapping.hold(*watch_experts(self.reporter, part, is_sorted=True))
-        self.reporter.collective_waits.attach(*waits_of_fsdp())
+        self.reporter.clock.attach(*waits_of_fsdp())
 
     def _train_step(self, original: Callable[..., Any], data_iterator: Iterator[Any]) -> Any:
         self._work.clear()

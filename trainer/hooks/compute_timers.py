@@ -6,6 +6,7 @@ return a `ComputeTime`; the attachment states which one a rank uses.
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 SHORT_S = 200e-6  # a gap in which a thread is taken to have computed
+IDLE_S = 10e-6  # time off the CPU since the last look at the run queue that needs no new one
 MAX_LATE = 64  # micro-batches that a device may lag behind its host
 SCHEDSTAT = "/proc/thread-self/schedstat"
 _Ended = tuple[int, list[tuple[Any, Any]], float]  # number, events of its segments, host's time
@@ -112,13 +114,8 @@ class WallClock:
         )
 
 
-class _Reading(NamedTuple):
-    wall_s: float
-    cpu_s: float
-    run_queue_s: float | None
-
-
-_NEVER = _Reading(0.0, 0.0, None)
+_Times = tuple[float, float, float | None]
+_NEVER: _Times = (-math.inf, 0.0, None)
 
 
 @dataclass(slots=True)
@@ -129,6 +126,8 @@ class CpuClock:
     a slower core or a stopped process is. Create and use it in one thread. If the kernel keeps no
     run-queue statistics, `run_queue_s` and `stall_s` are None. A segment that begins less than
     SHORT_S after the previous one costs no system call: the thread is taken to have computed since.
+    The statistics are read only after the thread has been off the CPU for IDLE_S: it has waited
+    there for no longer.
 
     Args:
         burn: Called with the CPU seconds of each segment just before it ends (fault injection).
@@ -136,8 +135,11 @@ class CpuClock:
 
     burn: Callable[[float], None] | None = None
     _schedstat: int = field(default=-1)
-    _start: _Reading = _NEVER
-    _last: _Reading = _NEVER  # of the end of the last segment
+    # Begin of the segment and end of the last one: wall, CPU and run-queue time of the thread.
+    _start: _Times = _NEVER
+    _last: _Times = _NEVER
+    _idle_s: float = -1.0  # wall - CPU at the last look at the run queue
+    _queue_s: float | None = None  # what it showed
     _paused_s: float = 0.0
     _wait_s: float = 0.0
     _wall_s: float = 0.0
@@ -156,10 +158,10 @@ class CpuClock:
 
     def pause(self) -> None:
         self._close_segment()
-        self._paused_s = time.perf_counter()
+        self._paused_s = time.monotonic()
 
     def resume(self) -> None:
-        self._wait_s += time.perf_counter() - self._paused_s
+        self._wait_s += time.monotonic() - self._paused_s
         self._start = self._read()
 
     def suspend(self) -> object:
@@ -176,46 +178,47 @@ class CpuClock:
         stall_s = None
         if self._knows_run_queue:
             stall_s = max(0.0, self._wall_s - self._cpu_s - self._run_queue_s)
-        return ComputeTime(
-            compute_s=self._cpu_s + (stall_s or 0.0),
-            cpu_s=self._cpu_s,
-            run_queue_s=self._run_queue_s if self._knows_run_queue else None,
-            stall_s=stall_s,
-            wait_s=self._wait_s,
-            ended_mono_s=time.monotonic(),
+        run_queue_s = self._run_queue_s if self._knows_run_queue else None
+        compute_s, ended_s = self._cpu_s + (stall_s or 0.0), self._last[0]
+        return _made(
+            ComputeTime,
+            (compute_s, self._cpu_s, run_queue_s, stall_s, self._wait_s, ended_s, 0, ()),
         )
 
     def _close_segment(self) -> None:
+        began_s, began_cpu_s, began_queue_s = self._start
         if self.burn is not None:
-            self.burn(time.thread_time() - self._start.cpu_s)
-        now = self._last = self._read()
-        self._wall_s += now.wall_s - self._start.wall_s
-        self._cpu_s += now.cpu_s - self._start.cpu_s
-        if now.run_queue_s is not None and self._start.run_queue_s is not None:
-            self._run_queue_s += now.run_queue_s - self._start.run_queue_s
+            self.burn(time.thread_time() - began_cpu_s)
+        wall_s, cpu_s, queue_s = time.monotonic(), time.thread_time(), self._queue_s
+        if wall_s - cpu_s - self._idle_s > IDLE_S:
+            queue_s = self._look_at_queue(wall_s - cpu_s)
+        self._last = wall_s, cpu_s, queue_s
+        self._wall_s += wall_s - began_s
+        self._cpu_s += max(0.0, cpu_s - began_cpu_s)  # less than 0: it slept in a short gap
+        if queue_s is not None and began_queue_s is not None:
+            self._run_queue_s += queue_s - began_queue_s
         else:
             self._knows_run_queue = False
 
-    def _read_soon(self) -> _Reading:
-        last, now_s = self._last, time.perf_counter()
-        since_s = now_s - last.wall_s
-        if since_s > SHORT_S:
-            return self._read()
-        return _made(_Reading, (now_s, last.cpu_s + since_s, last.run_queue_s))
+    def _read_soon(self) -> _Times:
+        wall_s, cpu_s, queue_s = self._last
+        since_s = time.monotonic() - wall_s
+        return self._read() if since_s > SHORT_S else (wall_s + since_s, cpu_s + since_s, queue_s)
 
-    def _read(self) -> _Reading:
-        return _Reading(time.perf_counter(), time.thread_time(), self._read_run_queue_s())
+    def _read(self) -> _Times:
+        wall_s, cpu_s = time.monotonic(), time.thread_time()
+        if wall_s - cpu_s - self._idle_s > IDLE_S:
+            self._look_at_queue(wall_s - cpu_s)
+        return wall_s, cpu_s, self._queue_s
 
-    def _read_run_queue_s(self) -> float | None:
-        if self._schedstat < 0:
-            return None
-        try:
+    def _look_at_queue(self, idle_s: float) -> float | None:
+        self._idle_s, self._queue_s = idle_s, None
+        with contextlib.suppress(OSError, ValueError):
             # "<on CPU ns> <waiting on a run queue ns> <time slices>"
             on_cpu_ns, waited_ns, _ = map(int, os.pread(self._schedstat, 96, 0).split())
-        except (OSError, ValueError):
-            return None
-        # A running thread with no time on a CPU: this kernel has the file but does not fill it.
-        return waited_ns * 1e-9 if on_cpu_ns > 0 else None
+            # A running thread with no time on a CPU: this kernel has the file but does not fill it.
+            self._queue_s = waited_ns * 1e-9 if on_cpu_ns > 0 else None
+        return self._queue_s
 
 
 @dataclass(slots=True)

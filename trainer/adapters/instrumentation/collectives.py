@@ -4,13 +4,13 @@ Collectives of a foreign trainer are called in its own code and in torch's. All 
 four places: a method of a process group (where NCCL runs synchronous ones), `Work.wait`, the
 operator that waits for a functional collective (called from C++ in backward passes), and the end of
 a backward pass, where DistributedDataParallel waits in C++ for all gradients. While a
-`CollectiveWaits` is attached, these pause its clock; they are not changed otherwise.
+`WaitAwareClock` is attached, these pause it; they are not changed otherwise.
 """
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any, cast
 
 import torch
@@ -22,6 +22,7 @@ from pacekeeper.trainer.adapters.instrumentation.module_passes import (
 )
 from pacekeeper.trainer.hooks.compute_timers import (
     ComputeTime,
+    CpuClock,
     LateClock,
     PipelineClock,
     SegmentClock,
@@ -39,25 +40,28 @@ _METHODS = (
 _FUNCTIONAL = "_c10d_functional"
 _RUNS = "_engine_run_backward"  # of torch.autograd, called by `backward` and `grad`
 Call = Callable[..., Any]
-_listening: "list[CollectiveWaits]" = []  # of this process; usually one
+_listening: "list[WaitAwareClock]" = []  # of this process; usually one
 _INHERITED = object()
 # Owner, name, previous value of its `__dict__`: `getattr` of a C++ class would give another one.
 _replaced: list[tuple[Any, str, Any]] = []
 
 
-class CollectiveWaits:
-    """Pauses `timer` in waits for other ranks while a pass of a micro-batch is open.
+class WaitAwareClock:
+    """A clock that pauses while torch waits for other ranks, also within an explicit `waiting`.
 
     Waits in other threads, or on other streams than the one of the pass, overlap with compute and
     do not pause it. Threads of autograd belong to the pass.
     """
 
-    def __init__(self, timer: SegmentClock, count_error: Callable[[Exception], None]) -> None:
-        self._timer = timer
+    def __init__(self, clock: SegmentClock, count_error: Callable[[Exception], None]) -> None:
+        self.thread = 0  # that computes a pass of a micro-batch; 0: none
+        self._clock = clock
+        self._suspendable = cast(PipelineClock, clock)
         self._count_error = count_error
-        self._thread = 0  # that opened the pass; 0: none is open
+        self._has_streams = not isinstance(clock, CpuClock)  # that is a thread's
         self._stream: Any = None
-        self._is_paused = False
+        self._depth = 0  # nesting of waits
+        self._is_waiting = False  # as overheard
 
     def attach(self, *more: tuple[Any, str]) -> None:
         """Patch torch.distributed, and `more`: (class, method) pairs that wait for other ranks."""
@@ -83,20 +87,48 @@ class CollectiveWaits:
                 else:
                     setattr(owner, name, before)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a pass is open, in any thread."""
-        return self._thread != 0
+    def begin(self) -> None:
+        self._depth, self._is_waiting = 0, False
+        self._clock.begin()
+        self.thread = get_ident()
+        if self._has_streams:
+            self._stream = _current_stream()
 
-    def open_pass(self) -> None:
-        """Start a pass in this thread, on its current stream."""
-        self._thread, self._is_paused = threading.get_ident(), False
-        self._stream = _current_stream()
+    def pause(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._clock.pause()
+
+    def resume(self) -> None:
+        if self._depth:  # a wait left open by an error may end in the next micro-batch
+            self._depth -= 1
+            if self._depth == 0:
+                self._clock.resume()
+
+    def suspend(self) -> object:
+        self.close_pass()
+        return self._suspendable.suspend()
+
+    def resume_suspended(self, aside: Any) -> None:
+        self._depth, self._is_waiting = 0, False
+        self._suspendable.resume_suspended(aside)
+        self.thread = get_ident()
+        if self._has_streams:
+            self._stream = _current_stream()
+
+    def end(self) -> ComputeTime | None:
+        self.close_pass()
+        return self._clock.end()
 
     def close_pass(self) -> None:
-        """End or suspend the pass, possibly within a wait at the end of a backward pass."""
-        self.end_wait()
-        self._thread = 0
+        """End the pass, possibly within a wait at the end of a backward pass."""
+        if self._is_waiting:
+            self.end_wait()
+        self.thread = 0
+
+    def known(self) -> list[ComputeTime]:
+        """Return the times of a late clock that were not returned before."""
+        return self._clock.known() if isinstance(self._clock, LateClock) else []
 
     @contextlib.contextmanager
     def wait_block(self) -> Iterator[None]:
@@ -117,70 +149,27 @@ class CollectiveWaits:
         """Start a wait; return False if it is not one of the pass or lies within another."""
         is_ours = False
         try:
-            if self._thread and not self._is_paused and self._is_of_pass():
-                is_ours = self._is_paused = True
-                self._timer.pause()
+            if self.thread and not self._is_waiting and self._is_of_pass():
+                is_ours = self._is_waiting = True
+                self.pause()
         except Exception as error:
             self._count_error(error)
         return is_ours
 
     def end_wait(self) -> None:
         """End the wait, if there is one."""
-        if not self._is_paused:
+        if not self._is_waiting:
             return
-        self._is_paused = False
+        self._is_waiting = False
         try:
-            self._timer.resume()
+            self.resume()
         except Exception as error:
             self._count_error(error)
 
     def _is_of_pass(self) -> bool:
-        if threading.get_ident() != self._thread and not is_in_backward():
+        if get_ident() != self.thread and not is_in_backward():
             return False
-        return bool(_current_stream() == self._stream)
-
-
-class WaitAwareClock:
-    """A clock that pauses while torch waits for other ranks, also within an explicit `waiting`."""
-
-    def __init__(self, clock: SegmentClock, count_error: Callable[[Exception], None]) -> None:
-        self._clock = clock
-        self._suspendable = cast(PipelineClock, clock)
-        self._depth = 0  # nesting of waits
-        self.waits = CollectiveWaits(self, count_error)
-
-    def begin(self) -> None:
-        self._depth = 0
-        self._clock.begin()
-        self.waits.open_pass()
-
-    def pause(self) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self._clock.pause()
-
-    def resume(self) -> None:
-        if self._depth:  # a wait left open by an error may end in the next micro-batch
-            self._depth -= 1
-            if self._depth == 0:
-                self._clock.resume()
-
-    def suspend(self) -> object:
-        self.waits.close_pass()
-        return self._suspendable.suspend()
-
-    def resume_suspended(self, aside: Any) -> None:
-        self._depth = 0
-        self._suspendable.resume_suspended(aside)
-        self.waits.open_pass()
-
-    def end(self) -> ComputeTime | None:
-        self.waits.close_pass()
-        return self._clock.end()
-
-    def known(self) -> list[ComputeTime]:
-        """Return the times of a late clock that were not returned before."""
-        return self._clock.known() if isinstance(self._clock, LateClock) else []
+        return not self._has_streams or bool(_current_stream() == self._stream)
 
 
 def waits_of_fsdp() -> list[tuple[Any, str]]:
@@ -234,7 +223,10 @@ def _pausing_at_end(run: Call) -> Call:
 
     @functools.wraps(run)
     def running(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(one.is_open for one in _listening) or is_in_backward():
+        for one in _listening:
+            if one.thread and not is_in_backward():
+                break
+        else:
             return run(outputs, *args, **kwargs)
         first = [True]
 

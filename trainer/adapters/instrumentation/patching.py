@@ -1,43 +1,38 @@
 """Wraps attributes and registers hooks of foreign objects, and undoes all of it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 _MISSING = object()
 
 
-class Hook:
+class Hook(functools.partial[Any]):
     """Hook of a foreign module. Copies and pickles of the module get one without effect: ours
     holds what can be neither copied nor pickled.
     """
 
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        self._call = call
-
-    def __call__(self, *args: Any) -> None:
-        if self._call is not None:
-            self._call(*args)
-
     def __deepcopy__(self, memo: Any) -> "Hook":
-        return Hook()
+        return Hook(_nothing)
 
     def __reduce__(self) -> Any:
-        return Hook, ()
+        return Hook, (_nothing,)
+
+
+def _nothing(*args: Any) -> None:
+    """Do nothing."""
 
 
 class WrappedMethod:
-    """A method of one module, called through `around(original, ...)`. Copies and pickles of the
-    module get their own method.
+    """What is called in the place of a method of one module. Copies and pickles of the module get
+    their own method.
     """
 
-    def __init__(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        self._owner, self._name, self._around = owner, name, around
-        self._original = getattr(owner, name)
+    def __init__(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        self._owner, self._name, self._call = owner, name, call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._around(self._original, *args, **kwargs)
+        return self._call(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> Any:
         own = memo.get(id(self._owner), self._owner)
@@ -58,12 +53,12 @@ class Wrapping:
         self._before: list[tuple[Any, str, Any]] = []
         self._hooks: list[Any] = []
 
-    def wrap(self, owner: Any, name: str, wait_block: Callable[..., Any]) -> None:
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Replace `owner.name(...)` by `around(original, ...)`."""
         original = getattr(owner, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return wait_block(original, *args, **kwargs)
+            return around(original, *args, **kwargs)
 
         self.put(owner, name, wrapped)
 

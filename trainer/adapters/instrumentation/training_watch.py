@@ -1,11 +1,18 @@
 """Infers steps, micro-batches and their features from a model's passes and its optimizers' steps.
 
 Used by `pytorch.attach`. What the training loop tells by `with` blocks takes the place of what is
-inferred. No hook raises: errors are counted by the ring.
+inferred. A micro-batch lasts from the model's forward pass to the end of its backward pass, without
+the time between them, such as a loss outside the module. Forward passes without training
+(evaluation, no gradients) and recomputation are no micro-batches.
+
+No hook raises: errors are counted by the ring. A module's calls are wrapped where torch would call
+its compiled form, around all hooks and a graph of the whole module; nothing is done while a graph
+is traced. Of a Lightning module the training step is wrapped. What a pass runs is called in every
+micro-batch: it calls little, since after a micro-batch each call is cold in the cache.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,8 +21,16 @@ from torch import Tensor, nn
 from pacekeeper.trainer.adapters.instrumentation.batch_features import NO_FEATURES
 from pacekeeper.trainer.adapters.instrumentation.expert_hooks import watch_experts
 from pacekeeper.trainer.adapters.instrumentation.input_waits import InputWaits
-from pacekeeper.trainer.adapters.instrumentation.module_passes import PassWatch
-from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
+from pacekeeper.trainer.adapters.instrumentation.module_passes import (
+    CALL,
+    at_end_of_backward,
+    call_at_first_gradient,
+    graph_task,
+    is_lightning,
+    is_traced,
+    tensors_in,
+)
+from pacekeeper.trainer.adapters.instrumentation.patching import WrappedMethod, Wrapping
 from pacekeeper.trainer.adapters.reporter import Reporter, ToldMicrobatch, can_time
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
@@ -49,8 +64,9 @@ class TrainingWatch:
         self.input_waits = InputWaits(reporter)
         self.is_timed = can_time(device)  # False: forward passes only begin steps
         self._step, self._work_of = step, work_of
-        self._passes = PassWatch(self)
         self._wrapping = Wrapping()
+        self._inside: nn.Module | None = None  # whose forward pass is timed now
+        self._manual: list[nn.Module] = []  # whose training step makes the backward pass
         self._losses: list[float] = []
         self._is_loss_summed = False
         self._ends_later = False  # the optimizer has stepped within a pass
@@ -67,8 +83,16 @@ class TrainingWatch:
         self._wrapping.hold(*watch_experts(self.reporter, inner))
 
     def add_passes(self, module: nn.Module) -> None:
-        """Watch the passes of `module`."""
-        self._passes.add(module)
+        """Report the training passes of `module`; all modules share micro-batches."""
+        if is_lightning(module):
+            method = WrappedMethod(module, "training_step", self._around(module, "training_step"))
+            self._wrapping.put(module, "training_step", method)
+            if not getattr(module, "automatic_optimization", True):
+                self._manual.append(module)
+        else:
+            compiled = getattr(module, CALL, None) is not None
+            around = self._around(module, CALL if compiled else "_call_impl")
+            self._wrapping.put(module, CALL, around)
 
     def add_optimizer(self, optimizer: Any) -> None:
         """End steps when `optimizer` has stepped, if it remains the one added last."""
@@ -86,7 +110,6 @@ class TrainingWatch:
 
     def close(self) -> None:
         """Remove all hooks."""
-        self._passes.close()
         self._wrapping.undo()
         self.input_waits.detach()
 
@@ -95,6 +118,8 @@ class TrainingWatch:
     def begin_step(self, told: int | None = None) -> None:
         """Begin the step that the loop tells, or an inferred one unless one is open."""
         if told is not None:
+            if self.is_step_told and self.reporter.step == told:
+                return  # begun again
             if self.reporter.step is not None:
                 self.reporter.abandon_step()
             self.is_step_told = True
@@ -163,6 +188,7 @@ class TrainingWatch:
     def begin_told(self, block: ToldMicrobatch) -> None:
         """Begin a micro-batch that the loop times; open passes are dropped."""
         self._begin_micro_batch()
+        self.reporter.write_done()
         self.reporter.told = block
 
     def _begin_micro_batch(self) -> None:
@@ -170,57 +196,107 @@ class TrainingWatch:
         if self.num_passes == 0 and not self.is_step_told:
             reporter.abandon_step()  # one of steps alone
         self.num_passes += 1
-        self.begin_step()
-        reporter.enter_training()
+        if reporter.step is None:
+            self.begin_step()
+        if reporter.is_away:
+            reporter.enter_training()
         if reporter.in_pass is not None:  # of a backward pass that raised
             reporter.drop_micro_batches()
 
-    def begin_forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        reporter = self.reporter
-        if reporter.told is not None:
-            return False
-        self._begin_micro_batch()
-        if not self.is_timed:
-            return False
-        reporter.enter_pass(_ONLY)
-        work: MicrobatchFeatures = reporter.run_guarded(self._work_of, args, kwargs) or NO_FEATURES
-        if not work[0]:
-            self._warn_once(
-                "tokens are not reported: the model is called with no token sequences; report "
-                "them by `with pace.micro_batch_timer(tokens=...)`"
-            )
-        reporter.add_features(work)
-        return reporter.in_pass is not None
+    def _around(self, module: nn.Module, name: str) -> Callable[..., Any]:
+        original = getattr(module, name)
 
-    def end_forward(self, output: Any, kwargs: Mapping[str, Any], *, is_last: bool) -> None:
-        loss = None
-        if type(output) is not Tensor or output.dim() == 0:
-            loss = _loss_in(output)
-        if loss is not None:
-            self._losses.append(loss)
-            self._is_loss_summed = kwargs.get("num_items_in_batch") is not None
-        if is_last:
-            self.end_backward()
-        else:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if is_traced():
+                return original(*args, **kwargs)
+            self._forward_begins(module, args, kwargs)
+            output = original(*args, **kwargs)
+            if self._inside is module:
+                self._forward_ended(module, output)
+            return output
+
+        return called
+
+    def _forward_begins(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        if graph_task() != -1:  # in a backward pass: recomputed
+            return
+        if self._inside is not None and self._inside is not module:
+            return  # within the pass of another watched module
+        try:
+            reporter = self.reporter
+            if not module.training:
+                self._begin_evaluation()
+            elif torch.is_grad_enabled():
+                self._inside = None
+                if reporter.told is not None:
+                    return
+                self._begin_micro_batch()
+                if self.is_timed:
+                    try:
+                        work = self._work_of(args, kwargs)
+                    except Exception as error:
+                        self.count_error(error)
+                        work = NO_FEATURES
+                    if not work[0]:
+                        self._warn_of_tokens()
+                    if kwargs:
+                        self._is_loss_summed = kwargs.get("num_items_in_batch") is not None
+                    reporter.enter_pass(_ONLY, work)
+                    self._inside = module if reporter.in_pass is not None else None
+        except Exception as error:
+            self.count_error(error)
+
+    def _warn_of_tokens(self) -> None:
+        self._warn_once(
+            "tokens are not reported: the model is called with no token sequences; report "
+            "them by `with pace.micro_batch_timer(tokens=...)`"
+        )
+
+    def _forward_ended(self, module: nn.Module, output: Any) -> None:
+        self._inside = None
+        try:
+            tensors: Iterable[Tensor] = (output,)
+            if type(output) is not Tensor or output.dim() == 0:
+                tensors = tensors_in(output)
+                loss = _loss_in(output)
+                if loss is not None:
+                    self._losses.append(loss)
+            if self._manual and any(one is module for one in self._manual):
+                self._end_backward()
+                return
             self.reporter.suspend_pass()
+            for tensor in tensors:
+                if tensor.grad_fn is not None:
+                    call_at_first_gradient(tensor, self._backward_begins)
+        except Exception as error:
+            self.count_error(error)
 
-    def begin_backward(self) -> bool:
-        if self.reporter.in_pass is not None or not self.reporter.is_open(_ONLY):
-            return False
-        self.reporter.enter_pass(_ONLY)
-        return True
+    def _backward_begins(self, gradients: Any) -> None:
+        try:
+            reporter = self.reporter
+            if reporter.in_pass is None and _ONLY in reporter.open:
+                reporter.enter_pass(_ONLY)
+                at_end_of_backward(self._end_backward)
+        except Exception as error:
+            self.count_error(error)
 
-    def end_backward(self) -> None:
-        self.reporter.complete_pass()
-        self._num_open += 1
-        if self._num_open == MANY:
-            self._warn_once(
-                f"{MANY} micro-batches without an optimizer step: attach the optimizer that the "
-                "training loop steps"
-            )
-        self.end_if_stepped()
+    def _end_backward(self) -> None:
+        try:
+            self.reporter.complete_pass()
+            self._num_open += 1
+            if self._num_open == MANY:
+                self._warn_once(
+                    f"{MANY} micro-batches without an optimizer step: attach the optimizer that "
+                    "the training loop steps"
+                )
+            if self._ends_later:
+                self.end_step()
+        except Exception as error:
+            self.count_error(error)
 
-    def begin_evaluation(self) -> None:
+    def _begin_evaluation(self) -> None:
         if self.reporter.step is None:
             self.reporter.pace.input_s = None  # the evaluation's own waits for input
         elif not self.reporter.is_computing:

@@ -259,15 +259,13 @@ def test_a_step_that_raises_is_not_told_and_its_error_is_the_trainers(
     assert [r.tokens for r in told(watch, MicroBatchRecord)] == [8, 9]  # nothing of the first try
 
 
-def test_what_goes_wrong_in_here_is_no_matter_of_the_training(
-    watched: Callable[[Any], EngineWatch],
-) -> None:
+def test_what_goes_wrong_in_here_is_no_matter_of_the_training(tmp_path: Path) -> None:
     engine = Engine(accumulates=1)
 
     def broken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MicrobatchFeatures:
         raise RuntimeError("what is this?")
 
-    watch = deepspeed.EngineWatch(watched(engine).reporter, engine, broken)
+    watch = deepspeed.watch(engine, job="job", ring_dir=str(tmp_path), work_of=broken)
     train(engine, 4)
     assert watch.reporter.pace.ring.num_errors > 0
     assert engine.global_steps == 1

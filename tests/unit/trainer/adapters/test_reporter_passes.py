@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pacekeeper.trainer.adapters.instrumentation.batch_features import NO_FEATURES
 from pacekeeper.trainer.adapters.reporter import (
+    HELD,
     Reporter,
     add_features,
     features_of_call,
@@ -59,6 +60,7 @@ def test_work_and_rows_are_of_the_micro_batch_that_computes(pace: Pace, reporter
     reporter.complete_pass()
     reporter.enter_pass("a")
     reporter.complete_pass()
+    reporter.end_step()
     b, a = pace.micro_batches
     assert (a.tokens, a.sum_len_squared, a.num_documents, a.tensor_share) == (100, 5000, 2, 0.5)
     assert (a.expert_rows, a.num_active_experts) == (330, 5)
@@ -74,6 +76,7 @@ def test_a_second_forward_of_a_micro_batch_is_more_of_it(pace: Pace, reporter: R
         pace.clock.now_s += 1.0
     reporter.complete_pass()
     reporter.complete_pass()
+    reporter.end_step()
     (told,) = pace.micro_batches
     assert (told.tokens, told.sum_len_squared, told.compute_s) == (30, 500, 2.0)
 
@@ -175,3 +178,20 @@ def test_work_is_read_off_the_shapes_of_a_call(
 
 def test_a_call_without_tokens_is_untold() -> None:
     assert features_of_call((torch.zeros(5), "text"), {"labels": None}) == NO_FEATURES
+
+
+def test_short_micro_batches_are_written_together_and_in_order(
+    pace: Pace, reporter: Reporter
+) -> None:
+    reporter.begin_step(0)
+    for _ in range(HELD):
+        assert pace.micro_batches == []
+        run(pace, reporter, 0, 0.5, is_last=True)
+    assert [r.micro_batch for r in pace.micro_batches] == list(range(HELD))
+    run(pace, reporter, 0, 0.5, is_last=True)
+    reporter.abandon_step()
+    reporter.begin_step(1)
+    run(pace, reporter, 0, 0.5, is_last=True)
+    reporter.detach()
+    told = [(r.step, r.micro_batch) for r in pace.micro_batches]
+    assert told == [(0, number) for number in range(HELD + 1)] + [(1, 0)]

@@ -85,7 +85,7 @@ def test_a_segment_that_begins_soon_reads_no_clock_of_the_kernel(
         reads.append(cpu_s[0])
         return cpu_s[0]
 
-    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(time, "thread_time", thread_time)
     monkeypatch.setattr(compute_timers, "SCHEDSTAT", "/nowhere")
     clock = CpuClock()
@@ -110,3 +110,8 @@ def test_a_segment_that_begins_soon_reads_no_clock_of_the_kernel(
     done = clock.end()
     assert done is not None
     assert done.cpu_s == pytest.approx(3.5)
+    spend(SHORT_S / 2, 0.0)  # it was off the CPU in a gap that is short
+    clock.begin()
+    spend(SHORT_S / 4, SHORT_S / 4)
+    done = clock.end()
+    assert done is not None and done.cpu_s == 0.0

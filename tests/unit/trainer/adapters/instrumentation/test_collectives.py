@@ -10,7 +10,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import _functional_collectives as functional
 from torch.utils.checkpoint import checkpoint
 
-from pacekeeper.trainer.adapters.instrumentation.collectives import CollectiveWaits
+from pacekeeper.trainer.adapters.instrumentation.collectives import WaitAwareClock
 from pacekeeper.trainer.adapters.instrumentation.module_passes import at_end_of_backward
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime
 from support.process_groups import lone_group
@@ -56,8 +56,8 @@ def errors() -> list[Exception]:
     return []
 
 
-def listening(clock: Told, errors: list[Exception]) -> Iterator[CollectiveWaits]:
-    waits = CollectiveWaits(clock, errors.append)
+def listening(clock: Told, errors: list[Exception]) -> Iterator[WaitAwareClock]:
+    waits = WaitAwareClock(clock, errors.append)
     waits.attach()
     yield waits
     waits.detach()
@@ -69,29 +69,29 @@ def clock() -> Told:
 
 
 @pytest.fixture
-def waits(alone: None, clock: Told, errors: list[Exception]) -> Iterator[CollectiveWaits]:
+def waits(alone: None, clock: Told, errors: list[Exception]) -> Iterator[WaitAwareClock]:
     yield from listening(clock, errors)
     assert errors == []
 
 
-def test_a_collective_of_an_open_pass_is_a_wait(waits: CollectiveWaits, clock: Told) -> None:
-    waits.open_pass()
+def test_a_collective_of_an_open_pass_is_a_wait(waits: WaitAwareClock, clock: Told) -> None:
+    waits.begin()
     dist.all_reduce(torch.ones(3))
     assert clock.num_waits > 0
 
 
-def test_outside_of_a_pass_nothing_pauses(waits: CollectiveWaits, clock: Told) -> None:
+def test_outside_of_a_pass_nothing_pauses(waits: WaitAwareClock, clock: Told) -> None:
     dist.all_reduce(torch.ones(3))
-    waits.open_pass()
+    waits.begin()
     waits.close_pass()
     dist.barrier()
     assert clock.heard == []
 
 
 def test_an_asynchronous_one_is_waited_for_when_it_is_waited_for(
-    waits: CollectiveWaits, clock: Told
+    waits: WaitAwareClock, clock: Told
 ) -> None:
-    waits.open_pass()
+    waits.begin()
     work = dist.all_reduce(torch.ones(3), async_op=True)
     assert clock.heard == []
     work.wait()
@@ -99,9 +99,9 @@ def test_an_asynchronous_one_is_waited_for_when_it_is_waited_for(
 
 
 def test_functional_collectives_are_waits_where_they_are_used(
-    waits: CollectiveWaits, clock: Told
+    waits: WaitAwareClock, clock: Told
 ) -> None:
-    waits.open_pass()
+    waits.begin()
     given = torch.ones(4, requires_grad=True)
     got = functional.all_to_all_single_autograd(given, [4], [4], [0])
     total = (got * 2).sum()
@@ -112,13 +112,13 @@ def test_functional_collectives_are_waits_where_they_are_used(
 
 
 def test_what_is_queued_for_the_end_of_a_backward_pass_is_a_wait(
-    waits: CollectiveWaits, clock: Told
+    waits: WaitAwareClock, clock: Told
 ) -> None:
     """As DistributedDataParallel waits there for the gradients of all ranks."""
     leaf, heard = torch.ones(2, requires_grad=True), []
     leaf.register_hook(lambda _: at_end_of_backward(lambda: heard.append(clock.heard[-1])))
     for _ in range(2):
-        waits.open_pass()
+        waits.begin()
         (leaf * 2).sum().backward()
         waits.close_pass()
     assert heard == ["pause", "pause"]
@@ -128,7 +128,7 @@ def test_what_is_queued_for_the_end_of_a_backward_pass_is_a_wait(
 
 
 def test_a_pass_that_ends_in_a_callback_of_a_backward_pass_ends_in_no_wait(
-    waits: CollectiveWaits, clock: Told
+    waits: WaitAwareClock, clock: Told
 ) -> None:
     """As DeepSpeed ends one: its clock must not be read while it stands still."""
     leaf, heard = torch.ones(2, requires_grad=True), []
@@ -138,16 +138,16 @@ def test_a_pass_that_ends_in_a_callback_of_a_backward_pass_ends_in_no_wait(
         heard.extend(clock.heard)
 
     leaf.register_hook(lambda _: at_end_of_backward(over))
-    waits.open_pass()
+    waits.begin()
     (leaf * 2).sum().backward()
     assert heard == clock.heard == ["pause", "resume"]
 
 
 def test_a_backward_pass_within_another_has_no_end_of_its_own(
-    waits: CollectiveWaits, clock: Told
+    waits: WaitAwareClock, clock: Told
 ) -> None:
     leaf = torch.ones(2, requires_grad=True)
-    waits.open_pass()
+    waits.begin()
     again: torch.Tensor = checkpoint(torch.sin, leaf * 2, use_reentrant=True)
     (again.sum() + leaf.sum()).backward()
     assert clock.num_waits == 1
@@ -155,10 +155,10 @@ def test_a_backward_pass_within_another_has_no_end_of_its_own(
 
 
 def test_no_backward_pass_is_changed_by_being_heard(
-    waits: CollectiveWaits, errors: list[Exception]
+    waits: WaitAwareClock, errors: list[Exception]
 ) -> None:
     leaf = torch.ones(2, requires_grad=True)
-    waits.open_pass()
+    waits.begin()
     (slope,) = torch.autograd.grad((leaf**3).sum(), leaf, create_graph=True)
     slope.sum().backward()
     assert leaf.grad is not None and leaf.grad.tolist() == [6.0, 6.0]
@@ -169,22 +169,22 @@ def test_no_backward_pass_is_changed_by_being_heard(
     assert errors == []
 
 
-def test_a_wait_within_a_wait_counts_once(waits: CollectiveWaits, clock: Told) -> None:
-    waits.open_pass()
+def test_a_wait_within_a_wait_counts_once(waits: WaitAwareClock, clock: Told) -> None:
+    waits.begin()
     with waits.wait_block():
         dist.barrier()
     assert clock.num_waits == 1
 
 
-def test_another_thread_waits_for_itself(waits: CollectiveWaits, clock: Told) -> None:
-    waits.open_pass()
+def test_another_thread_waits_for_itself(waits: WaitAwareClock, clock: Told) -> None:
+    waits.begin()
     other = threading.Thread(target=dist.all_reduce, args=(torch.ones(3),))
     other.start()
     other.join()
     assert clock.heard == []
 
 
-def test_what_autograds_threads_wait_for_is_the_passes(waits: CollectiveWaits, clock: Told) -> None:
+def test_what_autograds_threads_wait_for_is_the_passes(waits: WaitAwareClock, clock: Told) -> None:
     class Reduced(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
@@ -195,7 +195,7 @@ def test_what_autograds_threads_wait_for_is_the_passes(waits: CollectiveWaits, c
             dist.all_reduce(gradients[0])
             return gradients[0]
 
-    waits.open_pass()
+    waits.begin()
     leaf = torch.ones(2, requires_grad=True)
     reduced: torch.Tensor = Reduced.apply(leaf)  # type: ignore[no-untyped-call]
     backward = reduced.sum().backward
@@ -207,7 +207,7 @@ def test_what_autograds_threads_wait_for_is_the_passes(waits: CollectiveWaits, c
 
 def test_a_clock_that_fails_stops_no_collective(alone: None, errors: list[Exception]) -> None:
     made = listening(Broken(), errors)
-    next(made).open_pass()
+    next(made).begin()
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [1.0] * 3
@@ -223,9 +223,9 @@ def test_a_method_named_by_its_user_is_a_wait_too(
             return 7
 
     plain = Sharded.gather
-    waits = CollectiveWaits(clock, errors.append)
+    waits = WaitAwareClock(clock, errors.append)
     waits.attach((Sharded, "gather"))
-    waits.open_pass()
+    waits.begin()
     assert Sharded().gather() == 7
     assert clock.num_waits == 1
     waits.detach()
@@ -236,7 +236,7 @@ def test_who_is_the_last_to_go_puts_everything_back(
     alone: None, clock: Told, errors: list[Exception]
 ) -> None:
     before = c10d.ProcessGroup.allreduce, c10d.Work.wait
-    one, other = CollectiveWaits(clock, errors.append), CollectiveWaits(Told(), errors.append)
+    one, other = WaitAwareClock(clock, errors.append), WaitAwareClock(Told(), errors.append)
     one.attach()
     other.attach()
     one.detach()
@@ -259,7 +259,7 @@ def test_a_method_that_is_inherited_is_so_again(alone: None, errors: list[Except
     class Sharded(Group):
         pass
 
-    waits = CollectiveWaits(Told(), errors.append)
+    waits = WaitAwareClock(Told(), errors.append)
     waits.attach((Sharded, "gather"))
     assert "gather" in vars(Sharded)
     waits.detach()

@@ -175,7 +175,7 @@ def test_the_wait_for_the_gradients_of_others_is_no_computing(
     wrapped = DistributedDataParallel(model)
     pace = attached(tmp_path / "ring", wrapped)
     held: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
-    original, in_time = pace.on_microbatch_end, []
+    original, in_time = pace.reporter.complete_pass, []
 
     def hold(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -190,12 +190,12 @@ def test_the_wait_for_the_gradients_of_others_is_no_computing(
             future, buffer = held.pop()
             future.set_result(buffer)
 
-    def told(*what: Any) -> None:
-        original(*what)
+    def told() -> None:
+        original()
         in_time.append(bool(held))
         release()
 
-    monkeypatch.setattr(pace, "on_microbatch_end", told)
+    monkeypatch.setattr(pace.reporter, "complete_pass", told)
     wrapped.register_comm_hook(None, hold)
     for step in range(3):
         with pace.step(step):
