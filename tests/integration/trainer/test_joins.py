@@ -119,7 +119,8 @@ def test_a_newcomer_that_is_killed_on_its_way_in_costs_one_regroup(
 
 
 def test_two_nodes_join_at_once_while_a_member_dies(tmp_path: Path) -> None:
-    config = endless(tmp_path, replicas=3)
+    """With optimizer state on two ranks each: some get it as owners, or as mirrors."""
+    config = endless(tmp_path, replicas=3, shard_optimizer_state=True)
     with Fleet(directory=tmp_path, config=config, ranks_per_node=3) as fleet:
         fleet.await_step(3, 0)
         fleet.join()

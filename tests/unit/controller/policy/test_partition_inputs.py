@@ -13,7 +13,7 @@ from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel, NoPlanCode
-from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.core.layout.live_rules import check_live_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.layout.state_owners import assign_state_owners
@@ -111,6 +111,28 @@ def test_owners_of_optimizer_state_hold_it_and_others_do_not() -> None:
     assert layers[1].attention_bytes / layers[0].attention_bytes == pytest.approx(0.625 / 1.25)
     room = [problem.devices[0].memory_bytes for problem in problems if problem is not None]
     assert room == [10**9, 10**9 - 2 * 40_000_000 / 8]
+
+
+def test_a_plan_keeps_owners_of_optimizer_state_even_in_bytes() -> None:
+    view = reporting(DENSE, slow={1: 3.0}, memory=10**9)
+    new = planned(decide(replace(view, layout=assign_state_owners(DENSE)), CONFIG))
+    assert new.mesh != DENSE.mesh
+    owners = new.state_owner_by_block
+    assert list(owners) == list(new.owned_blocks())
+    sizes = {
+        block: {
+            BlockKind.EMBEDDING: REPORTED["embedding_bytes"],
+            BlockKind.HEAD: REPORTED["head_bytes"],
+            BlockKind.ATTENTION: REPORTED["attention_bytes"],
+            BlockKind.DENSE_MLP: REPORTED["mlp_bytes"],
+        }[block.kind]
+        for block in owners
+    }
+    load: dict[int, int] = dict.fromkeys(new.working, 0)
+    for block, owner in owners.items():
+        load[owner.owner] += sizes[block]
+    for block, owner in owners.items():
+        assert load[owner.owner] <= min(load[r] for r in new.holders(block)) + sizes[block]
 
 
 def test_no_plan_exceeds_the_memory_that_ranks_report() -> None:
