@@ -1,12 +1,14 @@
-"""Expert replicas in torchtitan: loss and gradients beside the run without replicas, in float64.
+"""Expert replicas and batch shares in torchtitan: loss and gradients beside runs without them.
 
-`python -m benchmarks.torchtitan_experts [--torchtitan DIR] [--steps N]`; about a minute. Four ranks
-(gloo, CPU) train a small Qwen3 MoE with torchtitan's own Trainer, FSDP2, optimizer, clipping and
-checkpoints. `plain` has torchtitan's dispatcher and experts; `replicas` has ours, and before every
-third step another placement, which all ranks vote for: each expert on one to three ranks with drawn
-shares. `resumed-plain` and `resumed-replicas` go on from the checkpoint that `replicas` saved.
+`python -m benchmarks.torchtitan_experts [--torchtitan DIR] [--steps N]`; two minutes. Four ranks
+(gloo, CPU, float64) train a small Qwen3 MoE with torchtitan's own Trainer, FSDP2, optimizer,
+clipping and checkpoints. `plain` has torchtitan's dispatcher and experts; `replicas` has ours, and
+before every third step another placement, which all ranks vote for: each expert on one to three
+ranks with drawn shares. `resumed-plain` and `resumed-replicas` go on from the checkpoint that
+`replicas` saved. `even` has no expert parallelism; in `batch-shares` ranks run drawn numbers of
+micro-batches, others every three steps, and `resumed-shares` goes on from its checkpoint.
 
-`max_loss_error`: the largest difference of a step's loss from that of `plain`, a part of it;
+`max_loss_error`: the largest difference of a step's loss from that of `plain` or `even`;
 `max_norm_error` likewise of the norm to clip by; `max_gradient_error`: the largest difference of
 any gradient in any step, over the step's largest gradient. DIR holds the package `torchtitan`.
 """
@@ -35,13 +37,20 @@ from support.torchtitan_replicas import Run, run
 def runs(steps: int) -> list[Run]:
     """Return the runs, the one without replicas first."""
     saved = steps // 20 * 10
+    again: dict[str, Any] = {"starts_from": "replicas", "starts_at": saved, "beside": "plain"}
     return [
-        Run(name="plain", steps=steps, keeps_gradients=True),
-        Run(name="replicas", steps=steps, has_replicas=True, starts_from="plain"),
-        Run(name="resumed-plain", steps=steps, starts_from="replicas", starts_at=saved),
+        Run(name="plain", steps=steps),
+        Run(name="replicas", steps=steps, has_replicas=True, starts_from="plain", beside="plain"),
+        Run(name="resumed-plain", steps=steps, **again),
+        Run(name="resumed-replicas", steps=steps, has_replicas=True, **again),
+        Run(name="even", steps=steps, is_parallel=False),
         Run(
-            name="resumed-replicas", steps=steps, has_replicas=True, starts_from="replicas",
-            starts_at=saved,
+            name="batch-shares", steps=steps, is_parallel=False, has_shares=True,
+            starts_from="even", beside="even",
+        ),
+        Run(
+            name="resumed-shares", steps=steps, is_parallel=False, has_shares=True,
+            starts_from="batch-shares", starts_at=saved, beside="even",
         ),
     ]  # fmt: skip
 
@@ -103,20 +112,19 @@ def main() -> int:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plain = list[dict[str, Any]]()
+        steps_of: dict[str, list[dict[str, Any]]] = {}
         for one in runs(options.steps):
             if any(run(one, folder)):
                 print((folder / f"{one.name}.0.log").read_text(), file=sys.stderr)
                 return 1
             told = json.loads((folder / f"{one.name}.json").read_text())
-            plain = plain or told
-            found[one.name] = compared(told, plain)
+            steps_of[one.name] = told
+            found[one.name] = compared(told, steps_of[one.beside or one.name])
             errors = ("max_loss_error", "max_norm_error", "max_gradient_error")
             figures = [f"{found[one.name][key]:.1e}" for key in errors]
             table.add_row(one.name, str(len(told)), str(found[one.name]["changes"]), *figures)
     Console().print(table)
-    others = [one for key, one in found.items() if key != "plain"]
-    worst = {key: max(one[key] for one in others) for key in errors}
+    worst = {key: max(one[key] for one in found.values()) for key in errors}
     versions = {"torchtitan": version, "torch": torch.__version__}
     print(json.dumps({**worst, "changes": found["replicas"]["changes"], **versions, "runs": found}))
     return 0

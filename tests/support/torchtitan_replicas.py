@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import distribute_tensor
 
-from pacekeeper.core.layout.layout import ExpertReplica, Layout
+from pacekeeper.core.layout.layout import ExpertReplica, Layout, with_batch_shares
 from pacekeeper.trainer.adapters import torchtitan
 from pacekeeper.trainer.adapters.torchtitan_experts.checkpoint import to_home
 from pacekeeper.trainer.adapters.torchtitan_experts.slots import ExpertSlots, local_of
@@ -32,7 +32,9 @@ from support.plan_offers import offer
 from support.torchtitan_cpu import fit_to_gloo, use_float64
 
 RANKS, EXPERTS, SLOTS, LAYERS, CHOICES, LENGTH, WORDS, HIDDEN = 4, 8, 4, 2, 2, 16, 64, 32
+PER_RANK = 2  # micro-batches of a step, where shares are equal
 OVERRIDES = "pacekeeper.trainer.adapters.torchtitan_experts.overrides"
+SHARED_STREAMS = "pacekeeper.trainer.adapters.batch_shares.torchtitan_loader.shared_streams"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +45,21 @@ class Run:
         name: Of its files.
         steps: The last step.
         has_replicas: Whether experts have slots, and move before every third step.
+        has_shares: Whether ranks run drawn numbers of micro-batches.
+        is_parallel: Whether ranks share experts.
         starts_from: Name of the run whose checkpoint is loaded; "": weights are drawn.
         starts_at: The step of that checkpoint; 0: its first weights.
-        keeps_gradients: Whether the gradients of each step are kept; else they are compared.
+        beside: Name of the run whose gradients it is compared with; "": it keeps its own.
     """
 
     name: str
     steps: int
     has_replicas: bool = False
+    has_shares: bool = False
+    is_parallel: bool = True
     starts_from: str = ""
     starts_at: int = 0
-    keeps_gradients: bool = False
+    beside: str = ""
 
 
 def drawn_placement(layout: Layout, seed: int, num_slots: int = SLOTS) -> Layout:
@@ -83,6 +89,16 @@ def _drawn_shares(ranks: list[int], draw: random.Random) -> tuple[ExpertReplica,
     )
 
 
+def drawn_shares(layout: Layout, seed: int) -> Layout:
+    """The next layout, with drawn numbers of micro-batches, at least one for each rank."""
+    draw = random.Random(seed)
+    counts = Counter(layout.ranks)
+    counts.update(draw.choices(layout.ranks, k=(PER_RANK - 1) * RANKS))
+    shares = [counts[rank] / (PER_RANK * RANKS) for rank in layout.ranks]
+    pipelines = with_batch_shares(layout.pipelines, shares)
+    return replace(layout, generation=layout.generation + 1, pipelines=pipelines)
+
+
 def run(one: Run, folder: Path) -> list[int]:
     """Run it in forks of this process; return their exit codes."""
     pids = fork_ranks(partial(_train, one, folder), folder / one.name, RANKS)
@@ -97,27 +113,33 @@ def _train(one: Run, folder: Path, rank: int) -> None:
     fit_to_gloo(trainer.model_parts)
     rings = folder / f"rings-{one.name}-{rank}"
     watch = torchtitan.watch(
-        trainer, job=one.name, ring_dir=str(rings), moves_experts=one.has_replicas
+        trainer,
+        job=one.name,
+        ring_dir=str(rings),
+        moves_experts=one.has_replicas,
+        shares_batches=one.has_shares,
     )
     told: list[dict[str, Any]] = []
     error = _Gradients(trainer, one, folder)
     original, log = trainer.train_step, trainer.metrics_processor.log
 
     def train_step(batches: Any) -> None:
-        if watch.replicas is not None and trainer.step % 3 == 0:
-            ring, layout = watch.reporter.pace.ring.path, watch.replicas.layout
+        ring, plans = watch.reporter.pace.ring.path, watch.replicas or _shares_of(watch)
+        if plans is not None and trainer.step % 3 == 0:
             assert ring is not None
-            offer(ring, drawn_placement(layout, trainer.step), base=layout.generation)
+            draw = drawn_shares if one.has_shares else drawn_placement
+            offer(ring, draw(plans.layout, trainer.step), base=plans.layout.generation)
         original(batches)
         told[-1]["gradient_error"] = error.last
-        told[-1]["generation"] = watch.replicas.layout.generation if watch.replicas else 0
+        told[-1]["generation"] = plans.layout.generation if plans else 1
+        told[-1]["count"] = trainer.gradient_accumulation_steps
 
     def logged(step: int, loss: float, worst: float, norm: float, **more: Any) -> None:
         told.append({"step": step, "loss": loss, "norm": norm})
         log(step, loss, worst, norm, **more)
 
     trainer.train_step, trainer.metrics_processor.log = train_step, logged
-    if one.keeps_gradients:
+    if not one.beside:
         _draw(trainer.model_parts[0])
         start = folder / f"{one.name}-saved" / "step-0"
         save(trainer.checkpointer.states["model"].state_dict(), checkpoint_id=start)
@@ -141,6 +163,11 @@ def _draw(model: Any) -> None:
             parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements))
 
 
+def _shares_of(watch: Any) -> Any:
+    """Its batch shares; None before the first step, in which they begin."""
+    return watch.shares and watch.shares._shares
+
+
 class _Gradients:
     """Keeps the gradients of each step, or compares them with those that another run kept.
 
@@ -149,11 +176,12 @@ class _Gradients:
 
     def __init__(self, trainer: Any, one: Run, folder: Path) -> None:
         self.last = 0.0
-        self._trainer, self._folder, self._is_kept = trainer, folder, one.keeps_gradients
+        self._trainer, self._is_kept = trainer, not one.beside
+        self._stem = folder / f"gradients-{one.beside or one.name}"
         trainer.optimizers.register_step_pre_hook(lambda *_: self._look())
 
     def _look(self) -> None:
-        path = self._folder / f"gradients-{self._trainer.step}.safetensors"
+        path = f"{self._stem}-{self._trainer.step}.safetensors"
         found = _whole_gradients(self._trainer.model_parts[0])
         if self._is_kept:
             if dist.get_rank() == 0:
@@ -199,11 +227,11 @@ def _config(one: Run, folder: Path) -> Any:
     config.tokenizer = _NoTokenizer()
     config.optimizer.implementation = "foreach"
     config.training = TrainingConfig(
-        local_batch_size=2, global_batch_size=4 * RANKS, seq_len=LENGTH, steps=one.steps,
+        local_batch_size=2, global_batch_size=2 * PER_RANK * RANKS, seq_len=LENGTH, steps=one.steps,
         disable_cuda_graphs=True, max_norm=0.2, mixed_precision_param="float32",
     )  # fmt: skip
     config.parallelism = ParallelismConfig(
-        expert_parallel_degree=RANKS, spmd_backend="partial_dtensor"
+        expert_parallel_degree=RANKS if one.is_parallel else 1, spmd_backend="partial_dtensor"
     )
     config.activation_checkpoint = None
     start = folder / f"{one.starts_from}-saved" / f"step-{one.starts_at}"
@@ -213,6 +241,8 @@ def _config(one: Run, folder: Path) -> Any:
         initial_load_model_only=one.starts_at == 0,
     )  # fmt: skip
     config.dump_folder = str(folder)
+    if one.has_shares:
+        config.override.imports = [SHARED_STREAMS]
     if one.has_replicas:
         config.override.imports = [
             (f"{OVERRIDES}.expert_slots", {"slots": SLOTS}),
@@ -281,9 +311,9 @@ def drawn_batches() -> Any:
                 yield {"input": words[:, :-1].clone()}, words[:, 1:].clone()
 
         def state_dict(self) -> dict[str, Any]:
-            return {"number": self._number}
+            return {f"dp_rank_{self._rank}": self._number}
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
-            self._number = state["number"]
+            self._number = state[f"dp_rank_{self._rank}"]
 
     return Drawn

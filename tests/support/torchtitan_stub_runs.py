@@ -1,9 +1,10 @@
-"""Expert replicas on parts of torchtitan: `python -m support.torchtitan_stub_runs FOLDER`.
+"""Replicas and shares on parts of torchtitan: `python -m support.torchtitan_stub_runs FOLDER`.
 
 Four ranks (gloo, float64) train two MoE layers with our overrides beside one process that computes
 the whole batch without any of our code; a played agent offers drawn placements, one of them too
 large. Half way all ranks save, and a second job goes on from there with another placement.
-FOLDER/told-RANK.json: what was seen.
+FOLDER/told-RANK.json: what was seen. Beside it the same four ranks run drawn numbers of
+micro-batches of FSDP2: FOLDER/shares-RANK.json.
 """
 
 import json
@@ -21,17 +22,33 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from pacekeeper.core.layout.layout import ExpertReplica
+from pacekeeper.core.layout.layout import ExpertReplica, with_batch_shares
+from pacekeeper.trainer.adapters.batch_shares.torchtitan import (
+    SharedStreams,
+    TrainerShares,
+    micro_batches_of,
+)
+from pacekeeper.trainer.adapters.reporter import attach
 from pacekeeper.trainer.adapters.torchtitan_experts.replicas import CAPABILITIES, ExpertReplicas
 from pacekeeper.trainer.hooks import hooks
 from support import torchtitan_stub
 from support.forked_ranks import fork_ranks
 from support.plan_offers import offer
-from support.torchtitan_replicas import CHOICES, EXPERTS, RANKS, SLOTS, drawn_placement
+from support.torchtitan_replicas import (
+    CHOICES,
+    EXPERTS,
+    PER_RANK,
+    RANKS,
+    SLOTS,
+    drawn_placement,
+    drawn_shares,
+)
 
 HIDDEN, TOKENS, STEPS, HALF, TOO_LARGE, MAX_NORM = 6, 24, 14, 7, 5, 0.5
+SHARED_STEPS = 8
 
 
 class Layer(nn.Module):
@@ -261,11 +278,109 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
+class Stream:
+    """The batches of one rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.number = rank, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.number < SHARED_STEPS * PER_RANK:
+            draw = torch.Generator().manual_seed(self.number * RANKS + self.rank)
+            self.number += 1
+            x = torch.randn(3, HIDDEN, generator=draw)
+            yield {"input": x}, torch.tensor([0, -100 if self.number % 2 else 1, 2])
+
+
+class Trainer:
+    """torchtitan's order of calls in a step."""
+
+    def __init__(self, rank: int) -> None:
+        self.step, self.gradient_accumulation_steps = 0, PER_RANK
+        self.parallel_dims = SimpleNamespace(
+            dp_shard=RANKS,
+            get_mesh=lambda _: SimpleNamespace(get_local_rank=lambda: rank, size=lambda: RANKS),
+        )
+        self.model = dense_model()
+        parts: list[Any] = [self.model[0], self.model]
+        for part in parts:
+            fully_shard(part)
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+        self.model_parts, self.passes = [self.model], 0
+        settings = SimpleNamespace(build=lambda *, dp_rank, **_: Stream(dp_rank))
+        self.dataloader = SharedStreams(
+            SimpleNamespace(inner=settings), dp_world_size=RANKS, dp_rank=rank
+        )
+
+    def train_step(self, batches: Iterator[Any]) -> None:
+        own = [next(batches) for _ in range(self.gradient_accumulation_steps)]
+        tokens = torch.stack([(labels != -100).sum() for _, labels in own]).sum()
+        dist.all_reduce(tokens)
+        for given, labels in own:
+            self.forward_backward_step(input_dict=given, labels=labels, global_valid_tokens=tokens)
+
+    def forward_backward_step(
+        self, *, input_dict: Any, labels: Tensor, global_valid_tokens: Tensor
+    ) -> None:
+        self.passes += 1
+        dense_loss(self.model, input_dict["input"], labels, global_valid_tokens).backward()
+
+
+def dense_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(HIDDEN, 16), nn.GELU(), nn.Linear(16, HIDDEN)).double()
+
+
+def dense_loss(model: nn.Module, x: Tensor, labels: Tensor, tokens: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(x), labels, reduction="sum") / tokens
+
+
+def shares_of(folder: Path, rank: int) -> None:
+    """Batch shares, other ones in each step, until the data ends."""
+    torch.set_default_dtype(torch.float64)
+    dist.init_process_group("gloo")
+    trainer: Any = Trainer(rank)
+    model, streams = dense_model(), [iter(Stream(one)) for one in range(RANKS)]
+    pace = attach(
+        job="shares", device=torch.device("cpu"), rank=rank, world_size=RANKS,
+        ring_dir=str(folder / f"{rank}"), micro_batches_per_step=micro_batches_of(trainer),
+    )  # fmt: skip
+    shares, batches = TrainerShares(trainer, pace), iter(trainer.dataloader)
+    told = []
+    for trainer.step in range(1, SHARED_STEPS + 1):
+        trainer.passes = 0
+        trainer.train_step(batches)
+        every = [next(stream) for stream in streams for _ in range(PER_RANK)]
+        count = torch.stack([(labels != -100).sum() for _, labels in every]).sum()
+        torch.stack([dense_loss(model, x["input"], y, count) for x, y in every]).sum().backward()
+        pairs = zip(trainer.model.parameters(), model.parameters(), strict=True)
+        errors = [(one.grad.full_tensor() - other.grad).abs().max().item() for one, other in pairs]
+        with torch.no_grad():
+            for parameter in [*trainer.model.parameters(), *model.parameters()]:
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+        told.append({"passes": trainer.passes, "error": max(errors)})
+        layout = shares._shares.layout  # type: ignore[union-attr]
+        plan = drawn_shares(layout, trainer.step)
+        if trainer.step == SHARED_STEPS - 1:  # a rank without a micro-batch
+            pipelines = with_batch_shares(layout.pipelines, [0.0, *[1.0 / (RANKS - 1)] * 3])
+            plan = replace(plan, pipelines=pipelines)
+        offer(pace.ring.path, plan, base=layout.generation)  # type: ignore[arg-type]
+    is_over = next(batches, None) is None
+    shares.close()
+    told.append({"is_over": is_over, "is_restored": "train_step" not in vars(trainer)})
+    (folder / f"shares-{rank}.json").write_text(json.dumps(told))
+    pace.detach()
+    dist.destroy_process_group()
+
+
 def main() -> int:
     """0 where all ended well."""
     torchtitan_stub.install()
     folder = Path(sys.argv[1])
-    pids = fork_ranks(partial(rank_of, folder), folder / "stub", RANKS)
+    pids = fork_ranks(partial(rank_of, folder), folder / "experts", RANKS)
+    pids += fork_ranks(partial(shares_of, folder), folder / "shares", RANKS)
     return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in pids)
 
 

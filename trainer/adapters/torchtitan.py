@@ -15,6 +15,11 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
+from pacekeeper.trainer.adapters.batch_shares.torchtitan import (
+    TrainerShares,
+    micro_batches_of,
+    require_settings,
+)
 from pacekeeper.trainer.adapters.instrumentation.batch_features import features_of_batch
 from pacekeeper.trainer.adapters.instrumentation.collectives import waits_of_fsdp
 from pacekeeper.trainer.adapters.instrumentation.expert_hooks import watch_experts
@@ -28,7 +33,12 @@ _log = logging.getLogger(__name__)
 
 
 def watch(
-    trainer: Any, *, job: str, ring_dir: str | None = None, moves_experts: bool = False
+    trainer: Any,
+    *,
+    job: str,
+    ring_dir: str | None = None,
+    moves_experts: bool = False,
+    shares_batches: bool = False,
 ) -> "TrainerWatch":
     """Report every training step of `trainer`, a torchtitan Trainer.
 
@@ -38,11 +48,15 @@ def watch(
         ring_dir: The agent's ring directory; default: that of `hooks.attach`.
         moves_experts: Opts in to plans that place experts and their replicas; the overrides of
             `torchtitan_experts` must be active.
+        shares_batches: Opts in to plans that give ranks unequal numbers of micro-batches; the
+            override of `batch_shares.torchtitan_loader` must be active.
 
     Raises:
         ValueError: If the job name is invalid.
-        ConfigError: Experts cannot move with the Trainer's settings.
+        ConfigError: What is opted in to is not possible with the Trainer's settings.
     """
+    if shares_batches:
+        require_settings(trainer)
     replicas = ExpertReplicas(trainer) if moves_experts else None
     dims = trainer.parallel_dims
     stage = dims.get_mesh("pp").get_local_rank() if dims.pp > 1 else 0
@@ -53,11 +67,14 @@ def watch(
         role=f"stage{stage}" if dims.pp > 1 else "train",
         model=replicas.shape if replicas else None,
         capabilities=CAPABILITIES if replicas else (),
+        micro_batches_per_step=micro_batches_of(trainer) if shares_batches else 0,
     )
     if replicas:
         replicas.take_plans(pace, step=trainer.step + 1)
     reporter = Reporter(pace, tensor_share=1.0 / (dims.pp * dims.tp))
-    return TrainerWatch(reporter, trainer, replicas)
+    found = TrainerWatch(reporter, trainer, replicas)
+    found.shares = TrainerShares(trainer, pace) if shares_batches else None
+    return found
 
 
 def why_untimed(trainer: Any) -> str:
@@ -81,6 +98,7 @@ class TrainerWatch:
         self.reporter = reporter
         self.trainer = trainer
         self.replicas = replicas
+        self.shares: TrainerShares | None = None
         self.untimed = ""  # why passes are not reported; empty: they are
         self._wrapping = Wrapping()
         self._work: deque[MicrobatchFeatures] = (
@@ -93,6 +111,8 @@ class TrainerWatch:
 
     def close(self) -> None:
         """Restore the trainer and end the attachment."""
+        if self.shares is not None:
+            self.shares.close()
         self._wrapping.undo()
         self.reporter.detach()
 

@@ -1,5 +1,5 @@
-"""Expert replicas in torchtitan: on stubs of the parts that the overrides touch, and on its own
-Trainer where it is installed (docs/trainer-torchtitan.md says how).
+"""Expert replicas and batch shares in torchtitan: on stubs of the parts that ours touch, and on its
+own Trainer where it is installed (docs/trainer-torchtitan.md says how).
 """
 
 import json
@@ -18,14 +18,33 @@ from support.tree import ROOT
 RANKS, STEPS, HALF, TOO_LARGE = 4, 14, 7, 5
 
 
-def test_loss_norm_and_checkpoints_are_those_without_replicas(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "support.torchtitan_stub_runs", str(tmp_path)]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of both jobs, run at once."""
+    path = tmp_path_factory.mktemp("torchtitan")
+    command = [sys.executable, "-m", "support.torchtitan_stub_runs", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, timeout=240, check=False)
-    logs = "".join(path.read_text() for path in sorted(tmp_path.glob("*.log")))
+    logs = "".join(log.read_text() for log in sorted(path.glob("*.log")))
     assert ended.returncode == 0, logs
+    return path
+
+
+def test_ranks_run_unequal_numbers_of_micro_batches_of_the_same_batch(folder: Path) -> None:
+    told = [json.loads((folder / f"shares-{rank}.json").read_text()) for rank in range(RANKS)]
+    counts = [[one["passes"] for one in rank[:-1]] for rank in told]
+    assert [sum(of_step) for of_step in zip(*counts, strict=True)] == [2 * RANKS] * 8
+    assert len(set(zip(*counts, strict=True))) >= 4
+    for rank, of_rank in enumerate(told):
+        assert max(one["error"] for one in of_rank[:-1]) < 1e-12
+        assert of_rank[-1] == {"is_over": True, "is_restored": True}
+        records = records_in(next(folder.glob(f"{rank}/shares/*.ring")))
+        assert len([r for r in records if isinstance(r, PlanRefusedRecord)]) == 1
+
+
+def test_loss_norm_and_checkpoints_are_those_without_replicas(folder: Path) -> None:
     for rank in range(RANKS):
-        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        told = json.loads((folder / f"told-{rank}.json").read_text())
         assert [(one["job"], one["step"]) for one in told] == [
             *(("first", step) for step in range(STEPS)),
             *(("second", step) for step in range(HALF, STEPS)),
@@ -40,7 +59,7 @@ def test_loss_norm_and_checkpoints_are_those_without_replicas(tmp_path: Path) ->
         assert max(one["replicas"] for one in told) > 16  # experts of both layers
         assert [one["shapes"] for one in told if "shapes" in one] == [[8]]
         assert [one["free"] for one in told if "free" in one] == [0.0, 0.0]
-        records = records_in(next(tmp_path.glob(f"{rank}/first/*.ring")))
+        records = records_in(next(folder.glob(f"{rank}/first/*.ring")))
         refused = [r for r in records if isinstance(r, PlanRefusedRecord)]
         assert len(refused) == 1
 
