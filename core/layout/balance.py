@@ -5,9 +5,11 @@ Used for the writers of a checkpoint's pieces and for the owners of optimizer st
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
+from types import MappingProxyType
 from typing import TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
+NO_LOADS: Mapping[int, int] = MappingProxyType({})
 
 
 def assign_evenly(
@@ -16,6 +18,7 @@ def assign_evenly(
     *,
     kept: Mapping[Item, int] | None = None,
     is_allowed: Callable[[Item, int], bool] | None = None,
+    loads: Mapping[int, int] = NO_LOADS,
 ) -> dict[Item, int]:
     """One rank for each item.
 
@@ -28,12 +31,14 @@ def assign_evenly(
         sizes: what each item adds to a rank's load.
         kept: the rank that has an item already, one of those that may.
         is_allowed: whether a rank of `able` may have the item; default: each may. At least one may.
+        loads: what ranks have beside the items, which counts.
 
     Returns:
         item -> rank, of all items.
     """
     chosen = dict(kept or {})
-    load = dict.fromkeys((rank for ranks in set(able.values()) for rank in ranks), 0)
+    there = {rank for ranks in set(able.values()) for rank in ranks}
+    load = {rank: loads.get(rank, 0) for rank in there}
     for item, rank in chosen.items():
         load[rank] += sizes[item]
     order = sorted(able, key=lambda item: (len(able[item]), -sizes[item]))

@@ -5,6 +5,7 @@ updates the block for all, a mirror does the same in case the owner dies. Replic
 and routers keep theirs each. Moving state between them: `core/layout/diff.py`.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -26,9 +27,9 @@ def assign_state_owners(
     """`layout` with an owner and a mirror for the optimizer state of each of `owned_blocks()`.
 
     Owned bytes are even over the ranks that hold the same blocks, to within one block, and so are
-    mirrored bytes. A mirror is in another failure domain than its owner where a holder is. Of
-    `before`, owners and mirrors stay where that allows it; the mirror of an owner that is gone
-    becomes the owner. Deterministic.
+    owned and mirrored bytes together. A mirror is in another failure domain than its owner where a
+    holder is. Of `before`, owners and mirrors stay where that allows it; the mirror of an owner
+    that is gone becomes the owner, or stays the mirror where that is more even. Deterministic.
 
     Args:
         layout: gives the holders of each block.
@@ -57,11 +58,15 @@ def assign_state_owners(
         for block, of in there.items()
         if block in replicated
     }
+    owned = Counter[int]()
+    for block, rank in owners.items():
+        owned[rank] += size[block]
     mirrors = assign_evenly(
         replicated,
         size,
         kept={block: rank for block, rank in copies.items() if rank is not None},
         is_allowed=may_mirror,
+        loads=owned,
     )
     return replace(
         layout,
