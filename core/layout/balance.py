@@ -37,8 +37,8 @@ def assign_evenly(
         item -> rank, of all items.
     """
     chosen = dict(kept or {})
-    there = {rank for ranks in set(able.values()) for rank in ranks}
-    load = {rank: loads.get(rank, 0) for rank in there}
+    every = {rank for ranks in set(able.values()) for rank in ranks}
+    load = {rank: loads.get(rank, 0) for rank in every}
     for item, rank in chosen.items():
         load[rank] += sizes[item]
     order = sorted(able, key=lambda item: (len(able[item]), -sizes[item]))
