@@ -8,8 +8,8 @@ with its own experts, torch's AdamW and gradient clipping, in one process. Again
 - `moves`: 50 steps with 20 changes of the layout to random replicas and shares, activations
   checkpointed;
 - `meshes`: 200 steps with 40 changes to random stages, tensor groups, runs of shards, pipelines,
-  batch shares, replicas, and owners of optimizer state in every second layout or so;
-- `zero_bubble`: the same for 20 steps, with gradients of weights apart;
+  schedules (1F1B, zero bubble), batch shares, replicas, and owners of optimizer state in every
+  second layout or so;
 - `without_moments`: a negative control, moves that forget the optimizer's state: it must fail.
 An error is the largest of a tensor (of one expert), relative to the tensor's largest value.
 Gradients are compared at every step, parameters at the end. Prints a table, then one line of JSON;
@@ -38,7 +38,6 @@ from benchmarks.random_meshes import random_mesh, random_replicas
 from benchmarks.rank_processes import run_processes
 from benchmarks.wide_floats import use_float64
 from pacekeeper.core.layout.layout import BlockKind, Layout
-from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.trainer.engine.engine import Engine
 from pacekeeper.trainer.engine.micro_batches import MicroBatch, cross_entropy
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
@@ -55,11 +54,9 @@ STEPS = {
     "replicas": 6,
     "moves": 50,
     "meshes": 200,
-    "zero_bubble": 20,
     "without_moments": 12,
 }
-MOVES = {"moves": 20, "meshes": 40, "zero_bubble": 4, "without_moments": 4}
-MESHES = ("meshes", "zero_bubble")
+MOVES = {"moves": 20, "meshes": 40, "without_moments": 4}
 CLIP, SEED = 0.5, 18
 LEARNING_RATE = 3e-4  # AdamW amplifies rounding: with ten times as much, 50 steps reach 1e-6
 COMMON = dict(
@@ -167,7 +164,7 @@ def layouts(mode: str, engine_layout: Layout) -> Iterator[Layout | None]:
     at = set(chosen.sample(range(1, steps), moves))
     layout = engine_layout
     for step in range(steps):
-        if step in at and mode in MESHES:
+        if step in at and mode == "meshes":
             layout = random_mesh(
                 range(RANKS),
                 counts,
@@ -189,10 +186,10 @@ def layouts(mode: str, engine_layout: Layout) -> Iterator[Layout | None]:
 
 
 def first_layout(family: str, mode: str, size: int) -> Layout:
-    shards = SHARDS if mode in MESHES else 1
+    shards = SHARDS if mode == "meshes" else 1
     skeleton = build_skeleton(config(family), num_attention_shards=shards, num_mlp_shards=shards)
     counts = [one.num_experts if one else 0 for one in skeleton.experts]
-    if mode in MESHES:
+    if mode == "meshes":
         shared = skeleton.shared_mlp_layers
         return random_mesh(range(size), counts, SHARDS, 1, random.Random(SEED), shared)
     return start_layout(counts, range(size), 2 if mode == "replicas" else 1)
@@ -213,7 +210,6 @@ def train(
         num_slots=NUM_EXPERTS,
         max_grad_norm=CLIP,
         checkpoint_activations=mode == "moves",
-        schedule=Schedule("zero_bubble" if mode == "zero_bubble" else "1f1b"),
     )
     engine.add_optimizer(optimizer := optimizer_of(engine.parameters()))
     found = {"loss": 0.0, "gradients": 0.0, "parameters": 0.0}
@@ -245,7 +241,7 @@ def train(
                     forget_arrived(engine, optimizer, before)
             result = engine.step(
                 micro_batches(rows_of(step)[engine.rows(ROWS).start : engine.rows(ROWS).stop])
-                if mode in MESHES
+                if mode == "meshes"
                 else own_rows(step, rank, size)
             )
             error = abs(result.loss.item() - losses[step]) / losses[step]

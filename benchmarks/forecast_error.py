@@ -17,6 +17,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +102,10 @@ def random_problem(seed: int) -> PartitionProblem:
             continue
         schedule = (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE)[int(draw.integers(2))]
         return PartitionProblem(
-            model=model, devices=devices, links=LINKS, baseline=baseline, schedule=schedule
+            model=model,
+            devices=devices,
+            links=LINKS,
+            baseline=replace(baseline, schedule=schedule),
         )
 
 

@@ -1,4 +1,4 @@
-"""Random layouts: stages, tensor groups, pipelines, replicas, owners of state, standby ranks."""
+"""Random layouts: stages, groups, schedules, replicas, owners of state, standby ranks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +13,7 @@ from pacekeeper.core.layout.layout import (
     Stage,
     StateOwner,
 )
+from pacekeeper.core.layout.pipeline_schedule import RUN_SCHEDULES
 
 
 def random_mesh(
@@ -23,7 +24,7 @@ def random_mesh(
     chosen: Random,
     shared_mlp_layers: tuple[int, ...] = (),
 ) -> Layout:
-    """One to three pipelines of one or two stages; groups of any sizes, with runs of any lengths.
+    """One to three pipelines of one or two stages, in any schedule; groups of any sizes and runs.
 
     Every second layout has owners of optimizer state.
 
@@ -80,6 +81,7 @@ def random_mesh(
         experts=tuple(experts),
         shared_mlp_layers=shared_mlp_layers,
         standing_by=tuple(rank for rank in sorted(ranks) if rank not in busy),
+        schedule=chosen.choice(RUN_SCHEDULES),
     )
     return random_owners(layout, chosen) if chosen.random() < 0.5 else layout
 

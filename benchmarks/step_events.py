@@ -75,7 +75,7 @@ class _Step:
         pipeline = self.partition.pipelines[at]
         num_stages = len(pipeline.cells)
         program = pipeline_program(
-            self.problem.schedule,
+            self.partition.schedule,
             num_stages=num_stages,
             num_microbatches=len(pipeline.micro_batches),
         )
@@ -93,7 +93,7 @@ class _Step:
                 yield Send((at, stage, op), self._message_s(at, first, last, rows))
 
     def _chunk(self, at: int, stage: int, op: ChunkOp) -> Iterator[Action]:
-        model, is_split = self.problem.model, self.problem.schedule is Schedule.ZERO_BUBBLE
+        model, is_split = self.problem.model, self.partition.schedule is Schedule.ZERO_BUBBLE
         cell = self.partition.pipelines[at].cells[stage]
         layers = list(range(cell.first_layer, cell.end_layer))
         match op.kind:

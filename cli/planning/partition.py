@@ -49,7 +49,7 @@ def partition(
         raise ConfigError(f"{description}: {error}") from None
     is_alive = set(problem.now.ranks) <= set(problem.living)
     present_s = price(problem.now, problem).step_s if is_alive else None
-    found = step_programs(plan, problem.schedule) if program else []
+    found = step_programs(plan) if program else []
     if as_json:
         document = as_document(plan, present_s)
         click.echo(json.dumps(document | {"programs": found} if program else document))

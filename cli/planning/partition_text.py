@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pacekeeper.controller.planning.model.partition import PartitionPlan
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.core.layout.pipeline_schedule import Schedule, format_program, pipeline_program
+from pacekeeper.core.layout.pipeline_schedule import format_program, pipeline_program
 
 SHOWN_PIPELINES = 16
 
@@ -23,6 +23,7 @@ def as_document(plan: PartitionPlan, present_step_s: float | None) -> dict[str, 
         present_step_s: step time of the present partition in seconds; None if it cannot run.
     """
     return {
+        "schedule": str(plan.partition.schedule),
         "pipelines": [asdict(pipeline) for pipeline in plan.partition.pipelines],
         "step_s": plan.step_s,
         "present_step_s": present_step_s,
@@ -42,7 +43,7 @@ def as_document(plan: PartitionPlan, present_step_s: float | None) -> dict[str, 
     }
 
 
-def step_programs(plan: PartitionPlan, schedule: Schedule) -> list[dict[str, Any]]:
+def step_programs(plan: PartitionPlan) -> list[dict[str, Any]]:
     """Return the step programs, one per kind of pipeline, with the pipelines that run it."""
     kinds: dict[tuple[int, int], list[int]] = {}
     for at, pipeline in enumerate(plan.partition.pipelines):
@@ -52,7 +53,7 @@ def step_programs(plan: PartitionPlan, schedule: Schedule) -> list[dict[str, Any
             "pipelines": members,
             "num_microbatches": number,
             "stages": format_program(
-                pipeline_program(schedule, num_stages=depth, num_microbatches=number)
+                pipeline_program(plan.partition.schedule, num_stages=depth, num_microbatches=number)
             ),
         }
         for (depth, number), members in kinds.items()

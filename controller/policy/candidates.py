@@ -22,7 +22,7 @@ from pacekeeper.controller.policy.replica_candidates import (
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
-from pacekeeper.core.layout.layout import Layout, Pipeline, with_batch_shares
+from pacekeeper.core.layout.layout import Layout, with_batch_shares
 from pacekeeper.core.telemetry.attachment import Capability
 from pacekeeper.predictor.cost.forecast import replica_s, row_s
 
@@ -86,7 +86,7 @@ class CandidateSearch:
     def candidates(self) -> list[Candidate]:
         """Return the candidates that the trainer can carry out, the cheapest level first."""
         view, problem, can = self._view, self._pricing.problem, self._view.capabilities
-        shared, batch, found = view.layout.experts, view.layout.pipelines, list[Candidate]()
+        shared, batch, found = view.layout.experts, view.layout, list[Candidate]()
         if Capability.TOKEN_SHARES in can:
             shared = tuple(split.replicas for split in self.splits)
             layout = self.made(shared, batch)
@@ -115,23 +115,23 @@ class CandidateSearch:
             )
         return found
 
-    def made(self, experts: Experts, pipelines: tuple[Pipeline, ...]) -> Layout:
-        """Return the next layout, with these experts and pipelines."""
+    def made(self, experts: Experts, base: Layout) -> Layout:
+        """Return the next layout: `base` with these experts."""
         return replace(
-            self._view.layout,
+            base,
             generation=self._view.next_generation,
             experts=experts,
-            pipelines=pipelines,
             speeds=self.slow_speeds,
         )
 
-    def _with_batch_shares(self) -> tuple[Pipeline, ...]:
-        """Return the pipelines with batch shares by speed, so that they end together."""
+    def _with_batch_shares(self) -> Layout:
+        """Return the layout with batch shares by speed, so that its pipelines end together."""
         view, problem = self._view, self._pricing.problem
-        pipelines = view.layout.pipelines
+        layout = view.layout
         if problem is not None:
-            shares = batch_shares_of(with_other_rows(problem.now, problem))
-            return with_batch_shares(pipelines, shares)
+            other = with_other_rows(problem.now, problem)
+            pipelines = with_batch_shares(layout.pipelines, batch_shares_of(other))
+            return replace(layout, pipelines=pipelines, schedule=other.schedule)
         speeds = self._pricing.speeds
         rows_per_step = view.shape.rows_per_step
         # A rank without a micro-batch would never be seen to be well again.
@@ -139,7 +139,8 @@ class CandidateSearch:
         least = int(is_counted and rows_per_step >= len(view.layout.batch_shares))
         of_leaders = {rank: speeds[rank] for rank, _ in view.layout.batch_shares}
         rows = batch_rows(rows_per_step, of_leaders, least=least)
-        return with_batch_shares(pipelines, (count / rows_per_step for count in rows.values()))
+        shares = (count / rows_per_step for count in rows.values())
+        return replace(layout, pipelines=with_batch_shares(layout.pipelines, shares))
 
 
 def _row_s(view: PlanningSnapshot) -> float:

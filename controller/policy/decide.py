@@ -321,7 +321,8 @@ def _why_wait(
 
 def _why_unable(view: PlanningSnapshot, now: _Present, layout: Layout) -> str:
     """Return why the job cannot follow a layout with other pipelines; empty: it can."""
-    if now.pricing.problem is None or layout.pipelines == view.layout.pipelines:
+    known = view.layout.pipelines, view.layout.schedule
+    if now.pricing.problem is None or known == (layout.pipelines, layout.schedule):
         return ""
     try:
         check_live_plan(layout, view, now.pricing.problem)
@@ -403,9 +404,14 @@ def _priced_again(view: PlanningSnapshot, now: _Present, approved: Decision) -> 
 def _return_to_baseline(view: PlanningSnapshot, now: _Present) -> Decision | None:
     """Return to the baseline layout after all findings closed, if no step gets slower by it.
 
-    It need not gain time: the present layout was meant to be temporary.
+    It need not gain time: the present layout was meant to be temporary. The present schedule is
+    kept where the baseline is faster with it.
     """
-    baseline = None if view.slow or view.slow_links else view.baseline
+    if view.slow or view.slow_links or view.baseline is None:
+        return None
+    homes = (view.baseline, replace(view.baseline, schedule=view.layout.schedule))
+    able = [home for home in homes if not _why_unable(view, now, home)]
+    baseline = min(able, key=lambda home: now.pricing.price(home).step_s, default=None)
     if baseline is None or not _is_elsewhere(view.layout, baseline):
         return None
     if view.cordoned & set(baseline.working):
@@ -463,7 +469,7 @@ def _safer(
     config, pricing, plan = now.config, now.pricing, search.replicas
     if plan is None:
         return None
-    layout = search.made(plan.experts, shared.pipelines)
+    layout = search.made(plan.experts, shared)
     if _must_wait(view, MitigationLevel.MOVE_REPLICAS, layout) or cordons.ranks_given_work(
         view, layout
     ):
@@ -508,8 +514,8 @@ def _backoff_notes(view: PlanningSnapshot, decided: MitigationLevel) -> str:
 
 def _is_elsewhere(layout: Layout, baseline: Layout) -> bool:
     """Whether `baseline` has the same ranks and another distribution of work."""
-    here = (layout.pipelines, layout.experts, layout.speeds)
-    there = (baseline.pipelines, baseline.experts, baseline.speeds)
+    here = (layout.pipelines, layout.experts, layout.speeds, layout.schedule)
+    there = (baseline.pipelines, baseline.experts, baseline.speeds, baseline.schedule)
     return baseline.ranks == layout.ranks and here != there
 
 

@@ -7,6 +7,7 @@ time, which is the same for all compared layouts. Called by `pricing.py`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil, inf
 
 from pacekeeper.controller.mitigation.migration_costs import MoveCosts
@@ -26,7 +27,7 @@ from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import number_domains
-from pacekeeper.core.telemetry.attachment import ModelShape
+from pacekeeper.core.telemetry.attachment import Capability, ModelShape
 
 BACKWARD_RATIO = 2.0  # of a forward pass; ranks report the sum of both
 
@@ -34,7 +35,7 @@ BACKWARD_RATIO = 2.0  # of a forward pass; ranks report the sum of both
 def problem_of(
     view: PlanningSnapshot, config: PolicyConfig, costs: MoveCosts, *, unevenness: float
 ) -> PartitionProblem:
-    """Return the problem: present layout, baseline, devices and the job's pipeline schedule.
+    """Return the problem: present layout, baseline, and devices.
 
     Args:
         view: The inputs of the decision.
@@ -46,7 +47,8 @@ def problem_of(
         ValueError: Times are not measured yet, a pipeline has fewer rows than micro-batches, or the
             schedule is unknown.
     """
-    if view.shape.schedule is None:
+    can_change = Capability.SCHEDULE in view.capabilities
+    if not can_change and view.shape.schedule is None:
         raise ValueError(
             "the job runs a pipeline schedule that this version does not know; install the "
             "trainer's version of pacekeeper on its nodes and for the controller"
@@ -83,7 +85,7 @@ def problem_of(
         if baseline is None or baseline.ranks != view.layout.ranks
         else as_partition(view, baseline),
         present=now,
-        schedule=view.shape.schedule,
+        may_change_schedule=can_change,
         prices=MovePrices(
             num_steps=config.horizon_steps,
             pause_s=costs.pause_s,
@@ -124,6 +126,8 @@ def as_partition(view: PlanningSnapshot, layout: Layout) -> Partition:
     """
     healthy = view.baseline or view.layout
     count = view.workload.num_microbatches
+    if Capability.SCHEDULE not in view.capabilities and view.shape.schedule is not None:
+        layout = replace(layout, schedule=view.shape.schedule)
     return partition_of(
         layout,
         num_rows=view.shape.rows_per_step,

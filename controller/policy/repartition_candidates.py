@@ -80,8 +80,8 @@ def repartitions(
 
 
 def difference(new: Layout, old: Layout) -> str:
-    """Describe which layers and shards move from `old` to `new`; empty: none."""
-    words = []
+    """Describe which layers and shards move from `old` to `new`, and its schedule; empty: none."""
+    words = [] if new.schedule is old.schedule else [f"schedule {old.schedule} -> {new.schedule}"]
     counts = ["+".join(str(len(span)) for span in layout.spans) for layout in (old, new)]
     if counts[0] != counts[1]:
         words.append(f"layers of the stages {counts[0]} -> {counts[1]}")
@@ -204,8 +204,8 @@ def _is_other(shards: Partition, problem: PartitionProblem) -> bool:
 
 
 def _places(partition: Partition) -> object:
-    """Return the layers and ranks of each stage, without shards and rows."""
-    return {
+    """Return the layers and ranks of each stage, without shards and rows; and the schedule."""
+    return partition.schedule, {
         tuple((cell.first_layer, cell.end_layer, cell.ranks) for cell in pipeline.cells)
         for pipeline in partition.pipelines
     }

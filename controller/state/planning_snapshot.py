@@ -8,7 +8,7 @@ from pacekeeper.controller.state.plan_phase import BackoffReason, Judged
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
-from pacekeeper.core.telemetry.attachment import ENGINE_CAPABILITIES, Capability, ModelShape
+from pacekeeper.core.telemetry.attachment import DEFAULT_CAPABILITIES, Capability, ModelShape
 from pacekeeper.predictor.cost.forecast import Workload
 from pacekeeper.predictor.cost.model import CostModel
 
@@ -111,7 +111,7 @@ class PlanningSnapshot:
     cordoned: frozenset[int] = frozenset()
     doubted: frozenset[int] = frozenset()
     history: PlanHistory = field(default_factory=PlanHistory)
-    capabilities: frozenset[Capability] = ENGINE_CAPABILITIES
+    capabilities: frozenset[Capability] = DEFAULT_CAPABILITIES
 
     @property
     def is_partitioned(self) -> bool:

@@ -14,6 +14,7 @@ from pacekeeper.core.layout.layout import (
     Stage,
     StateOwner,
 )
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 
 FORMAT = 2
 OLDEST_FORMAT = 1  # stages of groups, the same cuts for all pipelines, one run for both kinds
@@ -24,6 +25,7 @@ def encode_layout(layout: Layout) -> bytes:
 
     A pipeline is [batch share, [stages]]; a stage is [first layer, end layer, [ranks], [attention
     shards of each], [MLP shards of each]]; the last is left out where it equals the one before.
+    Fields with their default are left out.
     """
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -47,6 +49,8 @@ def encode_layout(layout: Layout) -> bytes:
         document["speeds"] = [[rank, speed] for rank, speed in layout.speeds]
     if layout.standing_by:
         document["standing_by"] = list(layout.standing_by)
+    if layout.schedule is not Schedule.ONE_F_ONE_B:
+        document["schedule"] = str(layout.schedule)
     return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -83,6 +87,7 @@ def decode_layout(data: bytes) -> Layout:
             ),
             speeds=tuple((int(r), float(s)) for r, s in document.get("speeds", ())),
             standing_by=tuple(map(int, document.get("standing_by", ()))),
+            schedule=Schedule(document.get("schedule", Schedule.ONE_F_ONE_B)),
         )
     except (
         AttributeError,

@@ -14,6 +14,7 @@ from math import inf, isfinite
 from operator import lt
 
 from pacekeeper.core.layout.apportion import apportion
+from pacekeeper.core.layout.pipeline_schedule import RUN_SCHEDULES, Schedule
 
 SHARE_TOLERANCE = 1e-6
 
@@ -77,7 +78,8 @@ class Stage:
         end_layer: the layer after the last.
         attention: the group's runs; they cover all attention shards of a layer in order.
         mlp: the runs of the same ranks, in the same order, over the MLP shards of a layer. A rank
-            may have an empty run [n, n) of one kind.
+            may have an empty run [n, n) of one kind; the engine runs layouts in which every rank
+            has an attention shard.
 
     Raises:
         ValueError: there is no layer or rank, runs do not cover the shards in order, a rank repeats
@@ -224,6 +226,7 @@ class Layout:
             forecast.
         standing_by: standby ranks, ascending: they hold and compute nothing. Those that `speeds`
             does not name get work when others join.
+        schedule: the order of forward and backward passes in the pipelines.
 
     Raises:
         ValueError: a block has no holder, shares do not add up to 1, or a rank repeats.
@@ -238,8 +241,11 @@ class Layout:
     state_owners: tuple[StateOwner, ...] = ()
     speeds: tuple[tuple[int, float], ...] = ()
     standing_by: tuple[int, ...] = ()
+    schedule: Schedule = Schedule.ONE_F_ONE_B
 
     def __post_init__(self) -> None:
+        if self.schedule not in RUN_SCHEDULES:
+            raise ValueError(f"schedule: expected one of {RUN_SCHEDULES}, got {self.schedule!r}")
         _check_pipelines(self)
         _check_standing_by(self)
         _check_speeds(self)

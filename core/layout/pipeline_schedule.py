@@ -22,7 +22,11 @@ class Schedule(StrEnum):
 
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"  # 1F1B, several model chunks per stage: reported, never run here
-    ZERO_BUBBLE = "zero_bubble"  # ZB-H1: weight gradients fill the bubbles, memory as 1F1B
+    ZERO_BUBBLE = "zero_bubble"  # ZB-H1: weight gradients fill bubbles; memory: `num_in_flight`
+
+
+RUN_SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE)
+"""The schedules that have a program."""
 
 
 def parse_schedule(name: object) -> Schedule | None:
@@ -107,6 +111,17 @@ def pipeline_program(schedule: Schedule, *, num_stages: int, num_microbatches: i
     return Program(
         schedule=schedule, num_microbatches=num_microbatches, stages=_with_exchanges(orders)
     )
+
+
+def num_in_flight(schedule: Schedule, stage: int, *, num_stages: int, num_microbatches: int) -> int:
+    """The most micro-batches whose activations a stage keeps at once.
+
+    1F1B keeps them until the backward pass: the first stage `num_stages` of them, the last one.
+    ZB-H1 keeps them until the weight gradient, which waits `stage` micro-batches: `num_stages` on
+    every stage. That the weight gradient needs only a part of them is left out.
+    """
+    most = num_stages if schedule is Schedule.ZERO_BUBBLE else num_stages - stage
+    return min(most, num_microbatches)
 
 
 def input_stage(kind: ChunkKind, stage: int, *, num_stages: int) -> int | None:

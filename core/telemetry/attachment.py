@@ -35,6 +35,7 @@ class Capability(StrEnum):
     MICROBATCH_COUNTS = "microbatch_counts"
     EXPERT_REPLICAS = "expert_replicas"  # experts on other ranks
     PARTITION = "partition"  # other layers and shards, ranks without work
+    SCHEDULE = "schedule"  # 1F1B or zero bubble, as the layout says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +51,10 @@ class ModelShape:
         slots_per_rank: the most expert replicas of one layer that fit into a rank's memory.
         splits_each_step: the trainer divides the tokens of every step over an expert's replica
             ranks by the layout's speeds; otherwise it uses the layout's shares.
-        schedule: the order of chunks in its pipelines, by which steps are priced. A trainer that
-            does not report it runs 1F1B. None: this version does not know the reported schedule, so
-            no layout with stages or tensor groups is priced.
+        schedule: the order of chunks in the pipelines of a trainer that cannot change it
+            (`Capability.SCHEDULE`); of others the layout says it. A trainer that does not report it
+            runs 1F1B. None: this version does not know the reported schedule, so no layout with
+            stages or tensor groups is priced.
         num_microbatches: of each pipeline in a step, where batch shares are equal.
         tokens_per_row: tokens of one row of the batch.
         hidden_bytes: hidden states of one token, as they travel between stages, within tensor
@@ -109,6 +111,8 @@ class ModelShape:
 
 
 ENGINE_CAPABILITIES = frozenset(Capability) - {Capability.MICROBATCH_COUNTS}
+DEFAULT_CAPABILITIES = ENGINE_CAPABILITIES - {Capability.SCHEDULE}
+"""Of trainers that name none: older ones run the schedule that they began with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +127,7 @@ class Attachment:
             ranks); 0: not set by the launcher, launches are then distinguished by pids.
         can_probe: the rank runs the fixed probe on request.
         plan_kinds: the plans that the trainer can carry out: values of `Capability`, separated by
-            blanks; "": all. Words that this version does not know count as none.
+            blanks; "": `DEFAULT_CAPABILITIES`. Words that this version does not know count as none.
     """
 
     job: str
@@ -152,7 +156,7 @@ class Attachment:
         if self.model is None:
             return frozenset()
         if not self.plan_kinds:
-            return ENGINE_CAPABILITIES
+            return DEFAULT_CAPABILITIES
         return frozenset(kind for kind in Capability if kind in self.plan_kinds.split())
 
 

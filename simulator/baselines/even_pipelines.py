@@ -20,9 +20,8 @@ from pacekeeper.controller.planning.partition_cost.compute import (
     row_s,
     spans,
 )
-from pacekeeper.controller.planning.partition_cost.memory import in_flight
 from pacekeeper.core.layout.apportion import apportion
-from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.layout.pipeline_schedule import Schedule, num_in_flight
 
 Ranks = tuple[int, ...]
 
@@ -71,7 +70,12 @@ def cuts_for(
             sums,
             group,
             rows=rows,
-            num_held=in_flight(len(groups), stage, num_microbatches, Schedule.ONE_F_ONE_B),
+            num_held=num_in_flight(
+                Schedule.ONE_F_ONE_B,
+                stage,
+                num_stages=len(groups),
+                num_microbatches=num_microbatches,
+            ),
             sharers=1,
         )
         for stage, group in enumerate(groups)
@@ -106,7 +110,7 @@ def assembled(
             for ranks, first, end in zip(of_pipeline, (0, *cuts[:-1]), cuts, strict=True)
         )
         pipelines.append(Pipeline(cells=cells, micro_batches=tuple(mine)))
-    return Partition(pipelines=tuple(pipelines))
+    return Partition(pipelines=tuple(pipelines), schedule=problem.baseline.schedule)
 
 
 def even_counts(total: int, each_s: Sequence[float], least: Sequence[int]) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ def baseline_partition(
                 expert_group=dp // together if pipelines_per_expert_group else None,
             )
         )
-    return Partition(pipelines=tuple(pipelines))
+    return Partition(pipelines=tuple(pipelines), schedule=schedule)
 
 
 def _group(ranks: Sequence[int], tensor: int, place: int) -> tuple[int, ...]:

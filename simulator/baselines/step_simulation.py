@@ -13,10 +13,9 @@ import numpy as np
 
 from pacekeeper.controller.planning.model.partition import StageShard
 from pacekeeper.controller.planning.model.problem import PartitionProblem
-from pacekeeper.controller.planning.partition_cost.memory import in_flight
 from pacekeeper.controller.planning.partition_cost.stage_times import StageTimeModel
 from pacekeeper.controller.planning.partition_cost.step_time import with_exchange
-from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.layout.pipeline_schedule import Schedule, num_in_flight
 from pacekeeper.simulator.baselines.even_pipelines import Ranks, batch_rows, even_cell
 from pacekeeper.simulator.baselines.resihp_migration import (
     Migrated,
@@ -133,7 +132,9 @@ def _work(
         in_flight=tuple(
             most
             if order is StageOrder.EAGER
-            else in_flight(num_stages, s, max(batches), Schedule.ONE_F_ONE_B)
+            else num_in_flight(
+                Schedule.ONE_F_ONE_B, s, num_stages=num_stages, num_microbatches=max(batches)
+            )
             for s in range(num_stages)
         ),
         order=order,

@@ -107,8 +107,7 @@ class PipelineJob:
         problem = self.as_is(speed)
         match work:
             case Planned():
-                schedule = work.schedule or problem.schedule
-                return partition_step_s(work.partition, replace(problem, schedule=schedule))
+                return partition_step_s(work.partition, problem)
             case Handed():
                 return walked(
                     work.groups,

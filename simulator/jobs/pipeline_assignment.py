@@ -8,17 +8,15 @@ from dataclasses import dataclass
 
 from pacekeeper.controller.planning.model.partition import Partition, StageShard
 from pacekeeper.controller.planning.model.problem import PartitionProblem
-from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.simulator.baselines.even_pipelines import Ranks, even_cell
 from pacekeeper.simulator.baselines.resihp_migration import StageOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """Each pipeline runs its own micro-batches by a step program: the job's, if none is given."""
+    """Each pipeline runs its own micro-batches by the step program of the partition."""
 
     partition: Partition
-    schedule: Schedule | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -39,14 +39,14 @@ def partition_step_s(partition: Partition, problem: PartitionProblem) -> float:
     for each in times:
         key = each.key()
         if key not in known:
-            known[key] = pipeline_ends(each, problem.schedule)
+            known[key] = pipeline_ends(each)
         ends.append(known[key])
     return _with_exchange(times, ends)
 
 
-def pipeline_ends(times: PipelineTimes, schedule: Schedule) -> Array:
+def pipeline_ends(times: PipelineTimes) -> Array:
     """[stages] when each has run its last chunk."""
-    is_split = schedule is Schedule.ZERO_BUBBLE
+    is_split = times.schedule is Schedule.ZERO_BUBBLE
     chunk_s = np.stack(
         [
             times.forward_s,
@@ -54,7 +54,7 @@ def pipeline_ends(times: PipelineTimes, schedule: Schedule) -> Array:
             times.weight_s,
         ]
     )
-    orders = _orders(schedule, *times.forward_s.shape)
+    orders = _orders(times.schedule, *times.forward_s.shape)
     return _Play(orders, chunk_s.tolist(), times.message_s.tolist()).run()
 
 

@@ -24,7 +24,7 @@ from pacekeeper.controller.planning.model.problem import (
 from pacekeeper.core.config.loader import read_table
 from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.layout.layout import ShardRun
-from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.layout.pipeline_schedule import RUN_SCHEDULES, Schedule
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.simulator.baselines.initial_partition import baseline_partition
 
@@ -70,7 +70,10 @@ class DeviceTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineTable:
-    """[home]: how the healthy job is divided (`baseline_partition`), and its schedule."""
+    """[home]: how the healthy job is divided (`baseline_partition`), and its schedule.
+
+    `may_change_schedule`: a plan may choose the other schedule.
+    """
 
     tensor: int
     data: int
@@ -79,9 +82,10 @@ class BaselineTable:
     num_microbatches: int
     pipelines_per_expert_group: int = 0
     schedule: str = str(Schedule.ONE_F_ONE_B)
+    may_change_schedule: bool = False
 
     def __post_init__(self) -> None:
-        known = [str(Schedule.ONE_F_ONE_B), str(Schedule.ZERO_BUBBLE)]
+        known = list(map(str, RUN_SCHEDULES))
         if self.schedule not in known:
             raise ValueError(f"schedule: expected {' or '.join(known)}, got {self.schedule!r}")
         for name in ("tensor", "data", "stages", "rows_per_batch", "num_microbatches"):
@@ -125,13 +129,14 @@ def read_problem(
         )
         division = asdict(baseline)
         schedule = Schedule(division.pop("schedule"))
+        may_change_schedule = division.pop("may_change_schedule")
         return PartitionProblem(
             model=model,
             devices=devices,
             links=links,
             baseline=baseline_partition(model, links, devices, schedule=schedule, **division),
             present=present,
-            schedule=schedule,
+            may_change_schedule=may_change_schedule,
             prices=prices,
         )
     except ValueError as error:
@@ -142,7 +147,10 @@ def read_partition(path: Path) -> Partition:
     """The partition of a plan that `--json` printed. Raises DataError where the file is none."""
     try:
         document = json.loads(path.read_text())
-        return Partition(pipelines=tuple(_pipeline(one) for one in document["pipelines"]))
+        return Partition(
+            pipelines=tuple(_pipeline(one) for one in document["pipelines"]),
+            schedule=Schedule(document.get("schedule", Schedule.ONE_F_ONE_B)),
+        )
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except (*UNREADABLE, KeyError, TypeError) as error:

@@ -1,6 +1,7 @@
 """Small models, clusters and partitions for the planner of the partition."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
@@ -104,6 +105,7 @@ def problem_of(
     links: Links = FAST,
     prices: MovePrices = FREE,
     schedule: Schedule = Schedule.ONE_F_ONE_B,
+    may_change_schedule: bool = False,
 ) -> PartitionProblem:
     """All ranks of `baseline`; `slow` names the speeds that are not 1."""
     return PartitionProblem(
@@ -118,8 +120,8 @@ def problem_of(
             for rank in baseline.ranks
         ),
         links=links,
-        baseline=baseline,
-        schedule=schedule,
+        baseline=replace(baseline, schedule=schedule),
+        may_change_schedule=may_change_schedule,
         prices=prices,
     )
 

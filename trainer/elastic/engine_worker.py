@@ -25,7 +25,7 @@ from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.core.layout.resize.shrink import RecoveryPlan, ReplicationFloor
-from pacekeeper.core.telemetry.attachment import Clock
+from pacekeeper.core.telemetry.attachment import ENGINE_CAPABILITIES, Capability, Clock
 from pacekeeper.trainer.adapters.reporter import default_clock
 from pacekeeper.trainer.checkpoint.async_writer import SaveResult
 from pacekeeper.trainer.checkpoint.block_reader import Restored
@@ -225,9 +225,15 @@ class EngineWorker(Worker):
             else model_shape(self.config, self.job, self.engine, self._ranks_on_node()),
             run_id=spec.run_id,
             can_probe=True,
+            capabilities=ENGINE_CAPABILITIES - self._impossible(),
         )
         if self._failure is None:
             self.engine.watch(self.hooks)
+
+    def _impossible(self) -> frozenset[Capability]:
+        """What this job cannot do: the emulated device has no gradients of weights apart."""
+        is_fixed = self.config.checkpoint_activations or self.emulated is not None
+        return frozenset({Capability.SCHEDULE} if is_fixed else ())
 
     def form(self, store: Store, limits: WaitLimits, is_aborted: Callable[[], bool]) -> None:
         """Form the process groups of `group`, which meet in `store`. Raises PeerLost."""

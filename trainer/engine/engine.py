@@ -39,6 +39,7 @@ from pacekeeper.trainer.engine.values import (
     PreparedMove,
     PreparedStep,
     StepResult,
+    require_schedule,
 )
 from pacekeeper.trainer.groups.agreement import on_all_ranks, require_agreement
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
@@ -176,14 +177,12 @@ class Engine:
             compute_dtype=options.compute_dtype,
             telemetry=None,
             deferred=deferred,
-            schedule=options.schedule,
         )
         if hooks is not None:
             self.watch(hooks)
         self.states = TrainedBlocks(self.store, self._optimizers)
         self._gradients = Gradients(self.states)
-        self._has_unsent_weights = False
-        self._is_outside = rank is not None
+        self._has_unsent_weights, self._is_outside = False, rank is not None
         self._use_layout()
 
     def watch(self, hooks: Hooks) -> None:
@@ -533,6 +532,7 @@ class Engine:
         """Raise ConfigError if these ranks cannot run `layout` with this model and options."""
         check_layout(layout, self.skeleton, ranks, self._num_slots)
         require_balance(layout, self._options.balance, self._options.balance_weight)
+        require_schedule(layout, checkpoint_activations=self._options.checkpoint_activations)
 
     def commit_move(self, prepared: PreparedMove) -> AppliedLayout:
         """Put a prepared layout in force, with its groups; needs no other rank."""

@@ -16,7 +16,7 @@ from torch import nn
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.layout import BlockKind, Layout
-from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.layout.pipeline_schedule import Schedule, num_in_flight
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.core.telemetry.attachment import ModelShape
@@ -159,6 +159,7 @@ def prepare_job(
         num_mlp_shards=skeleton.num_mlp_shards,
         shared_mlp_layers=skeleton.shared_mlp_layers,
     )
+    layout = replace(layout, schedule=Schedule(config.schedule))
     if config.shard_optimizer_state:
         layout = assign_state_owners(layout, sizes=state_sizes(skeleton), domain_of=domain_of)
     num_slots = config.slots_per_rank or default_slots(
@@ -284,7 +285,7 @@ def model_shape(config: EngineConfig, job: Job, engine: Engine, ranks_on_node: i
         experts_per_token=library.experts_per_token(skeleton.config),
         rows_per_step=config.rows_per_step,
         slots_per_rank=job.num_slots,
-        schedule=engine_options(config, job, engine.device).schedule,
+        schedule=layout.schedule,
         expert_bytes=sizes[BlockKind.EXPERT],
         dense_bytes=dense,
         num_microbatches=math.ceil(
@@ -356,8 +357,12 @@ def _needs(config: EngineConfig, job: Job) -> dict[int, _Need]:
     for rank in job.layout.working:
         (stage, _), pipeline = job.layout.place_of(rank), job.layout.pipeline_of(rank)
         rows = len(places.get(pipeline.leader, ()))
-        held_at_once = len(pipeline.stages) - (stage if config.schedule == "1f1b" else 0)
-        in_flight = min(held_at_once, -(-rows // config.rows_per_microbatch))
+        in_flight = num_in_flight(
+            job.layout.schedule,
+            stage,
+            num_stages=len(pipeline.stages),
+            num_microbatches=-(-rows // config.rows_per_microbatch),
+        )
         rows = min(config.rows_per_microbatch, rows)
         holding = Holding.of(job.layout, rank)
         needs[rank] = rows, max(in_flight, 1), held[rank], holding, owned.get(rank)
@@ -435,7 +440,6 @@ def engine_options(config: EngineConfig, job: Job, device: torch.device) -> Engi
         balance=Balance(config.balance),
         balance_weight=config.balance_weight,
         bias_rate=config.bias_rate,
-        schedule=Schedule(config.schedule),
     )
 
 

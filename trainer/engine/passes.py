@@ -76,7 +76,6 @@ class Passes:
         compute_dtype: torch.bfloat16 for mixed precision; None: the type of the parameters.
         telemetry: Times micro-batches; None: unwatched.
         deferred: Gradients of weights that a schedule computes apart.
-        schedule: Order of forward and backward passes in a pipeline.
         place: Of this rank in the layout; None: it stands by.
         slices: The micro-batch that is computed, and who has which of its tokens.
         stage: The decoder layers held here.
@@ -90,7 +89,6 @@ class Passes:
     compute_dtype: torch.dtype | None
     telemetry: Telemetry | None
     deferred: DeferredWeights
-    schedule: Schedule = Schedule.ONE_F_ONE_B
     place: MeshPlace | None = None
     _layout: Layout = field(init=False)
 
@@ -262,8 +260,9 @@ class Passes:
         total, failure = torch.zeros((), dtype=torch.float64, device=self.device), None
         if self.place is not None and whole.num_micro_batches:
             work = Chunks(self, batches, whole, loss, is_first=is_first, before_last=before_last)
-            self.deferred.is_on = self.schedule is Schedule.ZERO_BUBBLE
-            program = _program(self.schedule, self.place.num_stages, whole.num_micro_batches)
+            schedule = self._layout.schedule
+            self.deferred.is_on = schedule is Schedule.ZERO_BUBBLE
+            program = _program(schedule, self.place.num_stages, whole.num_micro_batches)
             self._run(work, self.place).run(program.stages[self.place.number])
             self.deferred.is_on = False
             total, failure = work.total, work.failure

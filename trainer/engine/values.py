@@ -32,9 +32,6 @@ class EngineOptions:
         balance_weight: Weight of that loss; 0: none.
         bias_rate: Step of the update of the routers' correction biases, where the family has them
             (DeepSeek-V3: 1e-3); 0: none.
-        schedule: Order of forward and backward passes in pipelines. ZERO_BUBBLE computes gradients
-            of weights where a stage would wait; each stage then keeps as many micro-batches as the
-            first one, and activations cannot be checkpointed.
     """
 
     device: torch.device | str = "cpu"
@@ -45,7 +42,6 @@ class EngineOptions:
     balance: Balance = Balance.SEQUENCE
     balance_weight: float = 0.0
     bias_rate: float = 0.0
-    schedule: Schedule = Schedule.ONE_F_ONE_B
 
     def __post_init__(self) -> None:
         problems = {
@@ -56,8 +52,6 @@ class EngineOptions:
             "balance": self.balance not in list(Balance),
             "balance_weight": not self.balance_weight >= 0.0,
             "bias_rate": not self.bias_rate >= 0.0,
-            "schedule": self.schedule not in (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE)
-            or (self.schedule is Schedule.ZERO_BUBBLE and self.checkpoint_activations),
         }
         for name, is_wrong in problems.items():
             if is_wrong:
@@ -66,6 +60,23 @@ class EngineOptions:
                     remedy="see the attributes of EngineOptions",
                 )
         object.__setattr__(self, "balance", Balance(self.balance))
+
+
+def require_schedule(layout: Layout, *, checkpoint_activations: bool) -> None:
+    """Reject a layout whose schedule the engine cannot run.
+
+    Zero bubble computes gradients of weights where a stage would wait, from activations that it
+    keeps; repeated layers keep none.
+
+    Raises:
+        ConfigError: Zero bubble, and activations are checkpointed.
+    """
+    if checkpoint_activations and layout.schedule is Schedule.ZERO_BUBBLE:
+        raise ConfigError(
+            f"the layout of generation {layout.generation} has the schedule {layout.schedule}, "
+            "which needs the activations that checkpointing drops",
+            remedy="give a layout with the schedule 1f1b, or set checkpoint_activations to False",
+        )
 
 
 def _is_usable(device: torch.device | str) -> bool:

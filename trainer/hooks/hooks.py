@@ -112,8 +112,8 @@ def attach(
             as the start in Unix milliseconds. Default: PACEKEEPER_RUN_ID; without it launches are
             distinguished by the process ids of their ranks.
         can_probe: Whether this trainer runs the probes of `requested_probe`.
-        capabilities: The plans that this trainer can carry out (docs/plan-consumer.md); none: all.
-            Without `model` no plan is offered.
+        capabilities: The plans that this trainer can carry out (docs/plan-consumer.md); none: all
+            but `schedule`. Without `model` no plan is offered.
 
     Raises:
         ValueError: If the job name, rank, world size or run ID is invalid.

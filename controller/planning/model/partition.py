@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pacekeeper.core.layout.layout import ShardRun
+from pacekeeper.core.layout.pipeline_schedule import RUN_SCHEDULES, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,15 +90,23 @@ class Pipeline:
 class Partition:
     """Assignment of layers, shards and rows to ranks. Other ranks are idle or dead.
 
+    Attributes:
+        pipelines: their stages and rows.
+        schedule: the order of forward and backward passes in all of them.
+
     Raises:
-        ValueError: a rank appears twice, or pipelines belong to different models.
+        ValueError: a rank appears twice, pipelines belong to different models, or the schedule has
+            no program.
     """
 
     pipelines: tuple[Pipeline, ...]
+    schedule: Schedule = Schedule.ONE_F_ONE_B
 
     def __post_init__(self) -> None:
         if not self.pipelines:
             raise ValueError("a job has at least one pipeline")
+        if self.schedule not in RUN_SCHEDULES:
+            raise ValueError(f"schedule: expected one of {RUN_SCHEDULES}, got {self.schedule!r}")
         number = Counter(rank for pipeline in self.pipelines for rank in pipeline.ranks)
         twice = sorted(rank for rank, count in number.items() if count > 1)
         if twice:

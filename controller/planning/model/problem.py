@@ -11,7 +11,7 @@ from functools import cached_property
 from math import inf
 
 from pacekeeper.controller.planning.model.partition import Partition
-from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.layout.pipeline_schedule import RUN_SCHEDULES, Schedule
 
 LEAST_S, MOST_S = 1e-15, 1e6  # of anything that takes time, for one row
 MOST_BYTES = 1e18
@@ -177,7 +177,7 @@ class PartitionProblem:
         links: bandwidth and latency.
         baseline: partition of the healthy job, the reference of the fluid limit.
         present: the running partition; None: `baseline`.
-        schedule: pipeline schedule that prices a step.
+        may_change_schedule: a plan may choose any schedule; else it keeps the present one.
         prices: of moves.
         unevenness: largest expert rows / speed of a rank, over that of all ranks together.
         is_whole: every living device gets work; no standby ranks.
@@ -191,7 +191,7 @@ class PartitionProblem:
     links: Links
     baseline: Partition
     present: Partition | None = None
-    schedule: Schedule = Schedule.ONE_F_ONE_B
+    may_change_schedule: bool = False
     prices: MovePrices = MovePrices()
     unevenness: float = 1.0
     is_whole: bool = False
@@ -199,8 +199,6 @@ class PartitionProblem:
     def __post_init__(self) -> None:
         if len(self.device_of) != len(self.devices) or not self.devices:
             raise ValueError("one device for each rank")
-        if self.schedule is Schedule.INTERLEAVED:
-            raise ValueError("several model chunks in a stage are not planned")
         for partition in (self.baseline, self.now):
             unknown = set(partition.ranks) - self.device_of.keys()
             if unknown:
@@ -213,6 +211,11 @@ class PartitionProblem:
     @property
     def now(self) -> Partition:
         return self.present or self.baseline
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """The schedules of plans; the first has the least memory and is the cheapest to price."""
+        return RUN_SCHEDULES if self.may_change_schedule else (self.now.schedule,)
 
     @property
     def rows_per_step(self) -> int:

@@ -31,6 +31,7 @@ from pacekeeper.controller.planning.partition_cost.compute import (
 )
 from pacekeeper.controller.planning.partition_cost.step_time import Pricer
 from pacekeeper.core.layout.layout import ShardRun
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 
 ROUNDS = 2  # of rows set right by the times that they led to
 
@@ -48,11 +49,12 @@ class _LockstepGroup:
 
 
 class Builder:
-    """Builds partitions for one problem; remembers shapes and cuts."""
+    """Builds partitions of one schedule for one problem; remembers shapes and cuts."""
 
-    def __init__(self, problem: PartitionProblem, pricer: Pricer) -> None:
+    def __init__(self, problem: PartitionProblem, pricer: Pricer, schedule: Schedule) -> None:
         self.problem = problem
         self.pricer = pricer
+        self.schedule = schedule
         self.sums = layer_sums(problem.model, problem.links)
         self.num_microbatches = max(len(p.micro_batches) for p in problem.baseline.pipelines)
         self.per_batch = max(max(p.micro_batches) for p in problem.baseline.pipelines)
@@ -211,7 +213,7 @@ class Builder:
                 rows=rows,
                 num_microbatches=min(self.num_microbatches, max(rows // len(costs), 1)),
                 unevenness=self.problem.unevenness,
-                schedule=self.problem.schedule,
+                schedule=self.schedule,
                 ends=ends,
             )
         return self._units[key]
@@ -243,7 +245,9 @@ class Builder:
                 )
         order = [at for unit in units for at in unit.members]
         placed = dict(zip(order, pipelines, strict=True))
-        return Partition(pipelines=tuple(placed[at] for at in sorted(placed)))
+        return Partition(
+            pipelines=tuple(placed[at] for at in sorted(placed)), schedule=self.schedule
+        )
 
 
 def _renamed(runs: Sequence[ShardRun], ranks: Ranks) -> tuple[ShardRun, ...]:

@@ -31,6 +31,15 @@ def check_partition(partition: Partition, problem: PartitionProblem) -> None:
             )
 
 
+def is_allowed(partition: Partition, problem: PartitionProblem) -> bool:
+    """Whether the partition violates no constraint of the problem, its `is_whole` included."""
+    try:
+        check_partition(partition, problem)
+    except ValueError:
+        return False
+    return not problem.is_whole or partition.ranks == problem.living
+
+
 def check_lock_step(partition: Partition, *, has_experts: bool) -> None:
     """Pipelines that share experts: the same layers, as many micro-batches. Raises ValueError."""
     first_of: dict[int, int] = {}

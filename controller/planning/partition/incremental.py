@@ -1,4 +1,4 @@
-"""The cheaper steps towards another partition: other rows only, other runs of shards only. Pure.
+"""Cheaper steps towards another partition: other rows or runs of shards, other schedule. Pure.
 
 Layers, groups and pipelines stay as they are, so that a layout's cheap levels are priced like its
 expensive ones.
@@ -7,16 +7,17 @@ expensive ones.
 from pacekeeper.controller.planning.model.partition import Partition
 from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition.builder import Builder
+from pacekeeper.controller.planning.partition.constraints import is_allowed
 from pacekeeper.controller.planning.partition_cost.step_time import Pricer
 
 
 def with_other_rows(partition: Partition, problem: PartitionProblem) -> Partition:
-    """The rows for which its pipelines end together.
+    """The rows for which its pipelines end together, and the schedule that suits them.
 
     Raises:
         ValueError: there are too few rows.
     """
-    found = Builder(problem, Pricer(problem)).rebuild(partition, has_other_shards=False)
+    found = _rebuilt(partition, problem, has_other_shards=False)
     if found is None:
         raise ValueError(
             f"{problem.rows_per_step} rows are too few for {len(partition.pipelines)} pipelines"
@@ -29,4 +30,22 @@ def with_other_shards(partition: Partition, problem: PartitionProblem) -> Partit
 
     None where a group has more ranks than shards, or there are too few rows.
     """
-    return Builder(problem, Pricer(problem)).rebuild(partition, has_other_shards=True)
+    return _rebuilt(partition, problem, has_other_shards=True)
+
+
+def _rebuilt(
+    partition: Partition, problem: PartitionProblem, *, has_other_shards: bool
+) -> Partition | None:
+    """The cheapest schedule's that is allowed; where none is, the first one's."""
+    pricer = Pricer(problem)
+    found = [
+        made
+        for schedule in problem.schedules
+        if (
+            made := Builder(problem, pricer, schedule).rebuild(
+                partition, has_other_shards=has_other_shards
+            )
+        )
+    ]
+    allowed = [made for made in found if is_allowed(made, problem)] or found[:1]
+    return min(allowed, key=lambda made: pricer.price(made).step_s, default=None)

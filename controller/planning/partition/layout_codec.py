@@ -25,8 +25,8 @@ def layout_of(
 ) -> Layout:
     """The layout of a partition.
 
-    A stage without dense layers cuts no MLP: its MLP runs become those of its attention where their
-    shards are as many.
+    In a stage that has no dense layer, MLP runs have no effect. They are set equal to the attention
+    runs if there are as many MLP shards as attention shards.
 
     Args:
         partition: the assignment of layers, shards and rows.
@@ -60,6 +60,7 @@ def layout_of(
         shared_mlp_layers=shared_mlp_layers,
         speeds=speeds,
         standing_by=standing_by,
+        schedule=partition.schedule,
     )
 
 
@@ -113,7 +114,7 @@ def partition_of(
         pipelines.append(
             Pipeline(cells=cells, micro_batches=sizes, expert_group=0 if shares_experts else None)
         )
-    return Partition(pipelines=tuple(pipelines))
+    return Partition(pipelines=tuple(pipelines), schedule=layout.schedule)
 
 
 def _stage(cell: StageShard, has_dense: Sequence[bool]) -> core.Stage:

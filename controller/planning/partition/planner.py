@@ -2,7 +2,8 @@
 
 For each candidate of tensor groups: shards by speed, optimal stage boundaries for each pipeline (or
 for those that share experts), rows so that all end together. The cheapest in seconds until the next
-plan wins, the present partition included; its forecast is a longest path (research 3, 8).
+plan wins, the present partition included; its forecast is a longest path (research 3, 8). Groups
+are found with the first schedule of the problem; the best of them are built with the others, too.
 """
 
 from collections.abc import Sequence
@@ -12,11 +13,15 @@ from itertools import product
 from pacekeeper.controller.planning.model.partition import Moves, Partition, PartitionPlan
 from pacekeeper.controller.planning.model.problem import PartitionProblem, healthy
 from pacekeeper.controller.planning.partition.builder import Builder
-from pacekeeper.controller.planning.partition.constraints import check_partition
-from pacekeeper.controller.planning.partition.group_search import candidate_groups
+from pacekeeper.controller.planning.partition.constraints import is_allowed
+from pacekeeper.controller.planning.partition.group_search import (
+    CandidateGroups,
+    candidate_groups,
+)
 from pacekeeper.controller.planning.partition_cost.memory import memory_bytes
 from pacekeeper.controller.planning.partition_cost.state_transfer import moves
 from pacekeeper.controller.planning.partition_cost.step_time import Pricer, price
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 
 SAME = 1e-9  # two forecasts that differ by rounding only
 NUM_EXACT = 4  # of the best drafts by the closed form: priced by longest paths, as what runs now is
@@ -24,10 +29,14 @@ NUM_EXACT = 4  # of the best drafts by the closed form: priced by longest paths,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    name: str
+    draft: CandidateGroups | None  # None: what runs now
     partition: Partition
     step_s: float
     moves: Moves
+
+    @property
+    def name(self) -> str:
+        return "as it is" if self.draft is None else self.draft.name
 
     def cost_s(self, num_steps: int) -> float:
         return self.step_s * num_steps + self.moves.move_s
@@ -40,31 +49,51 @@ def plan_partition(problem: PartitionProblem) -> PartitionPlan:
         ValueError: no partition of the living devices holds the model.
     """
     pricer = Pricer(problem)
-    builders = [Builder(problem, pricer)]
-    if any(device.link_speed < 1.0 for device in problem.devices):
-        # Groups without slow links may be slower for their pipelines than those with them.
-        devices = tuple(replace(device, link_speed=1.0) for device in problem.devices)
-        builders.append(Builder(replace(problem, devices=devices), pricer))
+    first, *others = problem.schedules
     candidates = []
-    if _is_allowed(problem.now, problem):
-        candidates.append(_candidate("nothing changes", problem.now, pricer, is_exact=False))
-    for draft, builder in product(candidate_groups(problem), builders):
-        for is_tight in (False, True):
-            partition = builder.build(draft, is_tight=is_tight)
-            if partition is not None and _is_allowed(partition, problem):
-                candidates.append(_candidate(draft.name, partition, pricer, is_exact=False))
-                break
+    if is_allowed(problem.now, problem):
+        candidates.append(_candidate(None, problem.now, pricer, is_exact=False))
+    candidates += _built(candidate_groups(problem), first, pricer)
     if not candidates:
         raise ValueError("no partition of the living devices holds the model")
     num_steps = problem.prices.num_steps
     candidates.sort(key=lambda candidate: candidate.cost_s(num_steps))
-    now = [found for found in candidates[NUM_EXACT:] if found.partition is problem.now]
+    best_found = candidates[:NUM_EXACT]
+    now = [found for found in candidates[NUM_EXACT:] if found.draft is None]
+    drafts = list(dict.fromkeys(found.draft for found in best_found if found.draft))
+    for schedule in others:
+        more = _built(drafts, schedule, pricer)
+        same = replace(problem.now, schedule=schedule)
+        if is_allowed(same, problem):
+            more.append(_candidate(None, same, pricer, is_exact=False))
+        candidates += more
+        best_found += more
     exact = [
-        _candidate(found.name, found.partition, pricer, is_exact=True)
-        for found in (*candidates[:NUM_EXACT], *now)
+        _candidate(found.draft, found.partition, pricer, is_exact=True)
+        for found in (*best_found, *now)
     ]
     best = _least_doubted(exact, problem)
     return _plan(best, len(candidates), problem)
+
+
+def _built(
+    drafts: Sequence[CandidateGroups], schedule: Schedule, pricer: Pricer
+) -> list[_Candidate]:
+    """The partitions of these groups that are allowed; shards by memory only where they must."""
+    problem = pricer.problem
+    builders = [Builder(problem, pricer, schedule)]
+    if any(device.link_speed < 1.0 for device in problem.devices):
+        # Groups without slow links may be slower for their pipelines than those with them.
+        devices = tuple(replace(device, link_speed=1.0) for device in problem.devices)
+        builders.append(Builder(replace(problem, devices=devices), pricer, schedule))
+    found = []
+    for draft, builder in product(drafts, builders):
+        for is_tight in (False, True):
+            partition = builder.build(draft, is_tight=is_tight)
+            if partition is not None and is_allowed(partition, problem):
+                found.append(_candidate(draft, partition, pricer, is_exact=False))
+                break
+    return found
 
 
 def _least_doubted(candidates: Sequence[_Candidate], problem: PartitionProblem) -> _Candidate:
@@ -79,17 +108,11 @@ def _least_doubted(candidates: Sequence[_Candidate], problem: PartitionProblem) 
     )
 
 
-def _is_allowed(partition: Partition, problem: PartitionProblem) -> bool:
-    try:
-        check_partition(partition, problem)
-    except ValueError:
-        return False
-    return not problem.is_whole or partition.ranks == problem.living
-
-
-def _candidate(name: str, partition: Partition, pricer: Pricer, *, is_exact: bool) -> _Candidate:
+def _candidate(
+    draft: CandidateGroups | None, partition: Partition, pricer: Pricer, *, is_exact: bool
+) -> _Candidate:
     return _Candidate(
-        name=name,
+        draft=draft,
         partition=partition,
         step_s=pricer.price(partition, is_exact=is_exact).step_s,
         moves=moves(partition, pricer.problem),
@@ -113,8 +136,8 @@ def _plan(best: _Candidate, num_candidates: int, problem: PartitionProblem) -> P
 
 
 def _in_words(best: _Candidate, num_candidates: int, fluid_s: float) -> str:
-    count = best.moves.total_bytes
+    count, runs = best.moves.total_bytes, best.partition.schedule
     return (
-        f"{best.name}: {best.step_s:.4g} s a step, {fluid_s / best.step_s:.1%} of the fluid limit,"
-        f" {count:.3g} bytes to move; the cheapest of {num_candidates} partitions"
+        f"{best.name}, {runs}: {best.step_s:.4g} s a step, {fluid_s / best.step_s:.1%} of the "
+        f"fluid limit, {count:.3g} bytes to move; the cheapest of {num_candidates} partitions"
     )

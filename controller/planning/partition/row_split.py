@@ -22,9 +22,8 @@ from pacekeeper.controller.planning.partition_cost.compute import (
     row_s,
     spans,
 )
-from pacekeeper.controller.planning.partition_cost.memory import in_flight
 from pacekeeper.core.layout.apportion import apportion
-from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.layout.pipeline_schedule import Schedule, num_in_flight
 
 NEXT_TO_NOTHING = 1e-9  # of the slowest stage
 TURNS = 4  # of cuts and rows; the best of them is kept
@@ -124,7 +123,9 @@ def _cut(
     sharers = max(1, sharers // num_stages)
     table = []
     for stage in range(num_stages):
-        held = in_flight(num_stages, stage, num_microbatches, schedule)
+        held = num_in_flight(
+            schedule, stage, num_stages=num_stages, num_microbatches=num_microbatches
+        )
         groups = [of_pipeline[stage] for of_pipeline in costs]
         expert = expert_row_s(sums, groups, unevenness)
         slowest = np.zeros((sums.num_layers + 1, sums.num_layers + 1))

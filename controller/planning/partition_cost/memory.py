@@ -3,18 +3,7 @@
 from pacekeeper.controller.planning.model.partition import Partition
 from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.compute import held_bytes, layer_sums, shares_of
-from pacekeeper.core.layout.pipeline_schedule import Schedule
-
-
-def in_flight(num_stages: int, stage: int, num_microbatches: int, schedule: Schedule) -> int:
-    """Micro-batches whose activations a stage keeps at most.
-
-    1F1B keeps them until the backward pass. ZB-H1 keeps them until the weight gradient, which waits
-    `stage` micro-batches (`core.layout.pipeline_schedule`); that it needs only a part of them is
-    left out.
-    """
-    most = num_stages if schedule is Schedule.ZERO_BUBBLE else num_stages - stage
-    return min(most, num_microbatches)
+from pacekeeper.core.layout.pipeline_schedule import num_in_flight
 
 
 def memory_bytes(partition: Partition, problem: PartitionProblem) -> dict[int, float]:
@@ -26,7 +15,12 @@ def memory_bytes(partition: Partition, problem: PartitionProblem) -> dict[int, f
     for at, stage, cell in partition.places():
         pipeline = partition.pipelines[at]
         rows = max(pipeline.micro_batches)
-        held = in_flight(len(pipeline.cells), stage, len(pipeline.micro_batches), problem.schedule)
+        held = num_in_flight(
+            partition.schedule,
+            stage,
+            num_stages=len(pipeline.cells),
+            num_microbatches=len(pipeline.micro_batches),
+        )
         sharers = 1 if pipeline.expert_group is None else len(groups[pipeline.expert_group, stage])
         heads, columns = shares_of(cell.attention), shares_of(cell.mlp)
         for rank in cell.ranks:

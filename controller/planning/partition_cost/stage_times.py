@@ -29,6 +29,7 @@ class PipelineTimes:
     """One pipeline in a step. forward_s, backward_s, weight_s [stages, micro-batches]: backward_s
     without the weight gradients; message_s [stages - 1, micro-batches]: one boundary, one way;
     sync_s [stages]: exchange of gradients after the last micro-batch. cuts: of its stages.
+    schedule: the order of its chunks.
     """
 
     forward_s: Array
@@ -37,11 +38,12 @@ class PipelineTimes:
     message_s: Array
     sync_s: Array
     cuts: tuple[int, ...]
+    schedule: Schedule
 
     def key(self) -> tuple[object, ...]:
         """Equal for pipelines that take as long."""
         arrays = (self.forward_s, self.backward_s, self.weight_s, self.message_s, self.sync_s)
-        return (self.cuts, *(array.tobytes() for array in arrays))
+        return (self.cuts, self.schedule, *(array.tobytes() for array in arrays))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class StageTimeModel:
         result: dict[int, PipelineTimes] = {}
         for members in parts.values():
             pipelines = [partition.pipelines[at] for at in members]
-            forward_s, backward_s, weight_s = self._compute(pipelines)
+            forward_s, backward_s, weight_s = self._compute(pipelines, partition.schedule)
             for at, pipeline in zip(members, pipelines, strict=True):
                 result[at] = PipelineTimes(
                     forward_s=forward_s,
@@ -104,6 +106,7 @@ class StageTimeModel:
                         ]
                     ),
                     cuts=pipeline.cuts,
+                    schedule=partition.schedule,
                 )
         return tuple(result[at] for at in range(len(partition.pipelines)))
 
@@ -130,7 +133,9 @@ class StageTimeModel:
             )
         return self._syncs[key]
 
-    def _compute(self, pipelines: Sequence[Pipeline]) -> tuple[Array, Array, Array]:
+    def _compute(
+        self, pipelines: Sequence[Pipeline], schedule: Schedule
+    ) -> tuple[Array, Array, Array]:
         """Forward, input and weight gradients [stages, micro-batches] of one lock-step."""
         rows = np.array([pipeline.micro_batches for pipeline in pipelines], dtype=np.float64)
         ratio = self.problem.model.backward_ratio
@@ -162,7 +167,7 @@ class StageTimeModel:
             return slowest
 
         weight_s = chunk_s(0.5 * ratio, has_messages=False)
-        if self.problem.schedule is Schedule.ZERO_BUBBLE:
+        if schedule is Schedule.ZERO_BUBBLE:
             return chunk_s(1.0), chunk_s(0.5 * ratio), weight_s
         return chunk_s(1.0), chunk_s(ratio) - weight_s, weight_s  # one chunk: who waits, waits once
 

@@ -37,8 +37,7 @@ class Pricer:
 
     def price(self, partition: Partition, *, is_exact: bool = True) -> PartitionPrice:
         """The longest path, or (1F1B only; else it is the longest path, too) the closed form."""
-        schedule = self.problem.schedule
-        is_exact = is_exact or schedule is not Schedule.ONE_F_ONE_B
+        is_exact = is_exact or partition.schedule is not Schedule.ONE_F_ONE_B
         kinds: dict[tuple[object, ...], PipelineTimes] = {}
         keys = []
         for times in self._clock.times(partition):
@@ -46,7 +45,7 @@ class Pricer:
             keys.append(key)
             kinds.setdefault(key, times)
             if key not in self._ends:
-                self._ends[key] = path_ends(times, schedule) if is_exact else closed_ends(times)
+                self._ends[key] = path_ends(times) if is_exact else closed_ends(times)
         return PartitionPrice(
             step_s=_with_exchange(list(kinds.values()), [self._ends[key] for key in kinds]),
             pipeline_s=tuple(float(self._ends[key].max()) for key in keys),
@@ -60,10 +59,10 @@ def price(
     return Pricer(problem).price(partition, is_exact=is_exact)
 
 
-def path_ends(times: PipelineTimes, schedule: Schedule) -> Array:
+def path_ends(times: PipelineTimes) -> Array:
     """[stages] when each has run its last chunk, by the longest path (ResiHP, eq. 2)."""
     num_stages, num_microbatches = times.forward_s.shape
-    is_split = schedule is Schedule.ZERO_BUBBLE
+    is_split = times.schedule is Schedule.ZERO_BUBBLE
     chunk_s = np.zeros((len(ChunkKind), num_stages, num_microbatches))
     chunk_s[ChunkKind.FORWARD] = times.forward_s
     chunk_s[ChunkKind.BACKWARD] = times.backward_s + (0.0 if is_split else times.weight_s)
@@ -71,7 +70,7 @@ def path_ends(times: PipelineTimes, schedule: Schedule) -> Array:
     message_s = np.zeros(chunk_s.shape)
     message_s[ChunkKind.FORWARD, :-1] = times.message_s
     message_s[ChunkKind.BACKWARD, 1:] = times.message_s
-    graph = _graph(schedule, num_stages, num_microbatches)
+    graph = _graph(times.schedule, num_stages, num_microbatches)
     return stage_ends(graph, chunk_s=chunk_s, message_s=message_s)
 
 

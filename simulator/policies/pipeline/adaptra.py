@@ -34,8 +34,8 @@ class Adaptra(PipelinePolicy):
             delta=NEVER,
             order=StageOrder.EAGER,
         )
-        filled = Planned(partition=problem.baseline, schedule=Schedule.ZERO_BUBBLE)
-        filled_s = price(problem.baseline, replace(problem, schedule=Schedule.ZERO_BUBBLE)).step_s
+        filled = Planned(partition=replace(problem.baseline, schedule=Schedule.ZERO_BUBBLE))
+        filled_s = price(filled.partition, problem).step_s
         eager_s = walked(eager.groups, eager.ends, problem, delta=NEVER, order=eager.order).step_s
         choices = [
             (price(problem.baseline, problem).step_s, baseline),

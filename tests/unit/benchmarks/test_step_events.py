@@ -111,7 +111,8 @@ def test_who_is_last_at_one_meeting_need_not_be_last_at_the_next(
         Pipeline(cells=(cell,), micro_batches=(1, 1), expert_group=0)
         for cell in (uneven(0, (3, 1), (2, 2)), uneven(2, (2, 2), (3, 1)))
     ]
-    problem = replace(problem_of(model, *pipelines, speeds=(1.0,) * 4), schedule=schedule)
+    problem = problem_of(model, *pipelines, speeds=(1.0,) * 4)
+    problem = replace(problem, baseline=replace(problem.baseline, schedule=schedule))
     # Each of them waits for three of four shards once: one in the first layer, one in the second.
     forward_s = 3.0 + 3.0 + 2 * 2 * 1.0 / 4
     played_s = event_step_s(problem.baseline, problem)

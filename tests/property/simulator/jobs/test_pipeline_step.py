@@ -27,7 +27,7 @@ def test_without_messages_a_planned_step_takes_what_is_forecast(
         model, data=2, stages=2, tensor=4, rows=64, micro_batches=4, shares_experts=shares_experts
     )
     problem = problem_of(model, baseline, slow=slow, schedule=schedule)
-    for partition in (baseline, plan_partition(problem).partition):
+    for partition in (problem.baseline, plan_partition(problem).partition):
         forecast_s = price(partition, problem).step_s
         assert partition_step_s(partition, problem) == pytest.approx(forecast_s, rel=1e-9)
 
@@ -40,6 +40,7 @@ def test_messages_that_wait_for_their_link_only_add_to_the_longest_path(
     model = model_of(8, attention=8, mlp=64)
     baseline = even_partition(model, data=2, stages=4, tensor=2, rows=64, micro_batches=8)
     problem = problem_of(model, baseline, slow=slow, links=SLOW_LINKS, schedule=schedule)
+    baseline = problem.baseline
     forecast_s = price(baseline, problem).step_s
     assert partition_step_s(baseline, problem) >= forecast_s * (1.0 - 1e-9)
 
@@ -49,5 +50,6 @@ def test_a_link_carries_one_message_after_the_other() -> None:
     baseline = even_partition(model, data=1, stages=2, tensor=1, rows=8, micro_batches=8)
     links = Links(inside_bytes_per_s=1e4, between_bytes_per_s=1e4)  # 100 s a micro-batch
     problem = problem_of(model, baseline, links=links, schedule=Schedule.ZERO_BUBBLE)
+    baseline = problem.baseline
     # Forward of one row takes 4 s; the last of eight messages has waited for the other seven.
     assert partition_step_s(baseline, problem) > 8 * 100.0 + 100.0 > price(baseline, problem).step_s

@@ -74,12 +74,12 @@ def test_a_zero_bubble_job_is_priced_and_planned_by_its_own_program() -> None:
     cluster.restart_controller()  # the schedule is not stored: ranks report it again
     cluster.run(2 * WARM_STEPS)
     problem = problem_asked(asked_views(cluster)[-1])
-    assert problem.schedule is Schedule.ZERO_BUBBLE
+    assert problem.now.schedule is Schedule.ZERO_BUBBLE
     own_s = price(problem.now, problem).step_s
     assert own_s == pytest.approx(mean(cluster.step_s[-10:]) - OVERHEAD_S, rel=0.02)
     assert own_s == pytest.approx(partition_step_s(problem.now, problem))  # event by event
-    as_1f1b = replace(problem, schedule=Schedule.ONE_F_ONE_B)
-    assert price(problem.now, as_1f1b).step_s > 1.1 * own_s
+    as_1f1b = replace(problem.now, schedule=Schedule.ONE_F_ONE_B)
+    assert price(as_1f1b, problem).step_s > 1.1 * own_s
 
     decided: list[Decision] = []
 

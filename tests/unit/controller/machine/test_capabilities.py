@@ -8,7 +8,12 @@ import pytest
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.even_layout import flat_pipelines
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.telemetry.attachment import Attachment, Capability, ModelShape
+from pacekeeper.core.telemetry.attachment import (
+    DEFAULT_CAPABILITIES,
+    Attachment,
+    Capability,
+    ModelShape,
+)
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from support.machine_driver import (
     QUICK,
@@ -141,7 +146,7 @@ def test_a_refused_plan_is_withdrawn_and_its_kind_waits() -> None:
 @pytest.mark.parametrize(
     ("kinds", "model", "expected"),
     [
-        ("", SHAPE, frozenset(Capability) - {Capability.MICROBATCH_COUNTS}),
+        ("", SHAPE, DEFAULT_CAPABILITIES),
         ("microbatch_counts", SHAPE, {Capability.MICROBATCH_COUNTS}),
         ("batch_shares later token_shares", SHAPE, {"batch_shares", "token_shares"}),
         ("later", SHAPE, set()),

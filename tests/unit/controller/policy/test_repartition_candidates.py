@@ -258,7 +258,7 @@ def test_a_bad_past_is_no_reason_where_it_costs_anything() -> None:
 def test_a_job_is_priced_by_the_program_of_its_schedule(schedule: Schedule, thirds: int) -> None:
     view = under(view_of(EVEN), schedule)
     pricing = Pricing(view, CONFIG)
-    assert pricing.problem is not None and pricing.problem.schedule is schedule
+    assert pricing.problem is not None and pricing.problem.now.schedule is schedule
     # 8 layers of 1.6 s and experts of 0.8 s, on 8 ranks, in 4 micro-batches.
     assert pricing.current_s == pytest.approx(thirds * (8 * 2.4 / 8 / 4) / 3)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.layout.pipeline_schedule import RUN_SCHEDULES, Schedule
 from pacekeeper.trainer.engine.micro_batches import MicroBatch, cross_entropy
 from pacekeeper.trainer.parallel.layouts import start_layout
 from support.engines import BUILDING, ROWS, PlainRun, adamw, engine_of, micro_batches, rows_of
@@ -37,17 +37,11 @@ def test_a_mesh_trains(family: str, seed: int) -> None:
     plain = PlainRun(family, STEPS, CLIP)
     layers, shared = shape_of(family)
     layout = random_mesh(range(5), layers, SHARDS, 1, Random(seed), shared)
-    schedule = (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE)[seed % 2]
+    layout = replace(layout, schedule=RUN_SCHEDULES[seed % 2])
 
     def work(group: ThreadGroup) -> list[float]:
         engine = engine_of(
-            family,
-            group,
-            layout=layout,
-            shards=SHARDS,
-            num_slots=4,
-            max_grad_norm=CLIP,
-            schedule=schedule,
+            family, group, layout=layout, shards=SHARDS, num_slots=4, max_grad_norm=CLIP
         )
         adamw(engine)
         errors = []
@@ -106,6 +100,45 @@ def pipelines_of(family: str, ranks: tuple[int, ...], stages: int, size: int) ->
         num_mlp_shards=SHARDS,
         shared_mlp_layers=shared,
     )
+
+
+@pytest.mark.usefixtures("wide")
+def test_only_the_schedule_changes_between_steps() -> None:
+    plain = PlainRun("qwen3_moe", STEPS, CLIP)
+
+    def work(group: ThreadGroup) -> list[float]:
+        layout = pipelines_of("qwen3_moe", group.ranks, 2, 1)
+        engine = engine_of("qwen3_moe", group, layout=layout, shards=SHARDS, max_grad_norm=CLIP)
+        adamw(engine)
+        losses, moved = [], 0
+        for step in range(STEPS):
+            if step:
+                schedule = RUN_SCHEDULES[step % 2]
+                other = replace(engine.layout, generation=step + 1, schedule=schedule)
+                moved += engine.apply(other).moved_bytes
+            places = engine.rows(ROWS)
+            batch = micro_batches(rows_of(step)[places.start : places.stop], 2)
+            losses.append(engine.step(batch).loss.item())
+        return [float(moved), *losses]
+
+    for moved, *losses in run_ranks(4, work):
+        assert moved == 0.0
+        assert losses == pytest.approx(plain.losses, rel=1e-11)
+
+
+@pytest.mark.usefixtures("wide")
+def test_repeated_layers_and_zero_bubble_exclude_each_other() -> None:
+    def work(group: ThreadGroup) -> bool:
+        layout = pipelines_of("qwen3_moe", group.ranks, 2, 1)
+        engine = engine_of(
+            "qwen3_moe", group, layout=layout, shards=SHARDS, checkpoint_activations=True
+        )
+        adamw(engine)
+        with pytest.raises(ConfigError):
+            engine.apply(replace(layout, generation=2, schedule=Schedule.ZERO_BUBBLE))
+        return engine.step(micro_batches(rows_of(0))).loss.isfinite().item() is True
+
+    assert run_ranks(2, work) == [True, True]
 
 
 @pytest.mark.usefixtures("wide")

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from pacekeeper.controller.planning.model.partition import Partition
 from pacekeeper.controller.planning.model.problem import Links, ModelCost, PartitionProblem
 from pacekeeper.controller.planning.partition.planner import plan_partition
-from pacekeeper.controller.planning.partition_cost.memory import in_flight
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.pipeline_schedule import (
     ChunkKind,
     ChunkOp,
     Schedule,
+    num_in_flight,
     pipeline_program,
 )
 from support.examples import examples
@@ -63,7 +63,7 @@ def used_bytes(partition: Partition, problem: PartitionProblem) -> dict[int, flo
     groups = partition.expert_groups()
     for at, stage, cell in partition.places():
         pipeline = partition.pipelines[at]
-        rows = live_rows(pipeline.micro_batches, len(pipeline.cells), stage, problem.schedule)
+        rows = live_rows(pipeline.micro_batches, len(pipeline.cells), stage, partition.schedule)
         group = pipeline.expert_group
         sharers = 1 if group is None else len(groups[group, stage])
         for rank in cell.ranks:
@@ -88,7 +88,9 @@ def test_a_stage_holds_as_many_micro_batches_as_its_program(
 ) -> None:
     for stage in range(num_stages):
         found = live_rows((1,) * num_microbatches, num_stages, stage, schedule)
-        assert found == in_flight(num_stages, stage, num_microbatches, schedule)
+        assert found == num_in_flight(
+            schedule, stage, num_stages=num_stages, num_microbatches=num_microbatches
+        )
 
 
 def test_no_plan_exceeds_the_memory_of_a_device() -> None:

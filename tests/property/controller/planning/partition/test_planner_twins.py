@@ -198,8 +198,9 @@ def test_the_closed_form_is_within_four_percent_of_the_longest_path(
         message_s=np.full((len(stages) - 1, num_microbatches), message),
         sync_s=np.zeros(len(stages)),
         cuts=tuple(range(1, len(stages) + 1)),
+        schedule=Schedule.ONE_F_ONE_B,
     )
-    exact = path_ends(times, Schedule.ONE_F_ONE_B)
+    exact = path_ends(times)
     assert closed_ends(times).max() == pytest.approx(exact.max(), rel=0.04)
 
 

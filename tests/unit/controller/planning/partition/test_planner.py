@@ -51,7 +51,7 @@ def test_the_price_of_an_even_pipeline_is_that_of_the_books() -> None:
     assert price(HOME, problem_of(MODEL, HOME)).step_s == pytest.approx(5 * 8 * 8 * 3)
     # Zero bubble: the weight gradient fills what the backward pass of the other stage leaves.
     split = problem_of(MODEL, HOME, schedule=Schedule.ZERO_BUBBLE)
-    assert price(HOME, split).step_s == pytest.approx((4 * 3 + 1) * 8 * 8)
+    assert price(split.now, split).step_s == pytest.approx((4 * 3 + 1) * 8 * 8)
 
 
 def test_messages_and_gradients_take_their_time() -> None:
@@ -93,7 +93,7 @@ def test_who_shares_experts_waits_for_the_slowest_in_all_it_does(
     slow, far = problem.devices
     problem = replace(problem, devices=(slow, replace(far, link_speed=0.5)))
     experts_s = 10 * 3.0 / 1.5  # a forward pass of all rows, at the speed of both
-    assert price(baseline, problem).step_s == pytest.approx(5 * chunks_s + 3 * experts_s)
+    assert price(problem.now, problem).step_s == pytest.approx(5 * chunks_s + 3 * experts_s)
 
 
 def test_pipelines_keep_their_expert_groups() -> None:
@@ -262,7 +262,7 @@ def test_of_partitions_that_cost_the_same_the_one_without_a_bad_past_is_taken() 
 
     def taken(other_s: float) -> Partition:
         found = [
-            planner._Candidate(name="", partition=parts, step_s=step_s, moves=stays)
+            planner._Candidate(draft=None, partition=parts, step_s=step_s, moves=stays)
             for parts, step_s in ((with_it, 1.0), (without, other_s))
         ]
         return planner._least_doubted(found, problem).partition
