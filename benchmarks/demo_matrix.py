@@ -15,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rank_processes import exit_on_stop_signals
+from pacekeeper.cli.demo.process import command_line
+
 # (name, holds?) as the issue asks; the emulated clock only: with another, no limit is claimed.
 BARS: tuple[tuple[str, Callable[[dict[str, Any]], bool]], ...] = (
     ("found the rank", lambda o: o["found_rank"] == o["injected_rank"]),
@@ -48,7 +51,7 @@ def run_demo(
     rank: int, seed: int, steps: int, clock: str, fault: str, run_dir: Path
 ) -> dict[str, Any] | None:
     """One demo's outcome; None where it failed (its output is shown)."""
-    command = [sys.executable, "-m", "pacekeeper.cli.main", "demo", "--json"]
+    command = [*command_line("demo"), "--json"]
     command += ["--rank", str(rank), "--seed", str(seed), "--steps", str(steps)]
     command += ["--clock", clock, "--fault", fault, "--run-dir", str(run_dir)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -152,6 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fault", choices=["compute", "stop"], default="compute")
     parser.add_argument("--keep", type=Path, help="copy runs that missed a bar to this directory")
     given = parser.parse_args(arguments)
+    exit_on_stop_signals()
     outcomes, missed = [], 0
     print(line_of([name for name, _ in COLUMNS], "bars missed"), flush=True)
     with tempfile.TemporaryDirectory() as folder:

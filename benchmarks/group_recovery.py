@@ -36,6 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from torch._C._distributed_c10d import TCPStore
 
+from benchmarks.rank_processes import end_with_parent
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progress, resolve
 from pacekeeper.trainer.groups.elastic import Connector, Members
 from pacekeeper.trainer.groups.former import Former, Generation
@@ -281,6 +282,7 @@ def _struck_while_forming(
 
 
 def _rank_main(rank: int, job: Job, port: int, result: Pipe) -> None:
+    end_with_parent()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     result.send(Survivor(rank=rank, job=job, port=port).run())
@@ -345,6 +347,7 @@ def recovery_ms(way: str, number: str, moment: Moment) -> dict[str, float]:
 
 def _abandon(rank: int, way: str, port: int, count: int, result: Pipe) -> None:
     """Leave `count` generations in the middle of an all-to-all whose last member has stopped."""
+    end_with_parent()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     former = Former(connectors()[way](), connectors()[way]())
@@ -400,6 +403,7 @@ def abandoned(
 
 def _overhead(rank: int, way: str, folder: str, port: int, rounds: int, result: Pipe) -> None:
     """Times of a small exchange by an elastic group and by torch's own calls, in turn."""
+    end_with_parent()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)

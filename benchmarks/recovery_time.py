@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.byte_jobs import byte_job
+from benchmarks.rank_processes import bound, exit_on_stop_signals
 from benchmarks.timed_ranks import PARTS, TimedRank, parts_of
 from pacekeeper.core.config.engine import EngineConfig
 
@@ -156,9 +156,7 @@ def theirs(config: EngineConfig, case: Case, blow: Blow, folder: Path) -> float:
 
     ranks = range(case.num_ranks)
     with (folder / "torchrun.txt").open("w") as log:
-        job = subprocess.Popen(
-            command, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True
-        )
+        job = subprocess.Popen(bound(*command), stdout=log, stderr=log, env=environment, cwd=ROOT)
     try:
         _await(lambda: all(len(steps(r, 0)) > FIRST_STEPS for r in ranks), job, folder)
         time.sleep(blow.delay_s)
@@ -168,15 +166,8 @@ def theirs(config: EngineConfig, case: Case, blow: Blow, folder: Path) -> float:
         _await(lambda: all(steps(r, 1) for r in ranks), job, folder)
         return max(float(steps(r, 1)[0]["ended_mono_s"]) for r in ranks) - killed_s
     finally:
-        job.terminate()  # it ends its ranks, too
-        with suppress(subprocess.TimeoutExpired):
-            job.wait(30.0)
-        job.kill()
+        job.kill()  # its ranks are bound to it
         job.wait()
-        for rank in ranks:  # in sessions of their own
-            for line in steps(rank, 1)[-1:]:
-                with suppress(ProcessLookupError):
-                    os.kill(line["pid"], signal.SIGKILL)
 
 
 def _await(is_so: Callable[[], bool], job: subprocess.Popen[bytes], folder: Path) -> None:
@@ -250,6 +241,7 @@ def main() -> int:
     parser.add_argument("--cases", nargs="*", choices=[case.name for case in CASES])
     parser.add_argument("--alone", action="store_true", help="without torchrun")
     options = parser.parse_args()
+    exit_on_stop_signals()
     sys.path.insert(0, str(ROOT / "tests"))
     table = Table(title="From the blow to the next finished step, in seconds (medians)")
     for column in ("case", "next step", "healthy step", "beyond it", "worst", "bar", "torchrun",

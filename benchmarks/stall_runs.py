@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from benchmarks.rank_processes import end_with_parent
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.trainer.checkpoint.async_writer import SaveResult, SaveStatus
 from pacekeeper.trainer.checkpoint.in_memory import Snapshots
@@ -246,6 +247,7 @@ def _pair(number: int, directory: str, rank: LoneRank) -> tuple[Pair, list[SaveR
 
 def _keep(directory: str, config: EngineConfig, rounds: int) -> None:
     """The body of the other's process."""
+    end_with_parent()
     torch.set_num_threads(1)
     rank = LoneRank(config)
     rank.train()

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from benchmarks.rank_processes import end_with_parent
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.config.loader import read_config
 from pacekeeper.core.layout.layout import Block
@@ -119,6 +120,7 @@ def train(config: EngineConfig, run_dir: Path, checkpoint_steps: int) -> None:
 
 def main() -> None:
     """Started by torchrun, once per rank and attempt."""
+    end_with_parent()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="TOML, [engine]")
     parser.add_argument("--run-dir", type=Path, required=True)

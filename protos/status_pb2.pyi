@@ -99,7 +99,7 @@ class Canary(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., slowdown: _Optional[float] = ..., is_found: bool = ..., num_steps: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Rank(_message.Message):
-    __slots__ = ("rank", "node", "state", "slowdown", "observed_s", "expected_s", "suspicion", "batch_share", "num_expert_replicas", "device_uuid", "is_cordoned")
+    __slots__ = ("rank", "node", "state", "slowdown", "observed_s", "expected_s", "suspicion", "batch_share", "num_expert_replicas", "device_uuid", "is_cordoned", "place")
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class Rank(_message.Message):
     NUM_EXPERT_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
     IS_CORDONED_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     node: str
     state: str
@@ -122,7 +123,8 @@ class Rank(_message.Message):
     num_expert_replicas: int
     device_uuid: str
     is_cordoned: bool
-    def __init__(self, rank: _Optional[int] = ..., node: _Optional[str] = ..., state: _Optional[str] = ..., slowdown: _Optional[float] = ..., observed_s: _Optional[float] = ..., expected_s: _Optional[float] = ..., suspicion: _Optional[float] = ..., batch_share: _Optional[float] = ..., num_expert_replicas: _Optional[int] = ..., device_uuid: _Optional[str] = ..., is_cordoned: bool = ...) -> None: ...
+    place: str
+    def __init__(self, rank: _Optional[int] = ..., node: _Optional[str] = ..., state: _Optional[str] = ..., slowdown: _Optional[float] = ..., observed_s: _Optional[float] = ..., expected_s: _Optional[float] = ..., suspicion: _Optional[float] = ..., batch_share: _Optional[float] = ..., num_expert_replicas: _Optional[int] = ..., device_uuid: _Optional[str] = ..., is_cordoned: bool = ..., place: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("name", "is_connected", "product_version", "nvml", "num_devices", "jobs", "records_lost", "records_corrupt", "batches_dropped", "unreadable", "last_report_unix_s", "rack", "history", "is_lemon", "strikes", "cordon")

@@ -156,7 +156,7 @@ def read_step_log(path: Path) -> tuple[LoggedStep, ...]:
                     generation=int(line["generation"]),
                     ended_s=float(line["ended_mono_s"]),
                     tokens=int(line["tokens"]),
-                    loss=float(line["loss"]),
+                    loss=math.nan if line["loss"] is None else float(line["loss"]),
                     is_redone=bool(line.get("is_redone", False)),
                     overrun_s=float(line.get("overrun_s", 0.0)),
                     compute_s=line.get("compute_s"),

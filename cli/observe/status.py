@@ -146,6 +146,9 @@ def _rank_table(job: Any) -> Any:
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("suspicion", "batch share", "replicas"):
         table.add_column(name, justify="right", no_wrap=True)
+    has_places = any(rank.place for rank in job.ranks)
+    if has_places:
+        table.add_column("place")
     for rank in job.ranks:
         is_measured = rank.HasField("slowdown")
         table.add_row(
@@ -158,6 +161,7 @@ def _rank_table(job: Any) -> Any:
             f"{rank.suspicion:.2f}",
             f"{rank.batch_share:.1%}",
             str(rank.num_expert_replicas),
+            *([rank.place] if has_places else []),
             style=_style(rank),
         )
     return table

@@ -57,7 +57,8 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         snapshots=_saves_view(job.progress.snapshots),
         orders=[order_view(order) for order in overrides.orders_of_job(state, job)],
     )
-    shares = {} if layout is None else dict(layout.batch_shares)
+    shares = {} if layout is None else _batch_shares(layout)
+    places = {} if layout is None else places_of(layout)
     replicas = {} if layout is None else replicas_by_rank(layout)
     cordoned = overrides.with_cordons(state, job).cordoned
     for number in sorted({*job.ranks, *job.remembered, *job.unattached}):
@@ -69,6 +70,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
                     state=UNKNOWN if stored is None else rank_state(stored.status, is_silent=True),
                     batch_share=shares.get(number, 0.0),
                     num_expert_replicas=replicas.get(number, 0),
+                    place=places.get(number, ""),
                 )
             )
             continue
@@ -84,6 +86,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
                 batch_share=shares.get(number, 0.0),
                 replicas=replicas.get(number, 0),
                 is_cordoned=number in cordoned,
+                place=places.get(number, ""),
             )
         )
     return message
@@ -105,6 +108,32 @@ def _saves_view(saves: Saves | None) -> status_pb2.Checkpoints | None:
 def rank_state(status: RankStatus, *, is_silent: bool) -> str:
     """ "alive", "dead", "finished", or "silent": alive when last reported, and not reported now."""
     return "silent" if status is RankStatus.ALIVE and is_silent else status.value
+
+
+def places_of(layout: Layout) -> dict[int, str]:
+    """Describe each rank's part of the model; empty where all ranks have all of it."""
+    if len(layout.working) == len(layout.pipelines):
+        return {}
+    found = dict.fromkeys(layout.standing_by, "standby")
+    for at, pipeline in enumerate(layout.pipelines):
+        for number, stage in enumerate(pipeline.stages):
+            layers = _span(stage.first_layer, stage.end_layer)
+            for run in stage.attention:
+                found[run.rank] = f"pipeline {at}, stage {number}: layers {layers}"
+                if len(stage.attention) > 1:
+                    found[run.rank] += f", shards {_span(run.first, run.end)}"
+    return found
+
+
+def _span(first: int, end: int) -> str:
+    if end <= first + 1:
+        return str(first) if end > first else "none"
+    return f"{first}-{end - 1}"
+
+
+def _batch_shares(layout: Layout) -> dict[int, float]:
+    """The part of the batch that each rank's pipeline computes."""
+    return {rank: layout.pipelines[at].batch_share for rank, (_, at) in layout.places.items()}
 
 
 def replicas_by_rank(layout: Layout) -> dict[int, int]:
@@ -218,6 +247,7 @@ def _rank_view(
     batch_share: float,
     replicas: int,
     is_cordoned: bool,
+    place: str,
 ) -> status_pb2.Rank:
     return status_pb2.Rank(
         rank=number,
@@ -231,6 +261,7 @@ def _rank_view(
         num_expert_replicas=replicas,
         device_uuid=rank.attachment.device_uuid,
         is_cordoned=is_cordoned,
+        place=place,
     )
 
 

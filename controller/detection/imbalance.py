@@ -7,11 +7,14 @@ While a rank is slow, or the layout was made for a slow rank, uneven work is int
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from pacekeeper.controller.detection import incidents
 from pacekeeper.controller.detection.peer_groups import evidence_by_role
 from pacekeeper.controller.state.events import Command
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.predictor.cost.features import StepSample
 from pacekeeper.predictor.imbalance.advice import lost_of_roles, update_spread
 
@@ -40,7 +43,7 @@ def update_advice(
         model = known[role].model
         if model is None:
             return state, job, []
-        priced.append((model, sample))
+        priced += [(model, part) for part in _by_stage(sample, job.layouts.current)]
     told: dict[FindingKind, float] = {
         incident.finding.kind: incident.finding.slowdown
         for incident in job.open_incidents
@@ -65,3 +68,27 @@ def update_advice(
         job, said = incidents.remeasure(job, None, kind, slowdown)
         commands += said
     return state, job, commands
+
+
+def _by_stage(sample: StepSample, layout: Layout | None) -> list[StepSample]:
+    """Split a sample by the stages of the layout: ranks of different stages have different work.
+
+    Ranks that stand by are left out.
+    """
+    stages = {} if layout is None else {rank: at for rank, (at, _) in layout.places.items()}
+    numbers = sorted({stages[rank] for rank in sample.ranks if rank in stages})
+    if len(numbers) < 2:
+        return [sample]
+    found = []
+    for number in numbers:
+        own = np.array([stages.get(rank) == number for rank in sample.ranks])
+        found.append(
+            replace(
+                sample,
+                ranks=tuple(np.array(sample.ranks)[own].tolist()),
+                features=sample.features[own],
+                observed_s=sample.observed_s[own],
+                parts=None,
+            )
+        )
+    return found

@@ -16,7 +16,7 @@ from pacekeeper.controller.mitigation.migration_costs import (
     costs_of,
     moved,
 )
-from pacekeeper.controller.planning.model.problem import PartitionProblem, healthy
+from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.controller.planning.token_split.linear_program import Split
 from pacekeeper.controller.planning.token_split.proportional import split_layers
@@ -124,10 +124,15 @@ class Pricing:
 
     @cached_property
     def _fluid_s(self) -> float:
-        """Seconds of the baseline's healthy step with even experts, divided by the mean speed."""
+        """Seconds of the step's compute, divided over all devices without messages or idle time."""
         assert self.problem is not None, "of pipelines only"
-        whole = healthy(replace(self.problem, unevenness=1.0))
-        return price(self.problem.baseline, whole).step_s * self.problem.fluid_ratio
+        model = self.problem.model
+        layers_s = sum(
+            one.attention_s + one.mlp_s + one.replicated_s + one.expert_s for one in model.layers
+        )
+        forward_s = self.problem.rows_per_step * (model.embedding_s + layers_s + model.head_s)
+        speed = sum(device.speed for device in self.problem.devices)
+        return (1.0 + model.backward_ratio) * forward_s / speed
 
 
 def _with_links(view: PlanningSnapshot) -> dict[int, float]:

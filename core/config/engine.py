@@ -137,5 +137,5 @@ class EngineConfig(JobConfig):
 
     @property
     def wanted_device(self) -> str:
-        """What ranks are to compute on: "auto", "cuda" or "cpu", as beside an emulated device."""
+        """Device of the ranks: "auto", "cuda" or "cpu"; an emulated device computes on CPU."""
         return "cpu" if self.emulate else self.device

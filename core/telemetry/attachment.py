@@ -40,7 +40,7 @@ class Capability(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The model as far as the planner needs it; sizes include optimizer state.
+    """Sizes of the model that the planner needs; they include optimizer state.
 
     The layout says the rest: numbers of shards, layers with experts and with shared experts. Fields
     with a default need not be reported; 0 then means unknown.

@@ -40,7 +40,7 @@ def even_cell(
 
 
 def even_cost(ranks: Sequence[int], problem: PartitionProblem) -> GroupCost:
-    """Of a group with even shards: its slowest rank's."""
+    """Return the cost of a tensor group with even shards."""
     cell = even_cell(ranks, 0, 1, problem)
     return group_cost(cell.attention, cell.mlp, problem.model, problem.links, problem.device_of)
 

@@ -89,7 +89,7 @@ def resihp(problem: PartitionProblem) -> ResihpPlan:
 
 
 def _use_standbys(groups: list[list[Ranks]], problem: PartitionProblem) -> None:
-    """What one group leaves over stands by for others of its node that lack devices (3.2)."""
+    """Add unused ranks of a node to groups of the same node that lack devices (section 3.2)."""
     device_of = problem.device_of
     used = {rank for of_pipeline in groups for ranks in of_pipeline for rank in ranks}
     spare: dict[int, list[int]] = {}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class StageOrder(StrEnum):
-    """What a free stage runs next."""
+    """Order in which a free stage runs its chunks."""
 
     PROGRAM = "program"  # 1F1B: it waits for a forward while it may hold one more micro-batch
     READY = "ready"  # backward passes first, forwards while it may hold their activations
@@ -132,7 +132,7 @@ class _Walk:
         return bool(self.events)
 
     def _happened(self, kind: int, on: int, stage: int, pipeline: int, batch: int) -> int:
-        """Write one event down; the stage where work may begin by it."""
+        """Record one event; return the stage where work may begin now."""
         if kind == ARRIVED_FORWARD:
             self.ready[pipeline][stage].append(batch)
         elif kind == ARRIVED_BACKWARD:

@@ -1,10 +1,9 @@
-"""The real state machine watches a simulated pipelined job: its records in, its open findings out.
+"""Runs the controller's state machine on records of a simulated pipelined job.
 
-Agents report each micro-batch of each rank with the work it had and the time its device took; the
-machine (`controller/machine/machine.py`) joins them, judges them by the detector and opens
-incidents. The job has warmed up before anything happens; of work on experts nothing is told. Steps
-are told only from a change of speeds until it is seen: what would be said falsely of a healthy job
-is not simulated (`benchmarks/false_alarms.py`).
+In: micro-batches of each rank with their work and device time, reported by simulated agents. Out:
+the open findings of the machine (`controller/machine/machine.py`). The job has warmed up before the
+first fault; rows of experts are not reported. Steps are reported only from a change of speeds until
+it is detected: false alarms of a healthy job are measured by `benchmarks/false_alarms.py`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -42,8 +41,15 @@ STEP_S = 1.0  # between two reports on the machine's clock: nothing here waits f
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Watched:
-    """The controller's whole state. number_of: ranks of the job by device; who comes back has a
-    number of its own. `step`: the last told; `generation`: of the partition it was told of.
+    """The controller's state, and how the simulated job is numbered in it.
+
+    Attributes:
+        state: Of the controller.
+        number_of: Rank by device; a device that returns gets a new rank.
+        next_number: Rank of the next device that attaches.
+        step: The last one reported.
+        generation: Of the partition of that step.
+        is_new: No step of this generation was reported yet.
     """
 
     state: State = field(default_factory=State)
@@ -51,7 +57,7 @@ class Watched:
     next_number: int = 0
     step: int = -1
     generation: int = 1
-    is_new: bool = True  # no step of this generation was told yet
+    is_new: bool = True
 
     @property
     def slow(self) -> dict[int, float]:
@@ -118,7 +124,7 @@ class Watcher:
         return watched
 
     def joined(self, watched: Watched, devices: Collection[int]) -> Watched:
-        """These attach, under numbers that nobody had."""
+        """Attach devices under new ranks."""
         fresh = {d: watched.next_number + i for i, d in enumerate(sorted(devices))}
         size = watched.next_number + len(fresh)
         numbers = {**watched.number_of, **fresh}
@@ -135,7 +141,7 @@ class Watcher:
         return replace(watched, state=state)
 
     def gone(self, watched: Watched, devices: Collection[int]) -> Watched:
-        """The processes of these have ended."""
+        """Report the ends of these devices' processes."""
         state = watched.state
         for node, own in self._by_node(devices).items():
             exits = tuple(
@@ -176,7 +182,7 @@ class Watcher:
     def observed(
         self, watched: Watched, partition: Partition, speed: Mapping[int, float]
     ) -> Watched:
-        """One step of everybody."""
+        """Report one step of all ranks."""
         step = watched.step + 1
         records = self._records(watched, partition, speed, step)
         state = watched.state

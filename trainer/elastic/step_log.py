@@ -1,7 +1,6 @@
 """Logs of a rank and of the job, for people and tests only: training never waits for them."""
 
 import contextlib
-import json
 import logging
 from collections import deque
 from dataclasses import replace
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import HostError
-from pacekeeper.trainer.engine.run_log import RunLog, StepRecord
+from pacekeeper.trainer.engine.run_log import RunLog, StepRecord, json_line
 
 _MOST_RECORDS = 4  # kept for the log of the job
 _log = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ class StepLog:
         if self._file.closed:
             return
         try:
-            self._file.write(json.dumps(line) + "\n")
+            self._file.write(json_line(line))
             self._file.flush()
         except OSError as error:
             _log.warning("rank=%d step log given up: %s", self._rank, error.strerror)

@@ -6,9 +6,10 @@ Called on one rank of a job, with values that are in host memory already.
 import contextlib
 import json
 import logging
+import math
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -103,7 +104,7 @@ class RunLog:
         values = {name: value for name, value in asdict(record).items() if value is not None}
         if not self._file.closed:
             try:
-                self._file.write(json.dumps(values).encode() + b"\n")
+                self._file.write(json_line(values).encode())
                 self._file.flush()
             except OSError as error:
                 _log.warning("steps.jsonl ends at step %d: %s", record.step, error.strerror)
@@ -125,6 +126,15 @@ class RunLog:
             self._tokens, self._seconds = 0, 0.0
         if record.evaluation_loss is not None:
             self._show(f"step {done} evaluation loss {record.evaluation_loss:.4f}")
+
+
+def json_line(values: Mapping[str, object]) -> str:
+    """Return one line of JSON; numbers that are not finite, as of a skipped step, become null."""
+    known = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
+    return json.dumps(known, allow_nan=False) + "\n"
 
 
 def _cut(file: BinaryIO, step: int) -> int:

@@ -42,6 +42,7 @@ from pacekeeper.predictor.assurance.canary import Canaries, CanaryResult
 from pacekeeper.predictor.assurance.sensitivity import Sensitivity
 from support.job_parts import job_with, offered
 from support.layouts import pipelines_of, with_shares
+from support.partitioned import staged_layout
 
 LAYOUT = Layout(
     generation=5,
@@ -57,7 +58,7 @@ LAYOUT = Layout(
 
 def rank(number: int, node: str, status: RankStatus = RankStatus.ALIVE) -> RankState:
     attachment = Attachment(
-        job="train", rank=number, world_size=2, pid=1, clock=Clock.CPU, device_uuid=f"uuid-{number}"
+        job="train", rank=number, world_size=4, pid=1, clock=Clock.CPU, device_uuid=f"uuid-{number}"
     )
     return RankState(attachment=attachment, node=node, status=status)
 
@@ -87,6 +88,20 @@ def test_ranks_come_in_order_with_their_part_of_the_work() -> None:
     assert [r.num_expert_replicas for r in view.ranks] == [2, 4]
     assert [r.device_uuid for r in view.ranks] == ["uuid-0", "uuid-1"]
     assert view.clock == "cpu"
+
+
+def test_ranks_of_stages_and_tensor_groups_have_a_place_and_their_pipeline_s_rows() -> None:
+    layout = staged_layout(stages=2, data=1, tensor=2, layers=3)
+    ranks = {number: rank(number, "a") for number in range(4)}
+    view = job_view(BOTH, job(ranks=ranks, current=layout, heard_s=RankMap()))
+    assert [r.place for r in view.ranks] == [
+        "pipeline 0, stage 0: layers 0-1, shards 0-3",
+        "pipeline 0, stage 0: layers 0-1, shards 4-7",
+        "pipeline 0, stage 1: layers 2, shards 0-3",
+        "pipeline 0, stage 1: layers 2, shards 4-7",
+    ]
+    assert [r.batch_share for r in view.ranks] == [1.0] * 4
+    assert [r.place for r in job_view(BOTH, job()).ranks] == ["", ""]
 
 
 def test_what_is_not_measured_is_unset_and_not_zero() -> None:

@@ -12,6 +12,7 @@ from pacekeeper.core.incidents.findings import FindingKind, Incident
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.predictor.imbalance.advice import WINDOW_STEPS
 from support.machine_driver import QUICK, WARM, Driver, attachment, started, step
+from support.partitioned import staged_layout
 
 LONG = WARM + WINDOW_STEPS + 8
 
@@ -182,6 +183,22 @@ def test_a_stage_with_more_work_than_the_others_is_advice_and_no_fault() -> None
     assert (finding.kind, finding.rank) == (FindingKind.STAGE_IMBALANCE, None)
     # Of 7 units 3/4 of the excess over the mean stage, 0.25 x 4, are surely lost.
     assert finding.slowdown == pytest.approx(7.0 / 6.25, rel=0.02)
+    assert driver.job.detection.evidence.slow == {}
+
+
+def test_a_head_on_the_last_stage_of_the_layout_is_no_imbalance_of_sequences() -> None:
+    """Ranks of one role that change their stages live: the layout says what work they have."""
+    layout = staged_layout(data=2, tensor=1, layers=2, generation=1)
+    driver = started(QUICK, layout)
+    for number in range(LONG):
+        driver.now_s += 0.2
+        records: list[Record] = []
+        for record in pipeline(number, heavy=1.0):
+            if isinstance(record, MicroBatchRecord) and layout.place_of(record.rank)[0] == 1:
+                record = replace(record, head_tokens=1280, compute_s=1.5 * record.compute_s)
+            records.append(replace(record, generation=1))  # type: ignore[arg-type]
+        driver.report(*records)
+    assert only_open(driver).finding.kind is FindingKind.STAGE_IMBALANCE
     assert driver.job.detection.evidence.slow == {}
 
 

@@ -77,6 +77,20 @@ def test_what_is_not_reported_is_named_in_the_decision() -> None:
     assert "memory" not in unreported(bare, replace(CONFIG, memory_bytes=1))
 
 
+@pytest.mark.parametrize("head_s", [0.0, 0.8, 4.0])
+def test_no_plan_is_priced_below_its_bound_however_heavy_the_head(head_s: float) -> None:
+    """Even stages with a heavy head are no measure: plans of other stages may be faster."""
+    layout = staged_layout(data=1, tensor=1, experts=0)
+    work = work_of(layout)
+    work[1] = replace(work[1], dense_s=work[1].dense_s + head_s)
+    view = replace(view_of(layout, slow={1: 1.6}, baseline=layout), work=work)
+    decision = decide(view, CONFIG)
+    assert decision.level is MitigationLevel.MOVE_LAYERS
+    whole_s = sum(one.dense_s for one in work.values())
+    assert decision.fluid_step_s == pytest.approx(whole_s / (1.0 + 1.0 / 1.6))
+    assert decision.fluid_step_s < decision.planned_step_s
+
+
 def test_memory_is_state_and_what_the_schedule_keeps_of_activations() -> None:
     """Stage 0, one of two ranks: 4 layers of 4 + 4 shards, 1 MB each of norms, the embedding."""
     view = reporting(DENSE, memory=10**9)

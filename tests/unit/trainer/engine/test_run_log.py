@@ -1,6 +1,7 @@
 """Steps of a run reach the console, the file and TensorBoard."""
 
 import json
+import math
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -37,6 +38,18 @@ def test_every_step_is_in_the_file_and_some_are_shown(tmp_path: Path) -> None:
     assert [line.get("evaluation_loss") for line in lines] == [None, None, None, 1.5, None]
     assert [line.split()[1] for line in shown] == ["2", "4", "4", "5"]
     assert "200 tokens/s" in shown[0]
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    with closing(RunLog(tmp_path, show=lambda _: None)) as log:
+        log.write(record(0, loss=math.nan, grad_norm=math.inf))
+
+    def refuse(name: str) -> float:
+        raise AssertionError(f"{name} is no JSON")
+
+    (text,) = (tmp_path / "steps.jsonl").read_text().splitlines()
+    line = json.loads(text, parse_constant=refuse)
+    assert (line["loss"], line["grad_norm"], line["step"]) == (None, None, 0)
 
 
 def test_a_full_disk_ends_the_file_only(tmp_path: Path) -> None:

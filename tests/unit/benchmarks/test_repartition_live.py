@@ -1,0 +1,78 @@
+"""The benchmark of live plans: its limit, its phases, and what misses a bar."""
+
+from collections.abc import Mapping
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from benchmarks.repartition_live import (
+    FIRST_HEALTHY_STEP,
+    LOSS_TOLERANCE,
+    Case,
+    Run,
+    figures_of,
+    fluid_limit,
+    is_kept,
+    layout_text,
+)
+
+from pacekeeper.cli.demo.metrics import LoggedStep
+from support.partitioned import staged_layout
+
+CASE = Case(name="one", slow={1: 2.0})
+ONSET, PLANS, LAST = 20, (24, 26), 40
+LOSSES = [1.0] * (LAST + 1)
+
+
+def test_the_limit_is_the_healthy_rate_times_the_mean_speed() -> None:
+    assert fluid_limit(400.0, {}, 4) == 400.0
+    assert fluid_limit(400.0, {1: 2.0}, 4) == pytest.approx(350.0)
+    assert fluid_limit(400.0, {1: 2.0, 3: 4.0}, 4) == pytest.approx(275.0)
+
+
+def run(seconds: Mapping[str, float], *, plans: tuple[int, ...] = PLANS, loss: float = 1.0) -> Run:
+    """Steps of 100 tokens that take so long before the onset, without a plan, and with it."""
+    ended_s, steps = 0.0, []
+    for number in range(LAST + 1):
+        generation = 1 + sum(number >= plan for plan in plans)
+        phase = "healthy" if number < ONSET else "planned" if generation > 1 else "slow"
+        ended_s += seconds[phase] * (10.0 if number < FIRST_HEALTHY_STEP else 1.0)
+        steps.append(
+            LoggedStep(
+                step=number, generation=generation, ended_s=ended_s, tokens=100, loss=loss,
+                compute_s=0.5,
+            )
+        )  # fmt: skip
+    layouts = {n: (staged_layout(generation=n), f"plan {n}") for n in (1, 2, 3)}
+    return Run(logs=dict.fromkeys(range(4), steps), onset_step=ONSET, layouts=layouts, found={1})
+
+
+SECONDS = {"healthy": 1.0, "slow": 2.0, "planned": 1.25}
+
+
+def test_rates_are_those_between_the_changes_and_steps_count_from_the_onset() -> None:
+    found = figures_of(run(SECONDS), CASE, LOSSES)
+    assert found.fluid_fraction == pytest.approx((1 / 1.25) / 0.875)
+    assert found.degraded_fraction == pytest.approx(0.5 / 0.875)
+    assert (found.steps_to_first_plan, found.steps_to_last_plan, found.num_plans) == (4, 6, 2)
+    assert found.busy_healthy == pytest.approx(0.5)
+    assert found.reasons == ["plan 2", "plan 3"]
+    assert not is_kept(CASE, found)
+    faster = figures_of(run(SECONDS | {"planned": 1.2}), CASE, LOSSES)
+    assert is_kept(CASE, faster)
+
+
+def test_without_a_settled_plan_or_with_other_losses_no_bar_is_kept() -> None:
+    assert figures_of(run(SECONDS, plans=()), CASE, LOSSES).fluid_fraction is None
+    late = figures_of(run(SECONDS | {"planned": 1.0}, plans=(LAST - 3,)), CASE, LOSSES)
+    assert late.fluid_fraction is None
+    assert not is_kept(CASE, late)
+    other = figures_of(run(SECONDS | {"planned": 1.2}, loss=1.0 + 2 * LOSS_TOLERANCE), CASE, LOSSES)
+    assert other.loss_difference == pytest.approx(2 * LOSS_TOLERANCE)
+    assert not is_kept(CASE, other)
+
+
+def test_a_layout_is_described_by_layers_shards_and_rows() -> None:
+    assert layout_text(staged_layout(data=1), 64) == "layers 4+4; shards 4+4, 4+4"
+    assert layout_text(staged_layout(stages=1, tensor=1), 64) == "layers 8; rows 32+32"
