@@ -31,6 +31,8 @@ def command(training_command: tuple[str, ...], job: str | None, ring_dir: str | 
     job = job or os.environ.get(JOB_VARIABLE) or job_of_script(rewritten.script)
     if not is_job_name(job):
         raise ConfigError(f"--job {job!r}: expected {JOB_NAME_RULE}", remedy="give --job NAME")
+    if rewritten.runs_here and not os.path.exists(rewritten.script):
+        raise ConfigError(f"{rewritten.script}: no such file", remedy="check the script's path")
     program = shutil.which(rewritten.words[0])
     if program is None:
         raise ConfigError(

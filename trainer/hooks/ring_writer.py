@@ -66,7 +66,7 @@ _OURS = ("pacekeeper.trainer.", "torch.")
 _BEING_WRITTEN = bytes(8)
 _COMMAND_REST = COMMAND_OFFSET + len(_BEING_WRITTEN)
 _put_rest = SLOT_REST.pack_into
-_rings: "weakref.WeakSet[Ring]" = weakref.WeakSet()  # of this process
+rings: "weakref.WeakSet[Ring]" = weakref.WeakSet()  # of this process
 _log = logging.getLogger(__name__)
 
 
@@ -128,7 +128,7 @@ class Ring:
         self._command = shm_ring.CommandSlot()
         self._term = 0  # the highest of any command
         self._is_inherited = False  # in a forked child that has not tried to write yet
-        _rings.add(self)
+        rings.add(self)
 
     @classmethod
     def create(
@@ -158,7 +158,7 @@ class Ring:
                 with contextlib.suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_SH)
             writer = active_writer_pid(path)
-            if writer == os.getpid() and not any(r.path == path and r.is_armed for r in _rings):
+            if writer == os.getpid() and not any(r.path == path and r.is_armed for r in rings):
                 writer = 0  # detached; a child forked meanwhile keeps the lock
             fresh.rename(path)
         except (OSError, ValueError) as error:
@@ -368,7 +368,7 @@ def _caller() -> str:
 
 
 def _disown_all() -> None:
-    for inherited in _rings:
+    for inherited in rings:
         inherited.disown()
 
 

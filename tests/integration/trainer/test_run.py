@@ -83,8 +83,10 @@ def test_a_module_that_never_trains_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_command_without_a_script_is_refused(tmp_path: Path) -> None:
-    done = run(tmp_path, "bash", "train.sh")
-    assert (done.returncode, done.stdout) == (3, "")
+    for command in (["bash", "train.sh"], [sys.executable, "missing.py"]):
+        done = run(tmp_path, *command)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert command[-1] in done.stderr
 
 
 @pytest.mark.skipif(

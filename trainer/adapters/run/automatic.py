@@ -71,9 +71,11 @@ class AutomaticAttachment:
     def _add(self, optimizer: Any) -> None:
         from pacekeeper.trainer.adapters import deepspeed, pytorch
         from pacekeeper.trainer.adapters.run.command import default_job
+        from pacekeeper.trainer.hooks import ring_writer
 
-        if self.pace is None and pytorch.attached:
+        if self.pace is None and any(ring.is_armed for ring in ring_writer.rings):
             self._is_over = True
+            _log.warning("the script attaches itself: `pacekeeper run` adds nothing")
             return
         engine = _deepspeed_engine(optimizer) if "deepspeed" in sys.modules else None
         if engine is not None:

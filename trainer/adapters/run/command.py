@@ -9,8 +9,10 @@ import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from pacekeeper.core.errors import ConfigError
 
@@ -25,10 +27,14 @@ _REMEDY = f"put `python -m {RUNNER}` in the place of python, before the script"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenCommand:
-    """A command whose ranks attach themselves, and the script or module that it trains by."""
+    """A command whose ranks attach themselves, and the script or module that it trains by.
+
+    `runs_here`: whether the script is a file that the command runs in this folder, on this node.
+    """
 
     words: tuple[str, ...]
     script: str
+    runs_here: bool = False
 
 
 def rewrite(command: Sequence[str]) -> RewrittenCommand:
@@ -41,11 +47,14 @@ def rewrite(command: Sequence[str]) -> RewrittenCommand:
     for start, word in enumerate(words):
         name = os.path.basename(word)
         if name == "torchrun":
-            return _by_parser(words, start + 1, _torchrun_parser())
-        if name == "accelerate" and words[start + 1 : start + 2] == ["launch"]:
-            return _by_parser(words, start + 2, _accelerate_parser())
-        if _PYTHON.fullmatch(name):
-            return _of_python(words, start + 1)
+            found = _by_parser(words, start + 1, _torchrun_parser())
+        elif name == "accelerate" and words[start + 1 : start + 2] == ["launch"]:
+            found = _by_parser(words, start + 2, _accelerate_parser())
+        elif _PYTHON.fullmatch(name):
+            found = _of_python(words, start + 1)
+        else:
+            continue
+        return replace(found, runs_here=found.runs_here and start == 0)
     raise ConfigError(
         f"{' '.join(words)}: none of torchrun, accelerate launch and python is a word of it",
         remedy=_REMEDY,
@@ -102,22 +111,32 @@ def _run(
     ours = [] if has_flag else ["-m"]
     theirs = ["-m"] if is_module else []
     return RewrittenCommand(
-        words=(*before, *ours, RUNNER, *theirs, *script, *tail), script=script[0]
+        words=(*before, *ours, RUNNER, *theirs, *script, *tail),
+        script=script[0],
+        runs_here=not is_module,
     )
 
 
 def _torchrun_parser() -> ArgumentParser:
-    from torch.distributed.run import get_args_parser
-
-    parser: ArgumentParser = get_args_parser()
+    parser: ArgumentParser = _launcher("torch.distributed.run").get_args_parser()
     return parser
 
 
 def _accelerate_parser() -> ArgumentParser:
-    from importlib import import_module  # other trainers are imported by name only
-
-    parser: ArgumentParser = import_module("accelerate.commands.launch").launch_command_parser()
+    parser: ArgumentParser = _launcher("accelerate.commands.launch").launch_command_parser()
     return parser
+
+
+def _launcher(name: str) -> Any:
+    """Import a launcher. Raises ConfigError if it is not installed beside pacekeeper."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        package = name.partition(".")[0]
+        raise ConfigError(
+            f"the command is one of {package}, which {sys.executable} cannot import: {error}",
+            remedy=f"install pacekeeper in the environment of {package}, or {_REMEDY}",
+        ) from None
 
 
 def default_job() -> str:

@@ -1,5 +1,6 @@
 """Commands of launchers, rewritten: where the script stands among their words."""
 
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -69,3 +70,24 @@ def test_a_command_without_a_script_is_refused(command: str) -> None:
 )
 def test_a_job_is_named_after_its_script(path: str, name: str) -> None:
     assert job_of_script(path) == name
+
+
+@pytest.mark.parametrize(
+    ("command", "runs_here"),
+    [
+        ("python t.py", True),
+        ("torchrun t.py", True),
+        ("python -m pkg", False),
+        ("torchrun -m pkg", False),
+        ("srun python t.py", False),
+    ],
+)
+def test_a_script_of_this_folder_is_known(command: str, runs_here: bool) -> None:
+    assert rewrite(command.split()).runs_here is runs_here
+
+
+def test_a_launcher_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.run", None)
+    with pytest.raises(ConfigError) as failure:
+        rewrite(["torchrun", "t.py"])
+    assert "torch" in str(failure.value) and RUNNER in str(failure.value)
