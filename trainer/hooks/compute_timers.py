@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic, thread_time
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 SHORT_S = 200e-6  # a gap in which a thread is taken to have computed
@@ -135,90 +136,77 @@ class CpuClock:
 
     burn: Callable[[float], None] | None = None
     _schedstat: int = field(default=-1)
-    # Begin of the segment and end of the last one: wall, CPU and run-queue time of the thread.
-    _start: _Times = _NEVER
-    _last: _Times = _NEVER
+    _segments: list[tuple[_Times, _Times]] = field(default_factory=list)  # of the open micro-batch
+    _began: _Times = _NEVER  # of the open segment
+    _ended: _Times = _NEVER  # of the last one
+    _wait_s: float = 0.0
     _idle_s: float = -1.0  # wall - CPU at the last look at the run queue
     _queue_s: float | None = None  # what it showed
-    _paused_s: float = 0.0
-    _wait_s: float = 0.0
-    _wall_s: float = 0.0
-    _cpu_s: float = 0.0
-    _run_queue_s: float = 0.0
-    _knows_run_queue: bool = False  # in every segment of the open micro-batch
 
     def __post_init__(self) -> None:
         with contextlib.suppress(OSError):
             self._schedstat = os.open(SCHEDSTAT, os.O_RDONLY)
 
     def begin(self) -> None:
-        self._wait_s = self._wall_s = self._cpu_s = self._run_queue_s = 0.0
-        self._knows_run_queue = self._schedstat >= 0
-        self._start = self._read_soon()
+        self._segments, self._wait_s = [], 0.0
+        self._began = self._read_soon()
 
     def pause(self) -> None:
         self._close_segment()
-        self._paused_s = time.monotonic()
 
     def resume(self) -> None:
-        self._wait_s += time.monotonic() - self._paused_s
-        self._start = self._read()
+        self._began = self._read()
+        self._wait_s += self._began[0] - self._ended[0]
 
     def suspend(self) -> object:
         self._close_segment()
-        spent = self._wait_s, self._wall_s, self._cpu_s, self._run_queue_s
-        return *spent, self._knows_run_queue
+        return self._segments, self._wait_s
 
     def resume_suspended(self, aside: Any) -> None:
-        self._wait_s, self._wall_s, self._cpu_s, self._run_queue_s, self._knows_run_queue = aside
-        self._start = self._read_soon()
+        self._segments, self._wait_s = aside
+        self._began = self._read_soon()
 
     def end(self) -> ComputeTime | None:
         self._close_segment()
-        stall_s = None
-        if self._knows_run_queue:
-            stall_s = max(0.0, self._wall_s - self._cpu_s - self._run_queue_s)
-        run_queue_s = self._run_queue_s if self._knows_run_queue else None
-        compute_s, ended_s = self._cpu_s + (stall_s or 0.0), self._last[0]
+        wall_s = cpu_s = 0.0
+        queue_s: float | None = 0.0
+        for began, ended in self._segments:
+            wall_s += ended[0] - began[0]
+            cpu_s += max(0.0, ended[1] - began[1])  # less than 0: it slept in a short gap
+            if queue_s is not None:
+                known = began[2] is not None and ended[2] is not None
+                queue_s = queue_s + ended[2] - began[2] if known else None  # type: ignore[operator]
+        stall_s = None if queue_s is None else max(0.0, wall_s - cpu_s - queue_s)
+        compute_s, ended_s = cpu_s + (stall_s or 0.0), self._ended[0]
         return _made(
-            ComputeTime,
-            (compute_s, self._cpu_s, run_queue_s, stall_s, self._wait_s, ended_s, 0, ()),
+            ComputeTime, (compute_s, cpu_s, queue_s, stall_s, self._wait_s, ended_s, 0, ())
         )
 
     def _close_segment(self) -> None:
-        began_s, began_cpu_s, began_queue_s = self._start
         if self.burn is not None:
-            self.burn(time.thread_time() - began_cpu_s)
-        wall_s, cpu_s, queue_s = time.monotonic(), time.thread_time(), self._queue_s
-        if wall_s - cpu_s - self._idle_s > IDLE_S:
-            queue_s = self._look_at_queue(wall_s - cpu_s)
-        self._last = wall_s, cpu_s, queue_s
-        self._wall_s += wall_s - began_s
-        self._cpu_s += max(0.0, cpu_s - began_cpu_s)  # less than 0: it slept in a short gap
-        if queue_s is not None and began_queue_s is not None:
-            self._run_queue_s += queue_s - began_queue_s
-        else:
-            self._knows_run_queue = False
+            self.burn(thread_time() - self._began[1])
+        ended = self._ended = self._read()
+        self._segments.append((self._began, ended))
 
     def _read_soon(self) -> _Times:
-        wall_s, cpu_s, queue_s = self._last
-        since_s = time.monotonic() - wall_s
-        return self._read() if since_s > SHORT_S else (wall_s + since_s, cpu_s + since_s, queue_s)
+        wall_s, cpu_s, queue_s = self._ended
+        now_s = monotonic()
+        since_s = now_s - wall_s
+        return self._read() if since_s > SHORT_S else (now_s, cpu_s + since_s, queue_s)
 
     def _read(self) -> _Times:
-        wall_s, cpu_s = time.monotonic(), time.thread_time()
+        wall_s, cpu_s = monotonic(), thread_time()
         if wall_s - cpu_s - self._idle_s > IDLE_S:
             self._look_at_queue(wall_s - cpu_s)
         return wall_s, cpu_s, self._queue_s
 
-    def _look_at_queue(self, idle_s: float) -> float | None:
+    def _look_at_queue(self, idle_s: float) -> None:
         self._idle_s, self._queue_s = idle_s, None
         with contextlib.suppress(OSError, ValueError):
             # "<on CPU ns> <waiting on a run queue ns> <time slices>"
             on_cpu_ns, waited_ns, _ = map(int, os.pread(self._schedstat, 96, 0).split())
             # A running thread with no time on a CPU: this kernel has the file but does not fill it.
             self._queue_s = waited_ns * 1e-9 if on_cpu_ns > 0 else None
-        return self._queue_s
 
 
 @dataclass(slots=True)

@@ -18,18 +18,15 @@ _LIGHTNING = ("lightning.", "pytorch_lightning.")
 
 
 is_traced = torch.compiler.is_dynamo_compiling  # whether a graph is traced: hooks would break it
+_engine: Any = Variable._execution_engine
+# Calls what it is given at the end of the running backward pass, after callbacks queued before.
+at_end_of_backward: Callable[[Callable[[], None]], None] = _engine.queue_callback
 graph_task = torch._C._current_graph_task_id  # of the backward pass that this thread runs; -1: none
 
 
 def is_in_backward() -> bool:
     """Whether this thread runs a backward pass, for instance to recompute a forward."""
     return bool(graph_task() != -1)
-
-
-def at_end_of_backward(call: Callable[[], None]) -> None:
-    """Call `call` at the end of the running backward pass, after callbacks queued before."""
-    engine: Any = Variable._execution_engine
-    engine.queue_callback(call)
 
 
 def call_at_first_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:

@@ -85,8 +85,8 @@ def test_a_segment_that_begins_soon_reads_no_clock_of_the_kernel(
         reads.append(cpu_s[0])
         return cpu_s[0]
 
-    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(time, "thread_time", thread_time)
+    monkeypatch.setattr(compute_timers, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(compute_timers, "thread_time", thread_time)
     monkeypatch.setattr(compute_timers, "SCHEDSTAT", "/nowhere")
     clock = CpuClock()
 
