@@ -81,7 +81,8 @@ class Sabotage:
         from pacekeeper.trainer.elastic.engine_worker import EngineWorker as worker
         from pacekeeper.trainer.engine import engine
         from pacekeeper.trainer.groups import probe
-        from pacekeeper.trainer.parallel import dense_gradients, moves
+        from pacekeeper.trainer.parallel import moves
+        from pacekeeper.trainer.parallel.gradients import dense
 
         struck = list[int]()
 
@@ -110,7 +111,7 @@ class Sabotage:
                     "send_weights",
                     before=lambda target, *_: due.append(target.num_steps == self.step + 1),
                 )
-                wrap(dense_gradients.WeightMessage, "finish", before=lambda _: strike(due[-1]))
+                wrap(dense.WeightMessage, "finish", before=lambda _: strike(due[-1]))
             case Moment.IN_EVALUATION:
                 wrap(engine.Engine, "evaluate", before=lambda *_: strike())
             case Moment.IN_REPLICA_CHECK:

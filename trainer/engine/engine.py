@@ -50,9 +50,9 @@ from pacekeeper.trainer.model.checkpoint_reader import CheckpointReader
 from pacekeeper.trainer.model.initialization import SeededInitialization
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from pacekeeper.trainer.parallel.block_states import TrainedBlocks
-from pacekeeper.trainer.parallel.dense_gradients import send_weights, weight_messages
 from pacekeeper.trainer.parallel.experts import ExpertParallel
-from pacekeeper.trainer.parallel.gradients import Gradients
+from pacekeeper.trainer.parallel.gradients.dense import send_weights, weight_messages
+from pacekeeper.trainer.parallel.gradients.sync import Gradients
 from pacekeeper.trainer.parallel.layouts import check_layout, default_slots, start_layout
 from pacekeeper.trainer.parallel.mesh.deferred_weights import DeferredWeights
 from pacekeeper.trainer.parallel.moves import assign_slots, commit_move, stage_move

@@ -19,7 +19,11 @@ from pacekeeper.trainer.parallel.dispatch_plan import (
     plan_dispatch,
 )
 from pacekeeper.trainer.parallel.experts import ExpertParallel
-from pacekeeper.trainer.parallel.gradients import GradientSync, StackedExperts, replica_buckets
+from pacekeeper.trainer.parallel.gradients.sync import (
+    GradientSync,
+    StackedExperts,
+    replica_buckets,
+)
 from support.rank_threads import ThreadGroup, run_ranks
 
 NUM_EXPERTS, HIDDEN, INNER, CHOICES = 5, 6, 7, 2

@@ -9,8 +9,8 @@ from torch import nn
 from pacekeeper.core.layout.layout import BlockKind, StateOwner
 from pacekeeper.trainer.model.blocks import Part
 from pacekeeper.trainer.model.cuts import Cut
-from pacekeeper.trainer.parallel.dense_gradients import DensePart, dense_buckets
-from pacekeeper.trainer.parallel.gradients import GradientSync, clip_global_norm
+from pacekeeper.trainer.parallel.gradients.dense import DensePart, dense_buckets
+from pacekeeper.trainer.parallel.gradients.sync import GradientSync, clip_global_norm
 from support.rank_threads import ThreadGroup, run_ranks
 
 

@@ -1,6 +1,6 @@
 """Adds up gradients over the ranks while the backward pass goes on, and clips them.
 
-Those of dense blocks: `dense_gradients.py`. A replicated expert is on some ranks: each of them gets
+Those of dense blocks: `dense.py`. A replicated expert is on some ranks: each of them gets
 the gradients of the others in one all-to-all per bucket and adds them up in rank order, so that
 replicas stay equal bit by bit. Buckets start in one fixed order, each as soon as it and those
 before it are complete. Losses are sums divided by a global count, so sums of gradients are what is
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pacekeeper.core.layout.layout import Layout, ReplicaSet
 from pacekeeper.trainer.groups.group import Group, Pending
 from pacekeeper.trainer.parallel.block_states import TrainedBlocks
-from pacekeeper.trainer.parallel.dense_gradients import (
+from pacekeeper.trainer.parallel.gradients.dense import (
     BUCKET_BYTES,
     DensePart,
     WeightMessage,
