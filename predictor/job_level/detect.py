@@ -35,6 +35,7 @@ from pacekeeper.predictor.offline.trace import Trace
 from pacekeeper.predictor.stats.change_points import Level, block_means, levels
 
 MIN_STEPS = 30  # that a slowdown must last; shorter ones are hiccups
+LEAST_HICCUPS = 3  # of one size, together so long, are a slowdown that recurs
 MIN_SLOWDOWN = 1.03  # replicates of one recipe differ by as much between allotments of devices
 MIN_SIGMAS = 6.0  # as the live detector: the interval is chosen after the fact
 SAME_PACE = 1.25  # of the run: what is further off is no replicate
@@ -232,7 +233,8 @@ def _anomaly(
     """The finding, None where it is too short or too little beside the noise."""
     spans = [_steps(pace, blocks, found, rise) for rise in rises]
     num_steps = sum(end - begin for begin, end in spans)
-    if num_steps < MIN_STEPS:
+    longest = max(end - begin for begin, end in spans)
+    if longest < MIN_STEPS and (num_steps < MIN_STEPS or len(rises) < LEAST_HICCUPS):
         return None
     excess = sum(
         (rise.size or paced_over(pace, blocks, *span) - rise.base) * (span[1] - span[0])

@@ -101,7 +101,7 @@ def targets(folder: Path) -> dict[str, Target]:
     }
     found = {n: Target(name=n, run=run, stated=stated) for n, (run, stated) in plain.items()}
     for name, (read, stated) in of_files.items():
-        run = _of_file(read, folder / f"{name}.case")
+        run = _of_file(read, folder / f"{name}.{'json' if name == 'loads' else 'case'}")
         found[name] = Target(name=name, run=run, stated=stated)
     return found
 

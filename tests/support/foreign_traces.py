@@ -166,6 +166,20 @@ def nccl_text() -> str:
     )  # fmt: skip
 
 
+def routing_text() -> str:
+    """A trace of routing as Megatron-LM writes it: two experts of each token, in two layers."""
+    return "".join(
+        json.dumps(
+            {"step": step, "stage": "pre_dispatch", "block": "decoder", "layer": layer,
+             "rank": rank, "num_tokens": 2, "topk": 2, "top_indices": [[0, 1], [step % 4, 3]]}
+        )
+        + "\n"
+        for step in range(STEPS)
+        for layer in (1, 2)
+        for rank in range(RANKS)
+    )  # fmt: skip
+
+
 def archive_bytes() -> bytes:
     file = io.BytesIO()
     np.savez(
@@ -179,6 +193,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "native": lambda: native_text().encode(),
     "kineto": lambda: kineto_text().encode(),
     "megatron-log": lambda: megatron_text().encode(),
+    "megatron-routing": lambda: routing_text().encode(),
     "nccl-inspector": lambda: nccl_text().encode(),
     "archive": archive_bytes,
 }

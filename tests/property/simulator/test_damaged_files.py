@@ -106,7 +106,7 @@ def test_lines_lost_doubled_and_moved(tmp_path: Path, name: str, data: st.DataOb
     replayed(path)
 
 
-@pytest.mark.parametrize("name", ["native", "nccl-inspector", "kineto"])
+@pytest.mark.parametrize("name", ["native", "nccl-inspector", "kineto", "megatron-routing"])
 @relaxed
 @given(data=st.data())
 def test_values_that_can_not_be(tmp_path: Path, name: str, data: st.DataObject) -> None:

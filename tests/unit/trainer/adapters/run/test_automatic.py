@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from pacekeeper.trainer.adapters import pytorch
 from pacekeeper.trainer.adapters.run.automatic import AutomaticAttachment
 from pacekeeper.trainer.adapters.run.command import RUNNER
-from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.hooks import hooks, ring_writer
 
 
 def stepped(automatic: AutomaticAttachment) -> None:
@@ -23,6 +24,7 @@ def stepped(automatic: AutomaticAttachment) -> None:
 def automatic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AutomaticAttachment:
     monkeypatch.setenv(hooks.RING_DIR_VARIABLE, str(tmp_path / "ours"))
     monkeypatch.setenv("PACEKEEPER_JOB", "theirs")
+    monkeypatch.setattr(ring_writer, "rings", WeakSet())  # without those of other tests
     return AutomaticAttachment()
 
 
