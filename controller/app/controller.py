@@ -54,6 +54,7 @@ from pacekeeper.controller.storage.write_batch import WriteBatch, last_of_each, 
 from pacekeeper.core.addresses import join_address, split_address
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
+from pacekeeper.predictor.cost.named_regressor import regressor_factory
 from pacekeeper.predictor.stats.cusum_design import chart_rules, gaussian
 from pacekeeper.protos import (
     control_pb2,
@@ -99,11 +100,14 @@ class Controller:
             leadership: The right to command; None: this is the only controller.
 
         Raises:
-            ConfigError: An unprotected listener, or unusable certificates or tokens.
+            ConfigError: An unprotected listener, unusable certificates or tokens, or a cost model
+                that cannot be imported or fitted.
             HostError: The store or the audit log cannot be opened.
             VersionError: The store has another version.
         """
         reject_unprotected_listeners(config)
+        if config.detector.cost_model:
+            regressor_factory(config.detector.cost_model)
         self.config = config
         self._address = split_address(config.listen, first_port=0)
         self._metrics_address = (

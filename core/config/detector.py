@@ -1,12 +1,47 @@
 """Settings of the detector, table `[detector]`: when evidence becomes a finding."""
 
-from typing import Annotated
+import ast
+from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from pacekeeper.core.config.base import reject, settings
+from pacekeeper.core.config.base import parsed, reject, settings
 
 Slowdown = Annotated[float, Field(ge=1.0)]
+
+
+def parse_cost_model(text: str) -> tuple[str, dict[str, Any]]:
+    """The dotted name of a regressor's class and its parameters, which are literals.
+
+    Example:
+        >>> parse_cost_model("sklearn.linear_model.HuberRegressor(max_iter=200)")
+        ('sklearn.linear_model.HuberRegressor', {'max_iter': 200})
+
+    Raises:
+        ValueError: the text is no such name.
+    """
+    expected = (
+        "expected the dotted name of a class, with literal keywords if any, such as "
+        f"sklearn.linear_model.HuberRegressor(max_iter=200), got {text!r:.200}"
+    )
+    try:
+        found = ast.parse(text, mode="eval").body
+        params = {}
+        if isinstance(found, ast.Call):
+            if found.args or any(keyword.arg is None for keyword in found.keywords):
+                raise ValueError(expected)
+            params = {str(word.arg): ast.literal_eval(word.value) for word in found.keywords}
+            found = found.func
+        path = ast.unparse(found)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError(expected) from error
+    parts = path.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise ValueError(expected)
+    return path, params
+
+
+Regressor = Annotated[str, parsed(parse_cost_model, is_optional=True)]
 
 
 @settings
@@ -19,6 +54,10 @@ class DetectorConfig:
     skip_steps: NonNegativeInt = 2
     # Most recent healthy steps kept for a refit.
     history_steps: int = 256
+    # Class of a regressor by scikit-learn's conventions in place of the built-in linear cost model:
+    # "sklearn.ensemble.HistGradientBoostingRegressor(max_iter=50)". Empty: the built-in one. The
+    # controller imports and runs it. Layouts are priced by the built-in one all the same.
+    cost_model: Regressor = ""
     # Floor of sigma: below it a perfect clock would make everything suspicious.
     sigma_floor: PositiveFloat = 0.015
     # False alarms per day of a job that the charts may raise; their thresholds follow at each fit

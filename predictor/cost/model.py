@@ -6,10 +6,11 @@ rows (`features.BENDS`), flat until the device is full.
 Coefficients are common, so that a slow rank cannot teach the model its slowness; a rank has one
 multiplier of its own, its health. The fit is robust (Huber weights, relative error), non-negative,
 and has a prior for what the data cannot separate: in warm-up all ranks have the same share, so
-"fixed" and "per token" look alike.
+"fixed" and "per token" look alike (`regression.py`).
 
-The solver is iteratively re-weighted `scipy.optimize.nnls`. No estimator of scikit-learn combines
-sign constraints, sample weights and a prior, and none gives the covariance of the interval.
+A regressor named in the settings (`named_regressor.py`) takes the place of the linear model in
+`expected_s` and `interval_s`, so in all that the detector judges. Planners price layouts with the
+coefficients: these are seconds per unit of work, which no other regressor has.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,8 +19,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pacekeeper.predictor.cost.features import BENDS, FEATURES, Array, Flags, Positions, StepSample
+from pacekeeper.predictor.cost.named_regressor import FittedRegressor, fit_regressor
+from pacekeeper.predictor.cost.regression import LEAST_SPREAD, Prior, regress
 from pacekeeper.predictor.stats.peers import relative_to_peers
-from pacekeeper.predictor.stats.robust import HUBER_K, MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
+from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
 
 # Shares of the mean time, in the order of FEATURES: mostly work, some fixed cost of kernels, and
 # experts that cost in proportion to their rows until the data say otherwise.
@@ -27,16 +30,19 @@ PRIOR_SHARES = np.array([0.12, 0.38, 0.05, 0.40, 0.05, 0.0, 0.0, *[0.0] * len(BE
 # How far off a share of the prior may well be (one sigma): attention is next to nothing with short
 # documents, and half of the time with long ones; a bend may double what a row costs.
 PRIOR_SPREAD = np.array([0.12, 0.12, 0.30, 0.12, 0.12, 0.03, 0.12, *[0.12] * len(BENDS)])
-ROUNDS, ITERATIONS = 3, 8  # of setting ranks and steps right; of weights in each, at most
+# A bend is measured in what a row costs: how steep g is at a knot compares with that, however few
+# rows lie beyond it as yet.
+PRIOR = Prior(
+    shares=PRIOR_SHARES,
+    spread=PRIOR_SPREAD,
+    unit=np.array(
+        [FEATURES.index("expert_rows") if n in BENDS else i for i, n in enumerate(FEATURES)]
+    ),
+)
+ROUNDS = 3  # of setting ranks and steps right
 LEVEL_STEPS = 64  # newest steps that say how long work takes now, whatever it took before
-SETTLED = 1e-3  # shares that moved less are found
-LEAST_EXPECTED = 0.05  # of the typical time: smaller rows must not weigh more and more
 MAX_ROWS = 4096  # rows beyond this are thinned evenly: the fit costs the same at any cluster size
 INTERVAL_SIGMAS = 1.96  # 95 % of a normal law
-LEAST_SPREAD = 0.005  # of residuals: a perfect clock still meets a model that is not
-RANK_SPREAD = (
-    0.02  # one sigma of the healthy paces of ranks: how much a rank's steps have in common
-)
 OWN_PACE = 0.07  # log of a multiplier that is a rank's own and must not bend the common fit
 
 
@@ -47,7 +53,8 @@ class CostModel:
 
     `covariance` [FEATURES, FEATURES] says how well the coefficients are known. `multipliers`: a
     rank's observed / expected beside its peers', 1.0 where it can not be told from theirs;
-    `expected_s` leaves them out: it says what a healthy rank takes.
+    `expected_s` leaves them out: it says what a healthy rank takes. `named`: the regressor of the
+    settings, None: the linear model itself. `note`: why a named one is not in use.
     """
 
     coefficients: Array
@@ -55,21 +62,33 @@ class CostModel:
     sigma: float
     spread: float = LEAST_SPREAD
     multipliers: Mapping[int, float] = field(default_factory=dict)
+    named: FittedRegressor | None = None
+    note: str = ""
 
     def expected_s(self, features: Array) -> Array:
         """Expected compute seconds: features [..., FEATURES] -> [...]."""
+        linear_s = self._linear_s(features)
+        return linear_s if self.named is None else self.named.expected_s(features, linear_s)
+
+    def _linear_s(self, features: Array) -> Array:
         expected: Array = np.maximum(features @ self.coefficients, 1e-9)
         return expected
 
     def doubt(self, features: Array) -> Array:
         """One sigma of log expected_s beside the peers [ranks], from not knowing the coefficients.
 
-        Nothing where all ranks do the same; large where a plan gave one a mixture never seen.
+        Nothing where all ranks do the same; large where a plan gave one a mixture never seen. What
+        a named regressor and the linear model disagree by, more than they used to, is doubt, too:
+        trees know nothing beyond the work that they were fitted to.
         """
-        work = features / self.expected_s(features)[:, None]
+        linear_s = self._linear_s(features)
+        work = features / linear_s[:, None]
         if len(work) >= 3:
             work = work - np.median(work, axis=0)
-        doubt: Array = np.sqrt(np.maximum(((work @ self.covariance) * work).sum(axis=1), 0.0))
+        variance = np.maximum(((work @ self.covariance) * work).sum(axis=1), 0.0)
+        if self.named is not None:
+            variance += self.named.disagreement(features, linear_s) ** 2
+        doubt: Array = np.sqrt(variance)
         return doubt
 
     def interval_s(self, features: Array) -> tuple[Array, Array]:
@@ -78,14 +97,12 @@ class CostModel:
         Wider where the work is unlike what the model was fitted to: the prior alone says little.
         """
         expected_s = self.expected_s(features)
-        log_error = np.sqrt(self.spread**2 + self._coefficient_variance(features))
-        factor = np.exp(INTERVAL_SIGMAS * log_error)
+        work = features / self._linear_s(features)[..., None]
+        of_model = np.maximum(((work @ self.covariance) * work).sum(axis=-1), 0.0)
+        if self.named is not None:
+            of_model = np.maximum(of_model, self.named.log_error(features) ** 2 - self.spread**2)
+        factor = np.exp(INTERVAL_SIGMAS * np.sqrt(self.spread**2 + of_model))
         return expected_s / factor, expected_s * factor
-
-    def _coefficient_variance(self, features: Array) -> Array:
-        work = features / self.expected_s(features)[..., None]
-        variance: Array = np.maximum(((work @ self.covariance) * work).sum(axis=-1), 0.0)
-        return variance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,35 +115,58 @@ class _Rows:
     rank: Positions
 
 
-def fit(samples: Sequence[StepSample]) -> CostModel:
-    """Fit the common model to quiet steps. Raises ValueError where no step took any time.
+def fit(samples: Sequence[StepSample], cost_model: str = "") -> CostModel:
+    """Fit the common model to quiet steps.
 
     In turns: non-negative least squares of observed / expected around 1, re-weighted (Huber 1964),
     with a ridge to the prior; then the steps' common part and the ranks that have their own pace
-    are taken out, so that neither a noisy host nor a slow rank bends the coefficients.
+    are taken out, so that neither a noisy host nor a slow rank bends the coefficients. What is left
+    is what a named regressor is fitted to.
+
+    Args:
+        samples: quiet steps.
+        cost_model: a regressor in place of the linear model (`[detector] cost_model`); empty: none.
+
+    Raises:
+        ValueError: no step took any time.
+        ConfigError: the regressor cannot be made.
     """
     rows = _rows_of(samples)
-    scale, typical_s = _unit_scale(rows.features), float(np.median(rows.observed_s))
     common = np.zeros(len(samples))  # log of what a step's ranks share
     own_pace: Collection[int] = ()
     for _ in range(ROUNDS):
         usable = ~np.isin(rows.rank, list(own_pace))
-        observed_s = rows.observed_s[usable] * np.exp(-common[rows.step[usable]])
-        coefficients, covariance = _regress(
-            rows.features[usable], observed_s, rows.rank[usable], scale, typical_s
-        )
-        log_ratio = np.log(rows.observed_s / np.maximum(rows.features @ coefficients, 1e-9))
+        quiet_s = rows.observed_s * np.exp(-common[rows.step])
+        found = regress(rows.features[usable], quiet_s[usable], rows.rank[usable], PRIOR)
+        log_ratio = np.log(rows.observed_s / np.maximum(rows.features @ found.coefficients, 1e-9))
         common = _common_parts(rows, log_ratio, usable, len(samples))
-        model = CostModel(coefficients=coefficients, covariance=covariance, sigma=0.0)
-        residuals, ranks = residual_table(model, samples)
+        model = CostModel(coefficients=found.coefficients, covariance=found.covariance, sigma=0.0)
+        residuals, ranks = residual_table(
+            [model.expected_s(sample.features) for sample in samples], samples
+        )
         sigma = _sigma(residuals)
         offsets = _offsets(residuals, sigma)
         own_pace = _outlying(ranks, offsets)
+    model = replace(model, spread=_scale_of(np.abs(log_ratio[usable])))
+    if cost_model:
+        quiet_s = rows.observed_s * np.exp(-common[rows.step])
+        named, expected_s, note = fit_regressor(
+            cost_model,
+            rows.features[usable],
+            quiet_s[usable],
+            rows.step[usable],
+            [(sample.features, model.expected_s(sample.features)) for sample in samples],
+        )
+        model = replace(model, named=named, note=note)
+        if named is not None:
+            # By predictions for steps that were not fitted to: what a tree has learnt by heart
+            # would pass for a quiet clock.
+            residuals, ranks = residual_table(expected_s, samples)
+            sigma = _sigma(residuals)
+            offsets = _offsets(residuals, sigma)
+            model = replace(model, spread=max(LEAST_SPREAD, named.spread))
     return replace(
-        model,
-        sigma=sigma,
-        spread=_scale_of(np.abs(log_ratio[usable])),
-        multipliers=dict(zip(ranks, np.exp(offsets).tolist(), strict=True)),
+        model, sigma=sigma, multipliers=dict(zip(ranks, np.exp(offsets).tolist(), strict=True))
     )
 
 
@@ -137,7 +177,7 @@ def log_ratios(model: CostModel, sample: StepSample, slow: Collection[int] = ())
 
 
 def residual_table(
-    model: CostModel, samples: Sequence[StepSample]
+    expected_s: Sequence[Array], samples: Sequence[StepSample]
 ) -> tuple[Array, tuple[int, ...]]:
     """Log ratios of all steps and ranks [steps, ranks], NaN where a rank is missing; the ranks."""
     ranks = np.unique(np.concatenate([np.array(s.ranks, dtype=np.intp) for s in samples]))
@@ -146,9 +186,8 @@ def residual_table(
     for i, sample in enumerate(samples):
         with_ranks.setdefault(tuple(sample.ranks), []).append(i)
     for present, steps in with_ranks.items():  # steps of the same ranks at once
-        features = np.stack([samples[i].features for i in steps])
         observed_s = np.stack([samples[i].observed_s for i in steps])
-        ratios = np.log(np.maximum(observed_s, 1e-9) / model.expected_s(features))
+        ratios = np.log(np.maximum(observed_s, 1e-9) / np.stack([expected_s[i] for i in steps]))
         table[np.ix_(np.array(steps), np.searchsorted(ranks, present))] = relative_to_peers(ratios)
     return table, tuple(ranks.tolist())
 
@@ -168,75 +207,10 @@ def _rows_of(samples: Sequence[StepSample]) -> _Rows:
     return _Rows(features=features[at], observed_s=observed_s[at], step=step[at], rank=rank[at])
 
 
-def _unit_scale(features: Array) -> Array:
-    """The mean of each feature; of the bends that of all rows: how steep g is at a knot compares
-    with what a row costs, however few rows lie beyond it as yet."""
-    scale: Array = features.mean(axis=0)
-    scale[[FEATURES.index(name) for name in BENDS]] = scale[FEATURES.index("expert_rows")]
-    return scale
-
-
 def _scale_of(deviations: Array) -> float:
     """One sigma of these absolute deviations, by their middle or their tail, whichever is more."""
     middle = MAD_TO_SIGMA * float(np.median(deviations))
     return max(LEAST_SPREAD, middle, float(np.quantile(deviations, 0.95)) / INTERVAL_SIGMAS)
-
-
-def _regress(
-    features: Array, observed_s: Array, rank: Positions, scale: Array, typical_s: float
-) -> tuple[Array, Array]:
-    """Coefficients for which observed / expected is as near 1 as can be; their covariance.
-
-    Generalised least squares with a random effect per rank: what persists between ranks is their
-    own pace in part, so many steps of few ranks tell less of the work than they seem to. Rows are
-    weighted by what was expected, not by what was observed: noise among the regressors would pull
-    all coefficients down, the more the longer the history.
-    """
-    from scipy.optimize import nnls  # slow to import: not at start-up
-
-    known = scale > 0.0
-    scale = np.where(known, scale, 1.0)
-    # Unit columns: a coefficient is the share of the typical time its feature explains.
-    columns = features / scale * typical_s
-    prior = np.where(known, PRIOR_SHARES, 0.0)
-    prior = prior / prior.sum() if known.any() else prior
-    shares = prior
-    for _ in range(ITERATIONS):
-        expected_s = np.maximum(columns @ shares, LEAST_EXPECTED * typical_s)
-        units, target = columns / expected_s[:, None], observed_s / expected_s
-        residual = target - units @ shares
-        spread = max(LEAST_SPREAD, MAD_TO_SIGMA * float(np.median(np.abs(residual))))
-        weights = np.minimum(1.0, HUBER_K * spread / np.maximum(np.abs(residual), 1e-12))
-        kept, wanted = _partly_demeaned(units, target, rank, spread)
-        ridge = spread / PRIOR_SPREAD * np.eye(len(FEATURES))
-        root = np.sqrt(weights)
-        # What of it the columns span says as much as all the rows (QR).
-        rows = np.column_stack([kept, wanted]) * root[:, None]
-        believed = np.column_stack([ridge, ridge @ prior])
-        least: Array = np.asarray(np.linalg.qr(np.concatenate([rows, believed]), mode="r"))
-        last, (shares, _) = shares, nnls(least[:, :-1], least[:, -1])
-        if np.abs(shares - last).max() < SETTLED:
-            break
-    per_unit = typical_s / scale
-    precision = (kept * weights[:, None]).T @ kept / spread**2
-    precision += np.eye(len(FEATURES)) / PRIOR_SPREAD**2
-    covariance = np.linalg.inv(precision) * np.outer(per_unit, per_unit)
-    return np.where(known, shares, 0.0) * per_unit, covariance
-
-
-def _partly_demeaned(
-    units: Array, target: Array, rank: Positions, spread: float
-) -> tuple[Array, Array]:
-    """Rows [rows, FEATURES] and targets [rows] whitened for the random effect of a rank."""
-    _, group, count = np.unique(rank, return_inverse=True, return_counts=True)
-    pace = RANK_SPREAD if len(count) > 1 else 0.0  # one rank alone differs from nobody
-    part = 1.0 - spread / np.sqrt(spread**2 + count * pace**2)
-    both = np.column_stack([units, target])
-    means = np.zeros((len(count), both.shape[1]))
-    np.add.at(means, group, both)
-    means *= (part / count)[:, None]
-    both -= means[group]
-    return both[:, :-1], both[:, -1]
 
 
 def _common_parts(rows: _Rows, log_ratio: Array, usable: Flags, num_steps: int) -> Array:

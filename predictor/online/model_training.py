@@ -52,7 +52,7 @@ def learn(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> Evi
 
 def refitted(config: DetectorConfig, evidence: Evidence, *, may_shrink: bool) -> Evidence:
     """Fit to the history. A small own pace of a rank is its health, a large one is not."""
-    model = fit(evidence.history)
+    model = fit(evidence.history, config.cost_model)
     if not may_shrink and evidence.model is not None:
         model = replace(model, sigma=max(model.sigma, evidence.model.sigma))
     limit = log(config.min_slowdown)

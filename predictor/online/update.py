@@ -180,7 +180,7 @@ def _judgement(
         worst = int(np.argmax(suspicion))
         reason = f"rank {sample.ranks[worst]} is under suspicion"
     else:
-        watch = CoverageState.HEALTHY
+        watch, reason = CoverageState.HEALTHY, reason or model.note
     slowdown = np.exp(median_of_steps(charts.recent[-config.measure_steps :])[at])
     return Judgement(
         step=sample.step,

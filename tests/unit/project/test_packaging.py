@@ -168,6 +168,7 @@ IMPORTED_AS = {
     "nvidia-ml-py": "pynvml",
     "prometheus-client": "prometheus_client",
     "protobuf": "google",
+    "scikit-learn": "sklearn",
 }
 # Found by fsspec, by its name in a URL.
 IMPORTED_BY_OTHERS = {"s3fs"}

@@ -22,7 +22,9 @@ from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.change_log import Change
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.security import TlsConfig
+from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from support.agents import PATIENCE_S, until
 from support.replication import PaperKeeper
@@ -103,6 +105,15 @@ def in_the_gap(
 def config_in(folder: Path) -> ControllerConfig:
     config = ControllerConfig()
     return replace(config, listen="127.0.0.1:0", store=str(folder / "store"), tick_interval_s=0.001)
+
+
+def test_a_cost_model_that_cannot_be_imported_is_refused_before_anything_is_opened(
+    tmp_path: Path,
+) -> None:
+    config = replace(config_in(tmp_path), detector=DetectorConfig(cost_model="nowhere.Trees"))
+    with pytest.raises(ConfigError, match="nowhere cannot be imported"):
+        Controller(config)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_tick_takes_the_changes_of_commands_that_have_not_left(

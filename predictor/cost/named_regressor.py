@@ -1,0 +1,196 @@
+"""A regressor named in the settings in the linear model's place: `[detector] cost_model`.
+
+Any class with `fit(X, y)` and `predict(X)` by scikit-learn's conventions will do. One whose
+`predict` takes `return_std` gives its own interval; any other gets it from the residuals of steps
+that it was not fitted to. Imported when it is named, so neither agents nor commands need it.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from pacekeeper.core.config.detector import parse_cost_model
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.predictor.cost.features import FEATURES, Array, Positions
+from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
+
+FOLDS = 5  # blocks of steps, each predicted by a regressor fitted to the others
+FAR = 0.95  # quantile of the disagreement with the linear model that is usual
+TRIAL_ROWS = 40
+NORMAL_95 = 1.96
+
+
+class Regressor(Protocol):
+    """What is needed of scikit-learn's interface."""
+
+    def fit(self, X: Array, y: Array) -> object: ...
+
+    def predict(self, X: Array) -> Array: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FittedRegressor:
+    """A regressor fitted to scaled work and time, with what it showed on steps it did not see.
+
+    `scale` [features] and `typical_s`: of what it is given and gives. `spread`: one sigma of log
+    residuals; `usual_disagreement`: log of its expected time over the linear model's.
+    """
+
+    regressor: Regressor
+    scale: Array
+    typical_s: float
+    spread: float = 0.0
+    usual_disagreement: float = 0.0
+    has_std: bool = False
+
+    def expected_s(self, features: Array, linear_s: Array) -> Array:
+        """Expected seconds [...] of work [..., features]; `linear_s` [...] where it has none."""
+        found_s = self._predicted(features)
+        usable = np.isfinite(found_s) & (found_s > 0.0)
+        return found_s if usable.all() else np.where(usable, found_s, linear_s)
+
+    def disagreement(self, features: Array, linear_s: Array) -> Array:
+        """By how much more than usual the log of its expected time is off the linear one's, beside
+        the peers: [ranks, features], [ranks] -> [ranks]."""
+        apart = np.log(self.expected_s(features, linear_s) / linear_s)
+        if len(apart) >= 3:
+            apart = apart - np.median(apart)
+        beyond: Array = np.maximum(np.abs(apart) - self.usual_disagreement, 0.0)
+        return beyond
+
+    def log_error(self, features: Array) -> Array:
+        """One sigma [...] of the log of an observation."""
+        if not self.has_std:
+            return np.full(features.shape[:-1], self.spread)
+        flat = (features / self.scale).reshape(-1, features.shape[-1])
+        expected, std = cast(Any, self.regressor).predict(flat, return_std=True)
+        ratio = np.asarray(std, dtype=np.float64) / np.maximum(np.abs(expected), 1e-12)
+        error: Array = np.where(np.isfinite(ratio), ratio, self.spread).reshape(features.shape[:-1])
+        return error
+
+    def _predicted(self, features: Array) -> Array:
+        flat = (features / self.scale).reshape(-1, features.shape[-1])
+        found = np.asarray(self.regressor.predict(flat), dtype=np.float64) * self.typical_s
+        shaped: Array = found.reshape(features.shape[:-1])
+        return shaped
+
+
+def fit_regressor(
+    cost_model: str,
+    features: Array,
+    observed_s: Array,
+    step: Positions,
+    samples: Sequence[tuple[Array, Array]],
+) -> tuple[FittedRegressor | None, list[Array], str]:
+    """Fit the named regressor to quiet rows.
+
+    Args:
+        cost_model: the text of the settings.
+        features: [rows, features].
+        observed_s: [rows].
+        step: [rows], positions in `samples`.
+        samples: of each step the work [ranks, features] and the linear model's seconds [ranks].
+
+    Returns:
+        The regressor; the expected seconds [ranks] of each step by a regressor that was not fitted
+        to it; and, where there is no regressor because it failed, why.
+
+    Raises:
+        ConfigError: the regressor cannot be made.
+    """
+    make = regressor_factory(cost_model)
+    scale = features.mean(axis=0)
+    scale = np.where(scale > 0.0, scale, 1.0)
+    typical_s = float(np.median(observed_s))
+    fold_of = np.arange(len(samples)) * min(FOLDS, len(samples)) // len(samples)
+
+    def fitted(rows: Array) -> FittedRegressor:
+        regressor = make()
+        regressor.fit(features[rows] / scale, observed_s[rows] / typical_s)
+        return FittedRegressor(regressor=regressor, scale=scale, typical_s=typical_s)
+
+    try:
+        whole = fitted(np.ones(len(step), dtype=np.bool_))
+        by_fold = {}
+        for fold in np.unique(fold_of):
+            rows = fold_of[step] != fold
+            by_fold[fold] = fitted(rows) if rows.any() else whole
+        expected_s = [
+            by_fold[fold].expected_s(work, linear_s)
+            for fold, (work, linear_s) in zip(fold_of, samples, strict=True)
+        ]
+        unseen_s = np.empty(len(step))
+        for fold, one in by_fold.items():
+            rows = fold_of[step] == fold
+            unseen_s[rows] = one.expected_s(features[rows], observed_s[rows])
+        is_by_std = "return_std" in signature(whole.regressor.predict).parameters
+    except Exception as error:  # of foreign code; the job must be watched all the same
+        return None, [], f"{cost_model} failed, the linear model is used: {error!r:.200}"
+    residual = np.abs(np.log(observed_s / unseen_s))
+    linear_s = np.concatenate([seconds for _, seconds in samples])
+    apart = np.abs(np.log(np.concatenate(expected_s) / linear_s))
+    found = FittedRegressor(
+        regressor=whole.regressor,
+        scale=scale,
+        typical_s=typical_s,
+        spread=max(
+            MAD_TO_SIGMA * float(np.median(residual)),
+            float(np.quantile(residual, 0.95)) / NORMAL_95,
+        ),
+        usual_disagreement=float(np.quantile(apart, FAR)),
+        has_std=is_by_std,
+    )
+    return found, expected_s, ""
+
+
+@lru_cache(maxsize=16)
+def regressor_factory(cost_model: str) -> Callable[[], Regressor]:
+    """What makes unfitted regressors of this name. One is fitted to made-up work first.
+
+    Raises:
+        ConfigError: the class cannot be imported or made, has no `fit` or `predict`, or does not
+            predict one number a row.
+    """
+    where = "[detector] cost_model"
+    path, params = parse_cost_model(cost_model)
+    module_name, _, name = path.rpartition(".")
+    try:
+        kind = getattr(importlib.import_module(module_name), name, None)
+    except ImportError as error:
+        raise ConfigError(
+            f"{where}: {module_name} cannot be imported: {error}",
+            remedy="install it where the controller runs, or correct the name",
+        ) from error
+    if not isinstance(kind, type):
+        raise ConfigError(f"{where}: {module_name} has no class {name}")
+    for method in ("fit", "predict"):
+        if not callable(getattr(kind, method, None)):
+            raise ConfigError(
+                f"{where}: {path} has no {method}()",
+                remedy="expected a regressor by scikit-learn's conventions",
+            )
+
+    def make() -> Regressor:
+        return cast(Regressor, kind(**params))
+
+    work = np.abs(np.sin(np.arange(TRIAL_ROWS * len(FEATURES)))).reshape(TRIAL_ROWS, -1)
+    try:
+        trial = make()
+        trial.fit(work, 0.5 + work.mean(axis=1))
+        shape = np.shape(trial.predict(work))
+    except Exception as error:  # of foreign code, whatever it is
+        raise ConfigError(
+            f"{where}: {cost_model} cannot be fitted: {error!r:.300}",
+            remedy="correct its parameters",
+        ) from error
+    if shape != (TRIAL_ROWS,):
+        raise ConfigError(
+            f"{where}: {path} predicts an array of shape {shape} for {TRIAL_ROWS} rows",
+            remedy="expected a regressor with one output",
+        )
+    return make
