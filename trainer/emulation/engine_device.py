@@ -185,6 +185,7 @@ class EngineDevice(WallClock):
 
     def resume_suspended(self, aside: Any) -> None:
         times, self._factor = aside
+        self._is_open = True  # another micro-batch may have ended since
         WallClock.resume_suspended(self, times)
 
     def end(self) -> ComputeTime | None:

@@ -186,6 +186,24 @@ def test_an_evaluation_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert record.compute_s == pytest.approx(EVEN.step_s, rel=0.1)
 
 
+def test_a_backward_pass_counts_after_another_micro_batch_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    FakeTime(monkeypatch)
+    device = quiet()
+    device.begin()
+    device.add_time(0.2)
+    first_forward = device.suspend()
+    device.begin()
+    device.add_time(0.3)
+    second = device.end()
+    device.resume_suspended(first_forward)
+    device.add_time(0.4)
+    first = device.end()
+    assert first is not None and second is not None
+    assert [first.compute_s, second.compute_s] == pytest.approx([0.6, 0.3])
+
+
 def test_documents_of_a_row_attend_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeTime(monkeypatch)
     even = EmulatedWork(
