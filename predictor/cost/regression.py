@@ -66,8 +66,10 @@ def regress(features: Array, observed_s: Array, rank: Positions, prior: Prior) -
     scale = np.where(known, scale, 1.0)
     # Unit columns: a coefficient is the share of the typical time its feature explains.
     columns = features / scale * typical_s
+    # Shares are of what the job's own features explain: of a dense model attention is more.
     believed = np.where(known, prior.shares, 0.0)
-    believed = believed / believed.sum() if believed.any() else believed
+    part = float(believed.sum()) or 1.0
+    believed, doubted = believed / part, prior.spread / part
     shares = believed
     for _ in range(ITERATIONS):
         expected_s = np.maximum(columns @ shares, LEAST_EXPECTED * typical_s)
@@ -76,7 +78,7 @@ def regress(features: Array, observed_s: Array, rank: Positions, prior: Prior) -
         spread = max(LEAST_SPREAD, MAD_TO_SIGMA * float(np.median(np.abs(residual))))
         weights = np.minimum(1.0, HUBER_K * spread / np.maximum(np.abs(residual), 1e-12))
         kept, wanted = _partly_demeaned(units, target, rank, spread)
-        ridge = spread / prior.spread * np.eye(len(scale))
+        ridge = spread / doubted * np.eye(len(scale))
         # What of it the columns span says as much as all the rows (QR).
         rows = np.column_stack([kept, wanted]) * np.sqrt(weights)[:, None]
         pulled = np.column_stack([ridge, ridge @ believed])
@@ -86,7 +88,7 @@ def regress(features: Array, observed_s: Array, rank: Positions, prior: Prior) -
             break
     per_unit = typical_s / scale
     precision = (kept * weights[:, None]).T @ kept / spread**2
-    precision += np.diag(1.0 / prior.spread**2)
+    precision += np.diag(1.0 / doubted**2)
     covariance = np.linalg.inv(precision) * np.outer(per_unit, per_unit)
     return LinearFit(
         coefficients=np.where(known, shares, 0.0) * per_unit, covariance=covariance, spread=spread
