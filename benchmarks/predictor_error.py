@@ -1,10 +1,11 @@
-"""How well is a micro-batch's compute time predicted? Ours against ResiHP's formula, same runs.
+"""How well is a micro-batch's compute time predicted? Ours, ResiHP's formula and scikit-learn's.
 
 `python -m benchmarks.predictor_error --data DIR`; five minutes of one core. Real arithmetic,
 forward and backward, on documents of real lengths (`llm_lengths`) packed to a token budget with
 block-diagonal attention; dense, and MoE with a rank that holds half of the experts under skewed and
-drifting routing. An iteration is several micro-batches and the optimizer's work. Both models are
-fitted to the first measurement of the first iterations and predict the others.
+drifting routing. An iteration is several micro-batches and the optimizer's work. All models are
+fitted to the first measurement of 40 % of the iterations and predict the others: the first ones
+(`ratio_*`), and random ones again and again, for an interval (`splits_*`: mean, 2.5 %, 97.5 %).
 
 The clock has noise of its own (other processes share caches and cores), which no model predicts. So
 each iteration is computed several times, in passes of random order with frozen weights, and all is
@@ -13,7 +14,8 @@ judged by the least of all passes (what disturbs only ever adds). What a second 
 by from the first is printed beside: what noise alone does.
 
 ResiHP: T = alpha N + beta sum(l^2), least squares (research: eq. 1); their own error on GPUs:
-1.19-1.58 % per micro-batch, 2.81-5.06 % per iteration. Last line: JSON with the ratios.
+1.19-1.58 % per micro-batch, 2.81-5.06 % per iteration. Last line: JSON with the ratios, and the
+seconds that a fit for 10,000 ranks takes the detector with each regressor in its settings.
 """
 
 import argparse
@@ -23,7 +25,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -38,8 +40,16 @@ from torch import Tensor, nn
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.telemetry.expert_row_features import rows_over
 from pacekeeper.core.telemetry.records import MicroBatchRecord
-from pacekeeper.predictor.cost.features import BENDS, FEATURES, Array, StepSample, sample_of
+from pacekeeper.predictor.cost.features import (
+    BENDS,
+    FEATURES,
+    Array,
+    Positions,
+    StepSample,
+    sample_of,
+)
 from pacekeeper.predictor.cost.model import CostModel, fit
+from pacekeeper.predictor.cost.named_regressor import regressor_factory
 
 # Of files named so: the column of their lengths, and what their run is called.
 LENGTHS = {
@@ -51,6 +61,13 @@ EXPERTS, TOP_K = 16, 2
 MICRO_BATCHES = 4  # of an iteration
 WARM_UP = 3  # iterations
 FIT_SHARE = 0.4  # of the iterations
+NAMED = {
+    "huber": "sklearn.linear_model.HuberRegressor(max_iter=5000)",
+    "hist_gradient_boosting": "sklearn.ensemble.HistGradientBoostingRegressor(min_samples_leaf=5)",
+    "gradient_boosting": "sklearn.ensemble.GradientBoostingRegressor(max_depth=2)",
+}
+RIVALS = ("resihp", *NAMED)
+FLEET_RANKS, FLEET_STEPS = 10_000, 12  # of the fit that is timed: a warm-up
 ERRORS = ("raw_micro_batch", "raw_iteration", "denoised_micro_batch", "denoised_iteration")
 
 
@@ -213,25 +230,24 @@ def _clock(device: torch.device) -> float:
     return time.thread_time()
 
 
+Predict = Callable[[Array], Array]
+# Told as: the work of an iteration, the seconds of its micro-batches, and of the whole.
+Told = list[tuple[Array, Array, float]]
+
+
 def errors(measured: list[Measured]) -> dict[str, float]:
-    """Mean absolute percentage errors on the iterations that were not fitted to."""
+    """Mean absolute percentage errors on the iterations after those that were fitted to."""
     num_fit = round(len(measured) * FIT_SHARE)
+    order = np.arange(len(measured))
     result = {}
-    for kind, told in (("raw", _first), ("denoised", _least)):
-        seen = [(m.features, told(m.compute_s), told(m.whole_s)) for m in measured]
-        features = np.concatenate([rows for rows, _, _ in seen[:num_fit]])
-        compute_s = np.concatenate([spent_s for _, spent_s, _ in seen[:num_fit]])
-        ours = _fitted(features, compute_s)
-        for who, predict in (("ours", ours.expected_s), ("resihp", _resihp(features, compute_s))):
-            # What an iteration takes beyond its micro-batches is one constant, for both alike.
-            beyond_s = np.median([whole - predict(rows).sum() for rows, _, whole in seen[:num_fit]])
-            each = [np.abs(predict(rows) / spent_s - 1.0) for rows, spent_s, _ in seen[num_fit:]]
-            all_s = [(predict(rows).sum() + beyond_s, whole) for rows, _, whole in seen[num_fit:]]
-            result[f"{who}_{kind}_micro_batch"] = float(np.mean(each))
-            result[f"{who}_{kind}_iteration"] = float(np.mean([abs(p / w - 1) for p, w in all_s]))
+    for kind in ("raw", "denoised"):
+        told = told_as(kind, measured)
+        for who, found in split_errors(told, order, num_fit).items():
+            result[f"{who}_{kind}_micro_batch"], result[f"{who}_{kind}_iteration"] = found
+        ours = _fitted(*_joined(told[:num_fit]))
         inside = [
             (least_s <= spent_s) & (spent_s <= most_s)
-            for rows, spent_s, _ in seen[num_fit:]
+            for rows, spent_s, _ in told[num_fit:]
             for least_s, most_s in [ours.interval_s(rows)]
         ]
         result[f"inside_interval_{kind}"] = float(np.mean(inside))
@@ -241,6 +257,102 @@ def errors(measured: list[Measured]) -> dict[str, float]:
     result["repeat_micro_batch"] = float(np.mean(again))
     result["repeat_iteration"] = float(np.mean(whole_again))
     return result
+
+
+def told_as(kind: str, measured: list[Measured]) -> Told:
+    """The first measurement, or the least of all passes."""
+    pick = _first if kind == "raw" else _least
+    return [(m.features, pick(m.compute_s), float(pick(m.whole_s))) for m in measured]
+
+
+def split_errors(told: Told, order: Positions, num_fit: int) -> dict[str, tuple[float, float]]:
+    """By model: mean absolute percentage error of micro-batches, and of iterations.
+
+    Args:
+        told: the iterations.
+        order: of the iterations; the first `num_fit` are fitted to.
+        num_fit: how many.
+    """
+    fitted, rest = ([told[at] for at in part] for part in (order[:num_fit], order[num_fit:]))
+    features, compute_s = _joined(fitted)
+    models: dict[str, Predict] = {"ours": _fitted(features, compute_s).expected_s}
+    models["resihp"] = _resihp(features, compute_s)
+    models |= {who: _named(name, features, compute_s) for who, name in NAMED.items()}
+    result = {}
+    for who, predict in models.items():
+        # What an iteration takes beyond its micro-batches is one constant, for all alike.
+        beyond_s = np.median([whole - predict(rows).sum() for rows, _, whole in fitted])
+        each = [np.abs(predict(rows) / spent_s - 1.0) for rows, spent_s, _ in rest]
+        all_s = [(predict(rows).sum() + beyond_s, whole) for rows, _, whole in rest]
+        result[who] = float(np.mean(each)), float(np.mean([abs(p / w - 1) for p, w in all_s]))
+    return result
+
+
+def split_ratios(
+    runs: Mapping[str, list[Measured]], splits: int
+) -> dict[str, tuple[float, float, float]]:
+    """Our error as a part of each rival's: mean and 95 % of it over random splits."""
+    rng = np.random.default_rng(3)
+    result = {}
+    for kind in ("dense", "MoE"):
+        of_kind = [measured for name, measured in runs.items() if name.endswith(kind)]
+        for sort in ("raw", "denoised"):
+            found = [
+                [
+                    split_errors(
+                        told_as(sort, measured),
+                        rng.permutation(len(measured)),
+                        round(len(measured) * FIT_SHARE),
+                    )
+                    for measured in of_kind
+                ]
+                for _ in range(splits)
+            ]
+            for rival in RIVALS:
+                for at, what in enumerate(("micro_batch", "iteration")):
+                    ratios = [
+                        sum(run["ours"][at] for run in split) / sum(run[rival][at] for run in split)
+                        for split in found
+                    ]
+                    low, high = np.quantile(ratios, [0.025, 0.975])
+                    name = f"splits_{kind.lower()}_{sort}_{what}_{rival}"
+                    result[name] = float(np.mean(ratios)), float(low), float(high)
+    return result
+
+
+def fit_seconds(measured: list[Measured]) -> dict[str, float]:
+    """What the detector's fit to a warm-up of 10,000 ranks takes, by regressor."""
+    rng = np.random.default_rng(4)
+    features, compute_s = _joined(told_as("denoised", measured))
+    samples = []
+    for step in range(FLEET_STEPS):
+        at = rng.integers(len(features), size=FLEET_RANKS)
+        noise = np.exp(0.01 * rng.standard_normal(FLEET_RANKS))
+        samples.append(
+            StepSample(
+                step=step,
+                generation=1,
+                ranks=tuple(range(FLEET_RANKS)),
+                features=features[at],
+                observed_s=compute_s[at] * noise,
+            )
+        )
+    result = {}
+    for who, name in {"ours": "", **NAMED}.items():
+        if name:
+            regressor_factory(name)  # its import is no part of a fit
+        began_s = time.perf_counter()
+        fit(samples, name)
+        result[who] = time.perf_counter() - began_s
+    return result
+
+
+def _joined(told: Told) -> tuple[Array, Array]:
+    """Work [micro-batches, FEATURES] and seconds [micro-batches] of all iterations."""
+    return (
+        np.concatenate([rows for rows, _, _ in told]),
+        np.concatenate([spent_s for _, spent_s, _ in told]),
+    )
 
 
 def _fitted(features: Array, compute_s: Array) -> CostModel:
@@ -253,7 +365,21 @@ def _fitted(features: Array, compute_s: Array) -> CostModel:
     )
 
 
-def _resihp(features: Array, compute_s: Array) -> Callable[[Array], Array]:
+def _named(name: str, features: Array, compute_s: Array) -> Predict:
+    """A regressor of scikit-learn, given what the detector would give it."""
+    scale = np.maximum(features.mean(axis=0), 1e-12)
+    typical_s = float(np.median(compute_s))
+    regressor = regressor_factory(name)()
+    regressor.fit(features / scale, compute_s / typical_s)
+
+    def predict(rows: Array) -> Array:
+        expected_s: Array = regressor.predict(rows / scale) * typical_s
+        return expected_s
+
+    return predict
+
+
+def _resihp(features: Array, compute_s: Array) -> Predict:
     """T = alpha N + beta sum(l^2), least squares."""
     columns = [FEATURES.index("tokens"), FEATURES.index("sum_len_squared")]
     coefficients, *_ = np.linalg.lstsq(features[:, columns], compute_s, rcond=None)
@@ -302,23 +428,32 @@ def main() -> int:
         "--passes", type=int, default=3, help="how often each is computed, 2 or more"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--splits", type=int, default=20, help="random ones, for the interval")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     size = GPU if device.type == "cuda" else CORE
     if device.type == "cpu":
         torch.set_num_threads(1)
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    runs = {}
+    runs: dict[str, list[Measured]] = {}
     for name, path, column in documents_in(arguments.data / "llm_lengths"):
         lengths = read_lengths(path, column, size.budget)
         for kind in ("dense", "MoE"):
-            measured = run(
+            runs[f"{name}, {kind}"] = run(
                 lengths, size, is_moe=kind == "MoE", iterations=arguments.iterations,
                 passes=arguments.passes, device=device,
             )  # fmt: skip
-            runs[f"{name}, {kind}"] = errors(measured)
-    Console().print(_table(runs, device.type))
-    print(json.dumps({"device": device.type, "runs": runs, **_ratios(runs)}))
+    found = {name: errors(measured) for name, measured in runs.items()}
+    splits = split_ratios(runs, arguments.splits)
+    fit_s = fit_seconds(next(measured for name, measured in runs.items() if "MoE" in name))
+    console = Console()
+    console.print(_table(found, device.type))
+    console.print(_splits_table(splits, fit_s))
+    print(
+        json.dumps(
+            {"device": device.type, "runs": found, **_ratios(found), **splits, "fit_s": fit_s}
+        )
+    )
     return 0
 
 
@@ -366,6 +501,24 @@ def _table(runs: dict[str, dict[str, float]], device: str) -> Table:
                 again if is_raw else "",
                 f"{found[f'inside_interval_{kind}']:.0%}",
             )
+    return table
+
+
+def _splits_table(
+    splits: Mapping[str, tuple[float, float, float]], fit_s: Mapping[str, float]
+) -> Table:
+    table = Table(
+        "model, measured", *RIVALS,
+        title="our error over theirs, of micro-batches: mean (95 %) over random splits",
+    )  # fmt: skip
+    for kind in ("dense", "moe"):
+        for sort in ("raw", "denoised"):
+            cells = [splits[f"splits_{kind}_{sort}_micro_batch_{rival}"] for rival in RIVALS]
+            table.add_row(
+                f"{kind}, {sort}", *(f"{m:.2f} ({low:.2f}-{high:.2f})" for m, low, high in cells)
+            )
+    others = (f"{fit_s[who]:.2f} s" if who in fit_s else "" for who in RIVALS)
+    table.add_row(f"fit, {FLEET_RANKS:,} ranks; ours {fit_s['ours']:.2f} s", *others)
     return table
 
 

@@ -134,10 +134,7 @@ def sample_of_work(work: FeatureTable) -> StepSample:
     for name in ("step", "generation"):
         if work[name].min() != work[name].max():
             raise ValueError("the records are of several steps or generations")
-    told = {name: work[name] for name in FEATURES[1:]}
-    if work["tensor_share"].min() < 1.0:
-        told |= {name: told[name] * work["tensor_share"] for name in DENSE}
-    features_of = list(told.values())
+    features_of = _features_of(work)
     ranks, row = np.unique(work["rank"].astype(np.intp), return_inverse=True)
     features = np.stack(
         [np.bincount(row), *(np.bincount(row, weights=column) for column in features_of)], axis=1
@@ -152,6 +149,20 @@ def sample_of_work(work: FeatureTable) -> StepSample:
         observed_s=observed_s,
         parts=_parts_of(len(ranks), row, work["micro_batch"], work["compute_s"], features_of),
     )
+
+
+def microbatch_features(work: FeatureTable) -> Array:
+    """What the cost model prices of each micro-batch [rows, FEATURES]."""
+    features: Array = np.stack([np.ones(len(work)), *_features_of(work)], axis=1)
+    return features
+
+
+def _features_of(work: FeatureTable) -> list[Array]:
+    """Of each feature but the first [rows]: dense work counts with the part that the rank holds."""
+    told = {name: work[name] for name in FEATURES[1:]}
+    if work["tensor_share"].min() < 1.0:
+        told |= {name: told[name] * work["tensor_share"] for name in DENSE}
+    return list(told.values())
 
 
 def _parts_of(

@@ -1,16 +1,24 @@
 """A step program as a graph whose longest path is the step's time (ResiHP, eq. 2). Pure.
 
-Built once and priced often, by `controller/planning/partition_cost/step_time.py`. Data edges carry
-messages, resource edges keep each stage's order; an output travels as soon as it is there, and its
-sender goes on.
+Built once and priced often: by `controller/planning/partition_cost/step_time.py` for plans, by
+`iteration.py` for the steps of a running job. Data edges carry messages, resource edges keep each
+stage's order; an output travels as soon as it is there, and its sender goes on.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from pacekeeper.core.layout.pipeline_schedule import ChunkKind, ChunkOp, Program, input_stage
+from pacekeeper.core.layout.pipeline_schedule import (
+    ChunkKind,
+    ChunkOp,
+    Program,
+    Schedule,
+    input_stage,
+    pipeline_program,
+)
 from pacekeeper.predictor.cost.features import Array, Positions
 
 NO_COST = 0
@@ -79,6 +87,14 @@ def path_graph(program: Program) -> PathGraph:
     )
 
 
+@lru_cache(maxsize=256)
+def schedule_graph(schedule: Schedule, num_stages: int, num_microbatches: int) -> PathGraph:
+    """The graph of a schedule's program. Raises ValueError as `pipeline_program` does."""
+    return path_graph(
+        pipeline_program(schedule, num_stages=num_stages, num_microbatches=num_microbatches)
+    )
+
+
 def _place(op: ChunkOp, stage: int, shape: Shape) -> int:
     return (op.kind * shape[1] + stage) * shape[2] + op.micro_batch
 
@@ -105,3 +121,22 @@ def stage_ends(graph: PathGraph, *, chunk_s: Array, message_s: Array) -> Array:
         one, other = ends[first], ends[second] + lag
         ends.append((one if one >= other else other) + cost)
     return np.array([ends[node] for node in graph.last])
+
+
+def ends_of_many(graph: PathGraph, *, chunk_s: Array, message_s: Array) -> Array:
+    """[stages, k] the same for k pipelines of one program at once.
+
+    Args:
+        graph: of the program.
+        chunk_s: seconds of each chunk, of `graph.shape` and k; finite and not below 0.
+        message_s: the same for the messages.
+    """
+    k = chunk_s.shape[-1]
+    slots = np.concatenate([np.zeros((1, k)), chunk_s.reshape(-1, k), message_s.reshape(-1, k)])
+    num_stages = len(graph.last)
+    ends = np.zeros((num_stages + len(graph.first), k))
+    for node, (first, second, lag, cost) in enumerate(
+        zip(graph.first, graph.second, graph.lag_at, graph.cost_at, strict=True), num_stages
+    ):
+        ends[node] = np.maximum(ends[first], ends[second] + slots[lag]) + slots[cost]
+    return ends[list(graph.last)]

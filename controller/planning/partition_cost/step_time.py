@@ -7,7 +7,6 @@ backward.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -15,8 +14,8 @@ from pacekeeper.controller.planning.model.partition import Partition
 from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition_cost.compute import Array
 from pacekeeper.controller.planning.partition_cost.stage_times import PipelineTimes, StageTimeModel
-from pacekeeper.core.layout.pipeline_schedule import ChunkKind, Schedule, pipeline_program
-from pacekeeper.predictor.cost.longest_path import PathGraph, path_graph, stage_ends
+from pacekeeper.core.layout.pipeline_schedule import ChunkKind, Schedule
+from pacekeeper.predictor.cost.longest_path import schedule_graph, stage_ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,7 @@ def path_ends(times: PipelineTimes) -> Array:
     message_s = np.zeros(chunk_s.shape)
     message_s[ChunkKind.FORWARD, :-1] = times.message_s
     message_s[ChunkKind.BACKWARD, 1:] = times.message_s
-    graph = _graph(times.schedule, num_stages, num_microbatches)
+    graph = schedule_graph(times.schedule, num_stages, num_microbatches)
     return stage_ends(graph, chunk_s=chunk_s, message_s=message_s)
 
 
@@ -97,13 +96,6 @@ def closed_ends(times: PipelineTimes) -> Array:
     back_s = np.concatenate([[0.0], np.cumsum(backward_s)])[:-1] + 0.5 * way_s
     ends: Array = whole_s - back_s
     return ends
-
-
-@lru_cache(maxsize=256)
-def _graph(schedule: Schedule, num_stages: int, num_microbatches: int) -> PathGraph:
-    return path_graph(
-        pipeline_program(schedule, num_stages=num_stages, num_microbatches=num_microbatches)
-    )
 
 
 def _with_exchange(found: Sequence[PipelineTimes], ends: Sequence[Array]) -> float:
