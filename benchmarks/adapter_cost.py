@@ -1,12 +1,14 @@
 """What an adapter costs the training thread, and what share of a step of the tests' models that is.
 
-`python -m benchmarks.adapter_cost [--rounds N] [--only NAME]`; some minutes. Each trainer that is
-installed runs in a process of its own on one CPU, its steps with and without the adapter in turn,
-with one and with four micro-batches in a step. A step lasts from one step of the optimizer to the
-next and is told in CPU time of the training thread, of which the lowest tenth is taken: what else
-runs here lengthens the others, by cold caches. Read the table beside the load, which is printed.
-`ratio` is with over without at four micro-batches; the models are as small as tests want them, a
-few milliseconds a step, and a real step is a thousand times as long.
+`python -m benchmarks.adapter_cost [--rounds N] [--only NAME]`; some minutes. The one line,
+`pacekeeper.attach(model, optimizer)`, is measured in place, between marks around its hooks, for
+short and for long micro-batches (`benchmarks.attach_gaps`). The adapters of trainers, in whose
+code there are no marks, are measured by steps: each trainer that is installed runs in a process of
+its own on one CPU, its steps with and without the adapter in turn, with one and with four
+micro-batches in a step. A step lasts from one step of the optimizer to the next, in CPU time of the
+training thread; of each run the lowest tenth counts, and of the differences between runs in turn
+the median, with its quartiles. The models are as small as tests want them, a few milliseconds a
+step, and a real step is a thousand times as long.
 """
 
 import argparse
@@ -29,30 +31,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import attach_gaps
+from benchmarks.attach_gaps import SIZES
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 FEW, MANY = 1, 4  # micro-batches of a step
 COLD = 5  # steps that say nothing yet
 Run = Callable[[bool, int, int, Path], None]  # watched, steps, micro-batches, folder of rings
-
-
-def one_line(watched: bool, steps: int, batches: int, rings: Path) -> None:
-    import pacekeeper
-    from support.torch_runs import Model, batch, loss_of
-
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    ids = batch()
-    pace = None
-    if watched:
-        pace = pacekeeper.attach(model, optimizer, job="cost", ring_dir=str(rings))
-    for _ in range(steps):
-        for _ in range(batches):
-            loss_of(model(ids), ids).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    if pace:
-        pace.detach()
 
 
 def plain_torch(watched: bool, steps: int, batches: int, rings: Path) -> None:
@@ -194,7 +180,6 @@ def torchtitan(watched: bool, steps: int, batches: int, rings: Path) -> None:
 
 ONE_LINE = "attach(model, optimizer)"
 KINDS: dict[str, tuple[str, Run]] = {
-    ONE_LINE: ("torch", one_line),
     "told by blocks": ("torch", plain_torch),
     "Hugging Face": ("transformers", huggingface),
     "Lightning": ("lightning", lightning),
@@ -217,8 +202,8 @@ def steps_marked() -> Iterator[list[float]]:
         hook.remove()
 
 
-def measure(run: Run, steps: int, rounds: int) -> dict[str, float]:
-    """Microseconds of a step, by whether it is watched and how many micro-batches it has."""
+def measure(run: Run, steps: int, rounds: int) -> dict[str, Any]:
+    """Return microseconds of CPU time of a step, and what the adapter adds to it."""
     torch.set_num_threads(1)
     spent: dict[tuple[bool, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -229,20 +214,25 @@ def measure(run: Run, steps: int, rounds: int) -> dict[str, float]:
                         run(watched, steps, batches, Path(folder))
                     assert len(marks) == steps, (len(marks), steps)
                     took = [b - a for a, b in zip(marks[COLD:], marks[COLD + 1 :], strict=False)]
-                    spent.setdefault((watched, batches), []).extend(took)
-    of = {case: statistics.quantiles(took, n=10)[0] * 1e6 for case, took in spent.items()}
-    each = {n: of[True, n] - of[False, n] for n in (FEW, MANY)}
-    per_batch = (each[MANY] - each[FEW]) / (MANY - FEW)
+                    low_us = statistics.quantiles(took, n=10)[0] * 1e6
+                    spent.setdefault((watched, batches), []).append(low_us)
+    step_us = statistics.median(spent[False, MANY])
+    added_us = {n: _differences(spent[True, n], spent[False, n]) for n in (FEW, MANY)}
+    per_batch = [(m - f) / (MANY - FEW) for f, m in zip(*added_us.values(), strict=True)]
     return {
-        "step_us": of[False, MANY],
-        "added_us": each[MANY],
-        "per_micro_batch_us": per_batch,
-        "per_step_us": each[FEW] - FEW * per_batch,
-        "ratio": of[True, MANY] / of[False, MANY],
+        "step_us": step_us,
+        "added_us": statistics.median(added_us[MANY]),
+        "per_micro_batch_us": statistics.median(per_batch),
+        "per_micro_batch_quartiles_us": statistics.quantiles(per_batch, n=4)[::2],
+        "ratio": 1.0 + statistics.median(added_us[MANY]) / step_us,
     }
 
 
-def in_a_process(name: str, steps: int, rounds: int) -> dict[str, float]:
+def _differences(ones: list[float], others: list[float]) -> list[float]:
+    return [one - other for one, other in zip(ones, others, strict=True)]
+
+
+def in_a_process(name: str, steps: int, rounds: int) -> dict[str, Any]:
     """The same, in a process that has loaded nothing else."""
     more = ["--steps", str(steps), "--rounds", str(rounds), "--inside", name]
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -253,7 +243,7 @@ def in_a_process(name: str, steps: int, rounds: int) -> dict[str, float]:
         check=True,
         env={**os.environ, **place, "MASTER_PORT": _free_port(), "OMP_NUM_THREADS": "1"},
     )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -269,40 +259,55 @@ def main() -> int:
     parser.add_argument("--data", default="../shared/data", help="not used: all data is made here")
     parser.add_argument("--steps", type=int, default=40, help="of each run")
     parser.add_argument("--rounds", type=int, default=10, help="runs of each kind")
-    parser.add_argument("--only", choices=KINDS, help="this trainer alone")
+    parser.add_argument("--only", choices=(ONE_LINE, *KINDS), help="this one alone")
     parser.add_argument("--inside", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
     if arguments.inside:
-        logging.disable(logging.WARNING)
         run = KINDS[arguments.inside][1]
         print(json.dumps(measure(run, arguments.steps, arguments.rounds)))
         return 0
     before = os.getloadavg()[0]
-    names = [arguments.only] if arguments.only else list(KINDS)
-    found = {
-        name: in_a_process(name, arguments.steps, arguments.rounds)
-        for name in names
-        if find_spec(KINDS[name][0]) is not None
-    }
-    outcome = {
-        "trainers": found,
-        "one_line_us_per_micro_batch": found.get(ONE_LINE, {}).get("per_micro_batch_us"),
-        "not_installed": [name for name in names if name not in found],
-        "load": [round(before, 1), round(os.getloadavg()[0], 1)],
-    }
+    names = [arguments.only] if arguments.only else [ONE_LINE, *KINDS]
+    outcome: dict[str, Any] = {"trainers": {}}
+    if ONE_LINE in names:
+        names.remove(ONE_LINE)
+        one_line = {size.name: attach_gaps.cost(size, arguments.rounds) for size in SIZES}
+        outcome["one_line"] = one_line
+        outcome["one_line_us_per_micro_batch"] = one_line["small"]["with_part_of_step_us"]
+    for name in names:
+        if find_spec(KINDS[name][0]) is not None:
+            found = in_a_process(name, arguments.steps, arguments.rounds)
+            outcome["trainers"][name] = found
+    outcome["not_installed"] = [n for n in names if n not in outcome["trainers"]]
+    outcome["load"] = [round(before, 1), round(os.getloadavg()[0], 1)]
     show(outcome)
     print(json.dumps(outcome))
     return 0
 
 
 def show(outcome: dict[str, Any]) -> None:
-    """The table for people."""
-    table = Table(title=f"cost of adapters, us of CPU time; load {outcome['load']}")
-    for column in ("trainer", "step without", "per micro-batch", "per step", "ratio"):
+    """Print the tables for people."""
+    if "one_line" in outcome:
+        sizes = outcome["one_line"].values()
+        table = Table(title=f"one line, us between marks; load {outcome['load']}")
+        table.add_column("")
+        for one in sizes:
+            table.add_column(f"{one['micro_batch_ms']:.1f} ms", justify="right")
+        for name in attach_gaps.GAPS:
+            table.add_row(name, *(f"{one['by_gap_us'][name]:.0f}" for one in sizes))
+        for key in ("per_micro_batch_us", "per_step_us", "with_part_of_step_us"):
+            table.add_row(key.replace("_", " "), *(f"{one[key]:.0f}" for one in sizes))
+        Console().print(table)
+    if not outcome["trainers"] and not outcome["not_installed"]:
+        return
+    table = Table(title=f"adapters, us of CPU time; load {outcome['load']}")
+    for column in ("trainer", "step without", "added", "per micro-batch", "quartiles", "ratio"):
         table.add_column(column, justify="left" if column == "trainer" else "right")
     for name, one in outcome["trainers"].items():
-        told = (one["step_us"], one["per_micro_batch_us"], one["per_step_us"])
-        table.add_row(name, *(f"{value:.0f}" for value in told), f"{one['ratio']:.3f}")
+        told = (one["step_us"], one["added_us"], one["per_micro_batch_us"])
+        quartiles = " to ".join(f"{value:.0f}" for value in one["per_micro_batch_quartiles_us"])
+        table.add_row(name, *(f"{value:.0f}" for value in told), quartiles, f"{one['ratio']:.3f}")
     for name in outcome["not_installed"]:
         table.add_row(name, "not installed")
     Console().print(table)

@@ -25,16 +25,18 @@ class ScriptedClock:
     def resume(self) -> None:
         self._since_s = self.now_s
 
-    def suspend(self) -> object:
+    def suspend(self) -> float:
         self.pause()
         return self._spent_s
 
     def resume_suspended(self, aside: float) -> None:
         self._spent_s, self._since_s = aside, self.now_s
 
+    def time_of(self, aside: float) -> ComputeTime | None:
+        return ComputeTime(compute_s=aside)
+
     def end(self) -> ComputeTime | None:
-        self.pause()
-        return ComputeTime(compute_s=self._spent_s)
+        return self.time_of(self.suspend())
 
 
 class Pace:

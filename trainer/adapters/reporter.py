@@ -33,7 +33,6 @@ from pacekeeper.trainer.adapters.instrumentation.module_passes import is_in_back
 from pacekeeper.trainer.groups.devices import device_uuid, new_event
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import (
-    ComputeTime,
     CpuClock,
     DeviceEventClock,
     SegmentClock,
@@ -42,7 +41,7 @@ from pacekeeper.trainer.hooks.compute_timers import (
 from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 from pacekeeper.trainer.hooks.hooks import run_id_from_environment
 
-HOLD_S, HELD = 0.05, 16  # time and number of micro-batches that are written together
+HOLD_S, HELD = 1.0, 16  # for how long and how many micro-batches are held to be written together
 _runs: Counter[str] = Counter()  # attachments of this process, by job
 _P = ParamSpec("_P")
 _Item = TypeVar("_Item")
@@ -184,21 +183,16 @@ class Reporter:
         self.clock = own if isinstance(own, WaitAwareClock) else WaitAwareClock(own, count_error)
         self._tensor_share = tensor_share
         self.open: dict[Hashable, _InFlightMicrobatch] = {}  # that have begun and not ended
-        self._done: list[tuple[ComputeTime | None, MicrobatchFeatures]] = []  # not yet written
-        self._hold_until_s = 0.0
+        self._done: list[_InFlightMicrobatch] = []  # not yet written
+        self._written_s = 0.0  # when micro-batches were last written
         self._loading_s: float | None = None  # start of the wait for input
-        self._away_s: float | None = None  # start of an evaluation or another pause of training
+        self.away_s: float | None = None  # start of what is not training, such as an evaluation
         self._outside_s = 0.0  # time of the open step that was not training
 
     @property
     def is_computing(self) -> bool:
         """Whether a micro-batch computes now, in a pass or told."""
         return self.in_pass is not None or self.told is not None
-
-    @property
-    def is_away(self) -> bool:
-        """Whether something other than training runs, such as an evaluation."""
-        return self._away_s is not None
 
     # -- steps
 
@@ -240,25 +234,25 @@ class Reporter:
         """Drop the open step and its passes: its end will not be reported."""
         self.drop_micro_batches()
         self.expert_counts.forget()
-        self.step = self._loading_s = self._away_s = None
+        self.step = self._loading_s = self.away_s = None
 
     @never_raises
     def exit_training(self) -> None:
         """Mark the begin of something other than training: an evaluation, a checkpoint."""
-        if self._away_s is None:
-            self._away_s = time.monotonic()
+        if self.away_s is None:
+            self.away_s = time.monotonic()
 
     @never_raises
     def enter_training(self) -> None:
         """Mark the return to training; the time in between is not part of the step."""
-        if self._away_s is not None:
-            self._outside_s += time.monotonic() - self._away_s
-            self._away_s = None
+        if self.away_s is not None:
+            self._outside_s += time.monotonic() - self.away_s
+            self.away_s = None
 
     @never_raises
     def begin_loading(self) -> None:
         """Start the wait for input; an earlier one without an end is dropped."""
-        self._loading_s = None if self._away_s is not None else time.monotonic()
+        self._loading_s = None if self.away_s is not None else time.monotonic()
 
     @never_raises
     def end_loading(self) -> None:
@@ -286,7 +280,7 @@ class Reporter:
 
     def enter_pass(self, key: Hashable, work: MicrobatchFeatures = NO_FEATURES) -> None:
         """Start a pass of micro-batch `key`, which adds `work`; ignored within another pass."""
-        if self.step is None or self.in_pass is not None or self._away_s is not None:
+        if self.step is None or self.in_pass is not None or self.away_s is not None:
             return
         try:
             known = self.open.get(key)
@@ -311,31 +305,36 @@ class Reporter:
                 self.pace.ring.count_error(error)
 
     def complete_pass(self) -> None:
-        """End the last pass of a micro-batch and report it."""
+        """End the last pass of a micro-batch, which is reported with others of its step.
+
+        What is computed and written at once costs a third of what it costs after each micro-batch,
+        when code and data have left the cache; and agents report at most once a second.
+        """
         key, self.in_pass = self.in_pass, None
         if key is None:
             return
         try:
-            known, compute = self.open.pop(key), self.clock.end()
-            tokens, squared, _, _, _, documents, head, _ = known.work
-            rows = known.expert_rows, known.num_active, known.rows_over
-            work = (tokens, squared, *rows, documents, head, self._tensor_share)
-            self._done.append((compute, work))
-            if compute is None or compute[5] > self._hold_until_s or len(self._done) == HELD:
+            known = self.open.pop(key)
+            known.aside = self.clock.suspend()
+            self._done.append(known)
+            if len(self._done) == HELD or time.monotonic() - self._written_s > HOLD_S:
                 self.write_done()
         except Exception as error:
             self.pace.ring.count_error(error)
 
     def write_done(self) -> None:
-        """Write the completed micro-batches of the open step.
-
-        Short ones are written together: one alone costs as much as three, cold in the cache.
-        """
-        for compute, work in self._done:
-            self.pace.on_microbatch_end(compute, work)
-            if compute is not None:
-                self._hold_until_s = compute.ended_mono_s + HOLD_S
-        self._done.clear()
+        """Write the completed micro-batches of the open step."""
+        done, self._done = self._done, []
+        self._written_s = time.monotonic()
+        for known in done:
+            try:
+                compute = self.clock.time_of(known.aside)
+                tokens, squared, _, _, _, documents, head, _ = known.work
+                rows = known.expert_rows, known.num_active, known.rows_over
+                work = (tokens, squared, *rows, documents, head, self._tensor_share)
+                self.pace.on_microbatch_end(compute, work)
+            except Exception as error:
+                self.pace.ring.count_error(error)
 
     def add_features(self, work: MicrobatchFeatures) -> None:
         """Add features to the micro-batch that computes now, such as those of a second forward."""

@@ -180,7 +180,7 @@ class EngineDevice(WallClock):
         self._compute_s += modelled_s
         self._paused_s = time.perf_counter()
 
-    def suspend(self) -> object:
+    def suspend(self) -> Any:
         return WallClock.suspend(self), self._factor
 
     def resume_suspended(self, aside: Any) -> None:
@@ -188,12 +188,14 @@ class EngineDevice(WallClock):
         self._is_open = True  # another micro-batch may have ended since
         WallClock.resume_suspended(self, times)
 
+    def time_of(self, aside: Any) -> ComputeTime | None:
+        times, _ = aside
+        return WallClock.time_of(self, times)
+
     def end(self) -> ComputeTime | None:
-        self.pause()
+        aside = self.suspend()
         self._is_open = False
-        return ComputeTime(
-            compute_s=self._compute_s, wait_s=self._wait_s, ended_mono_s=time.monotonic()
-        )
+        return self.time_of(aside)
 
     def _begin_pass(self, _: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
         if "inputs_embeds" in given:  # of a later stage: their shape is that of the micro-batch

@@ -16,10 +16,12 @@ from time import monotonic, thread_time
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 SHORT_S = 200e-6  # a gap in which a thread is taken to have computed
-IDLE_S = 10e-6  # time off the CPU since the last look at the run queue that needs no new one
+# Time off the CPU since the last look at the run queue that needs no new one: a constant and a part
+# of the time since the last segment ended, at most MAX_IDLE_S. A look costs 16 us in a cold cache.
+IDLE_S, IDLE_PART, MAX_IDLE_S = 10e-6, 1e-3, 10e-3
 MAX_LATE = 64  # micro-batches that a device may lag behind its host
 SCHEDSTAT = "/proc/thread-self/schedstat"
-_Ended = tuple[int, list[tuple[Any, Any]], float]  # number, events of its segments, host's time
+_Segments = list[tuple[Any, Any, float]]  # events of begin and end, time of the host
 _made = tuple.__new__  # skips the Python frame of a named tuple's own constructor
 _log = logging.getLogger(__name__)
 
@@ -72,11 +74,14 @@ class LateClock(Protocol):
 class PipelineClock(SegmentClock, Protocol):
     """A clock shared by several open micro-batches in turn, as in a pipeline stage."""
 
-    def suspend(self) -> object:
-        """Suspend the open micro-batch; return the state that `resume_suspended` takes."""
+    def suspend(self) -> Any:
+        """Suspend the open micro-batch; return its state."""
 
     def resume_suspended(self, aside: Any) -> None:
         """Resume a suspended micro-batch; time spent meanwhile is not counted."""
+
+    def time_of(self, aside: Any) -> ComputeTime | None:
+        """End a suspended micro-batch, possibly later; return what `end` returns."""
 
 
 @dataclass(slots=True)
@@ -100,19 +105,20 @@ class WallClock:
         self._began_s = time.perf_counter()
         self._wait_s += self._began_s - self._paused_s
 
-    def suspend(self) -> object:
+    def suspend(self) -> Any:
         self.pause()
-        return self._compute_s, self._wait_s
+        return self._compute_s, self._wait_s, monotonic()
 
     def resume_suspended(self, aside: Any) -> None:
-        self._compute_s, self._wait_s = aside
+        self._compute_s, self._wait_s, _ = aside
         self._began_s = time.perf_counter()
 
+    def time_of(self, aside: Any) -> ComputeTime | None:
+        compute_s, wait_s, ended_s = aside
+        return _made(ComputeTime, (compute_s, None, None, None, wait_s, ended_s, 0, ()))
+
     def end(self) -> ComputeTime | None:
-        compute_s = self._compute_s + time.perf_counter() - self._began_s
-        return _made(
-            ComputeTime, (compute_s, None, None, None, self._wait_s, time.monotonic(), 0, ())
-        )
+        return self.time_of(self.suspend())
 
 
 _Times = tuple[float, float, float | None]
@@ -152,41 +158,39 @@ class CpuClock:
         self._began = self._read_soon()
 
     def pause(self) -> None:
-        self._close_segment()
+        self.suspend()
 
     def resume(self) -> None:
         self._began = self._read()
         self._wait_s += self._began[0] - self._ended[0]
 
-    def suspend(self) -> object:
-        self._close_segment()
+    def suspend(self) -> Any:
+        if self.burn is not None:
+            self.burn(thread_time() - self._began[1])
+        ended = self._ended = self._read()
+        self._segments.append((self._began, ended))
         return self._segments, self._wait_s
 
     def resume_suspended(self, aside: Any) -> None:
         self._segments, self._wait_s = aside
         self._began = self._read_soon()
 
-    def end(self) -> ComputeTime | None:
-        self._close_segment()
+    def time_of(self, aside: Any) -> ComputeTime | None:
+        segments, wait_s = aside
         wall_s = cpu_s = 0.0
         queue_s: float | None = 0.0
-        for began, ended in self._segments:
+        for began, ended in segments:
             wall_s += ended[0] - began[0]
             cpu_s += max(0.0, ended[1] - began[1])  # less than 0: it slept in a short gap
             if queue_s is not None:
                 known = began[2] is not None and ended[2] is not None
-                queue_s = queue_s + ended[2] - began[2] if known else None  # type: ignore[operator]
+                queue_s = queue_s + ended[2] - began[2] if known else None
         stall_s = None if queue_s is None else max(0.0, wall_s - cpu_s - queue_s)
-        compute_s, ended_s = cpu_s + (stall_s or 0.0), self._ended[0]
-        return _made(
-            ComputeTime, (compute_s, cpu_s, queue_s, stall_s, self._wait_s, ended_s, 0, ())
-        )
+        compute_s, ended_s = cpu_s + (stall_s or 0.0), segments[-1][1][0]
+        return _made(ComputeTime, (compute_s, cpu_s, queue_s, stall_s, wait_s, ended_s, 0, ()))
 
-    def _close_segment(self) -> None:
-        if self.burn is not None:
-            self.burn(thread_time() - self._began[1])
-        ended = self._ended = self._read()
-        self._segments.append((self._began, ended))
+    def end(self) -> ComputeTime | None:
+        return self.time_of(self.suspend())
 
     def _read_soon(self) -> _Times:
         wall_s, cpu_s, queue_s = self._ended
@@ -196,17 +200,21 @@ class CpuClock:
 
     def _read(self) -> _Times:
         wall_s, cpu_s = monotonic(), thread_time()
-        if wall_s - cpu_s - self._idle_s > IDLE_S:
-            self._look_at_queue(wall_s - cpu_s)
+        idle_s = wall_s - cpu_s
+        spared_s = min(IDLE_S + IDLE_PART * (wall_s - self._ended[0]), MAX_IDLE_S)
+        if idle_s - self._idle_s > spared_s:
+            self._look_at_queue(idle_s)
         return wall_s, cpu_s, self._queue_s
 
     def _look_at_queue(self, idle_s: float) -> None:
         self._idle_s, self._queue_s = idle_s, None
-        with contextlib.suppress(OSError, ValueError):
+        try:
             # "<on CPU ns> <waiting on a run queue ns> <time slices>"
             on_cpu_ns, waited_ns, _ = map(int, os.pread(self._schedstat, 96, 0).split())
             # A running thread with no time on a CPU: this kernel has the file but does not fill it.
             self._queue_s = waited_ns * 1e-9 if on_cpu_ns > 0 else None
+        except (OSError, ValueError):  # `contextlib.suppress` would run three more functions
+            return
 
 
 @dataclass(slots=True)
@@ -224,9 +232,9 @@ class DeviceEventClock:
 
     new_event: Callable[[], Any]
     num_lost: int = 0
-    _open: list[tuple[Any, Any]] = field(default_factory=list)
+    _open: _Segments = field(default_factory=list)
     _began: Any = None
-    _ended: deque[_Ended] = field(default_factory=deque)
+    _ended: deque[tuple[int, _Segments]] = field(default_factory=deque)  # by number
     _number: int = 0  # of the newest micro-batch that ended
 
     def begin(self) -> None:
@@ -234,13 +242,13 @@ class DeviceEventClock:
         self._began = self._mark()
 
     def pause(self) -> None:
-        self._close_segment()
+        self.suspend()
 
     def resume(self) -> None:
         self._began = self._mark()
 
-    def suspend(self) -> object:
-        self._close_segment()
+    def suspend(self) -> Any:
+        self._open.append((self._began, self._mark(), monotonic()))
         return self._open
 
     def resume_suspended(self, aside: Any) -> None:
@@ -248,10 +256,12 @@ class DeviceEventClock:
         self._began = self._mark()
 
     def end(self) -> ComputeTime | None:
+        return self.time_of(self.suspend())
+
+    def time_of(self, aside: Any) -> ComputeTime | None:
         self._number += 1
-        self._close_segment()
         known = self.known()
-        self._ended.append((self._number, self._open, time.monotonic()))
+        self._ended.append((self._number, aside))
         if len(self._ended) > MAX_LATE:
             self._ended.popleft()
             self.num_lost += 1
@@ -263,20 +273,19 @@ class DeviceEventClock:
         """Return the finished micro-batches that were not returned before, oldest first."""
         found: list[ComputeTime] = []
         while self._ended:
-            number, segments, ended_s = self._ended[0]
+            number, segments = self._ended[0]
             if not segments[-1][1].query():
                 break  # nor are later ones: a stream runs in order
             self._ended.popleft()
-            spent_ms = sum(began.elapsed_time(ended) for began, ended in segments)
+            spent_ms = sum(began.elapsed_time(ended) for began, ended, _ in segments)
             found.append(
                 ComputeTime(
-                    compute_s=spent_ms * 1e-3, ended_mono_s=ended_s, lag=self._number - number
+                    compute_s=spent_ms * 1e-3,
+                    ended_mono_s=segments[-1][2],
+                    lag=self._number - number,
                 )
             )
         return found
-
-    def _close_segment(self) -> None:
-        self._open.append((self._began, self._mark()))
 
     def _mark(self) -> Any:
         event = self.new_event()

@@ -105,8 +105,10 @@ class WaitAwareClock:
             if self._depth == 0:
                 self._clock.resume()
 
-    def suspend(self) -> object:
-        self.close_pass()
+    def suspend(self) -> Any:
+        if self._is_waiting:
+            self.end_wait()
+        self.thread = 0
         return self._suspendable.suspend()
 
     def resume_suspended(self, aside: Any) -> None:
@@ -115,6 +117,9 @@ class WaitAwareClock:
         self.thread = get_ident()
         if self._has_streams:
             self._stream = _current_stream()
+
+    def time_of(self, aside: Any) -> ComputeTime | None:
+        return self._suspendable.time_of(aside)
 
     def end(self) -> ComputeTime | None:
         self.close_pass()

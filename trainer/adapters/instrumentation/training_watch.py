@@ -23,8 +23,8 @@ from pacekeeper.trainer.adapters.instrumentation.expert_hooks import watch_exper
 from pacekeeper.trainer.adapters.instrumentation.input_waits import InputWaits
 from pacekeeper.trainer.adapters.instrumentation.module_passes import (
     CALL,
+    GradientHook,
     at_end_of_backward,
-    call_at_first_gradient,
     graph_task,
     is_lightning,
     is_traced,
@@ -71,6 +71,7 @@ class TrainingWatch:
         self._is_loss_summed = False
         self._ends_later = False  # the optimizer has stepped within a pass
         self._num_open = 0  # micro-batches of the open step
+        self._backward_hook = GradientHook(self._backward_begins)
         self._warned: set[str] = set()
 
     def add_model(self, model: nn.Module) -> None:
@@ -187,19 +188,19 @@ class TrainingWatch:
 
     def begin_told(self, block: ToldMicrobatch) -> None:
         """Begin a micro-batch that the loop times; open passes are dropped."""
-        self._begin_micro_batch()
+        self._prepare()
+        self.num_passes += 1
         self.reporter.write_done()
         self.reporter.told = block
 
-    def _begin_micro_batch(self) -> None:
+    def _prepare(self) -> None:
+        """Make a micro-batch possible: a step is open, and nothing else runs in it."""
         reporter = self.reporter
         if self.num_passes == 0 and not self.is_step_told:
             reporter.abandon_step()  # one of steps alone
-        self.num_passes += 1
         if reporter.step is None:
             self.begin_step()
-        if reporter.is_away:
-            reporter.enter_training()
+        reporter.enter_training()
         if reporter.in_pass is not None:  # of a backward pass that raised
             reporter.drop_micro_batches()
 
@@ -232,7 +233,14 @@ class TrainingWatch:
                 self._inside = None
                 if reporter.told is not None:
                     return
-                self._begin_micro_batch()
+                if (
+                    reporter.step is None
+                    or reporter.in_pass is not None
+                    or reporter.away_s is not None
+                    or self.num_passes == 0
+                ):
+                    self._prepare()
+                self.num_passes += 1
                 if self.is_timed:
                     try:
                         work = self._work_of(args, kwargs)
@@ -268,8 +276,7 @@ class TrainingWatch:
                 return
             self.reporter.suspend_pass()
             for tensor in tensors:
-                if tensor.grad_fn is not None:
-                    call_at_first_gradient(tensor, self._backward_begins)
+                self._backward_hook.put_on(tensor)
         except Exception as error:
             self.count_error(error)
 
