@@ -8,8 +8,8 @@ with its own experts, torch's AdamW and gradient clipping, in one process. Again
 - `moves`: 50 steps with 20 changes of the layout to random replicas and shares, activations
   checkpointed;
 - `meshes`: 200 steps with 40 changes to random stages, tensor groups, runs of shards, pipelines,
-  schedules (1F1B, zero bubble), batch shares, replicas, and owners of optimizer state in every
-  second layout or so;
+  schedules (1F1B, zero bubble), batch shares, replicas, and in every second layout or so owners of
+  optimizer state and shares of the rows by stage;
 - `without_moments`: a negative control, moves that forget the optimizer's state: it must fail.
 An error is the largest of a tensor (of one expert), relative to the tensor's largest value.
 Gradients are compared at every step, parameters at the end. Prints a table, then one line of JSON;
@@ -116,12 +116,11 @@ def own_rows(step: int, rank: int, size: int) -> list[MicroBatch]:
     if size > 1 and step % 3 == 0:
         cuts[step % (size - 1)] = cuts[step % (size - 1) - 1] if step % (size - 1) else 0
     begin, end = [0, *cuts, ROWS][rank : rank + 2]
-    return micro_batches(rows_of(step)[begin:end])
+    return [micro_batch(part) for part in rows_of(step)[begin:end].split(3) if len(part)]
 
 
-def micro_batches(rows: Tensor) -> list[MicroBatch]:
-    parts = rows.split(3)
-    return [{"input_ids": p[:, :-1], "labels": p[:, 1:]} for p in parts if len(p)]
+def micro_batch(rows: Tensor) -> MicroBatch:
+    return {"input_ids": rows[:, :-1], "labels": rows[:, 1:]}
 
 
 def optimizer_of(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -240,7 +239,7 @@ def train(
                 if mode == "without_moments":
                     forget_arrived(engine, optimizer, before)
             result = engine.step(
-                micro_batches(rows_of(step)[engine.rows(ROWS).start : engine.rows(ROWS).stop])
+                [micro_batch(rows_of(step)[list(own)]) for own in engine.micro_batches(ROWS, 3)]
                 if mode == "meshes"
                 else own_rows(step, rank, size)
             )

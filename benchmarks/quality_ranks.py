@@ -152,7 +152,9 @@ class ThreadJob:
         def look(worker: ThreadWorker) -> float:
             sampler = worker.job.evaluation
             assert sampler is not None, "the job has evaluation_data"
-            rows = worker.engine.rows(sampler.num_first_places(0))
+            rows = worker.engine.micro_batches(
+                sampler.num_first_places(0), self.config.rows_per_microbatch
+            )
             return worker.engine.evaluate(batch_of(self.config, sampler, 0, rows)).item()
 
         return self.together(look)[min(self.workers)]

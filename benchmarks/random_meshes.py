@@ -26,7 +26,8 @@ def random_mesh(
 ) -> Layout:
     """One to three pipelines of one or two stages, in any schedule; groups of any sizes and runs.
 
-    Every second layout has owners of optimizer state.
+    Every second layout has owners of optimizer state, and every second of several pipelines has
+    shares of the rows by stage, some of them 0.
 
     Args:
         ranks: All ranks; those beyond the shards of a full group stand by.
@@ -62,6 +63,8 @@ def random_mesh(
         share = weights[number] / sum(weights)
         pipelines.append(Pipeline(stages=stages, batch_share=share))
     pipelines.sort(key=lambda one: one.leader)
+    if num_pipelines > 1 and chosen.random() < 0.5:
+        pipelines = random_stage_shares(pipelines, chosen)
     experts = []
     for layer, count in enumerate(num_experts):
         there = sorted(
@@ -84,6 +87,19 @@ def random_mesh(
         schedule=chosen.choice(RUN_SCHEDULES),
     )
     return random_owners(layout, chosen) if chosen.random() < 0.5 else layout
+
+
+def random_stage_shares(pipelines: Sequence[Pipeline], chosen: Random) -> list[Pipeline]:
+    """The pipelines, of equal cuts, with other shares of the rows at each stage."""
+    by_stage = []
+    for _ in pipelines[0].stages:
+        weights = [chosen.choice([0.0, 0.2, chosen.random() + 0.2]) for _ in pipelines]
+        weights[chosen.randrange(len(weights))] += 0.3
+        by_stage.append([weight / sum(weights) for weight in weights])
+    return [
+        replace(pipeline, stage_shares=shares)
+        for pipeline, shares in zip(pipelines, zip(*by_stage, strict=True), strict=True)
+    ]
 
 
 def random_owners(layout: Layout, chosen: Random) -> Layout:

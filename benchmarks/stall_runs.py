@@ -85,7 +85,8 @@ class LoneRank:
     def train(self) -> float:
         """One step; seconds it took."""
         began_s = time.perf_counter()
-        rows = self.engine.rows(self.config.rows_per_step)
+        config = self.config
+        rows = self.engine.micro_batches(config.rows_per_step, config.rows_per_microbatch)
         result = self.engine.step(batch_of(self.config, self._sampler, self.step, rows))
         routed = {layer: tokens.tolist() for layer, tokens in result.routed.items()}
         self.checkpoints.partial.count(routed)

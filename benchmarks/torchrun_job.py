@@ -109,7 +109,7 @@ def train(config: EngineConfig, run_dir: Path, checkpoint_steps: int) -> None:
     parts.load()
     with (run_dir / f"steps-{rank}.jsonl").open("a") as log:
         for step in range(engine.num_steps, config.steps):
-            rows = engine.rows(config.rows_per_step)
+            rows = engine.micro_batches(config.rows_per_step, config.rows_per_microbatch)
             loss = float(engine.step(batch_of(config, job.sampler, step, rows)).loss)
             line = {"step": step, "attempt": attempt, "loss": loss, "pid": os.getpid()}
             log.write(json.dumps(line | {"ended_mono_s": time.monotonic()}) + "\n")

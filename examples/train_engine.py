@@ -40,13 +40,13 @@ def main(model: str, tokens: str, out: str) -> None:
         if step == STEPS // 2:  # the lists of experts of all layers, in reverse: they swap ranks
             experts = tuple(layer[::-1] for layer in engine.layout.experts)
             engine.apply(replace(engine.layout, generation=2, experts=experts))
-        batch = train.batch(step, engine.rows(ROWS)).split(4)
-        result = engine.step([part.tensors for part in batch], loss)
+        rows = engine.micro_batches(ROWS, rows_per_microbatch=2)
+        result = engine.step([train.batch(step, places).tensors for places in rows], loss)
         schedule.step()
         if step % 5 == 4 and groups.control.rank == 0:
             print(f"step {step + 1} loss {result.loss.item():.4f}")
-    batch = tests.batch(0, engine.rows(tests.num_first_places(0))).split(4)
-    value = engine.evaluate([part.tensors for part in batch])
+    rows = engine.micro_batches(tests.num_first_places(0), rows_per_microbatch=2)
+    value = engine.evaluate([tests.batch(0, places).tensors for places in rows])
     if groups.control.rank == 0:
         print(f"evaluation loss {value.item():.4f}")
     engine.export(out)

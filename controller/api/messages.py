@@ -132,8 +132,9 @@ def _span(first: int, end: int) -> str:
 
 
 def _batch_shares(layout: Layout) -> dict[int, float]:
-    """The part of the batch that each rank's pipeline computes."""
-    return {rank: layout.pipelines[at].batch_share for rank, (_, at) in layout.places.items()}
+    """The part of the batch that each rank's stage computes."""
+    places = layout.places.items()
+    return {rank: layout.pipelines[at].share_at(stage) for rank, (stage, at) in places}
 
 
 def replicas_by_rank(layout: Layout) -> dict[int, int]:

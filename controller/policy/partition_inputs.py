@@ -243,9 +243,9 @@ def _dense_times(view: PlanningSnapshot, layer_bytes: Sequence[float]) -> tuple[
     """Return the seconds of a step's dense work for each byte of a layer, and of the head."""
     layers_s = head_s = layers = last_layers = 0.0
     for pipeline in view.layout.pipelines:
-        for stage in pipeline.stages:
+        for number, stage in enumerate(pipeline.stages):
             spent_s = sum(view.work[rank].dense_s for rank in stage.group)
-            own = pipeline.batch_share * sum(layer_bytes[stage.first_layer : stage.end_layer])
+            own = pipeline.share_at(number) * sum(layer_bytes[stage.first_layer : stage.end_layer])
             if stage is pipeline.stages[-1]:
                 head_s, last_layers = head_s + spent_s, last_layers + own
             else:

@@ -23,7 +23,8 @@ OLDEST_FORMAT = 1  # stages of groups, the same cuts for all pipelines, one run 
 def encode_layout(layout: Layout) -> bytes:
     """Canonical JSON: equal layouts give equal bytes, so a digest names a layout.
 
-    A pipeline is [batch share, [stages]]; a stage is [first layer, end layer, [ranks], [attention
+    A pipeline is [batch share, [stages]], with stage shares [batch share, [stages], [share of the
+    rows at each stage]]; a stage is [first layer, end layer, [ranks], [attention
     shards of each], [MLP shards of each]]; the last is left out where it equals the one before.
     Fields with their default are left out.
     """
@@ -33,7 +34,7 @@ def encode_layout(layout: Layout) -> bytes:
         "num_attention_shards": layout.num_attention_shards,
         "num_mlp_shards": layout.num_mlp_shards,
         "pipelines": [
-            [pipeline.batch_share, list(map(_stage, pipeline.stages))]
+            [pipeline.batch_share, list(map(_stage, pipeline.stages)), *_listed(pipeline)]
             for pipeline in layout.pipelines
         ],
         "experts": [
@@ -114,9 +115,15 @@ def _stage(stage: Stage) -> list[Any]:
     return [stage.first_layer, stage.end_layer, list(stage.group), *counts[: 2 - is_equal]]
 
 
+def _listed(pipeline: Pipeline) -> list[list[float]]:
+    return [list(pipeline.stage_shares)] if pipeline.stage_shares else []
+
+
 def _mesh(document: Any) -> _Mesh:
     pipelines = []
-    for share, of_pipeline in document["pipelines"]:
+    for share, of_pipeline, *of_stages in document["pipelines"]:
+        if len(of_stages) > 1:
+            raise ValueError("a pipeline has shares of two kinds at most")
         stages = []
         for first, end, ranks, *counts in of_pipeline:
             attention, mlp = (_runs(ranks, of_kind) for of_kind in (counts[0], counts[-1]))
@@ -125,7 +132,13 @@ def _mesh(document: Any) -> _Mesh:
             stages.append(
                 Stage(first_layer=int(first), end_layer=int(end), attention=attention, mlp=mlp)
             )
-        pipelines.append(Pipeline(stages=tuple(stages), batch_share=float(share)))
+        pipelines.append(
+            Pipeline(
+                stages=tuple(stages),
+                batch_share=float(share),
+                stage_shares=tuple(map(float, *of_stages)) if of_stages else (),
+            )
+        )
     return {
         "num_attention_shards": int(document["num_attention_shards"]),
         "num_mlp_shards": int(document["num_mlp_shards"]),

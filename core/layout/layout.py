@@ -10,13 +10,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from math import inf, isfinite
-from operator import lt
+from math import inf
 
-from pacekeeper.core.layout.apportion import apportion
+from pacekeeper.core.layout.apportion import apportion, check_shares, consecutive
 from pacekeeper.core.layout.pipeline_schedule import RUN_SCHEDULES, Schedule
-
-SHARE_TOLERANCE = 1e-6
 
 
 class BlockKind(StrEnum):
@@ -44,10 +41,9 @@ class Block:
                 return str(self.kind)
             case BlockKind.NORM_ROUTER:
                 return f"layer {self.layer} norm and router"
-            case BlockKind.ATTENTION:
-                return f"layer {self.layer} attention shard {self.index}"
-            case BlockKind.DENSE_MLP:
-                return f"layer {self.layer} MLP shard {self.index}"
+            case BlockKind.ATTENTION | BlockKind.DENSE_MLP:
+                name = "attention" if self.kind is BlockKind.ATTENTION else "MLP"
+                return f"layer {self.layer} {name} shard {self.index}"
             case BlockKind.EXPERT:
                 return f"layer {self.layer} expert {self.index}"
 
@@ -135,12 +131,19 @@ class Stage:
 class Pipeline:
     """The stages of one data-parallel rank and its share of the batch.
 
+    Attributes:
+        stages: in the order of their layers.
+        batch_share: its share of the rows; with `stage_shares`, after a death or a join only.
+        stage_shares: its share of the rows at each stage, where these differ: hidden states go to
+            the pipelines that compute the next stage. (): the batch share.
+
     Raises:
-        ValueError: stages do not cover the layers in order.
+        ValueError: stages do not cover the layers in order, or are not as many as their shares.
     """
 
     stages: tuple[Stage, ...]
     batch_share: float
+    stage_shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         next_layer = 0
@@ -150,11 +153,19 @@ class Pipeline:
             next_layer = stage.end_layer
         if not self.stages:
             raise ValueError("a pipeline needs at least one stage")
+        if self.stage_shares and len(self.stage_shares) != len(self.stages):
+            raise ValueError(
+                f"a pipeline of {len(self.stages)} stages has {len(self.stage_shares)} shares"
+            )
 
     @property
     def leader(self) -> int:
         """The rank that names the pipeline: the first of its first stage."""
         return self.stages[0].attention[0].rank
+
+    def share_at(self, stage: int) -> float:
+        """Its share of the rows at a stage."""
+        return self.stage_shares[stage] if self.stage_shares else self.batch_share
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -213,7 +224,8 @@ class Layout:
         num_attention_shards: the virtual shards of a layer's attention.
         num_mlp_shards: the virtual shards of a layer's dense MLP.
         pipelines: in ascending order of their leaders. Each has its own stages, tensor groups and
-            batch share; the shares add up to 1.
+            batch share; the shares add up to 1. Stage shares: all pipelines have them, with equal
+            cuts, or none; those of a stage add up to 1.
         experts: `experts[layer][expert]` is the expert's `ReplicaSet`, on ranks that run the layer
             in any pipeline; a dense layer has no experts.
         shared_mlp_layers: the layers, ascending, that have a dense MLP beside their experts (shared
@@ -247,8 +259,7 @@ class Layout:
         if self.schedule not in RUN_SCHEDULES:
             raise ValueError(f"schedule: expected one of {RUN_SCHEDULES}, got {self.schedule!r}")
         _check_pipelines(self)
-        _check_standing_by(self)
-        _check_speeds(self)
+        _check_ranks(self)
         with_experts = {layer for layer, experts in enumerate(self.experts) if experts}
         shared = self.shared_mlp_layers
         if list(shared) != sorted(with_experts.intersection(shared)):
@@ -259,11 +270,13 @@ class Layout:
                 for expert, replicas in enumerate(self.experts[layer]):
                     ranks = [replica.rank for replica in replicas]
                     where = "layer", layer, "expert", expert
-                    _check_shares(where, ranks, [replica.share for replica in replicas])
+                    check_shares(where, ranks, [replica.share for replica in replicas])
                     if not there.issuperset(ranks):
                         strangers = sorted(set(ranks) - there)
-                        raise ValueError(f"{_text(where)}: ranks {strangers} run other layers")
-        _check_shares(("batch",), *zip(*self.batch_shares, strict=True))
+                        name = f"layer {layer} expert {expert}"
+                        raise ValueError(f"{name}: ranks {strangers} run other layers")
+        check_shares(("batch",), *zip(*self.batch_shares, strict=True))
+        _check_stage_shares(self)
         if self.state_owners:
             _check_state_owners(self)
 
@@ -284,6 +297,11 @@ class Layout:
         return tuple((pipeline.leader, pipeline.batch_share) for pipeline in self.pipelines)
 
     @cached_property
+    def stage_shares(self) -> tuple[tuple[float, ...], ...]:
+        """By stage, the share of the rows of each pipeline; (): the batch shares at each."""
+        return tuple(zip(*(pipeline.stage_shares for pipeline in self.pipelines), strict=True))
+
+    @cached_property
     def mesh(self) -> tuple[tuple[Stage, ...], ...]:
         """The stages of each pipeline: where layers and shards lie, without any share."""
         return tuple(pipeline.stages for pipeline in self.pipelines)
@@ -292,13 +310,6 @@ class Layout:
     def has_equal_cuts(self) -> bool:
         """Whether all pipelines have the same number of stages, of the same layers."""
         return len({pipeline.ends for pipeline in self.pipelines}) == 1
-
-    @cached_property
-    def is_regular(self) -> bool:
-        """Whether pipelines have equal cuts, and each rank one run for attention and MLP."""
-        return self.has_equal_cuts and all(
-            stage.attention == stage.mlp for stages in self.mesh for stage in stages
-        )
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -470,11 +481,6 @@ class Layout:
             if any(replica.rank == rank for replica in replicas)
         )
 
-    def shards_on(self, rank: int, layer: int, kind: BlockKind) -> tuple[int, ...]:
-        """The virtual shards of this kind of `layer` that `rank` holds, ascending."""
-        runs = (run for stage in self.stages_of_layer(layer) for run in stage.runs(kind))
-        return tuple(n for run in runs if run.rank == rank for n in range(run.first, run.end))
-
     def place_of(self, rank: int) -> tuple[int, int]:
         """(stage, pipeline) of `rank`. Raises ValueError for a rank without work."""
         if rank not in self.places:
@@ -485,15 +491,19 @@ class Layout:
         """The pipeline that `rank` works in. Raises ValueError for a rank without work."""
         return self.pipelines[self.place_of(rank)[1]]
 
+    def rows_at(self, stage: int, num_rows: int) -> tuple[range, ...]:
+        """The places of a global batch of `num_rows` that each pipeline computes at a stage."""
+        return consecutive(num_rows, [pipeline.share_at(stage) for pipeline in self.pipelines])
+
+    def most_rows(self, num_rows: int) -> int:
+        """The rows of a global batch of `num_rows` in the pipeline and stage that has most."""
+        stages = range(len(self.stage_shares) or 1)
+        return max(len(rows) for stage in stages for rows in self.rows_at(stage, num_rows))
+
     def rows_of(self, num_rows: int) -> dict[int, int]:
-        """How many of the global batch's `num_rows` rows each pipeline computes, by its leader."""
-        return dict(
-            zip(
-                (rank for rank, _ in self.batch_shares),
-                apportion(num_rows, [share for _, share in self.batch_shares]),
-                strict=True,
-            )
-        )
+        """How many of `num_rows` rows each pipeline has by its batch share, by its leader."""
+        counts = apportion(num_rows, [share for _, share in self.batch_shares])
+        return {rank: n for (rank, _), n in zip(self.batch_shares, counts, strict=True)}
 
 
 def ranks_by_layer(pipelines: Sequence[Pipeline]) -> list[tuple[int, ...]]:
@@ -505,9 +515,9 @@ def ranks_by_layer(pipelines: Sequence[Pipeline]) -> list[tuple[int, ...]]:
 def with_batch_shares(
     pipelines: Sequence[Pipeline], shares: Iterable[float]
 ) -> tuple[Pipeline, ...]:
-    """The same pipelines with these batch shares, in their order."""
+    """The same pipelines with these batch shares at all stages, in their order."""
     return tuple(
-        replace(pipeline, batch_share=share)
+        replace(pipeline, batch_share=share, stage_shares=())
         for pipeline, share in zip(pipelines, shares, strict=True)
     )
 
@@ -551,21 +561,26 @@ def _check_pipelines(layout: Layout) -> None:
         raise ValueError("a rank stands in two tensor groups")
 
 
-def _check_standing_by(layout: Layout) -> None:
+def _check_ranks(layout: Layout) -> None:
     ranks = layout.standing_by
     if list(ranks) != sorted(set(ranks)) or min(ranks, default=0) < 0:
         raise ValueError(f"standing_by: ranks must ascend from 0, each once, got {list(ranks)}")
-    busy = sorted(set(ranks) & set(layout.working))
-    if busy:
+    if busy := sorted(set(ranks) & set(layout.working)):
         raise ValueError(f"standing_by: ranks {busy} have a part")
-
-
-def _check_speeds(layout: Layout) -> None:
-    ranks = [rank for rank, _ in layout.speeds]
-    if ranks != sorted(set(ranks)) or not set(ranks) <= set(layout.ranks):
-        raise ValueError(f"speeds: must be of ranks of the layout, ascending, got {ranks}")
+    ranks = tuple(rank for rank, _ in layout.speeds)
+    if list(ranks) != sorted(set(ranks)) or not set(ranks) <= set(layout.ranks):
+        raise ValueError(f"speeds: must be of ranks of the layout, ascending, got {list(ranks)}")
     if not all(0.0 < speed < inf for _, speed in layout.speeds):
         raise ValueError("speeds: must be finite and above 0")
+
+
+def _check_stage_shares(layout: Layout) -> None:
+    if len({len(pipeline.stage_shares) for pipeline in layout.pipelines}) > 1:
+        raise ValueError("stage_shares: some pipelines have none, or fewer stages")
+    if layout.stage_shares and not layout.has_equal_cuts:
+        raise ValueError("stage_shares: stages of the pipelines are not of the same layers")
+    for stage, shares in enumerate(layout.stage_shares):
+        check_shares(("stage", stage), [one.leader for one in layout.pipelines], shares)
 
 
 def _check_state_owners(layout: Layout) -> None:
@@ -581,20 +596,3 @@ def _check_state_owners(layout: Layout) -> None:
             raise ValueError(f"{block}: rank {owner.owner} is owner and mirror")
         if owner.mirror is None and len(layout.holders(block)) > 1:
             raise ValueError(f"{block}: it has several holders and no mirror")
-
-
-def _check_shares(what: tuple[object, ...], ranks: Sequence[int], shares: Sequence[float]) -> None:
-    """Check one share list; the work per item runs in C, as layouts have tens of thousands."""
-    if not ranks:
-        raise ValueError(f"{_text(what)}: it has no holder")
-    if not all(map(lt, ranks, ranks[1:])):
-        raise ValueError(f"{_text(what)}: ranks must ascend, each once, got {list(ranks)}")
-    total = sum(shares)
-    if not isfinite(total) or min(shares) < 0.0:
-        raise ValueError(f"{_text(what)}: shares must be finite and not negative")
-    if abs(total - 1.0) > SHARE_TOLERANCE:
-        raise ValueError(f"{_text(what)}: shares must add up to 1")
-
-
-def _text(what: tuple[object, ...]) -> str:
-    return " ".join(map(str, what))

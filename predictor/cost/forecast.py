@@ -177,12 +177,15 @@ def replica_s(model: CostModel | None, workload: Workload, layout: Layout) -> fl
 def _dense_parts(layout: Layout, num_rows: int) -> Array:
     """The part of the batch's dense work that each rank of the layout does [ranks]: that of its
     group's rows which lies in the attention shards it holds."""
-    rows, parts = layout.rows_of(num_rows), dict.fromkeys(layout.working, 0.0)
-    for pipeline in layout.pipelines:
-        for stage in pipeline.stages:
+    parts = dict.fromkeys(layout.working, 0.0)
+    deepest = range(max(map(len, layout.mesh)))
+    rows_at = [list(map(len, layout.rows_at(number, num_rows))) for number in deepest]
+    for at, stages in enumerate(layout.mesh):
+        for number, stage in enumerate(stages):
+            rows = rows_at[number][at]
             for run in stage.attention:
                 held = (run.end - run.first) / layout.num_attention_shards
-                parts[run.rank] += held * rows[pipeline.leader] / num_rows
+                parts[run.rank] += held * rows / num_rows
     return np.array([parts[rank] for rank in layout.working])
 
 

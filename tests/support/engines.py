@@ -34,6 +34,12 @@ def micro_batches(rows: Tensor, size: int = 3) -> list[MicroBatch]:
     return [{"input_ids": part[:, :-1], "labels": part[:, 1:]} for part in parts]
 
 
+def own_batches(engine: Engine, rows: Tensor, size: int = 3) -> list[MicroBatch]:
+    """What an engine computes of a global batch [rows, tokens + 1], with its stage shares."""
+    own = engine.micro_batches(len(rows), size)
+    return [{"input_ids": rows[list(p), :-1], "labels": rows[list(p), 1:]} for p in own]
+
+
 def engine_of(
     family: str,
     group: ThreadGroup | None = None,

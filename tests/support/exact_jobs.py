@@ -92,8 +92,9 @@ class _Undisturbed:
 
         with self._computing():
             for step in range(self.engine.num_steps, steps):
-                rows = range(self.config.rows_per_step)
-                batch = batch_of(self.config, self.job.sampler, step, rows)
+                config = self.config
+                rows = self.engine.micro_batches(config.rows_per_step, config.rows_per_microbatch)
+                batch = batch_of(config, self.job.sampler, step, rows)
                 prepared = self.engine.prepare_step(batch)
                 self.engine.commit_step(prepared, is_applied=step not in self.skipped)
                 self.losses.append(prepared.result.loss.item())

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pacekeeper.core.layout.codec import layout_crc
-from pacekeeper.core.layout.layout import BlockKind, Layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
@@ -28,8 +28,14 @@ ROW_TOKENS = 160
 def held_part(layout: Layout, rank: int) -> float:
     """A rank's part of the model's dense work on a row: layers of its stage, shards of its run."""
     layers = [x for x in range(layout.num_layers) if rank in layout.ranks_of_layer(x)]
-    held = layout.shards_on(rank, layers[0], BlockKind.ATTENTION)
-    return len(held) / layout.num_attention_shards * len(layers) / layout.num_layers
+    return attention_part(layout, rank, layers[0]) * len(layers) / layout.num_layers
+
+
+def attention_part(layout: Layout, rank: int, layer: int) -> float:
+    """The part of a layer's attention shards that a rank holds."""
+    runs = (run for stage in layout.stages_of_layer(layer) for run in stage.attention)
+    held = sum(run.end - run.first for run in runs if run.rank == rank)
+    return held / layout.num_attention_shards
 
 
 def pipelined_s(
@@ -59,7 +65,7 @@ def counted_loads(
     share = layout.rows_of(num_rows)[layout.pipeline_of(rank).leader] / num_rows
     records = []
     for layer, layer_loads in enumerate(loads):
-        held = len(layout.shards_on(rank, layer, BlockKind.ATTENTION)) / layout.num_attention_shards
+        held = attention_part(layout, rank, layer)
         if held:
             records.append(
                 ExpertLoadRecord(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from benchmarks.random_meshes import random_owners
+from benchmarks.random_meshes import random_owners, random_stage_shares
 
 from pacekeeper.core.layout.layout import (
     BlockKind,
@@ -54,6 +54,8 @@ def wide_layout(
         Pipeline(stages=_stages(random, model, free), batch_share=share) for share in shares
     ]
     pipelines.sort(key=lambda pipeline: pipeline.leader)
+    if len({pipeline.ends for pipeline in pipelines}) == 1 and random.random() < 0.5:
+        pipelines = random_stage_shares(pipelines, random)
     there = ranks_by_layer(pipelines)
     working = sorted({rank for ranks in there for rank in ranks})
     slow = sorted(random.sample(working, random.randint(0, min(2, len(working)))))

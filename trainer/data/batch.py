@@ -36,20 +36,6 @@ class Batch:
             "position_ids": self.position_ids,
         }
 
-    def split(self, number: int) -> tuple["Batch", ...]:
-        """Divide into micro-batches of equal size, which share the memory of this batch.
-
-        Args:
-            number: micro-batches; fewer where there are fewer rows.
-
-        Returns:
-            The micro-batches in order, equal to within a row; none of a batch without rows.
-        """
-        number, num_rows = min(number, len(self.labels)), len(self.labels)
-        cuts = [num_rows * at // number for at in range(1, number)]
-        parts = zip(*(tensor.tensor_split(cuts) for tensor in self.tensors.values()), strict=True)
-        return tuple(Batch(*part) for part in parts if num_rows)
-
 
 def make_batch(
     tokens: NDArray[np.int64],

@@ -7,13 +7,11 @@ to resume the sampler needs the step and nothing else.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pacekeeper.core.errors import ConfigError, DataError
-from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.data.batch import Batch, make_batch
 from pacekeeper.trainer.data.permutation import Permutation
 from pacekeeper.trainer.data.token_stream import TokenStream
@@ -101,22 +99,3 @@ class Sampler:
             separate_documents=self.separate_documents,
             predict_across_documents=self.predict_across_documents,
         )
-
-
-def places_of_ranks(layout: Layout, num_rows: int) -> dict[int, range]:
-    """Divide the places of a global batch among data-parallel ranks by their batch shares.
-
-    Args:
-        layout: has the shares.
-        num_rows: rows of the global batch.
-
-    Returns:
-        Contiguous places of each data-parallel rank, in the layout's order of ranks; a rank whose
-        share is too small for a row has none.
-    """
-    counts = layout.rows_of(num_rows)
-    ends = accumulate(counts.values())
-    return {
-        rank: range(end - count, end)
-        for (rank, count), end in zip(counts.items(), ends, strict=True)
-    }

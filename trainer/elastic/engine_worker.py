@@ -352,9 +352,8 @@ class EngineWorker(Worker):
         rate = learning_rate(config, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        rows = engine.rows(config.rows_per_step)
-        most = max(engine.layout.rows_of(config.rows_per_step).values())
-        batch = batch_of(config, self.job.sampler, self.step, rows, most)
+        rows = engine.micro_batches(config.rows_per_step, config.rows_per_microbatch)
+        batch = batch_of(config, self.job.sampler, self.step, rows)
         prepared = engine.prepare_step(batch)
         loss, norm = prepared.result.loss.item(), prepared.result.grad_norm.item()
         self.check_groups()
@@ -575,6 +574,7 @@ class EngineWorker(Worker):
 
     def _evaluate(self) -> None:
         if (sampler := self.job.evaluation) is not None:
-            rows = self.engine.rows(sampler.num_first_places(0))
+            num_rows = sampler.num_first_places(0)
+            rows = self.engine.micro_batches(num_rows, self.config.rows_per_microbatch)
             loss = self.engine.evaluate(batch_of(self.config, sampler, 0, rows))
             self.job_log.add_evaluation(loss.item())

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from pacekeeper.core.checkpoint.manifest import RunFingerprint
 from pacekeeper.core.config.run_fingerprint import engine_fingerprint
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.layout.apportion import num_micro_batches
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.trainer.checkpoint.block_states import BlockState, blocks_on, state_digest
-from pacekeeper.trainer.data.sampler import places_of_ranks
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
 from pacekeeper.trainer.engine.export import export_checkpoint
 from pacekeeper.trainer.engine.micro_batches import Loss, MicroBatch, cross_entropy
@@ -55,6 +55,7 @@ from pacekeeper.trainer.parallel.gradients.dense import send_weights, weight_mes
 from pacekeeper.trainer.parallel.gradients.sync import Gradients
 from pacekeeper.trainer.parallel.layouts import check_layout, default_slots, start_layout
 from pacekeeper.trainer.parallel.mesh.deferred_weights import DeferredWeights
+from pacekeeper.trainer.parallel.mesh.row_deal import micro_batches_of, rows_of_rank
 from pacekeeper.trainer.parallel.moves import assign_slots, commit_move, stage_move
 from pacekeeper.trainer.parallel.optimizers import require_per_element
 from pacekeeper.trainer.parallel.weight_casts import WeightCasts
@@ -232,9 +233,7 @@ class Engine:
             config: A folder with config.json, its content, or a configuration of transformers.
             seed: Of the initial weights.
             dtype: Of parameters, gradients and optimizer state.
-            layout: As of `Engine`.
-            groups: As of `Engine`.
-            hooks: As of `Engine`.
+            layout, groups, hooks: As of `Engine`.
             options: Fields of `EngineOptions`.
         """
         groups = groups or EngineGroups.single_process()
@@ -262,9 +261,7 @@ class Engine:
         Args:
             folder: With config.json and safetensors files; nothing is downloaded.
             dtype: Of parameters, gradients and optimizer state.
-            layout: As of `Engine`.
-            groups: As of `Engine`.
-            hooks: As of `Engine`.
+            layout, groups, hooks: As of `Engine`.
             options: Fields of `EngineOptions`.
         """
         groups = groups or EngineGroups.single_process()
@@ -362,17 +359,19 @@ class Engine:
 
     def rows(self, num_rows: int) -> range:
         """Return the places in a global batch of `num_rows` rows that this rank computes."""
-        rank = self.groups.exchange.rank
-        if rank not in self.layout.places:
-            return range(0)
-        return places_of_ranks(self.layout, num_rows)[self.layout.pipeline_of(rank).leader]
+        return rows_of_rank(self.layout, self.groups.exchange.rank, num_rows)
+
+    def micro_batches(self, num_rows: int, rows_per_microbatch: int) -> list[range]:
+        """Return the places of each micro-batch of this rank; pipelines have equally many."""
+        count = num_micro_batches(self.layout.most_rows(num_rows), rows_per_microbatch)
+        return list(micro_batches_of(self.rows(num_rows), count).values())
 
     def step(self, batch: Iterable[MicroBatch], loss: Loss = cross_entropy) -> StepResult:
         """Train one step; all ranks call it together.
 
         Args:
-            batch: This rank's micro-batches, possibly none. Ranks may have different numbers and
-                sizes of them.
+            batch: This rank's micro-batches, possibly none, of any number and size; where the
+                layout has stage shares, those of `micro_batches`.
             loss: Sum of a micro-batch's losses over its targets.
 
         Raises:

@@ -6,7 +6,7 @@ Everything follows from the settings and the ranks; nothing is materialised, nob
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,12 +15,13 @@ from torch import nn
 
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.layout.apportion import num_micro_batches
 from pacekeeper.core.layout.layout import BlockKind, Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule, num_in_flight
 from pacekeeper.core.layout.replica_spread import NO_DOMAINS, DomainOf
 from pacekeeper.core.layout.state_owners import assign_state_owners
 from pacekeeper.core.telemetry.attachment import ModelShape
-from pacekeeper.trainer.data.sampler import Sampler, places_of_ranks
+from pacekeeper.trainer.data.sampler import Sampler
 from pacekeeper.trainer.data.token_stream import TokenStream, open_tokens
 from pacekeeper.trainer.elastic.launch_spec import node_limits
 from pacekeeper.trainer.emulation.engine_device import EmulatedWork, EngineDevice
@@ -46,6 +47,7 @@ from pacekeeper.trainer.model.packing import packing_of
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from pacekeeper.trainer.parallel.block_states import OPTIMIZER
 from pacekeeper.trainer.parallel.layouts import default_slots, start_layout, state_sizes
+from pacekeeper.trainer.parallel.mesh.row_deal import rows_of_rank
 from pacekeeper.trainer.parallel.moves import require_slots
 
 _log = logging.getLogger(__name__)
@@ -351,19 +353,21 @@ def _needs(config: EngineConfig, job: Job) -> dict[int, _Need]:
     held = Counter(
         replica.rank for placed in job.layout.experts for replicas in placed for replica in replicas
     )
-    places = places_of_ranks(job.layout, config.rows_per_step)
     owned = owned_state(job.skeleton, job.layout)
+    count = num_micro_batches(
+        job.layout.most_rows(config.rows_per_step), config.rows_per_microbatch
+    )
     needs = {}
     for rank in job.layout.working:
         (stage, _), pipeline = job.layout.place_of(rank), job.layout.pipeline_of(rank)
-        rows = len(places.get(pipeline.leader, ()))
+        rows = len(rows_of_rank(job.layout, rank, config.rows_per_step))
         in_flight = num_in_flight(
             job.layout.schedule,
             stage,
             num_stages=len(pipeline.stages),
-            num_microbatches=-(-rows // config.rows_per_microbatch),
+            num_microbatches=count,
         )
-        rows = min(config.rows_per_microbatch, rows)
+        rows = -(-rows // max(count, 1))
         holding = Holding.of(job.layout, rank)
         needs[rank] = rows, max(in_flight, 1), held[rank], holding, owned.get(rank)
     return needs
@@ -444,21 +448,18 @@ def engine_options(config: EngineConfig, job: Job, device: torch.device) -> Engi
 
 
 def batch_of(
-    config: EngineConfig, sampler: Sampler, step: int, rows: range, most_rows: int = 0
+    config: EngineConfig, sampler: Sampler, step: int, micro_batches: Iterable[range]
 ) -> Iterator[MicroBatch]:
-    """Read the micro-batches of some rows of a step's global batch, when they are asked for.
+    """Read the micro-batches of a step, when they are asked for.
 
     Args:
         config: The settings.
         sampler: Of the data.
         step: The step.
-        rows: Of this rank's pipeline.
-        most_rows: Of the pipeline with most. All pipelines get as many micro-batches, so that they
-            meet at the experts with work in proportion to their rows.
+        micro_batches: Places of each in the global batch, from `Engine.micro_batches`.
     """
-    number = math.ceil(max(most_rows, len(rows)) / config.rows_per_microbatch)
-    for one in sampler.batch(step, rows).split(number):
-        tensors = one.tensors
+    for places in micro_batches:
+        tensors = sampler.batch(step, places).tensors
         if not config.separate_documents:
             del tensors["position_ids"]  # they would restart with each row only
         yield tensors

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -41,9 +42,18 @@ from pacekeeper.trainer.model.skeleton import Skeleton
 from pacekeeper.trainer.parallel.dispatch_plan import ReplicaShares
 from pacekeeper.trainer.parallel.experts import ExpertParallel
 from pacekeeper.trainer.parallel.mesh.deferred_weights import DeferredWeights
+from pacekeeper.trainer.parallel.mesh.row_deal import (
+    MicroBatchRows,
+    dealt_rows,
+    kept_rows,
+    micro_batches_of,
+    rows_of_rank,
+)
 from pacekeeper.trainer.parallel.mesh.stage_run import OpenMicroBatch, StageModel, StageRun
 from pacekeeper.trainer.parallel.mesh.tensor_regions import TokenSlices, compute_on_slices
 from pacekeeper.trainer.parallel.mesh.token_slices import MeshPlace, token_slices
+
+_PRIME = 2**31 - 1  # of sums that are exchanged in 64 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +65,16 @@ class GlobalBatch:
         num_targets: Targets of all ranks.
         work: Tokens, documents and squares of all ranks.
         own: Size of each micro-batch of this rank.
+        numbers: Of each of them in the step.
+        rows: Of all micro-batches of the step, where stages of a pipeline have rows of their own.
     """
 
     num_micro_batches: int
     num_targets: int
     work: WorkSize
     own: Sequence[MicroBatchSize]
+    numbers: Sequence[int]
+    rows: Sequence[MicroBatchRows] = ()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -167,16 +181,18 @@ class Passes:
             batches.extend(batch)
             return self._sizes(batches)
 
-        own, sizes = exchange_on_all_ranks(take, 7, self.groups.control)
-        ranks = self.groups.control.ranks
+        own, sizes = exchange_on_all_ranks(take, 9, self.groups.control)
+        ranks, layout = self.groups.control.ranks, self._layout
         by_rank = dict(zip(ranks, sizes.tolist(), strict=True))
-        first = [pipeline.leader for pipeline in self._layout.pipelines]
-        places = self._layout.places.items()
-        if bad := [rank for rank, (_, at) in places if by_rank[rank] != by_rank[first[at]]]:
+        first = {
+            rank: layout.pipelines[at].stages[stage if layout.stage_shares else 0].group[0]
+            for rank, (stage, at) in layout.places.items()
+        }
+        if bad := [rank for rank, one in first.items() if by_rank[rank] != by_rank[one]]:
             raise ConfigError(
                 f"step {step}: ranks {format_ranks(bad)} were given other micro-batches than the "
                 "first ranks of their pipelines",
-                remedy="give all ranks of a pipeline the rows of Engine.rows, cut alike",
+                remedy="give each rank the rows of Engine.micro_batches",
             )
         if bad := [rank for rank, row in by_rank.items() if row[5]]:
             raise DataError(
@@ -184,19 +200,85 @@ class Passes:
                 f"tokens or labels outside the vocabulary of {self._vocabulary_size}",
                 remedy="tokenise the data with the tokenizer of this model",
             )
-        leaders = [by_rank[rank] for rank, _ in self._layout.batch_shares]
-        _, targets, tokens, documents, squared, *_ = map(sum, zip(*leaders, strict=True))
+        leaders = [by_rank[rank] for rank, _ in layout.batch_shares]
+        _, targets, tokens, documents, squared, _, num_rows, *_ = map(
+            sum, zip(*leaders, strict=True)
+        )
+        count = int(sizes[:, 0].max())
+        numbers: Sequence[int] = range(len(batches))
+        rows: Sequence[MicroBatchRows] = ()
+        if layout.stage_shares:
+            lengths = set(sizes[:, 7].tolist()) - {0}
+            numbers, rows = self._deal(step, batches, num_rows, count, lengths)
         return batches, GlobalBatch(
-            num_micro_batches=int(sizes[:, 0].max()),
+            num_micro_batches=count,
             num_targets=targets,
             work=WorkSize(tokens=tokens, documents=documents, sum_len_squared=squared),
             own=own,
+            numbers=numbers,
+            rows=rows,
         )
+
+    def _deal(
+        self,
+        step: int,
+        batches: Sequence[MicroBatch],
+        num_rows: int,
+        count: int,
+        lengths: set[int],
+    ) -> tuple[Sequence[int], Sequence[MicroBatchRows]]:
+        """Check micro-batches against the layout's stage shares, with all ranks.
+
+        Args:
+            step: For messages.
+            batches: Of this rank.
+            num_rows: Of the global batch.
+            count: Micro-batches of the step.
+            lengths: Of all ranks' rows, in tokens.
+
+        Returns:
+            The number of each of `batches` in the step, and the rows of all micro-batches.
+
+        Raises:
+            ConfigError: On all ranks: one was given other rows than its stage's.
+        """
+        layout, rank = self._layout, self.groups.exchange.rank
+        deal = micro_batches_of(rows_of_rank(layout, rank, num_rows), count)
+        expected = list(map(len, deal.values()))
+
+        def check() -> tuple[None, list[int]]:
+            sizes = [len(batch["input_ids"]) for batch in batches]
+            if sizes != expected or len(lengths) > 1 or min(lengths, default=1) < 0:
+                raise ConfigError(
+                    f"step {step}: micro-batches of {sizes} rows, where the "
+                    f"layout has {expected} at this stage, or rows of several lengths",
+                    remedy="give each rank the rows of Engine.micro_batches",
+                )
+            tokens = (row for batch in batches for row in batch["input_ids"].cpu().numpy())
+            places = chain.from_iterable(deal.values())
+            crcs = zip(map(zlib.crc32, tokens), places, strict=True)
+            return None, [sum(crc * (place + 1) for crc, place in crcs) % _PRIME]
+
+        _, contents = exchange_on_all_ranks(check, 1, self.groups.control)
+        by_rank = dict(zip(self.groups.control.ranks, contents.flatten().tolist(), strict=True))
+        stages = [
+            sum(by_rank[pipeline.stages[stage].group[0]] for pipeline in layout.pipelines) % _PRIME
+            for stage in range(len(layout.stage_shares))
+        ]
+        if len(set(stages)) > 1:
+            raise ConfigError(
+                f"step {step}: stages of the pipelines were given other rows than one another",
+                remedy="give each rank the rows of Engine.micro_batches",
+            )
+        if rank not in layout.places:
+            return (), ()
+        return list(deal), dealt_rows(layout, rank, num_rows, count)
 
     def _sizes(self, batches: Sequence[MicroBatch]) -> tuple[list[MicroBatchSize], list[int]]:
         """Return the size of each micro-batch of this rank, and what `agree` exchanges.
 
-        Exchanged: micro-batches, targets, tokens, documents, squares, tokens out of range, content.
+        Exchanged: micro-batches, targets, tokens, documents, squares, tokens out of range, rows,
+        tokens of a row (-1: not of all the same), content.
         """
         for batch in batches:
             check_micro_batch(batch)
@@ -206,6 +288,7 @@ class Passes:
                 "labels are the tokens at their own places: the model would learn to copy",
                 remedy="shift them: labels[r, t] is the token after input_ids[r, t], or -100",
             )
+        lengths = {batch["input_ids"].shape[1] for batch in batches}
         own = [
             len(batches),
             sum(size.targets for size in sizes),
@@ -213,6 +296,8 @@ class Passes:
             sum(size.work.documents for size in sizes),
             sum(size.work.sum_len_squared for size in sizes),
             sum(size.foreign for size in sizes),
+            sum(len(batch["input_ids"]) for batch in batches),
+            lengths.pop() if len(lengths) == 1 else -len(lengths),
             self._content(batches),
         ]
         return sizes, own
@@ -359,14 +444,18 @@ class Chunks:
         self._batches, self._whole, self._loss = batches, whole, loss
         self._is_checked, self._before_last = is_first, before_last
         self._telemetry = passes.telemetry if before_last else None
+        self._index = {number: at for at, number in enumerate(whole.numbers)}
         self.total = torch.zeros((), dtype=torch.float64, device=passes.device)
         self.failure: ConfigError | None = None
 
     def open(self, number: int) -> OpenMicroBatch:
-        if number < len(self._batches):
-            rows, tokens = self._batches[number]["input_ids"].shape
-            return OpenMicroBatch(number=number, shape=(rows, tokens))
-        return OpenMicroBatch(number=number, shape=(1, self._place.largest_group))
+        shape = (1, self._place.largest_group)
+        if number in self._index:
+            rows, tokens = self._batches[self._index[number]]["input_ids"].shape
+            shape = (rows, tokens)
+        dealt = self._whole.rows
+        of = dealt[number] if dealt else kept_rows(self._place, shape[0])
+        return OpenMicroBatch(number=number, shape=shape, rows=of)
 
     def forward(self, micro: OpenMicroBatch) -> None:
         passes, place = self._passes, self._place
@@ -374,7 +463,7 @@ class Chunks:
         batch = self._inputs(micro)
         self._resume(micro)
         if self._telemetry:
-            size = WorkSize() if is_idle else self._whole.own[micro.number].work
+            size = WorkSize() if is_idle else self._size(micro).work
             is_mesh = place.is_cut or place.num_stages > 1
             self._telemetry.begin_micro_batch(
                 micro.number,
@@ -450,14 +539,17 @@ class Chunks:
             micro.entered.requires_grad_()
 
     def _is_idle(self, micro: OpenMicroBatch) -> bool:
-        return micro.number >= len(self._batches)
+        return micro.number not in self._index
+
+    def _size(self, micro: OpenMicroBatch) -> MicroBatchSize:
+        return self._whole.own[self._index[micro.number]]
 
     def _inputs(self, micro: OpenMicroBatch) -> MicroBatch:
         if self._is_idle(micro):
             batch: MicroBatch = {"input_ids": torch.zeros(micro.shape, dtype=torch.int64)}
         else:
-            batch = self._batches[micro.number]
-            if self._whole.own[micro.number].has_plain_positions:
+            batch = self._batches[self._index[micro.number]]
+            if self._size(micro).has_plain_positions:
                 batch = {name: tensor for name, tensor in batch.items() if name != "position_ids"}
         return on_device(batch, self._passes.device)
 

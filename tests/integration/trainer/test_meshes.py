@@ -47,6 +47,30 @@ def test_a_plan_moves_heads_and_columns_between_steps(tmp_path: Path) -> None:
         assert fleet.generations(0) == [1, 2]
 
 
+def test_rows_of_a_slow_stage_go_to_another_pipeline_until_a_rank_dies(tmp_path: Path) -> None:
+    """Survivors go on in the same step, with whole rows for each pipeline."""
+    config = exact_job(tmp_path, steps=100_000, **STAGES)
+    with Fleet(directory=tmp_path, config=config) as fleet:
+        fleet.await_step(2, 0)
+        layout = fleet.layout(1)
+        for generation, shares in ((2, ((0.5, 0.2), (0.5, 0.8))), (3, ((0.3, 0.9), (0.7, 0.1)))):
+            pipelines = tuple(
+                replace(one, stage_shares=of)
+                for one, of in zip(layout.pipelines, shares, strict=True)
+            )
+            new = replace(layout, generation=generation, pipelines=pipelines)
+            fleet.offer(new, base_generation=generation - 1)
+            fleet.await_(lambda: fleet.generations(0)[-1] == generation)  # noqa: B023
+            fleet.await_step(fleet.steps(0)[-1]["step"] + 2, 0)
+        fleet.signal(2, signal.SIGKILL)
+        fleet.await_(lambda: fleet.generations(0)[-1] == 4)
+        fleet.await_step(fleet.steps(0)[-1]["step"] + 2, 0)
+        fleet.launchers[0].terminate()
+        assert fleet.codes() == [0], fleet.launchers[0].output()
+        fleet.assert_exact((0, 1, 3), end=len(fleet.steps(0)))
+        assert fleet.layout(4).stage_shares == ()
+
+
 def test_a_job_with_stages_resumes_as_one_with_tensor_groups(tmp_path: Path) -> None:
     """With optimizer state on two ranks first, on all holders then."""
     shards = {"attention_shards": 4, "mlp_shards": 4}

@@ -4,18 +4,18 @@ The order of chunks and messages is data (`core/layout/pipeline_schedule.py`). H
 between stages, nothing else: each stage knows the micro-batch itself, for masks and positions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from pacekeeper.core.layout.layout import Stage
 from pacekeeper.core.layout.pipeline_schedule import ChunkKind, ChunkOp, Exchange, StageProgram
 from pacekeeper.trainer.groups.group import Group
+from pacekeeper.trainer.parallel.mesh.row_deal import MicroBatchRows, Neighbours
 from pacekeeper.trainer.parallel.mesh.tensor_regions import TokenSlices
-from pacekeeper.trainer.parallel.mesh.token_slices import MeshPlace, crossing, token_slices
+from pacekeeper.trainer.parallel.mesh.token_slices import MeshPlace
 
 
 class StageModel:
@@ -68,6 +68,7 @@ class OpenMicroBatch:
     Attributes:
         number: Of the micro-batch in the step.
         shape: (rows, tokens of a row).
+        rows: Who has which rows of it, and of the stages before and after.
         entered: What came from the stage before: a leaf, whose gradient goes back.
         left: What goes to the stage after; for the last stage None.
         objective: What the backward pass begins with besides the gradient of `left`; None: nothing.
@@ -76,6 +77,7 @@ class OpenMicroBatch:
 
     number: int
     shape: tuple[int, int]
+    rows: MicroBatchRows
     entered: Tensor | None = None
     left: Tensor | None = None
     objective: Tensor | None = None
@@ -170,31 +172,36 @@ class StageRun:
             micro = self._micro(op.micro_batch)
             if op.kind is ChunkKind.FORWARD:
                 assert micro.left is not None, "computed before it is sent"
-                rows, other = micro.left.detach(), self.place.after
+                rows, others = micro.left.detach(), micro.rows.after
             else:
                 assert micro.entered is not None, "received before its gradient is sent"
                 gradient = micro.entered.grad
                 rows = torch.zeros_like(micro.entered) if gradient is None else gradient
-                other = self.place.before
+                others = micro.rows.before
                 del self._open[op.micro_batch]
             rows = rows.to(self.dtype).reshape(-1, self.hidden_size).contiguous()
-            cuts = self._cuts(micro, other)
-            sends += [(rank, rows[cut.start : cut.stop]) for rank, cut in cuts.items()]
+            sends += self._messages(micro, others, rows)
         for op in exchange.receives:
             micro = self._micro(op.micro_batch)
             is_forward = op.kind is ChunkKind.FORWARD
             num_rows = len(self.place.tokens(micro.shape[0] * micro.shape[1]))
-            rows = torch.empty(num_rows, self.hidden_size, dtype=self.dtype, device=self.device)
-            cuts = self._cuts(micro, self.place.before if is_forward else self.place.after)
-            receives += [(rank, rows[cut.start : cut.stop]) for rank, cut in cuts.items()]
+            # Zero for a micro-batch of which this stage has no rows: nothing arrives.
+            rows = torch.zeros(num_rows, self.hidden_size, dtype=self.dtype, device=self.device)
+            others = micro.rows.before if is_forward else micro.rows.after
+            receives += self._messages(micro, others, rows)
             shaped = rows[None] if self.place.is_cut else rows.view(*micro.shape, -1)
             if is_forward:
                 micro.entered = shaped
             else:
                 micro.gradient = shaped
-        self.exchange.point_to_point(sends, receives).wait()
+        if sends or receives:
+            self.exchange.point_to_point(sends, receives).wait()
 
-    def _cuts(self, micro: OpenMicroBatch, other: Stage | None) -> Mapping[int, range]:
-        assert other is not None, "there is a stage to exchange with"
-        num_tokens = micro.shape[0] * micro.shape[1]
-        return crossing(self.place.tokens(num_tokens), token_slices(other, num_tokens))
+    def _messages(
+        self, micro: OpenMicroBatch, others: Neighbours, rows: Tensor
+    ) -> list[tuple[int, Tensor]]:
+        """Each rank of other stages that has tokens of this one, and what it has of `rows`."""
+        row_tokens = micro.shape[1]
+        own = self.place.tokens(micro.shape[0] * row_tokens)
+        cuts = micro.rows.crossing(own, others, row_tokens)
+        return [(rank, rows[cut.start : cut.stop]) for rank, cut in cuts.items()]

@@ -86,6 +86,7 @@ def test_a_wide_layout_is_read_as_it_was_written_and_every_block_has_its_holders
         drawn["left out"] += bool(layout.standing_by)
         drawn["shared"] += bool(layout.shared_mlp_layers)
         drawn["owned"] += bool(layout.state_owners)
+        drawn["stage shares"] += bool(layout.stage_shares)
 
     holds()
     assert min(drawn.values()) >= 0.2 * drawn["all"], drawn

@@ -1,7 +1,6 @@
 """Batches: positions, targets, and micro-batches without a copy."""
 
 import numpy as np
-import torch
 
 from pacekeeper.trainer.data.batch import NO_TARGET, Batch, make_batch
 
@@ -41,19 +40,3 @@ def test_a_row_may_be_one_sequence_with_a_target_everywhere() -> None:
     batch = batch_of("129394", separate_documents=False, predict_across_documents=True)
     assert batch.labels.tolist() == [[2, 9, 3, 9, 4]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4]]
-
-
-def test_micro_batches_share_the_rows() -> None:
-    batch = batch_of("1293", "4567", "1111")
-    first, rest = batch.split(2)
-    assert (len(first.labels), len(rest.labels)) == (1, 2)
-    assert rest.input_ids.data_ptr() == batch.input_ids[1:].data_ptr()
-    for name, whole in batch.tensors.items():
-        assert torch.equal(torch.cat([first.tensors[name], rest.tensors[name]]), whole)
-    assert [len(part.labels) for part in batch.split(5)] == [1, 1, 1]
-    assert [len(part.labels) for part in batch.split(1)] == [3]
-
-
-def test_a_batch_without_rows_has_no_micro_batches() -> None:
-    batch = make_batch(np.empty((0, 4), np.int64), np.empty((0, 4), np.bool_))
-    assert batch.split(2) == ()

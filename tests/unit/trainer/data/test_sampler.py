@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.errors import ConfigError, DataError
-from pacekeeper.core.layout.even_layout import even_layout
-from pacekeeper.trainer.data.sampler import Sampler, places_of_ranks
+from pacekeeper.trainer.data.sampler import Sampler
 from pacekeeper.trainer.data.token_stream import TokenStream, open_tokens
 from support.token_files import write_tokens
 
@@ -81,11 +80,3 @@ def test_a_stream_too_short_for_a_row_is_rejected(stream: TokenStream) -> None:
 def test_rows_of_nothing_are_rejected(stream: TokenStream, name: str) -> None:
     with pytest.raises(ConfigError):
         sampler(stream, **{name: 0})
-
-
-def test_ranks_have_contiguous_places() -> None:
-    layout = even_layout(ranks=range(4), num_layers=2, num_experts=4, replicas=1)
-    places = places_of_ranks(layout, 10)
-    assert {rank: len(own) for rank, own in places.items()} == layout.rows_of(10)
-    assert [place for own in places.values() for place in own] == list(range(10))
-    assert places_of_ranks(layout, 2)[3] == range(2, 2)

@@ -12,7 +12,16 @@ from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import RUN_SCHEDULES, Schedule
 from pacekeeper.trainer.engine.micro_batches import MicroBatch, cross_entropy
 from pacekeeper.trainer.parallel.layouts import start_layout
-from support.engines import BUILDING, ROWS, PlainRun, adamw, engine_of, micro_batches, rows_of
+from support.engines import (
+    BUILDING,
+    ROWS,
+    PlainRun,
+    adamw,
+    engine_of,
+    micro_batches,
+    own_batches,
+    rows_of,
+)
 from support.rank_threads import ThreadGroup, run_ranks
 from support.tiny_models import tiny_config
 
@@ -46,9 +55,7 @@ def test_a_mesh_trains(family: str, seed: int) -> None:
         adamw(engine)
         errors = []
         for step in range(STEPS):
-            places = engine.rows(ROWS)
-            batch = micro_batches(rows_of(step)[places.start : places.stop])
-            result = engine.step(batch)
+            result = engine.step(own_batches(engine, rows_of(step)))
             errors.append(abs(result.loss.item() / plain.losses[step] - 1.0))
             errors.append(abs(result.grad_norm.item() / plain.norms[step] - 1.0))
         return errors
@@ -78,9 +85,7 @@ def test_any_mesh_trains_as_one_process_does_while_it_changes(family: str, seed:
         for step, layout in enumerate(layouts):
             if step:
                 engine.apply(layout)
-            places = engine.rows(ROWS)
-            batch = micro_batches(rows_of(step)[places.start : places.stop])
-            result = engine.step(batch)
+            result = engine.step(own_batches(engine, rows_of(step)))
             errors.append(abs(result.loss.item() / plain.losses[step] - 1.0))
             errors.append(abs(result.grad_norm.item() / plain.norms[step] - 1.0))
         return errors
@@ -116,9 +121,7 @@ def test_only_the_schedule_changes_between_steps() -> None:
                 schedule = RUN_SCHEDULES[step % 2]
                 other = replace(engine.layout, generation=step + 1, schedule=schedule)
                 moved += engine.apply(other).moved_bytes
-            places = engine.rows(ROWS)
-            batch = micro_batches(rows_of(step)[places.start : places.stop], 2)
-            losses.append(engine.step(batch).loss.item())
+            losses.append(engine.step(own_batches(engine, rows_of(step), 2)).loss.item())
         return [float(moved), *losses]
 
     for moved, *losses in run_ranks(4, work):
@@ -162,9 +165,7 @@ def test_layers_are_repeated_for_the_micro_batch_that_goes_back() -> None:
         adamw(engine)
         losses = []
         for step in range(2):
-            places = engine.rows(ROWS)
-            batch = micro_batches(rows_of(step)[places.start : places.stop], 2)
-            losses.append(engine.step(batch).loss.item())
+            losses.append(engine.step(own_batches(engine, rows_of(step), 2)).loss.item())
         return losses
 
     for losses in run_ranks(4, work):
@@ -228,9 +229,7 @@ def test_recurrent_layers_change_their_tensor_group() -> None:
             if step:
                 layout = pipelines_of("qwen3_next", group.ranks, 1, size)
                 engine.apply(replace(layout, generation=2))
-            places = engine.rows(ROWS)
-            batch = micro_batches(rows_of(step)[places.start : places.stop])
-            losses.append(engine.step(batch).loss.item())
+            losses.append(engine.step(own_batches(engine, rows_of(step))).loss.item())
         return losses
 
     for losses in run_ranks(2, work):
