@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Job(_message.Message):
-    __slots__ = ("name", "watch", "generation", "desired_generation", "step", "step_s", "tokens_per_s", "loss", "ranks", "open_incidents", "clock", "last_decision", "watch_reason", "blind_cause", "detectable_slowdown", "detectable_steps", "advice", "canary", "proposal", "checkpoints", "snapshots", "orders")
+    __slots__ = ("name", "watch", "generation", "desired_generation", "step", "step_s", "tokens_per_s", "loss", "ranks", "open_incidents", "clock", "last_decision", "watch_reason", "blind_cause", "detectable_slowdown", "detectable_steps", "advice", "canary", "proposal", "checkpoints", "snapshots", "iteration", "orders")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class Job(_message.Message):
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     watch: str
@@ -51,8 +52,9 @@ class Job(_message.Message):
     proposal: Proposal
     checkpoints: Checkpoints
     snapshots: Checkpoints
+    iteration: str
     orders: _containers.RepeatedCompositeFieldContainer[Order]
-    def __init__(self, name: _Optional[str] = ..., watch: _Optional[str] = ..., generation: _Optional[int] = ..., desired_generation: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., open_incidents: _Optional[int] = ..., clock: _Optional[str] = ..., last_decision: _Optional[str] = ..., watch_reason: _Optional[str] = ..., blind_cause: _Optional[str] = ..., detectable_slowdown: _Optional[float] = ..., detectable_steps: _Optional[int] = ..., advice: _Optional[_Iterable[str]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., checkpoints: _Optional[_Union[Checkpoints, _Mapping]] = ..., snapshots: _Optional[_Union[Checkpoints, _Mapping]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., watch: _Optional[str] = ..., generation: _Optional[int] = ..., desired_generation: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., open_incidents: _Optional[int] = ..., clock: _Optional[str] = ..., last_decision: _Optional[str] = ..., watch_reason: _Optional[str] = ..., blind_cause: _Optional[str] = ..., detectable_slowdown: _Optional[float] = ..., detectable_steps: _Optional[int] = ..., advice: _Optional[_Iterable[str]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., checkpoints: _Optional[_Union[Checkpoints, _Mapping]] = ..., snapshots: _Optional[_Union[Checkpoints, _Mapping]] = ..., iteration: _Optional[str] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("kind", "subject", "operator", "reason", "since_unix_s")

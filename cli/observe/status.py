@@ -99,6 +99,8 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
             console.print(_saves("checkpoints", job.checkpoints))
         if job.HasField("snapshots"):
             console.print(_saves("snapshots", job.snapshots))
+        if job.iteration:
+            console.print(f"[dim]iteration: {escape(job.iteration)}[/]")
         for line in job.advice:
             console.print(f"[yellow]advice:[/] {escape(line)}")
         if job.ranks:

@@ -55,6 +55,9 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         proposal=None if job.plan.open_proposal is None else proposal_view(job.plan.open_proposal),
         checkpoints=_saves_view(job.progress.saves),
         snapshots=_saves_view(job.progress.snapshots),
+        iteration=""
+        if job.detection.iteration.newest is None
+        else str(job.detection.iteration.newest),
         orders=[order_view(order) for order in overrides.orders_of_job(state, job)],
     )
     shares = {} if layout is None else _batch_shares(layout)

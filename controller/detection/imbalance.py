@@ -16,11 +16,17 @@ from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.predictor.cost.features import StepSample
+from pacekeeper.predictor.cost.iteration import IterationPaths
 from pacekeeper.predictor.imbalance.advice import lost_of_roles, update_spread
 
 
 def update_advice(
-    state: State, job: JobState, samples: Mapping[str, StepSample], duration_s: float, unix_s: float
+    state: State,
+    job: JobState,
+    samples: Mapping[str, StepSample],
+    paths: IterationPaths | None,
+    duration_s: float,
+    unix_s: float,
 ) -> tuple[State, JobState, list[Command]]:
     """Open, re-measure and close advice by the time that a step lost to uneven work.
 
@@ -28,6 +34,7 @@ def update_advice(
         state: The controller's state.
         job: The job.
         samples: The step's work by role.
+        paths: The longest paths of the step's program; None: not known.
         duration_s: The step's duration.
         unix_s: The time now.
     """
@@ -51,7 +58,7 @@ def update_advice(
     }
     window, advice = update_spread(
         job.detection.spread,
-        lost_of_roles(priced),
+        lost_of_roles(priced, paths),
         step=sample.step,
         generation=sample.generation,
         duration_s=duration_s,

@@ -14,6 +14,7 @@ from pacekeeper.controller.detection import (
     data_loading,
     imbalance,
     incidents,
+    iteration,
     job_level,
     links,
     root_cause,
@@ -243,7 +244,12 @@ def _judge(
     commands += said
     job, said = incidents.note_persistent(job, config.policy.horizon_steps)
     commands += said
-    state, job, advised = imbalance.update_advice(state, job, samples, told.duration_s, unix_s)
+    paths = iteration.paths_of(job, timed)
+    state, job, said = iteration.update_iterations(state, job, paths, told, config, unix_s)
+    commands += said
+    state, job, advised = imbalance.update_advice(
+        state, job, samples, paths, told.duration_s, unix_s
+    )
     commands += advised
     commands.append(
         StepSummary(

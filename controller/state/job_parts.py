@@ -40,6 +40,7 @@ from pacekeeper.core.telemetry.records import MicroBatchRecord, ProbeRecord, Ste
 from pacekeeper.predictor.assurance.canary import Canaries
 from pacekeeper.predictor.assurance.sensitivity import Sensitivity
 from pacekeeper.predictor.imbalance.advice import SpreadWindow
+from pacekeeper.predictor.job_level.iteration import IterationState
 from pacekeeper.predictor.job_level.online import JobLevelState
 from pacekeeper.predictor.online.input_stall import Inputs
 from pacekeeper.predictor.online.state import Evidence, begin
@@ -305,6 +306,7 @@ class DetectionState:
         measured: The newest timings of each rank.
         tells_work: Some rank has reported a micro-batch.
         whole: Detector state of whole steps, used where no rank reports compute times.
+        iteration: Iterations of a pipelined job beside what its step program explains.
         spread: How unevenly the work was spread while all ranks were well.
         searches: Open searches for the cause of a finding, by slow rank.
         canaries: Injected slowdowns that test the detector on copies.
@@ -320,6 +322,7 @@ class DetectionState:
     measured: RankTimings = field(default_factory=RankTimings)
     tells_work: bool = False
     whole: JobLevelState = field(default_factory=JobLevelState)
+    iteration: IterationState = field(default_factory=IterationState)
     spread: SpreadWindow = field(default_factory=SpreadWindow)
     searches: Mapping[int, CauseSearch] = field(default_factory=dict)
     canaries: Canaries = field(default_factory=Canaries)

@@ -12,6 +12,7 @@ import numpy as np
 
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
 from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
+from pacekeeper.predictor.cost.iteration import IterationPaths
 from pacekeeper.predictor.cost.model import CostModel
 
 WINDOW_STEPS = 32
@@ -139,13 +140,14 @@ def lost_to_spread(model: CostModel, sample: StepSample) -> Mapping[FindingKind,
 
 
 def lost_of_roles(
-    priced: Sequence[tuple[CostModel, StepSample]],
+    priced: Sequence[tuple[CostModel, StepSample]], paths: IterationPaths | None = None
 ) -> Mapping[FindingKind, float]:
     """The same of a job whose roles are the stages of its pipelines: one model and sample each.
 
     Sequences and experts count in the heaviest stage, which the others wait for. With m
     micro-batches even stages save (1 - 1/m) of its excess over the mean stage, or more: of 1F1B all
-    but one micro-batch pass at the pace of the heaviest. One rank alone has no peer to tell a heavy
+    but one micro-batch pass at the pace of the heaviest. Where the longest paths of the step's
+    program are known they say it exactly. One rank alone has no peer to tell a heavy
     stage from a slow device by: then nothing is said of stages.
     """
     even_s = [float(model.expected_s(sample.features).mean()) for model, sample in priced]
@@ -154,5 +156,9 @@ def lost_of_roles(
     lost_s = dict(lost_to_spread(model, sample))
     if len(priced) > 1 and len(sample.ranks) > 1:
         excess_s = even_s[at] - sum(even_s) / len(even_s)
-        lost_s[FindingKind.STAGE_IMBALANCE] = excess_s * (1.0 - 1.0 / sample.num_microbatches)
+        lost_s[FindingKind.STAGE_IMBALANCE] = (
+            excess_s * (1.0 - 1.0 / sample.num_microbatches)
+            if paths is None
+            else max(0.0, paths.expected_s - paths.even_stages_s)
+        )
     return lost_s

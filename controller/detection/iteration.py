@@ -1,0 +1,106 @@
+"""Iterations of pipelined jobs beside what the step program and the work explain. Pure.
+
+The layout says where each rank stands in the pipelines and in which order they compute, the cost
+models of the roles what each micro-batch should take. Called by `machine/steps.py`.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from pacekeeper.controller.detection.job_level import update_common_incident
+from pacekeeper.controller.detection.peer_groups import evidence_by_role
+from pacekeeper.controller.state.events import Command
+from pacekeeper.controller.state.state import JobState, State
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.telemetry.attachment import Capability
+from pacekeeper.predictor.cost.features import Array, FeatureTable, microbatch_features
+from pacekeeper.predictor.cost.iteration import IterationPaths, iteration_paths
+from pacekeeper.predictor.job_level.iteration import update_iteration
+from pacekeeper.predictor.job_level.online import JobLevelState, JobStep
+
+
+def paths_of(job: JobState, work: FeatureTable) -> IterationPaths | None:
+    """The longest paths of the step that did this work.
+
+    None: the job has no pipelines that we know, its schedule has no program, or its cost models are
+    not fitted yet.
+    """
+    layout, schedule = job.layouts.current, schedule_of(job)
+    if layout is None or schedule is None or len(layout.places) < 2:
+        return None
+    expected_s = _expected_s(job, work)
+    if expected_s is None:
+        return None
+    return iteration_paths(work, expected_s, layout.places, schedule)
+
+
+def schedule_of(job: JobState) -> Schedule | None:
+    """The schedule that the job runs; None: this version does not know it."""
+    if job.layouts.current is None:
+        return None
+    shape = job.shape
+    if shape is None or Capability.SCHEDULE in job.capabilities:
+        return job.layouts.current.schedule
+    return shape.schedule
+
+
+def _expected_s(job: JobState, work: FeatureTable) -> Array | None:
+    """What each micro-batch should take, by the cost model of its rank's role; None: no model."""
+    ranks, row = np.unique(work["rank"].astype(np.intp), return_inverse=True)
+    roles = [job.ranks[rank].attachment.role for rank in ranks.tolist()]
+    known = evidence_by_role(job, set(roles))
+    features = microbatch_features(work)
+    expected_s = np.empty(len(work))
+    for role, evidence in known.items():
+        if evidence.model is None:
+            return None
+        own = np.array([name == role for name in roles])[row]
+        expected_s[own] = evidence.model.expected_s(features[own])
+    return expected_s
+
+
+def update_iterations(
+    state: State,
+    job: JobState,
+    paths: IterationPaths | None,
+    told: JobStep,
+    config: ControllerConfig,
+    unix_s: float,
+) -> tuple[State, JobState, list[Command]]:
+    """Judge one step by its duration beside the longest path of its program.
+
+    Args:
+        state: The controller's state.
+        job: The job.
+        paths: The longest paths of the step; None: nothing is predicted.
+        told: The step.
+        config: The controller's settings.
+        unix_s: The time now.
+    """
+    known = job.detection.iteration
+    if paths is None:
+        return state, job, []
+    # Other findings without a rank: they explain what a step takes beyond its computing.
+    is_explained = bool(job.detection.links.slow) or any(
+        incident.finding.kind is FindingKind.INPUT
+        or (incident.finding.kind is FindingKind.HOST and not known.pace.is_open)
+        for incident in job.open_incidents
+    )
+    if is_explained and known.pace.is_open:
+        known = replace(known, pace=JobLevelState())
+    known, news = update_iteration(
+        known,
+        paths,
+        step=told.step,
+        generation=told.generation,
+        duration_s=told.duration_s,
+        is_explained=is_explained,
+    )
+    job = replace(job, detection=replace(job.detection, iteration=known))
+    return update_common_incident(
+        state, job, news, config, unix_s,
+        over="iterations take again what their schedule and work explain",
+    )  # fmt: skip
