@@ -129,6 +129,16 @@ def update_iteration(
             sum_len_squared=0,
         ),
     )
+    if pace.is_open and news.found is not None:
+        # What was learnt since its onset is the fault's; at least the oldest steps are kept.
+        healthy = -(step - news.found.onset_step + 1)
+        state = replace(
+            state,
+            beyond_s=state.beyond_s[:healthy] or state.beyond_s[:LEAST_STEPS],
+            log_errors=state.log_errors[:healthy],
+        )
+        report = _report(state, paths, step, duration_s)
+        state = replace(state, newest=report)
     if news.found is not None and report is not None:
         reason = (
             f"iterations take x{news.found.slowdown:.2f} of what their schedule and the measured "
