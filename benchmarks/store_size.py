@@ -88,19 +88,23 @@ def main() -> None:
                 for at in range(options.layouts):
                     store.save_layout(f"job-{day}", replace(layout, generation=at + 1), "", unix_s)
             for tick in range(TICKS_A_DAY):
-                used = store.used_bytes
+                used = store.database.used_bytes
                 began_s = time.perf_counter()
                 keeper.on_tick(day * DAY_S + min(tick, 1) * LOOK_EVERY_S, unix_s)
                 times_s.append(time.perf_counter() - began_s)
-                if tick > 1 and store.used_bytes == used and not store.give_back():
+                if (
+                    tick > 1
+                    and store.database.used_bytes == used
+                    and not store.database.give_back()
+                ):
                     break
             sizes.append(path.stat().st_size)
             if day % 30 == 29:
                 print(
-                    f"{day + 1:3}  {sizes[-1] / 1e6:7.1f}  {store.used_bytes / 1e6:7.1f}"
-                    f"  {store.log_bytes / 1e6:6.1f}  {1e3 * max(times_s):.1f}"
+                    f"{day + 1:3}  {sizes[-1] / 1e6:7.1f}  {store.database.used_bytes / 1e6:7.1f}"
+                    f"  {store.database.log_bytes / 1e6:6.1f}  {1e3 * max(times_s):.1f}"
                 )
-        log_bytes = store.log_bytes
+        log_bytes = store.database.log_bytes
         store.close()
     is_level = sizes[-1] <= GROWTH * sizes[len(sizes) // 2]
     print(

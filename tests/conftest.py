@@ -66,3 +66,28 @@ def nothing_is_left_behind() -> Iterator[None]:
     if RUNS.exists() and not was_there:  # where a demo writes that is told nothing else
         left.append(str(RUNS))
     assert not left, "\n".join(left)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The URL of a PostgreSQL server; skips where there is none (tests/support/postgres.py)."""
+    from support.postgres import server_url
+
+    with server_url() as url:
+        yield url
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> str:
+    """The URL of an empty PostgreSQL database."""
+    from support.postgres import new_database
+
+    return new_database(postgres_server)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    """Where a new store may be: what holds for a store holds on both engines."""
+    if request.param == "sqlite":
+        return tmp_path / "store"
+    return str(request.getfixturevalue("postgres_url"))

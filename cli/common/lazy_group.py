@@ -56,7 +56,7 @@ COMMAND_GROUPS: dict[str, dict[str, CommandEntry]] = {
         "certs": CommandEntry("admin.certs", "Manage a private certificate authority."),
         "tokens": CommandEntry("admin.tokens", "Manage bearer tokens."),
         "data": CommandEntry("data.command", "Make token files of text, and check them."),
-        "backup": CommandEntry("admin.backup", "Copy a controller's store."),
+        "store": CommandEntry("admin.store", "Back up, check and migrate a controller's store."),
         "checkpoint": CommandEntry("admin.checkpoint", "List, verify and delete checkpoints."),
     },
     "Analyse": {

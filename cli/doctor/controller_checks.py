@@ -28,15 +28,13 @@ def controller_checks(config: ControllerConfig) -> Iterator[NamedCheck]:
             "[tls] cert": config.tls.cert,
             "[metrics] ca": config.metrics.ca,
             "[metrics] cert": config.metrics.cert,
-            "[lease] ca": config.lease.ca,
-            "[lease] cert": config.lease.cert,
             "[webhook] ca": config.webhook.ca,
         }
     )
     if config.access.tokens:
         yield "[access] tokens", partial(_check_tokens, config)
     yield "store", partial(_check_store, config)
-    audit = config.access.audit or f"{config.store}.audit.jsonl"
+    audit = config.audit_path
     yield "[access] audit", partial(check_writable, Path(audit))
     yield "addresses", partial(_check_addresses, config)
     yield "listen", partial(check_listen_address, "--listen", config.listen)
@@ -51,8 +49,6 @@ def controller_checks(config: ControllerConfig) -> Iterator[NamedCheck]:
         yield "web page", partial(_check_web_page, config)
     if config.webhook.is_on:
         yield "[webhook]", partial(_check_webhook, config)
-    if config.lease.url:
-        yield "[lease]", partial(_check_lease, config)
 
 
 def _check_exposure(config: ControllerConfig) -> Check | str:
@@ -85,9 +81,36 @@ def _check_tokens(config: ControllerConfig) -> Check | str:
 
 
 def _check_store(config: ControllerConfig) -> str:
-    from pacekeeper.controller.storage import sqlite_file
+    """Look at the file, or ask the database who leads; neither is changed.
 
-    return sqlite_file.look(Path(config.store))
+    Raises:
+        UnreachableError: the database does not answer.
+        ConfigError, HostError, VersionError: the store cannot be used.
+    """
+    from pacekeeper.controller.storage import sqlite_file
+    from pacekeeper.controller.storage.store import sqlite_path
+
+    path = sqlite_path(config.store)
+    if path is not None:
+        return sqlite_file.look(path)
+    from pacekeeper.controller.ha.lease_renewer import AwayError
+    from pacekeeper.controller.ha.lease_row import LeaseRow
+    from pacekeeper.controller.storage.postgres import database_url
+
+    name = database_url(config.store).set(drivername="postgresql").render_as_string()
+    row = LeaseRow(config.store, config.lease.duration_s, makes_tables=False)
+    try:
+        record = row.read()
+    except AwayError as error:
+        raise UnreachableError(
+            f"{name}: {error}",
+            remedy="start PostgreSQL or correct store: without it no controller becomes leader",
+        ) from None
+    finally:
+        row.close()
+    if record is None or not record.address:
+        return f"{name} answers; no leader"
+    return f"{name} answers; last leader {record.address} in term {record.term}"
 
 
 def _check_addresses(config: ControllerConfig) -> str:
@@ -131,26 +154,3 @@ def _check_webhook(config: ControllerConfig) -> str:
 
     Webhook(config, on_end=lambda is_taken, count: None).close()
     return f"{config.webhook.format}, {'signed' if config.webhook.secret_file else 'not signed'}"
-
-
-def _check_lease(config: ControllerConfig) -> str:
-    """Read the lease from its backend.
-
-    Raises:
-        ConfigError: the settings are invalid.
-        UnreachableError: the backend does not answer.
-    """
-    from pacekeeper.controller.ha.backends import open_lease_store
-    from pacekeeper.controller.ha.http_client import AwayError
-
-    store = open_lease_store(config.lease)
-    try:
-        record, _ = store.read()
-    except AwayError as error:
-        raise UnreachableError(
-            f"{config.lease.url}: {error}",
-            remedy="start it or correct [lease] url: without it no controller becomes leader",
-        ) from None
-    if record is None or not record.address:
-        return f"{config.lease.url} answers; no leader"
-    return f"{config.lease.url} answers; last leader {record.address} in term {record.term}"

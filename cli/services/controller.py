@@ -1,4 +1,4 @@
-"""`pacekeeper controller`: run the central service, alone or with a lease as one of several."""
+"""`pacekeeper controller`: run the central service, alone or as one of several."""
 
 import asyncio
 import gc
@@ -18,19 +18,11 @@ GARBAGE_AFTER = 100_000  # allocations
     ControllerConfig,
     "TOML file with the controller's settings.",
     click.option("--listen", help="HOST:PORT of the gRPC server; port 0: any free port."),
-    click.option("--store", help="Path of the SQLite store."),
+    click.option(
+        "--store", help="Path of an SQLite file, or postgresql://... of several controllers."
+    ),
     click.option("--metrics-listen", help="HOST:PORT of the Prometheus endpoint; empty: none."),
     click.option("--web", help="HOST:PORT of the web page; empty: none."),
-    click.option(
-        "--lease",
-        "lease__url",
-        help="Leader lease for several controllers: etcd://HOST:PORT/KEY or k8s://NAMESPACE/NAME.",
-    ),
-    click.option(
-        "--advertise",
-        "lease__advertise",
-        help="HOST:PORT at which the other controllers reach this one.",
-    ),
     click.option(
         "--insecure",
         is_flag=True,
@@ -55,7 +47,7 @@ def command(config: ControllerConfig) -> None:
 
 
 async def _run(config: ControllerConfig) -> None:
-    if config.lease.url:
+    if config.is_shared:
         from pacekeeper.controller.ha import leader_election
 
         await leader_election.run(config)

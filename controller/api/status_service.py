@@ -4,7 +4,7 @@ Readers cannot slow the controller down: a watcher that does not keep up loses t
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,6 +25,8 @@ from pacekeeper.controller.api.messages import (
 from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.events import StepSummary
 from pacekeeper.controller.state.state import JobState, State
+from pacekeeper.controller.storage.sqlite_file import DamagedError
+from pacekeeper.controller.storage.store_thread import call_here
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.layout.codec import encode_layout
@@ -48,11 +50,13 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         state: Returns the newest state.
         past_layout: Returns a stored layout of a job and generation with its reason.
         history: Explanations of incidents and timelines of jobs.
+        ask: Calls a function in the thread of the store.
     """
 
     state: Callable[[], State]
     past_layout: Callable[[str, int], tuple[Layout, str] | None]
     history: TimelineWriter | None = None
+    ask: Callable[..., Awaitable[Any]] = call_here
     _step_watchers: Watchers[StepSummary] = field(default_factory=dict)
     _incident_watchers: Watchers[Incident] = field(default_factory=dict)
 
@@ -153,7 +157,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         if present is not None and request.generation in (0, present.generation):
             found = (present, job.layouts.reason)
         elif request.generation:
-            found = await _read(context, self.past_layout, request.job, request.generation)
+            found = await self._read(context, self.past_layout, request.job, request.generation)
         if found is None:
             which = f"layout of generation {request.generation}" if request.generation else "layout"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"job {job.name} has no {which}")
@@ -166,7 +170,7 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
     async def GetExplanation(self, request: Any, context: Context) -> Any:
         """The explanation of an incident."""
         assert self.history is not None, "a serving controller has one"
-        found = await _read(context, self.history.explain, self.state(), request.incident_id)
+        found = await self._read(context, self.history.explain, self.state(), request.incident_id)
         if found is None:
             what = f"unknown incident {request.incident_id}"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{what}; see `pacekeeper incidents`")
@@ -178,9 +182,8 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
         """The timeline of a job."""
         assert self.history is not None, "a serving controller has one"
         job = await self._job(request.job, context)
-        return status_pb2.GetPaceResponse(
-            pace=job_timeline_view(self.history.job_timeline(job.name))
-        )
+        rows = await self._read(context, self.history.job_timeline, job.name)
+        return status_pb2.GetPaceResponse(pace=job_timeline_view(rows))
 
     async def ListOrders(self, request: Any, context: Context) -> Any:
         """The operator orders in effect."""
@@ -196,14 +199,17 @@ class StatusService(status_pb2_grpc.StatusServiceServicer):
             )
         return jobs[name]
 
-
-async def _read(context: Context, ask: Callable[..., T], *values: Any) -> T:
-    """Read from the store; damage ends this call with DATA_LOSS, and nothing else."""
-    try:
-        return ask(*values)
-    except HostError as error:
-        await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
-        raise AssertionError("abort raises") from None
+    async def _read(self, context: Context, question: Callable[..., T], *values: Any) -> T:
+        """Read from the store; damage ends this call with DATA_LOSS, and nothing else."""
+        try:
+            found: T = await self.ask(question, *values)
+            return found
+        except HostError as error:
+            code = grpc.StatusCode.DATA_LOSS
+            if not isinstance(error, DamagedError):
+                code = grpc.StatusCode.UNAVAILABLE
+            await context.abort(code, str(error))
+            raise AssertionError("abort raises") from None
 
 
 def _incidents(state: State, job: str) -> list[Incident]:

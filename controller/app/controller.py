@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import logging
 import signal
-import sqlite3
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import grpc.aio
+import sqlalchemy as sa
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -49,8 +49,11 @@ from pacekeeper.controller.state.events import (
     Tick,
 )
 from pacekeeper.controller.state.state import State
+from pacekeeper.controller.storage.postgres import FencedError
 from pacekeeper.controller.storage.restore import open_past
-from pacekeeper.controller.storage.write_batch import WriteBatch, last_of_each, write
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.controller.storage.store_thread import StoreThread
+from pacekeeper.controller.storage.write_batch import WriteBatch, last_of_each, write_all
 from pacekeeper.core.addresses import join_address, split_address
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
@@ -92,12 +95,18 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Controller:
     """The controller service of one fleet."""
 
-    def __init__(self, config: ControllerConfig, leadership: Leadership | None = None) -> None:
+    def __init__(
+        self,
+        config: ControllerConfig,
+        leadership: Leadership | None = None,
+        past: tuple[Store, State] | None = None,
+    ) -> None:
         """Open store, audit log and page.
 
         Args:
             config: The configuration.
             leadership: The right to command; None: this is the only controller.
+            past: The open store and its state; None: it is opened here.
 
         Raises:
             ConfigError: An unprotected listener, unusable certificates or tokens, or a cost model
@@ -113,9 +122,11 @@ class Controller:
         self._metrics_address = (
             split_address(config.metrics_listen, first_port=0) if config.metrics_listen else None
         )
-        self.store, self.state = open_past(Path(config.store), time.time() - time.monotonic())
         self.leadership = Standalone() if leadership is None else leadership
+        unix_offset_s = time.time() - time.monotonic()
+        self.store, self.state = past or open_past(config.store, unix_offset_s)
         self.leadership.opened(self.store)
+        self._thread = StoreThread(self.leadership.write_within_s, self.store.database.cut)
         self.metrics = ControllerMetrics({"tls": config.tls.cert, "metrics": config.metrics.cert})
         self.metrics.begin_after(self.state.next_incident_id - 1)
         self.listener_setup = ListenerSetup(config, state=lambda: self.state, metrics=self.metrics)
@@ -130,7 +141,10 @@ class Controller:
         )
         self.history = TimelineWriter(store=self.store, config=config.retention)
         self.status = StatusService(
-            state=lambda: self.state, past_layout=self.store.layout, history=self.history
+            state=lambda: self.state,
+            past_layout=self.store.layout,
+            history=self.history,
+            ask=self._thread.run,
         )
         self.operator = OperatorService(state=lambda: self.state, put=self._put)
         self.web = build_web_server(
@@ -138,6 +152,7 @@ class Controller:
             state=lambda: self.state,
             put=self._put,
             history=self.history,
+            ask=self._thread.run,
             listener_setup=self.listener_setup,
             past_layout=self.store.layout,
         )
@@ -171,8 +186,7 @@ class Controller:
     async def serve(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises as `run` does."""
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(self.store.close)
-            stack.callback(self.history.close)
+            stack.push_async_callback(self._close_store)
             for part in (self.listener_setup, self.planner, self.webhook):
                 stack.callback(part.close)
             if stop.is_set():
@@ -212,7 +226,6 @@ class Controller:
         server = self.listener_setup.server()
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, server)
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(self.operator, server)
-        self.leadership.serve(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for name in ("", *_SERVICES):
             await self._health.set(name, _SERVING)
@@ -244,6 +257,14 @@ class Controller:
                 listen, bind_error(*self._address), option="--listen", rival="another controller"
             ) from None
         return ingest
+
+    async def _close_store(self) -> None:
+        """Write the timelines that wait, and let another controller have the store."""
+        try:
+            await self._thread.run(self.history.close)
+        finally:
+            await self._thread.run(self.store.close)
+            self._thread.close()
 
     async def _lose_agents(self) -> None:
         """Detach all nodes: their streams ended with the ingest process."""
@@ -288,9 +309,9 @@ class Controller:
             self.webhook.on_tick(self.state, time.monotonic())
             sequences = self.agents.sequences
             self.metrics.set_sequences(missed=sequences.missed, repeated=sequences.repeated)
-            self._say_size()
-            self.history.on_tick(self.state)
-            await self.leadership.ship(self.store.journal.taken())
+            await self._thread.run(self.history.on_tick, self.state)
+            used_bytes, log_bytes = self.history.store_bytes
+            self.metrics.set_store_size(used_bytes, log_bytes)
             self.listener_setup.audit_handshake_failures()
 
     async def _consume(self) -> None:
@@ -349,11 +370,12 @@ class Controller:
         self.state = state
         for command in commands:
             self._executor.execute(command)
-        for command in commands:
-            self.history.on_command(command)
+        await self._thread.run(self.history.on_commands, commands)
 
     async def _store(self, state: State, commands: Sequence[Command]) -> None:
-        """Store the changes in one transaction; retries while the disk rejects writes.
+        """Store the changes in one transaction; retries while disk or server reject writes.
+
+        Never returns once another controller leads.
 
         Raises:
             HostError: The store is damaged.
@@ -361,23 +383,23 @@ class Controller:
         writes = self._writes.of(state, commands, time.monotonic())
         if not writes:
             return
-        refused = ""
+        refused, began_s, unix_s = "", time.monotonic(), time.time()
         while True:
             try:
-                with self.store.transaction():
-                    for command in writes:
-                        write(self.store, state, command, time.time())
-            except sqlite3.DatabaseError as error:
-                self.store.raise_if_damaged(error)
-                if not isinstance(error, sqlite3.OperationalError):
-                    raise  # a bug of ours
-                # Full, locked, unreadable for now: the world's fault.
+                await self._thread.run(write_all, self.store, state, writes, unix_s)
+            except FencedError:
+                self.leadership.lost()
+                await asyncio.Future()
+            except sa.exc.DBAPIError as error:
+                self.store.raise_if_lasting(error)
+                # Full, locked, unreadable or away for now: the world's fault.
                 self.metrics.store_retries.inc()
-                if str(error) != refused:
-                    refused = str(error)
+                self.leadership.refused_since(began_s)
+                if str(error.orig) != refused:
+                    refused = str(error.orig)
                     _log.error(
                         "The store %s rejects writes, and intake waits: %s",
-                        self.config.store,
+                        self.store.database.name,
                         refused,
                     )
                     await self._say_health(refused)
@@ -385,11 +407,8 @@ class Controller:
             else:
                 break
         self._writes.done(state, writes)
-        # Nothing is awaited between the commit and this: a tick would take these changes and
-        # wait for the copies in this one's place, and a new snapshot would already hold them.
-        await self.leadership.ship(self.store.journal.taken())
         if refused:
-            _log.info("The store %s accepts writes again", self.config.store)
+            _log.info("The store %s accepts writes again", self.store.database.name)
             await self._say_health("")
 
     async def _say_health(self, refused: str) -> None:
@@ -397,10 +416,6 @@ class Controller:
         self.metrics.set_store_refusing(refused)
         for name in ("", _CONTROL):
             await self._health.set(name, _NOT_SERVING if refused else _SERVING)
-
-    def _say_size(self) -> None:
-        with contextlib.suppress(sqlite3.Error):  # a disk that can not be read: writes say so
-            self.metrics.set_store_size(self.store.used_bytes, self.store.log_bytes)
 
     def _count_failure(self, what: str, error: Exception) -> None:
         """Count an internal error; log it with its traceback the first time."""

@@ -1,6 +1,6 @@
-"""Several controllers under one lease: election, replication of the store, standbys.
+"""Several controllers on one PostgreSQL database: election by a row of it, standbys.
 
-In: a lease in etcd or Kubernetes. Out: a `Leadership` for the app: the term to command in, and
-`ship`, which returns once all in-sync replicas have stored a change. `lease` holds the rules
-(pure); `leader_election` runs a controller as leader or standby.
+In: the row of the lease (`lease_row`), read and swapped by a thread (`lease_renewer`) as the pure
+rules say (`lease`). Out: the right to command (`leadership`), asked at each message to agents.
+`leader_election.run` is the entry point of a controller with such a store.
 """

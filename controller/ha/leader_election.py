@@ -1,7 +1,8 @@
-"""One of several controllers: it stands by with a copy of the state, leads, and stands by again.
+"""One of several controllers on one PostgreSQL database: it stands by, leads, and stands by again.
 
-Who leads opens its own store and serves as a single controller does, in the term of its lease; a
-leader that lost its lease tells nobody anything any more, ends its streams and follows the next.
+A leader opens the store in its term and serves as a single controller does; one that lost its lease
+sends nothing any more, ends its streams and stands by. A leader that cannot write resigns though it
+renews its lease: another may reach the database.
 """
 
 import asyncio
@@ -10,78 +11,78 @@ import logging
 import secrets
 import signal
 import socket
-from collections.abc import Sequence
+import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from pacekeeper.controller.api.auth.listeners import bind_error, reject_unprotected_listeners
 from pacekeeper.controller.app.controller import Controller
-from pacekeeper.controller.ha.backends import open_lease_store
 from pacekeeper.controller.ha.lease import ElectionMember, Timing
 from pacekeeper.controller.ha.lease_renewer import LeaseRenewer
-from pacekeeper.controller.ha.replica import Replica
-from pacekeeper.controller.ha.replication_server import ReplicationServer
+from pacekeeper.controller.ha.lease_row import LeaseRow
 from pacekeeper.controller.ha.standby_server import open_standby, pause
-from pacekeeper.controller.storage import replica_marker
-from pacekeeper.controller.storage.change_log import Change
+from pacekeeper.controller.state.state import State
+from pacekeeper.controller.storage.postgres import Fence, PostgresDatabase, database_url
+from pacekeeper.controller.storage.restore import load_state
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
+from pacekeeper.controller.storage.store_thread import StoreThread
 from pacekeeper.core.addresses import join_address, split_address
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.errors import ConfigError, HostError, listen_error
-from pacekeeper.protos import replication_pb2_grpc
+from pacekeeper.core.errors import HostError, listen_error
 
 LOOK_S = 0.05  # between two looks whether it leads
-FOLLOW_AGAIN_S = 0.5
-STORE_AGAIN_S = 10.0  # after a copy could not be stored: each attempt takes a whole snapshot
+OPEN_WITHIN_S = 30.0  # all jobs and incidents are read
 _log = logging.getLogger(__name__)
 
 
 class LeaseLeadership:
-    """The office of one term."""
+    """The right to command in one term."""
 
-    def __init__(self, keeper: LeaseRenewer, term: int, config: ControllerConfig) -> None:
-        self._keeper, self._term, self._config = keeper, term, config
-        self.answer_within_s = config.lease.duration_s
-        self.copies: ReplicationServer | None = None
+    def __init__(self, renewer: LeaseRenewer, term: int, member: ElectionMember) -> None:
+        self._renewer, self._term, self._member = renewer, term, member
+        self.answer_within_s = member.timing.duration_s
+        self.write_within_s = member.timing.limit_s
+        self.fence = Fence(term=term, run_id=member.run_id, limit_s=member.timing.limit_s)
+        self.has_resigned = False
 
     def opened(self, store: Store) -> None:
-        """Standbys will have copies of it."""
-        store.name_copy(store.copy[0], self._term)
-        store.journal.is_kept = True
-        within_s = self._config.lease.sync_within_s
-        self.copies = ReplicationServer(
-            store, self._keeper, term=self._term, sync_within_s=within_s
-        )
+        """The fence guards it."""
 
     def term(self) -> int | None:
         """None as soon as the lease is not sure any more, or is of another term."""
-        return self._term if self._keeper.term() == self._term else None
+        return self._term if self._renewer.term() == self._term else None
 
     def describe_newer_term(self, seen: int) -> str:
-        """The lease's store has forgotten terms, or the agent's file lies."""
+        """The database has lost terms, or the agent's file is wrong."""
         told = f"term {seen} was seen, this is {self._term}"
-        if self._keeper.observe_term(seen):
+        if self._renewer.observe_term(seen):
             return f"{told}: a later one is begun"
         return (
             f"{told}, and that is not believed now: if it stays so, delete `controller-term` in "
             "the ring directory of that node and start its agent again"
         )
 
-    async def ship(self, changes: Sequence[Change]) -> None:
-        """To all copies that count."""
-        assert self.copies is not None, "the store is open"
-        await self.copies.ship(changes)
+    def lost(self) -> None:
+        """The store belongs to a later term."""
+        self._resign("the store belongs to a later term")
 
-    def serve(self, server: Any) -> None:
-        """Standbys follow here."""
-        replication_pb2_grpc.add_ReplicationServiceServicer_to_server(self.copies, server)
+    def refused_since(self, monotonic_s: float) -> None:
+        """Resign when nothing was stored for as long as a renewal may take."""
+        timing = self._member.timing
+        if time.monotonic() - monotonic_s >= timing.duration_s - timing.margin_s:
+            self._resign("the store rejects writes")
+
+    def _resign(self, why: str) -> None:
+        if not self.has_resigned:
+            self.has_resigned = True
+            _log.error("The leader of term %d resigns: %s", self._term, why)
+            self._renewer.resign()
 
 
 async def run(config: ControllerConfig) -> None:
-    """Until SIGTERM or SIGINT. Raises as `Controller.run` does, and ConfigError for the lease."""
+    """Until SIGTERM or SIGINT. Raises as `Controller.run` does, and ConfigError for the store."""
     reject_unprotected_listeners(config)
+    database_url(config.store)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -89,48 +90,43 @@ async def run(config: ControllerConfig) -> None:
     if not port:
         port = _free_port(host)
         config = replace(config, listen=join_address(host, port))
+    if not config.lease.advertise and host in ("0.0.0.0", "::", "*"):
+        name = join_address(socket.gethostname(), port)
+        config = replace(config, lease=replace(config.lease, advertise=name))
     member = ElectionMember(
         name=config.lease.member or socket.gethostname(),
-        life=secrets.token_hex(8),
-        address=_advertised(config),
+        run_id=secrets.token_hex(8),
+        address=config.lease.advertise or config.listen,
         timing=Timing(
             duration_s=config.lease.duration_s,
             renew_s=config.lease.renew_s,
             margin_s=config.lease.margin_s,
         ),
     )
-    keeper = LeaseRenewer(member, open_lease_store(config.lease))
-    keeper.start()
-    damage = ""
+    renewer = LeaseRenewer(member, LeaseRow(config.store, member.timing.limit_s))
+    renewer.start()
+    renewer.set_eligible()
     try:
         while not stop.is_set():
-            term = await _stand_by(config, keeper, member, stop, damage)
-            if term is not None:
-                damage = await _lead(config, keeper, term, stop)
+            term = await _stand_by(config, renewer, stop)
+            if term is not None and await _lead(config, renewer, member, term, stop):
+                # The others first: this one has just failed.
+                renewer.set_eligible(after_s=2.0 * config.lease.duration_s)
     finally:
-        await asyncio.to_thread(keeper.close)
+        await asyncio.to_thread(renewer.close)
     _log.info("stopped")
 
 
 async def _stand_by(
-    config: ControllerConfig,
-    keeper: LeaseRenewer,
-    member: ElectionMember,
-    stop: asyncio.Event,
-    damage: str,
+    config: ControllerConfig, renewer: LeaseRenewer, stop: asyncio.Event
 ) -> int | None:
-    """Follow whoever leads until this one does: its term. None: it shall stop.
-
-    `damage`: what is known to be wrong with its copy.
-    """
-    copy: Replica | None = None
+    """Serve as standby until this controller leads: its term. None: it shall stop."""
 
     def why() -> str:
-        record = keeper.record
-        unfit = " (without a whole copy of the store)" if copy and copy.damage else ""
+        record = renewer.record
         if record is None or not record.address:
-            return f"this controller stands by{unfit}, and none leads now"
-        return f"this controller stands by{unfit}; the last to lead is {record.address}"
+            return "this controller stands by, and none leads now"
+        return f"this controller stands by; the last to lead is {record.address}"
 
     server, port = await open_standby(config, config.listen, why)
     if not port:
@@ -142,74 +138,61 @@ async def _stand_by(
         )
     with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
         print(f"listening on {config.listen}", flush=True)
-    _log.info("member=%s stands by", member.name)
-    copy = Replica(Path(config.store), keeper.set_eligible, damage)
-    if copy.damage:
-        _log.warning("%s", copy.damage)
-    following = asyncio.create_task(_follow(config, keeper, member, copy))
+    _log.info("stands by")
     try:
         while not stop.is_set():
-            if following.done():
-                following.result()  # raises: our bug
-            if (term := keeper.term()) is not None:
+            if (term := renewer.term()) is not None:
                 return term
             await pause(stop, LOOK_S)
         return None
     finally:
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
-        copy.close()
         await server.stop(None)
 
 
-async def _follow(
-    config: ControllerConfig, keeper: LeaseRenewer, member: ElectionMember, copy: Replica
-) -> None:
-    said = ""
-    while True:
-        record, again_s = keeper.record, FOLLOW_AGAIN_S
-        if record is not None and record.life not in ("", member.life) and record.address:
-            try:
-                why = await copy.follow(record.address, member.name, config.tls)
-            except HostError as error:
-                why, again_s = str(error), STORE_AGAIN_S
-            if why != said:
-                level = logging.INFO if again_s == FOLLOW_AGAIN_S else logging.WARNING
-                _log.log(level, "leader=%s not followed any more: %s", record.address, why)
-            said = why
-        await asyncio.sleep(again_s)
-
-
 async def _lead(
-    config: ControllerConfig, keeper: LeaseRenewer, term: int, stop: asyncio.Event
-) -> str:
-    """Serve as the only one, while the lease lasts. What is damaged of its copy, where that keeps
-    it from leading; raises DamagedError where it is no copy.
+    config: ControllerConfig,
+    renewer: LeaseRenewer,
+    member: ElectionMember,
+    term: int,
+    stop: asyncio.Event,
+) -> bool:
+    """Serve as the only one, while the lease lasts. Whether it resigned since it cannot serve.
+
+    Raises:
+        DamagedError: The store is no whole one: a person decides.
     """
-    office = LeaseLeadership(keeper, term, config)
+    leadership = LeaseLeadership(renewer, term, member)
     try:
-        controller = Controller(config, office)
-    except DamagedError as error:
-        if replica_marker.read_marker(Path(config.store)) is None:
-            raise
-        keeper.set_eligible(None)
-        return error.what
+        past = await _open(config, leadership.fence)
+    except DamagedError:
+        raise
+    except HostError as error:
+        _log.error("The leader of term %d resigns: %s", term, error)
+        renewer.resign()
+        return True
+    controller = Controller(config, leadership, past)
+    over = asyncio.Event()
+    watching = asyncio.create_task(_watch(leadership, stop, over))
     try:
-        over = asyncio.Event()
-        watching = asyncio.create_task(_watch(office, stop, over))
-        try:
-            assert office.copies is not None, "the store is open"
-            naming = asyncio.create_task(office.copies.begin())
-            await asyncio.wait({naming, watching}, return_when=asyncio.FIRST_COMPLETED)
-            naming.cancel()
-            await controller.serve(over)
-        finally:
-            watching.cancel()
+        await controller.serve(over)
     finally:
-        if not stop.is_set():
-            keeper.resign()
-    return ""
+        watching.cancel()
+    return leadership.has_resigned
+
+
+async def _open(config: ControllerConfig, fence: Fence) -> tuple[Store, State]:
+    """The store in this term, and the state it gives. Raises HostError and VersionError."""
+    database = PostgresDatabase(config.store, fence)
+    thread = StoreThread(OPEN_WITHIN_S, database.cut)
+    try:
+        await thread.run(database.prepare)
+        store = Store(database)
+        return store, await thread.run(load_state, store, time.time() - time.monotonic())
+    except BaseException:
+        await thread.run(database.close)
+        raise
+    finally:
+        thread.close()
 
 
 async def _watch(leadership: LeaseLeadership, stop: asyncio.Event, over: asyncio.Event) -> None:
@@ -217,19 +200,6 @@ async def _watch(leadership: LeaseLeadership, stop: asyncio.Event, over: asyncio
     while not stop.is_set() and leadership.term() is not None:
         await pause(stop, LOOK_S)
     over.set()
-
-
-def _advertised(config: ControllerConfig) -> str:
-    """Raises ConfigError where nobody else could call what it listens on."""
-    if config.lease.advertise:
-        return config.lease.advertise
-    host, _ = split_address(config.listen)
-    if host in ("0.0.0.0", "::", "*"):
-        raise ConfigError(
-            f"--listen {config.listen} is no address that the other controllers could call",
-            remedy="name one: [lease] advertise",
-        )
-    return config.listen
 
 
 def _free_port(host: str) -> int:

@@ -1,23 +1,32 @@
-"""What a controller needs to know of its right to command: none is asked, or a lease gives it.
+"""The right to command: a controller has it alone, or a lease gives it for one term.
 
-Whoever speaks to agents asks for the term with each message; whatever was stored is shipped to the
-standbys before anybody is told of it.
+The sender of messages to agents asks for the term with each message. `app` and `ingest` use this.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from pacekeeper.controller.storage.change_log import Change
+from pacekeeper.controller.storage.postgres import Fence
 from pacekeeper.controller.storage.store import Store
 
 
 class Leadership(Protocol):
-    """The right to command. `answer_within_s`: after so long without an answer agents look for
-    another controller; 0: there is none.
+    """The right to command.
+
+    Attributes:
+        answer_within_s: After so long without an answer agents look for another controller; 0:
+            there is none.
+        write_within_s: Limit of one use of the store; 0: none.
+        fence: The term to write in; None: nobody else writes this store.
     """
 
     @property
     def answer_within_s(self) -> float: ...
+
+    @property
+    def write_within_s(self) -> float: ...
+
+    @property
+    def fence(self) -> Fence | None: ...
 
     def term(self) -> int | None:
         """The term to command in; None: just now nobody may be told anything."""
@@ -31,19 +40,21 @@ class Leadership(Protocol):
         """This is the store of what is commanded."""
         ...
 
-    async def ship(self, changes: Sequence[Change]) -> None:
-        """Returns when all copies that count have stored them; never once the lease is lost."""
+    def lost(self) -> None:
+        """The store belongs to a later term."""
         ...
 
-    def serve(self, server: Any) -> None:
-        """Add what standbys call to a gRPC server."""
+    def refused_since(self, monotonic_s: float) -> None:
+        """The store has rejected writes since then."""
         ...
 
 
 class Standalone:
-    """The one controller of a fleet, without a lease: nobody else commands, nothing is shipped."""
+    """The one controller of a fleet, with an SQLite store: nobody else commands."""
 
     answer_within_s = 0.0
+    write_within_s = 0.0
+    fence = None
 
     def __init__(self) -> None:
         self._term = 0
@@ -60,11 +71,11 @@ class Standalone:
         """It was another controller's; this one can not know whether that still leads."""
         return (
             f"this node has obeyed a controller of term {seen}, and this one has no lease: start "
-            "it with that one's --lease, or with its store"
+            "it with that one's --store"
         )
 
-    async def ship(self, changes: Sequence[Change]) -> None:
-        """To nobody."""
+    def lost(self) -> None:
+        """Never."""
 
-    def serve(self, server: Any) -> None:
-        """Nobody follows."""
+    def refused_since(self, monotonic_s: float) -> None:
+        """It waits for its disk."""

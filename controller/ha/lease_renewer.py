@@ -4,7 +4,6 @@ What is decided stands in `lease.py`; here are the clock, which also counts whil
 and the calls to the lease's store, each within a time.
 """
 
-import asyncio
 import logging
 import threading
 import time
@@ -13,19 +12,24 @@ from functools import partial
 from typing import Protocol
 
 from pacekeeper.controller.ha import lease
-from pacekeeper.controller.ha.http_client import AwayError
 from pacekeeper.controller.ha.lease import ElectionMember, Read, Record, Wait, Write
 
 RELEASE_WITHIN_S = 2.0
 _log = logging.getLogger(__name__)
 
 
+class AwayError(Exception):
+    """No answer from the record's store: a write may have been done, or be done yet."""
+
+
 class LeaseStore(Protocol):
-    """Compares and swaps one record. Both raise AwayError where nobody knows what came of it."""
+    """Compares and swaps one record. Both raise AwayError where the outcome is not known."""
 
-    def read(self) -> tuple[Record | None, str]: ...
+    def read(self) -> Record | None: ...
 
-    def write(self, record: Record, expected: str) -> str: ...
+    def write(self, record: Record, expected: Record | None) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 def clock_s() -> float:
@@ -44,7 +48,6 @@ class LeaseRenewer:
     ) -> None:
         self._member, self._store, self._clock_s = member, store, clock_s
         self._news = threading.Condition()
-        self._waiting: list[tuple[tuple[str, ...], asyncio.Future[None]]] = []
         self._is_over = False
         self._is_writing = False
         self._said = ""
@@ -65,14 +68,12 @@ class LeaseRenewer:
         with self._news:
             return None if self._member.seen is None else self._member.seen.record
 
-    def set_eligible(self, copy: str | None) -> None:
-        """It may lead with this store of state; "": with an empty one; None: it may not lead."""
-        self._change(
-            lambda m: lease.set_ineligible(m) if copy is None else lease.set_eligible(m, copy)
-        )
+    def set_eligible(self, after_s: float = 0.0) -> None:
+        """It takes over, after so long."""
+        self._change(lambda member: lease.set_eligible(member, self._clock_s() + after_s))
 
     def resign(self) -> None:
-        """It leads no more, and does not stand."""
+        """It releases what it leads, and takes over nothing until it is eligible again."""
         self._change(lease.resign)
 
     def observe_term(self, term: int) -> bool:
@@ -80,14 +81,6 @@ class LeaseRenewer:
         self._change(lambda member: lease.observe_term(member, term, self._clock_s()))
         with self._news:
             return self._member.heard >= term
-
-    async def set_wanted_replicas(self, copies: tuple[str, ...]) -> None:
-        """Returns when the record names these copies, its own first; never if the lease is lost."""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with self._news:
-            self._waiting.append((copies, written))
-        self._change(lambda member: lease.set_wanted_replicas(member, copies))
-        await written
 
     def close(self) -> None:
         """Release what it leads, if the lease's store answers in time, and end the thread."""
@@ -112,16 +105,9 @@ class LeaseRenewer:
     def _take(self, member: ElectionMember) -> None:
         """Called with the lock."""
         before, self._member = self._member, member
-        record = None if member.seen is None else member.seen.record
-        if member.term and record is not None and member.pending is None:
-            done = [one for one in self._waiting if one[0] == record.copies]
-            self._waiting = [one for one in self._waiting if one not in done]
-            for _, written in done:
-                written.get_loop().call_soon_threadsafe(_settle, written)
         if member.term != before.term:
             what = f"leads in term {member.term}" if member.term else f"left term {before.term}"
             _log.info("lease: %s %s", member.name, what)
-            self._waiting = self._waiting if member.term else []
         self._news.notify_all()
 
     def _run(self) -> None:
@@ -129,7 +115,7 @@ class LeaseRenewer:
             with self._news:
                 self._is_writing = False
                 if self._is_over:
-                    return
+                    break
                 now_s = self._clock_s()
                 self._take(lease.time_passes(self._member, now_s))
                 step = lease.next_step(self._member, now_s)
@@ -148,12 +134,14 @@ class LeaseRenewer:
                 self._say(f"{type(error).__name__}: {error}")
                 self._change(partial(lease.is_unknown, step=step, now_s=self._clock_s()))
 
+        self._store.close()
+
     def _do(self, step: Read | Write) -> None:
         if isinstance(step, Read):
-            record, version = self._store.read()
-            self._change(lambda m: lease.has_read(m, record, version, self._clock_s()))
-        elif version := self._store.write(step.record, step.expected):
-            self._change(lambda m: lease.has_written(m, step, version, self._clock_s()))
+            record = self._store.read()
+            self._change(lambda m: lease.has_read(m, record, self._clock_s()))
+        elif self._store.write(step.record, step.expected):
+            self._change(lambda m: lease.has_written(m, step, self._clock_s()))
         else:
             self._change(lambda m: lease.was_refused(m, self._clock_s()))
         self._say("")
@@ -165,8 +153,3 @@ class LeaseRenewer:
         elif self._said and not why:
             _log.info("lease: its store answers again")
         self._said = why
-
-
-def _settle(written: asyncio.Future[None]) -> None:
-    if not written.done():
-        written.set_result(None)

@@ -6,10 +6,12 @@ Decisions and incidents are stored elsewhere, before they take effect. Old timel
 """
 
 import logging
-import sqlite3
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+
+from sqlalchemy.exc import DBAPIError
 
 from pacekeeper.controller.observability.explain import Explanation, explain
 from pacekeeper.controller.observability.timeline import IncidentTimeline, JobRow, TimelineRecorder
@@ -21,6 +23,7 @@ from pacekeeper.controller.observability.timeline_codec import (
 )
 from pacekeeper.controller.state.events import Command, SaveIncident, StepSummary
 from pacekeeper.controller.state.state import State
+from pacekeeper.controller.storage.postgres import FencedError
 from pacekeeper.controller.storage.retention import Retention
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import RetentionConfig
@@ -34,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TimelineWriter:
-    """The history of one controller. Use from its event loop."""
+    """The history of one controller. Use from the thread of its store."""
 
     store: Store
     config: RetentionConfig = field(default_factory=RetentionConfig)
@@ -51,6 +54,16 @@ class TimelineWriter:
             stored_incident_timeline=self._stored_incident_timeline,
             stored_job_timeline=self._stored_job_timeline,
         )
+
+    @property
+    def store_bytes(self) -> tuple[int, int]:
+        """Bytes in the store, and in its write-ahead log, as last looked at."""
+        return self._retention.used_bytes, self._retention.log_bytes
+
+    def on_commands(self, commands: Sequence[Command]) -> None:
+        """Record commands of the state machine."""
+        for command in commands:
+            self.on_command(command)
 
     def on_command(self, command: Command) -> None:
         """Record a command of the state machine."""
@@ -107,7 +120,9 @@ class TimelineWriter:
                     self.store.history_tables.save_job_timeline(
                         job, encode_job_timeline(rows), newest_unix_s
                     )
-        except sqlite3.Error as error:
+        except FencedError:
+            return False  # another controller writes its own
+        except DBAPIError as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
                 _log.warning("Timelines cannot be written and are kept in memory: %s", error)

@@ -147,14 +147,24 @@ def job_record(state: State, job: str) -> JobRecord:
 _log = logging.getLogger(__name__)
 
 
-def open_past(path: Path, unix_offset_s: float) -> tuple[Store, State]:
+def open_past(where: str | Path, unix_offset_s: float) -> tuple[Store, State]:
     """Raises as `Store.open` does, and DamagedError where what stands there can not be read."""
-    store = Store.open(path)
+    store = Store.open(where)
     with contextlib.ExitStack() as undone:
         undone.callback(store.close)
+        state = load_state(store, unix_offset_s)
+        undone.pop_all()
+    if state.jobs:
+        _log.info("store=%s jobs=%d", store.database.name, len(state.jobs))
+    return store, state
+
+
+def load_state(store: Store, unix_offset_s: float) -> State:
+    """The state that the store gives now, read at once. Raises HostError for a damaged store."""
+    with store.connected():
         jobs, incidents, next_id = store.load()
         waiting, next_proposal_id = store.open_proposals()
-        state = restored(
+        return restored(
             jobs,
             incidents,
             next_incident_id=next_id,
@@ -164,7 +174,3 @@ def open_past(path: Path, unix_offset_s: float) -> tuple[Store, State]:
             strikes=store.strikes(),
             unix_offset_s=unix_offset_s,
         )
-        undone.pop_all()
-    if jobs:
-        _log.info("store=%s jobs=%d incidents=%d", path, len(jobs), len(incidents))
-    return store, state

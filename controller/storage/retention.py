@@ -15,93 +15,92 @@ from functools import partial
 from math import inf
 from typing import Any
 
+import sqlalchemy as sa
+
 from pacekeeper.controller.storage import sqlite_file
-from pacekeeper.controller.storage.change_log import Journal
+from pacekeeper.controller.storage.postgres import FencedError
 from pacekeeper.controller.storage.store import Store
+from pacekeeper.controller.storage.tables import (
+    DECISIONS,
+    INCIDENT_TIMELINES,
+    INCIDENTS,
+    JOB_TIMELINES,
+    LAYOUTS,
+    PROPOSALS,
+)
 from pacekeeper.core.config.controller import RetentionConfig
 from pacekeeper.core.incidents.proposals import ProposalState
 
 Key = tuple[Any, ...]
 
 
-_OPEN = f"('{ProposalState.WAITING.value}', '{ProposalState.APPROVED.value}')"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionRule:
     """One kind of rows. `may_go`: which of them are over; `batch`: rows dropped at once."""
 
-    table: str
-    keys: tuple[str, ...]
+    table: sa.Table
     age: str
-    may_go: str = "true"
-    also: tuple[str, ...] = ()  # tables with rows of the same key
+    may_go: sa.ColumnElement[bool] = field(default_factory=sa.true)
+    also: tuple[sa.Table, ...] = ()  # tables with rows of the same key
     batch: int = 64
 
-    def older(self, journal: Journal, unix_s: float) -> list[Key]:
+    def older(self, store: Store, unix_s: float) -> list[Key]:
         """The oldest, as many as go at once, from before this time."""
-        return journal.execute(
-            f"SELECT {', '.join(self.keys)} FROM {self.table} WHERE {self.age} < ?"
-            f" AND {self.may_go} ORDER BY {self.age} LIMIT ?",
-            (unix_s, self.batch),
-        ).fetchall()
+        age = self.table.c[self.age]
+        what = sa.select(*self._keys).where(age < unix_s, self.may_go).order_by(age)
+        return self._found(store, what.limit(self.batch))
 
-    def oldest(self, journal: Journal) -> float:
+    def oldest(self, store: Store) -> float:
         """The time of the oldest; infinity: there is none."""
-        row = journal.execute(
-            f"SELECT {self.age} FROM {self.table} WHERE {self.age} IS NOT NULL AND {self.may_go}"
-            f" ORDER BY {self.age} LIMIT 1"
-        ).fetchone()
-        return inf if row is None else float(row[0])
+        age = self.table.c[self.age]
+        what = sa.select(age).where(age.is_not(None), self.may_go).order_by(age).limit(1)
+        found = self._found(store, what)
+        return float(found[0][0]) if found else inf
 
-    def beyond(self, journal: Journal, kept: int) -> list[Key]:
+    def beyond(self, store: Store, kept: int) -> list[Key]:
         """As many as go at once of those that come after the newest `kept`."""
-        order = ", ".join(f"{column} DESC" for column in (self.age, *self.keys))
-        return journal.execute(
-            f"SELECT {', '.join(self.keys)} FROM {self.table} WHERE {self.age} IS NOT NULL"
-            f" AND {self.may_go} ORDER BY {order} LIMIT ? OFFSET ?",
-            (self.batch, kept),
-        ).fetchall()
+        age = self.table.c[self.age]
+        order = [column.desc() for column in (age, *self._keys)]
+        what = sa.select(*self._keys).where(age.is_not(None), self.may_go).order_by(*order)
+        return self._found(store, what.limit(self.batch).offset(kept))
 
-    def drop(self, journal: Journal, keys: Sequence[Key]) -> None:
+    def drop(self, store: Store, keys: Sequence[Key]) -> None:
         """These, for good."""
-        where = " AND ".join(f"{column} = ?" for column in self.keys)
-        for table in (self.table, *self.also):
-            for key in keys:
-                journal.execute(f"DELETE FROM {table} WHERE {where}", key)
+        with store.transaction(), store.connected() as connection:
+            for table in (self.table, *self.also):
+                columns = [table.c[column.name] for column in self._keys]
+                connection.execute(sa.delete(table).where(sa.tuple_(*columns).in_(keys)))
+
+    @property
+    def _keys(self) -> list[sa.Column[Any]]:
+        return list(self.table.primary_key.columns)
+
+    def _found(self, store: Store, what: sa.Select[Any]) -> list[Key]:
+        with store.connected() as connection:
+            return [tuple(row) for row in connection.execute(what)]
 
 
 # The newest number stays: it is what the next one is counted from.
-INCIDENTS = RetentionRule(
-    table="incidents",
-    keys=("incident_id",),
+INCIDENT_RULE = RetentionRule(
+    table=INCIDENTS,
     age="closed_unix_s",
-    may_go="incident_id < (SELECT max(incident_id) FROM incidents)",
-    also=("courses",),
+    may_go=INCIDENTS.c.incident_id
+    < sa.select(sa.func.max(INCIDENTS.alias().c.incident_id)).scalar_subquery(),
+    also=(INCIDENT_TIMELINES,),
 )
-
-
-DECISIONS = RetentionRule(table="decisions", keys=("decision_id",), age="unix_s")
-
-
-PROPOSALS = RetentionRule(
-    table="proposals",
-    keys=("proposal_id",),
+DECISION_RULE = RetentionRule(table=DECISIONS, age="unix_s")
+PROPOSAL_RULE = RetentionRule(
+    table=PROPOSALS,
     age="made_unix_s",
-    may_go=f"answer NOT IN {_OPEN} AND proposal_id < (SELECT max(proposal_id) FROM proposals)",
+    may_go=sa.and_(
+        PROPOSALS.c.answer.not_in((ProposalState.WAITING.value, ProposalState.APPROVED.value)),
+        PROPOSALS.c.proposal_id
+        < sa.select(sa.func.max(PROPOSALS.alias().c.proposal_id)).scalar_subquery(),
+    ),
 )
-
-
-LAYOUTS = RetentionRule(  # megabytes each, of a large job
-    table="layouts", keys=("job", "generation"), age="unix_s", batch=4
-)
-
-
-PACES = RetentionRule(table="paces", keys=("job",), age="newest_unix_s")
-
-
-ALL = (LAYOUTS, INCIDENTS, DECISIONS, PROPOSALS, PACES)
-
+LAYOUT_RULE = RetentionRule(table=LAYOUTS, age="unix_s", batch=4)  # megabytes each, of a large job
+JOB_TIMELINE_RULE = RetentionRule(table=JOB_TIMELINES, age="newest_unix_s")
+ALL = (LAYOUT_RULE, INCIDENT_RULE, DECISION_RULE, PROPOSAL_RULE, JOB_TIMELINE_RULE)
 
 LOOK_EVERY_S = 60.0
 DAY_S = 86_400.0
@@ -115,7 +114,10 @@ class Retention:
 
     store: Store
     config: RetentionConfig
+    used_bytes: int = 0  # as last looked at
+    log_bytes: int = 0
     _looked_s: float = -inf
+    _is_within: bool = False  # its size, since the last look
     _rules: deque[tuple[RetentionRule, Callable[[], list[Key]]]] = field(
         default_factory=deque
     )  # to follow
@@ -123,14 +125,16 @@ class Retention:
 
     def on_tick(self, now_s: float, unix_s: float) -> None:
         """On a tick: one batch of rows, or one piece of the file."""
-        if not self._rules and now_s - self._looked_s >= LOOK_EVERY_S:
-            self._looked_s = now_s
-            self._rules.extend(self._due(unix_s))
-            self._watch_log()
         try:
+            if not self._rules and now_s - self._looked_s >= LOOK_EVERY_S:
+                self._looked_s, self._is_within = now_s, False
+                self._rules.extend(self._due(unix_s))
+                self._watch_log()
             if not self._drop():
-                self.store.give_back()
-        except sqlite3.Error as error:
+                self.store.database.give_back()
+        except FencedError:
+            self._rules.clear()  # another controller's work now
+        except (sa.exc.DBAPIError, sqlite3.Error) as error:
             self._rules.clear()  # the next time
             self._say("past", f"what is too old can not be dropped: {error}")
         else:
@@ -138,48 +142,47 @@ class Retention:
 
     def _due(self, unix_s: float) -> list[tuple[RetentionRule, Callable[[], list[Key]]]]:
         """By age, then by number."""
-        journal, before = self.store.journal, unix_s - self.config.history_days * DAY_S
-        kept = {
-            LAYOUTS: self.config.layouts,
-            INCIDENTS: self.config.incidents,
-            DECISIONS: self.config.decisions,
-            PROPOSALS: self.config.proposals,
-        }
-        old = [(past, partial(past.older, journal, before)) for past in ALL]
-        return [*old, *((past, partial(past.beyond, journal, kept[past])) for past in kept)]
+        before = unix_s - self.config.history_days * DAY_S
+        kept = (
+            (LAYOUT_RULE, self.config.layouts),
+            (INCIDENT_RULE, self.config.incidents),
+            (DECISION_RULE, self.config.decisions),
+            (PROPOSAL_RULE, self.config.proposals),
+        )
+        old = [(past, partial(past.older, self.store, before)) for past in ALL]
+        return [*old, *((past, partial(past.beyond, self.store, most)) for past, most in kept)]
 
     def _drop(self) -> bool:
         """One batch; False: nothing (more) has to go."""
         while self._rules:
             past, find = self._rules[0]
             if keys := find():
-                self._drop_these(past, keys)
+                past.drop(self.store, keys)
                 return True
             self._rules.popleft()
         return self._drop_the_oldest()
 
     def _drop_the_oldest(self) -> bool:
         """Where the store is too large: of the kind that has the oldest."""
-        if self.store.used_bytes <= self.config.store_bytes:
+        if self._is_within:
+            return False
+        self.used_bytes = self.store.database.used_bytes
+        if self.used_bytes <= self.config.store_bytes:
+            self._is_within = True
             self._say("size", "")
             return False
-        journal = self.store.journal
-        past = min(ALL, key=lambda past: past.oldest(journal))
-        if keys := past.older(journal, inf):
-            self._drop_these(past, keys)
+        past = min(ALL, key=lambda past: past.oldest(self.store))
+        if keys := past.older(self.store, inf):
+            past.drop(self.store, keys)
             return True
         most = self.config.store_bytes
         self._say("size", f"what runs or is open is more than store_bytes = {most} allow")
         return False
 
-    def _drop_these(self, past: RetentionRule, keys: list[Key]) -> None:
-        with self.store.transaction():
-            past.drop(self.store.journal, keys)
-
     def _watch_log(self) -> None:
-        size = self.store.log_bytes
+        self.log_bytes = self.store.database.log_bytes
         trouble = ""
-        if size > LONG_LOG_BYTES:
+        if self.log_bytes > LONG_LOG_BYTES:
             trouble = "its log can not be written back: another process reads it since long"
         self._say("log", trouble)
 

@@ -1,10 +1,17 @@
-"""An incident as a row of the store, and back. Pure."""
+"""Incidents, proposals, jobs, orders and strikes as rows of the store, and back. Pure.
+
+A row is a mapping from column names to values. What comes back is checked: a row that no store of
+ours holds is damage.
+"""
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any
 
+from pacekeeper.controller.state.device_history import Strike
+from pacekeeper.controller.state.state import JobRecord, RankRecord, RankStatus
 from pacekeeper.core.incidents.findings import (
     Decision,
     Finding,
@@ -13,14 +20,17 @@ from pacekeeper.core.incidents.findings import (
     MitigationLevel,
     Tier,
 )
+from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.incidents.rank_failures import RankFailures
 from pacekeeper.core.incidents.rank_ranges import count_ranks, merge_ranges
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
+from pacekeeper.core.layout.layout import Layout
 
 SMALL = 1 << 32  # steps, ranks and generations are less: so they are told
 
 
+Row = Mapping[Any, Any]
 LARGE = 1 << 62  # numbers that are counted on, and bytes: SQLite holds twice that
 
 
@@ -76,64 +86,65 @@ def pairs(column: str) -> list[tuple[Any, Any]]:
 MOST_RANKS = 1 << 24  # of a job: more are damage, and would be counted for hours
 
 
-def incident_row(incident: Incident) -> tuple[Any, ...]:
-    """The columns of the table `incidents`, in their order."""
+def incident_row(incident: Incident) -> dict[str, Any]:
+    """The row of the table `incidents`."""
     finding = incident.finding
-    return (
-        incident.incident_id,
-        incident.job,
-        finding.kind,
-        finding.tier,
-        finding.rank,
-        finding.slowdown,
-        finding.onset_step,
-        finding.step,
-        finding.reason,
-        incident.opened_unix_s,
-        incident.closed_unix_s,
-        incident.closed_step,
-        json.dumps(incident.actions),
-        finding.cause,
-        finding.probe,
-        finding.role,
-        json.dumps([astuple(one) for one in incident.rank_failures]),
-        json.dumps(incident.nodes),
-        int(incident.is_persistent),
-        json.dumps(finding.normal_signals),
-        json.dumps(finding.missing_signals),
-    )
+    return {
+        "incident_id": incident.incident_id,
+        "job": incident.job,
+        "kind": finding.kind,
+        "tier": finding.tier,
+        "rank": finding.rank,
+        "slowdown": finding.slowdown,
+        "onset_step": finding.onset_step,
+        "step": finding.step,
+        "reason": finding.reason,
+        "opened_unix_s": incident.opened_unix_s,
+        "closed_unix_s": incident.closed_unix_s,
+        "closed_step": incident.closed_step,
+        "actions": json.dumps(incident.actions),
+        "cause": finding.cause,
+        "probe": finding.probe,
+        "role": finding.role,
+        "rank_failures": json.dumps([astuple(one) for one in incident.rank_failures]),
+        "nodes": json.dumps(incident.nodes),
+        "is_persistent": int(incident.is_persistent),
+        "normal_signals": json.dumps(finding.normal_signals),
+        "missing_signals": json.dumps(finding.missing_signals),
+    }
 
 
-def incident_of(row: tuple[Any, ...]) -> Incident:
+def incident_of(row: Row) -> Incident:
     """Raises ValueError or TypeError for what is no such row."""
+    slowdown, closed_unix_s = row["slowdown"], row["closed_unix_s"]
     return Incident(
-        incident_id=whole(row[0], LARGE),
-        job=text(row[1]),
+        incident_id=whole(row["incident_id"], LARGE),
+        job=text(row["job"]),
         finding=Finding(
-            kind=FindingKind(row[2]),
-            tier=Tier(row[3]),
-            rank=None if row[4] is None else whole(row[4]),
-            slowdown=math.nan if row[5] is None else real(row[5]),  # SQLite keeps NaN as NULL
-            onset_step=whole(row[6]),
-            step=whole(row[7]),
-            reason=text(row[8]),
-            cause=text(row[13]),
-            probe=text(row[14]),
-            role=text(row[15]),
-            normal_signals=tuple(map(text, items(row[19]))),
-            missing_signals=tuple(map(text, items(row[20]))),
+            kind=FindingKind(row["kind"]),
+            tier=Tier(row["tier"]),
+            rank=None if row["rank"] is None else whole(row["rank"]),
+            slowdown=math.nan if slowdown is None else real(slowdown),
+            onset_step=whole(row["onset_step"]),
+            step=whole(row["step"]),
+            reason=text(row["reason"]),
+            cause=text(row["cause"]),
+            probe=text(row["probe"]),
+            role=text(row["role"]),
+            normal_signals=tuple(map(text, items(row["normal_signals"]))),
+            missing_signals=tuple(map(text, items(row["missing_signals"]))),
         ),
-        opened_unix_s=real(row[9]),
-        closed_unix_s=None if row[10] is None else real(row[10]),
-        closed_step=None if row[11] is None else step_of(row[11]),
-        actions=tuple(map(text, items(row[12]))),
-        rank_failures=tuple(map(_deaths, items(row[16]))),
-        nodes=tuple(map(text, items(row[17]))),
-        is_persistent=whole(row[18]) != 0,
+        opened_unix_s=real(row["opened_unix_s"]),
+        closed_unix_s=None if closed_unix_s is None else real(closed_unix_s),
+        closed_step=None if row["closed_step"] is None else step_of(row["closed_step"]),
+        actions=tuple(map(text, items(row["actions"]))),
+        rank_failures=tuple(map(_failures_of, items(row["rank_failures"]))),
+        nodes=tuple(map(text, items(row["nodes"]))),
+        is_persistent=whole(row["is_persistent"]) != 0,
     )
 
 
-def _deaths(plain: Any) -> RankFailures:
+def _failures_of(plain: Any) -> RankFailures:
     """Raises ValueError or TypeError for what is none."""
     ranks, reason, step, unix_s, closed_unix_s, closed_step = plain
     runs = tuple((whole(first), whole(last)) for first, last in ranks)
@@ -151,52 +162,126 @@ def _deaths(plain: Any) -> RankFailures:
     )
 
 
-def proposal_row(proposal: Proposal) -> tuple[Any, ...]:
-    """The columns of the table `proposals`, in their order."""
-    decision = proposal.decision
-    return (
-        proposal.proposal_id,
-        proposal.job,
-        proposal.answer,
-        decision.level,
-        decision.reason,
-        decision.current_step_s,
-        decision.planned_step_s,
-        decision.fluid_step_s,
-        decision.cost_s,
-        decision.moved_bytes,
-        encode_layout(proposal.plan),
-        encode_layout(proposal.base),
-        json.dumps(sorted(proposal.slow.items())),
-        json.dumps(proposal.incident_ids),
-        proposal.made_unix_s,
-        proposal.expires_unix_s,
-        proposal.operator,
-        proposal.note,
-    )
+def proposal_row(proposal: Proposal) -> dict[str, Any]:
+    """The row of the table `proposals`."""
+    return {
+        "proposal_id": proposal.proposal_id,
+        "job": proposal.job,
+        "answer": proposal.answer,
+        **_prices(proposal.decision),
+        "plan": encode_layout(proposal.plan),
+        "base": encode_layout(proposal.base),
+        "slow": json.dumps(sorted(proposal.slow.items())),
+        "incident_ids": json.dumps(proposal.incident_ids),
+        "made_unix_s": proposal.made_unix_s,
+        "expires_unix_s": proposal.expires_unix_s,
+        "operator": proposal.operator,
+        "note": proposal.note,
+    }
 
 
-def proposal_of(row: tuple[Any, ...]) -> Proposal:
+def decision_row(
+    decision_id: int, job: str, step: int, decision: Decision, unix_s: float
+) -> dict[str, Any]:
+    """The row of the table `decisions`."""
+    own = {"decision_id": decision_id, "unix_s": unix_s, "job": job, "step": step}
+    return {**own, **_prices(decision)}
+
+
+def _prices(decision: Decision) -> dict[str, Any]:
+    names = ("level", "reason", "current_step_s", "planned_step_s", "fluid_step_s")
+    return {name: getattr(decision, name) for name in (*names, "cost_s", "moved_bytes")}
+
+
+def proposal_of(row: Row) -> Proposal:
     """Raises ValueError or TypeError for what is no such row."""
     return Proposal(
-        proposal_id=whole(row[0], LARGE),
-        job=text(row[1]),
-        answer=ProposalState(row[2]),
+        proposal_id=whole(row["proposal_id"], LARGE),
+        job=text(row["job"]),
+        answer=ProposalState(row["answer"]),
         decision=Decision(
-            level=MitigationLevel(row[3]),
-            reason=text(row[4]),
-            current_step_s=real(row[5]),
-            planned_step_s=real(row[6]),
-            fluid_step_s=real(row[7]),
-            cost_s=real(row[8]),
-            moved_bytes=whole(row[9], LARGE),
-            layout=decode_layout(row[10]),
+            level=MitigationLevel(row["level"]),
+            reason=text(row["reason"]),
+            current_step_s=real(row["current_step_s"]),
+            planned_step_s=real(row["planned_step_s"]),
+            fluid_step_s=real(row["fluid_step_s"]),
+            cost_s=real(row["cost_s"]),
+            moved_bytes=whole(row["moved_bytes"], LARGE),
+            layout=decode_layout(row["plan"]),
         ),
-        base=decode_layout(row[11]),
-        slow={whole(rank): real(slowdown) for rank, slowdown in pairs(row[12])},
-        incident_ids=tuple(whole(one, LARGE) for one in items(row[13])),
-        made_unix_s=real(row[14]),
-        expires_unix_s=real(row[15]),
-        operator=text(row[16]),
-        note=text(row[17]),
+        base=decode_layout(row["base"]),
+        slow={whole(rank): real(slowdown) for rank, slowdown in pairs(row["slow"])},
+        incident_ids=tuple(whole(one, LARGE) for one in items(row["incident_ids"])),
+        made_unix_s=real(row["made_unix_s"]),
+        expires_unix_s=real(row["expires_unix_s"]),
+        operator=text(row["operator"]),
+        note=text(row["note"]),
     )
+
+
+def job_row(job: JobRecord) -> dict[str, Any]:
+    """The row of the table `jobs`."""
+    return {
+        "name": job.name,
+        "newest_generation": job.newest_generation,
+        "step": job.step,
+        "layout": _encoded(job.layout),
+        "layout_reason": job.layout_reason,
+        "desired": _encoded(job.desired),
+        "baseline": _encoded(job.baseline),
+        "ranks": json.dumps([[rank.rank, rank.pid, rank.status] for rank in job.ranks]),
+        "run_id": job.run_id,
+        "is_provisional": int(job.is_provisional),
+    }
+
+
+def job_of(row: Row) -> JobRecord:
+    """Raises ValueError or TypeError for what is no such row."""
+    return JobRecord(
+        name=text(row["name"]),
+        newest_generation=whole(row["newest_generation"]),
+        step=step_of(row["step"]),
+        layout=_decoded(row["layout"]),
+        layout_reason=text(row["layout_reason"]),
+        desired=_decoded(row["desired"]),
+        baseline=_decoded(row["baseline"]),
+        ranks=tuple(
+            RankRecord(rank=whole(rank), pid=whole(pid), status=RankStatus(status))
+            for rank, pid, status in items(row["ranks"])
+        ),
+        run_id=whole(row["run_id"], LARGE),
+        is_provisional=bool(row["is_provisional"]),
+    )
+
+
+def strike_of(row: Row) -> Strike:
+    """Raises ValueError or TypeError for what is no such row."""
+    return Strike(
+        incident_id=whole(row["incident_id"], LARGE),
+        node=text(row["node"]),
+        device_uuid=text(row["device_uuid"]),
+        job=text(row["job"]),
+        kind=FindingKind(row["kind"]),
+        slowdown=real(row["slowdown"]),
+        unix_s=real(row["unix_s"]),
+    )
+
+
+def order_of(row: Row) -> OperatorOrder:
+    """Raises ValueError or TypeError for what is no such row."""
+    return OperatorOrder(
+        kind=OrderKind(row["kind"]),
+        subject=text(row["subject"]),
+        operator=text(row["operator"]),
+        reason=text(row["reason"]),
+        since_unix_s=real(row["since_unix_s"]),
+        run_id=whole(row["run_id"], LARGE),
+    )
+
+
+def _encoded(layout: Layout | None) -> bytes | None:
+    return None if layout is None else encode_layout(layout)
+
+
+def _decoded(data: bytes | None) -> Layout | None:
+    return None if data is None else decode_layout(data)

@@ -1,9 +1,9 @@
-"""The tables of the store, and how those of an older version become these. Pure.
+"""How the tables of an older version become those of the next one: plain numbered steps. Pure.
 
-Whoever changes a table raises `SCHEMA_VERSION` and adds the way from the version before.
+The steps to version 16 are of SQLite only: no earlier version was ever in PostgreSQL. Their text is
+frozen; the tables of today are in `tables.py`.
 """
 
-SCHEMA_VERSION = 15
 OLDEST_VERSION = 8  # that is taken over
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 
@@ -71,19 +71,6 @@ CREATE INDEX proposals_by_age ON proposals (made_unix_s, answer);
 CREATE INDEX paces_by_age ON paces (newest_unix_s);
 """
 
-TABLES = (
-    _JOBS
-    + _LAYOUTS
-    + _INCIDENTS
-    + _DECISIONS
-    + _PROPOSALS
-    + _COPY
-    + _KEPT
-    + _STRIKES
-    + _BY_AGE
-    + _NAME_COPY
-)
-
 # What has no time in an older store is as old as its taking over.
 _NOW = "CAST(strftime('%s', 'now') AS REAL)"
 _WITH_TIMES = f"""
@@ -130,6 +117,31 @@ DROP TABLE older_incidents;
 {_INCIDENTS_BY_AGE}
 """
 
+# Names of the field; the term of the store's copy becomes that of the lease.
+_OWN_NAMES = """
+ALTER TABLE jobs RENAME COLUMN home TO baseline;
+ALTER TABLE jobs RENAME COLUMN life TO run_id;
+ALTER TABLE jobs RENAME COLUMN is_makeshift TO is_provisional;
+ALTER TABLE incidents RENAME COLUMN deaths TO rank_failures;
+ALTER TABLE decisions RENAME COLUMN rung TO level;
+ALTER TABLE proposals RENAME COLUMN rung TO level;
+ALTER TABLE proposals RENAME COLUMN said_by TO operator;
+ALTER TABLE orders RENAME COLUMN said_by TO operator;
+ALTER TABLE orders RENAME COLUMN life TO run_id;
+ALTER TABLE courses RENAME COLUMN course TO timeline;
+ALTER TABLE courses RENAME TO incident_timelines;
+ALTER TABLE paces RENAME COLUMN pace TO timeline;
+ALTER TABLE paces RENAME TO job_timelines;
+DROP INDEX paces_by_age;
+CREATE INDEX job_timelines_by_age ON job_timelines (newest_unix_s);
+CREATE TABLE leases (
+    name TEXT NOT NULL, term INTEGER NOT NULL, run_id TEXT NOT NULL, holder TEXT NOT NULL,
+    address TEXT NOT NULL, duration_s REAL NOT NULL, min_term INTEGER NOT NULL,
+    renewals INTEGER NOT NULL, PRIMARY KEY (name), UNIQUE (name, term));
+INSERT INTO leases SELECT 'controller', term, '', '', '', 0.0, 0, 0 FROM copy WHERE term > 0;
+DROP TABLE copy;
+"""
+
 UPGRADES = {
     8: _PROPOSALS,
     9: _KEPT,
@@ -138,5 +150,6 @@ UPGRADES = {
     12: _WITH_TIMES,
     13: _OF_MANY_RANKS,
     14: _FIELDS_FROM_TEXT,
+    15: _OWN_NAMES,
 }
 """What makes of the tables of a version those of the next one."""

@@ -13,13 +13,11 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from pacekeeper.controller.storage.schema import (
-    APPLICATION_ID,
-    OLDEST_VERSION,
-    SCHEMA_VERSION,
-    TABLES,
-    UPGRADES,
-)
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from pacekeeper.controller.storage.schema import APPLICATION_ID, OLDEST_VERSION, UPGRADES
+from pacekeeper.controller.storage.tables import SCHEMA_VERSION, create_statements
 from pacekeeper.core.errors import HostError, VersionError
 
 # SQLITE_ERROR: the tables are not what they were when the store was opened.
@@ -36,6 +34,102 @@ _log = logging.getLogger(__name__)
 
 class DamagedError(HostError):
     """What stands there is no whole store."""
+
+
+class SqliteDatabase:
+    """An open SQLite store; use from one thread at a time."""
+
+    dialect = "sqlite"
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, lock: int) -> None:
+        self._raw, self._path, self._lock = connection, path, lock
+        self.name = str(path)
+        self._engine = sa.create_engine(
+            "sqlite://", creator=lambda: connection, poolclass=StaticPool
+        )
+
+    @classmethod
+    def open(cls, path: Path) -> "SqliteDatabase":
+        """Open or make the store. Raises HostError (no access, not ours, in use), VersionError."""
+        held = lock(path)
+        try:
+            return cls(connect(path), path, held)
+        except BaseException:
+            os.close(held)
+            raise
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[sa.Connection]:
+        """One write transaction: all of it is stored, or nothing.
+
+        Raises:
+            sqlalchemy.exc.DBAPIError: It was not stored. On some errors (SQLITE_FULL, SQLITE_IOERR)
+                SQLite rolls back by itself.
+        """
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                if not self._raw.in_transaction:
+                    why = sqlite3.OperationalError("SQLite has rolled the transaction back")
+                    raise sa.exc.OperationalError("COMMIT", None, why)
+                connection.commit()
+            except BaseException:
+                connection.rollback()
+                raise
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection for reads."""
+        with self._engine.connect() as connection:
+            yield connection
+
+    def cut(self) -> None:
+        """Nothing: a file answers in the end."""
+
+    def close(self) -> None:
+        """Write everything back into one file, and let another controller have it."""
+        self._engine.dispose()
+        self._raw.close()
+        os.close(self._lock)
+
+    @property
+    def used_bytes(self) -> int:
+        """What lies in the file, without what is free in it and without the log."""
+        return used_bytes(self._raw)
+
+    @property
+    def log_bytes(self) -> int:
+        """The write-ahead log, which grows while another process reads the store for long."""
+        try:
+            return os.stat(f"{self._path}-wal").st_size
+        except FileNotFoundError:
+            return 0
+
+    def give_back(self) -> bool:
+        """Return some of what is free in the file to the file system; True: there is more."""
+        return give_back(self._raw)
+
+    def is_damage(self, error: Exception) -> bool:
+        """Whether the store is no whole one any more."""
+        return is_damage(_cause(error))
+
+    def is_temporary(self, error: Exception) -> bool:
+        """Whether the disk is full, locked or unreadable for now."""
+        return isinstance(_cause(error), sqlite3.OperationalError)
+
+    def damaged(self, error: object) -> "DamagedError":
+        """The error to raise for a store that is no whole one."""
+        return damaged(self._path, error)
+
+    def refused(self, error: object) -> HostError:
+        """The error to raise for a file that cannot be read now."""
+        return _refused(self._path, str(error))
+
+
+def _cause(error: Exception) -> Exception:
+    found = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+    return found if isinstance(found, Exception) else error
 
 
 def lock(path: Path) -> int:
@@ -92,7 +186,7 @@ def connect(path: Path) -> sqlite3.Connection:
         if version is None:
             if not is_new:
                 _log.warning("store=%s was an empty file: it begins without a past", path)
-            connection.executescript(f"BEGIN; {TABLES} {_STAMP} COMMIT;")
+            connection.executescript(f"BEGIN; {create_statements()} {_STAMP} COMMIT;")
         elif version < SCHEMA_VERSION:
             _take_over(connection, path, version)
         (vacuum,) = connection.execute("PRAGMA auto_vacuum").fetchone()

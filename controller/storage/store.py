@@ -1,32 +1,43 @@
-"""What must outlive the controller, in one SQLite file: jobs, layouts, incidents, decisions,
-proposals.
+"""What must outlive the controller: jobs, layouts, incidents, decisions, proposals.
 
-What was acknowledged survives a kill at any moment (`sqlite_file.py`). One controller writes a
+In an SQLite file of one controller (`sqlite_file.py`), or in a PostgreSQL database that several
+share (`postgres.py`). What was acknowledged survives a kill at any moment. One controller writes a
 store at a time: two would give the same numbers to different incidents.
 """
 
-import json
-import os
-import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any, Protocol
+
+import sqlalchemy as sa
 
 from pacekeeper.controller.state.device_history import Strikes
-from pacekeeper.controller.state.state import JobRecord, RankRecord, RankStatus
-from pacekeeper.controller.storage import replica_marker, sqlite_file
-from pacekeeper.controller.storage.change_log import Change, Journal
+from pacekeeper.controller.state.state import JobRecord
 from pacekeeper.controller.storage.history_tables import HistoryTables
+from pacekeeper.controller.storage.postgres import SCHEMES, Fence, PostgresDatabase
 from pacekeeper.controller.storage.rows import (
     LARGE,
+    decision_row,
     incident_of,
     incident_row,
-    items,
+    job_of,
+    job_row,
     proposal_of,
     proposal_row,
-    step_of,
-    text,
     whole,
+)
+from pacekeeper.controller.storage.sqlite_file import SqliteDatabase
+from pacekeeper.controller.storage.tables import (
+    DECISIONS,
+    INCIDENTS,
+    JOBS,
+    LAYOUTS,
+    LEASE,
+    LEASES,
+    PROPOSALS,
+    storable,
+    upsert,
 )
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.incidents.findings import Decision, Incident
@@ -35,148 +46,156 @@ from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
 
+SQLITE_SCHEME = "sqlite:///"
+
+
+class Database(Protocol):
+    """One open database; its methods raise sqlalchemy.exc.DBAPIError."""
+
+    @property
+    def dialect(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def used_bytes(self) -> int: ...
+
+    @property
+    def log_bytes(self) -> int: ...
+
+    def begin(self) -> AbstractContextManager[sa.Connection]: ...
+
+    def reading(self) -> AbstractContextManager[sa.Connection]: ...
+
+    def give_back(self) -> bool: ...
+
+    def cut(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def is_damage(self, error: Exception) -> bool: ...
+
+    def is_temporary(self, error: Exception) -> bool: ...
+
+    def damaged(self, error: object) -> HostError: ...
+
+    def refused(self, error: object) -> HostError: ...
+
+
+def sqlite_path(where: str | Path) -> Path | None:
+    """The file of a store that is named by its path or `sqlite:///PATH`; None: no SQLite store."""
+    if isinstance(where, str) and where.startswith(SCHEMES):
+        return None
+    return Path(str(where).removeprefix(SQLITE_SCHEME))
+
 
 class Store:
-    """One open store; use from one thread."""
+    """One open store; use from one thread at a time."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, lock: int) -> None:
-        self._connection = Journal(connection)
-        self._raw = connection  # for what is this file's own, and not told to copies
-        self._path = path
-        self._lock = lock
-        self.history_tables = HistoryTables(self._connection)
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._connection: sa.Connection | None = None  # of the open transaction
+        self._next_decision_id: int | None = None
+        self.history_tables = HistoryTables(self._writing, self.connected)
 
     @classmethod
-    def open(cls, path: Path) -> "Store":
-        """Open or make the store. Raises HostError (no access, not ours, in use), VersionError."""
-        lock = sqlite_file.lock(path)
-        try:
-            connection = sqlite_file.connect(path)
-        except BaseException:
-            os.close(lock)
-            raise
-        return cls(connection, path, lock)
+    def open(cls, where: str | Path, fence: Fence | None = None) -> "Store":
+        """Open or make the store.
+
+        Args:
+            where: The path of an SQLite file, `sqlite:///PATH` or `postgresql://...`.
+            fence: The term to write in; of PostgreSQL only.
+
+        Raises:
+            HostError: No access, not ours, or in use.
+            VersionError: It has another version.
+            ConfigError: The URL is of no use.
+        """
+        path = sqlite_path(where)
+        if path is None:
+            return cls(PostgresDatabase.open(str(where), fence))
+        return cls(SqliteDatabase.open(path))
 
     def close(self) -> None:
-        """Write everything back into one file, and let another controller have it."""
-        self._connection.close()
-        os.close(self._lock)
-
-    @property
-    def journal(self) -> Journal:
-        return self._connection
-
-    @property
-    def copy(self) -> tuple[str, int]:
-        """The name of just this copy of the state, and the last term it was led in."""
-        rows = self._connection.execute("SELECT name, term FROM copy").fetchall()
-        if len(rows) != 1:
-            raise self._damaged(ValueError(f"{len(rows)} rows in the table copy instead of 1"))
-        name, term = rows[0]
-        return text(name), whole(term, LARGE)
+        """Let another controller have it."""
+        self.database.close()
 
     def next_term(self) -> int:
-        """The term to lead it in without a lease: a new one, or 0 where it never had one."""
-        name, term = self.copy
+        """The term to lead it in without a lease: a new one, or 0 where it never had one.
+
+        Raises:
+            HostError: The store is damaged.
+        """
+        with self._reading() as connection:
+            found = connection.execute(sa.select(LEASES.c.term).where(LEASES.c.name == LEASE))
+            term = whole(found.scalar() or 0, LARGE)
         if term:
-            self.name_copy(name, term + 1)
+            with self._writing() as connection:
+                raised = sa.update(LEASES).where(LEASES.c.name == LEASE).values(term=term + 1)
+                connection.execute(raised)
         return term + 1 if term else 0
 
-    def name_copy(self, name: str, term: int) -> None:
-        """It is led from now on, in this term: nobody else has what comes. Raises HostError."""
-        replica_marker.remove_marker(self._path)
-        self._connection.execute("UPDATE copy SET name = ?, term = ?", (name, term))
-
-    def follow(self, changes: Sequence[Change]) -> None:
-        """One transaction of the store that this one is a copy of."""
-        with self.transaction():
-            self._connection.apply(changes)
-
-    @property
-    def used_bytes(self) -> int:
-        """What lies in the file."""
-        return sqlite_file.used_bytes(self._raw)
-
-    @property
-    def log_bytes(self) -> int:
-        """The write-ahead log, which grows while another process reads the store for long."""
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All writes inside are stored together or not at all; a repetition changes nothing."""
+        next_decision_id = self._next_decision_id
         try:
-            return os.stat(f"{self._path}-wal").st_size
-        except FileNotFoundError:
-            return 0
-
-    def give_back(self) -> bool:
-        """Return some of what is free in the file to the file system; True: there is more."""
-        return sqlite_file.give_back(self._raw)
-
-    def transaction(self) -> AbstractContextManager[None]:
-        """All writes inside are stored together or not at all."""
-        return self._connection.transaction()
+            with self.database.begin() as connection:
+                self._connection = connection
+                yield
+        except BaseException:
+            self._next_decision_id = next_decision_id
+            raise
+        finally:
+            self._connection = None
 
     def save_job(self, job: JobRecord) -> None:
         """Insert or replace a job."""
-        self._connection.execute(
-            "REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                job.name,
-                job.newest_generation,
-                job.step,
-                _encoded(job.layout),
-                job.layout_reason,
-                _encoded(job.desired),
-                _encoded(job.baseline),
-                json.dumps([[rank.rank, rank.pid, rank.status] for rank in job.ranks]),
-                job.run_id,
-                job.is_provisional,
-            ),
-        )
+        self._save(JOBS, job_row(job))
 
     def forget_job(self, job: str) -> None:
         """A restart does not bring the job back; its incidents, decisions and layouts stay."""
-        self._connection.execute("DELETE FROM jobs WHERE name = ?", (job,))
+        self._delete(JOBS, name=job)
 
     def forget_layouts(self, job: str) -> None:
         """The job begins anew, and numbers its layouts from the first on again."""
-        self._connection.execute("DELETE FROM layouts WHERE job = ?", (job,))
+        self._delete(LAYOUTS, job=job)
 
     def save_layout(self, job: str, layout: Layout, reason: str, unix_s: float) -> None:
         """Remember a layout that came into force then."""
-        self._connection.execute(
-            "REPLACE INTO layouts VALUES (?, ?, ?, ?, ?)",
-            (job, layout.generation, encode_layout(layout), reason, unix_s),
-        )
+        row = {
+            "job": job,
+            "generation": layout.generation,
+            "layout": encode_layout(layout),
+            "reason": reason,
+            "unix_s": unix_s,
+        }
+        self._save(LAYOUTS, row)
 
     def save_incident(self, incident: Incident) -> None:
         """Insert or replace an incident."""
-        self._connection.execute(
-            f"REPLACE INTO incidents VALUES ({', '.join('?' * 21)})", incident_row(incident)
-        )
+        self._save(INCIDENTS, incident_row(incident))
 
     def save_decision(self, job: str, step: int, decision: Decision, unix_s: float) -> None:
-        """Append a decision with the prices it rested on."""
-        self._connection.execute(
-            "INSERT INTO decisions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                unix_s,
-                job,
-                step,
-                decision.level,
-                decision.reason,
-                decision.current_step_s,
-                decision.planned_step_s,
-                decision.fluid_step_s,
-                decision.cost_s,
-                decision.moved_bytes,
-            ),
-        )
+        """Append a decision with the prices it rested on.
+
+        Its number counts only once it is stored: where nobody knows whether COMMIT succeeded, the
+        repetition replaces it.
+        """
+        with self._writing() as connection:
+            if self._next_decision_id is None:
+                newest = connection.execute(sa.select(sa.func.max(DECISIONS.c.decision_id)))
+                self._next_decision_id = (newest.scalar() or 0) + 1
+            number, self._next_decision_id = self._next_decision_id, self._next_decision_id + 1
+            self._save(DECISIONS, decision_row(number, job, step, decision, unix_s))
 
     def incident(self, incident_id: int) -> Incident | None:
         """One of any job, also of those that are over. Raises HostError for a damaged store."""
-        with self._reading():
-            row = self._connection.execute(
-                "SELECT * FROM incidents WHERE incident_id = ?", (incident_id,)
-            ).fetchone()
-            return None if row is None else incident_of(row)
+        with self._reading() as connection:
+            what = sa.select(INCIDENTS).where(INCIDENTS.c.incident_id == incident_id)
+            row = connection.execute(what).one_or_none()
+            return None if row is None else incident_of(row._mapping)
 
     def orders(self) -> tuple[OperatorOrder, ...]:
         """Orders of people that stand. Raises HostError for a damaged store."""
@@ -190,41 +209,20 @@ class Store:
 
     def save_proposal(self, proposal: Proposal) -> None:
         """Insert or replace a proposal."""
-        self._connection.execute(
-            f"REPLACE INTO proposals VALUES ({', '.join('?' * 18)})", proposal_row(proposal)
-        )
+        self._save(PROPOSALS, proposal_row(proposal))
 
     def load(self) -> tuple[tuple[JobRecord, ...], tuple[Incident, ...], int]:
         """(jobs, their incidents, the number of the next incident).
 
         Raises HostError for a damaged store.
         """
-        with self._reading():
-            jobs = tuple(
-                JobRecord(
-                    name=text(row[0]),
-                    newest_generation=whole(row[1]),
-                    step=step_of(row[2]),
-                    layout=_decoded(row[3]),
-                    layout_reason=text(row[4]),
-                    desired=_decoded(row[5]),
-                    baseline=_decoded(row[6]),
-                    ranks=tuple(
-                        RankRecord(rank=whole(rank), pid=whole(pid), status=RankStatus(status))
-                        for rank, pid, status in items(row[7])
-                    ),
-                    run_id=whole(row[8], LARGE),
-                    is_provisional=bool(row[9]),
-                )
-                for row in self._connection.execute("SELECT * FROM jobs ORDER BY name")
-            )
-            rows = self._connection.execute(
-                "SELECT * FROM incidents WHERE job IN (SELECT name FROM jobs) ORDER BY incident_id"
-            )
-            incidents = tuple(incident_of(row) for row in rows)
-            (newest,) = self._connection.execute(
-                "SELECT max(incident_id) FROM incidents"
-            ).fetchone()
+        with self._reading() as connection:
+            rows = connection.execute(sa.select(JOBS).order_by(JOBS.c.name))
+            jobs = tuple(job_of(row._mapping) for row in rows)
+            known = INCIDENTS.c.job.in_(sa.select(JOBS.c.name))
+            what = sa.select(INCIDENTS).where(known).order_by(INCIDENTS.c.incident_id)
+            incidents = tuple(incident_of(row._mapping) for row in connection.execute(what))
+            newest = connection.execute(sa.select(sa.func.max(INCIDENTS.c.incident_id))).scalar()
             return jobs, incidents, (newest or 0) + 1
 
     def open_proposals(self) -> tuple[tuple[Proposal, ...], int]:
@@ -232,47 +230,79 @@ class Store:
 
         Raises HostError for a damaged store.
         """
-        with self._reading():
-            rows = self._connection.execute(
-                "SELECT * FROM proposals WHERE answer IN (?, ?)"
-                " AND job IN (SELECT name FROM jobs) ORDER BY proposal_id",
-                (ProposalState.WAITING, ProposalState.APPROVED),
+        with self._reading() as connection:
+            is_open = PROPOSALS.c.answer.in_(
+                (ProposalState.WAITING.value, ProposalState.APPROVED.value)
             )
-            found = tuple(proposal_of(row) for row in rows)
-            (newest,) = self._connection.execute(
-                "SELECT max(proposal_id) FROM proposals"
-            ).fetchone()
-        return found, (newest or 0) + 1
-
-    def raise_if_damaged(self, error: sqlite3.DatabaseError) -> None:
-        """Raises DamagedError where `error` says that the file is no whole store any more."""
-        if sqlite_file.is_damage(error):
-            raise self._damaged(error) from None
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Raises HostError for a damaged store: for rows that no store of ours holds, too."""
-        try:
-            yield
-        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-            raise self._damaged(error) from None
-
-    def _damaged(self, error: Exception) -> HostError:
-        return sqlite_file.damaged(self._path, error)
+            known = PROPOSALS.c.job.in_(sa.select(JOBS.c.name))
+            what = sa.select(PROPOSALS).where(is_open, known).order_by(PROPOSALS.c.proposal_id)
+            found = tuple(proposal_of(row._mapping) for row in connection.execute(what))
+            newest = connection.execute(sa.select(sa.func.max(PROPOSALS.c.proposal_id))).scalar()
+            return found, (newest or 0) + 1
 
     def layout(self, job: str, generation: int) -> tuple[Layout, str] | None:
         """A layout of the past with its reason. Raises HostError for a damaged store."""
-        with self._reading():
-            row = self._connection.execute(
-                "SELECT layout, reason FROM layouts WHERE job = ? AND generation = ?",
-                (job, generation),
-            ).fetchone()
-            return None if row is None else (decode_layout(row[0]), row[1])
+        key = storable({"job": job})["job"]
+        with self._reading() as connection:
+            what = sa.select(LAYOUTS.c.layout, LAYOUTS.c.reason).where(
+                LAYOUTS.c.job == key, LAYOUTS.c.generation == generation
+            )
+            row = connection.execute(what).one_or_none()
+            return None if row is None else (decode_layout(row.layout), row.reason)
 
+    def raise_if_lasting(self, error: sa.exc.DBAPIError) -> None:
+        """Returns where a repetition of a failed write may succeed.
 
-def _encoded(layout: Layout | None) -> bytes | None:
-    return None if layout is None else encode_layout(layout)
+        Raises:
+            DamagedError: The store is no whole one any more.
+            sqlalchemy.exc.DBAPIError: `error`, where it is a bug of ours.
+        """
+        if self.database.is_damage(error):
+            raise self.database.damaged(error.orig) from None
+        if not self.database.is_temporary(error):
+            raise error
 
+    def _save(self, table: sa.Table, row: Mapping[str, Any]) -> None:
+        with self._writing() as connection:
+            connection.execute(upsert(table, self.database.dialect), storable(row))
 
-def _decoded(data: bytes | None) -> Layout | None:
-    return None if data is None else decode_layout(data)
+    def _delete(self, table: sa.Table, **key: str) -> None:
+        ((column, value),) = storable(key).items()
+        with self._writing() as connection:
+            connection.execute(sa.delete(table).where(table.c[column] == value))
+
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        """The connection of the open transaction, or of one of its own."""
+        if self._connection is not None:
+            yield self._connection
+            return
+        with self.transaction():
+            assert self._connection is not None, "a transaction is open"
+            yield self._connection
+
+    @contextmanager
+    def connected(self) -> Iterator[sa.Connection]:
+        """The connection of the open transaction, or one for reads."""
+        if self._connection is not None:
+            yield self._connection
+            return
+        with self.database.reading() as connection:
+            self._connection = connection
+            try:
+                yield connection
+            finally:
+                self._connection = None
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        """Raises HostError for a damaged store: for rows that no store of ours holds, too."""
+        try:
+            with self.connected() as connection:
+                yield connection
+        except sa.exc.DBAPIError as error:
+            if self.database.dialect == "sqlite" or self.database.is_damage(error):
+                raise self.database.damaged(error.orig) from None
+            raise self.database.refused(error) from None
+        except (ValueError, TypeError) as error:
+            raise self.database.damaged(error) from None

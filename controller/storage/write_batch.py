@@ -88,6 +88,13 @@ class WriteBatch:
             del self._unsaved[job]
 
 
+def write_all(store: Store, state: State, commands: Sequence[Command], unix_s: float) -> None:
+    """Store what commands ask for, in one transaction."""
+    with store.transaction():
+        for command in commands:
+            write(store, state, command, unix_s)
+
+
 def write(store: Store, state: State, command: Command, unix_s: float) -> None:
     """Store what a command asks for, and that it was asked for then."""
     match command:

@@ -14,23 +14,15 @@ from pacekeeper.core.config.base import (
     NonEmpty,
     OptionalAddress,
     OptionalListener,
-    named,
     reject,
     settings,
 )
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.metrics import MetricsConfig, WebhookConfig
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig, lone_file
+from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
 
 Days = Annotated[float, Field(gt=0.0, le=36_500.0)]
-LeaseUrl = Annotated[
-    str,
-    named(
-        lambda url: not url or url.startswith(("etcd://", "k8s://")),
-        "etcd://HOST:PORT/KEY or k8s://NAMESPACE/NAME",
-    ),
-]
 
 
 @settings
@@ -49,8 +41,7 @@ class RetentionConfig:
     decisions: PositiveInt = 50_000
     proposals: PositiveInt = 10_000
     layouts: PositiveInt = 4096
-    # Bytes in the store; beyond, the oldest of these go whatever their age. A standby is sent all
-    # of them when it begins to follow.
+    # Bytes in the store; beyond, the oldest of these go whatever their age.
     store_bytes: Annotated[int, Field(ge=1 << 20)] = 512 << 20
     # Days, and number, of ended jobs that `pacekeeper status` still shows.
     ended_job_days: Days = 3.0
@@ -59,36 +50,23 @@ class RetentionConfig:
 
 @settings
 class LeaseConfig:
-    """The lease that selects the leader among several controllers."""
+    """The lease that selects the leader among controllers that share a PostgreSQL store."""
 
-    # etcd://HOST:PORT,HOST:PORT/KEY or k8s://NAMESPACE/NAME; empty: this is the only controller.
-    url: LeaseUrl = ""
     # This controller's name among them; empty: the host name.
     member: str = ""
-    # host:port at which the others reach it; empty: where it listens.
+    # host:port that standbys name to agents and people; empty: where it listens.
     advertise: OptionalAddress = ""
     # Seconds without a renewal after which another takes over. Raising it bears longer pauses of
-    # the lease's store, and makes a takeover as much later.
+    # the database, and makes a takeover as much later.
     duration_s: PositiveFloat = 4.0
     # Seconds between two renewals.
     renew_s: PositiveFloat = 1.0
     # Seconds by which the leader stops before another may begin: it bears clocks whose rates differ
     # by as large a part of duration_s.
     margin_s: PositiveFloat = 1.0
-    # Seconds for which a standby may hold up what the leader stores before it counts no more.
-    sync_within_s: PositiveFloat = 2.0
-    # PEM files for the store of the lease: its authority, our certificate and key. Of Kubernetes
-    # and of etcd://; without `ca` etcd is spoken to in the clear, on loopback only.
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-    # Kubernetes: https://HOST:PORT of the API and the file of the token; empty: as in every pod.
-    api: str = ""
-    token_file: str = ""
 
     def __post_init__(self) -> None:
         reject(
-            lone_file(self.cert, self.key),
             self.renew_s + self.margin_s >= self.duration_s
             and "duration_s: expected above renew_s + margin_s",
         )
@@ -106,7 +84,9 @@ class ControllerConfig:
     metrics_listen: OptionalListener = ""
     # host:port of the web page; empty: none. Needs pacekeeper[web].
     web: OptionalListener = ""
-    # SQLite file with jobs, incidents, decisions and layouts.
+    # Jobs, incidents, decisions and layouts: path of an SQLite file (or sqlite:///PATH), or
+    # postgresql://USER@HOST:PORT/DATABASE, which several controllers share. Give the password in
+    # the environment (PGPASSWORD) or a file (PGPASSFILE).
     store: NonEmpty = "pacekeeper.sqlite"
     # Seconds between two ticks: policy and blindness are looked at then.
     tick_interval_s: PositiveFloat = 0.2
@@ -121,3 +101,14 @@ class ControllerConfig:
     webhook: WebhookConfig = field(default_factory=WebhookConfig)
     lease: LeaseConfig = field(default_factory=LeaseConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several controllers share the store, and a lease in it selects the leader."""
+        return self.store.startswith(("postgresql://", "postgres://"))
+
+    @property
+    def audit_path(self) -> str:
+        """The file of the audit log: beside an SQLite store unless it is set."""
+        beside = "pacekeeper" if self.is_shared else self.store.removeprefix("sqlite:///")
+        return self.access.audit or f"{beside}.audit.jsonl"

@@ -49,8 +49,7 @@ MAX_ANSWERS = 300  # beyond, words are no guide: they quote the case
 MAX_FOUND = 20
 # Some seeds of these are of another kind, and rightly refused.
 MIXED = (
-    "protocol-machine", "protocol-report", "trace-any", "lease-etcd", "lease-http",
-    "service-operator", "web",
+    "protocol-machine", "protocol-report", "trace-any", "service-operator", "web",
 )  # fmt: skip
 HEAD_BYTES = 16  # number of the case and its length, before the case itself
 

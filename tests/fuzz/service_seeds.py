@@ -1,6 +1,5 @@
 """Valid inputs of the services and of what a node reads: one of each kind at least."""
 
-import base64
 import json
 import zlib
 from datetime import UTC, datetime
@@ -14,8 +13,6 @@ from pacekeeper.agent.nvml.fields import ENTRY, keys
 from pacekeeper.cli.admin import ca
 from pacekeeper.controller.api.auth.rbac import Role
 from pacekeeper.controller.api.auth.tokens import PREFIX, TokenRecord, encode_tokens, secret_digest
-from pacekeeper.controller.ha.kubernetes import ANNOTATION
-from pacekeeper.controller.ha.lease import Record, encode_record
 from pacekeeper.controller.observability.timeline import (
     IncidentRow,
     IncidentTimeline,
@@ -30,12 +27,9 @@ from pacekeeper.controller.observability.timeline_codec import (
 from pacekeeper.core.incidents import node_health
 from pacekeeper.core.incidents.findings import ConsideredLayout, MitigationLevel
 from pacekeeper.core.incidents.node_health import Fitness, NodeHealth
-from pacekeeper.protos import operator_pb2, replication_pb2, status_pb2
+from pacekeeper.protos import operator_pb2, status_pb2
 from pacekeeper.trainer.elastic.agreement.messages import Candidate, encode_asking
 
-LEASE = Record(
-    term=7, holder="a", life="b", address="h:1", duration_s=4.0, copies=("c", "d"), renewals=3
-)
 PROC = b"""0.5 0.4 0.3 1/100 7
 MemTotal:       16 kB
 MemAvailable:    8 kB
@@ -53,20 +47,11 @@ FORM = "application/x-www-form-urlencoded"
 def service_seeds() -> dict[str, tuple[bytes, ...]]:
     """By the name of the parser."""
     course, pace = encode_incident_timeline(_course()), encode_job_timeline(_pace())
-    etcd = {"key": "", "value": base64.b64encode(encode_record(LEASE).encode()).decode()}
-    answer = {"header": {"revision": "9"}, "succeeded": True}
-    answer["kvs"] = [etcd | {"mod_revision": "8"}]
-    told = json.dumps(answer).encode()
     return {
         "course": (course,),
         "course-repacked": (zlib.decompress(course),),
         "pace-repacked": (zlib.decompress(pace),),
-        "lease-record": (encode_record(LEASE).encode(),),
-        "lease-etcd": (told, b'{"header": {"revision": "9"}}'),
-        "lease-kubernetes": (_kubernetes(),),
-        "lease-http": _http(told),
         "node-verdict": (_verdict(),),
-        "replication": (_replication(),),
         "token-shown": (_tokens(),),
         "identity": (
             b"spiffe://pacekeeper/node/n-1",
@@ -116,27 +101,6 @@ def _pace() -> list[JobRow]:
     return [one]
 
 
-def _kubernetes() -> bytes:
-    metadata = {
-        "name": "l", "namespace": "n", "uid": "u", "resourceVersion": "8",
-        "annotations": {ANNOTATION: encode_record(LEASE)}, "labels": {"x": "y"},
-    }  # fmt: skip
-    spec = {"holderIdentity": "a", "leaseDurationSeconds": 4, "leaseTransitions": 7}
-    return json.dumps({"kind": "Lease", "metadata": metadata, "spec": spec}).encode()
-
-
-def _http(body: bytes) -> tuple[bytes, ...]:
-    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
-    return (
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
-        % (len(body), body),
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked,
-        b"HTTP/1.1 500 Wrong\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked,
-        b'HTTP/1.0 503 Away\r\n\r\n{"error": "no leader"}',
-        b"HTTP/1.1 307 Elsewhere\r\nLocation: http://127.0.0.1:1/x\r\n\r\n",
-    )
-
-
 def _verdict() -> bytes:
     return node_health.encode_node_health(
         NodeHealth(
@@ -144,16 +108,6 @@ def _verdict() -> bytes:
             written_unix_s=2.0,
         )
     )  # fmt: skip
-
-
-def _replication() -> bytes:
-    values = [
-        replication_pb2.Value(whole=1), replication_pb2.Value(real=1.0), replication_pb2.Value(),
-        replication_pb2.Value(text="x"), replication_pb2.Value(blob=b"x"),
-    ]  # fmt: skip
-    change = replication_pb2.Change(statement="REPLACE INTO x VALUES (?)", values=values)
-    transaction = replication_pb2.Transaction(index=3, changes=[change])
-    return replication_pb2.FollowResponse(transaction=transaction, term=7).SerializeToString()
 
 
 def _tokens() -> bytes:

@@ -5,15 +5,11 @@ refusal is told by its words, so that inputs which reach another refusal are dam
 """
 
 import asyncio
-import io
-import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from google.protobuf.message import DecodeError
 
@@ -22,15 +18,12 @@ from pacekeeper.controller.api.auth import rbac
 from pacekeeper.controller.api.auth.tokens import authenticate_token, decode_tokens
 from pacekeeper.controller.api.operator_service import OperatorService
 from pacekeeper.controller.api.status_service import StatusService
-from pacekeeper.controller.ha import etcd, http_client, kubernetes
-from pacekeeper.controller.ha.lease import decode_record
-from pacekeeper.controller.ha.replication_server import change_of
 from pacekeeper.controller.observability.timeline_codec import (
     decode_incident_timeline,
     decode_job_timeline,
 )
 from pacekeeper.core.incidents import node_health
-from pacekeeper.protos import operator_pb2, replication_pb2, status_pb2
+from pacekeeper.protos import operator_pb2, status_pb2
 from support.web_scene import Scene, scene
 
 Plain = tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
@@ -38,7 +31,6 @@ QUESTIONS = ("ListJobs", "GetJob", "ListNodes", "ListIncidents", "ListProposals"
              "GetExplanation", "GetPace", "ListOrders")  # fmt: skip
 ACTS = ("ApproveProposal", "DenyProposal", "GiveOrder")
 MOST_HEADERS = 64
-LEASE_TIMEOUT_S = 1.0
 _TARGET = re.compile(rb"[\x21-\x7e]+")
 
 
@@ -56,14 +48,7 @@ def plain_targets(folder: Path) -> dict[str, Plain]:
             (ValueError,),
         ),
         "pace-repacked": (lambda data: decode_job_timeline(zlib.compress(data)), (ValueError,)),
-        "lease-record": (lambda data: decode_record(_text(data)), (ValueError,)),
-        "lease-etcd": (lambda data: _asked(_etcd(), data), (http_client.AwayError,)),
-        "lease-kubernetes": (
-            lambda data: _asked(_kubernetes(folder), data), (http_client.AwayError,)
-        ),
-        "lease-http": (_http, (http_client.AwayError,)),
         "node-verdict": (node_health.decode_node_health, (ValueError,)),
-        "replication": (_replication, (DecodeError,)),
         "token-shown": (_token_shown, (ValueError,)),
         "identity": (_identity, (ValueError,)),
         "service-status": (services.question, (DecodeError, AnsweredError)),
@@ -192,68 +177,3 @@ def _token_shown(data: bytes) -> object:
     if caller.role is rbac.Role.ANONYMOUS:
         raise ValueError(caller.why)
     return caller
-
-
-def _replication(data: bytes) -> object:
-    """What a leader tells its standby; the statements themselves are the leader's own."""
-    message = replication_pb2.FollowResponse.FromString(data)
-    return [change_of(change) for change in message.transaction.changes]
-
-
-def _etcd() -> etcd.EtcdLease:
-    return etcd.EtcdLease(("http://127.0.0.1:1",), "k", timeout_s=LEASE_TIMEOUT_S)
-
-
-def _kubernetes(folder: Path) -> kubernetes.KubernetesLease:
-    token = folder / "lease.token"
-    if not token.exists():
-        token.write_text("t")
-    context: Any = None
-    return kubernetes.KubernetesLease(
-        "http://127.0.0.1:1", "n", "l", token_file=token, context=context,
-        timeout_s=LEASE_TIMEOUT_S,
-    )  # fmt: skip
-
-
-def _asked(store: Any, body: bytes) -> object:
-    """A record is read and written, and the lease's store answers both with this body."""
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with _answering(head + body):
-        record, version = store.read()
-        if record is not None:
-            store.write(record, version)
-    return record
-
-
-def _http(data: bytes) -> object:
-    """The answer from its first line on."""
-    with _answering(data):
-        answer = http_client.exchange("POST", "http://127.0.0.1:1/v3/kv/range", {}, timeout_s=1.0)
-    return json.dumps(dict(answer.body))
-
-
-@contextmanager
-def _answering(data: bytes) -> Iterator[None]:
-    """Whoever connects by HTTP is answered so."""
-
-    def connect(connection: Any) -> None:
-        connection.sock = _Socket(data)
-
-    with patch.object(http_client.TimedConnection, "connect", connect):
-        yield
-
-
-class _Socket:
-    """As much of a socket as http.client needs."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, *_: Any, **__: Any) -> io.BytesIO:
-        return io.BytesIO(self._data)
-
-    def sendall(self, _data: bytes) -> None:
-        """It is read by nobody."""
-
-    def close(self) -> None:
-        """There is nothing to close."""

@@ -22,8 +22,8 @@ from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.events import Tick
 from pacekeeper.controller.storage.restore import restored
-from pacekeeper.controller.storage.schema import TABLES
 from pacekeeper.controller.storage.store import Store
+from pacekeeper.controller.storage.tables import create_statements
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, VersionError
 from pacekeeper.core.layout.codec import encode_layout
@@ -31,7 +31,6 @@ from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.protos import status_pb2
 
 PAGE_BYTES = 512  # as small as can be: more of them to damage
-PACKED = ("course", "pace")
 UNIX_S = 1e9
 CALLS = ("ListJobs", "ListNodes", "ListIncidents", "ListProposals", "ListOrders")
 STATED = (HostError, VersionError, AnsweredError)
@@ -144,7 +143,7 @@ def tables() -> dict[str, list[tuple[str, str]]]:
     """(name, type) of the columns of each table of a new store."""
     connection = sqlite3.connect(":memory:")
     try:
-        connection.executescript(TABLES)
+        connection.executescript(create_statements())
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         return {
             name: [(row[1], row[2]) for row in connection.execute(f"PRAGMA table_info({name})")]
@@ -155,7 +154,7 @@ def tables() -> dict[str, list[tuple[str, str]]]:
 
 
 def _counts(rows: Rows) -> dict[str, int]:
-    return {table: len(rows.get(table, ())) for table in tables()} | {"copy": 1}
+    return {table: len(rows.get(table, ())) for table in tables()}
 
 
 def _put(folder: Path, file: bytes) -> Path:
@@ -207,7 +206,7 @@ def _stored(column: tuple[str, str], value: Any) -> Any:
         value = json.dumps(value)
     if kind == "BLOB" and isinstance(value, str):
         value = value.encode()
-    return zlib.compress(value) if name in PACKED and isinstance(value, bytes) else value
+    return zlib.compress(value) if name == "timeline" and isinstance(value, bytes) else value
 
 
 @cache
@@ -228,7 +227,7 @@ def _empty() -> bytes:
 def _rows() -> Rows:
     """One or two of each kind. Documents are not text here: they are damaged by what they mean."""
     known = service_seeds()
-    course, pace = (json.loads(known[f"{name}-repacked"][0]) for name in PACKED)
+    course, pace = (json.loads(known[f"{name}-repacked"][0]) for name in ("course", "pace"))
     layout, plan = _layout(1), _layout(2)
     finding = ["device", "confirmed", 1, 1.5, 3, 4, "slow", 1.0]
     why = ["hot", "none", ""]
@@ -251,10 +250,11 @@ def _rows() -> Rows:
             [at, "moe", answer, *prices, plan, layout, [[1, 1.5]], [1], 1.0, 9.0, "", ""]
             for at, answer in ((1, "denied"), (2, "waiting"))
         ],
-        "courses": [[1, "moe", course]],
-        "paces": [["moe", pace, 4.0]],
+        "incident_timelines": [[1, "moe", course]],
+        "job_timelines": [["moe", pace, 4.0]],
         "orders": [["cordon_node", "n", "ann", "hot", 1.0, 0], ["pause", "moe", "ann", "", 1.0, 0]],
         "strikes": [[1, "n", "GPU-0", "moe", "device", 1.5, UNIX_S]],
+        "leases": [["controller", 3, "", "", "", 4.0, 0, 1]],
     }
 
 

@@ -44,8 +44,8 @@ Seeds = tuple[bytes, ...]
 EXPOSED = (
     "protocol-http2",
     "protocol-machine", "first-message", "ingest-frames", "protocol-report", "service-status",
-    "service-operator", "web", "token-shown", "identity", "lease-etcd", "lease-kubernetes",
-    "lease-http", "replication", "protocol-command", "ring-file", "ring-resealed", "ring-command",
+    "service-operator", "web", "token-shown", "identity", "protocol-command",
+    "ring-file", "ring-resealed", "ring-command",
     "ring-command-resealed", "ring-payload", "ring-slot", "ring-header", "regroup-job",
     "regroup-admission", "regroup-verdict", "regroup-report", "regroup-notices", "join-asking",
     "config", "layout", "tokens", "certificate", "manifest-resealed", "manifest", "scenario",

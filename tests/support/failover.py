@@ -1,4 +1,4 @@
-"""Controllers that stand by for each other, as processes; a fast lease, so that tests are quick."""
+"""Controllers on one database, as processes; a fast lease, so that tests are quick."""
 
 import contextlib
 import os
@@ -17,10 +17,11 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class Pair:
-    """Two controllers under one lease; each keeps its own store."""
+    """Two controllers on one PostgreSQL database; `urls`: how each of them reaches it."""
 
-    def __init__(self, folder: Path, lease_url: str, settings: str = FAST) -> None:
-        self._folder, self._url = folder, lease_url
+    def __init__(self, folder: Path, urls: str | tuple[str, str], settings: str = FAST) -> None:
+        self._folder = folder
+        self._urls = (urls, urls) if isinstance(urls, str) else urls
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         self.processes: list[ControllerProcess | None] = [None, None]
         for index in range(2):
@@ -35,7 +36,7 @@ class Pair:
     def start(self, index: int) -> ControllerProcess:
         process = ControllerProcess(
             self._folder / f"c{index}",
-            *("--lease", self._url, "--config", str(self._folder / f"c{index}.toml")),
+            *("--store", self._urls[index], "--config", str(self._folder / f"c{index}.toml")),
             listen=self.addresses[index],
         )
         self.processes[index] = process
@@ -66,13 +67,6 @@ class Pair:
         found = until("somebody leads", lambda: [i for i in of or (0, 1) if self.is_leading(i)])
         return int(found[0])
 
-    def await_copy(self, leader: int) -> None:
-        """Until the other one has all and may take over."""
-        until(
-            "the standby may take over",
-            lambda: self.log(leader).rpartition(" leads in term ")[2].count("may take over"),
-        )
-
     def __enter__(self) -> "Pair":
         return self
 
@@ -94,11 +88,13 @@ def is_serving(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def running(folder: Path, lease_url: str, settings: str = FAST) -> Iterator[tuple[Pair, int]]:
-    """Both of a pair, the standby with all that the leader has, and who leads."""
-    with Pair(folder, lease_url, settings) as pair:
+def running(
+    folder: Path, urls: str | tuple[str, str], settings: str = FAST
+) -> Iterator[tuple[Pair, int]]:
+    """Both of a pair, and who leads."""
+    with Pair(folder, urls, settings) as pair:
         pair.start(0)
         pair.start(1)
         leader = pair.leader()
-        pair.await_copy(leader)
+        until("the other stands by", lambda: "stands by" in pair.log(1 - leader))
         yield pair, leader

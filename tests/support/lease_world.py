@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from random import Random
 
 from pacekeeper.controller.ha import lease
@@ -25,7 +26,7 @@ class Chaos:
     frozen_s: float = 8.0
     killed_ratio: float = 0.3  # of those that are hit, the others are frozen
     hit_every_s: float = 6.0
-    deletes: bool = False
+    resigns_ratio: float = 0.01  # of a leader's turns
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,9 +45,7 @@ class Node:
 
 @dataclass(slots=True)
 class World:
-    """`leaders` is who might command at each true time that was looked at, with their terms.
-    `damaged`: copies whose owners find that out once they have won.
-    """
+    """`leaders` is who might command at each true time that was looked at, with their terms."""
 
     random: Random
     chaos: Chaos
@@ -54,11 +53,9 @@ class World:
     timing: Timing = TIMING
     true_s: float = 0.0
     record: Record | None = None
-    version: int = 0
     nodes: list[Node] = field(default_factory=list)
     led: dict[int, str] = field(default_factory=dict)
     highest: int = 0
-    damaged: frozenset[str] = frozenset()
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _count: int = 0
 
@@ -82,16 +79,16 @@ class World:
 
     def commanders(self) -> dict[str, int]:
         now = {
-            node.member.life: lease.active_term(node.member, node.clock_s(self.true_s))
+            node.member.run_id: lease.active_term(node.member, node.clock_s(self.true_s))
             for node in self.nodes
         }
         return {life: term for life, term in now.items() if term}
 
     def _born(self, index: int, life: int) -> ElectionMember:
         member = ElectionMember(
-            name=f"m{index}", life=f"m{index}.{life}", address=f"h{index}:1", timing=self.timing
+            name=f"m{index}", run_id=f"m{index}.{life}", address=f"h{index}:1", timing=self.timing
         )
-        return lease.set_eligible(member, f"c{index}")
+        return lease.set_eligible(member, -inf)
 
     def _run(self, node: Node, life: int) -> None:
         """One turn of the member's loop; it waits for its answer before the next."""
@@ -101,19 +98,12 @@ class World:
             self._at(node.frozen_until_s, lambda: self._run(node, life))
             return
         now_s = node.clock_s(self.true_s)
-        before = node.member.term
         node.member = lease.time_passes(node.member, now_s)
-        if node.member.copy in self.damaged:
-            node.member = lease.set_ineligible(node.member) if node.member.term else node.member
-        elif before and not node.member.term:
-            node.member = lease.set_eligible(lease.resign(node.member), node.member.copy)
-        if lease.active_term(node.member, now_s):
-            others = [f"c{i}" for i in range(self.num_members) if f"c{i}" != node.member.copy]
-            if self.random.random() < 0.02:  # copies come and go; all have all in this world
-                others = self.random.sample(others, self.random.randrange(len(others) + 1))
-                node.member = lease.set_wanted_replicas(node.member, (node.member.copy, *others))
-            elif len(node.member.wanted) == 1:
-                node.member = lease.set_wanted_replicas(node.member, (node.member.copy, *others))
+        is_kind = self.true_s > self.chaos.until_s
+        is_leading = lease.active_term(node.member, now_s)
+        if is_leading and not is_kind and self.random.random() < self.chaos.resigns_ratio:
+            node.member = lease.resign(node.member)  # it cannot write, and lets others lead first
+            node.member = lease.set_eligible(node.member, now_s + 2.0 * self.timing.duration_s)
         step = lease.next_step(node.member, now_s)
         if isinstance(step, Wait):
             wait_s = min(max(step.until_s - now_s, 0.0) / node.rate, 0.5)
@@ -134,17 +124,14 @@ class World:
             self._at(self.true_s + self._delay_s(), arrive)
         self._at(asked + 1.0, lambda: self._timed_out(node, life, step, asked))
 
-    def _store(self, step: Read | Write) -> tuple[Record | None, str] | str:
+    def _store(self, step: Read | Write) -> Record | bool | None:
         if isinstance(step, Write):
-            if step.expected != self._name():
-                return ""
-            self.record, self.version = step.record, self.version + 1
+            if step.expected != self.record:
+                return False
+            self.record = step.record
             self.highest = max(self.highest, step.record.term)
-            return self._name()
-        return self.record, self._name()
-
-    def _name(self) -> str:
-        return str(self.version) if self.record is not None else ""
+            return True
+        return self.record
 
     def _answered(
         self,
@@ -152,7 +139,7 @@ class World:
         life: int,
         step: Read | Write,
         asked: float,
-        answer: tuple[Record | None, str] | str,
+        answer: Record | bool | None,
     ) -> None:
         if node.life != life or self._settled.get(id(node), -1.0) >= asked:
             return  # of a life that is over, or given up already
@@ -163,11 +150,10 @@ class World:
         self._settled[id(node)] = asked
         now_s = node.clock_s(self.true_s)
         if isinstance(step, Read):
-            assert isinstance(answer, tuple)
-            node.member = lease.has_read(node.member, *answer, now_s)
+            assert not isinstance(answer, bool)
+            node.member = lease.has_read(node.member, answer, now_s)
         elif answer:
-            assert isinstance(answer, str)
-            node.member = lease.has_written(node.member, step, answer, now_s)
+            node.member = lease.has_written(node.member, step, now_s)
         else:
             node.member = lease.was_refused(node.member, now_s)
         self._run(node, life)

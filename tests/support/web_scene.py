@@ -33,6 +33,7 @@ from pacekeeper.controller.state.state import (
     State,
 )
 from pacekeeper.controller.storage.store import Store
+from pacekeeper.controller.storage.store_thread import call_here
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig
@@ -93,6 +94,7 @@ class Scene:
         return WebApp(
             state=lambda: self.state,
             history=self.history,
+            ask=call_here,
             actions=OperatorActions(state=lambda: self.state, put=self.put),
             authenticator=authenticator,
             past_layout=lambda job, generation: None,

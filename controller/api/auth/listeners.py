@@ -90,7 +90,7 @@ class ListenerSetup:
         self._config = config
         self._failed_handshakes = 0
         self.audit = AuditLog(
-            Path(config.access.audit or f"{config.store}.audit.jsonl"),
+            Path(config.audit_path),
             max_bytes=config.access.audit_max_bytes,
             kept=config.access.audit_kept,
             on_failure=metrics.audit_failures.inc,

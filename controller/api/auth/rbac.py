@@ -31,14 +31,13 @@ class Action(StrEnum):
     READ = "read"
     ACT = "act"
     HEALTH = "health"
-    FOLLOW = "follow"
 
 
 _GRANTS: Mapping[Role, frozenset[Action]] = {
     Role.VIEWER: frozenset({Action.READ, Action.HEALTH}),
     Role.OPERATOR: frozenset({Action.READ, Action.ACT, Action.HEALTH}),
     Role.AGENT: frozenset({Action.ATTACH, Action.HEALTH}),
-    Role.CONTROLLER: frozenset({Action.FOLLOW, Action.HEALTH}),
+    Role.CONTROLLER: frozenset({Action.HEALTH}),
     Role.OPEN: frozenset(Action),
     Role.ANONYMOUS: frozenset({Action.HEALTH}),
 }
@@ -60,7 +59,6 @@ METHODS: Mapping[str, Action] = {
     f"{_OPERATOR}ApproveProposal": Action.ACT,
     f"{_OPERATOR}DenyProposal": Action.ACT,
     f"{_OPERATOR}GiveOrder": Action.ACT,
-    "/pacekeeper.v1.ReplicationService/Follow": Action.FOLLOW,
     "/grpc.health.v1.Health/Check": Action.HEALTH,
     "/grpc.health.v1.Health/Watch": Action.HEALTH,
     "/grpc.health.v1.Health/List": Action.HEALTH,

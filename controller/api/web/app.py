@@ -24,7 +24,13 @@ from pacekeeper.controller.api.operator_actions import (
 from pacekeeper.controller.api.web.actions import ActionEndpoints
 from pacekeeper.controller.api.web.auth import DeniedError, Visitor, WebAuthenticator, redirect
 from pacekeeper.controller.api.web.data import DataEndpoints
-from pacekeeper.controller.api.web.pages import FleetPages, NodePages, PageRenderer, SharedValues
+from pacekeeper.controller.api.web.pages import (
+    Ask,
+    FleetPages,
+    NodePages,
+    PageRenderer,
+    SharedValues,
+)
 from pacekeeper.controller.api.web.responses import (
     HEADERS,
     HSTS_HEADERS,
@@ -50,6 +56,7 @@ class WebApp:
     Attributes:
         state: Returns the newest state.
         history: Explanations of incidents and timelines of jobs.
+        ask: Calls a function in the thread of the store.
         actions: Executes what operators ask for.
         authenticator: Admits requests.
         past_layout: Returns a stored layout of a job with its reason.
@@ -58,6 +65,7 @@ class WebApp:
 
     state: Callable[[], State]
     history: TimelineWriter
+    ask: Ask
     actions: OperatorActions
     authenticator: WebAuthenticator
     past_layout: Callable[[str, int], tuple[Layout, str] | None]
@@ -88,10 +96,16 @@ class WebApp:
     def _read_endpoints(self, renderer: PageRenderer) -> dict[str, PageEndpoint]:
         shared = SharedValues(state=self.state)
         render = renderer.render
-        pages = FleetPages(state=self.state, history=self.history, shared=shared, render=render)
+        pages = FleetPages(
+            state=self.state, history=self.history, ask=self.ask, shared=shared, render=render
+        )
         nodes = NodePages(state=self.state, shared=shared, render=render)
         data = DataEndpoints(
-            state=self.state, history=self.history, shared=shared, past_layout=self.past_layout
+            state=self.state,
+            history=self.history,
+            ask=self.ask,
+            shared=shared,
+            past_layout=self.past_layout,
         )
         return {
             "/": pages.fleet,

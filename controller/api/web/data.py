@@ -10,7 +10,7 @@ from starlette.responses import Response
 from pacekeeper.controller.api.operator_actions import ActionRejectedError, RejectReason
 from pacekeeper.controller.api.web import queries
 from pacekeeper.controller.api.web.auth import Visitor
-from pacekeeper.controller.api.web.pages import SharedValues, explanation, job_name
+from pacekeeper.controller.api.web.pages import Ask, SharedValues, explanation, job_name
 from pacekeeper.controller.api.web.responses import json_response
 from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.state import State
@@ -23,6 +23,7 @@ class DataEndpoints:
 
     state: Callable[[], State]
     history: TimelineWriter
+    ask: Ask
     shared: SharedValues
     past_layout: Callable[[str, int], tuple[Layout, str] | None]
 
@@ -33,7 +34,8 @@ class DataEndpoints:
     async def job(self, request: Request, visitor: Visitor) -> Response:
         """The timeline and the incidents of a job."""
         name = job_name(self.state(), request)
-        return json_response(queries.job(self.state(), self.history, name))
+        rows = await self.ask(self.history.job_timeline, name)
+        return json_response(queries.job(self.state(), rows, name))
 
     async def layout(self, request: Request, visitor: Visitor) -> Response:
         """A layout of a job: the present one, or that of `?generation=`."""
@@ -45,7 +47,7 @@ class DataEndpoints:
         if job.layouts.current is not None and wanted in (0, job.layouts.current.generation):
             found = job.layouts.current, job.layouts.reason
         elif wanted:
-            found = self.past_layout(name, wanted)
+            found = await self.ask(self.past_layout, name, wanted)
         if found is None:
             which = f"layout of generation {wanted}" if wanted else "layout"
             raise ActionRejectedError(RejectReason.UNKNOWN, f"job {name} has no {which}")
@@ -53,7 +55,7 @@ class DataEndpoints:
 
     async def incident(self, request: Request, visitor: Visitor) -> Response:
         """The explanation of an incident."""
-        return json_response(explanation(self.state(), self.history, request))
+        return json_response(await explanation(self.state(), self.history, self.ask, request))
 
 
 def _fleet_json(state: State) -> bytes:

@@ -6,7 +6,7 @@ once per second for all readers (`SharedValues`). Nothing here changes the state
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from pacekeeper.protos.convert.plain import message_to_dict
 SHARED_FOR_S = 1.0
 MAX_SHARED = 64
 SHOWN_RANKS = 64
+Ask = Callable[..., Awaitable[Any]]
 _TEMPLATES = Path(__file__).resolve().parent / "web_pages"
 
 
@@ -118,10 +119,12 @@ def job_name(state: State, request: Request) -> str:
     return name
 
 
-def explanation(state: State, history: TimelineWriter, request: Request) -> dict[str, Any]:
+async def explanation(
+    state: State, history: TimelineWriter, ask: Ask, request: Request
+) -> dict[str, Any]:
     """The explanation of the incident in the path. Raises ActionRejectedError."""
     number = int(request.path_params["number"])
-    found = history.explain(state, number) if number < 1 << 62 else None
+    found = await ask(history.explain, state, number) if number < 1 << 62 else None
     if found is None:
         raise ActionRejectedError(RejectReason.UNKNOWN, f"unknown incident {number}")
     return message_to_dict(explanation_view(state, found))
@@ -133,6 +136,7 @@ class FleetPages:
 
     state: Callable[[], State]
     history: TimelineWriter
+    ask: Ask
     shared: SharedValues
     render: Callable[..., Response]
 
@@ -161,7 +165,7 @@ class FleetPages:
         return self.render("incidents_part.html", request, visitor, **self._incidents(request))
 
     async def incident(self, request: Request, visitor: Visitor) -> Response:
-        found = explanation(self.state(), self.history, request)
+        found = await explanation(self.state(), self.history, self.ask, request)
         return self.render("incident.html", request, visitor, explanation=found)
 
     async def _fleet(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from pacekeeper.controller.api.messages import gone_nodes, incident_view, job_view, node_views
 from pacekeeper.controller.api.node_sorting import strikes_by_device
-from pacekeeper.controller.observability.timeline_writer import TimelineWriter
+from pacekeeper.controller.observability.timeline import JobRow
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.incidents.rank_ranges import iter_ranks
@@ -134,10 +134,9 @@ def fleet(state: State) -> dict[str, Any]:
     return {"states": STATES, "jobs": jobs}
 
 
-def job(state: State, history: TimelineWriter, name: str) -> dict[str, Any]:
+def job(state: State, rows: Sequence[JobRow], name: str) -> dict[str, Any]:
     """The timeline of a job, and its incidents as spans of time."""
     incidents = [incident_view(state, incident) for incident in state.jobs[name].incidents]
-    rows = history.job_timeline(name)
     return {
         "timeline": {
             "step": [row.step for row in rows],

@@ -7,7 +7,7 @@ package.
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pacekeeper.controller.api.auth.listeners import ListenerSetup
 from pacekeeper.controller.api.operator_actions import OperatorActions
@@ -37,6 +37,7 @@ def build_web_server(
     state: Callable[[], State],
     put: Callable[[Event], Awaitable[None]],
     history: TimelineWriter,
+    ask: Callable[..., Awaitable[Any]],
     listener_setup: ListenerSetup,
     past_layout: Callable[[str, int], tuple[Layout, str] | None],
 ) -> "WebServer | None":
@@ -47,6 +48,7 @@ def build_web_server(
         state: Returns the newest state.
         put: Stores an event and returns when it is stored.
         history: Explanations of incidents and timelines of jobs.
+        ask: Calls a function in the thread of the store.
         listener_setup: Authenticator and audit log, shared with gRPC.
         past_layout: Returns a stored layout of a job with its reason.
 
@@ -72,6 +74,7 @@ def build_web_server(
     web = WebApp(
         state=state,
         history=history,
+        ask=ask,
         actions=OperatorActions(state=state, put=put),
         authenticator=authenticator,
         past_layout=past_layout,

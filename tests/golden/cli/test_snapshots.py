@@ -360,17 +360,19 @@ def data(terminal: Terminal) -> None:
     terminal.run("data", "check", "none.bin", "--dtype", "uint16", code=4)
 
 
-def backup(terminal: Terminal) -> None:
+def store(terminal: Terminal) -> None:
     Store.open(Path("store.sqlite")).close()
     terminal.mask(r"schema \d+", "schema N")
     terminal.mask(r"[\d.]+ MB", "N MB")
-    terminal.run("backup", "store.sqlite", "copy.sqlite")
-    terminal.run("backup", "store.sqlite", "copy.sqlite", code=4)
+    terminal.run("store", "backup", "store.sqlite", "copy.sqlite")
+    terminal.run("store", "backup", "store.sqlite", "copy.sqlite", code=4)
     with sqlite3.connect("other.sqlite") as connection:
         connection.execute("CREATE TABLE t (x)")
     connection.close()
-    terminal.run("backup", "other.sqlite", "new.sqlite", code=4)
-    terminal.run("backup", "none.sqlite", "new.sqlite", code=4)
+    terminal.run("store", "backup", "other.sqlite", "new.sqlite", code=4)
+    terminal.run("store", "backup", "none.sqlite", "new.sqlite", code=4)
+    terminal.run("store", "check", "copy.sqlite")
+    terminal.run("store", "migrate", "store.sqlite", "sqlite:///moved.sqlite")
 
 
 def checkpoint(terminal: Terminal) -> None:
@@ -567,7 +569,6 @@ def printed(console: Console) -> str:
 OUTPUTS: dict[str, Callable[[Terminal], None]] = {
     "agent": agent,
     "approve": proposals,
-    "backup": backup,
     "certs": certs,
     "checkpoint": checkpoint,
     "cordon": cordon,
@@ -587,6 +588,7 @@ OUTPUTS: dict[str, Callable[[Terminal], None]] = {
     "resume": resume,
     "simulate": simulate,
     "status": status,
+    "store": store,
     "tokens": tokens,
     "top": top,
     "uncordon": uncordon,

@@ -1,10 +1,8 @@
-"""Two controllers, a real etcd: whoever is killed or frozen, nothing told is lost, and the past
-leader says nothing any more.
+"""Two controllers, a real PostgreSQL: whoever is killed or frozen, nothing acknowledged is lost,
+and a former leader sends nothing any more.
 """
 
-import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -26,7 +24,6 @@ from support.controllers import (
     until,
     who_died,
 )
-from support.etcd import Etcd
 from support.failover import FAST, Pair, running
 from support.ports import free_port
 
@@ -51,23 +48,14 @@ def incidents(controller: ControllerProcess | None) -> list[tuple[int, list[int]
     return [(incident.incident_id, who_died(incident)) for incident in told.incidents]
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    with Etcd() as process:
-        yield process
-
-
-@pytest.fixture
-def lease_url(etcd: Etcd, request: pytest.FixtureRequest) -> str:
-    return f"{etcd.url}/{request.node.name}"
-
-
 def terms(agent: ScriptedAgent) -> set[int]:
     return {message.term for message in list(agent.heard)}
 
 
-def test_what_a_killed_leader_has_told_the_next_one_knows(tmp_path: Path, lease_url: str) -> None:
-    with running(tmp_path, lease_url) as (pair, leader):
+def test_what_a_killed_leader_has_told_the_next_one_knows(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    with running(tmp_path, postgres_url) as (pair, leader):
         agent = ScriptedAgent(pair.addresses[leader], hello("a"))
         agent.report_and_wait(attached(JOB, LAYOUT))
         agent.report_and_wait(JobReport(job=JOB, records=(killed(1),)))
@@ -86,14 +74,13 @@ def test_what_a_killed_leader_has_told_the_next_one_knows(tmp_path: Path, lease_
 
         # The one that was killed comes back, stands by, and is next.
         pair.start(leader)
-        pair.await_copy(other)
         pair.kill(other)
         assert incidents(pair.processes[pair.leader(leader)]) == [(1, [1, 3])]
         agent.close()
 
 
-def test_a_frozen_leader_says_nothing_when_it_wakes(tmp_path: Path, lease_url: str) -> None:
-    with running(tmp_path, lease_url) as (pair, leader):
+def test_a_frozen_leader_says_nothing_when_it_wakes(tmp_path: Path, postgres_url: str) -> None:
+    with running(tmp_path, postgres_url) as (pair, leader):
         agent = ScriptedAgent(pair.addresses[leader], hello("a"))
         agent.report_and_wait(attached(JOB, LAYOUT))
         agent.report_and_wait(JobReport(job=JOB, records=(killed(1),)))  # said again each second
@@ -114,56 +101,10 @@ def test_a_frozen_leader_says_nothing_when_it_wakes(tmp_path: Path, lease_url: s
         assert not pair.is_leading(leader)
 
 
-def spoil(folder: Path) -> None:
-    """All of its store but the first page."""
-    with (folder / "store.sqlite").open("r+b") as file:
-        file.seek(4096)
-        file.write(b"\xa5" * (os.fstat(file.fileno()).st_size - 4096))
-
-
-def test_a_damaged_copy_leads_nowhere_and_is_taken_anew(tmp_path: Path, lease_url: str) -> None:
-    with running(tmp_path, lease_url) as (pair, leader):
-        agent = ScriptedAgent(pair.addresses[leader], hello("a"))
-        agent.report_and_wait(attached(JOB, LAYOUT))
-        agent.report_and_wait(JobReport(job=JOB, records=(killed(1),)))
-        agent.close()
-        known, other = incidents(pair.processes[leader]), 1 - leader
-        folder = tmp_path / f"c{other}"
-
-        # It is found at the start.
-        pair.kill(other)
-        spoil(folder)
-        pair.start(other)
-        until("a fresh one counts", lambda: pair.log(leader).count("may take over") == 2)
-        assert pair.log(other).count("takes a fresh one") == 1
-        assert (folder / "store.sqlite.damaged").exists()
-
-        # It is found in the moment of taking over: who has a whole one leads again.
-        spoil(folder)
-        assert stopped(pair, leader) == ExitCode.OK
-        until("it is found", lambda: pair.log(other).count("takes a fresh one") == 2)
-        assert "leads in term 2" in pair.log(other) and not pair.is_leading(other)
-        pair.start(leader)
-        assert pair.leader() == leader
-        assert incidents(pair.processes[leader]) == known
-
-        pair.await_copy(leader)
-        assert stopped(pair, leader) == ExitCode.OK
-        assert pair.leader(other) == other
-        assert incidents(pair.processes[other]) == known
-
-
-def stopped(pair: Pair, index: int) -> int:
-    """Its exit code."""
-    process, pair.processes[index] = pair.processes[index], None
-    assert process is not None
-    return process.stop()
-
-
 def test_a_standby_names_the_leader_and_follows_at_once_one_that_stops(
-    tmp_path: Path, lease_url: str
+    tmp_path: Path, postgres_url: str
 ) -> None:
-    with Pair(tmp_path, lease_url, FAST.replace("2.5", "60.0")) as pair:
+    with Pair(tmp_path, postgres_url, FAST.replace("2.5", "60.0")) as pair:
         (tmp_path / "c0.toml").write_text(FAST)
         web = f"127.0.0.1:{free_port()}"
         settings = (tmp_path / "c1.toml").read_text()
@@ -171,7 +112,7 @@ def test_a_standby_names_the_leader_and_follows_at_once_one_that_stops(
         first = pair.start(0)
         assert pair.leader(0) == 0
         pair.start(1)
-        pair.await_copy(0)
+        until("it stands by", lambda: "stands by" in pair.log(1))
         with pytest.raises(httpx2.ConnectError):
             httpx2.get(f"http://{web}/")  # a standby serves no page
         agent = ScriptedAgent(pair.addresses[1], hello("a"))
@@ -198,9 +139,9 @@ def page_code(url: str) -> int:
         return 0
 
 
-def test_terms_pass_what_an_agent_has_seen(tmp_path: Path, lease_url: str) -> None:
-    """The record was deleted, or etcd made anew: terms would begin below what agents obey."""
-    with running(tmp_path, lease_url) as (pair, leader):
+def test_terms_pass_what_an_agent_has_seen(tmp_path: Path, postgres_url: str) -> None:
+    """The database lost its last rows: terms would begin below what agents obey."""
+    with running(tmp_path, postgres_url) as (pair, leader):
         pair.kill(1 - leader)  # it would believe once, too, if it followed
         agent = ScriptedAgent(pair.addresses[leader], hello("a", highest_term=41))
         assert agent.wait_for_end()[0] is grpc.StatusCode.UNAVAILABLE

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import pytest
+from sqlalchemy import make_url
 
 from pacekeeper.cli.common.lazy_group import command as main
 from pacekeeper.core.config.agent import AgentConfig
@@ -147,60 +148,44 @@ def test_no_container_has_a_right_it_does_not_need(objects: list[Object]) -> Non
 def test_the_overlay_of_two_controllers_fits_its_schemas(several: list[Object]) -> None:
     known = [item for item in several if item["apiVersion"] != MONITORING]
     kinds = {item["kind"] for item in known}
-    assert {"StatefulSet", "Role", "RoleBinding", "PodDisruptionBudget", "NetworkPolicy"} <= kinds
-    assert not {"Deployment", "PersistentVolumeClaim"} & kinds, "the one controller's are gone"
+    assert {"Deployment", "PodDisruptionBudget", "NetworkPolicy"} <= kinds
+    assert not {"StatefulSet", "PersistentVolumeClaim", "Role"} & kinds, "PostgreSQL has the state"
     for item in known:
         kubernetes_validate.validate(item, "1.30", strict=True)
     places = {item["metadata"].get("namespace") for item in several if item["kind"] != "Namespace"}
     assert places == {"pacekeeper"}
 
 
-def test_controllers_may_do_with_the_lease_what_they_do_and_nothing_else(
+def test_two_controllers_share_a_database_and_have_no_right_in_the_cluster(
     several: list[Object],
 ) -> None:
-    (role,), (binding,) = of_kind(several, "Role"), of_kind(several, "RoleBinding")
-    assert not of_kind(several, "ClusterRole") + of_kind(several, "ClusterRoleBinding")
     config = controller_of(several)
-    kind, _, place = config.lease.url.partition("://")
-    namespace, _, name = place.partition("/")
-    assert (kind, namespace) == ("k8s", role["metadata"]["namespace"])
-    granted = {
-        (verb, *rule.get("resourceNames", ["any"]))
-        for rule in role["rules"]
-        for verb in rule["verbs"]
-    }
-    assert granted == {("create", "any"), ("get", name), ("update", name)}
-    assert all(rule["apiGroups"] == ["coordination.k8s.io"] for rule in role["rules"])
-    assert all(rule["resources"] == ["leases"] for rule in role["rules"])
-    spec = pod_of(several, "StatefulSet")
-    (subject,) = binding["subjects"]
-    assert (subject["name"], subject["namespace"]) == (spec["serviceAccountName"], namespace)
-    assert spec["automountServiceAccountToken"] is True
-    assert pod_of(several, "DaemonSet")["automountServiceAccountToken"] is False
-
-
-def test_agents_and_the_other_controller_call_names_that_pods_have(several: list[Object]) -> None:
-    (pods,), services = of_kind(several, "StatefulSet"), of_kind(several, "Service")
-    (service,) = [one for one in services if one["spec"].get("clusterIP") == "None"]
-    assert pods["spec"]["serviceName"] == service["metadata"]["name"]
-    labels = pods["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"].items() <= labels.items()
-    (container,) = pods["spec"]["template"]["spec"]["containers"]
-    advertised = container["args"][container["args"].index("--advertise") + 1]
-    names = [f"{pods['metadata']['name']}-{index}" for index in range(pods["spec"]["replicas"])]
-    called = [advertised.replace("$(POD_NAME)", name) for name in names]
-    told = (SEVERAL / "agent.toml").read_text()
-    assert read_config(AgentConfig, told, file="agent.toml").controller == ",".join(called)
-    options = main.get_command(click.Context(main), "controller").params  # type: ignore[union-attr]
-    assert "--advertise" in {text for option in options for text in option.opts}
+    assert config.is_shared
+    url = make_url(config.store)
+    assert url.query["sslmode"] == "verify-full" and url.password is None
+    spec = pod_of(several, "Deployment")
+    (container,) = spec["containers"]
+    (password,) = container["env"]
+    assert password["name"] == "PGPASSWORD" and "secretKeyRef" in password["valueFrom"]
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    for file in (url.query["sslrootcert"], config.audit_path):
+        assert str(Path(str(file)).parent) in mounted
+    assert spec["automountServiceAccountToken"] is False
     # All else is as with one controller.
     one = read_config(ControllerConfig, (BASE / "controller.toml").read_text(), file="base")
-    assert replace(controller_of(several), lease=one.lease) == one
+    assert replace(config, store=one.store, access=one.access) == one
+
+
+def test_agents_call_a_service_of_all_controllers(several: list[Object]) -> None:
+    (pods,) = of_kind(several, "Deployment")
+    (service,) = of_kind(several, "Service")
+    labels = pods["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
 
 
 def test_no_host_and_no_drain_takes_both_controllers(several: list[Object]) -> None:
     (budget,) = of_kind(several, "PodDisruptionBudget")
-    spec = pod_of(several, "StatefulSet")
+    spec = pod_of(several, "Deployment")
     (rule,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert rule["topologyKey"] == "kubernetes.io/hostname"
     assert rule["labelSelector"] == budget["spec"]["selector"]
@@ -214,7 +199,7 @@ def test_every_port_that_is_served_is_let_through_and_no_other(several: list[Obj
     assert policies["pacekeeper-deny-all"] == {
         "podSelector": {}, "policyTypes": ["Ingress", "Egress"]
     }  # fmt: skip
-    for kind, name in (("StatefulSet", "pacekeeper-controller"), ("DaemonSet", "pacekeeper-agent")):
+    for kind, name in (("Deployment", "pacekeeper-controller"), ("DaemonSet", "pacekeeper-agent")):
         (container,) = pod_of(several, kind)["containers"]
         served = {port["name"] for port in container["ports"]}
         rules = policies[name]["ingress"]

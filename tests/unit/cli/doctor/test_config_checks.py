@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import sqlite3
 from collections.abc import Iterator
@@ -19,10 +20,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from pacekeeper.cli.admin import ca
 from pacekeeper.cli.admin.ca import Kind
 from pacekeeper.cli.doctor.command import command
-from pacekeeper.controller.ha.etcd import EtcdLease
 from pacekeeper.controller.ha.lease import Record
-from pacekeeper.controller.storage.schema import APPLICATION_ID, SCHEMA_VERSION
+from pacekeeper.controller.ha.lease_row import LeaseRow
+from pacekeeper.controller.storage.schema import APPLICATION_ID
 from pacekeeper.controller.storage.store import Store
+from pacekeeper.controller.storage.tables import SCHEMA_VERSION
 from support.authorities import Authority, as_toml
 from support.ports import free_port
 
@@ -246,15 +248,17 @@ def test_a_webhook_is_well_formed_or_wrong_and_is_told_nothing(
     assert doctor(tmp_path, CONTROLLER + f'[webhook]\nurl = "{url}"\n').code == code
 
 
-def test_a_lease_without_its_store_is_unreachable(
+def test_a_database_that_is_away_is_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lease = f'[lease]\nurl = "etcd://127.0.0.1:{free_port()}/pk"\n'
-    told = doctor(tmp_path, CONTROLLER + lease)
-    assert (told.code, told.found("controller: [lease]")[0]) == (6, "broken")
-    led = Record(term=4, holder="a", life="l", address="a:7443", duration_s=4.0)
-    monkeypatch.setattr(EtcdLease, "read", lambda self: (led, "1"))
-    health, found = doctor(tmp_path, CONTROLLER + lease).found("controller: [lease]")
+    url = f"postgresql://u:secret@127.0.0.1:{free_port()}/pk"
+    shared = re.sub(r'store = ".*"', f'store = "{url}"', CONTROLLER)
+    told = doctor(tmp_path, shared)
+    assert (told.code, told.found("controller: store")[0]) == (6, "broken")
+    assert "secret" not in str(told.checks)
+    led = Record(term=4, holder="a", run_id="l", address="a:7443", duration_s=4.0)
+    monkeypatch.setattr(LeaseRow, "read", lambda self: led)
+    health, found = doctor(tmp_path, shared).found("controller: store")
     assert health == "ok" and "a:7443" in found and "4" in found
 
 

@@ -1,35 +1,30 @@
-"""A commit is shipped before anything else runs: no command leaves before the copies have it."""
+"""Changes are stored once before any command leaves, whatever disk, server and rivals do."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
-from grpc_health.v1 import health_pb2
+import sqlalchemy as sa
 
 from pacekeeper.controller.app import controller as app
 from pacekeeper.controller.app.controller import Controller
-from pacekeeper.controller.ha.leader_election import LeaseLeadership
 from pacekeeper.controller.ha.leadership import Standalone
-from pacekeeper.controller.ha.replica import Replica
 from pacekeeper.controller.machine import machine
 from pacekeeper.controller.state.events import Command, Event, SaveDecision, Tick
 from pacekeeper.controller.state.state import State
-from pacekeeper.controller.storage.change_log import Change
+from pacekeeper.controller.storage import write_batch
+from pacekeeper.controller.storage.postgres import FencedError
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from support.agents import PATIENCE_S, until
-from support.replication import PaperKeeper
+from support.stores import execute
 
-SERVING = health_pb2.HealthCheckResponse.SERVING
 FEW, MANY = 3, 60  # rows of `ROW_BYTES`: fewer than fit in `FREE_PAGES`, and more
 ROW_BYTES, FREE_PAGES = 4096, 16
 
@@ -49,19 +44,10 @@ def deciding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refuse_writes(store: Store) -> Callable[[], object]:
     """As a full disk does; the result lets it have room again."""
-    execute = store.journal.execute
-    (pages,) = execute("PRAGMA page_count").fetchone()
-    (most,) = execute("PRAGMA max_page_count").fetchone()
-    execute(f"PRAGMA max_page_count = {pages + FREE_PAGES}")
-    return lambda: execute(f"PRAGMA max_page_count = {most}")
-
-
-def number_of_decisions(store: Store | Path) -> int:
-    opened = Store.open(store) if isinstance(store, Path) else store
-    (number,) = opened.journal.execute("SELECT count(*) FROM decisions").fetchone()
-    if isinstance(store, Path):
-        opened.close()
-    return int(number)
+    ((pages,),) = execute(store, "PRAGMA page_count")
+    ((most,),) = execute(store, "PRAGMA max_page_count")
+    execute(store, f"PRAGMA max_page_count = {pages + FREE_PAGES}")
+    return lambda: execute(store, f"PRAGMA max_page_count = {most}")
 
 
 def retries(controller: Controller) -> float:
@@ -70,173 +56,107 @@ def retries(controller: Controller) -> float:
     return value
 
 
-class OneCopy(Standalone):
-    """An office with one copy, which stores what is shipped when the test says so."""
+class Rivalled(Standalone):
+    """A leadership that notes what is reported to it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shipped = list[Change]()
-        self.stores = asyncio.Event()
+        self.is_lost = False
+        self.refusals = list[float]()
 
-    def opened(self, store: Store) -> None:
-        super().opened(store)
-        store.journal.is_kept = True
+    def lost(self) -> None:
+        self.is_lost = True
 
-    async def ship(self, changes: Sequence[Change]) -> None:
-        if changes:
-            self.shipped += changes
-            await self.stores.wait()
+    def refused_since(self, monotonic_s: float) -> None:
+        self.refusals.append(monotonic_s)
 
 
-def in_the_gap(
-    controller: Controller, monkeypatch: pytest.MonkeyPatch, do: Callable[[], Awaitable[None]]
+def played(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scene: Callable[[Controller, list[Command], Rivalled], Any],
 ) -> None:
-    """What runs while the controller waits for its health service to show the store as well."""
-    real = controller._health.set
+    """A scene with a consuming controller, the commands it executed, and its leadership."""
+    deciding(monkeypatch)
+    executed = list[Command]()
 
-    async def set_health(service: str, status: Any) -> None:
-        if status == SERVING:
-            await do()
-        await real(service, status)
+    async def whole() -> None:
+        config = replace(ControllerConfig(), listen="127.0.0.1:0", store=str(folder / "store"))
+        leadership = Rivalled()
+        controller = Controller(config, leadership)
+        monkeypatch.setattr(type(controller._executor), "execute", lambda _, c: executed.append(c))
+        consuming = asyncio.create_task(controller._consume())
+        async with asyncio.timeout(PATIENCE_S):
+            await scene(controller, executed, leadership)
+        consuming.cancel()
+        await controller._close_store()
 
-    monkeypatch.setattr(controller._health, "set", set_health)
-
-
-def config_in(folder: Path) -> ControllerConfig:
-    config = ControllerConfig()
-    return replace(config, listen="127.0.0.1:0", store=str(folder / "store"), tick_interval_s=0.001)
+    asyncio.run(whole())
 
 
 def test_a_cost_model_that_cannot_be_imported_is_refused_before_anything_is_opened(
     tmp_path: Path,
 ) -> None:
-    config = replace(config_in(tmp_path), detector=DetectorConfig(cost_model="nowhere.Trees"))
+    config = replace(ControllerConfig(), listen="127.0.0.1:0", store=str(tmp_path / "store"))
+    config = replace(config, detector=DetectorConfig(cost_model="nowhere.Trees"))
     with pytest.raises(ConfigError, match="nowhere cannot be imported"):
         Controller(config)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_tick_takes_the_changes_of_commands_that_have_not_left(
+def test_what_a_full_disk_refused_is_stored_once_before_any_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deciding(monkeypatch)
-    ticks = list[None]()
-
-    async def scene() -> None:
-        office = OneCopy()
-        controller = Controller(config_in(tmp_path), office)
-        obeyed = list[Command]()
-        monkeypatch.setattr(type(controller._executor), "execute", lambda _, c: obeyed.append(c))
-        monkeypatch.setattr(type(controller.history), "on_tick", lambda *_: ticks.append(None))
-
-        async def no_event(event: Event) -> None:
-            """The tick waits for no event of its own: it may run at any moment."""
-
-        monkeypatch.setattr(controller, "_put", no_event)
-
-        async def ticks_pass() -> None:
-            before = len(ticks)
-            await until(lambda: len(ticks) > before + 1 or office.shipped, "ticks pass")
-
-        in_the_gap(controller, monkeypatch, ticks_pass)
+    async def scene(controller: Controller, executed: list[Command], office: Rivalled) -> None:
+        await controller._put_all([Tick(unix_offset_s=FEW)])
         has_room = refuse_writes(controller.store)
-        parts = [asyncio.create_task(part) for part in (controller._consume(), controller._tick())]
         putting = asyncio.create_task(controller._put_all([Tick(unix_offset_s=MANY)]))
         await until(lambda: retries(controller) >= 4, "it is refused")
-        assert not office.shipped, "nothing is stored"
-        has_room()
-        await until(lambda: office.shipped, "it is on its way")
+        assert len(executed) == FEW and not putting.done()
+        assert len(set(office.refusals)) == 1, "refused since the first attempt"
+        await controller._thread.run(has_room)
+        await putting
+        assert len(executed) == FEW + MANY
+        rows = execute(controller.store, "SELECT decision_id FROM decisions ORDER BY decision_id")
+        assert [number for (number,) in rows] == [*range(1, FEW + MANY + 1)]
+
+    played(tmp_path, monkeypatch, scene)
+
+
+def test_where_another_leads_nothing_is_executed_nor_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fenced(*_: Any) -> None:
+        raise FencedError("term 3 is over")
+
+    async def scene(controller: Controller, executed: list[Command], office: Rivalled) -> None:
+        monkeypatch.setattr(app, "write_all", fenced)
+        putting = asyncio.create_task(controller._put_all([Tick(unix_offset_s=FEW)]))
+        await until(lambda: office.is_lost, "the leadership is told")
         for _ in range(20):
             await asyncio.sleep(0.001)
-        assert not obeyed and not putting.done(), "the copy has not stored it"
-        office.stores.set()
-        await putting
-        assert len(obeyed) == len(office.shipped) == MANY
-        for part in parts:
-            part.cancel()
-        controller.store.close()
+        assert not executed and not putting.done()
+        putting.cancel()
 
-    async def with_patience() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await scene()
-
-    asyncio.run(with_patience())
+    played(tmp_path, monkeypatch, scene)
 
 
-@asynccontextmanager
-async def leading(folder: Path) -> AsyncIterator[tuple[Controller, PaperKeeper, str]]:
-    """A controller of one term with its intake running, and the address of its copies' service."""
-    config, keeper = config_in(folder), PaperKeeper()
-    office = LeaseLeadership(keeper, 3, config)  # type: ignore[arg-type]
-    controller = Controller(config, office)
-    server = grpc.aio.server()
-    office.serve(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    consuming = asyncio.create_task(controller._consume())
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            yield controller, keeper, f"127.0.0.1:{port}"
-    finally:
-        consuming.cancel()
-        await server.stop(None)
-        controller.store.close()
-
-
-def test_after_a_full_disk_leader_and_copy_hold_the_same_rows(
+def test_a_lost_answer_to_a_commit_leads_to_no_second_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deciding(monkeypatch)
+    answers = ["lost"]
 
-    async def scene() -> None:
-        async with leading(tmp_path / "leader") as (controller, keeper, address):
-            path = tmp_path / "standby" / "store"
-            copy = Replica(path, lambda _: None)
-            following = asyncio.create_task(copy.follow(address, "b", TlsConfig()))
-            await until(lambda: keeper.named and len(keeper.named[-1]) == 2, "it is in sync")
-            await controller._put_all([Tick(unix_offset_s=FEW)])
-            has_room = refuse_writes(controller.store)
-            putting = asyncio.create_task(controller._put_all([Tick(unix_offset_s=MANY)]))
-            await until(lambda: retries(controller) >= 4, "it is refused")
-            has_room()
-            await putting
-            assert number_of_decisions(controller.store) == FEW + MANY
-            following.cancel()
-            copy.close()
-            assert number_of_decisions(path) == FEW + MANY
+    def write_all(*values: Any) -> None:
+        write_batch.write_all(*values)
+        if answers:
+            answers.pop()
+            raise sa.exc.OperationalError("COMMIT", None, OSError("no answer"))
 
-    asyncio.run(scene())
+    async def scene(controller: Controller, executed: list[Command], office: Rivalled) -> None:
+        monkeypatch.setattr(controller.store.database, "is_temporary", lambda error: True)
+        monkeypatch.setattr(app, "write_all", write_all)
+        writing = controller.store._next_decision_id
+        await controller._put_all([Tick(unix_offset_s=FEW)])
+        assert writing is None and not answers and len(executed) == FEW
 
-
-def test_a_standby_that_joins_between_a_commit_and_what_follows_has_it_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its snapshot holds the transaction: to send that again would double its decisions."""
-    deciding(monkeypatch)
-
-    async def scene() -> None:
-        async with leading(tmp_path / "leader") as (controller, keeper, address):
-            path = tmp_path / "standby" / "store"
-            copy = Replica(path, lambda _: None)
-            following = list[asyncio.Task[str]]()
-
-            async def a_standby_joins() -> None:
-                if not following:
-                    hello = copy.follow(address, "b", TlsConfig())
-                    following.append(asyncio.create_task(hello))
-                    await until(lambda: keeper.named and len(keeper.named[-1]) == 2, "in sync")
-
-            in_the_gap(controller, monkeypatch, a_standby_joins)
-            has_room = refuse_writes(controller.store)
-            putting = asyncio.create_task(controller._put_all([Tick(unix_offset_s=MANY)]))
-            await until(lambda: retries(controller) >= 1, "it is refused")
-            has_room()
-            await putting
-            await controller._put_all([Tick(unix_offset_s=FEW)])  # stored there, too, by now
-            assert following
-            following[0].cancel()
-            copy.close()
-            assert number_of_decisions(controller.store) == MANY + FEW
-            assert number_of_decisions(path) == MANY + FEW
-
-    asyncio.run(scene())
+    played(tmp_path, monkeypatch, scene)

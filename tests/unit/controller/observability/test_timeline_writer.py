@@ -10,6 +10,7 @@ from pacekeeper.controller.state.events import SaveIncident, StepSummary
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
+from support.stores import execute
 
 NAMES = tuple(f"job-{number:02d}" for number in range(MOST_AT_ONCE + 8))
 
@@ -75,7 +76,7 @@ def test_at_a_clean_end_all_of_it_is_written(store: Store) -> None:
 def test_a_store_that_refuses_ends_the_end(store: Store, tmp_path: Path) -> None:
     history = TimelineWriter(store=store)
     history.on_command(summary(0))
-    store.journal.execute("DROP TABLE paces")
+    execute(store, "DROP TABLE job_timelines")
     history.close()
     assert not history.write()
 
@@ -96,8 +97,8 @@ def test_an_open_incident_goes_on_after_a_start(store: Store) -> None:
 def test_what_can_not_be_read_was_never_kept(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.journal.execute("DROP TABLE courses")
-    store.journal.execute("DROP TABLE paces")
+    execute(store, "DROP TABLE incident_timelines")
+    execute(store, "DROP TABLE job_timelines")
     history = TimelineWriter(store=store)
     history.on_command(summary(0))
     assert [row.step for row in history.job_timeline("moe")] == [0]

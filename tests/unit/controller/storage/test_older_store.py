@@ -20,6 +20,7 @@ from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import FindingKind, Tier
 from pacekeeper.core.incidents.operator_orders import OrderKind
 from pacekeeper.core.incidents.proposals import ProposalState
+from support.stores import execute
 from support.tree import ROOT
 
 DUMP = ROOT / "tests/golden/controller/storage/older_store.sql"
@@ -73,8 +74,8 @@ def test_its_orders_and_device_history_are_read(opened: tuple[Store, State]) -> 
     assert (order.kind, order.subject) == (OrderKind.CORDON_NODE, "node-1")
     ((strike,),) = opened[0].strikes().values()
     assert (strike.incident_id, strike.node, strike.device_uuid) == (1, "node-1", "GPU-2")
-    decisions = opened[0].journal.execute("SELECT rung, step, moved_bytes FROM decisions")
-    assert decisions.fetchall() == [("token_shares", 26, 0)]
+    decisions = execute(opened[0], "SELECT level, step, moved_bytes FROM decisions")
+    assert decisions == [("token_shares", 26, 0)]
 
 
 def test_its_timelines_are_read(opened: tuple[Store, State]) -> None:

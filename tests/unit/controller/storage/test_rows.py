@@ -54,15 +54,13 @@ def test_it_comes_back_as_it_was() -> None:
     ],
 )
 def test_what_is_no_death_is_damage(deaths: Any) -> None:
-    row = list(incident_row(INCIDENT))
-    row[16] = json.dumps(deaths)
+    row = {**incident_row(INCIDENT), "rank_failures": json.dumps(deaths)}
     with pytest.raises((ValueError, TypeError)):
-        incident_of(tuple(row))
+        incident_of(row)
 
 
 @pytest.mark.parametrize("nodes", [[1], "a", {"a": 1}])
 def test_what_is_no_list_of_names_is_damage(nodes: Any) -> None:
-    row = list(incident_row(INCIDENT))
-    row[17] = json.dumps(nodes)
+    row = {**incident_row(INCIDENT), "nodes": json.dumps(nodes)}
     with pytest.raises(ValueError):
-        incident_of(tuple(row))
+        incident_of(row)

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from pacekeeper.controller.state.device_history import DAY_S, Strike
 from pacekeeper.controller.state.state import JobRecord
-from pacekeeper.controller.storage.schema import SCHEMA_VERSION
 from pacekeeper.controller.storage.store import Store
+from pacekeeper.controller.storage.tables import DECISIONS, SCHEMA_VERSION
 from pacekeeper.core.errors import ExitCode, HostError, VersionError
 from pacekeeper.core.incidents.findings import (
     Decision,
@@ -68,8 +69,8 @@ def test_a_fresh_store_is_empty_and_counts_incidents_from_1(tmp_path: Path) -> N
     assert Store.open(tmp_path / "new" / "folder" / "store").load() == ((), (), 1)
 
 
-def test_what_is_saved_again_replaces_what_was(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "store")
+def test_what_is_saved_again_replaces_what_was(place: str | Path) -> None:
+    store = Store.open(place)
     store.save_incident(incident(4, slowdown=1.6))
     store.save_incident(incident(4, slowdown=2.5))
     store.save_job(job(generation=3))
@@ -80,8 +81,8 @@ def test_what_is_saved_again_replaces_what_was(tmp_path: Path) -> None:
     assert next_id == 5
 
 
-def test_a_forgotten_job_does_not_come_back_and_its_history_stays(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "store")
+def test_a_forgotten_job_does_not_come_back_and_its_history_stays(place: str | Path) -> None:
+    store = Store.open(place)
     store.save_job(job())
     store.save_incident(incident(7))
     store.forget_job("train")
@@ -91,16 +92,16 @@ def test_a_forgotten_job_does_not_come_back_and_its_history_stays(tmp_path: Path
 
 
 @pytest.mark.parametrize("slowdown", [math.inf, math.nan])
-def test_a_slowdown_that_is_no_finite_number_comes_back(tmp_path: Path, slowdown: float) -> None:
-    store = Store.open(tmp_path / "store")
+def test_a_slowdown_that_is_no_finite_number_comes_back(place: str | Path, slowdown: float) -> None:
+    store = Store.open(place)
     store.save_job(job())
     store.save_incident(incident(1, slowdown))
     ((loaded,)) = store.load()[1]
     assert repr(loaded.finding.slowdown) == repr(slowdown)
 
 
-def test_layouts_of_the_past_are_found_by_job_and_generation(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "store")
+def test_layouts_of_the_past_are_found_by_job_and_generation(place: str | Path) -> None:
+    store = Store.open(place)
     store.save_layout("train", LAYOUT, "the first", 1.0)
     assert store.layout("train", LAYOUT.generation) == (LAYOUT, "the first")
     assert store.layout("train", LAYOUT.generation + 1) is None
@@ -108,9 +109,9 @@ def test_layouts_of_the_past_are_found_by_job_and_generation(tmp_path: Path) -> 
 
 
 def test_the_layouts_of_a_job_that_begins_anew_are_gone_and_those_of_others_stay(
-    tmp_path: Path,
+    place: str | Path,
 ) -> None:
-    store = Store.open(tmp_path / "store.sqlite")
+    store = Store.open(place)
     for job in ("a", "b"):
         store.save_layout(job, LAYOUT, "first", 1.0)
     store.forget_layouts("a")
@@ -118,19 +119,37 @@ def test_the_layouts_of_a_job_that_begins_anew_are_gone_and_those_of_others_stay
     assert store.layout("b", LAYOUT.generation) == (LAYOUT, "first")
 
 
-def test_decisions_are_kept_in_order_with_their_prices(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "store")
+def test_decisions_are_kept_in_order_with_their_prices(place: str | Path) -> None:
+    store = Store.open(place)
     for step, level in enumerate((MitigationLevel.TOKEN_SHARES, MitigationLevel.RETURN_HOME)):
         decision = Decision(
             level=level, layout=None, reason=f"why {step}", current_step_s=0.4, planned_step_s=0.3
         )
         store.save_decision("train", step, decision, 5.0)
     store.close()
-    rows = sqlite3.connect(tmp_path / "store").execute("SELECT * FROM decisions").fetchall()
-    assert [row[:8] for row in rows] == [
-        (1, 5.0, "train", 0, "token_shares", "why 0", 0.4, 0.3),
-        (2, 5.0, "train", 1, "return_home", "why 1", 0.4, 0.3),
+    store = Store.open(place)
+    store.save_decision(
+        "train",
+        2,
+        Decision(
+            level=MitigationLevel.NOTHING,
+            layout=None,
+            reason="",
+            current_step_s=0.4,
+            planned_step_s=0.3,
+        ),
+        6.0,
+    )
+    with store.connected() as connection:
+        what = sa.select(DECISIONS).order_by(DECISIONS.c.decision_id)
+        rows = [row._mapping for row in connection.execute(what)]
+    store.close()
+    assert [(row["decision_id"], row["step"], row["level"], row["reason"]) for row in rows] == [
+        (1, 0, "token_shares", "why 0"),
+        (2, 1, "return_home", "why 1"),
+        (3, 2, "nothing", ""),
     ]
+    assert [row["unix_s"] for row in rows] == [5.0, 5.0, 6.0]
 
 
 def proposal(number: int, answer: ProposalState = ProposalState.WAITING) -> Proposal:
@@ -159,8 +178,8 @@ def proposal(number: int, answer: ProposalState = ProposalState.WAITING) -> Prop
     )
 
 
-def test_open_proposals_come_back_as_they_were_and_numbers_go_on(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "store")
+def test_open_proposals_come_back_as_they_were_and_numbers_go_on(place: str | Path) -> None:
+    store = Store.open(place)
     assert store.open_proposals() == ((), 1)
     store.save_job(job())
     store.save_proposal(proposal(1))
@@ -182,8 +201,66 @@ def test_a_damaged_proposal_is_said_to_be_damaged(tmp_path: Path) -> None:
         store.open_proposals()
 
 
-def test_a_transaction_that_fails_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "store")
+def test_a_transaction_of_unknown_outcome_is_repeated_without_a_second_decision(
+    place: str | Path,
+) -> None:
+    store = Store.open(place)
+    why = Decision(
+        level=MitigationLevel.NOTHING,
+        layout=None,
+        reason="why",
+        current_step_s=1.0,
+        planned_step_s=1.0,
+    )
+
+    def write_both() -> None:
+        for step in (1, 2):
+            store.save_decision("train", step, why, 5.0)
+
+    with store.transaction():
+        write_both()
+    store._next_decision_id = 1  # as where COMMIT was done and its answer was lost
+    with store.transaction():
+        write_both()
+    with store.connected() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(DECISIONS)) == 2
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [("a\0b", "a\ufffdb"), ("\U0001f422 \u00e9", "\U0001f422 \u00e9"), ("", "")],
+)
+def test_texts_are_the_same_on_both_engines(place: str | Path, value: str, stored: str) -> None:
+    store = Store.open(place)
+    store.save_job(replace(job(), name=value, layout_reason=value))
+    ((loaded,), _, _) = store.load()
+    assert (loaded.name, loaded.layout_reason) == (stored, stored)
+    store.forget_job(value)
+    assert store.load()[0] == ()
+    store.close()
+
+
+def test_numbers_keep_all_their_digits(place: str | Path) -> None:
+    store = Store.open(place)
+    store.save_job(replace(job(), run_id=2**61))
+    store.save_incident(replace(incident(2**40), opened_unix_s=1795402812.25))
+    ((loaded,), (found,), next_id) = store.load()
+    assert (loaded.run_id, found.opened_unix_s, next_id) == (2**61, 1795402812.25, 2**40 + 1)
+    store.close()
+
+
+def test_names_are_in_the_order_of_their_bytes(place: str | Path) -> None:
+    store = Store.open(place)
+    names = ["a", "B", "_", "\u00e4", "Z", "b c"]
+    for name in names:
+        store.save_job(replace(job(), name=name))
+    assert [one.name for one in store.load()[0]] == sorted(names, key=str.encode)
+    store.close()
+
+
+def test_a_transaction_that_fails_leaves_nothing_and_the_next_one_works(place: str | Path) -> None:
+    store = Store.open(place)
     store.save_job(job())
     with pytest.raises(RuntimeError), store.transaction():
         store.save_incident(incident(1))
@@ -273,7 +350,7 @@ def test_a_damaged_store_is_said_to_be_damaged(tmp_path: Path, damage: str) -> N
         Store.open(path).load()
 
 
-def test_strikes_outlive_the_controller_and_the_oldest_go(tmp_path: Path) -> None:
+def test_strikes_outlive_the_controller_and_the_oldest_go(place: str | Path) -> None:
     def strike(number: int, day: float) -> Strike:
         return Strike(
             incident_id=number,
@@ -285,12 +362,12 @@ def test_strikes_outlive_the_controller_and_the_oldest_go(tmp_path: Path) -> Non
             unix_s=day * DAY_S,
         )
 
-    store = Store.open(tmp_path / "store")
+    store = Store.open(place)
     first, last = strike(1, day=1.0), strike(2, day=50.0)
     for one in (first, last, last):
         store.history_tables.save_strike(one)
     store.close()
-    store = Store.open(tmp_path / "store")
+    store = Store.open(place)
     assert store.strikes() == {"n": (first, last)}
     newest = strike(3, day=120.0)
     store.history_tables.save_strike(newest)

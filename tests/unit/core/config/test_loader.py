@@ -52,7 +52,7 @@ def test_values_and_nested_tables_are_taken() -> None:
         ("[policy]\nload_ema=1.5", "[policy] load_ema", "1, got 1.5"),
         ("[policy]\nmode='maybe'", "[policy] mode", "'act', 'observe' or 'approve', got 'maybe'"),
         ("[lease]\nrenew_s=3", "[lease] duration_s", "renew_s + margin_s"),
-        ("[lease]\nurl='http://x'", "[lease] url", "etcd://"),
+        ("[lease]\nurl='http://x'", "[lease] url", "unknown key"),
         ("[metrics]\nca='a'", "[metrics] ca", "cert and key"),
         ("[engine]\nrow_tokens=1", "[engine] row_tokens", "2, got 1"),
         ("[engine]\ndevice='tpu'", "[engine] device", "'cuda' or 'cpu', got 'tpu'"),

@@ -17,13 +17,13 @@ from pacekeeper.controller.api.auth.rbac import (
     principal_of_certificate,
     principal_of_token,
 )
-from pacekeeper.protos import control_pb2, operator_pb2, replication_pb2, status_pb2
+from pacekeeper.protos import control_pb2, operator_pb2, status_pb2
 
 MAY = {
     Role.VIEWER: {Action.READ, Action.HEALTH},
     Role.OPERATOR: {Action.READ, Action.ACT, Action.HEALTH},
     Role.AGENT: {Action.ATTACH, Action.HEALTH},
-    Role.CONTROLLER: {Action.FOLLOW, Action.HEALTH},
+    Role.CONTROLLER: {Action.HEALTH},
     Role.ANONYMOUS: {Action.HEALTH},
     Role.OPEN: set(Action),
 }
@@ -49,7 +49,7 @@ def test_what_stands_in_no_table_nobody_may_do(role: Role) -> None:
 
 def test_every_method_of_every_service_has_a_role_and_nothing_else_does() -> None:
     """Who adds a method says here who may call it: until then nobody may."""
-    files = (control_pb2, operator_pb2, replication_pb2, status_pb2, health_pb2, reflection_pb2)
+    files = (control_pb2, operator_pb2, status_pb2, health_pb2, reflection_pb2)
     served = {
         f"/{service.full_name}/{method.name}"
         for file in files

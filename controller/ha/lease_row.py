@@ -1,0 +1,97 @@
+"""The lease's record: one row of the table `leases` in the shared PostgreSQL database.
+
+On a connection of its own, so that no write transaction delays a renewal. A change of the term
+waits for the write transactions of the term before (`storage/postgres.py`); a renewal does not.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import psycopg
+from psycopg.rows import class_row
+
+from pacekeeper.controller.ha.lease import Record
+from pacekeeper.controller.ha.lease_renewer import AwayError
+from pacekeeper.controller.storage.postgres import (
+    PostgresDatabase,
+    connect_options,
+    shutdown_socket,
+)
+from pacekeeper.controller.storage.tables import LEASE
+from pacekeeper.core.errors import HostError
+
+_COLUMNS = "term, holder, run_id, address, duration_s, min_term, renewals"
+_READ = f"SELECT {_COLUMNS} FROM leases WHERE name = %(name)s"
+_VALUES = ", ".join(f"%({name.strip()})s" for name in _COLUMNS.split(","))
+_INSERT = (
+    f"INSERT INTO leases (name, {_COLUMNS}) VALUES (%(name)s, {_VALUES}) ON CONFLICT DO NOTHING"
+)
+_UPDATE = (
+    f"UPDATE leases SET ({_COLUMNS}) = ({_VALUES}) WHERE name = %(name)s AND term = %(old_term)s"
+    " AND run_id = %(old_run_id)s AND renewals = %(old_renewals)s"
+)
+
+
+class LeaseRow:
+    """Reads, compares and swaps the row. Each call ends within `limit_s`, or raises AwayError.
+
+    Args:
+        makes_tables: Whether to make the store's tables where there are none.
+    """
+
+    def __init__(self, url: str, limit_s: float, *, makes_tables: bool = True) -> None:
+        self._url, self._limit_s, self._makes_tables = url, limit_s, makes_tables
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def read(self) -> Record | None:
+        """The record; None: there is none."""
+        with self._connected() as connection, connection.cursor(row_factory=class_row(Record)) as c:
+            return c.execute(_READ, {"name": LEASE}).fetchone()
+
+    def write(self, record: Record, expected: Record | None) -> bool:
+        """Put `record` in the place of `expected`; False: another one is there."""
+        values = {"name": LEASE, **asdict(record)}
+        if expected is not None:
+            old = ("term", "run_id", "renewals")
+            values |= {f"old_{name}": getattr(expected, name) for name in old}
+        with self._connected() as connection:
+            return (
+                connection.execute(_INSERT if expected is None else _UPDATE, values).rowcount == 1
+            )
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
+        try:
+            if self._connection is None:
+                self._connection = psycopg.connect(
+                    self._url, autocommit=True, **connect_options(self._limit_s)
+                )
+            timer = threading.Timer(self._limit_s, shutdown_socket, (self._connection,))
+            timer.start()
+            try:
+                yield self._connection
+            finally:
+                timer.cancel()
+        except psycopg.errors.UndefinedTable:
+            if self._makes_tables:
+                self._make_tables()
+            raise AwayError("there are no tables yet") from None
+        except psycopg.Error as error:
+            if self._connection is not None and self._connection.broken:
+                self.close()
+            raise AwayError(" ".join(str(error).split())) from None
+
+    def _make_tables(self) -> None:
+        try:
+            PostgresDatabase.open(self._url).close()
+        except HostError as error:
+            raise AwayError(str(error)) from None

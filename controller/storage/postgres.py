@@ -1,0 +1,246 @@
+"""The store in a PostgreSQL database, which several controllers share.
+
+Every write transaction of a leader begins with the fence: it locks the lease's row in the leader's
+term (FOR KEY SHARE), so a transaction commits before the next term begins, or never. The limits of
+a transaction are set in the same statement: one round trip, also behind a transaction pooler.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+
+from pacekeeper.controller.storage.sqlite_file import DamagedError
+from pacekeeper.controller.storage.tables import LEASE, METADATA, SCHEMA_VERSION
+from pacekeeper.core.errors import ConfigError, HostError, VersionError
+
+SCHEMES = ("postgresql://", "postgres://")
+CONNECT_WITHIN_S = 2
+_MIGRATION_LOCK = 0x70616365  # of pg_advisory_xact_lock
+_FENCE = sa.text(
+    "SELECT set_config('statement_timeout', :limit, true),"
+    " set_config('idle_in_transaction_session_timeout', :limit, true)"
+    " FROM leases WHERE name = :name AND term = :term AND run_id = :run_id FOR KEY SHARE"
+)
+_log = logging.getLogger(__name__)
+
+
+class FencedError(Exception):
+    """Another controller leads: nothing of the transaction was stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """In which term a controller may write. `limit_s`: of a statement, and between two."""
+
+    term: int
+    run_id: str
+    limit_s: float
+
+
+def database_url(url: str) -> sa.URL:
+    """Parse `postgresql://...`. Raises ConfigError."""
+    try:
+        parsed = sa.make_url(url)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise ConfigError(
+            f"--store: {error}", remedy="as in postgresql://user@host:5432/database"
+        ) from None
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def connect_options(limit_s: float) -> dict[str, Any]:
+    """Options of a connection that ends by itself when its peer is gone or frozen."""
+    return {
+        "connect_timeout": CONNECT_WITHIN_S,
+        "prepare_threshold": None,  # a transaction pooler gives each transaction another session
+        "keepalives_idle": 1,
+        "keepalives_interval": 1,
+        "keepalives_count": 2,
+        "tcp_user_timeout": int(limit_s * 1000),
+    }
+
+
+def shutdown_socket(connection: "psycopg.Connection[Any] | None") -> None:
+    """Break a connection from any thread: whoever waits for its answer gets an error."""
+    with contextlib.suppress(psycopg.Error, OSError, ValueError):
+        if connection is not None and not connection.closed:
+            with socket.socket(fileno=os.dup(connection.pgconn.socket)) as found:
+                found.shutdown(socket.SHUT_RDWR)
+
+
+class PostgresDatabase:
+    """An open PostgreSQL store; use from one thread at a time, except `cut`."""
+
+    dialect = "postgresql"
+    log_bytes = 0  # of its server
+
+    def __init__(self, url: str, fence: Fence | None = None) -> None:
+        """Connects at the first use. Raises ConfigError for a URL of no use."""
+        parsed = database_url(url)
+        self.name = parsed.render_as_string(hide_password=True).replace("+psycopg", "")
+        self._fence = fence
+        self._live: psycopg.Connection[Any] | None = None
+        limit_s = 10.0 if fence is None else fence.limit_s
+        try:
+            self._engine = sa.create_engine(
+                parsed,
+                pool_size=1,
+                max_overflow=0,
+                connect_args=connect_options(limit_s),
+                use_native_hstore=False,
+            )
+        except (sa.exc.ArgumentError, ValueError, TypeError) as error:
+            raise ConfigError(f"--store {self.name}: {error}") from None
+
+    @classmethod
+    def open(cls, url: str, fence: Fence | None = None) -> "PostgresDatabase":
+        """Connect, and make or upgrade the tables. Raises HostError, VersionError, ConfigError."""
+        database = cls(url, fence)
+        try:
+            database.prepare()
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def prepare(self) -> None:
+        """Connect, and make the tables where there are none. Raises HostError and VersionError."""
+        try:
+            self._migrate()
+        except sa.exc.DBAPIError as error:
+            raise self.refused(error) from None
+
+    def _migrate(self) -> None:
+        """Make the tables where there are none, one controller at a time.
+
+        Raises:
+            VersionError: They are of another version.
+            HostError: Texts would not be stored as Unicode.
+            sqlalchemy.exc.DBAPIError: The server does not answer, or refuses.
+        """
+        with self._connected() as connection, connection.begin():
+            encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+            if encoding != "UTF8":
+                raise HostError(
+                    f"store {self.name} has the encoding {encoding}",
+                    remedy="create the database with ENCODING 'UTF8'",
+                )
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+            connection.exec_driver_sql(
+                "CREATE TABLE IF NOT EXISTS pacekeeper_schema (version bigint NOT NULL)"
+            )
+            versions = connection.exec_driver_sql("SELECT version FROM pacekeeper_schema").scalars()
+            found = versions.one_or_none()
+            if found is None:
+                METADATA.create_all(connection)
+                connection.exec_driver_sql(
+                    f"INSERT INTO pacekeeper_schema VALUES ({SCHEMA_VERSION})"
+                )
+                _log.info("store=%s schema=%d is new", self.name, SCHEMA_VERSION)
+            elif found != SCHEMA_VERSION:
+                raise VersionError(
+                    f"store {self.name} has schema {found}, this controller reads {SCHEMA_VERSION}",
+                    remedy="install the pacekeeper that wrote it, or name another --store",
+                )
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[sa.Connection]:
+        """One write transaction, behind the fence.
+
+        Raises:
+            FencedError: Another controller leads.
+            sqlalchemy.exc.DBAPIError: It was not stored, or, where COMMIT broke, nobody knows:
+                repeat it, as a repetition changes nothing.
+        """
+        with self._connected() as connection, connection.begin():
+            if self._fence is not None:
+                limits = {
+                    "limit": str(int(self._fence.limit_s * 1000)),
+                    "name": LEASE,
+                    "term": self._fence.term,
+                    "run_id": self._fence.run_id,
+                }
+                if connection.execute(_FENCE, limits).one_or_none() is None:
+                    raise FencedError(f"term {self._fence.term} is over")
+            yield connection
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """One consistent read of all tables. Raises sqlalchemy.exc.DBAPIError."""
+        with self._connected() as connection, connection.begin():
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            yield connection
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sa.Connection]:
+        with self._engine.connect() as connection:
+            self._live = connection.connection.driver_connection
+            yield connection
+
+    def cut(self) -> None:
+        """Break the connection, from any thread: what waits for the server fails at once."""
+        shutdown_socket(self._live)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._engine.dispose()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all values, as stored: a table's own size does not shrink when rows go."""
+        total = 0
+        with self.reading() as connection:
+            for table in METADATA.sorted_tables:
+                sizes = [sa.func.coalesce(sa.func.pg_column_size(c), 0) for c in table.columns]
+                total += int(
+                    connection.scalar(sa.select(sa.func.sum(sum(sizes[1:], sizes[0])))) or 0
+                )
+        return total
+
+    def give_back(self) -> bool:
+        """Nothing: autovacuum does that."""
+        return False
+
+    def is_damage(self, error: Exception) -> bool:
+        """Whether the server reports damaged or missing tables."""
+        cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+        return isinstance(
+            cause,
+            psycopg.errors.DataCorrupted
+            | psycopg.errors.IndexCorrupted
+            | psycopg.errors.UndefinedTable
+            | psycopg.errors.UndefinedColumn,
+        )
+
+    def is_temporary(self, error: Exception) -> bool:
+        """Whether a repetition may succeed: away, full, restarting, promoted or too slow."""
+        if not isinstance(error, sa.exc.DBAPIError):
+            return False
+        ours = psycopg.IntegrityError | psycopg.ProgrammingError | psycopg.DataError
+        return error.connection_invalidated or not isinstance(error.orig, ours)
+
+    def damaged(self, error: object) -> DamagedError:
+        """The error to raise for a store that is no whole one."""
+        return DamagedError(
+            f"store {self.name} is damaged: {_line(error)}",
+            remedy="restore the database from a backup, or name another --store",
+        )
+
+    def refused(self, error: object) -> HostError:
+        """The error to raise for a server that does not answer, or refuses."""
+        return HostError(
+            f"store {self.name}: {_line(error)}",
+            remedy="start PostgreSQL, or correct --store and the rights of its user",
+        )
+
+
+def _line(error: object) -> str:
+    cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+    return " ".join(str(cause).split())
