@@ -36,14 +36,15 @@ HEAVY = (
     "pyarrow",
     "pydantic",
     "scipy",
+    "sklearn",
     "starlette",
     "textual",
     "torch",
 )
 HEAVY_OF = {
     "agent": {"grpc", "pydantic"},
-    "controller": {"grpc", "pydantic", "numpy", "scipy"},
-    "web": {"grpc", "pydantic", "numpy", "scipy", "starlette"},
+    "controller": {"grpc", "pydantic", "numpy", "scipy", "sklearn"},
+    "web": {"grpc", "pydantic", "numpy", "scipy", "sklearn", "starlette"},
     "cli": {"grpc", "pydantic", "numpy", "scipy", "textual"},
     "trainer": {"pydantic", "numpy", "scipy", "torch"},
 }
@@ -64,7 +65,7 @@ OVERRIDES = (
 ELSEWHERE = {
     "controller": ("pacekeeper.controller.api.web",),
     "trainer": OVERRIDES,
-    "cli": ("pacekeeper.protos.metrics_server",),
+    "cli": ("pacekeeper.protos.metrics_server", "pacekeeper.predictor.cost.estimator"),
 }
 # Writes the generated code from a checkout.
 GENERATOR = "pacekeeper.protos.generate"
