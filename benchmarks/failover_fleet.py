@@ -50,6 +50,10 @@ class Node:
         with self._log.open("a") as log:
             self._process = subprocess.Popen([*line, str(self._config)], stderr=log)
 
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
     def kill(self) -> None:
         """As the power cut would."""
         assert self._process is not None
@@ -62,7 +66,8 @@ class Ranks:
 
     def __init__(self, nodes: list[Node]) -> None:
         self.layout = first_layout()
-        self.doubled: list[str] = []
+        self.doubled: list[str] = []  # commands that were told twice
+        self.regressed: list[str] = []  # commands of an earlier term, or earlier probe
         self.in_force: list[int] = [self.layout.generation]
         self._contents: dict[int, bytes] = {}
         self._newest: dict[int, tuple[int, int]] = {}  # by rank: term and probe
@@ -119,14 +124,8 @@ class Ranks:
         before = self._newest.get(rank, (0, 0))
         now = (said.term, said.probe)
         if now[0] < before[0] or now[1] < before[1]:
-            self.doubled.append(f"rank {rank}: term and probe {before}, then {now}")
+            self.regressed.append(f"rank {rank}: term and probe {before}, then {now}")
         self._newest[rank] = now
-
-    @property
-    def applied_twice(self) -> int:
-        """Plans that came into force out of turn, and what was told twice."""
-        ordered = sorted(set(self.in_force))
-        return len(self.doubled) + (self.in_force != ordered)
 
     @property
     def terms(self) -> set[int]:

@@ -1,17 +1,24 @@
-"""How long a fleet is without a controller, and what is lost or done twice, whoever is killed.
+"""How long a fleet is without a leader, and what is lost or done twice, whatever fails.
 
-Two real controllers on one PostgreSQL, two real agents, a live job on paper whose
-rank is slow now and then (plans go out and home again), and for each fault one job that loses a
-rank at a random moment about it. Faults at random: kill -9 of the leader, the leader frozen for
-longer than its lease, kill -9 of the standby, kill -9 of an agent. Each comes back after a second.
-`leads_s`: from the fault to another leader that serves; `commands_s`: to all agents being with it.
-At the end the store must have each incident that was ever told, one for each lost
-rank; ranks wrote down what they were told. Bars: 10 s, 0 lost, 0 doubled.
+Two real controllers on one PostgreSQL, each behind a proxy that loses bytes; two real agents; a
+live job on paper whose rank is slow now and then, so that plans go out and home again; and for each
+fault a job that loses a rank at a random moment about it. A fifth of the faults run through
+pgbouncer in transaction mode. `FAULTS` says what is done; each is undone before the next.
 
-Needs a PostgreSQL server (Debian: postgresql). Prints a table, last one line of JSON.
+`leads_s`: from the begin of the fault (where the database was away: from its return) to a later
+term; the leader may also go on. `serves_s`: to a controller that serves. `commands_s`: to all
+agents being with it.
+
+At the end the database must have each incident that was ever listed, and one for each lost rank;
+ranks recorded every command. Bars: 0 lost, 0 doubled, no command of an earlier term, no term with
+two leaders; another leads within the lease's duration + 1.5 s, in the median within + 0.5 s.
+
+Needs PostgreSQL; pgbouncer, faketime and the right to mount for the faults that use them (Debian's
+packages); what is missing is named. Prints a table, last one line of JSON.
 """
 
 import argparse
+import contextlib
 import json
 import signal
 import statistics
@@ -20,7 +27,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,116 +42,321 @@ from pacekeeper.protos import status_pb2
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from support.database_faults import (
+    DatabaseProxy,
+    MovedClock,
+    Pooler,
+    SmallDisk,
+    faketime,
+    restart,
+    small_disk,
+)
 from support.failover import Pair
-from support.postgres import cluster, new_database
+from support.postgres import Cluster, cluster, new_database
 
-BAR_S = 10.0
-PATIENCE_S = 60.0
-LEASE = "[lease]\n"  # as it is by default
-FAULTS = ("kill leader", "freeze leader", "kill standby", "kill agent")
-WEIGHTS = (5, 2, 1, 2)
-SETTLE_S = 20.0
+DURATION_S = 2.0
+LEASE = f"[lease]\nduration_s = {DURATION_S}\nrenew_s = 0.5\nmargin_s = 0.4\n"
+BAR_S, MEDIAN_S = DURATION_S + 1.5, DURATION_S + 0.5
+PATIENCE_S = 120.0
+SETTLE_S = 60.0
+DISK_MEGABYTES = 256
+LOSSES_ON_FULL_DISK = 12  # so that tables have to grow
 
 Known = tuple[int, str, str, int]  # number, job, kind, rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One kind of fault. `is_lasting`: until another controller leads, which must come."""
+
+    name: str
+    is_lasting: bool
+    needs: str = ""
+
+
+FAULTS = (
+    Fault(name="kill leader", is_lasting=True),
+    Fault(name="freeze leader", is_lasting=True),
+    Fault(name="freeze in transaction", is_lasting=True),
+    Fault(name="requests lost", is_lasting=True),
+    Fault(name="answers lost", is_lasting=True),
+    Fault(name="both lost", is_lasting=True),
+    Fault(name="writer's bytes lost", is_lasting=True),
+    Fault(name="kill, clock -1 h", is_lasting=True, needs="faketime"),
+    Fault(name="clock +1 h", is_lasting=False, needs="faketime"),
+    Fault(name="server restart", is_lasting=False),
+    Fault(name="server crash", is_lasting=False),
+    Fault(name="connections reset", is_lasting=False),
+    Fault(name="commits unanswered", is_lasting=False),
+    Fault(name="disk full", is_lasting=False, needs="mount"),
+    Fault(name="kill standby", is_lasting=False),
+    Fault(name="kill agent", is_lasting=False),
+)
+POOLED = (
+    Fault(name="kill leader", is_lasting=True),
+    Fault(name="freeze in transaction", is_lasting=True),
+    Fault(name="server crash", is_lasting=False),
+    Fault(name="kill pgbouncer", is_lasting=False),
+)
+LOSES = {
+    "requests lost": ("loses_requests",),
+    "answers lost": ("loses_answers",),
+    "both lost": ("loses_requests", "loses_answers"),
+    "writer's bytes lost": ("loses_writers",),
+    "commits unanswered": ("loses_commits",),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Times:
+    """Of one fault, in seconds. `leads_s` is None where the leader went on."""
+
+    leads_s: float | None
+    serves_s: float
+    commands_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Terms:
+    """Watches the lease's row: each term's holder, and when it was first seen."""
+
+    url: str
+    seen: dict[int, tuple[str, float]] = field(default_factory=dict)
+    doubled: list[int] = field(default_factory=list)
+    _connection: Any = None
+
+    def look(self) -> int:
+        """The newest term; 0 while the server does not answer."""
+        try:
+            if self._connection is None:
+                self._connection = psycopg.connect(self.url, autocommit=True, connect_timeout=2)
+            row = self._connection.execute("SELECT term, run_id FROM leases").fetchone()
+        except psycopg.Error:
+            self.close()
+            return 0
+        if row is None:
+            return 0
+        term, run_id = row
+        if run_id:
+            known, _ = self.seen.setdefault(term, (run_id, time.monotonic()))
+            if known != run_id:
+                self.doubled.append(term)
+        return int(term)
+
+    def close(self) -> None:
+        """Connect anew the next time."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 class Run:
     """One fleet under faults."""
 
-    def __init__(self, folder: Path, url: str, seed: int) -> None:
-        self._url, self.random = url, Random(seed)
-        self.pair = Pair(folder, url, LEASE)
+    def __init__(
+        self,
+        folder: Path,
+        server: Cluster,
+        random: Random,
+        *,
+        clock: MovedClock | None = None,
+        disk: SmallDisk | None = None,
+        is_pooled: bool = False,
+    ) -> None:
+        self.random, self.server, self.clock, self.disk = random, server, clock, disk
+        self._url = new_database(server.url())
+        database = self._url.rpartition("/")[2]
+        (folder / "pooler").mkdir(parents=True)
+        self.pooler = Pooler(folder / "pooler", server.port) if is_pooled else None
+        target = server.port if self.pooler is None else self.pooler.port
+        self.proxies = [DatabaseProxy(target) for _ in range(2)]
+        first, second = (
+            f"postgresql://postgres@127.0.0.1:{p.port}/{database}" for p in self.proxies
+        )
+        self.pair = Pair(folder, (first, second), LEASE)
         self.pair.start(0)
         self.pair.start(1)
         self.nodes = [Node(folder, f"n{i}", self.pair.both) for i in range(2)]
         self.leader = self.pair.leader()
-        self._await_all(time.monotonic())
+        self._await_all()
+        self.terms = Terms(self._url)
         self.ranks = Ranks(self.nodes)
         self.told: set[Known] = set()
-        self.times: dict[str, list[tuple[float, float]]] = {fault: [] for fault in FAULTS}
+        self.times: dict[str, list[Times]] = {}
         self._rings: list[object] = []
         self.num_lost_ranks = 0
-        self.num_changes = 0  # takeovers by the other one
+        self.unanswered = 0
+        self.full_disks = 0
 
-    def fault(self, number: int) -> str:
+    def fault(self, kind: Fault, name: str) -> Times:
         """One fault, with a rank lost within a second of it; returns when the fleet is whole."""
-        time.sleep(self.random.uniform(0.2, 2.0))
-        (fault,) = self.random.choices(FAULTS, WEIGHTS)
+        time.sleep(self.random.uniform(0.2, 1.5))
         node = self.random.choice(self.nodes)
-        loss = threading.Timer(self.random.uniform(0.0, 2.0), self._lose, (node, f"lost-{number}"))
+        loss = threading.Timer(self.random.uniform(0.0, 1.5), self._lose, (node, f"lost-{name}"))
         loss.start()
         time.sleep(self.random.uniform(0.0, 1.0))
         self._remember()
+        term, victim = self.terms.look(), self.leader
         began_s = time.monotonic()
-        match fault:
+        undo = self._strike(kind.name, victim, name)
+        if not kind.is_lasting:
+            undo()
+            began_s = time.monotonic()
+            newest = self._await_leader(0)
+            leads_s = None if newest == term else self._since(newest, began_s)
+        else:
+            newest = self._await_leader(term, but=victim)
+            leads_s = self._since(newest, began_s)
+            time.sleep(self.random.uniform(0.0, 1.0))
+        serves_s = time.monotonic() - began_s
+        if kind.is_lasting:
+            undo()
+        times = Times(leads_s=leads_s, serves_s=serves_s, commands_s=self._await_all() - began_s)
+        loss.join()
+        self.times.setdefault(kind.name, []).append(times)
+        return times
+
+    def _strike(self, kind: str, victim: int, name: str) -> Callable[[], None]:
+        """Begin a fault; what ends it."""
+        match kind:
             case "kill leader":
-                self._leader_goes(began_s, fault, is_frozen=False)
-            case "freeze leader":
-                self._leader_goes(began_s, fault, is_frozen=True)
+                return self._kill(victim)
             case "kill standby":
-                self.pair.kill(1 - self.leader)
-                time.sleep(1.0)
-                self.pair.start(1 - self.leader)
+                return self._kill(1 - victim)
+            case "kill, clock -1 h":
+                start = self._kill(victim)
+                self._set_clock("-1h")
+                return start
+            case "freeze leader":
+                self.pair.signal(victim, signal.SIGSTOP)
+                return lambda: self.pair.signal(victim, signal.SIGCONT)
+            case "freeze in transaction":
+                return self._freeze_in_transaction(victim, name)
             case "kill agent":
                 node = self.random.choice(self.nodes)
                 node.kill()
                 time.sleep(1.0)
                 node.start()
-                self.times[fault].append((0.0, self._await_all(began_s)))
-        loss.join()
-        return fault
+            case "disk full":
+                self._fill(name)
+            case "clock +1 h":
+                self._set_clock("+1h")
+                time.sleep(2.0 * DURATION_S)
+            case _:
+                self._strike_database(kind, self.proxies[victim], name)
+        return self.proxies[victim].heal
 
-    def _leader_goes(self, began_s: float, fault: str, *, is_frozen: bool) -> None:
-        victim = self.leader
-        if is_frozen:
-            self.pair.signal(victim, signal.SIGSTOP)
-        else:
-            self.pair.kill(victim)
-        back_s = began_s + self.random.uniform(6.0, 10.0)
-        is_back = leads_s = 0.0
-        give_up_s = began_s + PATIENCE_S
-        while not (is_back and leads_s):
-            assert time.monotonic() < give_up_s, "nobody leads"
-            if not is_back and time.monotonic() >= back_s:
-                is_back = time.monotonic()
-                if is_frozen:
-                    self.pair.signal(victim, signal.SIGCONT)
-                else:
-                    self.pair.start(victim)
-            asked = (0, 1) if is_back else (1 - victim,)
-            for index in asked if not leads_s else ():
-                if self.pair.processes[index] is not None and self.pair.is_leading(index):
-                    self.leader, leads_s = index, time.monotonic() - began_s
-                    commands_s = self._await_all(began_s)
-                    self.times[fault].append((leads_s, commands_s))
-                    self.num_changes += index != victim
-            time.sleep(0.05)
+    def _strike_database(self, kind: str, proxy: DatabaseProxy, name: str) -> None:
+        """Restart the server or the pooler, or begin to lose bytes."""
+        if kind in LOSES:
+            for flag in LOSES[kind]:
+                setattr(proxy, flag, True)
+            self._lose(self.nodes[0], f"written-{name}")  # something to write
+        match kind:
+            case "connections reset":
+                for one in self.proxies:
+                    one.cut()
+            case "server restart":
+                restart(self.server, "fast", lambda: time.sleep(self.random.uniform(0.0, 3.0)))
+            case "server crash":
+                restart(self.server, "immediate", lambda: time.sleep(self.random.uniform(0.0, 1.0)))
+            case "kill pgbouncer":
+                assert self.pooler is not None
+                self.pooler.kill()
+                time.sleep(self.random.uniform(0.0, 3.0))
+                self.pooler.start()
+            case "commits unanswered":
+                before = proxy.lost_answers
+                time.sleep(1.0)
+                self.unanswered += proxy.lost_answers - before
 
-    def _await_all(self, began_s: float) -> float:
-        """Seconds until every agent is attached to who leads."""
+    def _freeze_in_transaction(self, victim: int, name: str) -> Callable[[], None]:
+        process, proxy = self.pair.processes[victim], self.proxies[victim]
+        assert process is not None
+        proxy.freeze_in_transaction(process.process.pid)
+        self._lose(self.nodes[0], f"written-{name}")  # something to write
+        assert proxy.has_frozen.wait(PATIENCE_S), "nothing was written"
+        return lambda: self.pair.signal(victim, signal.SIGCONT)
+
+    def _set_clock(self, offset: str) -> None:
+        assert self.clock is not None
+        self.clock.set(offset)
+
+    def _kill(self, index: int) -> Callable[[], None]:
+        self.pair.kill(index)
+
+        def start() -> None:
+            time.sleep(1.0)
+            self.pair.start(index)
+
+        return start
+
+    def _fill(self, name: str) -> None:
+        """The disk is full until a controller says so, or for ten seconds."""
+        assert self.disk is not None
+        said = [self.pair.log(i).count("No space left") for i in range(2)]
+        self.disk.fill()
+        for number in range(LOSSES_ON_FULL_DISK):
+            self._lose(self.nodes[number % 2], f"full-{name}-{number}")
+        give_up_s = time.monotonic() + 10.0
+        while time.monotonic() < give_up_s and self.server.is_running:
+            if [self.pair.log(i).count("No space left") for i in range(2)] != said:
+                self.full_disks += 1
+                time.sleep(2.0)
+                break
+            time.sleep(0.1)
+        self.full_disks += not self.server.is_running
+        self.disk.empty()
+        if not self.server.is_running:  # its log had no room
+            self.server.stop()
+            self.server.start()
+
+    def _await_leader(self, above: int, but: int | None = None) -> int:
+        """The term of the leader that serves; `above`: it has to be later than this."""
+        give_up_s = time.monotonic() + PATIENCE_S
+        while True:
+            assert time.monotonic() < give_up_s, "no controller leads"
+            term = self.terms.look()
+            if term > above:
+                for index in (0, 1):
+                    if index == but or self.pair.processes[index] is None:
+                        continue
+                    if self.pair.is_leading(index):
+                        self.leader = index
+                        return term
+            time.sleep(0.02)
+
+    def _since(self, term: int, began_s: float) -> float:
+        return max(0.0, self.terms.seen[term][1] - began_s)
+
+    def _await_all(self) -> float:
+        """When every agent is attached to a leader."""
         give_up_s = time.monotonic() + PATIENCE_S
         while True:
             assert time.monotonic() < give_up_s, "agents stay away"
-            with suppress(grpc.RpcError):
-                asked = self._status().ListNodes(status_pb2.ListNodesRequest(), timeout=1.0)
-                if sum(node.is_connected for node in asked.nodes) == len(self.nodes):
-                    return time.monotonic() - began_s
+            for index in (self.leader, 1 - self.leader):
+                process = self.pair.processes[index]
+                if process is None:
+                    continue
+                with suppress(grpc.RpcError):
+                    nodes = process.status.ListNodes(status_pb2.ListNodesRequest(), timeout=1.0)
+                    here = sum(node.is_connected for node in nodes.nodes) == len(self.nodes)
+                    if here and self.pair.is_leading(index):
+                        self.leader = index
+                        return time.monotonic()
             time.sleep(0.05)
-
-    def _status(self) -> Any:
-        process = self.pair.processes[self.leader]
-        assert process is not None
-        return process.status
 
     def _lose(self, node: Node, job: str) -> None:
         self._rings += lose_a_rank(node, job)
         self.num_lost_ranks += 1
 
     def _remember(self) -> None:
-        """What anybody who asks is told now must never be unknown again."""
+        """What is listed now must never be unknown again."""
+        process = self.pair.processes[self.leader]
+        assert process is not None
         with suppress(grpc.RpcError):
             request = status_pb2.ListIncidentsRequest()
-            for one in self._status().ListIncidents(request, timeout=2.0).incidents:
+            for one in process.status.ListIncidents(request, timeout=2.0).incidents:
                 self.told.add((one.incident_id, one.job, one.kind, one.rank))
 
     def stored(self) -> list[Known]:
@@ -160,76 +374,170 @@ class Run:
 
     def close(self) -> None:
         """Nothing of it goes on."""
-        self.ranks.close()
-        for node in self.nodes:
+        if hasattr(self, "ranks"):
+            self.ranks.close()
+            self.terms.close()
+        for node in getattr(self, "nodes", ()):
             node.kill()
         self.pair.__exit__()
+        for proxy in self.proxies:
+            proxy.close()
+        if self.pooler is not None:
+            self.pooler.kill()
+
+
+@contextlib.contextmanager
+def running(folder: Path, random: Random, *, is_pooled: bool) -> Iterator[Run]:
+    """A fleet with what this host offers."""
+    with contextlib.ExitStack() as stack:
+        library, clock = faketime(), None
+        if library is not None:
+            (folder / "clock").mkdir(mode=0o755)
+            clock = MovedClock(folder / "clock", library)
+        disk = stack.enter_context(small_disk(DISK_MEGABYTES))
+        server = stack.enter_context(
+            cluster(
+                "min_wal_size=32MB",
+                "max_wal_size=64MB",
+                root=None if disk is None else disk.folder,
+                environment=None if clock is None else clock.environment,
+            )
+        )
+        run = Run(folder / "run", server, random, clock=clock, disk=disk, is_pooled=is_pooled)
+        stack.callback(run.close)
+        try:
+            yield run
+        except BaseException:
+            for index in range(2):
+                print(f"c{index}:\n{run.pair.log(index)[-4000:]}", file=sys.stderr)
+                print(f"n{index}:\n{run.nodes[index].log[-2000:]}", file=sys.stderr)
+            raise
+
+
+def schedule(run: Run, kinds: Sequence[Fault], count: int) -> list[Fault]:
+    """Each kind that this host can do about equally often, in random order."""
+    has = {"": True, "faketime": run.clock is not None, "mount": run.disk is not None}
+    able = [kind for kind in kinds if has[kind.needs]]
+    for kind in kinds:
+        if kind not in able:
+            print(f"left out, needs {kind.needs}: {kind.name}", file=sys.stderr)
+    found = [able[number % len(able)] for number in range(count)]
+    run.random.shuffle(found)
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="not used: all data is made here")
-    parser.add_argument("--kills", type=int, default=10, help="100 for the whole")
+    parser.add_argument("--engine", choices=["postgresql"], default="postgresql")
+    parser.add_argument("--faults", type=int, default=20, help="100 for the whole")
+    parser.add_argument("--only", help="names of faults, separated by semicolons; not pooled")
     parser.add_argument("--seed", type=int, default=7)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="failover-") as folder, cluster() as server:
-        run = Run(Path(folder), new_database(server.url()), asked.seed)
-        try:
-            for number in range(asked.kills):
-                fault = run.fault(number)
-                print(f"{number + 1:4d} {fault:14s} leader c{run.leader}", file=sys.stderr)
-            stored = run.stored()
-        finally:
-            run.close()
-        found = judged(run, stored)
-        found["seed"] = asked.seed
-    show(run, found)
-    print(json.dumps(found))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is undone
+    pooled = asked.faults // 5 if Pooler.found() and not asked.only else 0
+    direct = [kind for kind in FAULTS if not asked.only or kind.name in asked.only.split(";")]
+    if not Pooler.found():
+        print("left out, pgbouncer is missing", file=sys.stderr)
+    worlds = [("direct", direct, asked.faults - pooled), ("pgbouncer", list(POOLED), pooled)]
+    random, tally = Random(asked.seed), Tally()
+    for name, kinds, count in worlds:
+        if not count:
+            continue
+        with tempfile.TemporaryDirectory(prefix="failover-") as root:
+            folder = Path(root)
+            folder.chmod(0o755)
+            with running(folder, random, is_pooled=name == "pgbouncer") as run:
+                for number, kind in enumerate(schedule(run, kinds, count)):
+                    times = run.fault(kind, f"{name}-{number}")
+                    lead = "goes on" if times.leads_s is None else f"leads {times.leads_s:.1f} s"
+                    line = f"{name} {number + 1:3d} {kind.name:22s} c{run.leader} {lead}"
+                    print(f"{line}, commands {times.commands_s:.1f} s", file=sys.stderr, flush=True)
+                tally.add(run, run.stored(), name)
+    found = tally.figures()
+    tally.show(found)
+    print(json.dumps({"engine": asked.engine, "seed": asked.seed, **found}))
     return 0 if found["passed"] else 1
 
 
-def judged(run: Run, stored: list[Known]) -> dict[str, object]:
-    """The figures, and whether they are within the bars."""
-    deaths = Counter(job for _, job, kind, _ in stored if job != LIVE and kind == "death")
-    lost = [one for one in run.told if one not in stored]
-    unseen = run.num_lost_ranks - len(deaths)
-    doubled = sum(deaths.values()) - len(deaths)
-    leads = [lead for fault in FAULTS[:2] for lead, _ in run.times[fault]]
-    commands = [command for fault in FAULTS[:2] for _, command in run.times[fault]]
-    worst_s = max(commands, default=0.0)
-    return {
-        "faults": sum(map(len, run.times.values())),
-        "takeovers": len(leads),
-        "by_the_standby": run.num_changes,
-        "leads_median_s": round(statistics.median(leads or [0.0]), 2),
-        "leads_max_s": round(max(leads, default=0.0), 2),
-        "commands_median_s": round(statistics.median(commands or [0.0]), 2),
-        "commands_max_s": round(worst_s, 2),
-        "lost_ranks": run.num_lost_ranks,
-        "incidents": len(stored),
-        "lost_incidents": len(lost) + unseen,
-        "doubled_incidents": doubled,
-        "plans_applied": len(run.ranks.in_force) - 1,
-        "doubled_commands": run.ranks.applied_twice,
-        "doubled": run.ranks.doubled[:5],
-        "passed": worst_s < BAR_S and not (lost or unseen or doubled or run.ranks.applied_twice),
-    }
+@dataclass(slots=True)
+class Tally:
+    """What several fleets add up to."""
+
+    rows: list[tuple[str, list[Times]]] = field(default_factory=list)
+    sums: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, run: Run, stored: list[Known], name: str) -> None:
+        """One fleet, at its end."""
+        deaths = Counter(job for _, job, kind, _ in stored if job != LIVE and kind == "death")
+        lost = [one for one in run.told if one not in stored]
+        ranks = run.ranks
+        self.rows += [(f"{name}: {kind}", times) for kind, times in run.times.items()]
+        self.sums.update(
+            faults=sum(map(len, run.times.values())),
+            lost_ranks=run.num_lost_ranks,
+            incidents=len(stored),
+            lost_incidents=len(lost) + run.num_lost_ranks - len(deaths),
+            doubled_incidents=sum(deaths.values()) - len(deaths),
+            plans_applied=len(ranks.in_force) - 1,
+            plans_told_twice=len(ranks.doubled) + (ranks.in_force != sorted(set(ranks.in_force))),
+            commands_of_earlier_terms=len(ranks.regressed),
+            terms=len(run.terms.seen),
+            terms_with_two_leaders=len(run.terms.doubled),
+            answers_lost=run.unanswered,
+            full_disks_noticed=run.full_disks,
+        )
+        self.wrong += [f"lost {one}" for one in lost] + ranks.doubled + ranks.regressed
+
+    def figures(self) -> dict[str, Any]:
+        """The figures, and whether they are within the bars."""
+        names = {kind.name for kind in (*FAULTS, *POOLED) if kind.is_lasting}
+        of = [one for kind, times in self.rows if kind.split(": ")[1] in names for one in times]
+        leads = [one.leads_s for one in of if one.leads_s is not None] or [0.0]
+        zero = (
+            *("lost_incidents", "doubled_incidents", "plans_told_twice"),
+            *("commands_of_earlier_terms", "terms_with_two_leaders"),
+        )
+        median_s, max_s = statistics.median(leads), max(leads)
+        return {
+            **self.sums,
+            "takeovers": len(of),
+            "leads_median_s": round(median_s, 2),
+            "leads_max_s": round(max_s, 2),
+            "serves_median_s": round(statistics.median(one.serves_s for one in of or [_NONE]), 2),
+            "serves_max_s": round(max(one.serves_s for one in of or [_NONE]), 2),
+            "commands_max_s": round(max(one.commands_s for one in of or [_NONE]), 2),
+            "wrong": self.wrong[:5],
+            "passed": not any(self.sums[name] for name in zero)
+            and max_s <= BAR_S
+            and median_s <= MEDIAN_S,
+        }
+
+    def show(self, found: dict[str, Any]) -> None:
+        """For people."""
+        print(f"{'fault':34s} {'count':>5s} {'leads s':>16s} {'serves s':>16s} {'commands s':>16s}")
+        for kind, times in self.rows:
+            leads = [one.leads_s for one in times if one.leads_s is not None]
+            columns = (
+                _range(leads) if leads else "leader goes on",
+                _range([one.serves_s for one in times]),
+                _range([one.commands_s for one in times]),
+            )
+            print(f"{kind:34s} {len(times):5d} " + " ".join(f"{one:>16s}" for one in columns))
+        print(
+            "ranks lost {lost_ranks}, incidents {incidents}: lost {lost_incidents}, doubled "
+            "{doubled_incidents}; plans applied {plans_applied}, told twice {plans_told_twice}; "
+            "commands of earlier terms {commands_of_earlier_terms}; terms {terms}, with two "
+            "leaders {terms_with_two_leaders}".format(**found)
+        )
 
 
-def show(run: Run, found: dict[str, object]) -> None:
-    """For people."""
-    print(f"{'fault':14s} {'count':>5s} {'leads s':>18s} {'commands s':>18s}")
-    for fault, times in run.times.items():
-        if not times:
-            continue
-        columns = list(zip(*times, strict=True))
-        told = [f"{statistics.median(one):.1f} (max {max(one):.1f})" for one in columns]
-        print(f"{fault:14s} {len(times):5d} {told[0]:>18s} {told[1]:>18s}")
-    print(
-        f"ranks lost {found['lost_ranks']}, incidents {found['incidents']}: lost "
-        f"{found['lost_incidents']}, doubled {found['doubled_incidents']}; plans applied "
-        f"{found['plans_applied']}, commands doubled {found['doubled_commands']}"
-    )
+_NONE = Times(leads_s=None, serves_s=0.0, commands_s=0.0)
+
+
+def _range(values: list[float]) -> str:
+    return f"{statistics.median(values):.1f} (max {max(values):.1f})"
 
 
 if __name__ == "__main__":

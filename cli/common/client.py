@@ -6,6 +6,7 @@ classes of `core.errors`, so that each has its exit code; commands handle no `gr
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -70,12 +71,23 @@ def open_channel(client: ClientConfig) -> Iterator[Any]:
     import grpc
 
     from pacekeeper.protos import tls
+    from pacekeeper.protos.stale_reads import AgeReader
 
     token = _read_token(client)
     address = _find_leader(client)
     channel = tls.client_channel(address, client.tls)
+    noted: list[str] = []
+
+    def note(age_s: float, leader: str) -> None:
+        """Once a command: the answers of a standby are of one age."""
+        if not noted:
+            noted.append(address)
+            last = f"; the last to lead is {leader}" if leader else ""
+            text = f"{address} stands by: what it shows is {age_s:.0f} s old{last}"
+            print(text, file=sys.stderr)
+
     try:
-        yield tls.with_token(channel, token)
+        yield grpc.intercept_channel(tls.with_token(channel, token), AgeReader(note))
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or "no details"
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -112,36 +124,45 @@ def _unreachable_remedy(details: str, *, is_tls: bool) -> str:
 
 
 def _find_leader(client: ClientConfig) -> str:
-    """Return the only configured address, or the one whose health check reports SERVING.
+    """Return the only configured address, that of the leader, or of one that answers reads.
 
     Raises:
-        UnreachableError: none of several controllers leads.
+        UnreachableError: none of several controllers leads or answers reads.
         ConfigError, HostError: as `tls.check_client`.
     """
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     from pacekeeper.protos import tls
+    from pacekeeper.protos.stale_reads import READS
 
     addresses, serving = split_addresses(client.controller), health_pb2.HealthCheckResponse.SERVING
     if len(addresses) == 1:
         return addresses[0]
-    request = health_pb2.HealthCheckRequest(service="")
-    answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+    answers: SimpleQueue[tuple[str, str, Any]] = SimpleQueue()
+    readable = ""
     with contextlib.ExitStack() as stack:
         # In parallel: a frozen controller delays no answer, a busy one gets the usual deadline.
         for address in addresses:
             to = stack.enter_context(tls.client_channel(address, client.tls))
             health: Any = health_pb2_grpc.HealthStub(to)
-            future = health.Check.future(request, timeout=DEADLINE_S)
-            future.add_done_callback(lambda answer, of=address: answers.put((of, answer)))
-        for _ in addresses:
-            address, answer = answers.get()
+            for service in ("", READS):
+                request = health_pb2.HealthCheckRequest(service=service)
+                future = health.Check.future(request, timeout=DEADLINE_S)
+                future.add_done_callback(
+                    lambda answer, of=(address, service): answers.put((*of, answer))
+                )
+        for _ in range(2 * len(addresses)):
+            address, service, answer = answers.get()
             with contextlib.suppress(grpc.RpcError):
                 if answer.result().status == serving:
-                    return address
+                    if not service:
+                        return address
+                    readable = address
+    if readable:
+        return readable
     raise UnreachableError(
-        f"none of the controllers at {client.controller} is the leader",
+        f"none of the controllers at {client.controller} is the leader, or answers reads",
         remedy="a failover takes seconds: retry, or start them with `pacekeeper controller`",
     )
 

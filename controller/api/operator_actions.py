@@ -22,6 +22,7 @@ class RejectReason(StrEnum):
     UNKNOWN = "unknown"  # its object does not exist
     OVER = "over"  # the proposal is answered, expired or stale
     FAILED = "failed"  # an internal error, which is in the log
+    STANDBY = "standby"  # another controller leads
 
 
 class ActionRejectedError(Exception):

@@ -23,6 +23,7 @@ _CODES = {
     RejectReason.UNKNOWN: grpc.StatusCode.NOT_FOUND,
     RejectReason.OVER: grpc.StatusCode.FAILED_PRECONDITION,
     RejectReason.FAILED: grpc.StatusCode.INTERNAL,
+    RejectReason.STANDBY: grpc.StatusCode.UNAVAILABLE,
 }
 _KINDS: Mapping[int, OrderKind] = {
     operator_pb2.ORDER_KIND_CORDON_NODE: OrderKind.CORDON_NODE,

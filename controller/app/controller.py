@@ -66,6 +66,7 @@ from pacekeeper.protos import (
     status_pb2,
     status_pb2_grpc,
 )
+from pacekeeper.protos.stale_reads import READS
 
 
 def preload_numerics() -> None:
@@ -100,6 +101,7 @@ class Controller:
         config: ControllerConfig,
         leadership: Leadership | None = None,
         past: tuple[Store, State] | None = None,
+        metrics: ControllerMetrics | None = None,
     ) -> None:
         """Open store, audit log and page.
 
@@ -107,6 +109,7 @@ class Controller:
             config: The configuration.
             leadership: The right to command; None: this is the only controller.
             past: The open store and its state; None: it is opened here.
+            metrics: Those of the process, which its caller serves; None: its own.
 
         Raises:
             ConfigError: An unprotected listener, unusable certificates or tokens, or a cost model
@@ -119,15 +122,13 @@ class Controller:
             regressor_factory(config.detector.cost_model)
         self.config = config
         self._address = split_address(config.listen, first_port=0)
-        self._metrics_address = (
-            split_address(config.metrics_listen, first_port=0) if config.metrics_listen else None
-        )
         self.leadership = Standalone() if leadership is None else leadership
         unix_offset_s = time.time() - time.monotonic()
         self.store, self.state = past or open_past(config.store, unix_offset_s)
         self.leadership.opened(self.store)
         self._thread = StoreThread(self.leadership.write_within_s, self.store.database.cut)
-        self.metrics = ControllerMetrics({"tls": config.tls.cert, "metrics": config.metrics.cert})
+        self._serves_metrics = metrics is None
+        self.metrics = metrics or ControllerMetrics.of(config)
         self.metrics.begin_after(self.state.next_incident_id - 1)
         self.listener_setup = ListenerSetup(config, state=lambda: self.state, metrics=self.metrics)
         self.ingest: IngestSupervisor | None = None
@@ -191,10 +192,8 @@ class Controller:
                 stack.callback(part.close)
             if stop.is_set():
                 return  # over before it began: nobody is told anything
-            if self._metrics_address is not None:
-                metrics = self.metrics.serve(*self._metrics_address, self.config.metrics)
-                stack.callback(metrics.close)
-                _log.info("metrics=%s:%d", self._metrics_address[0], metrics.server_port)
+            if self._serves_metrics:
+                stack.enter_context(self.metrics.serving(self.config))
             server, address = await self._serve(stack.enter_context(own_folder()))
             stack.push_async_callback(server.stop, None)
             ingest = await self._open_ingest(address)
@@ -227,7 +226,7 @@ class Controller:
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, server)
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(self.operator, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        for name in ("", *_SERVICES):
+        for name in ("", READS, *_SERVICES):
             await self._health.set(name, _SERVING)
         reflection.enable_server_reflection(
             (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server

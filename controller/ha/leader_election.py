@@ -1,8 +1,8 @@
 """One of several controllers on one PostgreSQL database: it stands by, leads, and stands by again.
 
-A leader opens the store in its term and serves as a single controller does; one that lost its lease
-sends nothing any more, ends its streams and stands by. A leader that cannot write resigns though it
-renews its lease: another may reach the database.
+A standby answers reads. A leader opens the store in its term and serves as a single controller
+does; one that lost its lease sends nothing any more, ends its streams and stands by. A leader that
+cannot write resigns though it renews its lease: another may reach the database.
 """
 
 import asyncio
@@ -14,12 +14,14 @@ import socket
 import time
 from dataclasses import replace
 
-from pacekeeper.controller.api.auth.listeners import bind_error, reject_unprotected_listeners
+from pacekeeper.controller.api.auth.listeners import reject_unprotected_listeners
 from pacekeeper.controller.app.controller import Controller
 from pacekeeper.controller.ha.lease import ElectionMember, Timing
 from pacekeeper.controller.ha.lease_renewer import LeaseRenewer
 from pacekeeper.controller.ha.lease_row import LeaseRow
-from pacekeeper.controller.ha.standby_server import open_standby, pause
+from pacekeeper.controller.ha.standby_reads import StandbyReads
+from pacekeeper.controller.ha.standby_server import standby_servers
+from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.postgres import Fence, PostgresDatabase, database_url
 from pacekeeper.controller.storage.restore import load_state
@@ -28,7 +30,7 @@ from pacekeeper.controller.storage.store import Store
 from pacekeeper.controller.storage.store_thread import StoreThread
 from pacekeeper.core.addresses import join_address, split_address
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.errors import HostError, listen_error
+from pacekeeper.core.errors import HostError
 
 LOOK_S = 0.05  # between two looks whether it leads
 OPEN_WITHIN_S = 30.0  # all jobs and incidents are read
@@ -104,80 +106,98 @@ async def run(config: ControllerConfig) -> None:
         ),
     )
     renewer = LeaseRenewer(member, LeaseRow(config.store, member.timing.limit_s))
-    renewer.start()
-    renewer.set_eligible()
-    try:
-        while not stop.is_set():
-            term = await _stand_by(config, renewer, stop)
-            if term is not None and await _lead(config, renewer, member, term, stop):
-                # The others first: this one has just failed.
-                renewer.set_eligible(after_s=2.0 * config.lease.duration_s)
-    finally:
-        await asyncio.to_thread(renewer.close)
+    metrics = ControllerMetrics.of(config)
+    with metrics.serving(config):
+        renewer.start()
+        renewer.set_eligible()
+        try:
+            await _Election(config, member, renewer, metrics, stop).run()
+        finally:
+            await asyncio.to_thread(renewer.close)
     _log.info("stopped")
 
 
-async def _stand_by(
-    config: ControllerConfig, renewer: LeaseRenewer, stop: asyncio.Event
-) -> int | None:
-    """Serve as standby until this controller leads: its term. None: it shall stop."""
+class _Election:
+    """Stands by and leads in turns, with what outlives both."""
 
-    def why() -> str:
-        record = renewer.record
-        if record is None or not record.address:
-            return "this controller stands by, and none leads now"
-        return f"this controller stands by; the last to lead is {record.address}"
+    def __init__(
+        self,
+        config: ControllerConfig,
+        member: ElectionMember,
+        renewer: LeaseRenewer,
+        metrics: ControllerMetrics,
+        stop: asyncio.Event,
+    ) -> None:
+        self._config, self._member, self._renewer = config, member, renewer
+        self._metrics, self._stop = metrics, stop
+        self._last: tuple[State, float] | None = None  # what was known last, and when
+        self._closing: set[asyncio.Task[None]] = set()  # readers that lead no takeover
 
-    server, port = await open_standby(config, config.listen, why)
-    if not port:
-        raise listen_error(
-            config.listen,
-            bind_error(*split_address(config.listen)),
-            option="--listen",
-            rival="another controller",
-        )
-    with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
-        print(f"listening on {config.listen}", flush=True)
-    _log.info("stands by")
-    try:
-        while not stop.is_set():
-            if (term := renewer.term()) is not None:
-                return term
-            await pause(stop, LOOK_S)
-        return None
-    finally:
-        await server.stop(None)
+    async def run(self) -> None:
+        """Until `stop` is set."""
+        while not self._stop.is_set():
+            term = await self._stand_by()
+            if term is not None and await self._lead(term):
+                # The others first: this one has just failed.
+                self._renewer.set_eligible(after_s=2.0 * self._config.lease.duration_s)
+        for task in self._closing:
+            await task
 
+    async def _stand_by(self) -> int | None:
+        """Serve reads until this controller leads: its term. None: it shall stop."""
+        reads = StandbyReads(self._config.store, self._last)
+        self._metrics.age_s = reads.age_s
+        reading = asyncio.create_task(reads.run())
+        try:
+            async with standby_servers(self._config, reads, self._metrics, self._leader):
+                with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
+                    print(f"listening on {self._config.listen}", flush=True)
+                _log.info("stands by")
+                while not self._stop.is_set():
+                    if (term := self._renewer.term()) is not None:
+                        return term
+                    if reading.done():
+                        reading.result()
+                    await pause(self._stop, LOOK_S)
+                return None
+        finally:
+            reading.cancel()
+            self._last = reads.last
+            # A takeover does not wait for what is being read.
+            closing = asyncio.create_task(reads.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
-async def _lead(
-    config: ControllerConfig,
-    renewer: LeaseRenewer,
-    member: ElectionMember,
-    term: int,
-    stop: asyncio.Event,
-) -> bool:
-    """Serve as the only one, while the lease lasts. Whether it resigned since it cannot serve.
+    def _leader(self) -> str:
+        record = self._renewer.record
+        return "" if record is None else record.address
 
-    Raises:
-        DamagedError: The store is no whole one: a person decides.
-    """
-    leadership = LeaseLeadership(renewer, term, member)
-    try:
-        past = await _open(config, leadership.fence)
-    except DamagedError:
-        raise
-    except HostError as error:
-        _log.error("The leader of term %d resigns: %s", term, error)
-        renewer.resign()
-        return True
-    controller = Controller(config, leadership, past)
-    over = asyncio.Event()
-    watching = asyncio.create_task(_watch(leadership, stop, over))
-    try:
-        await controller.serve(over)
-    finally:
-        watching.cancel()
-    return leadership.has_resigned
+    async def _lead(self, term: int) -> bool:
+        """Serve as the only one, while the lease lasts. Whether it resigned as it cannot serve.
+
+        Raises:
+            DamagedError: The store is no whole one: a person decides.
+        """
+        leadership = LeaseLeadership(self._renewer, term, self._member)
+        try:
+            past = await _open(self._config, leadership.fence)
+        except DamagedError:
+            raise
+        except HostError as error:
+            _log.error("The leader of term %d resigns: %s", term, error)
+            self._renewer.resign()
+            return True
+        self._metrics.age_s = lambda: 0.0
+        controller = Controller(self._config, leadership, past, self._metrics)
+        over = asyncio.Event()
+        watching = asyncio.create_task(_watch(leadership, self._stop, over))
+        try:
+            await controller.serve(over)
+        finally:
+            watching.cancel()
+            self._metrics.set_leading(False)
+            self._last = controller.state, time.monotonic()
+        return leadership.has_resigned
 
 
 async def _open(config: ControllerConfig, fence: Fence) -> tuple[Store, State]:
@@ -200,6 +220,13 @@ async def _watch(leadership: LeaseLeadership, stop: asyncio.Event, over: asyncio
     while not stop.is_set() and leadership.term() is not None:
         await pause(stop, LOOK_S)
     over.set()
+
+
+async def pause(stop: asyncio.Event, pause_s: float) -> None:
+    """So long, or until `stop`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(pause_s):
+            await stop.wait()
 
 
 def _free_port(host: str) -> int:

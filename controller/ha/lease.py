@@ -193,6 +193,9 @@ def has_read(member: ElectionMember, record: Record | None, now_s: float) -> Ele
         return _steps_down(member)
     if member.term:
         return replace(member, due_s=now_s)  # ours, but not our last write: renew at once
+    if record is not None and record.term > member.past and member.eligible_s < inf:
+        # Another has led since: the time for which it leaves the record to others is over.
+        return replace(member, eligible_s=min(member.eligible_s, now_s))
     return member
 
 

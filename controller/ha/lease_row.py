@@ -5,9 +5,9 @@ waits for the write transactions of the term before (`storage/postgres.py`); a r
 """
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -20,6 +20,7 @@ from pacekeeper.controller.storage.postgres import (
     connect_options,
     shutdown_socket,
 )
+from pacekeeper.controller.storage.store_thread import deadline
 from pacekeeper.controller.storage.tables import LEASE
 from pacekeeper.core.errors import HostError
 
@@ -75,12 +76,8 @@ class LeaseRow:
                 self._connection = psycopg.connect(
                     self._url, autocommit=True, **connect_options(self._limit_s)
                 )
-            timer = threading.Timer(self._limit_s, shutdown_socket, (self._connection,))
-            timer.start()
-            try:
+            with deadline(self._limit_s, partial(shutdown_socket, self._connection)):
                 yield self._connection
-            finally:
-                timer.cancel()
         except psycopg.errors.UndefinedTable:
             if self._makes_tables:
                 self._make_tables()

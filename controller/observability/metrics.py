@@ -3,9 +3,11 @@
 A scrape renders the state in its own thread; between scrapes nothing is computed.
 """
 
+import contextlib
+import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, generate_latest
 
@@ -13,6 +15,8 @@ from pacekeeper.controller.observability import state_metrics
 from pacekeeper.controller.observability.event_loop_lag import LoopLag
 from pacekeeper.controller.observability.rank_metrics import RankInfoSeries
 from pacekeeper.controller.state.state import State
+from pacekeeper.core.addresses import split_address
+from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.incidents.findings import Decision, FindingKind, Incident, MitigationLevel
 from pacekeeper.core.prometheus_text import MetricsPage
@@ -33,6 +37,7 @@ _COUNTERS = {
     "webhook_sent": "Notifications of alerts and their ends that the webhook accepted.",
     "webhook_lost": "Notifications that the webhook did not accept.",
 }
+_log = logging.getLogger(__name__)
 
 
 class ControllerMetrics:
@@ -86,11 +91,24 @@ class ControllerMetrics:
             ["reason"],
             registry=self.registry,
         )
-        self._leading = Gauge(
-            "pacekeeper_leading",
+        self._leader = Gauge(
+            "pacekeeper_leader",
             "1 if this controller leads; 0 if another one may, which then exports the jobs.",
             registry=self.registry,
         )
+        self._is_leader = False
+        self._transitions = Counter(
+            "pacekeeper_leader_transitions_total",
+            "Times that this controller began or ceased to lead.",
+            registry=self.registry,
+        )
+        self.age_s: Callable[[], float] = lambda: 0.0
+        age = Gauge(
+            "pacekeeper_reads_age_seconds",
+            "Age of the state that this controller answers reads with; 0 while it leads.",
+            registry=self.registry,
+        )
+        age.set_function(lambda: self.age_s())
         self._store_bytes = Gauge(
             "pacekeeper_store_bytes",
             "Size of the store's content and of its write-ahead log.",
@@ -102,9 +120,15 @@ class ControllerMetrics:
         self._ranks = RankInfoSeries()
         self._one_at_a_time = threading.Lock()
 
+    @classmethod
+    def of(cls, config: ControllerConfig) -> "ControllerMetrics":
+        """Those of a controller with this configuration."""
+        return cls({"tls": config.tls.cert, "metrics": config.metrics.cert})
+
     def begin_after(self, newest_incident: int) -> None:
-        """Do not count incidents up to this number: an earlier process did."""
+        """Begin a term: do not count incidents up to this number, which an earlier leader did."""
         self._newest_incident = newest_incident
+        self._exported_sequences = (0, 0)
 
     def count_incident(self, incident: Incident) -> None:
         """Count an incident at its first update only."""
@@ -143,7 +167,10 @@ class ControllerMetrics:
 
     def set_leading(self, leads: bool) -> None:
         """Set whether this controller leads; one that does not exports no state."""
-        self._leading.set(leads)
+        self._leader.set(leads)
+        if leads is not self._is_leader:
+            self._is_leader = leads
+            self._transitions.inc()
         if not leads:
             self._state = State()
 
@@ -160,6 +187,20 @@ class ControllerMetrics:
             self._ranks.write(page, state.jobs)
             metrics_server.write_expiry(page, self._certificates)
         return generate_latest(self.registry) + page.text().encode()
+
+    @contextlib.contextmanager
+    def serving(self, config: ControllerConfig) -> Iterator[None]:
+        """Serve /metrics at `metrics_listen` while the block runs. Raises HostError."""
+        if not config.metrics_listen:
+            yield
+            return
+        host, port = split_address(config.metrics_listen, first_port=0)
+        server = self.serve(host, port, config.metrics)
+        _log.info("metrics=%s:%d", host, server.server_port)
+        try:
+            yield
+        finally:
+            server.close()
 
     def serve(self, host: str, port: int, config: MetricsConfig | None = None) -> MetricsServer:
         """Serve /metrics.

@@ -50,10 +50,7 @@ class TimelineWriter:
 
     def __post_init__(self) -> None:
         self._retention = Retention(store=self.store, config=self.config)
-        self._recorder = TimelineRecorder(
-            stored_incident_timeline=self._stored_incident_timeline,
-            stored_job_timeline=self._stored_job_timeline,
-        )
+        self.forget_stored()
 
     @property
     def store_bytes(self) -> tuple[int, int]:
@@ -135,6 +132,13 @@ class TimelineWriter:
         """Write everything that is waiting."""
         while self.write():
             pass
+
+    def forget_stored(self) -> None:
+        """Read timelines anew, where another controller writes them; drops what is not written."""
+        self._recorder = TimelineRecorder(
+            stored_incident_timeline=self._stored_incident_timeline,
+            stored_job_timeline=self._stored_job_timeline,
+        )
 
     def job_timeline(self, job: str) -> list[JobRow]:
         """The timeline of a job."""

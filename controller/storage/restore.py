@@ -160,8 +160,12 @@ def open_past(where: str | Path, unix_offset_s: float) -> tuple[Store, State]:
 
 
 def load_state(store: Store, unix_offset_s: float) -> State:
-    """The state that the store gives now, read at once. Raises HostError for a damaged store."""
-    with store.connected():
+    """The state that the store gives now, read at once.
+
+    Raises:
+        HostError: The store does not answer, or is damaged.
+    """
+    with store.reading():
         jobs, incidents, next_id = store.load()
         waiting, next_proposal_id = store.open_proposals()
         return restored(

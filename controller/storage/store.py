@@ -127,7 +127,7 @@ class Store:
         Raises:
             HostError: The store is damaged.
         """
-        with self._reading() as connection:
+        with self.reading() as connection:
             found = connection.execute(sa.select(LEASES.c.term).where(LEASES.c.name == LEASE))
             term = whole(found.scalar() or 0, LARGE)
         if term:
@@ -192,19 +192,19 @@ class Store:
 
     def incident(self, incident_id: int) -> Incident | None:
         """One of any job, also of those that are over. Raises HostError for a damaged store."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             what = sa.select(INCIDENTS).where(INCIDENTS.c.incident_id == incident_id)
             row = connection.execute(what).one_or_none()
             return None if row is None else incident_of(row._mapping)
 
     def orders(self) -> tuple[OperatorOrder, ...]:
         """Orders of people that stand. Raises HostError for a damaged store."""
-        with self._reading():
+        with self.reading():
             return self.history_tables.orders()
 
     def strikes(self) -> Strikes:
         """What is remembered of devices. Raises HostError for a damaged store."""
-        with self._reading():
+        with self.reading():
             return self.history_tables.strikes()
 
     def save_proposal(self, proposal: Proposal) -> None:
@@ -216,7 +216,7 @@ class Store:
 
         Raises HostError for a damaged store.
         """
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(sa.select(JOBS).order_by(JOBS.c.name))
             jobs = tuple(job_of(row._mapping) for row in rows)
             known = INCIDENTS.c.job.in_(sa.select(JOBS.c.name))
@@ -230,7 +230,7 @@ class Store:
 
         Raises HostError for a damaged store.
         """
-        with self._reading() as connection:
+        with self.reading() as connection:
             is_open = PROPOSALS.c.answer.in_(
                 (ProposalState.WAITING.value, ProposalState.APPROVED.value)
             )
@@ -243,7 +243,7 @@ class Store:
     def layout(self, job: str, generation: int) -> tuple[Layout, str] | None:
         """A layout of the past with its reason. Raises HostError for a damaged store."""
         key = storable({"job": job})["job"]
-        with self._reading() as connection:
+        with self.reading() as connection:
             what = sa.select(LAYOUTS.c.layout, LAYOUTS.c.reason).where(
                 LAYOUTS.c.job == key, LAYOUTS.c.generation == generation
             )
@@ -295,8 +295,13 @@ class Store:
                 self._connection = None
 
     @contextmanager
-    def _reading(self) -> Iterator[sa.Connection]:
-        """Raises HostError for a damaged store: for rows that no store of ours holds, too."""
+    def reading(self) -> Iterator[sa.Connection]:
+        """The connection of `connected`, for reads of what must be whole.
+
+        Raises:
+            HostError: The store does not answer, or is damaged, which rows are, too, that no store
+                of ours holds.
+        """
         try:
             with self.connected() as connection:
                 yield connection

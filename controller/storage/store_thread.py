@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -15,12 +16,28 @@ async def call_here(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     return function(*args, **kwargs)
 
 
+@contextlib.contextmanager
+def deadline(limit_s: float, cut: Callable[[], None]) -> Iterator[None]:
+    """Call `cut` from another thread if the block has not ended within `limit_s`; 0: never."""
+    if not limit_s:
+        yield
+        return
+    timer = threading.Timer(limit_s, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 class StoreThread:
     """Runs functions one after the other, in the order of the calls.
 
     Args:
-        limit_s: Seconds after which `cut` is called for a function that has not returned; 0: never.
-        cut: Makes whatever the function waits for fail; called from the event loop.
+        limit_s: Seconds that one function may take before `cut` is called; 0: any. The time that
+            it waits for others does not count.
+        cut: Makes whatever the function waits for fail; called from another thread.
     """
 
     def __init__(self, limit_s: float = 0.0, cut: Callable[[], None] = lambda: None) -> None:
@@ -32,17 +49,12 @@ class StoreThread:
 
         Cancelled meanwhile, the function runs on, and its limit holds.
         """
-        loop = asyncio.get_running_loop()
-        done = self._pool.submit(function, *args, **kwargs)
-        if self._limit_s:
-            timer = loop.call_later(self._limit_s, self._cut)
 
-            def ended(_: "Future[T]") -> None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(timer.cancel)
+        def limited() -> T:
+            with deadline(self._limit_s, self._cut):
+                return function(*args, **kwargs)
 
-            done.add_done_callback(ended)
-        return await asyncio.wrap_future(done)
+        return await asyncio.wrap_future(self._pool.submit(limited))
 
     def close(self) -> None:
         """Return when everything has run."""

@@ -26,7 +26,8 @@ class Pair:
         self.processes: list[ControllerProcess | None] = [None, None]
         for index in range(2):
             (folder / f"c{index}").mkdir()
-            (folder / f"c{index}.toml").write_text(f'{settings}member = "c{index}"\n')
+            audit = f'[access]\naudit = "{folder}/c{index}/audit.jsonl"\n'
+            (folder / f"c{index}.toml").write_text(f'{settings}member = "c{index}"\n{audit}')
 
     @property
     def both(self) -> str:

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psycopg
@@ -32,10 +32,17 @@ def server_folder() -> Path | None:
 class Cluster:
     """One server on a port of its own; its data is durable as by default."""
 
-    def __init__(self, programs: Path, folder: Path, *settings: str) -> None:
+    def __init__(
+        self,
+        programs: Path,
+        folder: Path,
+        *settings: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._programs, self._folder = programs, folder
-        self._as_user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-        self._as_user = self._as_user if os.getuid() == 0 else []
+        # Set as `nobody`: what a preloaded library shares by name must not be root's.
+        self._environment = ["env", *(f"{k}={v}" for k, v in (environment or {}).items())]
+        self._as_user = as_nobody()
         self.port = free_port()
         self._settings = (*SETTINGS, f"port={self.port}", *settings)
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,7 +54,8 @@ class Cluster:
         """Returns when it answers."""
         options = [word for setting in self._settings for word in ("-c", setting)]
         with (self._folder / "log").open("ab") as log:
-            command = [*self._as_user, str(self._programs / "postgres"), "-D", self._data, *options]
+            program = [*self._environment, str(self._programs / "postgres")]
+            command = [*self._as_user, *program, "-D", self._data, *options]
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/")
         while True:
             with contextlib.suppress(psycopg.OperationalError):
@@ -57,14 +65,15 @@ class Cluster:
 
     def stop(self, how: str = "fast") -> None:
         """`fast`: an orderly end; `immediate`: a crash, with recovery at the next start."""
-        self._run("pg_ctl", "stop", "-m", how, "-w")
         assert self._process is not None
+        if self._process.poll() is None:
+            self._run("pg_ctl", "stop", "-m", how, "-w")
         self._process.wait()
 
     @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+    def is_running(self) -> bool:
+        """Whether it has not ended by itself."""
+        return self._process is not None and self._process.poll() is None
 
     def admin(self, database: str = "postgres") -> "psycopg.Connection[tuple[object, ...]]":
         """A connection of the server's owner."""
@@ -83,17 +92,33 @@ class Cluster:
         assert done.returncode == 0, done.stderr
 
 
+def as_nobody() -> list[str]:
+    """The beginning of a command that root runs as `nobody`: servers refuse to run as root."""
+    if os.getuid():
+        return []
+    return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+
+
 @contextlib.contextmanager
-def cluster(*settings: str) -> Iterator[Cluster]:
-    """A private server; skips, or fails in CI, where there are no programs."""
+def cluster(
+    *settings: str, root: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Cluster]:
+    """A private server; skips, or fails in CI, where there are no programs.
+
+    Args:
+        *settings: As in postgresql.conf.
+        root: The directory to make its folder in.
+        environment: More variables of the server.
+    """
     programs = server_folder()
     if programs is None:
         if os.environ.get("PACEKEEPER_NEEDS_POSTGRES"):
             pytest.fail("no PostgreSQL server is installed, and this run needs one")
         pytest.skip("needs a PostgreSQL server: apt-get install postgresql")
-    root = os.environ.get("PYTEST_DEBUG_TEMPROOT")  # `nobody` may not enter the tests' own folder
-    with tempfile.TemporaryDirectory(prefix="pg-", dir=root, ignore_cleanup_errors=True) as folder:
-        made = Cluster(programs, Path(folder), *settings)
+    # `nobody` may not enter the tests' own folder.
+    where = root or os.environ.get("PYTEST_DEBUG_TEMPROOT")
+    with tempfile.TemporaryDirectory(prefix="pg-", dir=where, ignore_cleanup_errors=True) as folder:
+        made = Cluster(programs, Path(folder), *settings, environment=environment)
         made.start()
         try:
             yield made

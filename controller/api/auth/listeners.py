@@ -109,10 +109,10 @@ class ListenerSetup:
             state=state,
         )
 
-    def server(self) -> grpc.aio.Server:
-        """A gRPC server behind the interceptor; the ingest process forwards calls to it."""
+    def server(self, *outer: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
+        """A gRPC server behind the interceptor, and behind `outer` before it."""
         return grpc.aio.server(
-            interceptors=(self.interceptor,),
+            interceptors=(*outer, self.interceptor),
             options=reports.server_options(self._config.limits.max_report_bytes, None),
         )
 

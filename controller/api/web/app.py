@@ -21,6 +21,7 @@ from pacekeeper.controller.api.operator_actions import (
     OperatorActions,
     RejectReason,
 )
+from pacekeeper.controller.api.staleness import Staleness
 from pacekeeper.controller.api.web.actions import ActionEndpoints
 from pacekeeper.controller.api.web.auth import DeniedError, Visitor, WebAuthenticator, redirect
 from pacekeeper.controller.api.web.data import DataEndpoints
@@ -44,7 +45,12 @@ from pacekeeper.core.errors import HostError
 from pacekeeper.core.layout.layout import Layout
 
 _STATIC = Path(__file__).resolve().parent / "web_static"
-_STATUS = {RejectReason.UNKNOWN: 404, RejectReason.OVER: 409, RejectReason.FAILED: 500}
+_STATUS = {
+    RejectReason.UNKNOWN: 404,
+    RejectReason.OVER: 409,
+    RejectReason.FAILED: 500,
+    RejectReason.STANDBY: 503,
+}
 Endpoint = Callable[[Request], Awaitable[Response]]
 PageEndpoint = Callable[[Request, Visitor], Awaitable[Response]]
 
@@ -61,6 +67,7 @@ class WebApp:
         authenticator: Admits requests.
         past_layout: Returns a stored layout of a job with its reason.
         is_secure: Whether it is served over TLS.
+        staleness: Returns how old the state is; None: this controller leads.
     """
 
     state: Callable[[], State]
@@ -70,11 +77,14 @@ class WebApp:
     authenticator: WebAuthenticator
     past_layout: Callable[[str, int], tuple[Layout, str] | None]
     is_secure: bool = False
+    staleness: Callable[[], Staleness | None] = lambda: None
 
     def app(self) -> Any:
         """The ASGI application."""
-        renderer = PageRenderer(state=self.state, asks=self.authenticator.is_required)
-        requests = _Requests(self.authenticator, renderer)
+        renderer = PageRenderer(
+            state=self.state, asks=self.authenticator.is_required, staleness=self.staleness
+        )
+        requests = _Requests(self.authenticator, renderer, self.staleness)
         actions = ActionEndpoints(
             actions=self.actions, authenticator=self.authenticator, render=renderer.render
         )
@@ -135,6 +145,7 @@ class _Requests:
 
     authenticator: WebAuthenticator
     renderer: PageRenderer
+    staleness: Callable[[], Staleness | None]
 
     def answered(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint with rejections and errors as a page for people, or JSON for programs."""
@@ -159,7 +170,10 @@ class _Requests:
 
         async def read(request: Request) -> Response:
             visitor = self.authenticator.admit(request, Action.READ)
-            return self.authenticator.set_cookie(visitor, await endpoint(request, visitor))
+            response = await endpoint(request, visitor)
+            if (stale := self.staleness()) is not None and stale.is_readable:
+                response.headers["age"] = f"{stale.age_s:.0f}"
+            return self.authenticator.set_cookie(visitor, response)
 
         return self.answered(read)
 

@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from pacekeeper.controller.api.messages import explanation_view
 from pacekeeper.controller.api.node_sorting import fleet_summary, worst_first
 from pacekeeper.controller.api.operator_actions import ActionRejectedError, RejectReason
+from pacekeeper.controller.api.staleness import Staleness
 from pacekeeper.controller.api.web import queries
 from pacekeeper.controller.api.web.auth import Visitor
 from pacekeeper.controller.api.web.filters import FILTERS
@@ -38,14 +39,21 @@ _TEMPLATES = Path(__file__).resolve().parent / "web_pages"
 class PageRenderer:
     """Renders templates with the values that every page has."""
 
-    def __init__(self, *, state: Callable[[], State], asks: bool) -> None:
+    def __init__(
+        self,
+        *,
+        state: Callable[[], State],
+        asks: bool,
+        staleness: Callable[[], Staleness | None] = lambda: None,
+    ) -> None:
         """Load the templates.
 
         Args:
             state: Returns the newest state.
             asks: Whether callers have to log in.
+            staleness: Returns how old the state is; None: this controller leads.
         """
-        self._state, self._asks = state, asks
+        self._state, self._asks, self._staleness = state, asks, staleness
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_TEMPLATES),
             autoescape=True,
@@ -68,11 +76,13 @@ class PageRenderer:
             **values: Variables of the template.
         """
         session = None if visitor is None else visitor.session
+        stale = self._staleness()
         html = self._templates.get_template(name).render(
             path=request.scope["path"],
             status=status,
             caller="" if visitor is None else visitor.caller.name,
-            may_act=visitor is not None and visitor.may_act,
+            may_act=visitor is not None and visitor.may_act and stale is None,
+            notice="" if stale is None else stale.notice,
             asks=self._asks,
             secret="" if session is None else session.secret,
             orders=[] if visitor is None else self._orders(),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pacekeeper.controller.api.auth.listeners import ListenerSetup
 from pacekeeper.controller.api.operator_actions import OperatorActions
+from pacekeeper.controller.api.staleness import Staleness
 from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.events import Event
 from pacekeeper.controller.state.state import State
@@ -40,6 +41,7 @@ def build_web_server(
     ask: Callable[..., Awaitable[Any]],
     listener_setup: ListenerSetup,
     past_layout: Callable[[str, int], tuple[Layout, str] | None],
+    staleness: Callable[[], Staleness | None] = lambda: None,
 ) -> "WebServer | None":
     """Build the web server and bind its port; None if no page is configured.
 
@@ -51,6 +53,7 @@ def build_web_server(
         ask: Calls a function in the thread of the store.
         listener_setup: Authenticator and audit log, shared with gRPC.
         past_layout: Returns a stored layout of a job with its reason.
+        staleness: Returns how old the state is; None: this controller leads.
 
     Raises:
         HostError: The port is taken.
@@ -79,6 +82,7 @@ def build_web_server(
         authenticator=authenticator,
         past_layout=past_layout,
         is_secure=is_secure,
+        staleness=staleness,
     )
     return WebServer(web.app(), split_address(config.web, first_port=0), config.tls)
 

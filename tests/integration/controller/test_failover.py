@@ -2,17 +2,19 @@
 and a former leader sends nothing any more.
 """
 
+import re
 import signal
 from pathlib import Path
 
 import grpc
 import httpx2
-import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.protos import control_pb2, status_pb2
 from pacekeeper.protos.convert import reports
+from pacekeeper.protos.stale_reads import READS
 from support.commands import pacekeeper
 from support.controllers import (
     PATIENCE_S,
@@ -28,6 +30,8 @@ from support.failover import FAST, Pair, running
 from support.ports import free_port
 
 JOB = "train"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 LAYOUT = first_layout()
 
 
@@ -105,38 +109,70 @@ def test_a_standby_names_the_leader_and_follows_at_once_one_that_stops(
     tmp_path: Path, postgres_url: str
 ) -> None:
     with Pair(tmp_path, postgres_url, FAST.replace("2.5", "60.0")) as pair:
-        (tmp_path / "c0.toml").write_text(FAST)
+        first = (tmp_path / "c0.toml").read_text().replace("60.0", "2.5")
+        (tmp_path / "c0.toml").write_text(first)
         web = f"127.0.0.1:{free_port()}"
         settings = (tmp_path / "c1.toml").read_text()
         (tmp_path / "c1.toml").write_text(f'[controller]\nweb = "{web}"\n{settings}')
-        first = pair.start(0)
+        leader = pair.start(0)
         assert pair.leader(0) == 0
         pair.start(1)
         until("it stands by", lambda: "stands by" in pair.log(1))
-        with pytest.raises(httpx2.ConnectError):
-            httpx2.get(f"http://{web}/")  # a standby serves no page
         agent = ScriptedAgent(pair.addresses[1], hello("a"))
         code, words = agent.wait_for_end()
         assert code is grpc.StatusCode.UNAVAILABLE
         assert pair.addresses[0] in words
         said = pacekeeper("status", "--controller", ",".join(pair.addresses[::-1]))
         assert (said.returncode, said.stderr) == (ExitCode.OK, "")
-        said = pacekeeper("status", "--controller", pair.addresses[1])
-        assert said.returncode == ExitCode.UNREACHABLE
-        assert pair.addresses[0] in said.stderr
-
-        first.process.terminate()
+        _reads_on_a_standby(pair, web)
+        leader.process.terminate()
         assert pair.leader(1) == 1, "long before its 60 s are over"
-        until("the new leader serves the page", lambda: page_code(f"http://{web}/") == 200)
-        assert first.process.wait(PATIENCE_S) == ExitCode.OK
+        until("the new leader serves the page", lambda: page_age(f"http://{web}/") == "")
+        assert leader.process.wait(PATIENCE_S) == ExitCode.OK
 
 
-def page_code(url: str) -> int:
-    """The answer's status; 0 while nothing listens."""
+def _reads_on_a_standby(pair: Pair, web: str) -> None:
+    """Commands and pages show the leader's incidents with their age; nothing can be done here."""
+    agent = ScriptedAgent(pair.addresses[0], hello("a"))
+    agent.report_and_wait(attached(JOB, LAYOUT))
+    agent.report_and_wait(JobReport(job=JOB, records=(killed(1),)))
+    agent.close()
+    assert health(pair.addresses[1], "") == NOT_SERVING
+    until("it answers reads", lambda: health(pair.addresses[1], READS) == SERVING)
+    assert health(pair.addresses[0], READS) == SERVING
+    until("the death is read", lambda: incidents(pair.processes[1]) == [(1, [1])])
+    said = pacekeeper("incidents", "--controller", pair.addresses[1])
+    assert said.returncode == ExitCode.OK and JOB in said.stdout
+    assert "stands by" in said.stderr and pair.addresses[0] in said.stderr
+    said = pacekeeper("incidents", "--controller", pair.addresses[0])
+    assert (said.returncode, said.stderr) == (ExitCode.OK, "")
+    said = pacekeeper("explain", "1", "--controller", pair.addresses[1])
+    assert said.returncode == ExitCode.OK and "stands by" in said.stderr
+    said = pacekeeper("pause", JOB, "--controller", pair.addresses[1])
+    assert said.returncode == ExitCode.UNREACHABLE and pair.addresses[0] in said.stderr
+    with httpx2.Client(base_url=f"http://{web}") as browser:
+        page = browser.get("/incidents")
+        assert page.status_code == 200 and "stands by" in page.text and JOB in page.text
+        assert page.headers["age"].isdigit()
+        assert "age" in browser.get("/data/incidents/1").headers
+        (secret,) = re.findall(r'X-CSRF-Token": "([^"]*)"', page.text)
+        order = {"kind": "pause", "subject": JOB, "is_on": "1"}
+        refused = browser.post("/act/order", data=order, headers={"x-csrf-token": secret})
+        assert refused.status_code == 503 and pair.addresses[0] in refused.json()["error"]
+
+
+def health(address: str, service: str) -> int:
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=30.0).status)
+
+
+def page_age(url: str) -> str:
+    """The age that the page names, empty where a leader shows it; "none" while nothing listens."""
     try:
-        return httpx2.get(url).status_code
+        return httpx2.get(url).headers.get("age", "")
     except httpx2.TransportError:
-        return 0
+        return "none"
 
 
 def test_terms_pass_what_an_agent_has_seen(tmp_path: Path, postgres_url: str) -> None:

@@ -107,8 +107,27 @@ def counter(name: str, **labels: str) -> Case:
 CASES = {
     "PacekeeperAbsent": Case(fires={once("reports_total"): ON}, quiet={once("jobs"): "0x99"}),
     "PacekeeperNoLeader": Case(
-        fires={once("leading", instance="c:1"): OFF, once("leading", instance="c:2"): OFF},
-        quiet={once("leading", instance="c:1"): OFF, once("leading", instance="c:2"): ON},
+        fires={once("leader", instance="c:1"): OFF, once("leader", instance="c:2"): OFF},
+        quiet={once("leader", instance="c:1"): OFF, once("leader", instance="c:2"): ON},
+    ),
+    "PacekeeperTwoLeaders": Case(
+        fires={once("leader", instance="c:1"): ON, once("leader", instance="c:2"): ON},
+        quiet={  # a takeover; and another fleet
+            once("leader", instance="c:1"): "1x30 0x99",
+            once("leader", instance="c:2"): "0x30 1x99",
+            once("leader", instance="d:1", job="other"): ON,
+        },
+    ),
+    "PacekeeperLeaderChanges": Case(
+        fires={once("leader_transitions_total", instance="c:1"): "0x20 0+1x99"},
+        quiet={once("leader_transitions_total", instance="c:1"): "0x20 2x99"},
+        labels={"instance": "c:1"},
+    ),
+    "PacekeeperStandbyStale": Case(
+        fires={once("reads_age_seconds", instance="c:1"): "99x99"},
+        quiet={once("reads_age_seconds", instance="c:1"): "3x99"},
+        labels={"instance": "c:1"},
+        shown="1m 39s",
     ),
     "PacekeeperCanaryMissed": Case(
         fires={once("canary_found", job_name="j"): OFF},

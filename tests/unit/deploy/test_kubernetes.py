@@ -1,5 +1,6 @@
 """The Kubernetes base: kustomize makes it, its objects fit their schemas, its parts each other."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 yaml = pytest.importorskip("yaml")
 BASE = ROOT / "deploy" / "kubernetes"
 SEVERAL = ROOT / "deploy" / "kubernetes-ha"
+PAGE = ROOT / "docs" / "high-availability.md"
 # Custom resources: no schema of theirs comes with Kubernetes.
 MONITORING = "monitoring.coreos.com/v1"
 Object = dict[str, Any]
@@ -160,13 +162,19 @@ def test_two_controllers_share_a_database_and_have_no_right_in_the_cluster(
     several: list[Object],
 ) -> None:
     config = controller_of(several)
-    assert config.is_shared
-    url = make_url(config.store)
-    assert url.query["sslmode"] == "verify-full" and url.password is None
     spec = pod_of(several, "Deployment")
     (container,) = spec["containers"]
-    (password,) = container["env"]
-    assert password["name"] == "PGPASSWORD" and "secretKeyRef" in password["valueFrom"]
+    variables = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"]}
+    assert variables == {
+        "PACEKEEPER_STORE": {"name": "pacekeeper-postgres", "key": "dsn"},
+        "PGPASSWORD": {"name": "pacekeeper-postgres", "key": "password"},
+    }
+    assert container["args"][-2:] == ["--store", "$(PACEKEEPER_STORE)"]
+    # The DSN that the page shows reads the file that the pod has.
+    (dsn,) = re.findall(r"--from-literal=dsn='(.*?)'", PAGE.read_text())
+    url = make_url(dsn)
+    assert replace(config, store=dsn).is_shared
+    assert url.query["sslmode"] == "verify-full" and url.password is None
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     for file in (url.query["sslrootcert"], config.audit_path):
         assert str(Path(str(file)).parent) in mounted
@@ -178,9 +186,12 @@ def test_two_controllers_share_a_database_and_have_no_right_in_the_cluster(
 
 def test_agents_call_a_service_of_all_controllers(several: list[Object]) -> None:
     (pods,) = of_kind(several, "Deployment")
-    (service,) = of_kind(several, "Service")
+    services = of_kind(several, "Service")
     labels = pods["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"].items() <= labels.items()
+    names = {service["metadata"]["name"] for service in services}
+    assert names == {"pacekeeper-controller", "pacekeeper-reads"}
+    for service in services:
+        assert service["spec"]["selector"].items() <= labels.items()
 
 
 def test_no_host_and_no_drain_takes_both_controllers(several: list[Object]) -> None:

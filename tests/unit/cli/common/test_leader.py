@@ -22,19 +22,21 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Controller(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """Says whether it leads once `may_answer`; that it was asked it tells `others`."""
 
-    def __init__(self, status: Any, *, is_busy: bool) -> None:
+    def __init__(self, status: Any, *, is_busy: bool, reads: Any = SERVING) -> None:
         self.others: list[Controller] = []
         self.num_asked = 0
+        self._reads = reads
         self._status, self.may_answer = status, threading.Event()
         if not is_busy:
             self.may_answer.set()
 
     def Check(self, request: Any, context: Any) -> Any:
-        self.num_asked += 1
+        self.num_asked += not request.service
         for other in self.others:
             other.may_answer.set()
         self.may_answer.wait(PATIENCE_S)
-        return health_pb2.HealthCheckResponse(status=self._status)
+        status = self._reads if request.service else self._status
+        return health_pb2.HealthCheckResponse(status=status)
 
 
 @contextmanager
@@ -68,8 +70,17 @@ def test_a_leader_that_is_busy_is_asked_no_less_for_that() -> None:
         assert (leader.num_asked, standby.num_asked) == (asked + 1, 1)
 
 
+def test_where_none_leads_one_that_answers_reads_is_asked() -> None:
+    silent = Controller(NOT_SERVING, is_busy=False, reads=NOT_SERVING)
+    standby = Controller(NOT_SERVING, is_busy=False)
+    with serving(silent, standby) as client, open_channel(client) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+        assert (silent.num_asked, standby.num_asked) == (1, 2)
+
+
 def test_where_none_leads_that_is_said() -> None:
-    standbys = [Controller(NOT_SERVING, is_busy=False) for _ in range(2)]
+    standbys = [Controller(NOT_SERVING, is_busy=False, reads=NOT_SERVING) for _ in range(2)]
     with (
         serving(*standbys) as client,
         pytest.raises(UnreachableError, match=r"127\.0\.0\.1"),

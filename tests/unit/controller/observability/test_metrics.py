@@ -280,6 +280,17 @@ def test_who_does_not_lead_tells_that_and_nothing_of_jobs() -> None:
     metrics = ControllerMetrics()
     metrics.set_leading(True)
     metrics.update(State(jobs={"train": JobState(name="train")}))
-    assert (value(metrics, "leading"), value(metrics, "jobs")) == (1, 1)
+    assert (value(metrics, "leader"), value(metrics, "jobs")) == (1, 1)
     metrics.set_leading(False)
-    assert (value(metrics, "leading"), value(metrics, "jobs")) == (0, 0)
+    assert (value(metrics, "leader"), value(metrics, "jobs")) == (0, 0)
+    assert value(metrics, "leader_transitions_total") == 2
+
+
+def test_counts_go_on_with_the_next_term_of_this_controller() -> None:
+    metrics = ControllerMetrics()
+    metrics.set_sequences(missed=5, repeated=2)
+    metrics.begin_after(7)
+    metrics.set_sequences(missed=1, repeated=0)
+    assert value(metrics, "reports_missed_total") == 6
+    metrics.age_s = lambda: 12.5
+    assert value(metrics, "reads_age_seconds") == 12.5

@@ -1,0 +1,34 @@
+"""What marks an answer that is not the leader's: its age, and where the leader is."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """How old the state of a standby is.
+
+    Attributes:
+        age_s: Seconds since the database said so; infinity: nothing was read yet.
+        leader: Address of the last known leader; empty: none.
+    """
+
+    age_s: float
+    leader: str
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether there is anything to answer with."""
+        return self.age_s < float("inf")
+
+    @property
+    def reason(self) -> str:
+        """Why this controller executes nothing."""
+        if not self.leader:
+            return "this controller stands by, and none leads now"
+        return f"this controller stands by; the last to lead is {self.leader}"
+
+    @property
+    def notice(self) -> str:
+        """The line above a page."""
+        age = f"{self.age_s:.0f} s old" if self.is_readable else "not read yet"
+        return f"{self.reason}. What is shown here is {age}, without live measurements."

@@ -1,0 +1,102 @@
+"""The state that a standby shows: as the database has it, read again every few seconds.
+
+It is for reads only: a controller that begins to lead reads everything anew. While the database is
+away the last state stays, and its age grows.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from pacekeeper.controller.observability.timeline_writer import TimelineWriter
+from pacekeeper.controller.state.state import State
+from pacekeeper.controller.storage.postgres import PostgresDatabase
+from pacekeeper.controller.storage.restore import load_state
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.controller.storage.store_thread import StoreThread
+from pacekeeper.core.errors import PacekeeperError
+from pacekeeper.core.layout.layout import Layout
+
+EVERY_S = 2.0
+MAX_LOAD = 0.05  # of a core: a large store is read less often
+CALL_WITHIN_S = 10.0
+P = ParamSpec("P")
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class StandbyReads:
+    """The newest state that is known, and the store behind it; opens nothing before `run`.
+
+    Args:
+        url: The database.
+        last: What this controller knew last, and when (monotonic seconds); None: nothing.
+    """
+
+    def __init__(self, url: str, last: tuple[State, float] | None = None) -> None:
+        self._database = PostgresDatabase(url)
+        self._store = Store(self._database)
+        self._thread = StoreThread(CALL_WITHIN_S, self._database.cut)
+        self._is_prepared = False
+        self._last = last
+        self._trouble = ""
+        self.history = TimelineWriter(store=self._store)
+
+    @property
+    def last(self) -> tuple[State, float] | None:
+        """The state, and when it was so; None: nothing was ever read."""
+        return self._last
+
+    def state(self) -> State:
+        """The newest known state."""
+        return State() if self._last is None else self._last[0]
+
+    def age_s(self) -> float:
+        """Seconds since the state was so; infinity: nothing was ever read."""
+        return float("inf") if self._last is None else time.monotonic() - self._last[1]
+
+    async def ask(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function in the thread of the store."""
+        return await self._thread.run(function, *args, **kwargs)
+
+    def past_layout(self, job: str, generation: int) -> tuple[Layout, str] | None:
+        """As `Store.layout`."""
+        return self._store.layout(job, generation)
+
+    async def run(self) -> None:
+        """Read again and again, until cancelled."""
+        while True:
+            began_s = time.monotonic()
+            await self._refresh(began_s)
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(EVERY_S, took_s / MAX_LOAD))
+
+    async def _refresh(self, now_s: float) -> None:
+        trouble = ""
+        try:
+            state = await self.ask(self._read, time.time() - now_s)
+        except PacekeeperError as error:
+            trouble = str(error)
+        else:
+            self._last = state, now_s
+        if trouble != self._trouble:
+            self._trouble = trouble
+            _log.warning("reads: %s", trouble or "the store answers again")
+
+    def _read(self, unix_offset_s: float) -> State:
+        if not self._is_prepared:
+            self._database.prepare()
+            self._is_prepared = True
+        state = load_state(self._store, unix_offset_s)
+        self.history.forget_stored()
+        return state
+
+    async def close(self) -> None:
+        """Disconnect; what is being read fails."""
+        self._database.cut()
+        with contextlib.suppress(PacekeeperError):
+            await self.ask(self._store.close)
+        self._thread.close()
