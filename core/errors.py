@@ -81,7 +81,7 @@ class UnreachableError(PacekeeperError):
 
 
 class DeniedError(PacekeeperError):
-    """The other side rejected the caller's identity or permission."""
+    """A caller's identity or permission is rejected, by the other side or by this one."""
 
     exit_code = ExitCode.DENIED
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -123,6 +124,8 @@ class Fleet:
                 + ["--record", self._path("traces")],
             )
         rendezvous = f"127.0.0.1:{free_port()}"
+        with open(self._path("secret"), "w", opener=lambda *to: os.open(*to, 0o600)) as file:
+            file.write(secrets.token_hex())
         settings = write_settings(self.run_dir, self.config)
         device = ["--emulate"] if self.config.emulate else []
         for node in range(NUM_NODES):
@@ -131,7 +134,8 @@ class Fleet:
                 ["launch", "--config", str(settings), *device, "--ring-dir", self.ring_dir(node)]
                 + ["--node-rank", str(node), "--num-nodes", str(NUM_NODES)]
                 + ["--ranks-per-node", str(RANKS_PER_NODE), "--rendezvous", rendezvous]
-                + ["--faults", self._path("faults"), "--run-dir", self._path("train")],
+                + ["--faults", self._path("faults"), "--run-dir", self._path("train")]
+                + ["--secret-file", self._path("secret")],
             )
 
     def _spawn(self, name: str, arguments: list[str]) -> None:

@@ -2,8 +2,12 @@
 
 import logging
 import os
+import secrets
+import stat
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import click
 from click.core import ParameterSource
@@ -13,6 +17,7 @@ from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.trainer.elastic.agreement.job_key import MIN_SECRET_BYTES, UNSIGNED, JobKey
 
 _SET_BY_RUNNING_JOB = (
     "node_rank", "num_nodes", "rendezvous", "steps", "seed", "checkpoint_dir",
@@ -20,6 +25,9 @@ _SET_BY_RUNNING_JOB = (
     "experts_per_checkpoint", "resume", "max_restarts", "device", "emulate",
 )  # fmt: skip
 _SET_BY_TORCHRUN = ("node_rank", "num_nodes", "ranks_per_node", "rendezvous")
+_NO_SECRET_UNDER_TORCHRUN = ("secret_file", "insecure_rendezvous")
+_SECRET = "PACEKEEPER_JOB_SECRET"
+_MAX_SECRET_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +39,8 @@ class NodeOptions:
     ranks_per_node: int
     rendezvous: str
     join_at: str | None
+    secret_file: str | None
+    insecure_rendezvous: bool
     ring_dir: str | None
     run_dir: str | None
     faults_dir: str
@@ -40,6 +50,60 @@ class NodeOptions:
         """HOST:PORT of each store that --join names."""
         parts = (part.strip() for part in (self.join_at or "").split(","))
         return tuple(filter(None, parts))
+
+    def job_key(self, environment: Mapping[str, str]) -> JobKey:
+        """The key of the job's secret; of a random one for a job of one node.
+
+        Raises:
+            ConfigError: The secret is missing, too short, or readable by other users.
+        """
+        if self.insecure_rendezvous:
+            if self.secret_file:
+                raise ConfigError(
+                    "--insecure-rendezvous: a secret is given, too",
+                    remedy=f"leave out one of both: --secret-file is also read from {_SECRET}_FILE",
+                )
+            return UNSIGNED
+        if self.secret_file:
+            return JobKey(_long_enough(_read_secret(Path(self.secret_file)), self.secret_file))
+        if _SECRET in environment:
+            return JobKey(_long_enough(environment[_SECRET].strip().encode(), _SECRET))
+        if self.num_nodes == 1 and self.join_at is None:
+            return JobKey(secrets.token_bytes(32))
+        what = (
+            "a node that joins" if self.join_at is not None else f"a job of {self.num_nodes} nodes"
+        )
+        raise ConfigError(
+            f"{what} needs the job's secret, and none is given",
+            remedy="make one, `(umask 077; openssl rand -hex 32 > FILE)`, copy it to all nodes and "
+            f"give it by --secret-file FILE, {_SECRET}_FILE or {_SECRET}; "
+            "--insecure-rendezvous starts without one",
+        )
+
+
+def _read_secret(path: Path) -> bytes:
+    """Raises ConfigError where the file is unreadable, or readable by other users."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SECRET_BYTES:
+                raise ConfigError(f"{path}: expected a file of at most {_MAX_SECRET_BYTES} bytes")
+            if status.st_mode & 0o077:
+                raise ConfigError(
+                    f"{path}: users other than its owner can access it", remedy=f"chmod 600 {path}"
+                )
+            return file.read(_MAX_SECRET_BYTES).strip()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def _long_enough(secret: bytes, place: str) -> bytes:
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"{place}: expected a secret of at least {MIN_SECRET_BYTES} bytes, got {len(secret)}",
+            remedy="make one by `openssl rand -hex 32`",
+        )
+    return secret
 
 
 @click.command()
@@ -71,6 +135,18 @@ class NodeOptions:
         "join_at",
         metavar="HOST:PORT,...",
         help="Join a running job; at least one of these stores must be alive.",
+    ),
+    click.option(
+        "--secret-file",
+        envvar=f"{_SECRET}_FILE",
+        show_envvar=True,
+        help="File with the secret that all nodes of the job share, mode 0600 [default: the "
+        "environment's PACEKEEPER_JOB_SECRET; for a job of one node, a random one].",
+    ),
+    click.option(
+        "--insecure-rendezvous",
+        is_flag=True,
+        help="Use no secret: any process that reaches the stores can change the job.",
     ),
     click.option(
         "--ring-dir",
@@ -148,7 +224,8 @@ def command(
     The ranks train a mixture-of-experts model of Hugging Face (docs/engine.md). If a rank dies, the
     others continue; the exit code is 0 if the survivors of this node finish. With --join, the ranks
     of a new or recovered node prepare while the job trains and join between two steps. Settings are
-    those of the running job.
+    those of the running job. Launchers and ranks sign their messages with the job's secret
+    (docs/security.md).
 
     Started by torchrun, this process is one rank of the job, which survives no death then.
     """
@@ -175,6 +252,7 @@ def command(
     if not is_a_rank(os.environ):
         ctx.exit(_start(node, ring_dir, config))
     _reject(ctx, _SET_BY_TORCHRUN, "is set by torchrun: give it there")
+    _reject(ctx, _NO_SECRET_UNDER_TORCHRUN, "does nothing in torchrun's own store: leave it out")
     run_dir = node.run_dir or f"runs/{config.job}"
     run_rank(config, ring_dir, run_dir, node.faults_dir, os.environ)
 
@@ -201,7 +279,7 @@ def _join(node: NodeOptions, ring_dir: str, job: str) -> int:
         )
     except ValueError as error:
         raise ConfigError(f"command line: {error}") from None
-    return int(join(spec))
+    return int(join(replace(spec, key=node.job_key(os.environ))))
 
 
 def _start(node: NodeOptions, ring_dir: str, config: EngineConfig) -> int:
@@ -221,4 +299,4 @@ def _start(node: NodeOptions, ring_dir: str, config: EngineConfig) -> int:
         )
     except ValueError as error:
         raise ConfigError(f"command line: {error}") from None
-    return int(supervise_with_restarts(spec))
+    return int(supervise_with_restarts(replace(spec, key=node.job_key(os.environ))))

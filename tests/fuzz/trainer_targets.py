@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pacekeeper.core.config.engine import EngineConfig
-from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
+from pacekeeper.core.errors import ConfigError, DeniedError, LostStateError, VersionError
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.resize.shrink import RecoveryPlan
 from pacekeeper.trainer.elastic import rendezvous
 from pacekeeper.trainer.elastic.agreement import kv_store, messages
+from pacekeeper.trainer.elastic.agreement.job_key import JobKey
 from pacekeeper.trainer.elastic.agreement.messages import (
     Candidate,
     JobFacts,
@@ -23,10 +24,12 @@ from pacekeeper.trainer.elastic.agreement.messages import (
 from pacekeeper.trainer.elastic.agreement.quorum import Group, decide_quorum
 from pacekeeper.trainer.elastic.agreement.two_phase_commit import Phase, Progress
 from pacekeeper.trainer.elastic.joining.node_join import numbers_taken
+from pacekeeper.trainer.elastic.rendezvous import Place, Session
 from pacekeeper.trainer.elastic.restart_policy import parse_ends, parse_next
 
 Stated = tuple[type[Exception], ...]
 FIRST = Group.first(1, (0, 1, 2))
+KEY = JobKey(b"the secret of a job")
 TERMS = {"job": "moe", "steps": 7, "settings": {"seed": 0, "experts": [1, 2]}}
 
 
@@ -41,6 +44,8 @@ def regroup_targets() -> dict[str, tuple[Callable[[bytes], object], Stated]]:
         "regroup-terms": (_terms, (ConfigError, VersionError)),
         "regroup-ends": (lambda data: parse_ends(_text(data)), ()),
         "regroup-next": (lambda data: parse_next(_text(data)), (VersionError,)),
+        "regroup-session": (lambda data: Session.decode(_text(data)).addresses, (VersionError,)),
+        "regroup-signed": (lambda data: KEY.verify("deaths", data), (DeniedError,)),
         "regroup-numbers": (lambda data: numbers_taken(_text(data)), (VersionError,)),
     }
 
@@ -89,6 +94,7 @@ def regroup_seeds(layout: Layout) -> dict[str, tuple[bytes, ...]]:
     one = Candidate(node=2, address="h:3", ranks=(2,))
     joined = write_verdict(chosen, commits=(), furthest=report, newcomers=(one,), base=layout)
     admission = messages.encode_admission(FIRST, joined, facts)
+    session = Session(run_id=7, device="cpu", places=(Place(address="h:1", nonce=3),))
     told = {
         "regroup-job": (facts.encode(),),
         "regroup-admission": (admission,),
@@ -98,6 +104,11 @@ def regroup_seeds(layout: Layout) -> dict[str, tuple[bytes, ...]]:
         "regroup-terms": (json.dumps(TERMS),),
         "regroup-ends": ("0@1,2@137,", ""),
         "regroup-next": ("0,2,3", "0"),
+        "regroup-session": (session.encode(),),
         "regroup-numbers": ("4 17 1772000000",),
     }
-    return {name: tuple(text.encode() for text in texts) for name, texts in told.items()}
+    signed = tuple(KEY.sign("deaths", text.encode()) for text in ("2@first,", "1@first,"))
+    return {
+        "regroup-signed": (*signed, b"".join(signed)),
+        **{name: tuple(text.encode() for text in texts) for name, texts in told.items()},
+    }

@@ -20,6 +20,7 @@ from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.records import StepRecord
+from pacekeeper.trainer.elastic.agreement.job_key import JobKey
 from pacekeeper.trainer.elastic.launch_spec import RankSpec
 from support.exact_jobs import assert_losses, rank_in_float64
 from support.fork_server import hear_signals, server_address, server_context, share_server
@@ -28,6 +29,7 @@ from support.ports import free_port
 from support.rings import records_in
 
 PATIENCE_S = 180.0
+SECRET = JobKey(b"the secret of a test")
 
 
 def write_config(path: Path, config: EngineConfig) -> Path:
@@ -55,6 +57,7 @@ class Fleet:
     body: Callable[[RankSpec], None] | None = rank_in_float64
     port: int = field(default_factory=free_port)
     network: Network | None = None
+    key: JobKey = SECRET
     has_own_server: bool = False
     launchers: list["Launcher"] = field(default_factory=list)
 
@@ -230,9 +233,11 @@ class Launcher:
             line += [] if join_at else ["--config", str(config_file)]
             for name, value in options.items():
                 line += [f"--{name.replace('_', '-')}", str(value)]
+            environment = os.environ | {"PACEKEEPER_JOB_SECRET": fleet.key.secret.decode()}
             with self.log_path.open("w") as log:
-                self._process: Any = subprocess.Popen(line, stdout=log, stderr=log)
+                self._process: Any = subprocess.Popen(line, stdout=log, stderr=log, env=environment)
         else:
+            options["key"] = fleet.key
             context = server_context()
             address = "" if fleet.has_own_server else server_address()
             keeper = fleet.network.keeper(node) if fleet.network else 0

@@ -10,6 +10,7 @@ from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.engine import PATHS, EngineConfig
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
+from pacekeeper.trainer.elastic.agreement.job_key import UNSIGNED, JobKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Seat:
 class NodeSpec:
     """What a supervisor is started with. Ranks of node i: i * ranks_per_node and following.
 
-    Unless it has a `seat` in a job that is running.
+    Unless it has a `seat` in a job that is running. `key`: of the job, the same on all nodes.
     """
 
     config: EngineConfig
@@ -40,6 +41,7 @@ class NodeSpec:
     run_dir: str
     faults_dir: str = ""
     seat: Seat | None = None
+    key: JobKey = UNSIGNED
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1 or self.ranks_per_node < 1:
@@ -146,7 +148,7 @@ class RankSpec:
     address of each node's store; `first_run_id`: of the launch which began the job (0: this one).
     `world_size`: ranks the job began with; a newcomer is none of them. `store_prefix`: of the job's
     keys where torchrun started it, which has one store and ends all ranks with the first that
-    fails; empty: our launcher did.
+    fails; empty: our launcher did. `key`: of this run.
     """
 
     config: EngineConfig
@@ -161,3 +163,4 @@ class RankSpec:
     first_run_id: int = 0
     is_newcomer: bool = False
     store_prefix: str = ""
+    key: JobKey = UNSIGNED

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 
 from pacekeeper.core.addresses import split_address
 from pacekeeper.core.errors import ExitCode
@@ -27,6 +26,7 @@ from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import RankExitRecord
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING
 from pacekeeper.trainer.elastic.agreement.consensus import FailureTimeouts
+from pacekeeper.trainer.elastic.agreement.job_key import JobKey
 from pacekeeper.trainer.elastic.agreement.kv_store import (
     DEATHS_KEY,
     FINISHED_KEY,
@@ -41,9 +41,10 @@ from pacekeeper.trainer.elastic.agreement.kv_store import (
 )
 from pacekeeper.trainer.elastic.agreement.messages import JOB_KEY, JobFacts
 from pacekeeper.trainer.elastic.agreement.quorum import FIRST_GROUP, NO_GROUP
+from pacekeeper.trainer.elastic.agreement.signed_store import SignedStore
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec, check_startable, node_limits
 from pacekeeper.trainer.elastic.loop import LEFT_BEHIND, rank_main
-from pacekeeper.trainer.elastic.rendezvous import meet, newest_run_id
+from pacekeeper.trainer.elastic.rendezvous import SESSION_KEY, meet, newest_run_id
 from pacekeeper.trainer.groups.devices import choose_device, log_device, num_devices
 from pacekeeper.trainer.groups.former import make_former
 from pacekeeper.trainer.hooks.ring_writer import Ring, claim_directory
@@ -66,8 +67,8 @@ class RestartHooks(Protocol):
 
     first_run_id: int
 
-    def open(self, server: TCPStore) -> None:
-        """Before the launchers meet; `server` is this node's store."""
+    def open(self, own: SignedStore) -> None:
+        """Before the launchers meet; `own` is this node's store."""
 
     def end(self, ended: LauncherRun, code: ExitCode) -> None:
         """After this node's ranks ended with `code`, while its store is still there."""
@@ -114,7 +115,7 @@ def supervise(
     OK where at least one rank finished (others may have died on the way) or all ended on request;
     the worst rank's code otherwise. Raises ConfigError (another job meets there, or on other
     terms), HostError (port or ring directory taken, too many ranks for this machine, no such
-    device) and UnreachableError (no rendezvous).
+    device), UnreachableError (no rendezvous) and DeniedError (another secret).
     """
     check_startable(spec.ranks_per_node, spec.world_size, node_limits())
     wanted, devices = spec.config.wanted_device, num_devices()
@@ -127,11 +128,14 @@ def supervise(
     else:
         server = host_store(host, port)
     _log.info("store=%s:%d", host, server.port)
+    if not spec.key.is_secret:
+        _log.warning("any process that reaches this port can change the job: it has no secret")
+    own = SignedStore(server, spec.key)
     # Whatever can fail here fails before the others count on this node.
     claim = claim_directory(Path(spec.ring_dir), spec.config.job)
     try:
         if restart_hooks is not None:
-            restart_hooks.open(server)
+            restart_hooks.open(own)
         met = meet(
             spec.rendezvous,
             node_rank=spec.node_rank,
@@ -139,13 +143,15 @@ def supervise(
             own=f"{host}:{server.port}",
             device=device,
             terms=spec.terms,
+            key=spec.key,
             after_run_id=0 if spec.node_rank else newest_run_id(spec.config),
         )
+        own.set(SESSION_KEY, met.encode())  # for nodes that join
         if wanted == "auto":  # one kind for all nodes: that of node 0
             device = choose_device(met.device, devices, spec.ranks_per_node)
         log_device(device, wanted, devices=devices, ranks=len(spec.ranks))
         spec = replace(spec, config=replace(spec.config, device=device))
-        supervisor = Supervisor(spec, met.addresses, met.run_id, body)
+        supervisor = Supervisor(spec, met.addresses, met.run_id, body, met.key(spec.key))
         return run_ranks(supervisor, restart_hooks)
     finally:
         if claim >= 0:  # the directory's files stay for the agent to read to their end
@@ -176,8 +182,10 @@ class Supervisor:
         addresses: tuple[str, ...],
         run_id: int,
         body: Callable[[RankSpec], None],
+        key: JobKey,
     ) -> None:
         self.spec = spec
+        self.key = key  # of this run
         self.run_id = run_id
         self.first_run_id = 0  # of the job, where this run is not its first
         self.body = body
@@ -185,7 +193,7 @@ class Supervisor:
         self.addresses = addresses
         patience = FailureTimeouts(timeout_s=spec.config.peer_timeout_s)
         # A node that is frozen must not keep this one from ending who is.
-        self.stores = Stores(addresses, max(patience.answer_s, LEAST_CONNECT_S))
+        self.stores = Stores(addresses, max(patience.answer_s, LEAST_CONNECT_S), key)
         self.processes: dict[int, ForkServerProcess] = {}
         self.codes: dict[int, int] = {}  # exit codes of ended ranks; negative: signal
         self.stop_asked_s = 0.0
@@ -234,6 +242,7 @@ class Supervisor:
                         run_id=self.run_id,
                         is_newcomer=self.spec.seat is not None,
                         first_run_id=self.first_run_id,
+                        key=self.key,
                     ),
                 ),
                 name=f"rank-{rank}",

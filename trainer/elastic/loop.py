@@ -111,7 +111,7 @@ def train(
     gc.collect()
     gc.freeze()
     gc.disable()
-    stores = Stores(spec.stores, prefix=spec.store_prefix)
+    stores = Stores(spec.stores, key=spec.key, prefix=spec.store_prefix)
     verdict = admission.await_admission(rank, stores) if spec.is_newcomer else None
     if spec.is_newcomer and verdict is None:
         return rank  # asked to end before it was let in
@@ -249,7 +249,7 @@ def _form(rank: "EngineWorker", stores: Stores, agreement: Agreement) -> None:
     )
     try:
         rank.form(
-            store,
+            store.unsigned if rank.spec.store_prefix else store,
             limits,
             lambda: admission.has_lost_newcomers(rank, stores) or agreement.is_left(group),
         )

@@ -1,28 +1,31 @@
 """Rendezvous of a job's launchers in the store of node 0, whose address each of them knows.
 
 A launcher with other terms is rejected: job, all settings but the device and paths, number of
-nodes, ranks per node. A place (`--node-rank`) is claimed by compare-and-set, once. A request to end
-is written into all stores before any rank is killed for being slow, so that every launcher follows
-it.
+nodes, ranks per node. A place (`--node-rank`) is claimed by compare-and-set, once. When all places
+are taken, node 0 publishes the session: the run's number, the stores, and what each launcher drew
+for this run alone, so that no message of an earlier run passes for one of this run. A request to
+end is written into all stores before any rank is killed for being slow, so that every launcher
+follows it.
 """
 
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated
 
-from pydantic import AfterValidator, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
-from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.job import JobConfig
-from pacekeeper.core.errors import ConfigError, UnreachableError, VersionError
+from pacekeeper.core.errors import ConfigError, DeniedError, UnreachableError
 from pacekeeper.trainer.checkpoint.reader import ids
 from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
+from pacekeeper.trainer.elastic.agreement.job_key import UNSIGNED, JobKey
 from pacekeeper.trainer.elastic.agreement.kv_store import Stores, connect_store
-from pacekeeper.trainer.elastic.agreement.messages import decode
+from pacekeeper.trainer.elastic.agreement.messages import Address, decode
 from pacekeeper.trainer.elastic.agreement.quorum import Count
 
 MOST_AHEAD_MS = 10 * 365 * 86_400_000  # of our clock: nothing was launched then
@@ -53,9 +56,8 @@ def _now_ms() -> int:
 
 
 RENDEZVOUS_TIMEOUT_S = 60.0
-_RUN_ID_KEY = "run_id"
-_DEVICE_KEY = "device"
-_TERMS_KEY = "terms"  # the last one that node 0 sets before its own place
+SESSION_KEY = "session"  # in every node's store; signed with the job's key, all else with the run's
+_TERMS_KEY = "terms"
 _NAMED_NODES = 8  # of those that did not come
 
 Terms = Mapping[str, object]
@@ -68,20 +70,50 @@ def _with_job(terms: Terms) -> Terms:
     return terms
 
 
-_TERMS: TypeAdapter[Terms] = TypeAdapter(Annotated[dict[str, object], AfterValidator(_with_job)])
-_COUNT: TypeAdapter[int] = TypeAdapter(Count)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node's store, and a number that its launcher draws for this run alone."""
+
+    address: Address
+    nonce: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousResult:
-    """What all nodes know after it: every node's store, and what node 0 decided for all.
+class Session:
+    """What node 0 decides for one run of the job: who runs it, where, under which number.
 
-    `run_id` is Unix milliseconds by node 0's clock; `device` is what its own ranks compute on.
+    Each launcher finds its own nonce in it, so it is none of an earlier run.
+
+    Attributes:
+        run_id: Unix milliseconds by node 0's clock.
+        device: What node 0's ranks compute on.
+        places: By node number.
     """
 
-    addresses: tuple[str, ...]
-    run_id: int
-    device: str
+    run_id: Count
+    device: Annotated[str, Field(pattern="^(cpu|cuda)$")]
+    places: tuple[Place, ...]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(place.address for place in self.places)
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> "Session":
+        """Raises VersionError."""
+        return decode("the launchers", text, _SESSION)
+
+    def key(self, job: JobKey) -> JobKey:
+        """Return the key of this run."""
+        return job.of_session(self.encode())
+
+
+_TERMS: TypeAdapter[Terms] = TypeAdapter(Annotated[dict[str, object], AfterValidator(_with_job)])
+_PLACE = TypeAdapter(Place)
+_SESSION = TypeAdapter(Session)
 
 
 def meet(
@@ -92,13 +124,15 @@ def meet(
     own: str,
     device: str,
     terms: Terms,
+    key: JobKey = UNSIGNED,
     after_run_id: int = 0,
-) -> RendezvousResult:
-    """Meet at `rendezvous` with the address of one's `own` store.
+) -> Session:
+    """Meet at `rendezvous` with the address of one's `own` store; `key` is the job's.
 
     `after_run_id`: one that the new one must come after, whatever node 0's clock says. Raises
     ConfigError where another job meets there, on other terms, or another launcher has this place;
-    UnreachableError where a node does not come, or node 0 goes or falls silent while it is waited.
+    UnreachableError where a node does not come, or node 0 goes or falls silent while it is waited;
+    DeniedError where a launcher has another secret, or what it says is of an earlier run.
     """
     give_up_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     while True:
@@ -109,11 +143,11 @@ def meet(
             if time.monotonic() > give_up_s:
                 raise
             time.sleep(0.2)
-    stores = Stores((rendezvous,))
+    stores = Stores((rendezvous,), key=key)
     places = [f"store/{node}" for node in range(num_nodes)]
 
-    def read(key: str) -> str | None:
-        text = stores.read(0, key)
+    def read(name: str) -> str | None:
+        text = stores.read(0, name)
         if stores.gone:
             raise UnreachableError(
                 f"node 0 left the rendezvous {rendezvous}, or is frozen",
@@ -121,32 +155,36 @@ def meet(
             )
         return text
 
-    def wait_for(key: str) -> str:
-        while (text := read(key)) is None:
+    def wait_for(name: str) -> str:
+        while (text := read(name)) is None:
             if time.monotonic() > give_up_s:
                 others = (node for node in range(num_nodes) if node != node_rank)
                 missing = [node for node in others if read(places[node]) is None]
                 raise UnreachableError(
-                    f"{_named(missing)} did not come to {rendezvous}",
+                    f"{_named(missing or [0])} did not come to {rendezvous}",
                     remedy=f"start pacekeeper launch on all {num_nodes} nodes",
                 )
             time.sleep(0.05)
         return text
 
+    mine = Place(address=own, nonce=secrets.randbits(62))
     told = json.dumps(dict(terms))
     if node_rank == 0:
-        run_id = next_run_id(after_run_id)
-        for key, text in ((_RUN_ID_KEY, str(run_id)), (_DEVICE_KEY, device), (_TERMS_KEY, told)):
-            stores.write(0, key, text)
+        stores.write(0, _TERMS_KEY, told)
     check_terms(rendezvous, wait_for(_TERMS_KEY), told)
-    _take_place(stores, node_rank, own)
-    met = RendezvousResult(
-        addresses=tuple(_address(wait_for(place)) for place in places),
-        run_id=decode("the launchers", wait_for(_RUN_ID_KEY), _COUNT),
-        device=wait_for(_DEVICE_KEY),
-    )
+    _take_place(stores, node_rank, mine)
+    if node_rank == 0:
+        come = (decode("the launchers", wait_for(place), _PLACE) for place in places)
+        begun = Session(run_id=next_run_id(after_run_id), device=device, places=tuple(come))
+        stores.write(0, SESSION_KEY, begun.encode())
+    session = Session.decode(wait_for(SESSION_KEY))
+    if dict(enumerate(session.places)).get(node_rank) != mine:
+        raise DeniedError(
+            f"what node 0 says at {rendezvous} is of another run: this node is not in it",
+            remedy="start all launchers again; if it stays so, a stranger repeats earlier messages",
+        )
     stores.close()
-    return met
+    return session
 
 
 def check_terms(rendezvous: str, told: str, own: str) -> None:
@@ -166,24 +204,15 @@ def check_terms(rendezvous: str, told: str, own: str) -> None:
             )
 
 
-def _address(text: str) -> str:
-    """Raises VersionError."""
-    try:
-        split_address(text)
-    except ValueError as error:
-        raise VersionError(
-            f"a launcher says where its store is: {error}",
-            remedy="install the same pacekeeper on all nodes of the job",
-        ) from None
-    return text
-
-
-def _take_place(stores: Stores, node_rank: int, own: str) -> None:
+def _take_place(stores: Stores, node_rank: int, mine: Place) -> None:
     """Raises ConfigError where another launcher has it, living or dead."""
-    holder = stores.write_first(0, f"store/{node_rank}", own)
-    if holder not in (own, None):  # None: who reads next says that node 0 is gone
+    text = stores.write_first(0, f"store/{node_rank}", json.dumps(asdict(mine)))
+    if text is None:
+        return  # who reads next says that node 0 is gone
+    holder = decode("the launchers", text, _PLACE)
+    if holder != mine:
         raise ConfigError(
-            f"node-rank {node_rank}: taken by the launcher at {holder}",
+            f"node-rank {node_rank}: taken by the launcher at {holder.address}",
             remedy="each node needs a --node-rank of its own; to come to a running job: --join",
         )
 

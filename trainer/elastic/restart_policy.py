@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from torch._C._distributed_c10d import TCPStore
-
 from pacekeeper.core.config.job import JobConfig
 from pacekeeper.core.errors import ExitCode, UnreachableError, VersionError
 from pacekeeper.core.incidents.restart_policy import (
@@ -30,6 +28,7 @@ from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
 from pacekeeper.trainer.elastic.agreement.kv_store import STOP_KEY, Stores
 from pacekeeper.trainer.elastic.agreement.messages import JOB_KEY, JobFacts, number_in
+from pacekeeper.trainer.elastic.agreement.signed_store import SignedStore
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, LauncherRun, RestartHooks, supervise
 from pacekeeper.trainer.elastic.loop import rank_main
@@ -72,7 +71,7 @@ class JoinedNodeHooks(RestartHooks):
     first_run_id: int
     is_told: bool
 
-    def open(self, server: TCPStore) -> None:
+    def open(self, own: SignedStore) -> None:
         """It meets nobody."""
 
     def end(self, ended: LauncherRun, code: ExitCode) -> None:
@@ -104,19 +103,19 @@ class Restarts(RestartHooks):
         self.number += 1
         self.is_wanted, self.facts = False, None
 
-    def open(self, server: TCPStore) -> None:
+    def open(self, own: SignedStore) -> None:
         """Node 0 says which run its store is of; the others wait for a store of theirs.
 
         Raises UnreachableError where it does not come.
         """
         if self.spec.node_rank == 0:
-            server.set(RESTART_KEY, str(self.number))
+            own.set(RESTART_KEY, str(self.number))
             return
         give_up_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
-        stores = Stores((self.spec.rendezvous,))
+        stores = Stores((self.spec.rendezvous,), key=self.spec.key)
         while self.number and stores.read(0, RESTART_KEY) != str(self.number):
             if stores.gone:  # that of the run before, or none yet
-                stores = Stores((self.spec.rendezvous,))
+                stores = Stores((self.spec.rendezvous,), key=self.spec.key)
             if time.monotonic() > give_up_s:
                 raise UnreachableError(
                     f"node 0 did not start again at {self.spec.rendezvous}",

@@ -107,6 +107,7 @@ class Members:
     ) -> None:
         self.name, self.rank, self.ranks, self.limits = name, rank, ranks, limits
         self.store = PrefixStore(f"group-{name}", store)
+        self._whole_store = store  # one written in Python must outlive what torch makes of it
         self._is_aborted = is_aborted
         self._asking = threading.Lock()
         self._lock = threading.Lock()  # of the two below
@@ -179,7 +180,7 @@ class Members:
         position = ranks.index(self.rank)
         try:
             connection = run_leavable(
-                lambda _: connector.connect(store, position, len(ranks), limits),
+                lambda _: connector.connect(store, position, len(ranks), self.limits),
                 watch=watch,
                 tick_s=limits.tick_s,
                 discard=_discard,
@@ -312,6 +313,9 @@ class Members:
         except PeerLost as lost:  # the host may be blocked until the collectives end
             _, _, why = str(lost).partition(": ")
             self.abort(why, is_silence=lost.is_silence)
+        except Exception as error:  # of a store: whoever waits must not do so for ever
+            self.abort(str(error))
+            raise
 
 
 class ElasticGroup:

@@ -120,7 +120,7 @@ def test_a_host_that_is_not_this_machine_gets_no_remedy_about_ports(
 def test_a_rendezvous_that_nobody_knows_is_said_on_the_other_nodes_too(tmp_path: Path) -> None:
     done = pacekeeper(
         *("launch", *job_file(tmp_path), "--num-nodes", "2", "--node-rank", "1"),
-        *("--ring-dir", str(tmp_path)),
+        *("--insecure-rendezvous", "--ring-dir", str(tmp_path)),
         *("--rendezvous", "no-such-host.invalid:29555"),
     )
     assert_refused(done, ExitCode.UNREACHABLE, "no-such-host.invalid")

@@ -17,12 +17,14 @@ from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
 from pacekeeper.core.addresses import split_address
 from pacekeeper.core.errors import HostError, UnreachableError, listen_error
+from pacekeeper.trainer.elastic.agreement.job_key import UNSIGNED, JobKey
 from pacekeeper.trainer.elastic.agreement.messages import number_in
+from pacekeeper.trainer.elastic.agreement.signed_store import SignedStore
 from pacekeeper.trainer.groups.waiting import BackgroundWorker, run_leavable
 
 CONNECT_TIMEOUT_S = 5.0
@@ -97,8 +99,12 @@ def host_store_near(rendezvous: str) -> tuple[str, TCPStore]:
     return host, host_store(host, 0)
 
 
-def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStore:
-    """A client of the store at host:port. Raises UnreachableError, also where it stays silent."""
+def connect_store(
+    address: str, timeout_s: float = CONNECT_TIMEOUT_S, key: JobKey = UNSIGNED, prefix: str = ""
+) -> SignedStore:
+    """A client of the store at host:port, whose values are signed with `key` and whose names have
+    this prefix. Raises UnreachableError, also where the store stays silent.
+    """
     host, port = split_address(address)
     give_up_s = time.monotonic() + timeout_s
     silence = f"it takes connections and has not answered for {timeout_s:.1f} s"
@@ -130,7 +136,8 @@ def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStor
         if not attempts.acquire(timeout=max(0.0, give_up_s - time.monotonic())):
             raise UnreachableError(silence)
         left_s = max(0.0, give_up_s - time.monotonic())
-        return run_leavable(connect, watch=watch, tick_s=left_s, name="connect")
+        store = run_leavable(connect, watch=watch, tick_s=left_s, name="connect")
+        return SignedStore(store, key, prefix)
     except (OSError, DistError, RuntimeError, UnreachableError) as error:
         why = str(error).splitlines()[0]
     raise UnreachableError(
@@ -144,17 +151,22 @@ class Stores:
     beside the training looks from another whether a member is dead: either may lose a node.
 
     `addresses` by node number, empty where the node's store is not known (any more). `answer_s`:
-    who is silent for so long when asked is gone. `prefix`: of all keys.
+    who is silent for so long when asked is gone. `key`: signs all values; what is read without its
+    signature raises DeniedError. `prefix`: of all names.
     """
 
     def __init__(
-        self, addresses: tuple[str, ...], answer_s: float | None = None, prefix: str = ""
+        self,
+        addresses: tuple[str, ...],
+        answer_s: float | None = None,
+        key: JobKey = UNSIGNED,
+        prefix: str = "",
     ) -> None:
         self.addresses = addresses
-        self._prefix = prefix
+        self._key, self._prefix = key, prefix
         self.answer_s = ANSWER_TIMEOUT_S if answer_s is None else answer_s
-        self._clients: dict[int, Store] = {}
-        self._dedicated: dict[int, Store] = {}
+        self._clients: dict[int, SignedStore] = {}
+        self._dedicated: dict[int, SignedStore] = {}
         self._desks: dict[int, BackgroundWorker] = {}
         self._pending_gets: dict[tuple[int, str], SimpleQueue[str | Exception | None]] = {}
         # Nodes whose store is not known, or did not answer: those are never asked again.
@@ -169,15 +181,15 @@ class Stores:
             self.addresses = tuple(every.get(node, "") for node in range(max(every) + 1))
             self.gone = (self.gone | set(range(len(self.addresses))) - set(every)) - set(fresh)
 
-    def client(self, node: int) -> Store | None:
+    def client(self, node: int) -> SignedStore | None:
         """The client of a node's store; None once that node is gone."""
         return self._known(node, self._clients)
 
-    def dedicated_client(self, node: int) -> Store | None:
+    def dedicated_client(self, node: int) -> SignedStore | None:
         """A second client, to wait with; None once that node is gone."""
         return self._known(node, self._dedicated)
 
-    def _known(self, node: int, clients: dict[int, Store]) -> Store | None:
+    def _known(self, node: int, clients: dict[int, SignedStore]) -> SignedStore | None:
         if node in self.gone:
             return None
         if node not in clients:
@@ -195,9 +207,8 @@ class Stores:
     def _connect_s(self) -> float:
         return max(self.answer_s, LEAST_CONNECT_S)
 
-    def _connected(self, node: int) -> Store:
-        store = connect_store(self.addresses[node], self._connect_s)
-        return PrefixStore(self._prefix, store) if self._prefix else store
+    def _connected(self, node: int) -> SignedStore:
+        return connect_store(self.addresses[node], self._connect_s, self._key, self._prefix)
 
     def try_get(self, node: int, key: str) -> str | None:
         """A key's value, now or as of a moment ago; None where it is not set or not told at once.
@@ -227,13 +238,12 @@ class Stores:
 
     def append(self, node: int, key: str, value: str) -> None:
         """Add to the end of a key's value; nothing happens where the node is gone."""
-        # Absent in the stubs.
-        self._ask(node, lambda store: store.append(key, value))  # type: ignore[attr-defined]
+        self._ask(node, lambda store: store.append(key, value))
 
     def append_everywhere(self, key: str, value: str) -> None:
         """As `append`, in all stores at once: one that is silent delays no other."""
         asked = {
-            node: self._put(node, lambda store: store.append(key, value))  # type: ignore[attr-defined]
+            node: self._put(node, lambda store: store.append(key, value))
             for node in range(len(self.addresses))
         }
         self._take(asked)
@@ -260,7 +270,7 @@ class Stores:
         self._clients |= {node: client for node, client in clients.items() if client is not None}
         return {node for node, client in clients.items() if client is None}
 
-    def _called(self, node: int) -> Store | None:
+    def _called(self, node: int) -> SignedStore | None:
         with contextlib.suppress(UnreachableError):
             return self._connected(node)
         return None
@@ -269,14 +279,16 @@ class Stores:
         """Set a key unless it is set; the value that stands (None: the node is gone)."""
         return self._ask(node, lambda store: _text(store.compare_set(key, "", value)))
 
-    def _ask(self, node: int, question: Callable[[Store], T]) -> T | None:
+    def _ask(self, node: int, question: Callable[[SignedStore], T]) -> T | None:
         """The answer, or None and the node is gone: broken, or silent for `answer_s`.
 
         A client has no deadline of its own: a frozen host would hold the caller for ever.
         """
         return self._take({node: self._put(node, question)}).get(node)
 
-    def _put(self, node: int, question: Callable[[Store], T]) -> SimpleQueue[T | Exception] | None:
+    def _put(
+        self, node: int, question: Callable[[SignedStore], T]
+    ) -> SimpleQueue[T | Exception] | None:
         """Ask and do not wait; None where the node is gone."""
         store = self.client(node)
         if store is None:

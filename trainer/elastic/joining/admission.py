@@ -100,7 +100,7 @@ def publish_job_facts(rank: "EngineWorker", stores: Stores) -> None:
         stores.call({node_of[member] for member in members})
     is_open = not rank.spec.store_prefix
     if is_open and rank.spec.rank == members[0] and rank.join_queue is None:
-        rank.join_queue = JoinQueue(rank.spec.stores[own])
+        rank.join_queue = JoinQueue(rank.spec.stores[own], rank.spec.key)
         rank.join_queue.open()
 
 

@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Mapping
 
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
-from pacekeeper.core.errors import UnreachableError, VersionError
+from pacekeeper.core.errors import DeniedError, PacekeeperError, UnreachableError, VersionError
+from pacekeeper.trainer.elastic.agreement.job_key import UNSIGNED, JobKey
 from pacekeeper.trainer.elastic.agreement.kv_store import connect_store
 from pacekeeper.trainer.elastic.agreement.messages import (
     ASKING_KEY,
@@ -22,6 +22,7 @@ from pacekeeper.trainer.elastic.agreement.messages import (
     number_in,
     unknown,
 )
+from pacekeeper.trainer.elastic.agreement.signed_store import SignedStore
 
 _log = logging.getLogger(__name__)
 LOOK_S = 0.5  # who has not asked again since the last look is not there any more
@@ -30,32 +31,40 @@ LOOK_S = 0.5  # who has not asked again since the last look is not there any mor
 class JoinQueue:
     """`waiting`: the nodes that waited at the last look, by number."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, key: JobKey = UNSIGNED) -> None:
         self.waiting: tuple[Candidate, ...] = ()
-        self._address = address
+        self._address, self._key = address, key
         self._beats: dict[int, int] = {}
-        self._refused: set[int] = set()  # what they ask is not understood
+        self._refused: set[str] = set()  # what they ask is not understood, or not signed
 
     def open(self) -> None:
         """Look from now on, until the process ends."""
         threading.Thread(target=self._watch, daemon=True, name="join-queue").start()
 
     def _watch(self) -> None:
-        store: TCPStore | None = None
+        store: SignedStore | None = None
         while True:
             try:
                 if store is None:
-                    store = connect_store(self._address)
+                    store = connect_store(self._address, key=self._key)
                 self.waiting = self.poll(store)
             except (DistError, RuntimeError, UnreachableError):
                 store, self.waiting = None, ()
+            except DeniedError as error:
+                self.waiting = ()
+                self._log_refusal("a node", error)
             time.sleep(LOOK_S)
 
     def candidates(self, node_of: Mapping[int, int]) -> tuple[Candidate, ...]:
         """Of those the ones with numbers that nobody has had; `node_of` names who had them."""
         return unknown(self.waiting, node_of)
 
-    def poll(self, store: TCPStore) -> tuple[Candidate, ...]:
+    def _log_refusal(self, node: str, error: PacekeeperError) -> None:
+        if node not in self._refused:
+            _log.warning("%s that wants to join is not heard: %s", node, error)
+        self._refused.add(node)
+
+    def poll(self, store: SignedStore) -> tuple[Candidate, ...]:
         """Who has asked, and has asked again since the last look."""
         if not store.check([ASKING_KEY]):
             return ()
@@ -68,13 +77,13 @@ class JoinQueue:
                 continue  # to ask for it would be to wait for it
             try:
                 text = store.get(asking_key(node)).decode(errors="replace")
-                candidate, beats[node] = decode_asking(text)
-            except VersionError as error:
-                if node not in self._refused:
-                    _log.warning("node=%d that wants to join is not heard: %s", node, error)
-                self._refused.add(node)
+                candidate, beat = decode_asking(text)
+            except (VersionError, DeniedError) as error:
+                self._log_refusal(f"node={node}", error)
                 continue
-            if self._beats.get(node, beats[node]) != beats[node]:
+            before = self._beats.get(node, beat)
+            if beat > before:  # a lower one is an earlier message, written again
                 found.append(candidate)
+            beats[node] = max(beat, before)
         self._beats = beats
         return tuple(found)

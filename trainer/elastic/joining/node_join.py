@@ -21,6 +21,7 @@ from pacekeeper.core.errors import (
 )
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
+from pacekeeper.trainer.elastic.agreement.job_key import UNSIGNED, JobKey
 from pacekeeper.trainer.elastic.agreement.kv_store import Stores, host_store_near
 from pacekeeper.trainer.elastic.agreement.messages import (
     ADMISSION_KEY,
@@ -34,6 +35,7 @@ from pacekeeper.trainer.elastic.agreement.messages import (
     number_in,
     ready_key,
 )
+from pacekeeper.trainer.elastic.agreement.signed_store import SignedStore
 from pacekeeper.trainer.elastic.launch_spec import (
     NodeSpec,
     RankSpec,
@@ -43,6 +45,7 @@ from pacekeeper.trainer.elastic.launch_spec import (
 )
 from pacekeeper.trainer.elastic.launcher import Supervisor, run_ranks
 from pacekeeper.trainer.elastic.loop import rank_main
+from pacekeeper.trainer.elastic.rendezvous import SESSION_KEY, Session
 from pacekeeper.trainer.elastic.restart_policy import JoinedNodeHooks
 from pacekeeper.trainer.groups.devices import choose_device, log_device, num_devices
 from pacekeeper.trainer.hooks.ring_writer import claim_directory
@@ -56,7 +59,7 @@ class JoinSpec:
     """What a launcher that joins is started with; all else the job tells.
 
     `addresses`: HOST:PORT of stores of the job, some of which may be gone. `job`: the name the job
-    must have; empty: any.
+    must have; empty: any. `key`: of the job.
     """
 
     addresses: tuple[str, ...]
@@ -65,6 +68,7 @@ class JoinSpec:
     run_dir: str = ""
     faults_dir: str = ""
     job: str = ""
+    key: JobKey = UNSIGNED
 
     def __post_init__(self) -> None:
         if not self.addresses:
@@ -83,9 +87,10 @@ def join(spec: JoinSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCo
 
     Raises ConfigError for a job of another name or on another Python, UnreachableError where no
     store answers, now or before this node was let in, HostError where this machine can not run the
-    ranks.
+    ranks, DeniedError where the job has another secret.
     """
-    facts, met = find_job(spec.addresses)
+    facts, met, session = find_job(spec.addresses, spec.key)
+    key = session.key(spec.key)
     config = facts.config
     if spec.job not in ("", config.job):
         raise ConfigError(f"--job {spec.job}: the job at {met} is named {config.job}")
@@ -95,13 +100,14 @@ def join(spec: JoinSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCo
     log_device(device, config.wanted_device, devices=devices, ranks=spec.ranks_per_node)
     claim = claim_directory(Path(spec.ring_dir), config.job)
     try:
-        node, first = take_numbers(facts, spec.ranks_per_node)
+        node, first = take_numbers(facts, spec.ranks_per_node, key)
         host, server = host_store_near(met)
         own = Candidate(
             node=node,
             address=f"{host}:{server.port}",
             ranks=tuple(range(first, first + spec.ranks_per_node)),
         )
+        SignedStore(server, spec.key).set(SESSION_KEY, session.encode())
         _log.info("store=%s", own.address)
         _log.info("job=%s node=%d ranks=%s get ready to join", config.job, node, list(own.ranks))
         supervisor = Supervisor(
@@ -119,6 +125,7 @@ def join(spec: JoinSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCo
             (*facts.addresses, *[""] * (node - len(facts.addresses)), own.address),
             facts.run_id,
             body,
+            key,
         )
         supervisor.beside = JoinRequest(supervisor, own).poll
         is_told = config.max_restarts > 0
@@ -129,15 +136,20 @@ def join(spec: JoinSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCo
             os.close(claim)
 
 
-def find_job(addresses: Sequence[str]) -> tuple[JobFacts, str]:
-    """The facts of the job, from the first of these stores that is one of its, and its address.
+def find_job(addresses: Sequence[str], key: JobKey = UNSIGNED) -> tuple[JobFacts, str, Session]:
+    """The facts of the job, from the first of these stores that is one of its, its address, and the
+    session that its values are signed for; `key` is the job's.
 
-    Raises UnreachableError where none is.
+    Raises UnreachableError where none is, DeniedError where the job has another secret.
     """
     for address in addresses:
-        text = Stores((address,)).read(0, JOB_KEY)
+        text = Stores((address,), key=key).read(0, SESSION_KEY)
+        if text is None:
+            continue
+        session = Session.decode(text)
+        text = Stores((address,), key=session.key(key)).read(0, JOB_KEY)
         if text is not None:
-            return JobFacts.decode(text), address
+            return JobFacts.decode(text), address, session
     raise UnreachableError(
         f"no job is running at {', '.join(addresses)}",
         remedy="give --join the HOST:PORT of a node whose ranks are training: "
@@ -145,13 +157,13 @@ def find_job(addresses: Sequence[str]) -> tuple[JobFacts, str]:
     )
 
 
-def take_numbers(facts: JobFacts, num_ranks: int) -> tuple[int, int]:
+def take_numbers(facts: JobFacts, num_ranks: int, key: JobKey = UNSIGNED) -> tuple[int, int]:
     """This node's number and that of its first rank, which no one else has or had.
 
     Raises UnreachableError where the leader's store does not answer, HostError where numbers ran
     out.
     """
-    stores, home = Stores(facts.addresses), facts.leader_node
+    stores, home = Stores(facts.addresses, key=key), facts.leader_node
     node, first = len(facts.addresses), max(facts.node_of) + 1
     mine = f"{num_ranks} {os.getpid()} {time.time_ns()}"
     while first + num_ranks <= MAX_RANKS:

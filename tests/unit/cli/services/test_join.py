@@ -19,7 +19,9 @@ def test_what_the_running_job_tells_is_not_taken_from_the_command_line(option: s
 
 
 def test_addresses_that_lead_to_no_job_are_named() -> None:
-    result = CliRunner().invoke(command, ["--join", "127.0.0.1:1, 127.0.0.1:2"])
+    result = CliRunner().invoke(
+        command, ["--insecure-rendezvous", "--join", "127.0.0.1:1, 127.0.0.1:2"]
+    )
     assert isinstance(result.exception, UnreachableError)
     assert "127.0.0.1:1, 127.0.0.1:2" in str(result.exception)
     assert isinstance(CliRunner().invoke(command, ["--join", ","]).exception, ConfigError)

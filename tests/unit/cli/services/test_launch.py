@@ -26,7 +26,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         found.append(spec)
         return ExitCode.OK
 
-    for name in ("RANK", "WORLD_SIZE"):
+    for name in ("RANK", "WORLD_SIZE", "PACEKEEPER_JOB_SECRET", "PACEKEEPER_JOB_SECRET_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(restart_policy, "supervise_with_restarts", supervise)
     monkeypatch.setattr(rank_process, "run_rank", lambda *given: found.append(given))
@@ -124,3 +124,75 @@ def test_started_by_torchrun_it_is_that_rank(
     ((config, ring_dir, _, _, environment),) = launched
     assert (config.model, ring_dir, environment["RANK"]) == ("m", "rings", "1")
     assert launch(tmp_path, "--ranks-per-node", "2").exit_code == ExitCode.USAGE
+
+
+class TestTheSecretOfAJob:
+    """`--secret-file`, the environment, a random one, or none on request."""
+
+    MULTI = ("--num-nodes", "2")
+
+    def test_a_job_of_one_node_has_a_random_one(self, tmp_path: Path, launched: list[Any]) -> None:
+        for _ in range(2):
+            assert launch(tmp_path).exit_code == 0
+        one, other = (node.key for node in launched)
+        assert one.is_secret and one != other
+
+    def test_a_job_of_several_nodes_does_not_start_without(
+        self, tmp_path: Path, launched: list[Any]
+    ) -> None:
+        error = launch(tmp_path, *self.MULTI).exception
+        assert isinstance(error, ConfigError)
+        assert "--secret-file" in error.remedy and "openssl" in error.remedy
+        joining = CliRunner().invoke(command, ["--join", "127.0.0.1:1"]).exception
+        assert isinstance(joining, ConfigError) and "a node that joins" in joining.what
+        assert not launched
+
+    def test_it_is_read_from_a_file_or_the_environment(
+        self, tmp_path: Path, launched: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "secret"
+        file.write_text("0123456789abcdef0123\n")
+        file.chmod(0o600)
+        assert launch(tmp_path, *self.MULTI, "--secret-file", str(file)).exit_code == 0
+        monkeypatch.setenv("PACEKEEPER_JOB_SECRET", "0123456789abcdef0123")
+        assert launch(tmp_path, *self.MULTI).exit_code == 0
+        monkeypatch.setenv("PACEKEEPER_JOB_SECRET_FILE", str(file))
+        monkeypatch.setenv("PACEKEEPER_JOB_SECRET", "another secret, which is not used")
+        assert launch(tmp_path, *self.MULTI).exit_code == 0
+        assert {node.key.secret for node in launched} == {b"0123456789abcdef0123"}
+
+    @pytest.mark.parametrize(
+        ("text", "mode", "reason"),
+        [
+            ("0123456789abcdef", 0o640, "other than its owner"),
+            ("0123456789abcdef", 0o604, "other than its owner"),
+            ("0123456789abcde\n", 0o600, "at least 16 bytes, got 15"),
+            ("", 0o600, "got 0"),
+            ("x" * 5000, 0o600, "at most 4096 bytes"),
+            (None, 0o600, "No such file"),
+        ],
+    )
+    def test_an_unsafe_one_is_not_used(
+        self, tmp_path: Path, launched: list[Any], text: str | None, mode: int, reason: str
+    ) -> None:
+        file = tmp_path / "secret"
+        if text is not None:
+            file.write_text(text)
+            file.chmod(mode)
+        error = launch(tmp_path, "--secret-file", str(file)).exception
+        assert isinstance(error, ConfigError) and reason in error.what
+        assert str(file) in error.what and not launched
+
+    def test_none_is_used_on_request_only(self, tmp_path: Path, launched: list[Any]) -> None:
+        assert launch(tmp_path, *self.MULTI, "--insecure-rendezvous").exit_code == 0
+        assert not launched[0].key.is_secret
+        error = launch(tmp_path, "--insecure-rendezvous", "--secret-file", "x").exception
+        assert isinstance(error, ConfigError) and "--insecure-rendezvous" in error.what
+
+    def test_torchrun_has_a_store_of_its_own(
+        self, tmp_path: Path, launched: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        result = launch(tmp_path, "--secret-file", "x")
+        assert result.exit_code == ExitCode.USAGE and "torchrun" in result.output

@@ -5,13 +5,14 @@ import time
 from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import (
     ConfigError,
+    DeniedError,
     ExitCode,
     HostError,
     UnreachableError,
@@ -20,6 +21,7 @@ from pacekeeper.core.errors import (
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.layout.resize.shrink import RecoveryPlan
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
+from pacekeeper.trainer.elastic.agreement.job_key import UNSIGNED, JobKey
 from pacekeeper.trainer.elastic.agreement.kv_store import (
     DEATHS_KEY,
     STOP_KEY,
@@ -59,6 +61,7 @@ from pacekeeper.trainer.elastic.joining.node_join import (
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, Seat
 from pacekeeper.trainer.elastic.launcher import Supervisor
 from pacekeeper.trainer.elastic.loop import rank_main
+from pacekeeper.trainer.elastic.rendezvous import SESSION_KEY, Place, Session
 
 GONE = "127.0.0.1:1"
 FACTS = JobFacts(
@@ -150,13 +153,53 @@ def test_all_open_the_group_if_the_leader_knows_of_nodes_that_wait() -> None:
     assert Ballot(votes=(replace(vote, is_awaited=True), vote)).opens
 
 
+SESSION = Session(run_id=7, device="cpu", places=(Place(address="127.0.0.1:1", nonce=1),))
+
+
+def publish(address: str, key: JobKey = UNSIGNED) -> None:
+    """Write into a store what a node that joins looks for."""
+    connect_store(address, key=key).set(SESSION_KEY, SESSION.encode())
+    connect_store(address, key=SESSION.key(key)).set(JOB_KEY, FACTS.encode())
+
+
 def test_any_live_store_of_the_job_is_a_way_in() -> None:
     server, stranger = host_store("127.0.0.1", 0), host_store("127.0.0.1", 0)
     live, other = f"127.0.0.1:{server.port}", f"127.0.0.1:{stranger.port}"
-    connect_store(live).set(JOB_KEY, FACTS.encode())
-    assert find_job((GONE, other, live)) == (FACTS, live)
+    publish(live)
+    assert find_job((GONE, other, live)) == (FACTS, live, SESSION)
     with pytest.raises(UnreachableError, match=f"no job is running at {GONE}, {other}"):
         find_job((GONE, other))
+
+
+@pytest.mark.parametrize("wrong", [JobKey(b"the secret of another"), UNSIGNED])
+def test_without_the_secret_of_the_job_nothing_of_it_is_known(
+    tmp_path: Path, wrong: JobKey
+) -> None:
+    server, rings = host_store("127.0.0.1", 0), tmp_path / "rings"
+    address = f"127.0.0.1:{server.port}"
+    publish(address, JobKey(b"the secret of a job"))
+    spec = JoinSpec(addresses=(address,), ranks_per_node=1, ring_dir=str(rings), key=wrong)
+    with pytest.raises(DeniedError, match=r"'session' is not signed .* --secret-file"):
+        join(spec)
+    assert not rings.exists()
+
+
+def test_strangers_that_ask_are_refused_and_keep_nobody_else_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server: Any = host_store("127.0.0.1", 0)
+    address, key = f"127.0.0.1:{server.port}", JobKey(b"the secret of a job")
+    queue, store = JoinQueue(address, key), connect_store(address, key=key)
+    store.append(ASKING_KEY, "2,3,")
+    for beat in (1, 2, 2):
+        store.set(asking_key(2), encode_asking(TWO, beat))
+        connect_store(address).set(asking_key(3), encode_asking(replace(TWO, node=3), beat))
+        found = queue.poll(store)
+        assert found == ((TWO,) if beat == 2 and not queue.waiting else ())
+        queue.waiting = found
+    store.set(asking_key(2), encode_asking(TWO, 1))
+    assert queue.poll(store) == (), "an earlier message, written again"
+    assert caplog.text.count("node=3 that wants to join is not heard: a message at key") == 1
 
 
 def test_two_launchers_take_different_numbers() -> None:
@@ -177,7 +220,7 @@ def test_two_launchers_take_different_numbers() -> None:
 def test_a_job_of_another_name_is_not_joined(tmp_path: Path) -> None:
     server = host_store("127.0.0.1", 0)
     address = f"127.0.0.1:{server.port}"
-    connect_store(address).set(JOB_KEY, FACTS.encode())
+    publish(address)
     spec = JoinSpec(
         addresses=(address,), ranks_per_node=1, ring_dir=str(tmp_path / "rings"), job="other"
     )
@@ -205,7 +248,7 @@ class Waiting:
             ring_dir=str(directory / "rings"), run_dir=str(directory / "run"),
             seat=Seat(first_rank=4, world_size=4, node_of=FACTS.node_of),
         )  # fmt: skip
-        self.supervisor = Supervisor(spec, (job, GONE, own), 7, rank_main)
+        self.supervisor = Supervisor(spec, (job, GONE, own), 7, rank_main, UNSIGNED)
         self.door = JoinRequest(self.supervisor, replace(TWO, address=own))
 
     def poll(self) -> bool:

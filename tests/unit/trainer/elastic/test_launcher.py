@@ -18,6 +18,7 @@ from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode, HostError, UnreachableError
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING, decode_header
 from pacekeeper.trainer.elastic import launcher, rendezvous
+from pacekeeper.trainer.elastic.agreement.job_key import UNSIGNED
 from pacekeeper.trainer.elastic.agreement.kv_store import (
     FINISHED_KEY,
     STOP_KEY,
@@ -87,7 +88,7 @@ def test_impossible_nodes_are_refused(
 def test_the_exit_code_says_how_the_ranks_ended(
     tmp_path: Path, codes: list[int], is_stopped: bool, verdict: ExitCode
 ) -> None:
-    node = Supervisor(spec(tmp_path), (), 1, rank_main)
+    node = Supervisor(spec(tmp_path), (), 1, rank_main, UNSIGNED)
     node.codes = dict(enumerate(codes))
     if is_stopped:
         node.ask_to_stop()
@@ -97,7 +98,7 @@ def test_the_exit_code_says_how_the_ranks_ended(
 def test_a_node_without_a_rank_that_finished_says_of_each_how_it_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node = Supervisor(spec(tmp_path), (), 1, rank_main)
+    node = Supervisor(spec(tmp_path), (), 1, rank_main, UNSIGNED)
     node.codes = {0: -signal.SIGKILL, 1: 75, **dict.fromkeys(range(2, 12), 1)}
     node.fenced = {0}
     node._verdict()
@@ -107,7 +108,7 @@ def test_a_node_without_a_rank_that_finished_says_of_each_how_it_ended(
 
 
 def test_the_launcher_tells_the_agent_of_itself(tmp_path: Path) -> None:
-    Supervisor(spec(tmp_path, node_rank=1, num_nodes=3), (), 1, rank_main)
+    Supervisor(spec(tmp_path, node_rank=1, num_nodes=3), (), 1, rank_main, UNSIGNED)
     ring = tmp_path / "rings" / "test" / SUPERVISOR_RING
     attachment = decode_header(ring.read_bytes())
     assert (attachment.rank, attachment.world_size, attachment.role) == (2, 6, "supervisor")
@@ -115,7 +116,7 @@ def test_the_launcher_tells_the_agent_of_itself(tmp_path: Path) -> None:
 
 def test_a_notice_names_the_last_group_if_that_can_be_known(tmp_path: Path) -> None:
     server = host_store("127.0.0.1", 0)
-    node = Supervisor(spec(tmp_path), (f"127.0.0.1:{server.port}",), 1, rank_main)
+    node = Supervisor(spec(tmp_path), (f"127.0.0.1:{server.port}",), 1, rank_main, UNSIGNED)
     assert node._last_group(0) == FIRST_GROUP
     node.stores.write(0, group_key(0), "2-00ff00ff")
     assert (node._last_group(0), node._last_group(1)) == ("2-00ff00ff", FIRST_GROUP)
@@ -155,7 +156,7 @@ def test_nobody_who_reads_the_rings_is_said_once_and_so_is_an_agent_that_comes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    node = Supervisor(spec(tmp_path), (), 1, rank_main)
+    node = Supervisor(spec(tmp_path), (), 1, rank_main, UNSIGNED)
     born_s = time.monotonic()
     for later_s in (0.0, 5.0, 11.0, 12.0):
         node._look_for_agent(born_s + later_s)
@@ -180,7 +181,7 @@ def test_who_is_to_ignore_hang_ups_does_so(tmp_path: Path) -> None:
     usual = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert run_ranks(Ended(spec(tmp_path), (), 1, rank_main)) is ExitCode.OK
+        assert run_ranks(Ended(spec(tmp_path), (), 1, rank_main, UNSIGNED)) is ExitCode.OK
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
@@ -206,7 +207,7 @@ class Slow:
 def slow(tmp_path: Path) -> Iterator[tuple[Supervisor, Slow]]:
     """The launcher of node 0 with its own store and a rank in a long step."""
     server = host_store("127.0.0.1", 0)
-    node = Supervisor(spec(tmp_path), (f"127.0.0.1:{server.port}",), 1, rank_main)
+    node = Supervisor(spec(tmp_path), (f"127.0.0.1:{server.port}",), 1, rank_main, UNSIGNED)
     rank = Slow()
     node.processes[0] = cast(ForkServerProcess, rank)
     yield node, rank
@@ -267,7 +268,7 @@ def test_asked_a_second_time_it_waits_for_nobody(slow: tuple[Supervisor, Slow]) 
 def test_of_those_that_are_late_at_the_end_only_who_is_stopped_is_killed(tmp_path: Path) -> None:
     """Another may still write its last checkpoint."""
     server = host_store("127.0.0.1", 0)
-    node = Supervisor(spec(tmp_path), (f"127.0.0.1:{server.port}",), 1, rank_main)
+    node = Supervisor(spec(tmp_path), (f"127.0.0.1:{server.port}",), 1, rank_main, UNSIGNED)
     ranks = {rank: subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) for rank in (0, 1)}
     try:
         node.processes = cast(dict[int, ForkServerProcess], ranks)

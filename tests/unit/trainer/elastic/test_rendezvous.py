@@ -11,16 +11,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch._C._distributed_c10d import TCPStore
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId
 from pacekeeper.core.config.engine import EngineConfig
-from pacekeeper.core.errors import ConfigError, UnreachableError
+from pacekeeper.core.errors import ConfigError, DeniedError, UnreachableError
 from pacekeeper.trainer.elastic import rendezvous
 from pacekeeper.trainer.elastic.agreement import kv_store
+from pacekeeper.trainer.elastic.agreement.job_key import UNSIGNED, JobKey
 from pacekeeper.trainer.elastic.agreement.kv_store import connect_store, host_store
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec
-from pacekeeper.trainer.elastic.rendezvous import RendezvousResult, Terms, meet, newest_run_id
+from pacekeeper.trainer.elastic.rendezvous import (
+    SESSION_KEY,
+    Place,
+    Session,
+    Terms,
+    meet,
+    newest_run_id,
+)
 
+KEY = JobKey(b"the secret of a job")
 TERMS: Terms = {"job": "a", "seed": 1, "num-nodes": 2}
 HOST = """
 import time
@@ -46,7 +56,8 @@ def come(
     terms: Terms = TERMS,
     own: str | None = None,
     after_run_id: int = 0,
-) -> RendezvousResult:
+    key: JobKey = KEY,
+) -> Session:
     return meet(
         address,
         node_rank=node_rank,
@@ -55,12 +66,13 @@ def come(
         device="cpu",
         terms=terms,
         after_run_id=after_run_id,
+        key=key,
     )
 
 
 def test_launchers_on_the_same_terms_know_each_other_and_the_life(address: str) -> None:
     with ThreadPoolExecutor(1) as pool:
-        first: Future[RendezvousResult] = pool.submit(come, address, 0)
+        first: Future[Session] = pool.submit(come, address, 0)
         second = come(address, 1)
         assert first.result() == second
     assert second.addresses == ("127.0.0.1:5", "127.0.0.2:5")
@@ -80,7 +92,7 @@ def test_who_would_train_something_else_is_refused_and_takes_no_place(
     address: str, terms: Terms, message: str
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        first: Future[RendezvousResult] = pool.submit(come, address, 0)
+        first: Future[Session] = pool.submit(come, address, 0)
         with pytest.raises(ConfigError, match=message):
             come(address, 1, terms)
         assert not connect_store(address).check(["store/1"])
@@ -90,12 +102,45 @@ def test_who_would_train_something_else_is_refused_and_takes_no_place(
 
 def test_a_second_launcher_does_not_take_the_place_of_the_first(address: str) -> None:
     with ThreadPoolExecutor(1) as pool:
-        first: Future[RendezvousResult] = pool.submit(come, address, 0)
+        first: Future[Session] = pool.submit(come, address, 0)
         met = come(address, 1)
         with pytest.raises(ConfigError, match=r"node-rank 1: taken by .* 127\.0\.0\.2:5"):
             come(address, 1, own="127.0.0.9:9")
         assert first.result() == met
-        assert connect_store(address).get("store/1") == b"127.0.0.2:5"
+        assert b"127.0.0.2:5" in connect_store(address, key=KEY).get("store/1")
+
+
+@pytest.mark.parametrize("wrong", [JobKey(b"the secret of another"), UNSIGNED])
+def test_who_has_another_secret_or_none_is_refused_and_takes_no_place(
+    address: str, wrong: JobKey
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        first: Future[Session] = pool.submit(come, address, 0)
+        with pytest.raises(DeniedError, match=r"'terms' is not signed .* the same --secret-file"):
+            come(address, 1, key=wrong)
+        assert not connect_store(address).check(["store/1"])
+        assert come(address, 1) == first.result()
+
+
+def test_each_run_has_a_key_of_its_own(address: str) -> None:
+    session = Session(run_id=5, device="cpu", places=(Place(address="h:1", nonce=1),))
+    others = [replace(session, run_id=6), replace(session, places=(Place(address="h:1", nonce=2),))]
+    keys = [one.key(KEY) for one in (session, *others)] + [session.key(UNSIGNED), KEY]
+    assert len({key.secret for key in keys}) == len(keys)
+
+
+def test_what_node_0_said_in_an_earlier_run_is_not_followed(address: str) -> None:
+    """A stranger that recorded it writes it again, in a store of its own or in node 0's."""
+    with ThreadPoolExecutor(1) as pool:
+        first: Future[Session] = pool.submit(come, address, 0)
+        come(address, 1)
+        first.result()
+    recorder = TCPStore("127.0.0.1", int(address.rpartition(":")[2]), is_master=False)
+    replayed = host_store("127.0.0.1", 0)
+    for name in ("terms", "store/0", SESSION_KEY):
+        replayed.set(name, recorder.get(name))
+    with pytest.raises(DeniedError, match="of another run: this node is not in it"):
+        come(f"127.0.0.1:{replayed.port}", 1)
 
 
 def test_where_no_job_is_nobody_is_waited_for_for_ever(
@@ -114,10 +159,10 @@ def test_a_first_node_that_leaves_or_freezes_while_it_waits_for_others_is_said(
     host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
     assert host.stdout is not None
     address = f"127.0.0.1:{int(host.stdout.readline())}"
-    connect_store(address).set("terms", json.dumps(dict(TERMS)))
+    connect_store(address, key=KEY).set("terms", json.dumps(dict(TERMS)))
     with ThreadPoolExecutor(1) as pool:
         try:
-            second: Future[RendezvousResult] = pool.submit(come, address, 1)
+            second: Future[Session] = pool.submit(come, address, 1)
             place = connect_store(address)
             while not place.check(["store/1"]):
                 assert not second.done()
@@ -144,7 +189,7 @@ def test_a_life_comes_after_all_that_have_saved_whatever_the_clock_says(
         )
     assert newest_run_id(config) == later
     with ThreadPoolExecutor(1) as pool:
-        second: Future[RendezvousResult] = pool.submit(come, address, 1)
+        second: Future[Session] = pool.submit(come, address, 1)
         assert come(address, 0, after_run_id=later).run_id == second.result().run_id == later + 1
 
 

@@ -16,6 +16,7 @@ from pacekeeper.core.config.engine import EngineConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.trainer.elastic import restart_policy
+from pacekeeper.trainer.elastic.agreement.job_key import UNSIGNED
 from pacekeeper.trainer.elastic.agreement.kv_store import Stores, connect_store, host_store
 from pacekeeper.trainer.elastic.agreement.messages import (
     ADMISSION_KEY,
@@ -30,6 +31,7 @@ from pacekeeper.trainer.elastic.joining import admission, node_join
 from pacekeeper.trainer.elastic.joining.node_join import JoinSpec, join
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, RankSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor
+from pacekeeper.trainer.elastic.rendezvous import SESSION_KEY, Place, Session
 from pacekeeper.trainer.elastic.restart_policy import ENDED_KEY, NEXT_KEY, JoinedNodeHooks, Restarts
 
 if TYPE_CHECKING:
@@ -50,6 +52,10 @@ class Ended:
     is_waiting: bool = False
 
 
+SESSION = Session(run_id=7, device="cpu", places=(Place(address="127.0.0.1:1", nonce=1),))
+RUN = SESSION.key(UNSIGNED)
+
+
 class Node0:
     """The only node that began a job; nodes 1 and 2 joined it."""
 
@@ -61,14 +67,15 @@ class Node0:
             rendezvous=self.addresses[0],
         )  # fmt: skip
         self.restarts = Restarts(spec=spec)
-        self.ended = Ended(stores=Stores(self.addresses[:1]))
+        self.ended = Ended(stores=Stores(self.addresses[:1], key=RUN))
         self.facts = JobFacts(
             run_id=7, first_run_id=0, generation=3, config=CONFIG, world_size=1, data_crc=11,
             addresses=self.addresses, node_of={0: 0, 1: 1, 2: 2}, members=(0, 2),
         )  # fmt: skip
 
     def say(self, node: int, facts: JobFacts) -> None:
-        connect_store(self.addresses[node]).set(JOB_KEY, facts.encode())
+        connect_store(self.addresses[node]).set(SESSION_KEY, SESSION.encode())
+        connect_store(self.addresses[node], key=RUN).set(JOB_KEY, facts.encode())
 
     def end(self) -> None:
         self.restarts.end(self.ended, ExitCode.INTERNAL)
@@ -133,7 +140,7 @@ def test_a_node_that_joined_is_waited_for_and_its_end_starts_everything_again(
         waiting: Future[None] = pool.submit(node0.end)
         try:
             await_text(caplog, "nodes [2] train on")
-            there = Ended(stores=Stores(node0.addresses))
+            there = Ended(stores=Stores(node0.addresses, key=RUN))
             JoinedNodeHooks(node=2, first_run_id=0, is_told=True).end(there, ExitCode.INTERNAL)
             waiting.result(PATIENCE_S)
         finally:
@@ -162,7 +169,7 @@ def test_a_node_without_ranks_learns_who_joined_since_and_leads_newcomers_there(
         waiting: Future[None] = pool.submit(node0.end)
         try:
             await_text(caplog, "nodes [1, 2] train on")
-            read = Stores(node0.addresses)
+            read = Stores(node0.addresses, key=RUN)
             give_up_s = time.monotonic() + PATIENCE_S
             while JobFacts.decode(read.read(0, JOB_KEY) or "").generation != 4:
                 assert time.monotonic() < give_up_s
@@ -185,7 +192,7 @@ def test_without_a_node_that_was_left_behind_the_others_start_again_where_the_lo
         node0.say(node, facts)
     with ThreadPoolExecutor(2) as pool:
         ends = [
-            pool.submit(one.end, Ended(stores=Stores(node0.addresses)), ExitCode.INTERNAL)
+            pool.submit(one.end, Ended(stores=Stores(node0.addresses, key=RUN)), ExitCode.INTERNAL)
             for one in both
         ]
         for end in ends:
@@ -203,7 +210,7 @@ def test_where_nothing_was_saved_a_restart_says_that_it_begins_anew(
     for folder, said in (("", "the job saves no"), (str(tmp_path / "kept"), "no checkpoint is in")):
         config = replace(CONFIG, checkpoint_dir=folder)
         restarts = Restarts(spec=replace(node0.restarts.spec, config=config))
-        restarts.end(Ended(stores=Stores(node0.addresses[:1])), ExitCode.INTERNAL)
+        restarts.end(Ended(stores=Stores(node0.addresses[:1], key=RUN)), ExitCode.INTERNAL)
         assert restarts.is_wanted and f"restart 1 of 1 in 0 s, from step 0: {said}" in caplog.text
         node0.servers[0] = host_store("127.0.0.1", 0)
         node0.addresses = (f"127.0.0.1:{node0.servers[0].port}",)
@@ -214,7 +221,7 @@ def test_too_few_launchers_start_nothing_again(
 ) -> None:
     """The others ended, too, and may have started again without this one."""
     node0.restarts = Restarts(spec=replace(node0.restarts.spec, num_nodes=3))
-    node0.ended = Ended(stores=Stores(node0.addresses))
+    node0.ended = Ended(stores=Stores(node0.addresses, key=RUN))
     node0.say(0, replace(node0.facts, members=(0, 1, 2)))
     for node in (1, 2):
         node0.ended.stores.append(0, ENDED_KEY, f"{node}@1,")
@@ -228,7 +235,7 @@ def test_what_the_lowest_launcher_decided_holds_for_all(node0: Node0) -> None:
     """Though it has gone on since, and looks as if it were gone."""
     spec = replace(node0.restarts.spec, num_nodes=3, node_rank=2)
     node0.restarts = Restarts(spec=spec)
-    node0.ended = Ended(stores=Stores(node0.addresses))
+    node0.ended = Ended(stores=Stores(node0.addresses, key=RUN))
     node0.say(2, replace(node0.facts, members=(0, 1, 2)))
     for node in (0, 1):
         node0.ended.stores.append(2, ENDED_KEY, f"{node}@1,")
@@ -250,9 +257,9 @@ def await_text(caplog: pytest.LogCaptureFixture, text: str) -> None:
 
 def test_who_was_never_let_in_has_no_end_to_tell(node0: Node0) -> None:
     for is_told, is_waiting in ((True, True), (False, False)):
-        there = Ended(stores=Stores(node0.addresses), is_waiting=is_waiting)
+        there = Ended(stores=Stores(node0.addresses, key=RUN), is_waiting=is_waiting)
         JoinedNodeHooks(node=2, first_run_id=0, is_told=is_told).end(there, ExitCode.INTERNAL)
-    assert Stores(node0.addresses).read(0, ENDED_KEY) is None
+    assert Stores(node0.addresses, key=RUN).read(0, ENDED_KEY) is None
 
 
 def test_a_newcomer_knows_in_which_life_the_job_began(
@@ -297,7 +304,7 @@ def test_what_members_say_of_the_job_is_enough_to_do_as_they_do(node0: Node0) ->
         model="model",
         data=("a.bin", "/data/b.bin"),
     )
-    rank, stores = member(node0.addresses[0], config), Stores(node0.addresses[:1])
+    rank, stores = member(node0.addresses[0], config), Stores(node0.addresses[:1], key=RUN)
     admission.publish_job_facts(rank, stores)
     facts = JobFacts.decode(stores.read(0, JOB_KEY) or "")
     assert (facts.run_id, facts.first_run_id, facts.generation, facts.data_crc) == (7, 5, 1, 11)
@@ -316,7 +323,7 @@ def test_what_members_say_of_the_job_is_enough_to_do_as_they_do(node0: Node0) ->
 
 def test_who_is_about_to_come_in_counts_before_the_group_stands(node0: Node0) -> None:
     """Its ranks may be all that is left of the job, if the others die in the next moment."""
-    rank, stores = member(node0.addresses[0], CONFIG), Stores(node0.addresses[:1])
+    rank, stores = member(node0.addresses[0], CONFIG), Stores(node0.addresses[:1], key=RUN)
     layout = even_layout(ranks=(0, 1), num_layers=1, num_experts=2, replicas=2, generation=2)
     verdict = ConsensusDecision(
         group=rank.group.followed_by(2, (0, 1), "x"), layout=layout, restore=(), base=layout,
@@ -326,5 +333,5 @@ def test_who_is_about_to_come_in_counts_before_the_group_stands(node0: Node0) ->
     admission.admit(rank, stores, verdict)
     facts = JobFacts.decode(stores.read(0, JOB_KEY) or "")
     assert (facts.generation, facts.members, facts.node_of) == (2, (0, 1), {0: 0, 1: 1})
-    _, _, told = decode_admission(Stores(node0.addresses).read(1, ADMISSION_KEY) or "")
+    _, _, told = decode_admission(Stores(node0.addresses, key=RUN).read(1, ADMISSION_KEY) or "")
     assert told == facts

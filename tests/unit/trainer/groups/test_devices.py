@@ -12,7 +12,7 @@ from pacekeeper.trainer.elastic import launcher
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec
 from pacekeeper.trainer.elastic.launcher import Supervisor, supervise
 from pacekeeper.trainer.elastic.loop import rank_main
-from pacekeeper.trainer.elastic.rendezvous import RendezvousResult
+from pacekeeper.trainer.elastic.rendezvous import Session
 from pacekeeper.trainer.groups import devices as device
 from pacekeeper.trainer.groups.devices import (
     choose_device,
@@ -83,7 +83,7 @@ def test_nodes_that_choose_by_themselves_follow_node_0(
         used.append(self.spec.config.device)
         raise Halted
 
-    meeting = RendezvousResult(addresses=(), run_id=1, device=of_node_0)
+    meeting = Session(places=(), run_id=1, device=of_node_0)
     monkeypatch.setattr(launcher, "meet", lambda *_, **__: meeting)
     monkeypatch.setattr(launcher, "num_devices", lambda: devices)
     monkeypatch.setattr(launcher, "make_former", lambda device: None)  # of a newer torch
@@ -96,7 +96,7 @@ def test_nodes_that_choose_by_themselves_follow_node_0(
 def test_a_node_without_device_does_not_join_a_job_of_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meeting = RendezvousResult(addresses=(), run_id=1, device="cuda")
+    meeting = Session(places=(), run_id=1, device="cuda")
     monkeypatch.setattr(launcher, "meet", lambda *_, **__: meeting)
     monkeypatch.setattr(launcher, "num_devices", lambda: 0)
     with pytest.raises(HostError, match="no CUDA device here"):

@@ -186,8 +186,8 @@ def test_the_join_queue_reads_the_others_beside_one_who_writes_garble() -> None:
 
 
 def test_a_key_that_is_no_text_costs_nobody_the_store() -> None:
-    server: Any = host_store("127.0.0.1", 0)
-    server.set("job", b"\xff\xfe")
+    server = host_store("127.0.0.1", 0)
+    connect_store(f"127.0.0.1:{server.port}").set("job", b"\xff\xfe")
     stores = Stores((f"127.0.0.1:{server.port}",))
     assert stores.read(0, "job") == "\ufffd\ufffd"
     assert not stores.gone
