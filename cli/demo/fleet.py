@@ -124,7 +124,8 @@ class Fleet:
                 + ["--record", self._path("traces")],
             )
         rendezvous = f"127.0.0.1:{free_port()}"
-        with open(self._path("secret"), "w", opener=lambda *to: os.open(*to, 0o600)) as file:
+        secret = os.open(self._path("secret"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(secret, "w") as file:
             file.write(secrets.token_hex())
         settings = write_settings(self.run_dir, self.config)
         device = ["--emulate"] if self.config.emulate else []

@@ -49,7 +49,7 @@ class JobKey:
         Raises:
             DeniedError: A part is not signed with this key for this name.
         """
-        contents, start = [], 0
+        contents, start = list[bytes](), 0
         while start < len(value) or not contents:  # no value of ours is empty
             head = start + _MAC_BYTES + _LENGTH_BYTES
             end = head + int.from_bytes(value[start + _MAC_BYTES : head], "big")

@@ -1,6 +1,7 @@
 """A client of a store whose values are signed; process groups of torch meet in it, too."""
 
 from datetime import timedelta
+from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
@@ -20,7 +21,8 @@ class SignedStore(Store):
 
     def __init__(self, store: TCPStore, key: JobKey, prefix: str = "") -> None:
         super().__init__()
-        self._store, self._key = store, key
+        self._store: Any = store  # of which the stubs lack bytes and `append`
+        self._key = key
         self._prefix = f"{prefix}/" if prefix else ""
 
     @property
@@ -36,7 +38,7 @@ class SignedStore(Store):
 
     def append(self, key: str, value: str | bytes) -> None:
         """Add to the end of a key's value."""
-        self._store.append(*self._signed(key, value))  # type: ignore[attr-defined]
+        self._store.append(*self._signed(key, value))
 
     def get(self, key: str) -> bytes:
         """Wait for a key, and return its value.
@@ -60,16 +62,16 @@ class SignedStore(Store):
         return self._key.verify(name, self._store.compare_set(name, "", value))
 
     def delete_key(self, key: str) -> bool:
-        return self._store.delete_key(self._prefix + key)
+        return bool(self._store.delete_key(self._prefix + key))
 
     def has_extended_api(self) -> bool:
         return False
 
     def add(self, key: str, value: int) -> int:
-        return self._store.add(self._prefix + key, value)
+        return int(self._store.add(self._prefix + key, value))
 
     def check(self, keys: list[str]) -> bool:
-        return self._store.check([self._prefix + key for key in keys])
+        return bool(self._store.check([self._prefix + key for key in keys]))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         names = [self._prefix + key for key in keys]

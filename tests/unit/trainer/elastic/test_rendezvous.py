@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import TCPStore
@@ -135,8 +136,8 @@ def test_what_node_0_said_in_an_earlier_run_is_not_followed(address: str) -> Non
         first: Future[Session] = pool.submit(come, address, 0)
         come(address, 1)
         first.result()
-    recorder = TCPStore("127.0.0.1", int(address.rpartition(":")[2]), is_master=False)
-    replayed = host_store("127.0.0.1", 0)
+    recorder: Any = TCPStore("127.0.0.1", int(address.rpartition(":")[2]), is_master=False)
+    replayed: Any = host_store("127.0.0.1", 0)
     for name in ("terms", "store/0", SESSION_KEY):
         replayed.set(name, recorder.get(name))
     with pytest.raises(DeniedError, match="of another run: this node is not in it"):

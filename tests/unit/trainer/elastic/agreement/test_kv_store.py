@@ -9,7 +9,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 import pytest
-from torch._C._distributed_c10d import TCPStore
 
 from pacekeeper.core.errors import HostError, UnreachableError
 from pacekeeper.trainer.elastic.agreement import kv_store as stores_module
@@ -22,6 +21,7 @@ from pacekeeper.trainer.elastic.agreement.kv_store import (
     own_host_towards,
     parse_notices,
 )
+from pacekeeper.trainer.elastic.agreement.signed_store import SignedStore
 
 PATIENCE_S = 60.0
 
@@ -177,7 +177,7 @@ class Silent:
 
 def test_try_get_of_a_silent_store_does_not_block_and_asks_once() -> None:
     stores, client = Stores(("127.0.0.1:1",)), Silent()
-    stores._clients[0] = cast(TCPStore, client)
+    stores._clients[0] = cast(SignedStore, client)
     assert [stores.try_get(0, "key") for _ in range(3)] == [None] * 3
     assert client.num_asked == 1 and not stores.gone
     client.may_answer.set()
@@ -191,7 +191,7 @@ def test_who_is_silent_for_as_long_as_is_stated_is_gone(monkeypatch: pytest.Monk
     """Not for as long as somebody who states nothing would wait."""
     monkeypatch.setattr(stores_module, "ANSWER_TIMEOUT_S", 10 * PATIENCE_S)
     stores, client = Stores(("127.0.0.1:1",), 0.05), Silent()
-    stores._clients[0] = cast(TCPStore, client)
+    stores._clients[0] = cast(SignedStore, client)
     with ThreadPoolExecutor(1) as pool:
         try:
             assert pool.submit(stores.read, 0, "key").result(PATIENCE_S) is None
@@ -217,13 +217,13 @@ class Shared(dict[Any, Any]):
 def test_a_node_that_two_threads_lose_at_once_is_lost_and_no_more() -> None:
     """One of them sends a snapshot beside the training; a mistake here would end the rank."""
     stores, client = Stores(("127.0.0.1:1",)), Silent()
-    stores._clients[0] = cast(TCPStore, client)
+    stores._clients[0] = cast(SignedStore, client)
     stores._pending_gets = Shared({(0, "key"): SimpleQueue()})
     stores._lose(0)
     assert stores.gone == {0} and not stores._pending_gets
     again = Stores(("127.0.0.1:1",))
     client.may_answer.set()
-    again._clients[0] = cast(TCPStore, client)
+    again._clients[0] = cast(SignedStore, client)
     again.read(0, "key")
     again._desks = Shared(again._desks)
     assert again.read(0, "key") == "value"
@@ -248,7 +248,7 @@ def test_who_was_stopped_itself_while_it_asked_does_not_take_a_store_for_silent(
     monkeypatch.setattr(stores_module, "SimpleQueue", Stopped)
     stores, client = Stores(("127.0.0.1:1",)), Silent()
     client.may_answer.set()
-    stores._clients[0] = cast(TCPStore, client)
+    stores._clients[0] = cast(SignedStore, client)
     assert stores.read(0, "key") == "value"
     assert not stores.gone
 
@@ -275,7 +275,7 @@ def test_many_that_are_silent_cost_the_time_of_one(monkeypatch: pytest.MonkeyPat
     stores, client = Stores(("127.0.0.1:1",) * 100, 2.0), Silent()
     client.may_answer.set()
     for node in range(100):
-        stores._clients[node] = cast(TCPStore, client)
+        stores._clients[node] = cast(SignedStore, client)
     monkeypatch.setattr(stores_module, "time", Clock)
     began_s = Clock.now_s
     stores.probe(range(100))
