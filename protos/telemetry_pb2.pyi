@@ -266,6 +266,24 @@ class ProbeColumns(_message.Message):
     ended_mono_s: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., number: _Optional[_Iterable[int]] = ..., gemm_s: _Optional[_Iterable[float]] = ..., copy_s: _Optional[_Iterable[float]] = ..., exchange_s: _Optional[_Iterable[float]] = ..., duration_s: _Optional[_Iterable[float]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class PairColumns(_message.Message):
+    __slots__ = ("rank", "step", "generation", "peer", "number", "num_bytes", "exchange_s")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_S_FIELD_NUMBER: _ClassVar[int]
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    step: _containers.RepeatedScalarFieldContainer[int]
+    generation: _containers.RepeatedScalarFieldContainer[int]
+    peer: _containers.RepeatedScalarFieldContainer[int]
+    number: _containers.RepeatedScalarFieldContainer[int]
+    num_bytes: _containers.RepeatedScalarFieldContainer[int]
+    exchange_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., peer: _Optional[_Iterable[int]] = ..., number: _Optional[_Iterable[int]] = ..., num_bytes: _Optional[_Iterable[int]] = ..., exchange_s: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class CheckpointColumns(_message.Message):
     __slots__ = ("rank", "step", "generation", "outcome", "duration_s", "size_bytes", "reason", "ended_mono_s")
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -503,7 +521,7 @@ class LayoutFile(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ...) -> None: ...
 
 class JobReport(_message.Message):
-    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "run_id", "probes", "plans_refused", "checkpoints", "snapshots")
+    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "run_id", "probes", "plans_refused", "checkpoints", "snapshots", "pairs")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -517,6 +535,7 @@ class JobReport(_message.Message):
     PLANS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
     job: str
     attached: _containers.RepeatedCompositeFieldContainer[Attachment]
     micro_batches: MicroBatchColumns
@@ -530,7 +549,8 @@ class JobReport(_message.Message):
     plans_refused: PlanRefusedColumns
     checkpoints: CheckpointColumns
     snapshots: CheckpointColumns
-    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., run_id: _Optional[int] = ..., probes: _Optional[_Union[ProbeColumns, _Mapping]] = ..., plans_refused: _Optional[_Union[PlanRefusedColumns, _Mapping]] = ..., checkpoints: _Optional[_Union[CheckpointColumns, _Mapping]] = ..., snapshots: _Optional[_Union[CheckpointColumns, _Mapping]] = ...) -> None: ...
+    pairs: PairColumns
+    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., run_id: _Optional[int] = ..., probes: _Optional[_Union[ProbeColumns, _Mapping]] = ..., plans_refused: _Optional[_Union[PlanRefusedColumns, _Mapping]] = ..., checkpoints: _Optional[_Union[CheckpointColumns, _Mapping]] = ..., snapshots: _Optional[_Union[CheckpointColumns, _Mapping]] = ..., pairs: _Optional[_Union[PairColumns, _Mapping]] = ...) -> None: ...
 
 class AgentHealth(_message.Message):
     __slots__ = ("nvml", "records_read", "records_lost", "records_corrupt", "batches_dropped", "unreadable", "num_devices")

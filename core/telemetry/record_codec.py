@@ -22,6 +22,7 @@ from pacekeeper.core.telemetry.records import (
     CheckpointRecord,
     ExpertLoadRecord,
     MicroBatchRecord,
+    PairRecord,
     PlanAppliedRecord,
     PlanRefusedRecord,
     ProbeRecord,
@@ -49,6 +50,7 @@ _STEP, _IS_STEP = payload_of(RecordKind.STEP, "IIIIQddddQQdd")
 _EXPERT_LOAD, _IS_EXPERT_LOAD = payload_of(RecordKind.EXPERT_LOAD, f"IIIHHH2x{LOADS_PER_RECORD}I")
 _PLAN_APPLIED, _IS_PLAN_APPLIED = payload_of(RecordKind.PLAN_APPLIED, "IIIIIIQdd")
 _PROBE, _IS_PROBE = payload_of(RecordKind.PROBE, "III4xQddddd")
+_PAIR, _IS_PAIR = payload_of(RecordKind.PAIR, "IIIIQQd")
 _RANK_EXIT, _IS_RANK_EXIT = payload_of(RecordKind.RANK_EXIT, "IIiId")
 REASON_BYTES = 96
 _PLAN_REFUSED, _IS_PLAN_REFUSED = payload_of(RecordKind.PLAN_REFUSED, f"IIII{REASON_BYTES}s")
@@ -74,6 +76,8 @@ def pack(record: Record) -> bytes:
             return pack_plan_applied(*astuple(record))
         case ProbeRecord():
             return _PROBE.pack(_IS_PROBE, *astuple(record))
+        case PairRecord():
+            return _PAIR.pack(_IS_PAIR, *astuple(record))
         case PlanRefusedRecord():
             *numbers, reason = astuple(record)
             encoded = reason.encode(errors="replace")[:REASON_BYTES]
@@ -353,6 +357,7 @@ _READERS: dict[int, Callable[[bytes], Record]] = {
     RecordKind.SNAPSHOT: partial(_read_save, SnapshotRecord),
     RecordKind.RANK_EXIT: partial(_read_plainly, RankExitRecord, _RANK_EXIT),
     RecordKind.PROBE: partial(_read_plainly, ProbeRecord, _PROBE),
+    RecordKind.PAIR: partial(_read_plainly, PairRecord, _PAIR),
 }
 
 

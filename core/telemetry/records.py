@@ -211,6 +211,22 @@ class ProbeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairRecord:
+    """What one rank measured with `peer` in a probe of pairs; its ProbeRecord follows.
+
+    `exchange_s`: one exchange of messages of `num_bytes` in both directions.
+    """
+
+    rank: int
+    step: int
+    generation: int
+    peer: int
+    number: int
+    num_bytes: int
+    exchange_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRefusedRecord:
     """This rank, which runs `generation`, cannot apply the plan `plan_generation`.
 
@@ -260,7 +276,7 @@ class SnapshotRecord(_SaveRecord):
 SaveRecord = CheckpointRecord | SnapshotRecord
 _OfStep = MicroBatchRecord | StepRecord | ExpertLoadRecord
 _OfPlan = PlanAppliedRecord | PlanRefusedRecord
-Record = _OfStep | _OfPlan | RankExitRecord | ProbeRecord | SaveRecord
+Record = _OfStep | _OfPlan | RankExitRecord | ProbeRecord | PairRecord | SaveRecord
 
 
 PAYLOAD_BYTES = 116  # kind, two bytes that are zero, fields, zeros to the end
@@ -278,6 +294,7 @@ class RecordKind(IntEnum):
     PLAN_REFUSED = 7
     CHECKPOINT = 8
     SNAPSHOT = 9
+    PAIR = 11
 
 
 def payload_of(kind: RecordKind, fields: str) -> tuple[struct.Struct, int]:

@@ -2,7 +2,7 @@
 
 A place is seen by the groups whose transfers use it: a port by all groups with its rank, a node by
 groups with ranks on it and elsewhere. A place explains slow groups if no healthy group sees it.
-Places that the same slow groups see, and no healthy one, cannot be told apart, and all are returned.
+Places that the same slow groups see, and no healthy one, cannot be told apart: all are returned.
 """
 
 from collections import Counter

@@ -20,6 +20,7 @@ from pacekeeper.core.telemetry.records import (
     CheckpointRecord,
     ExpertLoadRecord,
     MicroBatchRecord,
+    PairRecord,
     PlanAppliedRecord,
     PlanRefusedRecord,
     ProbeRecord,
@@ -37,6 +38,7 @@ KINDS: tuple[tuple[str, type[Any]], ...] = (
     ("plans_refused", PlanRefusedRecord),
     ("rank_exits", RankExitRecord),
     ("probes", ProbeRecord),
+    ("pairs", PairRecord),
     ("checkpoints", CheckpointRecord),
     ("snapshots", SnapshotRecord),
 )

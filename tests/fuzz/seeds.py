@@ -33,6 +33,7 @@ from pacekeeper.core.telemetry.node_report import AgentHealth, JobReport, NodeRe
 from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
+    PairRecord,
     PlanAppliedRecord,
     PlanRefusedRecord,
     ProbeRecord,
@@ -67,6 +68,9 @@ RECORDS: tuple[Record, ...] = (
     ProbeRecord(
         rank=0, step=1, generation=1, number=1, gemm_s=0.1, copy_s=0.1, exchange_s=0.1,
         duration_s=0.3, ended_mono_s=1.0,
+    ),
+    PairRecord(
+        rank=0, step=1, generation=1, peer=1, number=3, num_bytes=65536, exchange_s=0.1,
     ),
     RankExitRecord(rank=1, pid=2, exit_code=-1, signal=9, detected_mono_s=1.0),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from pacekeeper.core.telemetry.records import (
     CheckpointRecord,
     ExpertLoadRecord,
     MicroBatchRecord,
+    PairRecord,
     PlanAppliedRecord,
     PlanRefusedRecord,
     ProbeRecord,
@@ -71,6 +72,10 @@ records: st.SearchStrategy[Record] = st.one_of(
     st.builds(
         ProbeRecord, rank=u32, step=u32, generation=u32, number=u64, gemm_s=seconds,
         copy_s=seconds, exchange_s=seconds, duration_s=seconds, ended_mono_s=seconds,
+    ),
+    st.builds(
+        PairRecord, rank=u32, step=u32, generation=u32, peer=u32, number=u64, num_bytes=u64,
+        exchange_s=seconds,
     ),
     st.builds(
         RankExitRecord, rank=u32, pid=u32, exit_code=st.integers(-(2**31), 2**31 - 1),

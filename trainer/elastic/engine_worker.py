@@ -26,6 +26,7 @@ from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.core.layout.resize.shrink import RecoveryPlan, ReplicationFloor
 from pacekeeper.core.telemetry.attachment import ENGINE_CAPABILITIES, Capability, Clock
+from pacekeeper.core.telemetry.pair_probe import is_pairwise
 from pacekeeper.trainer.adapters.reporter import default_clock
 from pacekeeper.trainer.checkpoint.async_writer import SaveResult
 from pacekeeper.trainer.checkpoint.block_reader import Restored
@@ -63,7 +64,7 @@ from pacekeeper.trainer.groups.devices import device_number, device_uuid
 from pacekeeper.trainer.groups.elastic import Members
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.groups.former import Generation, TorchFormer, make_former
-from pacekeeper.trainer.groups.probe import run_probe
+from pacekeeper.trainer.groups.probe import probe_pairs, run_probe
 from pacekeeper.trainer.groups.typed_values import gather_values
 from pacekeeper.trainer.groups.waiting import WaitLimits
 from pacekeeper.trainer.hooks import hooks
@@ -458,8 +459,16 @@ class EngineWorker(Worker):
         return None if self.plan is None else self.plan.layout
 
     def do_probe(self, number: int) -> None:
-        """Measure the devices of the present members, once; it changes nothing. Raises PeerLost."""
+        """Measure the devices of the present members, once, and their pairs if that is asked for.
+
+        It changes nothing. Raises PeerLost.
+        """
         self.hooks.start_probe(number)
+        if is_pairwise(number):
+            pairs = probe_pairs(self.generation.groups, self.hooks.timer, self.device)
+            self.check_groups()
+            for pair in pairs:
+                self.hooks.report_pair(step=self.step, number=number, **asdict(pair))
         result = run_probe(self.generation.groups, self.hooks.timer, self.device)
         self.check_groups()
         if result is not None:

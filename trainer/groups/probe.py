@@ -3,16 +3,22 @@
 Some matrix products, some copies, one message to the next rank. No repeat begins after a budget,
 which aims at 50 ms for devices up to four times slow; what has begun is ended, however long an
 overloaded host takes, and the message waits for the slowest rank. It changes no state.
+
+The probe of pairs measures links: each pair of ranks exchanges messages, in rounds of disjoint
+pairs, so that no pair waits for another. No round begins after a budget.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite, nan
 from statistics import median
 
 import torch
 from torch import Tensor
 
+from pacekeeper.core.telemetry.pair_probe import rounds_of
+from pacekeeper.core.telemetry.records import MAX_S
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.hooks.compute_timers import DeviceEventClock, SegmentClock
@@ -23,6 +29,10 @@ EMULATED_S = 0.002  # of one repeat on a healthy emulated device
 MATRIX_SIZE, COPIED_FLOATS = 192, 1 << 20  # about a millisecond of one core
 DEVICE_MATRIX_SIZE, DEVICE_COPIED_FLOATS = 2048, 1 << 24  # less than that of a large GPU
 SENT_FLOATS = 1 << 14
+PAIR_REPEATS = 3  # of which the median counts
+PAIRS_BUDGET_S = 2.0  # of all rounds: none begins after it
+PAIR_S = 0.005  # that an exchange of the middle pair aims at: latency is little of it
+LEAST_PAIR_BYTES, MOST_PAIR_BYTES = 1 << 16, 1 << 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,3 +131,81 @@ def _exchange_s(groups: EngineGroups, device: torch.device) -> float:
     group.all_to_all_rows(output, rows, got, sent).wait()
     output[0].item()  # a device has received it
     return time.perf_counter() - began_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairResult:
+    """Seconds of one exchange with `peer`: `num_bytes` in each direction at the same time."""
+
+    peer: int
+    num_bytes: int
+    exchange_s: float
+
+
+def probe_pairs(
+    groups: EngineGroups, clock: SegmentClock, device: torch.device
+) -> tuple[PairResult, ...]:
+    """Measure each pair of ranks in turn; all ranks call it together.
+
+    Args:
+        groups: Of the ranks.
+        clock: The rank's own: emulated links are measured where it emulates them.
+        device: Where the messages lie.
+
+    Returns:
+        What this rank measured with its peers, in the rounds that the budget allowed; empty if a
+        device has no memory left for the messages, or emulated links have no speed.
+
+    Raises:
+        PeerLost: A rank is lost.
+    """
+    began_s, own = time.perf_counter(), groups.exchange.rank
+    rounds = rounds_of(groups.exchange.ranks)
+    peers = [next((sum(pair) - own for pair in pairs if own in pair), None) for pairs in rounds]
+    if not rounds:
+        return ()
+    buffers = _pair_buffers(LEAST_PAIR_BYTES, device)
+    first_s = nan
+    for _ in range(2):  # the first may connect
+        groups.control.all_gather(torch.zeros(1))
+        if peers[0] is not None:
+            first_s = _pair_s(groups, clock, buffers, peers[0])
+    told = groups.control.all_gather(torch.tensor([first_s])).flatten().tolist()
+    middle_s = median(value for value in told if isfinite(value))
+    if middle_s <= 0.0:
+        return ()  # emulated links without a speed
+    wanted = LEAST_PAIR_BYTES * PAIR_S / middle_s
+    num_bytes = 1 << round(min(max(wanted, LEAST_PAIR_BYTES), MOST_PAIR_BYTES)).bit_length() - 1
+    try:
+        buffers = _pair_buffers(num_bytes, device)
+    except torch.OutOfMemoryError:
+        began_s = -MAX_S  # known to all before the first round
+    found = []
+    for peer in peers:
+        passed = torch.tensor([time.perf_counter() - began_s], dtype=torch.float64)
+        if float(groups.control.all_gather(passed).max()) > PAIRS_BUDGET_S:
+            break
+        if peer is not None:
+            spent_s = [_pair_s(groups, clock, buffers, peer) for _ in range(PAIR_REPEATS)]
+            found.append(PairResult(peer=peer, num_bytes=num_bytes, exchange_s=median(spent_s)))
+    return tuple(found)
+
+
+def _pair_buffers(num_bytes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    sent = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    return sent, torch.empty_like(sent)
+
+
+def _pair_s(
+    groups: EngineGroups, clock: SegmentClock, buffers: tuple[Tensor, Tensor], peer: int
+) -> float:
+    """Return the seconds of one exchange with a peer, as emulated where links are."""
+    sent, got = buffers
+    emulated = clock.links if isinstance(clock, EngineDevice) else None
+    began_s = time.perf_counter() if emulated is None else emulated.begin()
+    groups.exchange.point_to_point([(peer, sent)], [(peer, got)]).wait()
+    got[-1].item()  # a device has received it
+    if emulated is None:
+        return time.perf_counter() - began_s
+    emulated.end(began_s, 2 * sent.nbytes)
+    return emulated.take()[0] or 0.0

@@ -24,6 +24,7 @@ from pacekeeper.core.telemetry.record_codec import (
 from pacekeeper.core.telemetry.records import (
     LOADS_PER_RECORD,
     CheckpointRecord,
+    PairRecord,
     PlanRefusedRecord,
     ProbeRecord,
     SnapshotRecord,
@@ -354,6 +355,28 @@ class Hooks:
                     rank=self.rank, step=step, generation=self.generation, number=number, **times_s
                 )
             )
+        except Exception as error:
+            self.ring.count_error(error)
+
+    def report_pair(
+        self, *, step: int, number: int, peer: int, num_bytes: int, exchange_s: float
+    ) -> None:
+        """Report one pair of a probe of pairs, before the probe's own times.
+
+        Args:
+            step: The step after which it ran.
+            number: The number of the probe.
+            peer: The other rank.
+            num_bytes: Size of a message in each direction.
+            exchange_s: Time of one exchange.
+        """
+        try:
+            self.ring.write(
+                PairRecord(
+                    rank=self.rank, step=step, generation=self.generation, peer=peer,
+                    number=number, num_bytes=num_bytes, exchange_s=exchange_s,
+                )
+            )  # fmt: skip
         except Exception as error:
             self.ring.count_error(error)
 

@@ -1,5 +1,6 @@
 """The probe reads the rank's own clock, faults included, and disturbs nothing of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,10 +9,24 @@ from torch import Tensor
 
 from pacekeeper.core.kernel_laws.noise import NO_NOISE
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
+from pacekeeper.trainer.groups import probe as probe_module
 from pacekeeper.trainer.groups.engine_groups import EngineGroups
 from pacekeeper.trainer.groups.group import SingleProcess
-from pacekeeper.trainer.groups.probe import EMULATED_S, REPEATS, ProbeResult, run_probe
-from pacekeeper.trainer.hooks.compute_timers import CpuClock, DeviceEventClock, SegmentClock
+from pacekeeper.trainer.groups.probe import (
+    EMULATED_S,
+    LEAST_PAIR_BYTES,
+    REPEATS,
+    PairResult,
+    ProbeResult,
+    probe_pairs,
+    run_probe,
+)
+from pacekeeper.trainer.hooks.compute_timers import (
+    CpuClock,
+    DeviceEventClock,
+    SegmentClock,
+    WallClock,
+)
 from support.rank_threads import ThreadGroup, run_ranks
 
 CPU = torch.device("cpu")
@@ -122,3 +137,61 @@ def test_each_rank_sends_to_the_next() -> None:
     groups = EngineGroups(exchange=group, gradients=group, control=group, snapshots=group)
     assert run_probe(groups, emulated(1.0), CPU) is not None
     assert group.sizes == [([True, False, False], [False, False, True])]
+
+
+def pairs_of(num_ranks: int, clocks: Mapping[int, SegmentClock]) -> list[tuple[PairResult, ...]]:
+    def run(group: ThreadGroup) -> tuple[PairResult, ...]:
+        control = group.another("control")
+        groups = EngineGroups(exchange=group, gradients=group, control=control, snapshots=group)
+        return probe_pairs(groups, clocks.get(group.rank) or WallClock(), CPU)
+
+    return run_ranks(num_ranks, run)
+
+
+def on_links(bytes_per_s: float, slowdown: float = 1.0) -> EngineDevice:
+    device = emulated(1.0)
+    device.links.bytes_per_s, device.links.slowdown = bytes_per_s, slowdown
+    return device
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 5])
+def test_each_pair_is_measured_once_by_both_of_its_ranks(num_ranks: int) -> None:
+    found = pairs_of(num_ranks, {})
+    for rank, own in enumerate(found):
+        assert sorted(pair.peer for pair in own) == [r for r in range(num_ranks) if r != rank]
+        assert all(pair.exchange_s > 0.0 for pair in own)
+    assert len({pair.num_bytes for own in found for pair in own}) == 1
+
+
+def test_an_emulated_slow_port_is_measured_in_all_its_pairs() -> None:
+    clocks = {rank: on_links(5e7, 3.0 if rank == 1 else 1.0) for rank in range(4)}
+    found = pairs_of(4, clocks)
+    times = {(rank, pair.peer): pair.exchange_s for rank, own in enumerate(found) for pair in own}
+    healthy = times[0, 2]
+    for (rank, peer), exchange_s in times.items():
+        both = max(exchange_s, times[peer, rank])
+        assert both / healthy == pytest.approx(3.0 if 1 in (rank, peer) else 1.0)
+
+
+def test_emulated_links_without_a_speed_are_not_measured() -> None:
+    assert pairs_of(2, {rank: emulated(1.0) for rank in range(2)}) == [(), ()]
+
+
+def test_no_round_begins_after_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_module, "PAIRS_BUDGET_S", 0.0)
+    assert pairs_of(4, {}) == [()] * 4
+
+
+def test_a_device_without_memory_for_messages_ends_the_rounds_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    buffers = probe_module._pair_buffers
+
+    def full(num_bytes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        if num_bytes > LEAST_PAIR_BYTES:
+            raise torch.OutOfMemoryError("no room")
+        return buffers(num_bytes, device)
+
+    monkeypatch.setattr(probe_module, "_pair_buffers", full)
+    clocks = {rank: on_links(1e9) for rank in range(3)}
+    assert pairs_of(3, clocks) == [()] * 3

@@ -1,0 +1,231 @@
+"""Verdict of a probe of pairs: which pairs are slower than usual, and the places that explain it.
+
+Usual is a pair's own past; without one, what the faster pairs of its kind took in the same probe:
+pairs inside nodes and between nodes are never compared. So a fabric that is uneven, but steady, is
+no fault. Pure.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import exp, log, nan, sqrt
+
+import numpy as np
+
+from pacekeeper.core.telemetry.pair_probe import Pair, crossing_load, rounds_of
+from pacekeeper.core.telemetry.records import PairRecord
+from pacekeeper.predictor.links.places import (
+    GroupReading,
+    LinkPlace,
+    PlaceKind,
+    SlowPlace,
+    find_slow_places,
+)
+
+MIN_SLOWDOWN = 1.25  # of a pair
+BORNE_OUT = 0.5  # of a suspected slowdown's logarithm: nearer to it than to health
+PEERS_QUANTILE = 0.25  # of a kind's pairs: faults may slow most of them
+LEAST_PEERS = 3  # pairs of a kind that can be compared
+NOISE_SIGMAS = 4.0
+NEWEST_WEIGHT = 0.3  # of a probe in a pair's past
+_LOW, _HIGH, _BETWEEN = 0.05, 0.25, 0.970  # quantiles, and the sigmas between them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRates:
+    """What a probe measured. `s_per_byte`: of each pair, by the slower of its ranks."""
+
+    step: int
+    ranks: tuple[int, ...]
+    s_per_byte: Mapping[Pair, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkVerdict:
+    """What a probe of pairs showed.
+
+    Attributes:
+        step: The step after which it ran.
+        num_pairs: Pairs that could be compared.
+        places: The slow places, the one that explains most first; empty: none.
+        num_unexplained: Slow pairs that no place explains.
+        bytes_per_s: In each direction, of the middle pair that the first place explains; NaN
+            without one.
+        usual_bytes_per_s: What that pair usually has.
+    """
+
+    step: int
+    num_pairs: int
+    places: tuple[SlowPlace, ...] = ()
+    num_unexplained: int = 0
+    bytes_per_s: float = nan
+    usual_bytes_per_s: float = nan
+
+    def __str__(self) -> str:
+        begin = f"probe of {self.num_pairs} pairs at step {self.step}: "
+        if not self.num_pairs:
+            return begin + "no pair has a past or enough peers to compare with"
+        found = [f"{place} in {place.num_groups} pairs" for place in self.places]
+        if found:
+            found[0] += (
+                f", {self.bytes_per_s * 1e-6:.3g} MB/s instead of "
+                f"{self.usual_bytes_per_s * 1e-6:.3g}"
+            )
+        if self.num_unexplained:
+            found.append(f"{self.num_unexplained} slow pairs that no single place explains")
+        return begin + ("; ".join(found) if found else "all at their usual rates")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairHistory:
+    """The usual seconds for each byte of pairs, from probes in which they were not slow."""
+
+    s_per_byte: Mapping[Pair, float] = field(default_factory=dict)
+
+    def covers(self, ranks: Iterable[int]) -> bool:
+        """Whether all these ranks have been in a probe."""
+        return set(ranks) <= {rank for pair in self.s_per_byte for rank in pair}
+
+    def learn(self, rates: PairRates, verdict: LinkVerdict | None) -> "PairHistory":
+        """Return the history with a probe's pairs, but for those that a slow place explains.
+
+        Args:
+            rates: What the probe measured.
+            verdict: What it showed; None: it was not judged, all its pairs are learnt.
+        """
+        if verdict is not None and (verdict.places or verdict.num_unexplained):
+            return self
+        known = dict(self.s_per_byte)
+        for pair, new in rates.s_per_byte.items():
+            old = known.get(pair, new)
+            known[pair] = exp((1.0 - NEWEST_WEIGHT) * log(old) + NEWEST_WEIGHT * log(new))
+        return PairHistory(s_per_byte=known)
+
+    def without(self, ranks: Iterable[int]) -> "PairHistory":
+        """Return the history without pairs of ranks that may be on other devices now."""
+        gone = set(ranks)
+        kept = {pair: s for pair, s in self.s_per_byte.items() if not gone.intersection(pair)}
+        return PairHistory(s_per_byte=kept)
+
+
+def rates_of(records: Iterable[PairRecord], ranks: tuple[int, ...]) -> PairRates | None:
+    """Return what a probe measured; None if no pair was.
+
+    Args:
+        records: Of both ranks of a pair, or one.
+        ranks: The ranks of the probe; records of others are ignored.
+    """
+    known, step = set(ranks), 0
+    found: dict[Pair, float] = {}
+    for record in records:
+        pair = min(record.rank, record.peer), max(record.rank, record.peer)
+        if pair[0] == pair[1] or not known.issuperset(pair):
+            continue
+        if record.num_bytes > 0 and record.exchange_s > 0.0:
+            found[pair] = max(found.get(pair, 0.0), record.exchange_s / record.num_bytes)
+            step = max(step, record.step)
+    return PairRates(step=step, ranks=ranks, s_per_byte=found) if found else None
+
+
+def judge_pairs(
+    rates: PairRates, history: PairHistory, node_of: Mapping[int, str], *, suspected: float
+) -> LinkVerdict:
+    """Compare pairs with their past or their peers, and name the places of those that are slow.
+
+    Args:
+        rates: What the probe measured.
+        history: The pairs' past.
+        node_of: The node of every rank of the probe.
+        suspected: The slowdown of transfers that the probe is to locate.
+    """
+    usual = _usual(rates, history, node_of)
+    ratios = {pair: rates.s_per_byte[pair] / usual[pair] for pair in usual}
+    if not ratios:
+        return LinkVerdict(step=rates.step, num_pairs=0)
+    slow_from = max(
+        MIN_SLOWDOWN, exp(BORNE_OUT * log(max(1.0, suspected))), exp(NOISE_SIGMAS * _sigma(ratios))
+    )
+    readings = [GroupReading(ranks=pair, slowdown=ratio) for pair, ratio in ratios.items()]
+    places, num_unexplained = find_slow_places(
+        readings, {rank: node_of[rank] for rank in rates.ranks}, slow_from=slow_from
+    )
+    verdict = LinkVerdict(
+        step=rates.step,
+        num_pairs=len(ratios),
+        places=places,
+        num_unexplained=num_unexplained,
+    )
+    if not places:
+        return verdict
+    at = min(ratios, key=lambda pair: abs(log(ratios[pair] / places[0].slowdown)))
+    return LinkVerdict(
+        step=verdict.step,
+        num_pairs=verdict.num_pairs,
+        places=places,
+        num_unexplained=num_unexplained,
+        bytes_per_s=1.0 / rates.s_per_byte[at],
+        usual_bytes_per_s=1.0 / usual[at],
+    )
+
+
+def slow_ranks(
+    verdict: LinkVerdict, charted: Mapping[int, float], ranks: Iterable[int]
+) -> dict[int, float]:
+    """Return the slowdown of each rank's link for the planner, after a probe.
+
+    A slow port or node is the link of its ranks. The ranks of a slow pair are as slow as their own
+    transfers were, which go to others as well. A place that cannot be told from others, and the
+    fabric, leave what the transfers showed: no layout avoids the fabric.
+
+    Args:
+        verdict: What the probe showed.
+        charted: The slowdown of each rank whose own transfers were slow.
+        ranks: All ranks of the job.
+    """
+    found: dict[int, float] = {}
+    all_ranks = tuple(ranks)
+    for slow in verdict.places:
+        place = slow.place
+        if place is None:
+            found |= {rank: s for rank, s in charted.items() if rank not in found}
+        elif place.kind in (PlaceKind.PORT, PlaceKind.NODE):
+            found |= {rank: max(slow.slowdown, found.get(rank, 1.0)) for rank in place.ranks}
+        elif place.kind is PlaceKind.PAIR:
+            # One of its exchanges in turn with each other rank is slow.
+            part = 1.0 + (slow.slowdown - 1.0) / max(1, len(all_ranks) - 1)
+            found |= {r: max(charted.get(r, part), found.get(r, 1.0)) for r in place.ranks}
+    return found
+
+
+def is_located(verdict: LinkVerdict) -> bool:
+    """Whether some slow place is known, and none of them is the whole fabric."""
+    return any(_is_part(slow.place) for slow in verdict.places)
+
+
+def _is_part(place: LinkPlace | None) -> bool:
+    return place is not None and place.kind is not PlaceKind.FABRIC
+
+
+def _usual(rates: PairRates, history: PairHistory, node_of: Mapping[int, str]) -> dict[Pair, float]:
+    """Return the usual seconds for each byte of each pair that has a past or enough peers."""
+    found = {p: history.s_per_byte[p] for p in rates.s_per_byte if p in history.s_per_byte}
+    kinds = crossing_load(rounds_of(rates.ranks), node_of)
+    by_kind: dict[tuple[bool, int], list[float]] = {}
+    for pair, s_per_byte in rates.s_per_byte.items():
+        by_kind.setdefault(kinds[pair], []).append(s_per_byte)
+    for pair in rates.s_per_byte.keys() - found.keys():
+        peers = by_kind[kinds[pair]]
+        if len(peers) >= LEAST_PEERS:
+            found[pair] = float(np.quantile(peers, PEERS_QUANTILE, method="lower"))
+    return found
+
+
+def _sigma(ratios: Mapping[Pair, float]) -> float:
+    """Return one sigma of log ratios, from their faster quarter: faults are in the slower ones.
+
+    It is larger by the error of so few values; zero for fewer than 8, whose quantiles are chance.
+    """
+    values = np.log(list(ratios.values()))
+    if len(values) < 8:
+        return 0.0
+    low, high = np.quantile(values, (_LOW, _HIGH))
+    return float(high - low) / _BETWEEN * (1.0 + 2.0 / sqrt(len(values)))
