@@ -284,6 +284,27 @@ def note_probe(job: JobState, rank: int, tier: Tier, text: str) -> tuple[JobStat
     return replace(job, incidents=tuple(known)), commands
 
 
+def note_link_probe(job: JobState, tier: Tier | None, text: str) -> tuple[JobState, list[Command]]:
+    """Record the result of a probe of pairs on all open link findings.
+
+    Args:
+        job: The job.
+        tier: The tier of the findings from now on; None: unchanged.
+        text: What the probe showed.
+    """
+    commands: list[Command] = []
+    known = []
+    for incident in job.incidents:
+        finding = incident.finding
+        if incident.is_open and finding.kind is FindingKind.LINK:
+            finding = replace(finding, tier=tier or finding.tier, probe=text)
+            incident = replace(incident, finding=finding)
+            said = f"job={job.name} incident={incident.incident_id} {finding.tier} {text}"
+            commands += [SaveIncident(incident=incident), Log(text=said)]
+        known.append(incident)
+    return replace(job, incidents=tuple(known)), commands
+
+
 def with_cause(finding: Finding, causes: Sequence[Cause]) -> Finding:
     """Return the finding with these causes; `causes` is not empty, the surest comes first."""
     normal, missing = examined_signals(causes)

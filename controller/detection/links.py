@@ -1,7 +1,8 @@
 """Detection of slow links: judges each step's transfers, opens and closes link incidents. Pure.
 
-These incidents name a rank's link, not its device. Plans price messages over slow links where the
-job reports their sizes. Called by `machine/steps.py`.
+These incidents name a rank's link, not its device, or no rank where all transfers are slow; a probe
+of pairs says where (`link_verdicts.py`). Plans price messages over slow links where the job reports
+their sizes. Called by `machine/steps.py`.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.controller.detection import incidents
+from pacekeeper.controller.detection import incidents, job_level, link_verdicts
 from pacekeeper.controller.state.events import Command
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
@@ -41,7 +42,16 @@ def judge_links(
         horizon_steps=config.policy.horizon_steps,
         unix_s=unix_s,
     )
-    return state, job, commands
+    state, job, said = job_level.update_common_incident(
+        state,
+        job,
+        judgement.common,
+        config,
+        unix_s,
+        kind=FindingKind.LINK,
+        over="transfers of all ranks are back at their usual time",
+    )
+    return state, link_verdicts.close_verdict(job), [*commands, *said]
 
 
 def _sample_of(ended: Mapping[int, StepRecord]) -> StepSample | None:

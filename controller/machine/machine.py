@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from pacekeeper.controller.detection import coverage, root_cause
+from pacekeeper.controller.detection.link_verdicts import slow_links
 from pacekeeper.controller.machine import job_lifecycle, report_parsing, reports, tick
 from pacekeeper.controller.machine.tick import next_jobs
 from pacekeeper.controller.mitigation import approvals, overrides, probes, rollout
@@ -372,7 +373,7 @@ def _decision_inputs(job: JobState) -> Hashable:
 
 def _slow(job: JobState) -> tuple[tuple[tuple[int, float], ...], ...]:
     """Return the slowdowns of ranks, and of their links."""
-    found = job.detection.evidence.slow, job.detection.links.slow
+    found = job.detection.evidence.slow, slow_links(job)
     return tuple(tuple(sorted(slow.items())) for slow in found)
 
 

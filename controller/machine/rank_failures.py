@@ -53,6 +53,10 @@ def mark_ranks_dead(
             evidence=forget(job.detection.evidence, dead),
             by_role={role: forget(kept, dead) for role, kept in job.detection.by_role.items()},
             links=forget(job.detection.links, dead),
+            link_probes=replace(
+                job.detection.link_probes,
+                history=job.detection.link_probes.history.without(dead),
+            ),
             inputs=replace(
                 job.detection.inputs,
                 evidence=forget(job.detection.inputs.evidence, dead),

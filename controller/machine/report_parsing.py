@@ -17,6 +17,7 @@ from pacekeeper.core.telemetry.records import (
     CheckpointRecord,
     ExpertLoadRecord,
     MicroBatchRecord,
+    PairRecord,
     PlanAppliedRecord,
     PlanRefusedRecord,
     ProbeRecord,
@@ -104,6 +105,7 @@ class RecordsByKind:
     refused: Sequence[PlanRefusedRecord]
     exits: Sequence[RankExitRecord]
     probes: Sequence[ProbeRecord]
+    pairs: Sequence[PairRecord]
     checkpoints: Sequence[CheckpointRecord]
     snapshots: Sequence[SnapshotRecord]
 
@@ -133,6 +135,7 @@ def records_by_kind(report: JobReport) -> RecordsByKind:
         refused=by_kind[PlanRefusedRecord],
         exits=by_kind[RankExitRecord],
         probes=by_kind[ProbeRecord],
+        pairs=by_kind[PairRecord],
         checkpoints=by_kind[CheckpointRecord],
         snapshots=by_kind[SnapshotRecord],
     )

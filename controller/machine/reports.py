@@ -84,7 +84,7 @@ def ingest_report(
     commands += said
     state, job, said = _observe_layout(state, job, now_s)
     commands += said
-    job, said = probes.record_answers(job, told.probes, unix_s)
+    job, said = probes.record_answers(job, told.probes, told.pairs, unix_s)
     commands += said
     job, said = _take_saves(job, told)
     commands += said

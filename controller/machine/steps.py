@@ -16,6 +16,7 @@ from pacekeeper.controller.detection import (
     incidents,
     iteration,
     job_level,
+    link_verdicts,
     links,
     root_cause,
 )
@@ -336,13 +337,14 @@ def _judge_waits(
 ) -> tuple[State, JobState, list[Command]]:
     """Judge transfers and input waits of a step."""
     commands = list[Command]()
-    was_slow = bool(job.detection.links.slow)
+    was_slow = link_verdicts.has_slow_links(job)
     for judge in (links.judge_links, data_loading.judge_inputs):
         state, job, said = judge(state, job, ended, config, unix_s)
         commands += said
-    if job.detection.links.slow and not was_slow:
+    is_slow = link_verdicts.has_slow_links(job)
+    if is_slow and not was_slow:
         job = _with_baseline(job)
-    elif was_slow and not job.detection.links.slow and not job.detection.evidence.slow:
+    elif was_slow and not is_slow and not job.detection.evidence.slow:
         job = on_all_recovered(job)
     return state, job, commands
 
@@ -387,7 +389,8 @@ def _apply_judgement(
         why = f"rank {rank} is back at its expected time {long}".strip()
         job, said = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
         commands += said
-    if judgement.recovered and not job.detection.evidence.slow and not job.detection.links.slow:
+    is_slow = job.detection.evidence.slow or link_verdicts.has_slow_links(job)
+    if judgement.recovered and not is_slow:
         job = on_all_recovered(job)
     for rank, slowdown in judgement.changed.items():
         # Below the smallest slowdown worth a finding the fault is ending: keep the former value.

@@ -1,4 +1,4 @@
-"""Probes: short measurements that all ranks run before a costly plan. Pure.
+"""Probes: short measurements of all ranks, before a costly plan or to locate a slow link. Pure.
 
 The request is repeated each second until all ranks answer; a rank runs each probe number once. The
 result is recorded in the findings of the slow ranks. A finding with a result, also a missing one,
@@ -9,7 +9,7 @@ and ticks, and by `reports.py` with the records.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from pacekeeper.controller.detection import incidents
+from pacekeeper.controller.detection import incidents, link_verdicts
 from pacekeeper.controller.mitigation.rollout import on_all_recovered
 from pacekeeper.controller.mitigation.verification import timeout_s
 from pacekeeper.controller.state.events import Command, Log, RequestProbe, SaveJob
@@ -25,7 +25,8 @@ from pacekeeper.controller.state.plan_phase import (
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.core.telemetry.records import ProbeRecord
+from pacekeeper.core.telemetry.pair_probe import next_number
+from pacekeeper.core.telemetry.records import PairRecord, ProbeRecord
 from pacekeeper.predictor.assurance.probe_verdict import ProbeComparison, compare_probe, tier_of
 from pacekeeper.predictor.online.state import forget
 
@@ -109,12 +110,20 @@ def request_probe(
 
 
 def record_answers(
-    job: JobState, records: Iterable[ProbeRecord], unix_s: float
+    job: JobState, records: Iterable[ProbeRecord], pairs: Iterable[PairRecord], unix_s: float
 ) -> tuple[JobState, list[Command]]:
     """Record answers to the open probe, and judge it once all are there; others are ignored."""
     question = job.detection.probe
     if question is None:
         return job, []
+    met = {
+        (one.rank, one.peer): one
+        for one in pairs
+        if one.number == question.number and {one.rank, one.peer} <= set(question.ranks)
+    }
+    if met:
+        question = replace(question, pairs={**question.pairs, **met})
+        job = replace(job, detection=replace(job.detection, probe=question))
     fresh = {r.rank: r for r in records if r.number == question.number and r.rank in question.ranks}
     if not fresh:
         return job, []
@@ -130,11 +139,13 @@ def update_probe(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, 
     question = job.detection.probe
     if question is None:
         layout = job.layouts.current
-        if (
-            layout is None
-            or not is_due(job, _slow_findings(job), now_s)
-            or not _support_probes(job, layout.ranks)
-        ):
+        if layout is None or not _support_probes(job, layout.ranks):
+            return job, []
+        if link_verdicts.is_probe_due(job, now_s):
+            job = link_verdicts.note_request(job, now_s)
+            job, question = _open_probe(job, layout.ranks, now_s, unix_s, pairwise=True)
+            return job, [_request(job, question)]
+        if not is_due(job, _slow_findings(job), now_s):
             return job, []
         job, question = _open_probe(job, layout.ranks, now_s, unix_s)
         return replace(job, detection=replace(job.detection, stood_by_asked_s=now_s)), [
@@ -168,10 +179,14 @@ def _support_probes(job: JobState, ranks: Iterable[int]) -> bool:
 
 
 def _open_probe(
-    job: JobState, ranks: tuple[int, ...], now_s: float, unix_s: float
+    job: JobState,
+    ranks: tuple[int, ...],
+    now_s: float,
+    unix_s: float,
+    *,
+    pairwise: bool = False,
 ) -> tuple[JobState, OpenProbe]:
-    # Unix milliseconds: numbers ascend from one start of the controller to the next.
-    number = max(job.detection.newest_probe + 1, round(unix_s * 1e3))
+    number = next_number(job.detection.newest_probe, unix_s=unix_s, pairwise=pairwise)
     question = OpenProbe(number=number, ranks=ranks, asked_s=now_s, said_s=now_s)
     return replace(
         job, detection=replace(job.detection, probe=question, newest_probe=number)
@@ -195,7 +210,8 @@ def _judge(job: JobState, question: OpenProbe, unix_s: float) -> tuple[JobState,
             text = f"{reading}: {'confirmed' if tier is Tier.CONFIRMED else 'not confirmed'}"
         job, said = incidents.note_probe(job, rank, tier, text)
         commands += said
-    return _end_probe(job), commands
+    job, said = link_verdicts.apply_pairs(job, question)
+    return _end_probe(job), [*commands, *said]
 
 
 def _end_probe(job: JobState) -> JobState:
@@ -215,6 +231,9 @@ def _end_without_result(job: JobState, text: str) -> tuple[JobState, list[Comman
         if not finding.probe:
             job, said = incidents.note_probe(job, rank, finding.tier, text)
             commands += said
+    if job.detection.probe is not None:
+        job, said = link_verdicts.apply_pairs(job, job.detection.probe)
+        commands += said
     return _end_probe(job), commands
 
 

@@ -6,6 +6,7 @@ from math import exp
 
 import numpy as np
 
+from pacekeeper.controller.detection.link_verdicts import slow_links
 from pacekeeper.controller.detection.peer_groups import peers
 from pacekeeper.controller.mitigation import probes
 from pacekeeper.controller.mitigation.verification import measured_step_s, steps_since_onset
@@ -69,7 +70,7 @@ def snapshot_of(
         node_of={rank: job.ranks[rank].node for rank in layout.ranks},
         rack_of=_racks(job, layout.ranks, nodes),
         slow_steps=steps_since_onset(job),
-        slow_links=job.detection.links.slow,
+        slow_links=slow_links(job),
         slow_at_least=_slow_at_least(job, layout.working),
         link_s_per_byte=_link_s_per_byte(job),
         memory_of={

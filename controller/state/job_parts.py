@@ -36,12 +36,18 @@ from pacekeeper.core.incidents.findings import (
 from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
-from pacekeeper.core.telemetry.records import MicroBatchRecord, ProbeRecord, StepRecord
+from pacekeeper.core.telemetry.records import (
+    MicroBatchRecord,
+    PairRecord,
+    ProbeRecord,
+    StepRecord,
+)
 from pacekeeper.predictor.assurance.canary import Canaries
 from pacekeeper.predictor.assurance.sensitivity import Sensitivity
 from pacekeeper.predictor.imbalance.advice import SpreadWindow
 from pacekeeper.predictor.job_level.iteration import IterationState
 from pacekeeper.predictor.job_level.online import JobLevelState
+from pacekeeper.predictor.links.pair_rates import LinkVerdict, PairHistory
 from pacekeeper.predictor.online.input_stall import Inputs
 from pacekeeper.predictor.online.state import Evidence, begin
 
@@ -143,6 +149,24 @@ class OpenProbe:
     asked_s: float
     said_s: float
     records: Mapping[int, ProbeRecord] = field(default_factory=dict)
+    pairs: Mapping[tuple[int, int], PairRecord] = field(default_factory=dict)  # by rank and peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProbes:
+    """What probes of pairs showed of a job's links.
+
+    Attributes:
+        history: The usual rates of pairs.
+        verdict: Of the last probe for the open link incidents; None: none was made.
+        baseline_ranks: The ranks whose health was asked for last.
+        asked_s: When a probe was requested last.
+    """
+
+    history: PairHistory = field(default_factory=PairHistory)
+    verdict: LinkVerdict | None = None
+    baseline_ranks: tuple[int, ...] = ()
+    asked_s: float = -inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +336,7 @@ class DetectionState:
         canaries: Injected slowdowns that test the detector on copies.
         probe: The open probe; None: none.
         newest_probe: Number of the last probe.
+        link_probes: What probes of pairs showed.
         stood_by_asked_s: When a probe of standby ranks was last requested.
     """
 
@@ -328,6 +353,7 @@ class DetectionState:
     canaries: Canaries = field(default_factory=Canaries)
     probe: OpenProbe | None = None
     newest_probe: int = 0
+    link_probes: LinkProbes = field(default_factory=LinkProbes)
     stood_by_asked_s: float = -inf
 
     def ended(self) -> "DetectionState":

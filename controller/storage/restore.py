@@ -73,7 +73,10 @@ def restored(
                     _open_slowdowns(own, FindingKind.DEVICE),
                     everybody=_open_slowdown(own, FindingKind.HOST),
                 ),
-                links=restore(_open_slowdowns(own, FindingKind.LINK)),
+                links=restore(
+                    _open_slowdowns(own, FindingKind.LINK),
+                    everybody=_open_slowdown(own, FindingKind.LINK),
+                ),
                 inputs=restored_inputs(
                     _open_slowdowns(own, FindingKind.INPUT),
                     everybody=_open_slowdown(own, FindingKind.INPUT),

@@ -140,6 +140,8 @@ def update_links(
 ) -> tuple[Evidence, Judgement]:
     """Take in one step's transfers; findings are of kind LINK, each with the place it points to.
 
+    All ranks together have a chart of their own, and a finding that names no rank.
+
     node_of: the node of each of the sample's ranks.
     """
     config = replace(
@@ -148,8 +150,6 @@ def update_links(
         recover_slowdown=max(RECOVERED, config.recover_slowdown),
         min_steps=max(MIN_STEPS, config.min_steps),
     )
-    # What slows everybody is the fabric: ADR 23.
-    evidence = evidence if evidence.common is None else replace(evidence, common=None)
     evidence, judgement = update_evidence(config, evidence, sample)
     ratios = {rank: evidence.slow.get(rank, 1.0) for rank in sample.ranks}
     findings = tuple(
@@ -157,7 +157,24 @@ def update_links(
         for finding in judgement.findings
         if finding.rank is not None
     )
-    return evidence, replace(judgement, findings=findings)
+    common = judgement.common
+    if common.found is not None:
+        common = replace(common, found=_of_all(common.found, sample))
+    return evidence, replace(judgement, findings=findings, common=common)
+
+
+def _of_all(finding: Finding, sample: StepSample) -> Finding:
+    """Return the finding of all ranks together: a port or a node may slow all its partners."""
+    moved_mb = float(np.median(sample.features[:, FEATURES.index("tokens")])) * 1e-6
+    return replace(
+        finding,
+        kind=FindingKind.LINK,
+        reason=(
+            f"transfers of {len(sample.ranks)} ranks together took x{finding.slowdown:.2f} of what "
+            f"their bytes should since step {finding.onset_step}, {moved_mb:.2f} MB each in step "
+            f"{finding.step}: the fabric, or a node or port that all of them exchange with"
+        ),
+    )
 
 
 def _of_link(
