@@ -6,7 +6,7 @@ no fault. Pure.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log, nan, sqrt
 
 import numpy as np
@@ -15,7 +15,6 @@ from pacekeeper.core.telemetry.pair_probe import Pair, crossing_load, rounds_of
 from pacekeeper.core.telemetry.records import PairRecord
 from pacekeeper.predictor.links.places import (
     GroupReading,
-    LinkPlace,
     PlaceKind,
     SlowPlace,
     find_slow_places,
@@ -157,13 +156,8 @@ def judge_pairs(
     if not places:
         return verdict
     at = min(ratios, key=lambda pair: abs(log(ratios[pair] / places[0].slowdown)))
-    return LinkVerdict(
-        step=verdict.step,
-        num_pairs=verdict.num_pairs,
-        places=places,
-        num_unexplained=num_unexplained,
-        bytes_per_s=1.0 / rates.s_per_byte[at],
-        usual_bytes_per_s=1.0 / usual[at],
+    return replace(
+        verdict, bytes_per_s=1.0 / rates.s_per_byte[at], usual_bytes_per_s=1.0 / usual[at]
     )
 
 
@@ -173,8 +167,8 @@ def slow_ranks(
     """Return the slowdown of each rank's link for the planner, after a probe.
 
     A slow port or node is the link of its ranks. The ranks of a slow pair are as slow as their own
-    transfers were, which go to others as well. A place that cannot be told from others, and the
-    fabric, leave what the transfers showed: no layout avoids the fabric.
+    transfers were, which go to others as well. A pair of nodes, and a place that cannot be told
+    from others, leave what the transfers of ranks showed. No layout avoids the fabric.
 
     Args:
         verdict: What the probe showed.
@@ -185,7 +179,7 @@ def slow_ranks(
     all_ranks = tuple(ranks)
     for slow in verdict.places:
         place = slow.place
-        if place is None:
+        if place is None or place.kind is PlaceKind.NODE_PAIR:
             found |= {rank: s for rank, s in charted.items() if rank not in found}
         elif place.kind in (PlaceKind.PORT, PlaceKind.NODE):
             found |= {rank: max(slow.slowdown, found.get(rank, 1.0)) for rank in place.ranks}
@@ -194,15 +188,6 @@ def slow_ranks(
             part = 1.0 + (slow.slowdown - 1.0) / max(1, len(all_ranks) - 1)
             found |= {r: max(charted.get(r, part), found.get(r, 1.0)) for r in place.ranks}
     return found
-
-
-def is_located(verdict: LinkVerdict) -> bool:
-    """Whether some slow place is known, and none of them is the whole fabric."""
-    return any(_is_part(slow.place) for slow in verdict.places)
-
-
-def _is_part(place: LinkPlace | None) -> bool:
-    return place is not None and place.kind is not PlaceKind.FABRIC
 
 
 def _usual(rates: PairRates, history: PairHistory, node_of: Mapping[int, str]) -> dict[Pair, float]:

@@ -1,5 +1,6 @@
 """A planted slow place is always among those that are named, and only its look-alikes beside it."""
 
+from collections.abc import Sequence
 from itertools import combinations
 
 from hypothesis import given
@@ -30,7 +31,7 @@ def ranks_of(node_of: dict[int, str]) -> dict[str, tuple[int, ...]]:
 
 
 def readings_of(
-    groups: list[tuple[int, ...]], planted: LinkPlace, node_of: dict[int, str]
+    groups: Sequence[tuple[int, ...]], planted: LinkPlace, node_of: dict[int, str]
 ) -> list[GroupReading]:
     nodes = ranks_of(node_of)
     return [

@@ -13,7 +13,6 @@ from pacekeeper.predictor.links.pair_rates import (
     LinkVerdict,
     PairHistory,
     PairRates,
-    is_located,
     judge_pairs,
     rates_of,
     slow_ranks,
@@ -98,7 +97,6 @@ def test_a_slow_place_is_named_with_its_speed(
     assert one.slowdown == pytest.approx(4.0, rel=0.12)
     assert one.low <= one.slowdown <= one.high
     assert found.usual_bytes_per_s / found.bytes_per_s == pytest.approx(4.0, rel=0.15)
-    assert is_located(found)
 
 
 def test_of_two_nodes_a_past_is_needed_and_which_of_them_is_slow_cannot_be_told() -> None:
@@ -169,4 +167,3 @@ def test_the_planner_gets_the_ranks_of_the_place(
 def test_the_planner_keeps_what_transfers_showed_of_a_place_that_cannot_be_told() -> None:
     found = verdict(fabric(TWO, at_node("a", 4.0, TWO)), TWO, fabric(TWO, seed=3))
     assert slow_ranks(found, {0: 3.0}, TWO) == {0: 3.0}
-    assert not is_located(found)
