@@ -105,6 +105,9 @@ class EngineConfig(JobConfig):
     emulated_row_tokens: NonNegativeInt = 0
     # Drift, tails and hiccups of its times; false: none.
     emulated_noise: bool = True
+    # Without a GPU: time exchanges of experts' rows by wall time, by which slow links are found.
+    # For ranks with cores of their own: on shared cores an exchange mostly waits for a core.
+    time_transfers: bool = False
     # Steps between two lines on the console.
     log_period_steps: PositiveInt = 10
     # Folder of TensorBoard events; "": none.

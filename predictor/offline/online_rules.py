@@ -248,7 +248,10 @@ def _samples(trace: Trace, table: OwnTransferTable) -> Iterator[StepSample]:
 def _measure_links(
     evidence: Evidence, samples: Iterator[StepSample], episodes: Sequence[Episode]
 ) -> None:
-    """Put each rank's log ratios beside its healthy peers into its episodes."""
+    """Put each rank's log ratios beside its healthy peers into its episodes.
+
+    Those of all ranks together are beside what they were in health.
+    """
     model, charts = model_of(evidence), evidence.charts
     own_pace = dict(zip(charts.ranks, charts.baseline.tolist(), strict=True))
     for sample in samples:
@@ -259,7 +262,12 @@ def _measure_links(
         ratios = log_ratios(model, sample, slow)
         for episode in held:
             rank = episode.finding.rank
-            if rank in sample.ranks:
+            if rank is None and evidence.common is not None:
+                late = np.log(sample.observed_s / model.expected_s(sample.features))
+                ratio = float(np.median(late)) - evidence.common.reference
+            elif rank in sample.ranks:
                 ratio = float(ratios[sample.ranks.index(rank)]) - own_pace.get(rank, 0.0)
-                episode.steps.append(sample.step)
-                episode.ratios.append(ratio)
+            else:
+                continue
+            episode.steps.append(sample.step)
+            episode.ratios.append(ratio)

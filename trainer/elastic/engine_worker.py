@@ -229,7 +229,7 @@ class EngineWorker(Worker):
             capabilities=ENGINE_CAPABILITIES - self._impossible(),
         )
         if self._failure is None:
-            self.engine.watch(self.hooks)
+            self.engine.watch(self.hooks, time_transfers=self.config.time_transfers)
 
     def _impossible(self) -> frozenset[Capability]:
         """What this job cannot do: the emulated device has no gradients of weights apart."""

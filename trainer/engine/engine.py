@@ -186,9 +186,10 @@ class Engine:
         self._has_unsent_weights, self._is_outside = False, rank is not None
         self._use_layout()
 
-    def watch(self, hooks: Hooks) -> None:
-        """Report steps and micro-batches by this attachment from now on."""
-        self._telemetry = self._passes.telemetry = Telemetry(hooks, self._experts)
+    def watch(self, hooks: Hooks, *, time_transfers: bool = False) -> None:
+        """Report steps by this attachment; exchanges by wall time where its clock times none."""
+        telemetry = Telemetry(hooks, self._experts, time_transfers=time_transfers)
+        self._telemetry = self._passes.telemetry = telemetry
         if isinstance(hooks.timer, EngineDevice):
             hooks.timer.portion_of = self._passes.portion_of
             hooks.timer.is_idle = lambda: self._experts.is_idle

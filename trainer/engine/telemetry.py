@@ -5,8 +5,10 @@ that are on a CUDA device are read after a later step, when they have arrived: t
 wait unless it is many steps ahead.
 """
 
+import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -26,15 +28,48 @@ from pacekeeper.trainer.parallel.experts import ExpertParallel
 _MOST_LATE = 8  # steps whose counts may be on their way from the device
 
 
+@dataclass(slots=True)
+class HostTransferTimer:
+    """Times exchanges through host memory by wall time.
+
+    The step's time is that of all its bytes at the speed of the middle one (by bytes), as some
+    exchanges wait for a core more than for their bytes.
+    """
+
+    _spans: list[tuple[float, int]] = field(default_factory=list)  # seconds per byte, bytes
+
+    def begin(self) -> float:
+        """Return the time of now."""
+        return time.perf_counter()
+
+    def end(self, began: float, num_bytes: int) -> None:
+        """End an exchange that moved so many bytes from and to this rank."""
+        if num_bytes > 0:
+            self._spans.append(((time.perf_counter() - began) / num_bytes, num_bytes))
+
+    def take(self) -> tuple[float | None, int]:
+        """Return (seconds, bytes) since the last call; (None, 0) if nothing was moved."""
+        spans, self._spans = sorted(self._spans), []
+        total, passed = sum(num_bytes for _, num_bytes in spans), 0
+        for s_per_byte, num_bytes in spans:
+            passed += num_bytes
+            if 2 * passed >= total:
+                return s_per_byte * total, total
+        return None, 0
+
+
 class Telemetry:
     """One rank's reports.
 
     Args:
         hooks: The rank's attachment.
         experts: Its experts; they use the attachment's clock from now on.
+        time_transfers: Time exchanges by wall time, where the clock times none.
     """
 
-    def __init__(self, hooks: Hooks, experts: ExpertParallel) -> None:
+    def __init__(
+        self, hooks: Hooks, experts: ExpertParallel, *, time_transfers: bool = False
+    ) -> None:
         self._hooks = hooks
         self._clock = cast(PipelineClock, hooks.timer)  # as all that ranks of the engine get
         self._experts = experts
@@ -49,6 +84,8 @@ class Telemetry:
             experts.transfers = hooks.timer.links
         elif isinstance(hooks.timer, DeviceEventClock):
             experts.transfers = DeviceTransferTimer(hooks.timer.new_event)
+        elif time_transfers:
+            experts.transfers = HostTransferTimer()
 
     def begin_step(self, step: int) -> None:
         """Start a step, or start it again after a failure."""

@@ -85,8 +85,11 @@ def test_healthy_links_accuse_nobody(seed: int) -> None:
     assert slow_links(recorded({}, seed=seed, num_ranks=8)) == ()
 
 
-def test_a_slow_fabric_is_nobodys_link() -> None:
-    assert slow_links(recorded(dict.fromkeys(range(4), 3.0))) == ()
+def test_a_slow_fabric_is_no_ranks_link() -> None:
+    (found,) = slow_links(recorded(dict.fromkeys(range(4), 3.0)))
+    assert (found.rank, found.kind) == (None, AnomalyKind.LINK)
+    assert found.low < 3.0 < found.high
+    assert "the fabric, or a node or port" in found.reason
 
 
 def test_steps_in_which_a_rank_tells_nothing_are_passed_over() -> None:

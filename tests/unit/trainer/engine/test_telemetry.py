@@ -7,7 +7,7 @@ import torch
 
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.trainer.engine.micro_batches import WorkSize
-from pacekeeper.trainer.engine.telemetry import Telemetry
+from pacekeeper.trainer.engine.telemetry import HostTransferTimer, Telemetry
 from pacekeeper.trainer.hooks import hooks
 from pacekeeper.trainer.hooks.compute_timers import DeviceEventClock
 from pacekeeper.trainer.parallel.layouts import start_layout
@@ -144,3 +144,19 @@ def test_transfers_of_evaluations_and_of_steps_that_are_redone_are_not_reported(
     for first, second in run_ranks(RANKS, work):
         assert first.transfer_bytes == second.transfer_bytes > 0
         assert first.transfer_s is not None and first.transfer_s > 0.0
+
+
+def test_exchanges_of_the_host_are_timed_by_the_middle_one_of_a_step() -> None:
+    now_s = [0.0]
+    with mock.patch("time.perf_counter", lambda: now_s[0]):
+        timer = HostTransferTimer()
+        assert timer.take() == (None, 0)
+        for took_s, num_bytes in ((0.002, 1000), (5.0, 1000), (0.006, 2000), (1.0, 0)):
+            began_s = timer.begin()
+            now_s[0] += took_s
+            timer.end(began_s, num_bytes)
+        transfer_s, num_bytes = timer.take()
+    assert num_bytes == 4000
+    assert transfer_s is not None
+    assert abs(transfer_s - 4000 * 3e-6) < 1e-12
+    assert timer.take() == (None, 0)
