@@ -1,0 +1,76 @@
+"""Links that become slow under a running job: real processes, namespaces, token buckets.
+
+What is slow is suspected from transfers, and located by a probe of pairs.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Finding, Tier
+from pacekeeper.predictor.links.places import LinkPlace, PlaceKind
+from support.exact_jobs import exact_job
+from support.fleet import Fleet
+from support.networks import Network
+from support.watched_fleets import WatchedFleet
+
+pytest.importorskip("transformers")
+CONFIG = ControllerConfig(detector=DetectorConfig(warmup_steps=8, canary_period_steps=0))
+HEALTHY_STEPS = 24
+RATE = 1.5e6  # bytes per second: far below what namespaces do between each other
+
+
+def located(folder: Path, network: Network, slow_down: Callable[[], None]) -> WatchedFleet:
+    """A job of a rank on each of four nodes, watched until a slow link is located."""
+    config = exact_job(
+        folder, steps=100_000, row_tokens=256, time_transfers=True, peer_timeout_s=60.0
+    )
+    fleet = Fleet(directory=folder, config=config, num_nodes=4, ranks_per_node=1, network=network)
+    with fleet, WatchedFleet(fleet=fleet, config=CONFIG) as watched:
+
+        def await_(is_so: Callable[[], bool]) -> None:
+            def looked() -> bool:
+                watched.poll()
+                return is_so()
+
+            fleet.await_(looked)
+
+        await_(lambda: watched.step >= HEALTHY_STEPS and knows_health(watched))
+        slow_down()
+        await_(lambda: any(map(is_located, watched.findings)))
+    return watched
+
+
+def knows_health(watched: WatchedFleet) -> bool:
+    assert watched.job is not None
+    return watched.job.detection.link_probes.history.covers(range(4))
+
+
+def is_located(finding: Finding) -> bool:
+    return finding.tier is Tier.CONFIRMED and bool(finding.probe)
+
+
+def place_of(watched: WatchedFleet) -> LinkPlace | None:
+    assert watched.job is not None
+    verdict = watched.job.detection.link_probes.verdict
+    assert verdict is not None
+    return verdict.places[0].place
+
+
+def test_a_port_behind_a_token_bucket_is_located(tmp_path: Path) -> None:
+    with Network(4) as network:
+        watched = located(tmp_path, network, lambda: network.limit(2, RATE))
+    expected = LinkPlace(kind=PlaceKind.PORT, ranks=(2,), nodes=("node-2",))
+    assert place_of(watched) == expected, watched.logs
+
+
+def test_a_pair_behind_a_slow_path_is_located(tmp_path: Path) -> None:
+    with Network(4, proxied=(1,)) as network:
+        peer = network.host(3)
+        watched = located(tmp_path, network, lambda: network.shape(1, bytes_per_s=RATE, peer=peer))
+    assert place_of(watched) == LinkPlace(
+        kind=PlaceKind.PAIR, ranks=(1, 3), nodes=("node-1", "node-3")
+    ), watched.logs
