@@ -6,7 +6,7 @@ embeddings) is not worth it.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,13 +28,15 @@ class DeferredWeights:
         self.is_on = False
         self.number = 0
         self._waiting: dict[int, list[Callable[[], None]]] = defaultdict(list)
+        self._trained = torch.zeros((), requires_grad=True)
 
     def run(self, compute: Compute, rows: Tensor, *weights: Tensor) -> Tensor:
         """Return `compute(rows, *weights)`; weights get gradients by `compute_waiting`."""
         if not (self.is_on and torch.is_grad_enabled()):
             return compute(rows, *weights)
+        is_trained = any(weight.requires_grad for weight in weights)
         output: Tensor = _Deferred.apply(  # type: ignore[no-untyped-call]
-            self, compute, rows, *weights
+            self, compute, weights, rows, self._trained if is_trained else None
         )
         return output
 
@@ -70,9 +72,20 @@ class DeferredWeights:
 
 
 class _Deferred(torch.autograd.Function):
+    """A product whose weights are no inputs of the graph.
+
+    Autograd would go on to what a weight was made of (expert biases by row), and free it, though it
+    has no gradient yet. A scalar that is trained takes the weights' place.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, deferred: DeferredWeights, compute: Compute, rows: Tensor, *weights: Tensor
+        ctx: Any,
+        deferred: DeferredWeights,
+        compute: Compute,
+        weights: Sequence[Tensor],
+        rows: Tensor,
+        _: Tensor | None,
     ) -> Tensor:
         with torch.enable_grad():
             given = rows.detach().requires_grad_(rows.requires_grad)
@@ -98,4 +111,4 @@ class _Deferred(torch.autograd.Function):
 
         if trained:
             ctx.deferred.add(accumulate)
-        return None, None, of_rows, *(None for _ in ctx.weights)
+        return None, None, None, of_rows, None

@@ -107,13 +107,15 @@ def pipelines_of(family: str, ranks: tuple[int, ...], stages: int, size: int) ->
     )
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 @pytest.mark.usefixtures("wide")
-def test_only_the_schedule_changes_between_steps() -> None:
-    plain = PlainRun("qwen3_moe", STEPS, CLIP)
+def test_only_the_schedule_changes_between_steps(family: str) -> None:
+    """gpt_oss: experts with biases."""
+    plain = PlainRun(family, STEPS, CLIP)
 
     def work(group: ThreadGroup) -> list[float]:
-        layout = pipelines_of("qwen3_moe", group.ranks, 2, 1)
-        engine = engine_of("qwen3_moe", group, layout=layout, shards=SHARDS, max_grad_norm=CLIP)
+        layout = pipelines_of(family, group.ranks, 2, 1)
+        engine = engine_of(family, group, layout=layout, shards=SHARDS, max_grad_norm=CLIP)
         adamw(engine)
         losses, moved = [], 0
         for step in range(STEPS):

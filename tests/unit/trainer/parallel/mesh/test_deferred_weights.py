@@ -42,3 +42,22 @@ def test_what_an_interrupted_step_left_is_dropped() -> None:
     deferred.forget()
     deferred.compute_waiting(0)
     assert layer.weight.grad is None
+
+
+def test_a_weight_that_is_made_of_a_parameter_gets_its_gradient_later() -> None:
+    """As expert biases, which are repeated for each row: the backward pass leaves them alone."""
+    parameter, deferred = nn.Parameter(torch.tensor([2.0, 3.0])), DeferredWeights()
+    deferred.is_on = True
+    rows = torch.ones(2, requires_grad=True)
+    output = deferred.run(torch.mul, rows, parameter.square())
+    output.sum().backward()
+    assert rows.grad is not None and rows.grad.tolist() == [4.0, 9.0]
+    assert parameter.grad is None
+    deferred.compute_waiting(0)
+    assert parameter.grad is not None and parameter.grad.tolist() == [4.0, 6.0]
+
+
+def test_what_is_not_trained_needs_no_backward_pass() -> None:
+    deferred = DeferredWeights()
+    deferred.is_on = True
+    assert not deferred.run(torch.mul, torch.ones(2), torch.ones(2)).requires_grad
