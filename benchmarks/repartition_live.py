@@ -208,8 +208,9 @@ def layout_text(layout: Layout, num_rows: int) -> str:
         if len(stage.attention) > 1
     ]
     words += ["shards " + ", ".join(groups)] * bool(groups)
-    rows = layout.rows_of(num_rows)
-    words += ["rows " + "+".join(map(str, rows.values()))] * (len(rows) > 1)
+    stages = range(len(layout.stage_shares) or 1)
+    rows = ["+".join(str(len(own)) for own in layout.rows_at(at, num_rows)) for at in stages]
+    words += ["rows " + ", ".join(rows)] * (len(layout.pipelines) > 1)
     if layout.standing_by:
         words.append("standby " + ", ".join(map(str, layout.standing_by)))
     return "; ".join(words)

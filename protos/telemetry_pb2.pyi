@@ -21,7 +21,7 @@ PIPELINE_SCHEDULE_INTERLEAVED: PipelineSchedule
 PIPELINE_SCHEDULE_ZERO_BUBBLE: PipelineSchedule
 
 class ModelShape(_message.Message):
-    __slots__ = ("num_layers", "num_experts", "experts_per_token", "rows_per_step", "slots_per_rank", "expert_bytes", "dense_bytes", "splits_each_step", "schedule", "num_microbatches", "tokens_per_row", "hidden_bytes", "activation_bytes", "whole_activation_bytes", "head_activation_bytes", "embedding_bytes", "head_bytes", "norm_router_bytes", "attention_bytes", "mlp_bytes", "shared_mlp_bytes", "gradient_bytes", "optimizer_bytes", "memory_bytes")
+    __slots__ = ("num_layers", "num_experts", "experts_per_token", "rows_per_step", "slots_per_rank", "expert_bytes", "dense_bytes", "splits_each_step", "schedule", "num_microbatches", "tokens_per_row", "hidden_bytes", "activation_bytes", "whole_activation_bytes", "head_activation_bytes", "embedding_bytes", "head_bytes", "norm_router_bytes", "attention_bytes", "mlp_bytes", "shared_mlp_bytes", "gradient_bytes", "optimizer_bytes", "memory_bytes", "rows_per_microbatch")
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class ModelShape(_message.Message):
     GRADIENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PER_MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     num_layers: int
     num_experts: int
     experts_per_token: int
@@ -70,7 +71,8 @@ class ModelShape(_message.Message):
     gradient_bytes: int
     optimizer_bytes: int
     memory_bytes: int
-    def __init__(self, num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., rows_per_step: _Optional[int] = ..., slots_per_rank: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., dense_bytes: _Optional[int] = ..., splits_each_step: bool = ..., schedule: _Optional[_Union[PipelineSchedule, str]] = ..., num_microbatches: _Optional[int] = ..., tokens_per_row: _Optional[int] = ..., hidden_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., whole_activation_bytes: _Optional[int] = ..., head_activation_bytes: _Optional[int] = ..., embedding_bytes: _Optional[int] = ..., head_bytes: _Optional[int] = ..., norm_router_bytes: _Optional[int] = ..., attention_bytes: _Optional[int] = ..., mlp_bytes: _Optional[int] = ..., shared_mlp_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    rows_per_microbatch: int
+    def __init__(self, num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., rows_per_step: _Optional[int] = ..., slots_per_rank: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., dense_bytes: _Optional[int] = ..., splits_each_step: bool = ..., schedule: _Optional[_Union[PipelineSchedule, str]] = ..., num_microbatches: _Optional[int] = ..., tokens_per_row: _Optional[int] = ..., hidden_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., whole_activation_bytes: _Optional[int] = ..., head_activation_bytes: _Optional[int] = ..., embedding_bytes: _Optional[int] = ..., head_bytes: _Optional[int] = ..., norm_router_bytes: _Optional[int] = ..., attention_bytes: _Optional[int] = ..., mlp_bytes: _Optional[int] = ..., shared_mlp_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., rows_per_microbatch: _Optional[int] = ...) -> None: ...
 
 class Attachment(_message.Message):
     __slots__ = ("job", "rank", "world_size", "pid", "role", "clock", "device_uuid", "model", "run_id", "can_probe", "plan_kinds")

@@ -81,7 +81,7 @@ class LiveView:
             table.add_column(name, justify="left" if not name else "right")
         for i, rank in enumerate(newest.ranks):
             slowdown = newest.slowdown[i]
-            share = dict(layout[0].batch_shares).get(rank, 0.0) if layout else math.nan
+            share = layout[0].batch_share_of(rank) if layout else math.nan
             replicas = (
                 sum(len(layout[0].experts_on(rank, x)) for x in range(layout[0].num_layers))
                 if layout

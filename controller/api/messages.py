@@ -60,7 +60,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         else str(job.detection.iteration.newest),
         orders=[order_view(order) for order in overrides.orders_of_job(state, job)],
     )
-    shares = {} if layout is None else _batch_shares(layout)
+    shares = {rank: layout.batch_share_of(rank) for rank in layout.working} if layout else {}
     places = {} if layout is None else places_of(layout)
     replicas = {} if layout is None else replicas_by_rank(layout)
     cordoned = overrides.with_cordons(state, job).cordoned
@@ -132,12 +132,6 @@ def _span(first: int, end: int) -> str:
     if end <= first + 1:
         return str(first) if end > first else "none"
     return f"{first}-{end - 1}"
-
-
-def _batch_shares(layout: Layout) -> dict[int, float]:
-    """The part of the batch that each rank's stage computes."""
-    places = layout.places.items()
-    return {rank: layout.pipelines[at].share_at(stage) for rank, (stage, at) in places}
 
 
 def replicas_by_rank(layout: Layout) -> dict[int, int]:

@@ -7,13 +7,18 @@ from dataclasses import replace
 from functools import cached_property
 
 from pacekeeper.controller.planning.partition.incremental import with_other_rows
-from pacekeeper.controller.planning.partition.layout_codec import batch_shares_of
+from pacekeeper.controller.planning.partition.layout_codec import with_rows
 from pacekeeper.controller.planning.token_split.linear_program import Split, batch_rows
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.controller.policy.failure_rates import failure_probability
 from pacekeeper.controller.policy.pricing import Pricing
-from pacekeeper.controller.policy.repartition_candidates import Candidate, Experts, repartitions
+from pacekeeper.controller.policy.repartition_candidates import (
+    Candidate,
+    Experts,
+    difference,
+    repartitions,
+)
 from pacekeeper.controller.policy.replica_candidates import (
     ReplicaPlan,
     ReplicaRequest,
@@ -94,7 +99,14 @@ class CandidateSearch:
         if can & {Capability.BATCH_SHARES, Capability.MICROBATCH_COUNTS}:
             batch = self._with_batch_shares()
             layout = self.made(shared, batch)
-            found.append(Candidate(level=MitigationLevel.BATCH_SHARES, layout=layout))
+            words = difference(layout, view.layout)
+            found.append(
+                Candidate(
+                    level=MitigationLevel.BATCH_SHARES,
+                    layout=layout,
+                    proof=f"; {words}" if words else "",
+                )
+            )
         # Shares cost nothing. State is not moved because of a rank whose probe was normal or is
         # still pending.
         if view.is_probing or view.refuted & set(view.slow):
@@ -130,7 +142,7 @@ class CandidateSearch:
         layout = view.layout
         if problem is not None:
             other = with_other_rows(problem.now, problem)
-            pipelines = with_batch_shares(layout.pipelines, batch_shares_of(other))
+            pipelines = with_rows(layout.pipelines, other)
             return replace(layout, pipelines=pipelines, schedule=other.schedule)
         speeds = self._pricing.speeds
         rows_per_step = view.shape.rows_per_step

@@ -106,7 +106,7 @@ def _held(layout: Layout, rank: int) -> set[tuple[int, int]]:
 
 
 def _share(layout: Layout, rank: int) -> float:
-    """Return a rank's share of the batch plus its mean share of the experts' tokens."""
+    """Return a rank's part of the batch's dense work plus its mean share of the experts' tokens."""
     of_experts = sum(
         replica.share
         for experts in layout.experts
@@ -115,4 +115,8 @@ def _share(layout: Layout, rank: int) -> float:
         if replica.rank == rank
     )
     count = sum(map(len, layout.experts))
-    return dict(layout.batch_shares).get(rank, 0.0) + (of_experts / count if count else 0.0)
+    number, at = layout.place_of(rank)
+    stage = layout.pipelines[at].stages[number]
+    held = sum(run.end - run.first for run in stage.attention if run.rank == rank)
+    of_stage = held / layout.num_attention_shards * stage.num_layers / layout.num_layers
+    return layout.batch_share_of(rank) * of_stage + (of_experts / count if count else 0.0)

@@ -92,6 +92,7 @@ def problem_of(
             bytes_per_s=1.0 / per_byte if per_byte > 0.0 else inf,
         ),
         unevenness=unevenness,
+        rows_per_microbatch=view.shape.rows_per_microbatch,
     )
 
 
@@ -133,6 +134,7 @@ def as_partition(view: PlanningSnapshot, layout: Layout) -> Partition:
         num_rows=view.shape.rows_per_step,
         num_microbatches=count,
         rows_per_batch=ceil(max(healthy.rows_of(view.shape.rows_per_step).values()) / count),
+        rows_per_microbatch=view.shape.rows_per_microbatch,
     )
 
 

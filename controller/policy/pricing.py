@@ -23,8 +23,9 @@ from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.partition_inputs import as_partition, problem_of, unevenness_of
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
+from pacekeeper.core.layout.apportion import num_micro_batches
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.predictor.cost.forecast import forecast, row_s
+from pacekeeper.predictor.cost.forecast import Workload, forecast, row_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ class Pricing:
             found = forecast(
                 layout,
                 model=view.model,
-                workload=view.workload,
+                workload=self._workload(layout),
                 speeds=self.speeds,
                 expert_speeds=self.expert_speeds,
             )
@@ -121,6 +122,15 @@ class Pricing:
         partition = as_partition(view, layout)
         step_s = price(partition, replace(self.problem, unevenness=uneven)).step_s
         return Price(step_s=step_s, fluid_step_s=self._fluid_s)
+
+    def _workload(self, layout: Layout) -> Workload:
+        """The measured workload, in as many micro-batches as the trainer runs under the layout."""
+        shape = self.view.shape
+        if not shape.rows_per_microbatch:
+            return self.view.workload
+        most = layout.most_rows(shape.rows_per_step)
+        count = num_micro_batches(most, shape.rows_per_microbatch)
+        return replace(self.view.workload, num_microbatches=count)
 
     @cached_property
     def _fluid_s(self) -> float:

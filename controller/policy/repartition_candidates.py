@@ -80,8 +80,10 @@ def repartitions(
 
 
 def difference(new: Layout, old: Layout) -> str:
-    """Describe which layers and shards move from `old` to `new`, and its schedule; empty: none."""
+    """Describe the schedule, rows by stage, and the layers and shards that move; empty: none."""
     words = [] if new.schedule is old.schedule else [f"schedule {old.schedule} -> {new.schedule}"]
+    if new.stage_shares != old.stage_shares:
+        words.append("other rows at each stage" if new.stage_shares else "rows stay in a pipeline")
     counts = ["+".join(str(len(span)) for span in layout.spans) for layout in (old, new)]
     if counts[0] != counts[1]:
         words.append(f"layers of the stages {counts[0]} -> {counts[1]}")

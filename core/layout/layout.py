@@ -487,9 +487,10 @@ class Layout:
             raise ValueError(f"rank {rank} has no part")
         return self.places[rank]
 
-    def pipeline_of(self, rank: int) -> Pipeline:
-        """The pipeline that `rank` works in. Raises ValueError for a rank without work."""
-        return self.pipelines[self.place_of(rank)[1]]
+    def batch_share_of(self, rank: int) -> float:
+        """The share of the rows that the stage of `rank` computes; 0 for a rank without work."""
+        place = self.places.get(rank)
+        return self.pipelines[place[1]].share_at(place[0]) if place else 0.0
 
     def rows_at(self, stage: int, num_rows: int) -> tuple[range, ...]:
         """The places of a global batch of `num_rows` that each pipeline computes at a stage."""

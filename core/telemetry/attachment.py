@@ -56,6 +56,8 @@ class ModelShape:
             runs 1F1B. None: this version does not know the reported schedule, so no layout with
             stages or tensor groups is priced.
         num_microbatches: of each pipeline in a step, where batch shares are equal.
+        rows_per_microbatch: the most rows of a micro-batch, of a trainer that deals rows by the
+            rule of `core/layout/apportion` and follows stage shares; 0: of others.
         tokens_per_row: tokens of one row of the batch.
         hidden_bytes: hidden states of one token, as they travel between stages, within tensor
             groups and to experts.
@@ -85,6 +87,7 @@ class ModelShape:
     splits_each_step: bool = False
     schedule: Schedule | None = Schedule.ONE_F_ONE_B
     num_microbatches: int = 0
+    rows_per_microbatch: int = 0
     tokens_per_row: int = 0
     hidden_bytes: int = 0
     activation_bytes: int = 0

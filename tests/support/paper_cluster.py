@@ -250,7 +250,7 @@ class PaperCluster:
         work: dict[int, list[MicroBatchRecord]] = {rank: [] for rank in self.layout.working}
         for rank in work:
             rows = self.layout.rows_of(self.shape.rows_per_step)[
-                self.layout.pipeline_of(rank).leader
+                self.layout.pipelines[self.layout.place_of(rank)[1]].leader
             ]
             parts = apportion(rows, [1.0 / self.num_microbatches] * self.num_microbatches)
             for micro_batch, part in enumerate(parts):

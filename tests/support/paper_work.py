@@ -62,7 +62,7 @@ def counted_loads(
     """Of its slice of its pipeline's tokens, in the layers it runs. loads[layer][expert]."""
     if rank in layout.standing_by:
         return []
-    share = layout.rows_of(num_rows)[layout.pipeline_of(rank).leader] / num_rows
+    share = layout.rows_of(num_rows)[layout.pipelines[layout.place_of(rank)[1]].leader] / num_rows
     records = []
     for layer, layer_loads in enumerate(loads):
         held = attention_part(layout, rank, layer)

@@ -40,10 +40,10 @@ def work_of(layout: Layout, *, layer_s: float = 1.6, experts_s: float = 0.8) -> 
     """Of a step in which each layer takes so long on one rank of speed 1, and its experts."""
     work = {}
     for pipeline in layout.pipelines:
-        for stage in pipeline.stages:
+        for at, stage in enumerate(pipeline.stages):
             number, there = stage.num_layers, len(layout.ranks_of_layer(stage.first_layer))
             for run in stage.attention:
-                part = pipeline.batch_share * (run.end - run.first) / layout.num_attention_shards
+                part = pipeline.share_at(at) * (run.end - run.first) / layout.num_attention_shards
                 work[run.rank] = RankTime(
                     dense_s=number * layer_s * part,
                     expert_s=number * experts_s / there if layout.experts[0] else 0.0,

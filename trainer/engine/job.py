@@ -293,6 +293,7 @@ def model_shape(config: EngineConfig, job: Job, engine: Engine, ranks_on_node: i
         num_microbatches=math.ceil(
             config.rows_per_step / len(layout.pipelines) / config.rows_per_microbatch
         ),
+        rows_per_microbatch=config.rows_per_microbatch,
         tokens_per_row=config.row_tokens,
         hidden_bytes=hidden,
         activation_bytes=kept,
@@ -359,7 +360,8 @@ def _needs(config: EngineConfig, job: Job) -> dict[int, _Need]:
     )
     needs = {}
     for rank in job.layout.working:
-        (stage, _), pipeline = job.layout.place_of(rank), job.layout.pipeline_of(rank)
+        stage, at = job.layout.place_of(rank)
+        pipeline = job.layout.pipelines[at]
         rows = len(rows_of_rank(job.layout, rank, config.rows_per_step))
         in_flight = num_in_flight(
             job.layout.schedule,

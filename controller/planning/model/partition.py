@@ -5,7 +5,7 @@ and micro-batches. `partition.layout_codec` converts between the two where possi
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,12 +56,21 @@ class StageShard:
 class Pipeline:
     """One data-parallel rank's stages, and the rows of each of its micro-batches.
 
-    `expert_group`: pipelines of the same one share experts, stage by stage; None: no experts.
+    Attributes:
+        cells: its stages, in the order of their layers.
+        micro_batches: rows of each; 0 where pipelines that share experts have more.
+        expert_group: pipelines of the same one share experts, stage by stage; None: no experts.
+        stage_batches: [stages] of `micro_batches`, where pipelines compute other shares of the rows
+            at each stage; (): `micro_batches` at all.
+
+    Raises:
+        ValueError: stages leave out layers, or there are no rows.
     """
 
     cells: tuple[StageShard, ...]
     micro_batches: tuple[int, ...]
     expert_group: int | None = None
+    stage_batches: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         next_layer = 0
@@ -69,12 +78,18 @@ class Pipeline:
             if cell.first_layer != next_layer:
                 raise ValueError("stages must cover the layers in order, without gap or overlap")
             next_layer = cell.end_layer
-        if not self.cells or not self.micro_batches or min(self.micro_batches) < 1:
-            raise ValueError("a pipeline has stages, and micro-batches of at least one row")
+        if not self.cells or sum(self.micro_batches) < 1 or min(self.micro_batches) < 0:
+            raise ValueError("a pipeline has stages, and micro-batches of at least one row in all")
+        if self.stage_batches and len(self.stage_batches) != len(self.cells):
+            raise ValueError("a pipeline with rows by stage has rows of each stage")
 
     @property
     def rows(self) -> int:
         return sum(self.micro_batches)
+
+    def batches_at(self, stage: int) -> tuple[int, ...]:
+        """Rows of each micro-batch at a stage."""
+        return self.stage_batches[stage] if self.stage_batches else self.micro_batches
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -118,10 +133,17 @@ class Partition:
         }
         if len(shapes) != 1:
             raise ValueError(f"pipelines of several models: layers and shards {sorted(shapes)}")
+        if self.has_rows_by_stage:
+            _check_rows_by_stage(self.pipelines)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted(rank for pipeline in self.pipelines for rank in pipeline.ranks))
+
+    @property
+    def has_rows_by_stage(self) -> bool:
+        """Whether pipelines compute other shares of the rows at each stage."""
+        return any(pipeline.stage_batches for pipeline in self.pipelines)
 
     @property
     def rows_per_step(self) -> int:
@@ -141,6 +163,17 @@ class Partition:
         for at, pipeline in enumerate(self.pipelines):
             for stage, cell in enumerate(pipeline.cells):
                 yield at, stage, cell
+
+
+def _check_rows_by_stage(pipelines: Sequence[Pipeline]) -> None:
+    """Each row of each micro-batch is computed once at each stage. Raises ValueError."""
+    if len({pipeline.cuts for pipeline in pipelines}) > 1:
+        raise ValueError("pipelines with rows by stage have the same layers in each stage")
+    for stage in range(len(pipelines[0].cells)):
+        batches = (pipeline.batches_at(stage) for pipeline in pipelines)
+        rows = [sum(of) for of in zip(*batches, strict=True)]
+        if rows != [sum(of) for of in zip(*(p.micro_batches for p in pipelines), strict=True)]:
+            raise ValueError(f"stage {stage} computes {rows} rows of the micro-batches, not all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,6 +181,9 @@ class PartitionProblem:
         prices: of moves.
         unevenness: largest expert rows / speed of a rank, over that of all ranks together.
         is_whole: every living device gets work; no standby ranks.
+        rows_per_microbatch: the most, of a trainer that deals rows by the rule of
+            `core/layout/apportion`, also by stage where pipelines share experts; 0: of others, with
+            as many micro-batches as in the baseline, more only where they would be larger.
 
     Raises:
         ValueError: ranks are unknown or repeat.
@@ -195,6 +198,7 @@ class PartitionProblem:
     prices: MovePrices = MovePrices()
     unevenness: float = 1.0
     is_whole: bool = False
+    rows_per_microbatch: int = 0
 
     def __post_init__(self) -> None:
         if len(self.device_of) != len(self.devices) or not self.devices:

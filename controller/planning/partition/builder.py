@@ -14,6 +14,7 @@ from pacekeeper.controller.planning.partition.group_search import (
     Ranks,
     shard_ranks,
 )
+from pacekeeper.controller.planning.partition.row_deal import deal_rows
 from pacekeeper.controller.planning.partition.row_split import (
     LockstepPlan,
     lock_step_batches,
@@ -55,27 +56,43 @@ class Builder:
         self.problem = problem
         self.pricer = pricer
         self.schedule = schedule
+        self._rows_per_microbatch = problem.rows_per_microbatch
         self.sums = layer_sums(problem.model, problem.links)
         self.num_microbatches = max(len(p.micro_batches) for p in problem.baseline.pipelines)
         self.per_batch = max(max(p.micro_batches) for p in problem.baseline.pipelines)
         self._shapes: dict[object, GroupShape | None] = {}
         self._units: dict[object, LockstepPlan | None] = {}
 
-    def build(self, draft: CandidateGroups, *, is_tight: bool = False) -> Partition | None:
-        """None where the model does not fit. `is_tight`: shards by memory where speed asks more."""
+    def build(
+        self, draft: CandidateGroups, *, is_tight: bool = False, is_by_stage: bool = False
+    ) -> Partition | None:
+        """The partition of these groups.
+
+        Args:
+            draft: the groups.
+            is_tight: shards by memory where speed asks more.
+            is_by_stage: pipelines that share experts have other rows at each stage.
+
+        Returns:
+            None where the model does not fit, or rows by stage are asked for and there are none.
+        """
 
         def shapes(at: int) -> list[GroupShape | None]:
             groups = draft.groups[at]
             return [self._shape(ranks, len(groups), is_tight) for ranks in groups]
 
-        units = self._find_units(draft.expert_groups, shapes)
+        if is_by_stage and not self._has_rows_by_stage(draft.expert_groups, len(draft.groups[0])):
+            return None
+        units = self._find_units(draft.expert_groups, shapes, is_by_stage=is_by_stage)
         return None if units is None else self._divided(units)
 
-    def rebuild(self, now: Partition, *, has_other_shards: bool) -> Partition | None:
+    def rebuild(
+        self, now: Partition, *, has_other_shards: bool, is_by_stage: bool = False
+    ) -> Partition | None:
         """The same groups and layers with the best rows, and shards by speed if asked for.
 
-        Shards leave every rank at least one. None where a group has more ranks than shards, or
-        pipelines that share experts get fewer rows than micro-batches.
+        Shards leave every rank at least one. None where a group has more ranks than shards, there
+        are fewer rows than pipelines need, or rows by stage are asked for and there are none.
         """
         problem, device_of = self.problem, self.problem.device_of
 
@@ -95,7 +112,10 @@ class Builder:
             ]
 
         expert_groups = [pipeline.expert_group for pipeline in now.pipelines]
-        units = self._find_units(expert_groups, shapes, [p.cuts for p in now.pipelines])
+        cuts = [pipeline.cuts for pipeline in now.pipelines]
+        if is_by_stage and not self._has_rows_by_stage(expert_groups, len(cuts[0])):
+            return None
+        units = self._find_units(expert_groups, shapes, cuts, is_by_stage=is_by_stage)
         return None if units is None else self._divided(units)
 
     def _divided(self, units: Sequence[_LockstepGroup]) -> Partition | None:
@@ -124,6 +144,8 @@ class Builder:
         expert_groups: Sequence[int | None],
         shapes_of: Callable[[int], list[GroupShape | None]],
         cuts: Sequence[tuple[int, ...]] | None = None,
+        *,
+        is_by_stage: bool = False,
     ) -> list[_LockstepGroup] | None:
         """Pipelines that share experts are one unit, each other one is a unit by itself.
 
@@ -146,6 +168,7 @@ class Builder:
                 tuple(tuple(shape.cost for shape in of) for of in shapes),
                 ceil(len(of_unit) * pipelines_rows),
                 None if cuts is None else cuts[of_unit[0]],
+                is_by_stage,
             )
             if plan is None:
                 return None
@@ -204,8 +227,9 @@ class Builder:
         costs: tuple[tuple[GroupCost, ...], ...],
         rows: int,
         ends: tuple[int, ...] | None,
+        is_by_stage: bool,
     ) -> LockstepPlan | None:
-        key = (costs, rows, ends)
+        key = (costs, rows, ends, is_by_stage)
         if key not in self._units:
             self._units[key] = plan_lockstep_group(
                 costs,
@@ -215,39 +239,57 @@ class Builder:
                 unevenness=self.problem.unevenness,
                 schedule=self.schedule,
                 ends=ends,
+                rows_per_microbatch=self._rows_per_microbatch,
+                is_by_stage=is_by_stage,
             )
         return self._units[key]
 
+    def _has_rows_by_stage(self, expert_groups: Sequence[int | None], num_stages: int) -> bool:
+        """Whether the trainer deals rows by stage, and several pipelines share all experts."""
+        is_one = len(expert_groups) > 1 and {*expert_groups} == {expert_groups[0]} != {None}
+        return self._rows_per_microbatch > 0 and num_stages > 1 and is_one
+
     def _least_rows(self, unit: _LockstepGroup) -> int:
-        return 1 if unit.expert_group is None else self.num_microbatches
+        is_alone = unit.expert_group is None or self._rows_per_microbatch
+        return 1 if is_alone else self.num_microbatches
 
     def _assemble(self, units: Sequence[_LockstepGroup], rows: Sequence[int]) -> Partition:
-        pipelines: list[Pipeline] = []
+        pipelines: dict[int, Pipeline] = {}
+        by_stage: dict[int, tuple[int, ...]] = {}
         for unit, count in zip(units, rows, strict=True):
-            least = self._least_rows(unit)
-            spare = count - least * len(unit.members)
-            counts = rows_at_least(count, unit.plan.weights, least) if spare >= 0 else ()
-            for shapes, mine in zip(unit.shapes, counts, strict=True):
-                sizes = (
-                    micro_batches(
-                        mine, per_batch=self.per_batch, num_microbatches=self.num_microbatches
-                    )
-                    if unit.expert_group is None
-                    else lock_step_batches(mine, self.num_microbatches)
-                )
-                firsts = (0, *unit.plan.ends[:-1])
+            least, plan = self._least_rows(unit), unit.plan
+            stages = list(zip(*plan.weights, strict=True))
+            counts = rows_at_least(count, plan.mean_weights, least)
+            of_stages = [rows_at_least(count, weights, least) for weights in stages]
+            firsts = (0, *plan.ends[:-1])
+            for number, (at, shapes) in enumerate(zip(unit.members, unit.shapes, strict=True)):
                 cells = tuple(
                     StageShard(first_layer=first, end_layer=end, attention=s.attention, mlp=s.mlp)
-                    for s, first, end in zip(shapes, firsts, unit.plan.ends, strict=True)
+                    for s, first, end in zip(shapes, firsts, plan.ends, strict=True)
                 )
-                pipelines.append(
-                    Pipeline(cells=cells, micro_batches=sizes, expert_group=unit.expert_group)
+                pipelines[at] = Pipeline(
+                    cells=cells,
+                    micro_batches=self._batches(counts[number], unit),
+                    expert_group=unit.expert_group,
                 )
-        order = [at for unit in units for at in unit.members]
-        placed = dict(zip(order, pipelines, strict=True))
-        return Partition(
-            pipelines=tuple(placed[at] for at in sorted(placed)), schedule=self.schedule
-        )
+                by_stage[at] = tuple(of[number] for of in of_stages)
+        order = sorted(pipelines)
+        found = tuple(pipelines[at] for at in order)
+        if self._rows_per_microbatch:
+            has_stages = len(units) == 1 and len(units[0].plan.weights[0]) > 1
+            stage_rows = [by_stage[at] for at in order] if has_stages else ()
+            found = deal_rows(found, self._rows_per_microbatch, stage_rows)
+        return Partition(pipelines=found, schedule=self.schedule)
+
+    def _batches(self, rows: int, unit: _LockstepGroup) -> tuple[int, ...]:
+        """Micro-batches of a pipeline; one where `deal_rows` deals them."""
+        if self._rows_per_microbatch:
+            return (rows,)
+        if unit.expert_group is None:
+            return micro_batches(
+                rows, per_batch=self.per_batch, num_microbatches=self.num_microbatches
+            )
+        return lock_step_batches(rows, self.num_microbatches)
 
 
 def _renamed(runs: Sequence[ShardRun], ranks: Ranks) -> tuple[ShardRun, ...]:

@@ -1,7 +1,8 @@
 """Hard constraints of a partition: lockstep of pipelines with shared experts, whole model, memory.
 
 Pipelines that share experts wait for each other at every expert layer: they have the same stage
-boundaries and number of micro-batches, and differ in rows only.
+boundaries and number of micro-batches, and differ in rows only, which may be other ones at each
+stage where the trainer deals them so.
 """
 
 from pacekeeper.controller.planning.model.partition import Partition

@@ -36,16 +36,18 @@ def with_other_shards(partition: Partition, problem: PartitionProblem) -> Partit
 def _rebuilt(
     partition: Partition, problem: PartitionProblem, *, has_other_shards: bool
 ) -> Partition | None:
-    """The cheapest schedule's that is allowed; where none is, the first one's."""
+    """The cheapest that is allowed, of all schedules and of rows by pipeline and by stage.
+
+    Where none is allowed, the first.
+    """
     pricer = Pricer(problem)
-    found = [
-        made
-        for schedule in problem.schedules
-        if (
-            made := Builder(problem, pricer, schedule).rebuild(
-                partition, has_other_shards=has_other_shards
+    found = []
+    for schedule in problem.schedules:
+        builder = Builder(problem, pricer, schedule)
+        for is_by_stage in (False, True):
+            made = builder.rebuild(
+                partition, has_other_shards=has_other_shards, is_by_stage=is_by_stage
             )
-        )
-    ]
+            found += [made] if made else []
     allowed = [made for made in found if is_allowed(made, problem)] or found[:1]
     return min(allowed, key=lambda made: pricer.price(made).step_s, default=None)

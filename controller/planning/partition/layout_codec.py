@@ -1,13 +1,15 @@
 """Conversion between a partition with its expert placement and a `Layout`.
 
 Every partition has a layout where its pipelines share all experts or have none. The sizes of
-micro-batches are not part of it: trainers cut a pipeline's rows.
+micro-batches are not part of it: trainers cut the rows of a pipeline, or of its stages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
 from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
+from pacekeeper.controller.planning.partition.row_deal import deal_rows
 from pacekeeper.controller.planning.partition.row_split import lock_step_batches, micro_batches
 from pacekeeper.core.layout import layout as core
 from pacekeeper.core.layout.layout import Layout, ReplicaSet, ShardRun
@@ -45,11 +47,14 @@ def layout_of(
         raise ValueError("the pipelines of a layout share all experts, these are in several groups")
     first = partition.pipelines[0].cells[0]
     has_dense = [not of or layer in shared_mlp_layers for layer, of in enumerate(experts)]
-    pipelines = (
-        core.Pipeline(
-            stages=tuple(_stage(cell, has_dense) for cell in pipeline.cells), batch_share=share
-        )
-        for pipeline, share in zip(partition.pipelines, batch_shares_of(partition), strict=True)
+    pipelines = with_rows(
+        (
+            core.Pipeline(
+                stages=tuple(_stage(cell, has_dense) for cell in pipeline.cells), batch_share=1.0
+            )
+            for pipeline in partition.pipelines
+        ),
+        partition,
     )
     return Layout(
         generation=generation,
@@ -64,13 +69,28 @@ def layout_of(
     )
 
 
-def batch_shares_of(partition: Partition) -> tuple[float, ...]:
-    """Each pipeline's share of the rows."""
-    return tuple(pipeline.rows / partition.rows_per_step for pipeline in partition.pipelines)
+def with_rows(
+    pipelines: Iterable[core.Pipeline], partition: Partition
+) -> tuple[core.Pipeline, ...]:
+    """The pipelines of a layout with the shares of a partition's, at all stages or at each."""
+    num_rows = partition.rows_per_step
+    return tuple(
+        replace(
+            pipeline,
+            batch_share=of.rows / num_rows,
+            stage_shares=tuple(sum(rows) / num_rows for rows in of.stage_batches),
+        )
+        for pipeline, of in zip(pipelines, partition.pipelines, strict=True)
+    )
 
 
 def partition_of(
-    layout: Layout, *, num_rows: int, num_microbatches: int, rows_per_batch: int = 0
+    layout: Layout,
+    *,
+    num_rows: int,
+    num_microbatches: int,
+    rows_per_batch: int = 0,
+    rows_per_microbatch: int = 0,
 ) -> Partition:
     """The partition that a layout describes.
 
@@ -80,14 +100,20 @@ def partition_of(
     Args:
         layout: the layout.
         num_rows: rows of a step.
-        num_microbatches: of each pipeline.
+        num_microbatches: of each pipeline, of a trainer with a number of its own.
         rows_per_batch: the most in a micro-batch of a dense model; 0: no limit.
+        rows_per_microbatch: the most of a trainer that deals rows as the engine does, which decides
+            on the number of micro-batches; 0: another trainer.
 
     Raises:
         ValueError: pipelines that share experts have other cuts, or one of them has fewer rows than
-            micro-batches.
+            `num_microbatches`; a trainer that cannot follow stage shares has some.
     """
     check_live_layout(layout)
+    if layout.stage_shares and not rows_per_microbatch:
+        raise ValueError(
+            "the layout has shares of the rows by stage, which the trainer cannot deal"
+        )
     rows = layout.rows_of(num_rows)
     shares_experts = any(layout.experts)
     pipelines = []
@@ -105,7 +131,9 @@ def partition_of(
         if not count:
             raise ValueError(f"the pipeline of rank {pipeline.leader} has no rows")
         sizes = (
-            lock_step_batches(count, num_microbatches)
+            (count,)
+            if rows_per_microbatch
+            else lock_step_batches(count, num_microbatches)
             if shares_experts
             else micro_batches(
                 count, per_batch=rows_per_batch or count, num_microbatches=num_microbatches
@@ -114,6 +142,11 @@ def partition_of(
         pipelines.append(
             Pipeline(cells=cells, micro_batches=sizes, expert_group=0 if shares_experts else None)
         )
+    if rows_per_microbatch:
+        numbers = range(len(layout.stage_shares))
+        stages = [list(map(len, layout.rows_at(number, num_rows))) for number in numbers]
+        stage_rows = list(zip(*stages, strict=True))
+        pipelines = list(deal_rows(pipelines, rows_per_microbatch, stage_rows))
     return Partition(pipelines=tuple(pipelines), schedule=layout.schedule)
 
 

@@ -79,7 +79,10 @@ def plan_partition(problem: PartitionProblem) -> PartitionPlan:
 def _built(
     drafts: Sequence[CandidateGroups], schedule: Schedule, pricer: Pricer
 ) -> list[_Candidate]:
-    """The partitions of these groups that are allowed; shards by memory only where they must."""
+    """The partitions of these groups that are allowed; shards by memory only where they must.
+
+    Rows by stage are further partitions, where the trainer can deal them.
+    """
     problem = pricer.problem
     builders = [Builder(problem, pricer, schedule)]
     if any(device.link_speed < 1.0 for device in problem.devices):
@@ -87,9 +90,9 @@ def _built(
         devices = tuple(replace(device, link_speed=1.0) for device in problem.devices)
         builders.append(Builder(replace(problem, devices=devices), pricer, schedule))
     found = []
-    for draft, builder in product(drafts, builders):
+    for draft, builder, is_by_stage in product(drafts, builders, (False, True)):
         for is_tight in (False, True):
-            partition = builder.build(draft, is_tight=is_tight)
+            partition = builder.build(draft, is_tight=is_tight, is_by_stage=is_by_stage)
             if partition is not None and is_allowed(partition, problem):
                 found.append(_candidate(draft, partition, pricer, is_exact=False))
                 break

@@ -2,7 +2,8 @@
 
 A pipeline without experts is a group by itself. In a group a stage takes as long as its slowest
 pipeline, and its experts run at the speed of all ranks together; boundaries and rows are optimised
-in turns, each exactly for the other.
+in turns, each exactly for the other. Where each stage has shares of the rows of its own, its time
+for any layers follows from them, and both are optimised at once.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from pacekeeper.controller.planning.partition_cost.compute import (
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.pipeline_schedule import Schedule, num_in_flight
 
+Place = tuple[int, int, int]  # a stage, how many there are, ranks that share its experts
+
 NEXT_TO_NOTHING = 1e-9  # of the slowest stage
 TURNS = 4  # of cuts and rows; the best of them is kept
 
@@ -35,15 +38,21 @@ class LockstepPlan:
 
     Attributes:
         ends: the layer after each stage.
-        weights: rows of each pipeline, 1 in all.
+        weights: [pipelines][stages] rows of each pipeline, 1 in all; of one stage only where the
+            rows are the same at all stages.
         row_s: slope of the step time in rows of the group.
         constant_s: its intercept.
     """
 
     ends: tuple[int, ...]
-    weights: tuple[float, ...]
+    weights: tuple[tuple[float, ...], ...]
     row_s: float
     constant_s: float
+
+    @property
+    def mean_weights(self) -> tuple[float, ...]:
+        """Rows of each pipeline in the mean over the stages."""
+        return tuple(sum(of_stages) / len(of_stages) for of_stages in self.weights)
 
 
 def plan_lockstep_group(
@@ -55,6 +64,8 @@ def plan_lockstep_group(
     unevenness: float = 1.0,
     schedule: Schedule = Schedule.ONE_F_ONE_B,
     ends: tuple[int, ...] | None = None,
+    rows_per_microbatch: int = 0,
+    is_by_stage: bool = False,
 ) -> LockstepPlan | None:
     """Cuts and weights of pipelines in lock-step.
 
@@ -66,26 +77,17 @@ def plan_lockstep_group(
         unevenness: of the experts, as in `PartitionProblem`.
         schedule: how long activations are kept.
         ends: the cuts, where they are given.
+        rows_per_microbatch: the most, where there is a limit; 0: as many as there are.
+        is_by_stage: each stage has weights of its own.
 
     Returns:
         None where they do not fit into memory; given cuts are not checked.
     """
-    best: LockstepPlan | None = None
-    for start in _starts(costs, sums):
-        weights = start
-        last: tuple[int, ...] = ()
-        for _ in range(TURNS if len(costs) > 1 else 1):
-            cuts = ends or _cut(costs, sums, weights * rows, num_microbatches, unevenness, schedule)
-            if cuts is None or cuts == last:
-                break
-            last = cuts
-            own, fixed = _row_times(costs, sums, cuts, unevenness)
-            balanced = row_weights(own, fixed)
-            for tried in (weights, balanced):
-                plan = _priced(cuts, tried, own * tried[:, None], fixed, num_microbatches)
-                if best is None or plan.row_s < best.row_s:
-                    best = plan
-            weights = balanced
+    micro = _MicroBatches(
+        rows=rows, count=num_microbatches, most=rows_per_microbatch, schedule=schedule
+    )
+    plan_group = _rows_by_stage if is_by_stage else _rows_by_pipeline
+    best = plan_group(costs, sums, micro, unevenness, ends)
     if best is None:
         return None
     rest = sum(float(constant_s(sums, group)[-1]) for group in costs[0]) / len(costs[0])
@@ -95,6 +97,98 @@ def plan_lockstep_group(
         row_s=best.row_s,
         constant_s=rest / len(costs[0]) * (num_microbatches - 1) + rest,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MicroBatches:
+    """Rows of a step and `count` micro-batches, each of `most` rows of a pipeline (0: no limit)."""
+
+    rows: int
+    count: int
+    most: int
+    schedule: Schedule
+
+    @property
+    def per_batch(self) -> float:
+        return self.rows / self.count
+
+    def limit(self, sums: LayerSums, groups: Sequence[GroupCost], rows: Array, at: Place) -> Array:
+        """0 where layers [a, b) fit into the memory of the stage's groups, else infinite.
+
+        Args:
+            sums: prefix sums over layers.
+            groups: of the stage.
+            rows: [groups] of a micro-batch.
+            at: number of the stage, of how many, and ranks that share its experts.
+        """
+        stage, num_stages, sharers = at
+        held = num_in_flight(
+            self.schedule, stage, num_stages=num_stages, num_microbatches=self.count
+        )
+        limit = np.zeros((sums.num_layers + 1, sums.num_layers + 1))
+        for group, count in zip(groups, rows.tolist(), strict=True):
+            most = ceil(count - 1e-9)
+            most = min(most, self.most) if self.most else most
+            limit = np.maximum(limit, fits(sums, group, rows=most, num_held=held, sharers=sharers))
+        return limit
+
+
+def _rows_by_pipeline(
+    costs: Sequence[Sequence[GroupCost]],
+    sums: LayerSums,
+    micro: _MicroBatches,
+    unevenness: float,
+    ends: tuple[int, ...] | None,
+) -> LockstepPlan | None:
+    """The best cuts, and rows that are the same at all stages; in turns."""
+    best: LockstepPlan | None = None
+    for start in _starts(costs, sums):
+        weights = start
+        last: tuple[int, ...] = ()
+        for _ in range(TURNS if len(costs) > 1 else 1):
+            cuts = ends or _cut(costs, sums, weights, micro, unevenness)
+            if cuts is None or cuts == last:
+                break
+            last = cuts
+            own, fixed = _row_times(costs, sums, cuts, unevenness)
+            balanced = row_weights(own, fixed)
+            for tried in (weights, balanced):
+                plan = _priced(cuts, tried[:, None], own, fixed, micro.count)
+                if best is None or plan.row_s < best.row_s:
+                    best = plan
+            weights = balanced
+    return best
+
+
+def _rows_by_stage(
+    costs: Sequence[Sequence[GroupCost]],
+    sums: LayerSums,
+    micro: _MicroBatches,
+    unevenness: float,
+    ends: tuple[int, ...] | None,
+) -> LockstepPlan | None:
+    """The best cuts, where the pipelines of each stage have rows by speed."""
+    table = []
+    for stage, groups in enumerate(zip(*costs, strict=True)):
+        own = np.stack([spans(row_s(sums, group)) for group in groups])
+        fixed = np.stack([spans(constant_s(sums, group)) for group in groups]).max(axis=0)
+        expert = expert_row_s(sums, groups, unevenness)
+        some = np.isfinite(fixed)
+        shared = np.where(some, expert[None, :] - expert[:, None], 0.0)
+        together = 1.0 / np.where(some, (1.0 / own).sum(axis=0), 1.0)
+        sharers = sum(group.num_ranks for group in groups)
+        rows = np.full(len(groups), micro.per_batch / len(groups))  # checked again when they differ
+        limit = micro.limit(sums, groups, rows, (stage, len(costs[0]), sharers))
+        taken = micro.per_batch * (together + shared) + fixed
+        table.append(np.where(some, taken + limit, np.inf))
+    if ends is None:
+        found = best_stage_boundaries(table, micro.count)
+        if found is None:
+            return None
+        ends = found.ends
+    own, fixed = _row_times(costs, sums, ends, unevenness)
+    paces = 1.0 / np.maximum(own, NEXT_TO_NOTHING * float(own.max() + fixed.max()))
+    return _priced(ends, paces / paces.sum(axis=0), own, fixed, micro.count)
 
 
 def _starts(costs: Sequence[Sequence[GroupCost]], sums: LayerSums) -> list[Array]:
@@ -111,34 +205,28 @@ def _starts(costs: Sequence[Sequence[GroupCost]], sums: LayerSums) -> list[Array
 def _cut(
     costs: Sequence[Sequence[GroupCost]],
     sums: LayerSums,
-    rows: Array,
-    num_microbatches: int,
+    weights: Array,
+    micro: _MicroBatches,
     unevenness: float,
-    schedule: Schedule,
 ) -> tuple[int, ...] | None:
-    """The best cuts for rows [pipelines]; None where they do not fit into memory."""
+    """The best cuts for weights [pipelines]; None where they do not fit into memory."""
     num_stages = len(costs[0])
-    per_batch = rows / num_microbatches
+    per_batch = weights * micro.per_batch
     sharers = sum(group.num_ranks for of_pipeline in costs for group in of_pipeline)
     sharers = max(1, sharers // num_stages)
     table = []
     for stage in range(num_stages):
-        held = num_in_flight(
-            schedule, stage, num_stages=num_stages, num_microbatches=num_microbatches
-        )
         groups = [of_pipeline[stage] for of_pipeline in costs]
         expert = expert_row_s(sums, groups, unevenness)
         slowest = np.zeros((sums.num_layers + 1, sums.num_layers + 1))
-        limit = np.zeros_like(slowest)
         for group, count in zip(groups, per_batch.tolist(), strict=True):
             own = count * row_s(sums, group) + constant_s(sums, group)
             slowest = np.maximum(slowest, spans(own))
-            most = ceil(count - 1e-9)
-            limit = np.maximum(limit, fits(sums, group, rows=most, num_held=held, sharers=sharers))
+        limit = micro.limit(sums, groups, per_batch, (stage, num_stages, sharers))
         some = np.isfinite(slowest)
         shared = np.where(some, expert[None, :] - expert[:, None], 0.0) * per_batch.sum()
         table.append(slowest + shared + limit)
-    cuts = best_stage_boundaries(table, num_microbatches)
+    cuts = best_stage_boundaries(table, micro.count)
     return None if cuts is None else cuts.ends
 
 
@@ -183,11 +271,14 @@ def row_weights(own: Array, experts: Array) -> Array:
 
 
 def _priced(
-    ends: tuple[int, ...], weights: Array, each: Array, experts: Array, num_microbatches: int
+    ends: tuple[int, ...], weights: Array, own: Array, experts: Array, num_microbatches: int
 ) -> LockstepPlan:
-    stages = each.max(axis=0) + experts
+    """weights: [pipelines, stages], or [pipelines, 1] for all stages; own, experts: of one row."""
+    stages = (weights * own).max(axis=0) + experts
     whole = float(stages.sum() + (num_microbatches - 1) * stages.max()) / num_microbatches
-    return LockstepPlan(ends=ends, weights=tuple(weights.tolist()), row_s=whole, constant_s=0.0)
+    return LockstepPlan(
+        ends=ends, weights=tuple(map(tuple, weights.tolist())), row_s=whole, constant_s=0.0
+    )
 
 
 def share_rows(

@@ -14,7 +14,7 @@ def memory_bytes(partition: Partition, problem: PartitionProblem) -> dict[int, f
     known: dict[tuple[object, ...], float] = {}  # most ranks of a large job are alike
     for at, stage, cell in partition.places():
         pipeline = partition.pipelines[at]
-        rows = max(pipeline.micro_batches)
+        rows = max(pipeline.batches_at(stage))
         held = num_in_flight(
             partition.schedule,
             stage,

@@ -82,23 +82,26 @@ class StageTimeModel:
     def times(self, partition: Partition) -> tuple[PipelineTimes, ...]:
         """Times of each pipeline.
 
-        Pipelines that share experts wait, micro-batch by micro-batch, for the slowest of them.
+        Pipelines that share experts, or the rows of a micro-batch, wait for the slowest of them,
+        micro-batch by micro-batch.
         """
         nodes = {self.problem.device_of[rank].node for rank in partition.ranks}
         parts: dict[object, list[int]] = {}
         for at, pipeline in enumerate(partition.pipelines):
-            alone = ("alone", at) if pipeline.expert_group is None else pipeline.expert_group
-            parts.setdefault(alone, []).append(at)
+            is_alone = pipeline.expert_group is None and not pipeline.stage_batches
+            together = ("alone", at) if is_alone else pipeline.expert_group
+            parts.setdefault(together, []).append(at)
         result: dict[int, PipelineTimes] = {}
         for members in parts.values():
             pipelines = [partition.pipelines[at] for at in members]
             forward_s, backward_s, weight_s = self._compute(pipelines, partition.schedule)
+            shared_s = self._shared_boundaries(pipelines) if partition.has_rows_by_stage else None
             for at, pipeline in zip(members, pipelines, strict=True):
                 result[at] = PipelineTimes(
                     forward_s=forward_s,
                     backward_s=backward_s,
                     weight_s=weight_s,
-                    message_s=self._boundaries(pipeline),
+                    message_s=self._boundaries(pipeline) if shared_s is None else shared_s,
                     sync_s=np.array(
                         [
                             self.sync_s(cell, len(partition.pipelines), len(nodes) == 1)
@@ -137,7 +140,9 @@ class StageTimeModel:
         self, pipelines: Sequence[Pipeline], schedule: Schedule
     ) -> tuple[Array, Array, Array]:
         """Forward, input and weight gradients [stages, micro-batches] of one lock-step."""
-        rows = np.array([pipeline.micro_batches for pipeline in pipelines], dtype=np.float64)
+        stages = range(len(pipelines[0].cells))
+        # [pipelines, stages, micro-batches]
+        rows = np.array([[one.batches_at(stage) for stage in stages] for one in pipelines], float)
         ratio = self.problem.model.backward_ratio
         cells = [[self._cell(cell) for cell in pipeline.cells] for pipeline in pipelines]
         # [pipelines, stages]
@@ -157,9 +162,9 @@ class StageTimeModel:
             """Seconds until the slowest pipeline; compute and messages may have different
             slowest ones.
             """
-            own_s = scale * compute[:, :, None] * rows[:, None, :]
+            own_s = scale * compute[:, :, None] * rows
             if has_messages:
-                own_s += communication[:, :, None] * rows[:, None, :] + sums[:, :, None]
+                own_s += communication[:, :, None] * rows + sums[:, :, None]
             slowest: Array = own_s.max(axis=0)
             for stage, groups in mixed:
                 slowest[stage] = groups.chunk_s(scale) if has_messages else groups.weight_s(scale)
@@ -180,7 +185,7 @@ class StageTimeModel:
         found = []
         for stage, cell in enumerate(pipelines[0].cells):
             costs = [of_pipeline[stage].cost for of_pipeline in cells]
-            mixed = mixed_stage(costs, cell.first_layer, cell.end_layer, self.sums, rows)
+            mixed = mixed_stage(costs, cell.first_layer, cell.end_layer, self.sums, rows[:, stage])
             if mixed is not None:
                 found.append((stage, mixed))
         return found
@@ -210,6 +215,29 @@ class StageTimeModel:
         rows = np.array(pipeline.micro_batches, dtype=np.float64)
         boundaries: Array = fixed[:, None] + of_row[:, None] * rows
         return boundaries
+
+    def _shared_boundaries(self, pipelines: Sequence[Pipeline]) -> Array:
+        """[stages - 1, micro-batches] until all hidden states have gone to the next stage's ranks.
+
+        Rows of a micro-batch are consecutive in the order of the pipelines' leaders, at each stage;
+        a stage sends to, and receives from, those whose rows overlap its own, one after the other.
+        """
+        ordered = sorted(pipelines, key=lambda one: one.cells[0].attention[0].rank)
+        stages = range(len(ordered[0].cells))
+        rows = np.array([[one.batches_at(stage) for one in ordered] for stage in stages])
+        ends = rows.cumsum(axis=1)  # [stages, pipelines, micro-batches]
+        begins = ends - rows
+        found = np.zeros((len(stages) - 1, rows.shape[2]))
+        for stage in stages[:-1]:
+            first = np.maximum(begins[stage][:, None], begins[stage + 1][None])
+            last = np.minimum(ends[stage][:, None], ends[stage + 1][None])
+            count = np.maximum(last - first, 0)  # [senders, receivers, micro-batches]
+            sides = [[one.cells[at] for one in ordered] for at in (stage, stage + 1)]
+            each = np.array([[self._message(a, b) for b in sides[1]] for a in sides[0]])
+            taken_s = np.where(count > 0, each[:, :, :1] + each[:, :, 1:] * count, 0.0)
+            busiest = np.maximum(taken_s.sum(axis=1).max(axis=0), taken_s.sum(axis=0).max(axis=0))
+            found[stage] = busiest
+        return found
 
     def _message(self, sender: StageShard, receiver: StageShard) -> tuple[float, float]:
         """(latency, seconds per row) of the boundary between two stages."""

@@ -209,7 +209,7 @@ def test_who_joins_has_a_part_and_existing_pipelines_keep_their_cuts() -> None:
         is_full = all(len(stage.group) >= most for stages in after.mesh for stage in stages)
         assert is_full or not set(after.standing_by) & set(fresh)
         for pipeline in layout.pipelines:
-            assert after.pipeline_of(pipeline.leader).ends == pipeline.ends
+            assert after.pipelines[after.place_of(pipeline.leader)[1]].ends == pipeline.ends
         moves = diff_layouts(layout, after)
         assert all(move.source is not None for move in moves)
         assert bool(after.state_owners) == bool(layout.state_owners)

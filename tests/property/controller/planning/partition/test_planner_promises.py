@@ -95,7 +95,7 @@ def check_sayable(partition: Partition, num_layers: int) -> Layout:
     for pipeline in partition.pipelines:
         (leader,) = set(leaders) & set(pipeline.cells[0].ranks)
         assert rows[leader] == pipeline.rows
-        stages = layout.pipeline_of(leader).stages
+        stages = layout.pipelines[layout.place_of(leader)[1]].stages
         for cell, stage in zip(pipeline.cells, stages, strict=True):
             assert (cell.first_layer, cell.end_layer) == (stage.first_layer, stage.end_layer)
             assert cell.attention == tuple(run for run in stage.attention if run.end > run.first)
