@@ -20,6 +20,7 @@ from pacekeeper.agent.nvml.sampler import Sampler
 from pacekeeper.agent.rings.collector import RingCollector
 from pacekeeper.agent.rings.fencing_epoch import FILE_NAME, FencingEpoch
 from pacekeeper.agent.rings.ring_batch import RingBatch, find_deaths
+from pacekeeper.agent.rings.stack_dump import DumpTarget, take_dump
 from pacekeeper.agent.trace_recorder import TraceRecorder
 from pacekeeper.agent.uplink.batching import (
     SampleFilter,
@@ -36,6 +37,7 @@ from pacekeeper.core.config.security import unencrypted_controller
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.telemetry.node_report import AgentHealth
 from pacekeeper.core.telemetry.samples import DeviceSample
+from pacekeeper.core.telemetry.sign_of_life import RankStack
 from pacekeeper.protos import control_pb2, telemetry_pb2, tls
 from pacekeeper.protos.convert import reports
 
@@ -94,6 +96,7 @@ class Agent:
         self._sequence = 0
         self._reported_s = 0.0
         self._num_unencodable = 0
+        self._dumps: dict[Path, asyncio.Task[None]] = {}  # under way, by ring
         self._last_reports: dict[
             str, tuple[int, int]
         ] = {}  # by job: sequence of its newest report, drops until then
@@ -155,7 +158,7 @@ class Agent:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, *self._dumps.values(), return_exceptions=True)
             self.sampler.stop()
             self.collector.close()
             if health is not None:
@@ -304,11 +307,37 @@ class Agent:
             case "request_probe":
                 probe = message.request_probe
                 self.collector.request_probe(probe.job, probe.number, probe.run_id)
+            case "request_stacks":
+                asked = message.request_stacks
+                targets = self.collector.dump_targets(
+                    asked.job, frozenset(asked.ranks), asked.run_id
+                )
+                for target in targets:
+                    self._begin_dump(asked.job, asked.run_id, target)
             case other:
                 _log.warning(
                     "command %s ignored: this agent does not know it; the controller may be newer",
                     other,
                 )
+
+    def _begin_dump(self, job: str, run_id: int, target: DumpTarget) -> None:
+        """Take a dump beside the loop, unless one of this ring is under way."""
+        if target.ring in self._dumps:
+            return
+
+        async def dump() -> None:
+            try:
+                stack = await asyncio.to_thread(take_dump, target)
+                self.collector.add_stack(job, stack, run_id)
+                _log.info("job=%s rank=%d stack dump by %s", job, target.rank, stack.source or "-")
+            finally:
+                del self._dumps[target.ring]
+
+        if self.config.stack_dumps:
+            self._dumps[target.ring] = asyncio.create_task(dump())
+        else:
+            off = RankStack(rank=target.rank, source="", text="[agent] stack_dumps is off")
+            self.collector.add_stack(job, off, run_id)
 
     async def _flush(self, uplink: "asyncio.Task[None]") -> None:
         """Poll the rings once more and send the waiting reports, for at most FLUSH_TIMEOUT_S."""

@@ -99,14 +99,25 @@ class SetSuspects(_message.Message):
     run_id: int
     def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., run_id: _Optional[int] = ...) -> None: ...
 
+class RequestStacks(_message.Message):
+    __slots__ = ("job", "ranks", "run_id")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    run_id: int
+    def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., run_id: _Optional[int] = ...) -> None: ...
+
 class AttachResponse(_message.Message):
-    __slots__ = ("welcome", "acknowledge", "offer_plan", "notify_deaths", "request_probe", "set_suspects", "term")
+    __slots__ = ("welcome", "acknowledge", "offer_plan", "notify_deaths", "request_probe", "set_suspects", "request_stacks", "term")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     OFFER_PLAN_FIELD_NUMBER: _ClassVar[int]
     NOTIFY_DEATHS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_PROBE_FIELD_NUMBER: _ClassVar[int]
     SET_SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_STACKS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     acknowledge: Acknowledge
@@ -114,5 +125,6 @@ class AttachResponse(_message.Message):
     notify_deaths: NotifyDeaths
     request_probe: RequestProbe
     set_suspects: SetSuspects
+    request_stacks: RequestStacks
     term: int
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., offer_plan: _Optional[_Union[OfferPlan, _Mapping]] = ..., notify_deaths: _Optional[_Union[NotifyDeaths, _Mapping]] = ..., request_probe: _Optional[_Union[RequestProbe, _Mapping]] = ..., set_suspects: _Optional[_Union[SetSuspects, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., offer_plan: _Optional[_Union[OfferPlan, _Mapping]] = ..., notify_deaths: _Optional[_Union[NotifyDeaths, _Mapping]] = ..., request_probe: _Optional[_Union[RequestProbe, _Mapping]] = ..., set_suspects: _Optional[_Union[SetSuspects, _Mapping]] = ..., request_stacks: _Optional[_Union[RequestStacks, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...

@@ -423,7 +423,7 @@ class GetExplanationResponse(_message.Message):
     def __init__(self, explanation: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
 
 class Explanation(_message.Message):
-    __slots__ = ("incident", "measured", "phases", "gain_ratio", "plans", "notes", "timeline")
+    __slots__ = ("incident", "measured", "phases", "gain_ratio", "plans", "notes", "timeline", "stacks")
     INCIDENT_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +431,7 @@ class Explanation(_message.Message):
     PLANS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
     incident: Incident
     measured: SlowdownEstimate
     phases: _containers.RepeatedCompositeFieldContainer[Phase]
@@ -438,7 +439,18 @@ class Explanation(_message.Message):
     plans: _containers.RepeatedCompositeFieldContainer[PlanNote]
     notes: _containers.RepeatedCompositeFieldContainer[Note]
     timeline: IncidentTimeline
-    def __init__(self, incident: _Optional[_Union[Incident, _Mapping]] = ..., measured: _Optional[_Union[SlowdownEstimate, _Mapping]] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., gain_ratio: _Optional[float] = ..., plans: _Optional[_Iterable[_Union[PlanNote, _Mapping]]] = ..., notes: _Optional[_Iterable[_Union[Note, _Mapping]]] = ..., timeline: _Optional[_Union[IncidentTimeline, _Mapping]] = ...) -> None: ...
+    stacks: _containers.RepeatedCompositeFieldContainer[StackDump]
+    def __init__(self, incident: _Optional[_Union[Incident, _Mapping]] = ..., measured: _Optional[_Union[SlowdownEstimate, _Mapping]] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., gain_ratio: _Optional[float] = ..., plans: _Optional[_Iterable[_Union[PlanNote, _Mapping]]] = ..., notes: _Optional[_Iterable[_Union[Note, _Mapping]]] = ..., timeline: _Optional[_Union[IncidentTimeline, _Mapping]] = ..., stacks: _Optional[_Iterable[_Union[StackDump, _Mapping]]] = ...) -> None: ...
+
+class StackDump(_message.Message):
+    __slots__ = ("rank", "source", "text")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    source: str
+    text: str
+    def __init__(self, rank: _Optional[int] = ..., source: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class SlowdownEstimate(_message.Message):
     __slots__ = ("slowdown", "low", "high", "num_values")

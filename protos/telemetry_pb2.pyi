@@ -522,8 +522,38 @@ class LayoutFile(_message.Message):
     layout_json: bytes
     def __init__(self, generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ...) -> None: ...
 
+class RankPhase(_message.Message):
+    __slots__ = ("rank", "phase", "held_s", "usual_s", "is_standing", "process_state", "kernel_wait", "cpu_ratio")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    HELD_S_FIELD_NUMBER: _ClassVar[int]
+    USUAL_S_FIELD_NUMBER: _ClassVar[int]
+    IS_STANDING_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_STATE_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_WAIT_FIELD_NUMBER: _ClassVar[int]
+    CPU_RATIO_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    phase: str
+    held_s: float
+    usual_s: float
+    is_standing: bool
+    process_state: str
+    kernel_wait: str
+    cpu_ratio: float
+    def __init__(self, rank: _Optional[int] = ..., phase: _Optional[str] = ..., held_s: _Optional[float] = ..., usual_s: _Optional[float] = ..., is_standing: bool = ..., process_state: _Optional[str] = ..., kernel_wait: _Optional[str] = ..., cpu_ratio: _Optional[float] = ...) -> None: ...
+
+class RankStack(_message.Message):
+    __slots__ = ("rank", "source", "text")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    source: str
+    text: str
+    def __init__(self, rank: _Optional[int] = ..., source: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
 class JobReport(_message.Message):
-    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "run_id", "probes", "plans_refused", "checkpoints", "snapshots", "pairs")
+    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "run_id", "probes", "plans_refused", "checkpoints", "snapshots", "phases", "stacks", "pairs")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -537,6 +567,8 @@ class JobReport(_message.Message):
     PLANS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
     PAIRS_FIELD_NUMBER: _ClassVar[int]
     job: str
     attached: _containers.RepeatedCompositeFieldContainer[Attachment]
@@ -551,8 +583,10 @@ class JobReport(_message.Message):
     plans_refused: PlanRefusedColumns
     checkpoints: CheckpointColumns
     snapshots: CheckpointColumns
+    phases: _containers.RepeatedCompositeFieldContainer[RankPhase]
+    stacks: _containers.RepeatedCompositeFieldContainer[RankStack]
     pairs: PairColumns
-    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., run_id: _Optional[int] = ..., probes: _Optional[_Union[ProbeColumns, _Mapping]] = ..., plans_refused: _Optional[_Union[PlanRefusedColumns, _Mapping]] = ..., checkpoints: _Optional[_Union[CheckpointColumns, _Mapping]] = ..., snapshots: _Optional[_Union[CheckpointColumns, _Mapping]] = ..., pairs: _Optional[_Union[PairColumns, _Mapping]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., run_id: _Optional[int] = ..., probes: _Optional[_Union[ProbeColumns, _Mapping]] = ..., plans_refused: _Optional[_Union[PlanRefusedColumns, _Mapping]] = ..., checkpoints: _Optional[_Union[CheckpointColumns, _Mapping]] = ..., snapshots: _Optional[_Union[CheckpointColumns, _Mapping]] = ..., phases: _Optional[_Iterable[_Union[RankPhase, _Mapping]]] = ..., stacks: _Optional[_Iterable[_Union[RankStack, _Mapping]]] = ..., pairs: _Optional[_Union[PairColumns, _Mapping]] = ...) -> None: ...
 
 class AgentHealth(_message.Message):
     __slots__ = ("nvml", "records_read", "records_lost", "records_corrupt", "batches_dropped", "unreadable", "num_devices")

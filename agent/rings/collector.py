@@ -19,11 +19,13 @@ from pacekeeper.agent.rings.fencing_epoch import FencingEpoch
 from pacekeeper.agent.rings.job_state import DrainedRing, JobState, merge_commands, own_command
 from pacekeeper.agent.rings.reader import RecordCounts, RingReader, open_ring
 from pacekeeper.agent.rings.ring_batch import RingBatch
+from pacekeeper.agent.rings.stack_dump import DumpTarget
 from pacekeeper.core.errors import VersionError
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import PlanFile
 from pacekeeper.core.telemetry.records import Record
+from pacekeeper.core.telemetry.sign_of_life import RankPhase, RankStack
 
 RELEASE_DELAY_S = 60.0  # after the last record of an ended job, for records that arrive late
 _log = logging.getLogger(__name__)
@@ -200,6 +202,30 @@ class RingCollector:
         if known is not None and known.run_id == run_id and number > known.command.probe:
             self._update_commands(known, lambda old: replace(old, probe=max(number, old.probe)))
 
+    def dump_targets(
+        self, job: str, ranks: frozenset[int], run_id: int = 0
+    ) -> tuple[DumpTarget, ...]:
+        """The processes of these ranks of this incarnation, as far as they are on this node."""
+        known = self._jobs.get(job)
+        if known is None or known.run_id != run_id:
+            return ()
+        return tuple(
+            DumpTarget(
+                rank=reader.attachment.rank,
+                ring=reader.path,
+                pid=reader.process(),
+                signal=reader.sign().dump_signal,
+            )
+            for reader in known.current_ranks
+            if reader.attachment.rank in ranks
+        )
+
+    def add_stack(self, job: str, stack: RankStack, run_id: int = 0) -> None:
+        """Report a dump with the next poll, unless the job was started anew meanwhile."""
+        known = self._jobs.get(job)
+        if known is not None and known.run_id == run_id:
+            known.stacks.append(stack)
+
     def _update_commands(
         self, job: JobState, change: Callable[[shm_ring.CommandSlot], shm_ring.CommandSlot]
     ) -> None:
@@ -237,15 +263,21 @@ class RingCollector:
                 if opened.is_rank:
                     attached.append(opened.attachment)
         orphans = job.orphans()  # determined before reading, when all their records are written
+        phases: list[RankPhase] = []
         for reader in job.rings.values():
-            records[reader.attachment.run_id] += reader.records(self.counts)
+            own = reader.records(self.counts)
+            records[reader.attachment.run_id] += own
             reader.write_heartbeat(now_s)
+            is_watched = reader.is_rank and job.is_current(reader.attachment)
+            if is_watched and (seen := reader.standstill(own, now_s)) is not None:
+                phases.append(seen)
         job.apply_records(records[job.run_id], now_s)
         unseen = job.inferred_exits(orphans, now_s)
         job.apply_records(unseen, now_s)
         records[job.run_id] += unseen
         self._remove_plans(name, files, before=job.active_generation)
         layouts = self._new_layouts(name, job, files)
+        stacks, job.stacks = job.stacks, []
         for key in [k for k in self.unreadable if k.startswith(f"{name}/")]:
             if key.removeprefix(f"{name}/") not in files:
                 del self.unreadable[key]
@@ -256,6 +288,8 @@ class RingCollector:
                 attached=tuple(a for a in attached if a.run_id == run_id),
                 records=tuple(records[run_id]),
                 layouts=tuple(layouts[run_id]),
+                phases=tuple(phases) if run_id == job.run_id else (),
+                stacks=tuple(stacks) if run_id == job.run_id else (),
             )
             for run_id in sorted({job.run_id, *records, *layouts, *(a.run_id for a in attached)})
         )

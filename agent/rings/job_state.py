@@ -8,6 +8,7 @@ from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import EXIT_UNKNOWN, RankExitRecord
 from pacekeeper.core.telemetry.shm_ring import CommandSlot
+from pacekeeper.core.telemetry.sign_of_life import RankStack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class JobState:
         last_record_s: Time of the last record or new ring, monotonic.
         drained: Closed rings by file name.
         stamps_ns: mtime_ns of the directory in the last two polls.
+        stacks: Dumps of ranks that are to be reported.
     """
 
     run_id: int = 0
@@ -48,6 +50,7 @@ class JobState:
     last_record_s: float = 0.0
     drained: dict[str, DrainedRing] = field(default_factory=dict)
     stamps_ns: tuple[int | None, int | None] = (None, None)
+    stacks: list[RankStack] = field(default_factory=list)
 
     @property
     def current_ranks(self) -> list[RingReader]:
@@ -113,6 +116,7 @@ class JobState:
         self.run_id = run_id
         self.command = shm_ring.CommandSlot(run_id=run_id)
         self.exits, self.active_generation = {}, 0
+        self.stacks = []
 
     def apply_records(self, records: Iterable[object], now_s: float) -> None:
         """Update exits and the active generation from records of this incarnation."""

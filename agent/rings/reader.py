@@ -11,12 +11,16 @@ import logging
 import os
 import stat
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pacekeeper.agent.host.process_state import lock_holder, read_process
+from pacekeeper.agent.rings.standstill import PhaseWatch
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import Record
+from pacekeeper.core.telemetry.sign_of_life import SIGN, RankPhase, SignOfLife, decode_sign
 from pacekeeper.protos.convert import reports
 
 LOOKAHEAD_SLOTS = 4  # whole records after a missing one that prove it abandoned
@@ -45,6 +49,7 @@ class RingReader:
         command: Content of its command slot.
         was_locked: The writer held the file's lock at opening, so a free lock proves its exit.
         problem: Why the file cannot be read to its end, or written; logged once.
+        watch: The phases of the rank.
     """
 
     path: Path
@@ -56,6 +61,7 @@ class RingReader:
     command_sequence: int = 0
     was_locked: bool = False
     problem: str = ""
+    watch: PhaseWatch = field(default_factory=PhaseWatch)
     _stuck_at: int = -1
     _corrupt_at: int = -1
 
@@ -99,6 +105,31 @@ class RingReader:
                 break
             self.index += 1
         return found
+
+    def sign(self) -> SignOfLife:
+        """The rank's phase as it is published now."""
+        return decode_sign(self._read(shm_ring.SIGN_OFFSET, SIGN.size))
+
+    def standstill(self, records: Iterable[Record], now_s: float) -> RankPhase | None:
+        """What is to be reported of the rank's phase at this poll; None: nothing.
+
+        Args:
+            records: Its new records.
+            now_s: Monotonic clock.
+        """
+        seen = self.watch.observe(self.sign(), records, now_s)
+        if seen is None:
+            return None
+        seen = replace(seen, rank=self.attachment.rank)
+        process = read_process(pid) if seen.is_standing and (pid := self.process()) else None
+        return seen if process is None else self.watch.with_process(seen, process, now_s)
+
+    def process(self) -> int:
+        """The process that writes the ring, in the agent's namespace; 0: not visible."""
+        try:
+            return lock_holder(os.fstat(self.descriptor))
+        except OSError:
+            return 0
 
     def read_remaining(self, counts: RecordCounts) -> list[Record]:
         """All remaining records of a ring that is not polled again; bad ones are read twice."""

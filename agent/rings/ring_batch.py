@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import RankExitRecord, Record
+from pacekeeper.core.telemetry.sign_of_life import RankPhase, RankStack
 
 _NO_PIDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 
@@ -19,10 +20,12 @@ class RingBatch:
     attached: tuple[Attachment, ...] = ()
     records: tuple[Record, ...] = ()
     layouts: tuple[tuple[int, bytes], ...] = ()
+    phases: tuple[RankPhase, ...] = ()
+    stacks: tuple[RankStack, ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        return not (self.attached or self.records or self.layouts)
+        return not (self.attached or self.records or self.layouts or self.phases or self.stacks)
 
 
 def find_deaths(

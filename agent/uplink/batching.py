@@ -73,6 +73,8 @@ def build_report(
                 attached=r.attached,
                 records=r.records,
                 layouts=r.layouts,
+                phases=r.phases,
+                stacks=r.stacks,
             )
             for r in readings
             if not r.is_empty

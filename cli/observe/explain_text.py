@@ -29,6 +29,13 @@ def explanation_lines(explanation: Any) -> Iterator[str]:
     yield "[bold]Cause[/]"
     for part in cause_lines(incident):
         yield f"  {escape(part)}"
+    for stack in explanation.stacks:
+        yield ""
+        yield f"[bold]Stacks of rank {stack.rank}[/]" + (
+            f" by {escape(stack.source)}" if stack.source else ": none"
+        )
+        for line in stack.text.splitlines():
+            yield f"  {escape(line)}"
     yield ""
     yield "[bold]Decisions[/]"
     if not explanation.plans:

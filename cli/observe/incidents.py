@@ -79,7 +79,7 @@ def _print(incident: Any) -> None:
     opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident.opened_unix_s))
     is_open = not incident.HasField("closed_unix_s")
     state = "[bold red]open[/]" if is_open else f"[green]closed at step {incident.closed_step}[/]"
-    slow = "" if incident.kind == "death" else f" x{incident.slowdown:.2f}"
+    slow = "" if incident.kind in ("death", "hang") else f" x{incident.slowdown:.2f}"
     where = escape(ranks_text(incident))
     if incident.kind in ADVISORY_KINDS:
         where, slow = "costs", f" {1.0 - 1.0 / incident.slowdown:.1%} of a step"

@@ -102,7 +102,7 @@ def incident_cells(incident: Any) -> list[Text]:
         str(incident.incident_id),
         incident.kind,
         ranks_column(incident),
-        "" if incident.kind == "death" else f"x{incident.slowdown:.2f}",
+        "" if incident.kind in ("death", "hang") else f"x{incident.slowdown:.2f}",
         time.strftime("%H:%M:%S", time.localtime(incident.opened_unix_s)),
         "open" if is_open else f"to {incident.closed_step}",
         incident.cause or incident.reason,

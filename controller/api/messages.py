@@ -273,6 +273,7 @@ def explanation_view(state: State, explanation: Explanation) -> status_pb2.Expla
         plans=[_plan_view(note) for note in explanation.plans],
         notes=[message_of(status_pb2.Note, note) for note in explanation.notes],
         timeline=columns_of(status_pb2.IncidentTimeline, explanation.rows),
+        stacks=[message_of(status_pb2.StackDump, stack) for stack in explanation.stacks],
     )
 
 

@@ -29,12 +29,14 @@ from pacekeeper.controller.state.events import (
     OfferPlan,
     RequestDecision,
     RequestProbe,
+    RequestStacks,
     SaveDecision,
     SaveIncident,
     SaveJob,
     SaveLayout,
     SaveOrder,
     SaveProposal,
+    SaveStack,
     SaveStrike,
     StepSummary,
 )
@@ -112,6 +114,9 @@ class CommandExecutor:
             case RequestProbe(job=job, nodes=nodes, number=number, run_id=run_id):
                 asked = control_pb2.RequestProbe(job=job, number=number, run_id=run_id)
                 self.agents.send(nodes, "probe", job, AttachResponse(request_probe=asked))
+            case RequestStacks(job=job, nodes=nodes, ranks=ranks, run_id=run_id):
+                request = control_pb2.RequestStacks(job=job, ranks=list(ranks), run_id=run_id)
+                self.agents.send(nodes, "stacks", job, AttachResponse(request_stacks=request))
             case SaveIncident(incident=incident):
                 self.metrics.count_incident(incident)
                 self.status.publish_incident(incident)
@@ -128,7 +133,7 @@ class CommandExecutor:
                 if decision.layout is not None:
                     about = f"generation={decision.layout.generation} level={decision.level}"
                     self.listener_setup.audit_plan(job, about, decision.reason)
-            case SaveLayout() | SaveProposal() | SaveJob() | SaveStrike():
+            case SaveLayout() | SaveProposal() | SaveJob() | SaveStrike() | SaveStack():
                 pass  # stored already
             case ForgetJob() | ForgetLayouts() | SaveOrder() | DeleteOrder():
                 pass  # so are these

@@ -68,6 +68,7 @@ NOT_MITIGABLE = (
     FindingKind.LINK,
     FindingKind.HOST,
     FindingKind.INPUT,
+    FindingKind.HANG,
     FindingKind.SEQUENCE_IMBALANCE,
     FindingKind.STAGE_IMBALANCE,
 )
@@ -182,6 +183,24 @@ def close_one(
 def mitigable(job: JobState) -> list[Incident]:
     """Return the open incidents whose kind can be mitigated by a layout."""
     return [one for one in job.open_incidents if one.finding.kind not in NOT_MITIGABLE]
+
+
+def open_hangs(job: JobState) -> list[Incident]:
+    """Return the open incidents of ranks that stand still."""
+    return [one for one in job.open_incidents if one.finding.kind is FindingKind.HANG]
+
+
+def add_action(job: JobState, incident_id: int, action: str) -> tuple[JobState, list[Command]]:
+    """Append an action to one incident, unless it has it."""
+    commands: list[Command] = []
+    noted = []
+    for incident in job.incidents:
+        if incident.incident_id == incident_id and action not in incident.actions:
+            incident = replace(incident, actions=(*incident.actions, action))
+            said = f"job={job.name} incident={incident_id} {action}"
+            commands += [SaveIncident(incident=incident), Log(text=said)]
+        noted.append(incident)
+    return replace(job, incidents=tuple(noted)), commands
 
 
 def note_action(job: JobState, action: str) -> tuple[JobState, list[Command]]:

@@ -9,7 +9,7 @@ reports contain), `controller/detection/root_cause.py` (why a rank is slow),
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller.detection import coverage, root_cause
+from pacekeeper.controller.detection import coverage, hangs, root_cause
 from pacekeeper.controller.detection.link_verdicts import slow_links
 from pacekeeper.controller.machine import job_lifecycle, report_parsing, reports, tick
 from pacekeeper.controller.machine.tick import next_jobs
@@ -234,6 +234,8 @@ def _update_on_tick(
         if job.plan.asked and now_s - job.plan.asked_s > DECIDE_WITHIN_S:
             commands.append(Log(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
             job = replace(job, plan=replace(job.plan, asked=0))
+        state, job, said = hangs.judge_hangs(state, job, now_s)
+        commands += said
         job, said = probes.update_probe(job, now_s, unix_s)
         commands += said
         job, said = approvals.close_if_stale(job, config.policy, unix_s)

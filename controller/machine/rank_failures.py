@@ -64,7 +64,7 @@ def mark_ranks_dead(
         ),
         layouts=replace(job.layouts, baseline=None),  # it needs the dead ranks
     )
-    for kind in (FindingKind.DEVICE, FindingKind.LINK, FindingKind.INPUT):
+    for kind in (FindingKind.DEVICE, FindingKind.LINK, FindingKind.INPUT, FindingKind.HANG):
         job, said = incidents.close(job, dead, kind, unix_s, "the rank died")
         commands += said
     job, said = announce_deaths(job, now_s)

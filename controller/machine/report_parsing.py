@@ -87,7 +87,9 @@ def _as_one(parts: Sequence[Part]) -> Part:
 
 
 def _is_work(report: JobReport) -> bool:
-    if report.attached or report.layouts or not (report.records or report.micro_batches):
+    if report.attached or report.layouts or report.phases or report.stacks:
+        return False
+    if not (report.records or report.micro_batches):
         return False
     return _WORK.issuperset(map(type, report.records))
 

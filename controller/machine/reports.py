@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import chain
 
-from pacekeeper.controller.detection import incidents
+from pacekeeper.controller.detection import hangs, incidents
 from pacekeeper.controller.machine import (
     checkpoints,
     expert_loads,
@@ -88,6 +88,9 @@ def ingest_report(
     commands += said
     job, said = _take_saves(job, told)
     commands += said
+    if report.phases or report.stacks:
+        job, said = hangs.record_phases(state, job, report.phases, report.stacks, now_s)
+        commands += said
     job, said = job_lifecycle.rewind_to_step(job, told.ends)
     commands += said
     job = expert_loads.add_counts(steps.add_pending(job, told.work, told.ends), told.loads)

@@ -17,6 +17,7 @@ from pacekeeper.core.incidents.rank_failures import ranks_label
 RULES: Mapping[str, tuple[str, float]] = {
     "PacekeeperRankSlow": ("warning", 30.0),
     "PacekeeperJobSlow": ("warning", 30.0),
+    "PacekeeperHang": ("critical", 15.0),
     "PacekeeperRecoveryStalled": ("critical", 300.0),
     "PacekeeperJobDied": ("critical", 60.0),
     "PacekeeperBlind": ("warning", 300.0),
@@ -157,6 +158,11 @@ def _of_incidents(job: JobState) -> Iterator[Alert]:
             alert = "PacekeeperRecoveryStalled"
             extent = ranks_label(incident.unresolved_ranks)
             summary = f"Job {job.name} has not continued without {extent}"
+        elif finding.kind is FindingKind.HANG:
+            alert = "PacekeeperHang"
+            summary = f"Job {job.name} stands still"
+            if finding.rank is not None:
+                summary = f"Rank {finding.rank} of job {job.name} on node {labels['node']} hangs"
         elif finding.rank is None:
             alert = "PacekeeperJobSlow"
             slowdown = slowdown_text(finding.slowdown)

@@ -16,6 +16,7 @@ from pacekeeper.controller.observability.timeline import (
     PlanNote,
 )
 from pacekeeper.core.incidents.findings import Incident
+from pacekeeper.core.telemetry.sign_of_life import RankStack
 
 FEWEST_FOR_INTERVAL = 6  # below, not even smallest and largest hold the median with 95 %
 BEFORE, DURING, AFTER = "before", "during", "after"
@@ -58,6 +59,7 @@ class Explanation:
     rows: tuple[IncidentRow, ...]
     plans: tuple[PlanNote, ...]
     notes: tuple[Note, ...]
+    stacks: tuple[RankStack, ...]
 
 
 def explain(incident: Incident, timeline: IncidentTimeline | None) -> Explanation:
@@ -75,6 +77,7 @@ def explain(incident: Incident, timeline: IncidentTimeline | None) -> Explanatio
         rows=rows,
         plans=tuple(timeline.plans) if timeline is not None else (),
         notes=tuple(timeline.notes) if timeline is not None else (),
+        stacks=tuple(timeline.stacks) if timeline is not None else (),
     )
 
 

@@ -142,7 +142,7 @@ def _incident(page: MetricsPage, job: JobState, incident: Incident) -> None:
     if unresolved_ranks := incident.unresolved_ranks:
         line = INCIDENT_RANKS.line_once(count_ranks(unresolved_ranks), *values)
         page.add_line(INCIDENT_RANKS, line)
-    if incident.finding.kind is not FindingKind.DEATH:
+    if incident.finding.kind not in (FindingKind.DEATH, FindingKind.HANG):
         line = INCIDENT_SLOWDOWN.line_once(incident.finding.slowdown, *values)
         page.add_line(INCIDENT_SLOWDOWN, line)
 

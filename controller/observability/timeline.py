@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from pacekeeper.controller.state.events import StepSummary
 from pacekeeper.core.incidents.findings import ConsideredLayout, Decision, Incident, MitigationLevel
+from pacekeeper.core.telemetry.sign_of_life import RankStack
 
 RECENT_STEPS = 48  # with the times of all ranks
 MOST_ROWS = 240  # of one incident
 RAW_ROWS = 96  # of these the first are never merged: before the onset, and what followed at once
 MAX_JOB_ROWS = 480  # of one job
 AFTER_STEPS = 24  # that an incident's timeline goes on once it is closed
-MOST_PLANS, MOST_NOTES = 12, 64  # of one incident
+MOST_PLANS, MOST_NOTES, MOST_STACKS = 12, 64, 8  # of one incident
 MAX_INCIDENT_TIMELINES = (
     64  # of one job at a time: what strikes more ranks at once is the same of all
 )
@@ -102,6 +103,7 @@ class IncidentTimeline:
     rows: list[IncidentRow] = field(default_factory=list)
     plans: list[PlanNote] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    stacks: list[RankStack] = field(default_factory=list)
     left_steps: int | None = None
 
     def plan(self, note: PlanNote) -> None:
@@ -206,6 +208,15 @@ class TimelineRecorder:
         if not incident.is_open and timeline.left_steps is None:
             timeline.left_steps = AFTER_STEPS
         self.changed[incident.incident_id] = None
+
+    def on_stack(self, incident_id: int, stack: RankStack) -> None:
+        """Keep a dump of a rank's stacks; a later one of the same rank takes its place."""
+        timeline = self.incident_timelines.get(incident_id)
+        if timeline is None:
+            return
+        others = [one for one in timeline.stacks if one.rank != stack.rank]
+        timeline.stacks = [*others, stack][-MOST_STACKS:]
+        self.changed[incident_id] = None
 
     def go_on(self, incidents: Iterable[Incident]) -> None:
         """Continue the stored timelines of incidents that are open at the start."""

@@ -16,6 +16,7 @@ from pacekeeper.controller.observability.timeline import (
 )
 from pacekeeper.controller.storage.rows import LARGE, real, text, whole
 from pacekeeper.core.incidents.findings import ConsideredLayout, MitigationLevel
+from pacekeeper.core.telemetry.sign_of_life import RankStack
 
 FORMAT = 1
 MOST_BYTES = 8 << 20  # of one, unpacked: a damaged row can not ask for more
@@ -33,6 +34,7 @@ def encode_incident_timeline(timeline: IncidentTimeline) -> bytes:
             "rows": _plain_rows(timeline.rows),
             "plans": [asdict(note) for note in timeline.plans],
             "notes": [[note.step, note.unix_s, note.text] for note in timeline.notes],
+            "stacks": [[one.rank, one.source, one.text] for one in timeline.stacks],
         }
     )
 
@@ -51,6 +53,10 @@ def decode_incident_timeline(data: bytes) -> IncidentTimeline:
             notes=[
                 Note(step=whole(step), unix_s=real(unix_s), text=text(words))
                 for step, unix_s, words in document["notes"]
+            ],
+            stacks=[
+                RankStack(rank=whole(rank), source=text(source), text=text(words))
+                for rank, source, words in document.get("stacks", ())
             ],
         )
     except (TypeError, KeyError, IndexError, OverflowError) as error:

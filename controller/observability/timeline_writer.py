@@ -21,7 +21,7 @@ from pacekeeper.controller.observability.timeline_codec import (
     encode_incident_timeline,
     encode_job_timeline,
 )
-from pacekeeper.controller.state.events import Command, SaveIncident, StepSummary
+from pacekeeper.controller.state.events import Command, SaveIncident, SaveStack, StepSummary
 from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.postgres import FencedError
 from pacekeeper.controller.storage.retention import Retention
@@ -69,6 +69,8 @@ class TimelineWriter:
                 self._recorder.on_step(command, time.time())
             case SaveIncident(incident=incident):
                 self._recorder.on_incident(incident, time.time())
+            case SaveStack(incident_id=incident_id, stack=stack):
+                self._recorder.on_stack(incident_id, stack)
             case _:
                 pass
 

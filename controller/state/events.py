@@ -9,6 +9,7 @@ from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.node_report import NodeReport
+from pacekeeper.core.telemetry.sign_of_life import RankStack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,24 @@ class RequestProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStacks:
+    """Ask the agents of `nodes` for the stacks of these ranks' processes, once."""
+
+    job: str
+    nodes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    run_id: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStack:
+    """Keep the stacks of a rank's process with the timeline of an incident."""
+
+    incident_id: int
+    stack: RankStack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveIncident:
     """Store the incident (insert or replace) and publish it to watchers."""
 
@@ -271,7 +290,9 @@ Command = (
     | NotifyDeaths
     | RequestProbe
     | NotifySuspects
+    | RequestStacks
     | SaveIncident
+    | SaveStack
     | SaveLayout
     | SaveDecision
     | SaveProposal

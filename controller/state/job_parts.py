@@ -42,6 +42,7 @@ from pacekeeper.core.telemetry.records import (
     ProbeRecord,
     StepRecord,
 )
+from pacekeeper.core.telemetry.sign_of_life import Phase
 from pacekeeper.predictor.assurance.canary import Canaries
 from pacekeeper.predictor.assurance.sensitivity import Sensitivity
 from pacekeeper.predictor.imbalance.advice import SpreadWindow
@@ -317,6 +318,45 @@ class PlanState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StandingRank:
+    """A rank that stands still, as its agent last reported it; see `RankPhase` for the fields."""
+
+    phase: Phase
+    since_s: float  # on the machine's clock
+    usual_s: float | None = None
+    process_state: str = ""
+    kernel_wait: str = ""
+    cpu_ratio: float | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a tracer has stopped its process."""
+        return self.process_state in ("T", "t")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for other ranks."""
+        return self.phase is Phase.WAITING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedStack:
+    """A stack dump that was asked for so many times, last at `asked_s`."""
+
+    times: int = 0
+    asked_s: float = -inf
+    is_answered: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangState:
+    """Ranks that stand still, and the dumps that were asked for while a hang is open, by rank."""
+
+    standing: Mapping[int, StandingRank] = field(default_factory=dict)
+    asked: Mapping[int, AskedStack] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionState:
     """The state of the detectors of a job.
 
@@ -332,6 +372,7 @@ class DetectionState:
         whole: Detector state of whole steps, used where no rank reports compute times.
         iteration: Iterations of a pipelined job beside what its step program explains.
         spread: How unevenly the work was spread while all ranks were well.
+        hangs: Ranks that stand still.
         searches: Open searches for the cause of a finding, by slow rank.
         canaries: Injected slowdowns that test the detector on copies.
         probe: The open probe; None: none.
@@ -349,6 +390,7 @@ class DetectionState:
     whole: JobLevelState = field(default_factory=JobLevelState)
     iteration: IterationState = field(default_factory=IterationState)
     spread: SpreadWindow = field(default_factory=SpreadWindow)
+    hangs: HangState = field(default_factory=HangState)
     searches: Mapping[int, CauseSearch] = field(default_factory=dict)
     canaries: Canaries = field(default_factory=Canaries)
     probe: OpenProbe | None = None

@@ -54,5 +54,8 @@ class AgentConfig:
     sentinel_socket: str = ""
     # Whether NVSentinel may act on them (cordon, drain, reset); otherwise it stores them.
     sentinel_remediates: bool = False
+    # Whether the controller may ask for a dump of the stacks of a rank that hangs (faulthandler in
+    # the rank, or py-spy). A rank refuses it by PACEKEEPER_STACK_DUMPS=0 in its environment.
+    stack_dumps: bool = True
     tls: TlsConfig = field(default_factory=TlsConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)

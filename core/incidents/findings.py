@@ -21,6 +21,7 @@ class FindingKind(StrEnum):
     HOST = "host"
     INPUT = "input"  # loading what is trained on
     DEATH = "death"
+    HANG = "hang"  # a rank stands still while others wait, or all ranks do
     # Explained by how the work is spread: advice, not a fault, and nobody's in particular.
     SEQUENCE_IMBALANCE = "sequence_imbalance"
     EXPERT_IMBALANCE = "expert_imbalance"
@@ -85,8 +86,8 @@ class Finding:
 
     Attributes:
         rank: None if the finding is not about one rank.
-        slowdown: observed / expected time (1.0 = healthy, inf for a death); for advice: step time
-            divided by step time with even work.
+        slowdown: observed / expected time (1.0 = healthy, inf for a death or a hang); for advice:
+            step time divided by step time with even work.
         onset_step: the first step of the evidence.
         step: the newest step when the finding was made.
         cause: events around the onset that would explain it, or that there were none; empty: not

@@ -10,6 +10,7 @@ from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
 from pacekeeper.core.telemetry.records import Record
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
+from pacekeeper.core.telemetry.sign_of_life import RankPhase, RankStack
 
 MAX_RECORDS_PER_REPORT = 4096  # that an agent sends at once
 
@@ -23,6 +24,8 @@ class JobReport:
             the wire carries each kind in columns of its own.
         micro_batches: those that are not among `records`; a report uses one of the two.
         layouts: layout files that the trainer wrote, as (generation, canonical JSON).
+        phases: ranks that stand still, and those that move again.
+        stacks: dumps that the controller asked for.
     """
 
     job: str
@@ -31,6 +34,8 @@ class JobReport:
     records: tuple[Record, ...] = ()
     micro_batches: tuple[MicroBatchTable, ...] = ()
     layouts: tuple[tuple[int, bytes], ...] = ()
+    phases: tuple[RankPhase, ...] = ()
+    stacks: tuple[RankStack, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The bytes of one rank's ring file: header, command slot, record slots.
 
     0     header          magic, version, slot size and count, pid, JSON attachment
+    4032  sign of life    phase of the rank and since when, signal of its stack dumps
     4096  command slot    plan generation + checksum, probe, term, suspect ranks, bitmap of dead
                           ranks, agent heartbeat
     8192  record slots    SLOT_COUNT slots of SLOT_BYTES, oldest overwritten first
@@ -24,12 +25,14 @@ from pacekeeper.core.layout.pipeline_schedule import parse_schedule
 from pacekeeper.core.telemetry.attachment import Attachment, Clock, ModelShape
 from pacekeeper.core.telemetry.record_codec import unpack
 from pacekeeper.core.telemetry.records import PAYLOAD_BYTES, Record
+from pacekeeper.core.telemetry.sign_of_life import SIGN
 
 DEFAULT_RING_DIR = "/dev/shm/pacekeeper"  # of agents and ranks that are given no other
 MAGIC = b"PACERING"
 VERSION = 11
 SLOT_BYTES = 128
 SLOT_COUNT = 1024
+SIGN_OFFSET = 4032  # its own cache line; zeros in rings of ranks from before it
 COMMAND_OFFSET = 4096
 SLOTS_OFFSET = 8192
 FILE_BYTES = SLOTS_OFFSET + SLOT_BYTES * SLOT_COUNT
@@ -48,11 +51,12 @@ HEARTBEAT_OFFSET = COMMAND_OFFSET + _COMMAND.size
 COMMAND_BYTES = _COMMAND.size
 SEQUENCE = struct.Struct("<Q")
 _RUN_ID_NAME = "life"  # of the run ID in a ring's header
-_JOB_FILE = re.compile(r"\.?(?:.+\.ring|(?:plan|layout)-.+\.json)(?:\..+)?")
+_JOB_FILE = re.compile(r"\.?(?:.+\.ring|.+\.stack|(?:plan|layout)-.+\.json)(?:\..+)?")
 _PLAN_NAME = re.compile(r"plan-([0-9]{6,9})\.json")
 _LAYOUT_NAME = re.compile(r"layout-([0-9]{1,15})-([0-9]{1,9})\.json")
 
 assert _SLOT.size == SLOT_BYTES
+assert SIGN_OFFSET + SIGN.size <= COMMAND_OFFSET
 assert HEARTBEAT_OFFSET + HEARTBEAT.size <= SLOTS_OFFSET
 
 
@@ -77,7 +81,7 @@ def encode_header(attachment: Attachment) -> bytes:
             if getattr(attachment.model, field.name) != field.default
         }
     text = json.dumps(values, sort_keys=True).encode()
-    if _HEADER.size + len(text) > COMMAND_OFFSET:
+    if _HEADER.size + len(text) > SIGN_OFFSET:
         raise ValueError("the attachment does not fit the ring's header")
     head = _HEADER.pack(MAGIC, VERSION, SLOT_BYTES, SLOT_COUNT, attachment.pid, len(text))
     return head + text
@@ -272,6 +276,11 @@ def ring_file_name(rank: int) -> str:
 SUPERVISOR_RING = "supervisor.ring"
 
 
+def stack_file_name(ring_name: str) -> str:
+    """The file beside a ring into which its process dumps its stacks."""
+    return ring_name.removesuffix(".ring") + ".stack"
+
+
 def plan_file_name(generation: int) -> str:
     """The file name of a plan; it is written under another name and renamed to this one when
     complete.
@@ -297,5 +306,7 @@ def parse_layout_file_name(name: str) -> tuple[int, int] | None:
 
 
 def is_job_file_name(name: str) -> bool:
-    """Whether a file belongs to one run of a job: rings, plans, layouts and unfinished copies."""
+    """Whether a file belongs to one run of a job: rings, stacks, plans, layouts, unfinished
+    copies.
+    """
     return _JOB_FILE.fullmatch(name) is not None

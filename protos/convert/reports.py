@@ -51,6 +51,7 @@ from pacekeeper.protos.convert.samples import (
     host_from_message,
     host_to_message,
 )
+from pacekeeper.protos.convert.signs import MAX_STACKS, phases_from_messages, stack_from_message
 
 PROTOCOL_VERSION = 1
 _NUMBER_OF_SCHEDULE: dict[Schedule | None, telemetry_pb2.PipelineSchedule] = {
@@ -215,6 +216,8 @@ def _job_to_message(job: JobReport) -> telemetry_pb2.JobReport:
             telemetry_pb2.LayoutFile(generation=generation, layout_json=data)
             for generation, data in job.layouts
         ],
+        phases=[message_of(telemetry_pb2.RankPhase, phase) for phase in job.phases],
+        stacks=[message_of(telemetry_pb2.RankStack, stack) for stack in job.stacks],
     )
     for column_group, kind in KINDS:
         records = [record for record in job.records if isinstance(record, kind)]
@@ -256,6 +259,8 @@ def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
         records=tuple(records),
         micro_batches=tables,
         layouts=tuple((f.generation, f.layout_json) for f in message.layouts),
+        phases=tuple(phases_from_messages(message.phases, message.job)),
+        stacks=tuple(map(stack_from_message, message.stacks[:MAX_STACKS])),
     )
 
 

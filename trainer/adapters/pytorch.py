@@ -96,7 +96,7 @@ def attach(
         timing=timing,
         micro_batches_per_step=micro_batches_per_step,
     )
-    clock = WaitAwareClock(plain.timer, plain.ring.count_error)
+    clock = WaitAwareClock(plain.timer, plain.ring.count_error, plain.ring.enter_phase)
     pace = TorchHooks(plain.ring, plain.rank, clock, device=device, step=step, work_of=work_of)
     for one in models:
         pace.reporter.run_guarded(pace.watch.add_model, one)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pacekeeper.core.telemetry.attachment import Capability, Clock, ModelShape
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER, rows_over
+from pacekeeper.core.telemetry.sign_of_life import COMPUTING, EVALUATING, LOADING, STEPPING
 from pacekeeper.trainer.adapters.instrumentation.batch_features import (
     NO_FEATURES,
     features_of_batch,
@@ -179,8 +180,13 @@ class Reporter:
         self.in_pass: Hashable = None  # key of the micro-batch that computes now
         self.told: ToldMicrobatch | None = None
         self.expert_counts = ExpertCounts(pace)
-        own, count_error = pace.timer, pace.ring.count_error
-        self.clock = own if isinstance(own, WaitAwareClock) else WaitAwareClock(own, count_error)
+        own, ring = pace.timer, pace.ring
+        self.clock = (
+            own
+            if isinstance(own, WaitAwareClock)
+            else WaitAwareClock(own, ring.count_error, ring.enter_phase)
+        )
+        self._before_loading = STEPPING
         self._tensor_share = tensor_share
         self.open: dict[Hashable, _InFlightMicrobatch] = {}  # that have begun and not ended
         self._done: list[_InFlightMicrobatch] = []  # not yet written
@@ -241,6 +247,7 @@ class Reporter:
         """Mark the begin of something other than training: an evaluation, a checkpoint."""
         if self.away_s is None:
             self.away_s = time.monotonic()
+            self.pace.ring.enter_phase(EVALUATING)
 
     @never_raises
     def enter_training(self) -> None:
@@ -248,11 +255,15 @@ class Reporter:
         if self.away_s is not None:
             self._outside_s += time.monotonic() - self.away_s
             self.away_s = None
+            self.pace.ring.enter_phase(STEPPING)
 
     @never_raises
     def begin_loading(self) -> None:
-        """Start the wait for input; an earlier one without an end is dropped."""
-        self._loading_s = None if self.away_s is not None else time.monotonic()
+        """Start the wait for input."""
+        self._loading_s = None
+        if self.away_s is None:
+            self._before_loading = self.pace.ring.enter_phase(LOADING)
+            self._loading_s = time.monotonic()
 
     @never_raises
     def end_loading(self) -> None:
@@ -260,7 +271,15 @@ class Reporter:
         if self._loading_s is not None:
             waited_s = time.monotonic() - self._loading_s
             self._loading_s = None
+            self.pace.ring.enter_phase(self._before_loading)
             self.pace.input_s = (self.pace.input_s or 0.0) + waited_s
+
+    @never_raises
+    def drop_loading(self) -> None:
+        """Drop the wait for input: there is none left, or it failed."""
+        if self._loading_s is not None:
+            self._loading_s = None
+            self.pace.ring.enter_phase(self._before_loading)
 
     def loading(self, items: Iterator[_Item]) -> Iterator[_Item]:
         """Iterate over `items`; waits for the next item are reported as waits for input."""
@@ -269,7 +288,7 @@ class Reporter:
             try:
                 item = next(items)
             except StopIteration:
-                self._loading_s = None
+                self.drop_loading()
                 return
             self.end_loading()
             yield item
@@ -283,6 +302,7 @@ class Reporter:
         if self.step is None or self.in_pass is not None or self.away_s is not None:
             return
         try:
+            self.pace.ring.enter_phase(COMPUTING)
             known = self.open.get(key)
             if known is None:
                 self.open[key] = _InFlightMicrobatch(work)
@@ -301,6 +321,7 @@ class Reporter:
         if key is not None:
             try:
                 self.open[key].aside = self.clock.suspend()
+                self.pace.ring.enter_phase(STEPPING)
             except Exception as error:
                 self.pace.ring.count_error(error)
 
@@ -316,6 +337,8 @@ class Reporter:
         try:
             known = self.open.pop(key)
             known.aside = self.clock.suspend()
+            self.pace.ring.enter_phase(STEPPING)
+            self.clock.begin_gradient_wait()
             self._done.append(known)
             if len(self._done) == HELD or time.monotonic() - self._written_s > HOLD_S:
                 self.write_done()

@@ -27,6 +27,7 @@ from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.core.layout.resize.shrink import RecoveryPlan, ReplicationFloor
 from pacekeeper.core.telemetry.attachment import ENGINE_CAPABILITIES, Capability, Clock
 from pacekeeper.core.telemetry.pair_probe import is_pairwise
+from pacekeeper.core.telemetry.sign_of_life import LOADING, MOVING, WAITING
 from pacekeeper.trainer.adapters.reporter import default_clock
 from pacekeeper.trainer.checkpoint.async_writer import SaveResult
 from pacekeeper.trainer.checkpoint.block_reader import Restored
@@ -239,9 +240,11 @@ class EngineWorker(Worker):
     def form(self, store: Store, limits: WaitLimits, is_aborted: Callable[[], bool]) -> None:
         """Form the process groups of `group`, which meet in `store`. Raises PeerLost."""
         own, group = self.spec.rank, self.group
-        self._generation = self._former.form(
-            Members(store, group.name, own, group.members, is_aborted=is_aborted, limits=limits)
+        members = Members(
+            store, group.name, own, group.members, is_aborted=is_aborted, limits=limits
         )
+        members.waiting = self.hooks.waits_of_this_thread()
+        self._generation = self._former.form(members)
 
     @property
     def generation(self) -> Generation:
@@ -278,6 +281,7 @@ class EngineWorker(Worker):
 
     def leave(self) -> None:
         """Leave the process groups, if there are any."""
+        self.hooks.ring.enter_phase(WAITING)  # until a step begins
         if self._generation is not None:
             self._generation.abort()
             self._generation = None
@@ -309,7 +313,8 @@ class EngineWorker(Worker):
         if folder and self.step >= self.config.steps:
             try:
                 if not control.all_gather(torch.tensor([is_there])).any():
-                    self.engine.export(folder)
+                    with self.hooks.saving():
+                        self.engine.export(folder)
                 if self.spec.rank == control.ranks[0]:
                     _log.info("exported to %s", folder)
             except PacekeeperError as error:  # on all ranks; the last checkpoint is saved first
@@ -354,6 +359,7 @@ class EngineWorker(Worker):
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         rows = engine.micro_batches(config.rows_per_step, config.rows_per_microbatch)
+        self.hooks.ring.enter_phase(LOADING)
         batch = batch_of(config, self.job.sampler, self.step, rows)
         prepared = engine.prepare_step(batch)
         loss, norm = prepared.result.loss.item(), prepared.result.grad_norm.item()
@@ -415,6 +421,7 @@ class EngineWorker(Worker):
         PeerLost, and DataError where there is none.
         """
         self.phase = Phase.PRE
+        self.hooks.ring.enter_phase(MOVING)
         self._raise_failure()
         groups = self.generation.groups
         found = self.checkpoints.stage_lost(restore, self.layout, new, groups.control, self.step)
@@ -431,8 +438,8 @@ class EngineWorker(Worker):
         Raises PeerLost, and DataError where there is none.
         """
         self.phase = Phase.PRE
-        groups = self.generation.groups
-        found = self.checkpoints.stage(paths, layout, groups.control)
+        self.hooks.ring.enter_phase(MOVING)
+        found = self.checkpoints.stage(paths, layout, (groups := self.generation.groups).control)
         self._change_over(partial(self._go_back, found, groups), layout)
         return found.size_bytes
 
@@ -513,7 +520,9 @@ class EngineWorker(Worker):
         at = Position(
             layout=self.layout, step=self.step, ticket=self.ticket, last_loss=self.last_loss
         )
-        self._report_saves(self.checkpoints.save_if_due(at, is_storing=is_storing, is_last=is_last))
+        with self.hooks.saving():
+            saves = self.checkpoints.save_if_due(at, is_storing=is_storing, is_last=is_last)
+        self._report_saves(saves)
         if not is_last:
             copied = self.checkpoints.snapshot_if_due(
                 at,
@@ -525,7 +534,8 @@ class EngineWorker(Worker):
 
     def end_saves(self) -> None:
         """Wait for the last checkpoint."""
-        self._report_saves(self.checkpoints.close())
+        with self.hooks.saving():
+            self._report_saves(self.checkpoints.close())
 
     def _report_saves(self, saves: Sequence[SaveResult]) -> None:
         for one in saves:
@@ -585,5 +595,6 @@ class EngineWorker(Worker):
         if (sampler := self.job.evaluation) is not None:
             num_rows = sampler.num_first_places(0)
             rows = self.engine.micro_batches(num_rows, self.config.rows_per_microbatch)
-            loss = self.engine.evaluate(batch_of(self.config, sampler, 0, rows))
+            with self.hooks.evaluating():
+                loss = self.engine.evaluate(batch_of(self.config, sampler, 0, rows))
             self.job_log.add_evaluation(loss.item())

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from pacekeeper.core.telemetry.sign_of_life import COMPUTING, STEPPING
 from pacekeeper.trainer.emulation.engine_device import EngineDevice
 from pacekeeper.trainer.engine.micro_batches import WorkSize
 from pacekeeper.trainer.hooks.compute_timers import (
@@ -127,11 +128,13 @@ class Telemetry:
         if self._running is not None:
             self._aside[self._running] = self._clock.suspend()
             self._running = None
+            self._hooks.ring.enter_phase(STEPPING)
 
     def resume_micro_batch(self, number: int) -> None:
         """Go on to time a micro-batch."""
         if self._running != number:
             self.suspend()
+            self._hooks.ring.enter_phase(COMPUTING)
             self._clock.resume_suspended(self._aside.pop(number))
             self._running = number
 

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -93,6 +94,9 @@ class Members:
         is_aborted: Asked every tick, by any thread, one at a time: whether a member is known to be
             dead, so that nobody need wait for it.
         limits: How long to wait.
+
+    Attributes:
+        waiting: Returns a context that the host's waits for members are in.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class Members:
         self.store = PrefixStore(f"group-{name}", store)
         self._whole_store = store  # one written in Python must outlive what torch makes of it
         self._is_aborted = is_aborted
+        self.waiting: Callable[[], AbstractContextManager[object]] = nullcontext
         self._asking = threading.Lock()
         self._lock = threading.Lock()  # of the two below
         self._loss: tuple[str, bool] | None = None
@@ -246,8 +251,9 @@ class Members:
             PeerLost: It failed, or a member is dead or silent, or the generation was left.
         """
         watch = self._watch_silence()
-        while not self._has_ended(work):
-            watch()
+        with self.waiting():
+            while not self._has_ended(work):
+                watch()
         self._heard_s = time.monotonic()
 
     def await_messages(self, works: Sequence[dist.Work]) -> None:
@@ -256,12 +262,13 @@ class Members:
         A wait for a message of gloo closes its connection when it times out: only a thread that may
         be left waits for it.
         """
-        why = run_leavable(
-            lambda _: next(filter(None, map(_failure, works)), ""),
-            watch=self._watch_silence(),
-            tick_s=self.limits.tick_s,
-            name="messages",
-        )
+        with self.waiting():
+            why = run_leavable(
+                lambda _: next(filter(None, map(_failure, works)), ""),
+                watch=self._watch_silence(),
+                tick_s=self.limits.tick_s,
+                name="messages",
+            )
         if why:
             self.raise_lost(f"a message broke: {why}")
         self._heard_s = time.monotonic()

@@ -1,15 +1,17 @@
-"""`with` blocks of the hooks: a step, a micro-batch, a wait for other ranks, a wait for input.
+"""`with` blocks of the hooks: a step, a micro-batch, waits for ranks and for input, other phases.
 
 Needs the standard library only. The blocks are classes, since `contextlib` runs about a hundred
 lines of Python around each generator. The ring counts exceptions of the timer (it may be the
 trainer's own); they never reach the training loop.
 """
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from pacekeeper.core.telemetry.expert_row_features import rows_over
+from pacekeeper.core.telemetry.sign_of_life import COMPUTING, LOADING, STEPPING, WAITING
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime, SegmentClock
 from pacekeeper.trainer.hooks.ring_writer import Ring
 
@@ -74,10 +76,12 @@ class MicrobatchTimer:
         self._features = features
 
     def __enter__(self) -> "MicrobatchTimer":
+        calls = self._calls
         try:
-            self._calls.timer.begin()
+            calls.ring.enter_phase(COMPUTING)
+            calls.timer.begin()
         except Exception as error:
-            self._calls.ring.count_error(error)
+            calls.ring.count_error(error)
         return self
 
     def add_expert_rows(self, rows: Sequence[int] | int) -> None:
@@ -100,8 +104,10 @@ class MicrobatchTimer:
             self._calls.ring.count_error(error)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        calls = self._calls
+        calls.ring.enter_phase(STEPPING)
         if kind is None:
-            calls, compute = self._calls, None
+            compute = None
             try:
                 compute = calls.timer.end()
             except Exception as trouble:
@@ -110,16 +116,20 @@ class MicrobatchTimer:
 
 
 class Waiting:
-    """Pauses the micro-batch's timer. It has no state of its own, so one object is reused."""
+    """Pauses the micro-batch's timer. One object is reused; of nested blocks the outer counts."""
 
-    __slots__ = ("_ring", "_timer")
+    __slots__ = ("_before", "_ring", "_timer")
 
     def __init__(self, timer: SegmentClock, ring: Ring) -> None:
         self._timer = timer
         self._ring = ring
+        self._before = COMPUTING
 
     def __enter__(self) -> None:
         try:
+            before = self._ring.enter_phase(WAITING)
+            if before != WAITING:
+                self._before = before
             self._timer.pause()
         except Exception as error:
             self._ring.count_error(error)
@@ -127,6 +137,7 @@ class Waiting:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             self._timer.resume()
+            self._ring.enter_phase(self._before)
         except Exception as trouble:
             self._ring.count_error(trouble)
 
@@ -134,15 +145,51 @@ class Waiting:
 class Loading:
     """Adds the time of its body to the step's input wait."""
 
-    __slots__ = ("_began_s", "_calls")
+    __slots__ = ("_before", "_began_s", "_calls")
 
     def __init__(self, calls: HookCalls) -> None:
         self._calls = calls
         self._began_s = 0.0
+        self._before = STEPPING
 
     def __enter__(self) -> None:
+        self._before = self._calls.ring.enter_phase(LOADING)
         self._began_s = time.monotonic()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         calls = self._calls
         calls.input_s = (calls.input_s or 0.0) + time.monotonic() - self._began_s
+        calls.ring.enter_phase(self._before)
+
+
+class InPhase:
+    """Publishes that its body is a phase of its own, such as saving a checkpoint."""
+
+    __slots__ = ("_before", "_phase", "_ring")
+
+    def __init__(self, ring: Ring, phase: int) -> None:
+        self._ring, self._phase, self._before = ring, phase, STEPPING
+
+    def __enter__(self) -> None:
+        self._before = self._ring.enter_phase(self._phase)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._ring.enter_phase(self._before)
+
+
+class WaitOfThread(InPhase):
+    """A wait for other ranks, published if the training thread waits and not another one."""
+
+    __slots__ = ("_is_own",)
+
+    def __init__(self, ring: Ring, thread: int) -> None:
+        super().__init__(ring, WAITING)
+        self._is_own = threading.get_ident() == thread
+
+    def __enter__(self) -> None:
+        if self._is_own:
+            super().__enter__()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._is_own:
+            super().__exit__(kind, error, trace)

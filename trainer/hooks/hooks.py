@@ -7,10 +7,12 @@ on the node: errors are counted by the ring, logged once, and disable it after t
 
 import logging
 import os
+import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from pacekeeper.core.telemetry.attachment import Attachment, Capability, Clock, ModelShape
@@ -30,6 +32,7 @@ from pacekeeper.core.telemetry.records import (
     SnapshotRecord,
 )
 from pacekeeper.core.telemetry.shm_ring import DEFAULT_RING_DIR
+from pacekeeper.core.telemetry.sign_of_life import EVALUATING, OUTSIDE, SAVING, STEPPING
 from pacekeeper.trainer.hooks.compute_timers import (
     MAX_LATE,
     ComputeTime,
@@ -38,14 +41,17 @@ from pacekeeper.trainer.hooks.compute_timers import (
     WallClock,
 )
 from pacekeeper.trainer.hooks.contexts import (
+    InPhase,
     Loading,
     MicrobatchFeatures,
     MicrobatchTimer,
     StepResult,
     Waiting,
+    WaitOfThread,
 )
 from pacekeeper.trainer.hooks.plan_inbox import PlanInbox, PlanOffer
 from pacekeeper.trainer.hooks.ring_writer import Ring
+from pacekeeper.trainer.hooks.stack_dump import register_stack_dump
 
 RUN_ID_VARIABLE = "PACEKEEPER_RUN_ID"
 FORMER_VARIABLE = "PACEKEEPER_LIFE"  # of launchers from before the name above
@@ -136,7 +142,9 @@ def attach(
         plan_kinds=" ".join(sorted(capabilities)),
     )
     directory = ring_dir or os.environ.get(RING_DIR_VARIABLE) or DEFAULT_RING_DIR
-    return Hooks(Ring.create(Path(directory), attachment), rank, timer or WallClock())
+    ring = Ring.create(Path(directory), attachment)
+    register_stack_dump(ring)
+    return Hooks(ring, rank, timer or WallClock())
 
 
 class Hooks:
@@ -168,6 +176,7 @@ class Hooks:
         self._step = step
         self._micro_batch = 0
         self._before_s = self.input_s or 0.0
+        self.ring.enter_phase(STEPPING)
         self._began_s = time.monotonic()
 
     def report_microbatch(
@@ -295,6 +304,7 @@ class Hooks:
                 micro-batch's compute time.
         """
         try:
+            self.ring.enter_phase(OUTSIDE)
             now_s = time.monotonic()
             input_s, rest_s = self.input_s, self._before_s - outside_s
             if input_s is not None:
@@ -499,3 +509,15 @@ class Hooks:
     def loading(self) -> Loading:
         """Return a `with` block for the wait for input, outside of micro-batches."""
         return Loading(self)
+
+    def waits_of_this_thread(self) -> Callable[[], WaitOfThread]:
+        """Return what makes `with` blocks of waits; in other threads they do nothing."""
+        return partial(WaitOfThread, self.ring, threading.get_ident())
+
+    def saving(self) -> InPhase:
+        """Return a `with` block for saving a checkpoint: it may take long, and is not a hang."""
+        return InPhase(self.ring, SAVING)
+
+    def evaluating(self) -> InPhase:
+        """Return a `with` block for an evaluation: it may take long, and is not a hang."""
+        return InPhase(self.ring, EVALUATING)

@@ -15,6 +15,7 @@ import sys
 import time
 import weakref
 from pathlib import Path
+from time import monotonic_ns
 from zlib import adler32
 
 from pacekeeper.core.errors import HostError, PacekeeperError
@@ -25,11 +26,13 @@ from pacekeeper.core.telemetry.records import Record
 from pacekeeper.core.telemetry.shm_ring import (
     COMMAND_BYTES,
     COMMAND_OFFSET,
+    SIGN_OFFSET,
     SLOT_BYTES,
     SLOT_COUNT,
     SLOT_REST,
     SLOTS_OFFSET,
 )
+from pacekeeper.core.telemetry.sign_of_life import ENDED, PHASE_BITS, UNKNOWN
 
 _OPENED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -65,6 +68,7 @@ MAX_ERRORS = 3
 _OURS = ("pacekeeper.trainer.", "torch.")
 _BEING_WRITTEN = bytes(8)
 _COMMAND_REST = COMMAND_OFFSET + len(_BEING_WRITTEN)
+_PHASE_END = SIGN_OFFSET + 8
 _put_rest = SLOT_REST.pack_into
 rings: "weakref.WeakSet[Ring]" = weakref.WeakSet()  # of this process
 _log = logging.getLogger(__name__)
@@ -123,6 +127,7 @@ class Ring:
         self._warned_plan: tuple[int, bytes] | None = None  # the plan of the last warning
         self._memory = memory  # None: closed, or a parent's
         self._slots = memory  # destination of records; None: disarmed
+        self._phase = UNKNOWN
         self._index = 0
         self._command_sequence = _BEING_WRITTEN  # of the command read last
         self._command = shm_ring.CommandSlot()
@@ -218,6 +223,23 @@ class Ring:
             self._index = index + 1
         except Exception as error:  # never raise into training
             self.count_error(error)
+
+    def enter_phase(self, phase: int) -> int:
+        """Publish what this rank does from now on (`core.telemetry.sign_of_life`).
+
+        One store of eight bytes. Returns the phase before, to come back to it.
+        """
+        before, self._phase = self._phase, phase
+        memory = self._memory
+        if memory is not None:
+            sign = monotonic_ns() << PHASE_BITS | phase
+            memory[SIGN_OFFSET:_PHASE_END] = sign.to_bytes(8, "little")
+        return before
+
+    def publish_dump_signal(self, number: int) -> None:
+        """Publish the signal on which this process dumps its stacks beside the ring."""
+        if self._memory is not None:
+            self._memory[_PHASE_END : _PHASE_END + 4] = number.to_bytes(4, "little")
 
     def command(self) -> shm_ring.CommandSlot:
         """Return the agent's newest command; the previous one while a new one is being written.
@@ -316,6 +338,7 @@ class Ring:
         if self._memory is not None:
             if 0 < self._index <= SLOT_COUNT:  # else it was logged before
                 self._warn_unread()
+            self.enter_phase(ENDED)
             self._memory.close()
         self._memory = self._slots = None
 

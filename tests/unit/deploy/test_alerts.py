@@ -207,6 +207,14 @@ CASES = {
         },
         labels={"job_name": "j", "kind": "death", **FOUND},
     ),
+    "PacekeeperHang": Case(
+        fires={incident("incident_opened_timestamp_seconds", kind="hang"): "9x99"},
+        quiet={
+            incident("incident_opened_timestamp_seconds", kind="hang"): "9x0 stale",
+            incident("incident_opened_timestamp_seconds", incident="6", kind="death"): "9x99",
+        },
+        labels={"job_name": "j", "kind": "hang", **FOUND},
+    ),
     "PacekeeperJobDied": Case(
         fires={
             once("job_info", job_name="j", watch="ended"): ON,

@@ -1,4 +1,4 @@
-"""Pauses a rank's clock while torch.distributed waits for other ranks.
+"""Pauses a rank's clock, and publishes its phase, while torch.distributed waits for other ranks.
 
 Collectives of a foreign trainer are called in its own code and in torch's. All of them pass one of
 four places: a method of a process group (where NCCL runs synchronous ones), `Work.wait`, the
@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from pacekeeper.core.telemetry.sign_of_life import SAVING, STEPPING, WAITING
 from pacekeeper.trainer.adapters.instrumentation.module_passes import (
     at_end_of_backward,
     is_in_backward,
@@ -50,11 +51,26 @@ class WaitAwareClock:
     """A clock that pauses while torch waits for other ranks, also within an explicit `waiting`.
 
     Waits in other threads, or on other streams than the one of the pass, overlap with compute and
-    do not pause it. Threads of autograd belong to the pass.
+    do not pause it. Threads of autograd belong to the pass. Waits and `torch.save` of the thread
+    that made this clock are published as phases of the rank, also outside of passes.
+
+    Args:
+        clock: The clock that is paused.
+        count_error: Called with errors.
+        enter_phase: `Ring.enter_phase` of the rank.
     """
 
-    def __init__(self, clock: SegmentClock, count_error: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        clock: SegmentClock,
+        count_error: Callable[[Exception], None],
+        enter_phase: Callable[[int], int] = lambda phase: STEPPING,
+    ) -> None:
         self.thread = 0  # that computes a pass of a micro-batch; 0: none
+        self.enter_phase = enter_phase
+        self.home = get_ident()
+        self._before = STEPPING  # phase before the wait
+        self._awaits_gradients = False
         self._clock = clock
         self._suspendable = cast(PipelineClock, clock)
         self._count_error = count_error
@@ -151,15 +167,34 @@ class WaitAwareClock:
             at_end_of_backward(self.end_wait)  # after that: DistributedDataParallel's wait
 
     def begin_wait(self) -> bool:
-        """Start a wait; return False if it is not one of the pass or lies within another."""
+        """Start a wait; return False if another thread waits, or it lies within another wait."""
         is_ours = False
         try:
-            if self.thread and not self._is_waiting and self._is_of_pass():
+            if self._is_waiting:
+                return False
+            if self.thread:
+                if self._is_of_pass():
+                    is_ours = self._is_waiting = True
+                    self.pause()
+            elif get_ident() == self.home:
                 is_ours = self._is_waiting = True
-                self.pause()
+            if is_ours:
+                self._before = self.enter_phase(WAITING)
         except Exception as error:
             self._count_error(error)
         return is_ours
+
+    def begin_gradient_wait(self) -> None:
+        """Publish a wait: after the pass, the rest of a backward is for gradients of others."""
+        if is_in_backward():
+            self._awaits_gradients = True
+            self.enter_phase(WAITING)
+
+    def end_gradient_wait(self) -> None:
+        """Publish the end of the wait for gradients, if there is one."""
+        if self._awaits_gradients:
+            self._awaits_gradients = False
+            self.enter_phase(STEPPING)
 
     def end_wait(self) -> None:
         """End the wait, if there is one."""
@@ -168,6 +203,7 @@ class WaitAwareClock:
         self._is_waiting = False
         try:
             self.resume()
+            self.enter_phase(self._before)
         except Exception as error:
             self._count_error(error)
 
@@ -195,6 +231,7 @@ def _replace_all() -> None:
         if hasattr(c10d.ProcessGroup, name):
             _replace(c10d.ProcessGroup, name)
     _replace(c10d.Work, "wait")
+    _replace(torch, "save", _saving)
     if hasattr(torch.autograd, _RUNS):
         _replace(torch.autograd, _RUNS, _pausing_at_end)
     _functional_kernels()
@@ -221,6 +258,20 @@ def _pausing(original: Call) -> Call:
     return waiting
 
 
+def _saving(original: Call) -> Call:
+    @functools.wraps(original)
+    def saving(*args: Any, **kwargs: Any) -> Any:
+        here = get_ident()
+        begun = [(one, one.enter_phase(SAVING)) for one in _listening if one.home == here]
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for one, before in begun:
+                one.enter_phase(before)
+
+    return saving
+
+
 def _pausing_at_end(run: Call) -> Call:
     """Wrap the engine's run of a backward pass, `run(outputs, ...)`, unless nested in another one
     (recomputation).
@@ -232,7 +283,11 @@ def _pausing_at_end(run: Call) -> Call:
             if one.thread and not is_in_backward():
                 break
         else:
-            return run(outputs, *args, **kwargs)
+            try:
+                return run(outputs, *args, **kwargs)
+            finally:
+                for one in _listening:
+                    one.end_gradient_wait()
         first = [True]
 
         def begun(gradient: Any) -> None:

@@ -1,7 +1,7 @@
 """Times the training thread's waits for batches of torch's data loaders.
 
 While an `InputWaits` is attached, the iterators of `torch.utils.data.DataLoader` are timed. The
-first batch of an iterator, which includes the start of its workers, is not.
+first batch of an iterator, which includes the start of its workers, is not; its phase is published.
 """
 
 import contextlib
@@ -45,15 +45,22 @@ class InputWaits:
 def _timed(original: Any) -> Any:
     @functools.wraps(original)
     def following(iterator: Any) -> Any:
-        if getattr(iterator, "_num_yielded", 0) == 0:
-            return original(iterator)
         here = threading.get_ident()
         waiting = [one for one in _listening if one.thread == here and not one.is_told]
+        is_first = getattr(iterator, "_num_yielded", 0) == 0
         for one in waiting:
             one.reporter.begin_loading()
-        item = original(iterator)  # if it raises, the wait is dropped when the next one begins
-        for one in waiting:
-            one.reporter.end_loading()
+        try:
+            item = original(iterator)
+        except BaseException:
+            is_first = True
+            raise
+        finally:
+            for one in waiting:
+                if is_first:
+                    one.reporter.drop_loading()
+                else:
+                    one.reporter.end_loading()
         return item
 
     return following

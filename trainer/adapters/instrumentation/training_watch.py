@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pacekeeper.core.telemetry.sign_of_life import EVALUATING
 from pacekeeper.trainer.adapters.instrumentation.batch_features import NO_FEATURES
 from pacekeeper.trainer.adapters.instrumentation.expert_hooks import watch_experts
 from pacekeeper.trainer.adapters.instrumentation.input_waits import InputWaits
@@ -306,6 +307,7 @@ class TrainingWatch:
     def _begin_evaluation(self) -> None:
         if self.reporter.step is None:
             self.reporter.pace.input_s = None  # the evaluation's own waits for input
+            self.reporter.pace.ring.enter_phase(EVALUATING)
         elif not self.reporter.is_computing:
             self.reporter.exit_training()
 

@@ -22,12 +22,14 @@ from pacekeeper.controller.state.events import (
     OfferPlan,
     RequestDecision,
     RequestProbe,
+    RequestStacks,
     SaveDecision,
     SaveIncident,
     SaveJob,
     SaveLayout,
     SaveOrder,
     SaveProposal,
+    SaveStack,
     SaveStrike,
     StepSummary,
 )
@@ -112,6 +114,10 @@ def told(command: Command) -> str:
             return f"say      {text}"
         case RequestProbe(number=number):
             return f"probe    {number}"
+        case RequestStacks(ranks=ranks):
+            return f"stacks   {ranks}"
+        case SaveStack(incident_id=incident_id, stack=stack):
+            return f"store    stack {incident_id} {stack.rank} {stack.source}"
         case SaveOrder(order=order):
             return f"store    order {order.kind} {order.subject}"
         case DeleteOrder(kind=kind, subject=subject):

@@ -151,6 +151,8 @@ MISSED = CanaryResult(rank=0, slowdown=1.5, is_found=False, num_steps=10, step=9
         (of(job()), []),
         (of(job(incidents=(incident(FindingKind.HOST, None),))), ["PacekeeperJobSlow"]),
         (of(job(incidents=(incident(FindingKind.DEATH),))), ["PacekeeperRecoveryStalled"]),
+        (of(job(incidents=(incident(FindingKind.HANG),))), ["PacekeeperHang"]),
+        (of(job(incidents=(incident(FindingKind.HANG, None),))), ["PacekeeperHang"]),
         (
             of(job(incidents=(incident(FindingKind.DEATH),), state=CoverageState.ENDED)),
             ["PacekeeperJobDied"],

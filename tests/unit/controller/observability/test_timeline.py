@@ -12,6 +12,7 @@ from pacekeeper.controller.observability.timeline import (
     MOST_NOTES,
     MOST_PLANS,
     MOST_ROWS,
+    MOST_STACKS,
     RECENT_STEPS,
     IncidentTimeline,
     TimelineRecorder,
@@ -32,6 +33,7 @@ from pacekeeper.core.incidents.findings import (
     MitigationLevel,
     Tier,
 )
+from pacekeeper.core.telemetry.sign_of_life import RankStack
 from support.machine_driver import FIRST as EVEN
 
 
@@ -298,3 +300,18 @@ def test_courses_of_jobs_do_not_mix() -> None:
     recorder.on_step(summary(99, job="other"), 1.0)
     assert isinstance(recorder.incident_timelines[7], IncidentTimeline)
     assert [row.step for row in recorder.incident_timelines[7].rows] == list(range(13))
+
+
+def test_the_newest_stack_of_each_rank_is_kept_and_stored() -> None:
+    recorder = TimelineRecorder()
+    recorder.on_stack(7, RankStack(rank=0, source="py-spy", text="of no incident"))
+    recorder.on_incident(incident(), 0.0)
+    for number in range(MOST_STACKS + 2):
+        recorder.on_stack(7, RankStack(rank=number, source="", text="first"))
+        recorder.on_stack(7, RankStack(rank=number, source="py-spy", text=f"Thread 1\n  {number}"))
+    again = decode_incident_timeline(encode_incident_timeline(recorder.incident_timelines[7]))
+    assert again.stacks == [
+        RankStack(rank=number, source="py-spy", text=f"Thread 1\n  {number}")
+        for number in range(2, MOST_STACKS + 2)
+    ]
+    assert 7 in recorder.changed
