@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, Record, StepRecord
+from support.forked_ranks import rest
 from support.ports import free_port
 from support.rings import records_in
 
@@ -85,7 +86,7 @@ class Device:
 
     def _takes(self, spent_s: float) -> None:
         if self._paces and torch.is_grad_enabled():
-            time.sleep(spent_s * self._slowness)
+            rest(spent_s * self._slowness)
 
 
 def begin(arguments: Sequence[str]) -> tuple[Case, int]:

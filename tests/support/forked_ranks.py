@@ -5,6 +5,7 @@ computes is real; a sleep in proportion to its work stands for the device, so th
 machines tell no tales.
 """
 
+import contextlib
 import functools
 import os
 import random
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pacekeeper.trainer.hooks.compute_timers import SCHEDSTAT
 from support.ports import free_port
 
 S_PER_TOKEN, S_PER_SQUARE = 1e-3, 1e-5  # so long that what a busy host adds is small beside it
@@ -36,7 +38,34 @@ class Pace:
         rows, length = input_ids.shape
         self.passes += 1
         slowdown = SLOWDOWN if self.is_victim and self.passes > self.healthy_passes else 1.0
-        time.sleep(rows * length * (S_PER_TOKEN + length * S_PER_SQUARE) * slowdown)
+        rest(rows * length * (S_PER_TOKEN + length * S_PER_SQUARE) * slowdown)
+
+
+def rest(seconds: float) -> None:
+    """Sleep so long beside the time for which the thread waits for a core.
+
+    A thread that is preempted when its timer runs already waits for a core while it seems to sleep.
+    The hooks' clock takes that for the host's time: on a busy host the device's would be lost.
+    """
+    end_s = _idle_s() + seconds
+    while (left_s := end_s - _idle_s()) > 0.0:
+        time.sleep(left_s)
+
+
+def _idle_s() -> float:
+    """Time of this thread that it neither ran nor waited for a core."""
+    while True:
+        waited_s = _waited_s()
+        idle_s = time.monotonic() - time.thread_time() - waited_s
+        if _waited_s() == waited_s:  # else it waited between two of these readings
+            return idle_s
+
+
+def _waited_s() -> float:
+    """0.0 where the kernel does not tell."""
+    with contextlib.suppress(OSError), open(SCHEDSTAT) as file:
+        return 1e-9 * int(file.read().split()[1])
+    return 0.0
 
 
 class Lengths:
