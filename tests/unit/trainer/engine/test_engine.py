@@ -107,7 +107,7 @@ def test_a_rank_stands_by_and_works_again_as_if_it_always_had() -> None:
 
 
 @pytest.mark.usefixtures("wide")
-def test_a_dense_model_trains_with_nothing_but_rows_that_move() -> None:
+def test_a_dense_model_trains_with_its_rows_divided() -> None:
     plain = PlainRun("llama", 2, CLIP)
 
     def work(group: ThreadGroup) -> list[float]:

@@ -64,7 +64,7 @@ def test_a_mesh_trains(family: str, seed: int) -> None:
         assert max(errors) < 1e-11
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "deepseek_v3", "llama"])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.usefixtures("wide")
 def test_any_mesh_trains_as_one_process_does_while_it_changes(family: str, seed: int) -> None:
