@@ -198,10 +198,12 @@ def main() -> None:
         cases.append(
             {
                 "ranks": num_ranks,
+                "nodes": len(state.nodes),
                 "series": num_series(page),
                 "page_bytes": len(page),
                 "first_ms": round(first_ms, 2),
                 "page_ms": round(statistics.median(pages_ms), 2),
+                "page_max_ms": round(max(pages_ms), 2),
                 "gauges_ms": round(by_gauges(page), 1),
             }
         )

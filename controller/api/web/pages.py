@@ -169,10 +169,11 @@ class FleetPages:
         return self.render("layout.html", request, visitor, job=job_name(self.state(), request))
 
     async def incidents(self, request: Request, visitor: Visitor) -> Response:
-        return self.render("incidents.html", request, visitor, **self._incidents(request))
+        return self.render("incidents.html", request, visitor, **await self._incidents(request))
 
     async def incidents_part(self, request: Request, visitor: Visitor) -> Response:
-        return self.render("incidents_part.html", request, visitor, **self._incidents(request))
+        found = await self._incidents(request)
+        return self.render("incidents_part.html", request, visitor, **found)
 
     async def incident(self, request: Request, visitor: Visitor) -> Response:
         found = await explanation(self.state(), self.history, self.ask, request)
@@ -196,8 +197,9 @@ class FleetPages:
         found = queries.incidents_of(self.state(), TableQuery(), job=name)
         return {"job": job, "ranks": ranks, "incidents": found}
 
-    def _incidents(self, request: Request) -> dict[str, Any]:
-        return {"shown": queries.incidents_of(self.state(), TableQuery.of(request.query_params))}
+    async def _incidents(self, request: Request) -> dict[str, Any]:
+        query = TableQuery.of(request.query_params)
+        return {"shown": await asyncio.to_thread(queries.incidents_of, self.state(), query)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
