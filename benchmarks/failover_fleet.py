@@ -128,6 +128,11 @@ class Ranks:
         self._newest[rank] = now
 
     @property
+    def num_steps(self) -> int:
+        """Steps that the live job has made."""
+        return self._step
+
+    @property
     def terms(self) -> set[int]:
         """The newest term of each rank."""
         return {term for term, _ in self._newest.values()}

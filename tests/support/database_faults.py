@@ -21,7 +21,7 @@ from pathlib import Path
 import psycopg
 
 from support.ports import free_port
-from support.postgres import Cluster, as_nobody
+from support.postgres import Cluster, as_nobody, open_root
 
 LOOK_S = 0.02
 FENCE = b"FOR KEY SHARE"
@@ -216,7 +216,7 @@ class SmallDisk:
 @contextlib.contextmanager
 def small_disk(megabytes: int) -> Iterator[SmallDisk | None]:
     """A file system of this size; None where this user may not mount one."""
-    with tempfile.TemporaryDirectory(prefix="disk-") as folder:
+    with tempfile.TemporaryDirectory(prefix="disk-", dir=open_root()) as folder:
         command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0755", "tmpfs", folder]
         if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
             yield None

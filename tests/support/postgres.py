@@ -92,6 +92,11 @@ class Cluster:
         assert done.returncode == 0, done.stderr
 
 
+def open_root() -> str | None:
+    """Where folders are made that `nobody` may enter: the tests' own one is closed."""
+    return os.environ.get("PYTEST_DEBUG_TEMPROOT")
+
+
 def as_nobody() -> list[str]:
     """The beginning of a command that root runs as `nobody`: servers refuse to run as root."""
     if os.getuid():
@@ -115,8 +120,7 @@ def cluster(
         if os.environ.get("PACEKEEPER_NEEDS_POSTGRES"):
             pytest.fail("no PostgreSQL server is installed, and this run needs one")
         pytest.skip("needs a PostgreSQL server: apt-get install postgresql")
-    # `nobody` may not enter the tests' own folder.
-    where = root or os.environ.get("PYTEST_DEBUG_TEMPROOT")
+    where = root or open_root()
     with tempfile.TemporaryDirectory(prefix="pg-", dir=where, ignore_cleanup_errors=True) as folder:
         made = Cluster(programs, Path(folder), *settings, environment=environment)
         made.start()
