@@ -49,7 +49,7 @@ def command(
       3   --config: the file, or a file that it names, is invalid
       4   this machine cannot run a part of pacekeeper, or a ring holds damaged records
       5   a ring or a store has another version
-      6   --config: a controller or the lease backend does not answer
+      6   --config: a controller or the database does not answer
       11  --config: the controller denies access
     """
     if config_file is None:

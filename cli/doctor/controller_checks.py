@@ -94,13 +94,15 @@ def _check_store(config: ControllerConfig) -> str:
     if path is not None:
         return sqlite_file.look(path)
     from pacekeeper.controller.ha.lease_renewer import AwayError
-    from pacekeeper.controller.ha.lease_row import LeaseRow
+    from pacekeeper.controller.ha.lease_row import LeaseRow, NoTablesError
     from pacekeeper.controller.storage.postgres import database_url
 
     name = database_url(config.store).set(drivername="postgresql").render_as_string()
     row = LeaseRow(config.store, config.lease.duration_s, makes_tables=False)
     try:
         record = row.read()
+    except NoTablesError:
+        return f"{name} answers; the first controller makes its tables"
     except AwayError as error:
         raise UnreachableError(
             f"{name}: {error}",

@@ -36,6 +36,10 @@ _UPDATE = (
 )
 
 
+class NoTablesError(AwayError):
+    """The database answers, and no controller has used it yet."""
+
+
 class LeaseRow:
     """Reads, compares and swaps the row. Each call ends within `limit_s`, or raises AwayError.
 
@@ -81,7 +85,7 @@ class LeaseRow:
         except psycopg.errors.UndefinedTable:
             if self._makes_tables:
                 self._make_tables()
-            raise AwayError("there are no tables yet") from None
+            raise NoTablesError("there are no tables yet") from None
         except psycopg.Error as error:
             if self._connection is not None and self._connection.broken:
                 self.close()

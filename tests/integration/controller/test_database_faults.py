@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -71,12 +72,12 @@ def test_while_the_database_is_away_training_goes_on_and_reads_say_their_age(
         try:
             rings = lose_a_rank(node, "before")
             for address in pair.addresses:
-                until("the death is shown", lambda of=address: jobs_of(of)[0] == ["before"])
+                until("the death is shown", partial(shows_first, address))
 
             server.stop("immediate")
             for address in pair.addresses:
-                until("it does not serve", lambda of=address: not serves(of, ""))
-                until("it answers reads", lambda of=address: serves(of, READS))
+                until("it does not serve", partial(is_away, address))
+                until("it answers reads", partial(serves, address, READS))
             for number in range(3):
                 rings += lose_a_rank(node, f"away-{number}")
             steps = ranks.num_steps
@@ -107,6 +108,14 @@ def jobs_of(address: str) -> tuple[list[str], float | None]:
     headers = dict(call.initial_metadata())
     jobs = sorted(one.job for one in answer.incidents if one.job != LIVE)
     return jobs, float(headers[AGE]) if AGE in headers else None
+
+
+def shows_first(address: str) -> bool:
+    return jobs_of(address)[0] == ["before"]
+
+
+def is_away(address: str) -> bool:
+    return not serves(address, "")
 
 
 def serves(address: str, service: str) -> bool:
