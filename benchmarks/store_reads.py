@@ -4,7 +4,8 @@
 in memory; a quarter of the jobs is forgotten, so that only the store has theirs. They are loaded as
 a controller does at its start (`load_s`). Then, through the web application without a network:
 pages of the table of incidents (`page`), of a search in it (`search`), and explanations of
-incidents (`incident`). Wall times; p50, max. Bar: a page of incidents within 100 ms.
+incidents (`incident`). Wall times after a first one of each; p50, max. Bar: a page of incidents
+within 100 ms.
 
 PostgreSQL needs a server (Debian: postgresql). Prints a table, last one line of JSON.
 """
@@ -23,6 +24,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import sqlalchemy as sa
+
 from benchmarks.store_size import incident
 from pacekeeper.controller.api.auth.audit_log import AuditLog
 from pacekeeper.controller.api.auth.authenticator import Authenticator
@@ -33,8 +36,10 @@ from pacekeeper.controller.observability.timeline_writer import TimelineWriter
 from pacekeeper.controller.state.events import Event
 from pacekeeper.controller.state.state import JobRecord
 from pacekeeper.controller.storage.restore import load_state
+from pacekeeper.controller.storage.rows import incident_row
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.controller.storage.store_thread import StoreThread
+from pacekeeper.controller.storage.tables import INCIDENTS, storable
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig
 from pacekeeper.core.incidents.findings import Incident
 
@@ -49,10 +54,10 @@ TOGETHER = 5000  # incidents in a transaction
 def fill(store: Store, num_incidents: int, num_jobs: int) -> None:
     """Each job has its share; a fourth of the jobs has ended and is forgotten."""
     for first in range(1, num_incidents + 1, TOGETHER):
-        with store.transaction():
-            for number in range(first, min(first + TOGETHER, num_incidents + 1)):
-                job = f"job-{number % num_jobs}"
-                store.save_incident(_of(number, job))
+        numbers = range(first, min(first + TOGETHER, num_incidents + 1))
+        rows = [storable(incident_row(_of(number, num_jobs))) for number in numbers]
+        with store.transaction(), store.connected() as connection:
+            connection.execute(sa.insert(INCIDENTS), rows)
     with store.transaction():
         for number in range(num_jobs * 3 // 4):
             store.save_job(
@@ -68,8 +73,8 @@ def fill(store: Store, num_incidents: int, num_jobs: int) -> None:
             )
 
 
-def _of(number: int, job: str) -> Incident:
-    return replace(incident(number, 1e9 + number), job=job)
+def _of(number: int, num_jobs: int) -> Incident:
+    return replace(incident(number, 1e9 + number), job=f"job-{number % num_jobs}")
 
 
 async def measure(store: Store, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -97,7 +102,7 @@ async def measure(store: Store, folder: Path, options: argparse.Namespace) -> di
         past_layout=lambda job, generation: None,
     ).app()
     random, times = Random(7), dict[str, list[float]]()
-    for _ in range(options.requests):
+    for _ in range(1 + options.requests):
         first = random.randrange(max(1, options.incidents // 2))
         number = random.randrange(1, options.incidents + 1)
         for kind, path, query in (
@@ -110,7 +115,7 @@ async def measure(store: Store, folder: Path, options: argparse.Namespace) -> di
     audit.close()
     known = sum(len(job.incidents) for job in state.jobs.values())
     figures: dict[str, Any] = {"load_s": round(load_s, 2), "in_memory": known}
-    for kind, found in times.items():
+    for kind, (_, *found) in times.items():
         figures[f"{kind}_p50_ms"] = round(1e3 * statistics.median(found), 1)
         figures[f"{kind}_max_ms"] = round(1e3 * max(found), 1)
     return figures

@@ -30,8 +30,12 @@ _VALUES = ", ".join(f"%({name.strip()})s" for name in _COLUMNS.split(","))
 _INSERT = (
     f"INSERT INTO leases (name, {_COLUMNS}) VALUES (%(name)s, {_VALUES}) ON CONFLICT DO NOTHING"
 )
+# A session that waits for a lock does not see that its client has gone: the limit ends it, else
+# attempts to take over would use up the server's connections.
 _UPDATE = (
-    f"UPDATE leases SET ({_COLUMNS}) = ({_VALUES}) WHERE name = %(name)s AND term = %(old_term)s"
+    f"UPDATE leases SET ({_COLUMNS}) = ({_VALUES})"
+    " FROM (SELECT set_config('lock_timeout', %(limit)s, true)) AS limits"
+    " WHERE name = %(name)s AND term = %(old_term)s"
     " AND run_id = %(old_run_id)s AND renewals = %(old_renewals)s"
 )
 
@@ -58,7 +62,7 @@ class LeaseRow:
 
     def write(self, record: Record, expected: Record | None) -> bool:
         """Put `record` in the place of `expected`; False: another one is there."""
-        values = {"name": LEASE, **asdict(record)}
+        values = {"name": LEASE, "limit": str(int(self._limit_s * 1000)), **asdict(record)}
         if expected is not None:
             old = ("term", "run_id", "renewals")
             values |= {f"old_{name}": getattr(expected, name) for name in old}

@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from pacekeeper.controller.ha.lease import Record
+from pacekeeper.controller.ha.lease_renewer import AwayError
 from pacekeeper.controller.ha.lease_row import LeaseRow
 from pacekeeper.controller.storage.postgres import Fence, FencedError, PostgresDatabase
 from pacekeeper.controller.storage.restore import load_state
@@ -13,9 +14,11 @@ from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.controller.storage.tables import STRIKES
 from pacekeeper.core.errors import HostError
+from support.controllers import until
 from support.ports import free_port
 
 LIMIT_S = 5.0
+WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 
 
 def test_a_server_that_is_away_is_no_damage_and_no_bug() -> None:
@@ -55,6 +58,22 @@ def test_only_the_leader_of_the_newest_term_writes(postgres_url: str) -> None:
     with fenced(postgres_url, 2, "b").begin():
         pass
     for one in (first, other_run, lease):
+        one.close()
+
+
+def test_a_takeover_that_waits_for_too_long_leaves_no_session_behind(postgres_url: str) -> None:
+    """The server would notice neither the deadline of its client nor that it has gone."""
+    PostgresDatabase.open(postgres_url).close()
+    lease, hasty = LeaseRow(postgres_url, LIMIT_S), LeaseRow(postgres_url, 0.3)
+    assert lease.write(record(1, "a"), None)
+    first = fenced(postgres_url, 1, "a")
+    with first.begin() as connection:
+        for _ in range(3):
+            with pytest.raises(AwayError):
+                hasty.write(record(2, "b"), record(1, "a"))
+        until("none waits", lambda: connection.scalar(sa.text(WAITING)) == 0)
+    assert lease.read() == record(1, "a")
+    for one in (first, lease, hasty):
         one.close()
 
 
