@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pacekeeper.core.telemetry.attachment import Capability, Clock, ModelShape
 from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER, rows_over
-from pacekeeper.core.telemetry.sign_of_life import COMPUTING, EVALUATING, LOADING, STEPPING
+from pacekeeper.core.telemetry.sign_of_life import COMPUTING, EVALUATING, LOADING, STEPPING, WAITING
 from pacekeeper.trainer.adapters.instrumentation.batch_features import (
     NO_FEATURES,
     features_of_batch,
@@ -302,9 +302,9 @@ class Reporter:
         if self.step is None or self.in_pass is not None or self.away_s is not None:
             return
         try:
-            self.pace.ring.enter_phase(COMPUTING)
             known = self.open.get(key)
             if known is None:
+                self.pace.ring.enter_phase(COMPUTING)
                 self.open[key] = _InFlightMicrobatch(work)
                 self.clock.begin()
             else:
@@ -321,7 +321,6 @@ class Reporter:
         if key is not None:
             try:
                 self.open[key].aside = self.clock.suspend()
-                self.pace.ring.enter_phase(STEPPING)
             except Exception as error:
                 self.pace.ring.count_error(error)
 
@@ -337,8 +336,7 @@ class Reporter:
         try:
             known = self.open.pop(key)
             known.aside = self.clock.suspend()
-            self.pace.ring.enter_phase(STEPPING)
-            self.clock.begin_gradient_wait()
+            self.pace.ring.enter_phase(WAITING if self.clock.is_in_run else STEPPING)
             self._done.append(known)
             if len(self._done) == HELD or time.monotonic() - self._written_s > HOLD_S:
                 self.write_done()

@@ -70,7 +70,7 @@ class WaitAwareClock:
         self.enter_phase = enter_phase
         self.home = get_ident()
         self._before = STEPPING  # phase before the wait
-        self._awaits_gradients = False
+        self.is_in_run = False  # a backward pass runs; after its own pass it waits for gradients
         self._clock = clock
         self._suspendable = cast(PipelineClock, clock)
         self._count_error = count_error
@@ -184,18 +184,6 @@ class WaitAwareClock:
             self._count_error(error)
         return is_ours
 
-    def begin_gradient_wait(self) -> None:
-        """Publish a wait: after the pass, the rest of a backward is for gradients of others."""
-        if is_in_backward():
-            self._awaits_gradients = True
-            self.enter_phase(WAITING)
-
-    def end_gradient_wait(self) -> None:
-        """Publish the end of the wait for gradients, if there is one."""
-        if self._awaits_gradients:
-            self._awaits_gradients = False
-            self.enter_phase(STEPPING)
-
     def end_wait(self) -> None:
         """End the wait, if there is one."""
         if not self._is_waiting:
@@ -283,11 +271,16 @@ def _pausing_at_end(run: Call) -> Call:
             if one.thread and not is_in_backward():
                 break
         else:
+            mine = [one for one in _listening if not one.is_in_run]
+            for one in mine:
+                one.is_in_run = True
             try:
                 return run(outputs, *args, **kwargs)
             finally:
-                for one in _listening:
-                    one.end_gradient_wait()
+                for one in mine:
+                    one.is_in_run = False
+                    if not one.thread:  # its pass is over
+                        one.enter_phase(STEPPING)
         first = [True]
 
         def begun(gradient: Any) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pacekeeper.cli.observe.explain_text import explanation_lines
 from pacekeeper.cli.observe.incident_text import (
     MAX_DEATH_LINES,
     death_lines,
@@ -60,3 +61,16 @@ def test_of_very_many_moments_the_first_are_said() -> None:
     many = status_pb2.Incident(deaths=[deaths((i, i)) for i in range(MAX_DEATH_LINES + 5)])
     *first, last = death_lines(many)
     assert len(first) == MAX_DEATH_LINES and "5" in last and "--json" in last
+
+
+def test_explain_shows_the_stacks_of_a_rank_that_hangs_or_why_there_are_none() -> None:
+    stacks = [
+        status_pb2.StackDump(rank=3, source="py-spy", text="Thread 1\n  in [waits]"),
+        status_pb2.StackDump(rank=4, text="its process is stopped"),
+    ]
+    hung = status_pb2.Explanation(incident=status_pb2.Incident(kind="hang", rank=3), stacks=stacks)
+    lines = list(explanation_lines(hung))
+    at = lines.index("[bold]Stacks of rank 3[/] by py-spy")
+    assert lines[at + 1 : at + 3] == ["  Thread 1", r"    in \[waits]"]
+    at = lines.index("[bold]Stacks of rank 4[/]: none")
+    assert lines[at + 1] == "  its process is stopped"

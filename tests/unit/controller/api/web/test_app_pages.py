@@ -12,9 +12,11 @@ from starlette.testclient import TestClient  # noqa: E402
 
 from pacekeeper.controller.api.web.filters import ranks  # noqa: E402
 from pacekeeper.controller.state.device_history import Strike  # noqa: E402
+from pacekeeper.controller.state.events import SaveStack  # noqa: E402
 from pacekeeper.core.incidents.findings import FindingKind  # noqa: E402
 from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind  # noqa: E402
 from pacekeeper.core.incidents.rank_failures import RankFailures  # noqa: E402
+from pacekeeper.core.telemetry.sign_of_life import RankStack  # noqa: E402
 from support.web_scene import BEGAN_S, Scene, incident, scene  # noqa: E402
 
 HTML = {"accept": "text/html"}
@@ -160,3 +162,14 @@ def test_ranks_that_are_no_few_runs_are_counted_in_a_narrow_column() -> None:
     told = {"deaths": [{"ranks": runs}], "rank": 0}
     assert ranks({"deaths": [], "rank": 3}) == "3" and ranks({"deaths": [], "rank": None}) == ""
     assert ranks(told, 2) == "20 ranks" and ranks(told).endswith("and 12 more")
+
+
+def test_the_stacks_of_a_rank_that_hung_are_on_the_page_of_its_incident(seen: Scene) -> None:
+    for stack in (
+        RankStack(rank=21, source="py-spy", text="File <string>, in waits"),
+        RankStack(rank=22, source="", text="its process is gone"),
+    ):
+        seen.history.on_command(SaveStack(incident_id=1, stack=stack))
+    page = opened(seen).get("/incidents/1", headers=HTML).text
+    assert "Stacks of rank 21" in page and "File &lt;string&gt;, in waits" in page
+    assert "its process is gone" in page
