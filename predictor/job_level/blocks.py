@@ -68,11 +68,12 @@ def blocks_of(pace: StepTimes, size: int, known_by: Knowledge) -> Blocks:
     can_judge = np.isfinite(ratio)
     ratio, kind = ratio[can_judge], kind[can_judge]
     grain = pace.resolution_s / (size * float(np.nanmedian(pace.observed_s)))
-    sigma = max(SIGMA_FLOOR, grain, noise(ratio, pace.lasting_noise))
+    spread = max(grain, noise(ratio, pace.lasting_noise))
+    sigma = max(SIGMA_FLOOR, spread)
     health = np.zeros(ratio.size)
     for one in np.unique(kind):
         among = kind == one
-        health[among] = _health(ratio[among], sigma, known_by)
+        health[among] = _health(ratio[among], spread, known_by)
     return Blocks(
         excess=ratio - health,
         health=health,

@@ -33,15 +33,20 @@ from pacekeeper.predictor.job_level.transient_rises import (
 from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind, TraceReport
 from pacekeeper.predictor.offline.trace import Trace
 from pacekeeper.predictor.stats.change_points import Level, block_means, levels
+from pacekeeper.predictor.stats.robust import column_medians
 
 MIN_STEPS = 30  # that a slowdown must last; shorter ones are hiccups
 LEAST_HICCUPS = 3  # of one size, together so long, are a slowdown that recurs
 MIN_SLOWDOWN = 1.03  # replicates of one recipe differ by as much between allotments of devices
-MIN_SIGMAS = 6.0  # as the live detector: the interval is chosen after the fact
+# The interval is chosen after the fact: by chance one of 300,000 intervals has 4.5 sigmas, and a
+# run of 50 blocks has a thousand.
+MIN_SIGMAS = 4.5
 SAME_PACE = 1.25  # of the run: what is further off is no replicate
+HEALTHY_IN_BOTH = 0.2  # of the steps that two runs share, at least
 SHIFT_REACH = 0.1  # of the recipe's steps: how far a run's schedule may be shifted
 Z_95 = 1.96
 FLOOR = log(MIN_SLOWDOWN)
+_QUANTILES = (HEALTHY_IN_BOTH, 0.5, 1.0 - HEALTHY_IN_BOTH)
 
 
 def job_faults(
@@ -161,9 +166,9 @@ def _comparable(
             short += 1
             continue
         beside = np.interp(run.step[inside], other.step, other.duration_s)
-        pace = step_time_model.factor(run.duration_s[inside], beside)
-        if abs(log(pace)) > log(SAME_PACE):
-            paces.append(pace)
+        low, pace, high = np.quantile(run.duration_s[inside] / beside, _QUANTILES)
+        if low > SAME_PACE or high < 1.0 / SAME_PACE:
+            paces.append(float(pace))
         else:
             kept.append(other)
     notes = [f"{short} replicates share too few steps: left out"] if short else []
@@ -181,7 +186,9 @@ def _from_the_start(run: UsableSteps, others: Sequence[UsableSteps], size: int) 
         block_means(np.interp(run.step, of.step, of.duration_s, left=np.nan, right=np.nan), size)
         for of in (run, *others)
     ]
-    own, *rest = (log(step_time_model.factor(pace, paces[1])) for pace in paces)
+    middle = column_medians(np.stack(paces[1:]))
+    ratios = [np.log(pace / middle) for pace in paces]
+    own, *rest = (float(np.quantile(one[np.isfinite(one)], HEALTHY_IN_BOTH)) for one in ratios)
     typical = float(np.median(rest))
     widest = max(FLOOR, max(rest) - typical)
     if own - typical <= widest:
@@ -277,6 +284,7 @@ def _steps(pace: StepTimes, blocks: Blocks, found: Sequence[Level], rise: Rise) 
     begin, end = 0, int(blocks.end[-1])
     if rise.begin:
         begin = edge(pace, blocks, inside[0].begin, before=rise.before, after=heights[0])
+        begin = min(begin, end - 1)
     if rise.end < len(found):
         end = edge(pace, blocks, inside[-1].end, before=heights[-1], after=rise.after)
     return begin, max(end, begin + 1)

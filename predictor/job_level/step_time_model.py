@@ -7,7 +7,11 @@ import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.stats.change_points import block_means, lasting_noise, without_spikes
+from pacekeeper.predictor.stats.change_points import (
+    block_means,
+    common_lasting_noise,
+    without_spikes,
+)
 
 WORK_PASSES = 20  # of the reweighted fit
 KNOWN_SHARE = 0.5  # of the steps: fewer that tell their tokens do not stand for the run
@@ -166,22 +170,20 @@ def from_replicates(
         expected_s=expected,
         work_class=np.zeros(step.size, dtype=np.intp),
         resolution_s=resolution_s,
-        lasting_noise=_wander(np.log(means[usable]), np.log(own)),
+        lasting_noise=_wander(np.log(means[usable])),
     )
 
 
-def _wander(others: Array, own: Array) -> float | None:
-    """Lasting noise of a typical replicate beside the rest [replicates, blocks], as of one block.
+def _wander(others: Array) -> float | None:
+    """Lasting noise of a replicate beside the rest [replicates, blocks], as of one block.
 
-    What a system does by habit all its runs do; None where there are no two to compare.
+    What a system does by habit all its runs do. None where there are no two to compare. The run
+    itself does not count: beside few others its fault would.
     """
     if len(others) < 2:
         return None
-    found = []
-    for at, row in enumerate(others):
-        rest = np.vstack([np.delete(others, at, axis=0), own])
-        found.append(lasting_noise(row - _median(rest)))
-    return float(np.median(found))
+    rest = [_median(np.delete(others, at, axis=0)) for at in range(len(others))]
+    return common_lasting_noise(others - np.stack(rest))
 
 
 def factor(own: Array, other: Array) -> float:

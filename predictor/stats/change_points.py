@@ -11,10 +11,17 @@ from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
 SPIKE_WINDOW = 21  # neighbours a single value is compared with
 SPIKE_SIGMAS = 4.0
 SPIKE_FLOOR = 0.02  # of the value: nearer than this is no spike
+PATTERN = 5  # neighbours that stick out as far: it is a pace that the series keeps, no spike
 LONGEST_LEVEL = 2048  # blocks; a longer one is cut in pieces, to bound the work
 PATIENT_BLOCKS = 4  # noise that lasts is measured over so many blocks together
 LEAST_FOR_TWO = 3 * PATIENT_BLOCKS  # blocks that two levels are told apart in
 TWO_LEVELS_LEAVE = sqrt(1.0 - 2.0 / pi)  # of the sigma of a normal distribution (Lloyd-Max)
+# Lasting noise of a random walk over that of its differences. What exceeds it has edges.
+WALK = sqrt((2.0 * PATIENT_BLOCKS**2 + 1.0) / 3.0)
+# The smaller third of the differences tells the noise: where a fault comes and goes every few
+# blocks, it is in most of the others.
+QUIET_SHARE, QUIET_SIGMAS = 1.0 / 3.0, 0.4307  # of |normal|
+FURTHEST = 2.5  # sigmas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +38,13 @@ class Level:
 
 
 def without_spikes(values: Array, *, resolution: float | Array) -> Array:
-    """The values, each drawn to its neighbours as far as it sticks out (Hampel, clipped).
+    """The values, each drawn to its neighbours as far as it sticks out alone (Hampel, clipped).
 
-    An edge between two levels stays where it is. What the clock's resolution explains is left
-    alone: clipping it would lose the part of a unit that an average regains. Beyond its ends the
-    series is mirrored: values that alternate go on doing so. Positive values.
+    An edge between two levels stays where it is, and so do levels of a few values that come and go.
+    What the clock's resolution explains is left alone: clipping it would lose the part of a unit
+    that an average regains. Beyond its ends the series is mirrored. Positive values.
     """
-    from scipy.ndimage import median_filter  # slow to import: not at start-up
+    from scipy.ndimage import median_filter, rank_filter  # slow to import: not at start-up
 
     if values.size == 0:
         return values
@@ -45,7 +52,12 @@ def without_spikes(values: Array, *, resolution: float | Array) -> Array:
     middle: Array = median_filter(values, size=window, mode="mirror")
     spread = MAD_TO_SIGMA * median_filter(np.abs(values - middle), size=window, mode="mirror")
     reach = np.maximum(np.maximum(SPIKE_SIGMAS * spread, SPIKE_FLOOR * middle), 1.5 * resolution)
-    clipped: Array = np.clip(values, middle - reach, middle + reach)
+    alike = min(PATTERN, window)
+    low: Array = rank_filter(values, alike - 1, size=window, mode="mirror")
+    high: Array = rank_filter(values, -alike, size=window, mode="mirror")
+    clipped: Array = np.clip(
+        values, np.minimum(low, middle - reach), np.maximum(high, middle + reach)
+    )
     return clipped
 
 
@@ -76,20 +88,44 @@ def noise(values: Array, lasting: float | None = None) -> float:
     Args:
         values: means of blocks; may be NaN.
         lasting: such noise as others tell it; default: `lasting_noise` of the values, but no more
-            than around two levels that they go back and forth between, since what comes and goes
-            may be the fault that is looked for.
+            than around two levels that they go back and forth between, nor than of a random walk
+            with the same differences, since what comes and goes may be the fault that is looked
+            for.
     """
     known = values[np.isfinite(values)]
+    of_differences = _of_differences(known)
     if lasting is None:
-        lasting = min(lasting_noise(known), _around_two_levels(known))
-    return max(_of_differences(known), lasting)
+        walk = WALK * of_differences
+        lasting = min(lasting_noise(known), _around_two_levels(known), walk)
+    return max(of_differences, lasting)
 
 
 def lasting_noise(values: Array) -> float:
     """Sigma of one block's mean as means of PATIENT_BLOCKS blocks tell it."""
-    known = values[np.isfinite(values)]
-    patient = known[: known.size // PATIENT_BLOCKS * PATIENT_BLOCKS].reshape(-1, PATIENT_BLOCKS)
-    return _of_differences(patient.mean(axis=1)) * sqrt(PATIENT_BLOCKS)
+    return _of_differences(_patient_means(values)) * sqrt(PATIENT_BLOCKS)
+
+
+def common_lasting_noise(rows: Array) -> float:
+    """The same of several series of one kind [rows, blocks], few of which hold a fault.
+
+    By mean squares, of which the furthest count as FURTHEST sigmas: differences are few.
+
+    Args:
+        rows: may be NaN.
+    """
+    steps = np.abs(np.diff(_patient_means(rows)))
+    steps = steps[np.isfinite(steps)]
+    if steps.size < 2:
+        return 0.0
+    most = FURTHEST * MAD_TO_SIGMA * float(np.median(steps))
+    return float(np.sqrt(np.mean(np.minimum(steps, most) ** 2) / 2.0)) * sqrt(PATIENT_BLOCKS)
+
+
+def _patient_means(values: Array) -> Array:
+    whole = values.shape[-1] // PATIENT_BLOCKS * PATIENT_BLOCKS
+    parts = values[..., :whole].reshape(*values.shape[:-1], -1, PATIENT_BLOCKS)
+    means: Array = parts.mean(axis=-1)
+    return means
 
 
 def _of_differences(values: Array) -> float:
@@ -97,7 +133,7 @@ def _of_differences(values: Array) -> float:
     if steps.size < 2:
         return 0.0
     around = np.abs(steps - np.median(steps))
-    return MAD_TO_SIGMA * float(np.median(around)) / sqrt(2.0)
+    return float(np.quantile(around, QUIET_SHARE)) / QUIET_SIGMAS / sqrt(2.0)
 
 
 def _around_two_levels(values: Array) -> float:

@@ -1,5 +1,6 @@
 """Slowdowns of a whole job: what accuses nobody, what is found, and what must not matter."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -162,6 +163,52 @@ def test_what_comes_and_goes_again_and_again_is_one_finding(
     assert len(found) == 1
     assert abs(found[0].first_step - begun[0]) <= EDGE_STEPS
     assert found[0].slowdown == pytest.approx(slowdown, rel=0.03)
+
+
+def ramping(steps: np.ndarray, length: int) -> np.ndarray:
+    return np.where(steps < length + 60, np.clip(steps / length, 0.0, 1.0), 0.0)
+
+
+def fading(steps: np.ndarray, length: int) -> np.ndarray:
+    return np.where(steps < 0, 0.0, np.clip(1.0 - (steps - 30) / length, 0.0, 1.0))
+
+
+def overlapping(steps: np.ndarray, length: int) -> np.ndarray:
+    second = steps - length // 2
+    return 0.5 * ((steps >= 0) & (steps < 80)) + 0.5 * ((second >= 0) & (second < 80))
+
+
+def alternating(steps: np.ndarray, length: int) -> np.ndarray:
+    return np.where((steps >= 0) & (steps // (length // 2) % 2 == 0), 1.0, 0.0)
+
+
+@FEW
+@given(
+    seeds,
+    st.sampled_from([ramping, fading, overlapping, alternating]),
+    st.integers(60, 120),
+    st.sampled_from([1.1, 1.2, 1.4]),
+    st.booleans(),
+)
+def test_slowdowns_of_any_course_are_found(
+    seed: int,
+    course: Callable[[np.ndarray, int], np.ndarray],
+    length: int,
+    slowdown: float,
+    has_others: bool,
+) -> None:
+    part = course(np.arange(FLAT_S.size) - 400, length)
+    trace = job(FLAT_S * (1.0 + (slowdown - 1.0) * part), seed=seed, noise=0.005)
+    if has_others:
+        found = job_faults(trace, replicates=others(FLAT_S, seed))
+    else:
+        alike = np.full(FLAT_S.size, 512.0)
+        found = job_faults(with_work(trace, alike, alike))
+    assert found
+    for one in found:
+        last = FLAT_S.size - 1 if one.last_step is None else one.last_step
+        assert (part[one.first_step : last + 1] > 0.0).mean() > 0.4
+        assert one.slowdown < slowdown * 1.03
 
 
 @FEW

@@ -61,6 +61,20 @@ def test_it_finds_what_replay_finds(seed: int) -> None:
     assert opened.found.slowdown == pytest.approx(recorded.slowdown, rel=0.02)
 
 
+@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_comes_and_goes_again_and_again_is_found_live(seed: int, is_told: bool) -> None:
+    random = np.random.default_rng(seed)
+    pace_s, at = FLAT_S.copy(), 150
+    while at < 550:
+        end = at + int(random.integers(15, 60))
+        pace_s[at:end] *= 1.2
+        at = end + int(random.integers(15, 60))
+    _, news = played(even(pace_s, seed) if is_told else job(pace_s, seed=seed))
+    onsets = [one.found.onset_step for one in news if one.found is not None]
+    assert onsets and 140 <= min(onsets) <= 260
+
+
 def test_a_finding_lasts_as_long_as_the_slowdown_far_beyond_what_is_remembered() -> None:
     pace_s = slowed(np.full(3 * WINDOW_STEPS, 0.06), 200, 3 * WINDOW_STEPS, 1.2)
     pace, news = played(even(pace_s))

@@ -8,7 +8,9 @@ import pytest
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.stats.change_points import (
     LONGEST_LEVEL,
+    WALK,
     block_means,
+    common_lasting_noise,
     lasting_noise,
     levels,
     noise,
@@ -58,8 +60,14 @@ def test_a_spike_is_drawn_in_and_an_edge_stays() -> None:
     assert np.delete(clean, 20).tolist() == np.delete(values, 20).tolist()
 
 
-def test_values_that_alternate_stay_to_the_end() -> None:
-    values = np.tile([1.0, 1.3], 100)
+@pytest.mark.parametrize("half", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("num_values", [59, 100, 204])
+@pytest.mark.parametrize("slowdown", [1.1, 1.3, 3.0])
+def test_values_that_alternate_stay_to_both_ends(
+    half: int, num_values: int, slowdown: float
+) -> None:
+    is_slow = np.arange(num_values) // half % 2 == 1
+    values = np.where(is_slow, slowdown, 1.0)
     assert without_spikes(values, resolution=0.0).tolist() == values.tolist()
 
 
@@ -93,6 +101,27 @@ def test_a_fault_that_comes_and_goes_is_no_noise() -> None:
     assert lasting_noise(steady + 0.3 * is_slow) > 0.1
     assert noise(steady + 0.3 * is_slow) < 0.03
     assert noise(steady + 0.3 * is_slow, lasting=0.05) == 0.05
+
+
+def test_edges_every_few_blocks_are_no_noise() -> None:
+    steady = np.random.default_rng(0).normal(0, 0.01, 400)
+    often = np.arange(400) // 3 % 2 == 1
+    assert noise(steady + 0.3 * often) < 0.03
+
+
+def test_a_random_walk_counts_in_full() -> None:
+    walk = np.cumsum(np.random.default_rng(0).normal(0, 0.01, 20_000))
+    assert lasting_noise(walk) == pytest.approx(WALK * 0.01 / np.sqrt(2.0), rel=0.1)
+
+
+def test_noise_of_replicates_is_theirs_together() -> None:
+    random = np.random.default_rng(0)
+    rows = random.normal(0, 0.01, (9, 400))
+    rows[0, 100:150] += 0.3
+    rows[1, :40] = np.nan
+    assert common_lasting_noise(rows) == pytest.approx(0.01, rel=0.15)
+    assert common_lasting_noise(rows[:, :8]) < 0.03
+    assert common_lasting_noise(np.full((2, 400), np.nan)) == 0.0
 
 
 def test_a_slope_is_seen_and_an_edge_or_a_box_is_none() -> None:
