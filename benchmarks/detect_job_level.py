@@ -1,10 +1,14 @@
 """Slowdowns of a whole job that recur, ramp, fade or overlap, spliced into real healthy runs.
 
 `python -m benchmarks.detect_job_level --data DIR`; minutes. Runs: step times of MLPerf Training
-v5.1 logs (DIR/mlperf_v51_steps). Each is judged alone and beside the other runs of its system, and
-so are the rules of others. An incident is found where a quarter of the steps of an alarm are slow;
-other alarms are false. A flagged healthy run whose flagged steps took more than 1.02 x those of
-its replicates counts apart: it was slow.
+v5.1 logs (DIR/mlperf_v51_steps). Each is judged beside the other runs of its system, alone with its
+work told (which is the same in every step) and alone with nothing told; live, step by step; and by
+the rules of others. An incident is found where a quarter of the steps of an alarm are slow; other
+alarms are false. A flagged healthy run whose flagged steps took more than 1.02 x those of its
+replicates counts apart: it was slow (`slow_beside_replicates`, which imports no detector).
+
+The false alarm rate has a 95 % interval, and is told for what is left when one submitter, or one
+system, is left out.
 """
 
 import argparse
@@ -21,14 +25,16 @@ from rich.table import Table
 from scipy.stats import beta
 
 from benchmarks.job_rules import JOB_RULES, alarms_of
+from benchmarks.slow_beside_replicates import were_slow
 from benchmarks.step_runs import Run, durations, with_durations
 from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.job_level.online import JobLevelState, JobStep, update_job_level
 from pacekeeper.predictor.offline.trace import StepTable, Trace
 from pacekeeper.simulator.io.tables import read_table
 
 FACTORS = (1.05, 1.1, 1.2, 1.4)
+TOKENS = 4096  # of a step, where its work is told
 LEAST_STEPS = 150
-OWN_SLOWNESS = 1.02  # beside replicates: such a run was slow
 OF_ALARM = 0.25  # of an alarm's steps must be slow
 Shape = Callable[[random.Random, int], Array]  # how much of the slowdown each step has, 0 to 1
 
@@ -54,6 +60,14 @@ def once(draw: random.Random, size: int) -> Array:
     part, length = np.zeros(size), draw.choice((50, 80))
     begin = draw.randrange(60, max(61, size - length - 20))
     part[begin : begin + length] = 1.0
+    return part
+
+
+def five_percent(draw: random.Random, size: int) -> Array:
+    """50 steps, 5 % slow."""
+    part = np.zeros(size)
+    begin = draw.randrange(60, size - 70)
+    part[begin : begin + 50] = 1.0
     return part
 
 
@@ -83,8 +97,13 @@ def overlapping(draw: random.Random, size: int) -> Array:
 
 
 SHAPES: dict[str, Shape] = {
-    shape.__name__: shape for shape in (once, recurring, alternating, ramping, fading, overlapping)
+    shape.__name__: shape
+    for shape in (five_percent, once, recurring, alternating, ramping, fading, overlapping)
 }
+
+
+LIVE = {"ours, live, work told": TOKENS, "ours, live": 0}  # tokens of a step, 0: not told
+OURS = ("ours, replicates", "ours, work told", "ours, alone", *LIVE)
 
 
 @dataclass(slots=True)
@@ -131,9 +150,14 @@ def alarms(judge: str, run: Run) -> list[tuple[int, int]] | None:
     """[first, end) of what a judge calls slow, in rows of the run; None: it cannot judge it."""
     if judge in JOB_RULES:
         return alarms_of(JOB_RULES[judge], run, durations(run.trace))
-    assert run.trace.steps is not None
-    step = run.trace.steps.step
-    found = run.judged("replicates" if judge == "ours, replicates" else "nothing")
+    if judge in LIVE:
+        return live_alarms(run, LIVE[judge])
+    trace, table = run.trace, run.trace.steps
+    assert table is not None
+    step = table.step
+    if judge == "ours, work told":
+        trace = replace(trace, steps=replace(table, tokens=np.full(step.size, float(TOKENS))))
+    found = run.judged("replicates" if judge == "ours, replicates" else "nothing", trace)
     return [
         (
             int(np.searchsorted(step, one.first_step)),
@@ -143,12 +167,34 @@ def alarms(judge: str, run: Run) -> list[tuple[int, int]] | None:
     ]
 
 
+def live_alarms(run: Run, tokens: int) -> list[tuple[int, int]]:
+    """[first, end) of the findings of the run as a job that is watched while it trains, in rows."""
+    assert run.trace.steps is not None
+    step = run.trace.steps.step
+    pace, found, begun = JobLevelState(), list[tuple[int, int]](), None
+    for at, took_s in enumerate(durations(run.trace).tolist()):
+        told = JobStep(
+            step=int(step[at]), generation=1, duration_s=took_s, tokens=tokens, sum_len_squared=0
+        )
+        pace, news = update_job_level(pace, told)
+        if news.is_over and begun is not None:
+            found.append((begun, at))
+            begun = None
+        if news.found is not None:
+            onset = int(np.searchsorted(step, news.found.onset_step))
+            if pace.is_open:
+                begun = onset
+            else:
+                found.append((onset, at + 1))
+    return found if begun is None else [*found, (begun, step.size)]
+
+
 def count(judge: str, runs: Sequence[Run], shape: str) -> Count:
     """What a judge finds of one incident in each run."""
     total = Count()
     for run in runs:
         draw = random.Random(f"{shape}/{run.name}")
-        factor = draw.choice(FACTORS)
+        factor = FACTORS[0] if shape == "five_percent" else draw.choice(FACTORS)
         part = SHAPES[shape](draw, run.num_steps)
         slow = replace(
             run, trace=with_durations(run.trace, durations(run.trace) * (1 + (factor - 1) * part))
@@ -170,19 +216,20 @@ def _share(is_slow: Flags, alarm: tuple[int, int]) -> float:
 def flagged(judge: str, runs: Sequence[Run]) -> Iterator[tuple[Run, bool]]:
     """Healthy runs that a judge calls slow, and whether they were beside their replicates."""
     for run in runs:
-        assert run.trace.steps is not None
-        paces = []
-        for begin, end in alarms(judge, run) or ():
-            step = run.trace.steps.step[begin:end]
-            beside = [
-                np.interp(step, other.steps.step, other.steps.duration_s)
-                for other in run.replicates
-                if other.steps is not None
-            ]
-            own = float(np.median(durations(run.trace)[begin:end]))
-            paces.append(own / float(np.median(beside)) if beside else 1.0)
-        if paces:
-            yield run, min(paces) > OWN_SLOWNESS
+        told = alarms(judge, run)
+        if told:
+            yield run, were_slow(run, told)
+
+
+def rates_without(
+    false: Sequence[Run], runs: Sequence[Run], group: Callable[[Run], str]
+) -> tuple[float, float]:
+    """The least and the highest rate of flagged runs when one group is left out."""
+    rates = []
+    for name in {group(run) for run in runs}:
+        kept = sum(group(run) != name for run in runs)
+        rates.append(sum(group(run) != name for run in false) / max(1, kept))
+    return min(rates), max(rates)
 
 
 def interval(found: int, of: int) -> tuple[float, float]:
@@ -198,7 +245,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="judge every n-th run only")
     options = parser.parse_args()
     runs = read_runs(options.data)[:: options.every]
-    judges = ("ours, replicates", "ours, alone", *JOB_RULES)
+    judges = (*OURS, *JOB_RULES)
     shown = Table("judge", "healthy runs flagged", *SHAPES, title="found / runs, false alarms")
     answer: dict[str, object] = {"runs": len(runs), "submitters": len({r.record for r in runs})}
     for judge in judges:
@@ -210,12 +257,17 @@ def main() -> None:
             name: sum(run.record == name for run in false)
             for name in sorted({run.record for run in runs})
         }
+        left_out = {
+            "submitter": rates_without(false, runs, lambda run: run.record),
+            "system": rates_without(false, runs, lambda run: run.name.rpartition("/")[0]),
+        }
         answer[judge] = {
             "healthy_flagged": len(false),
             "slow_beside_replicates": len(told) - len(false),
             "rate_low": low,
             "rate_high": high,
             "by_submitter": by_submitter,
+            **{f"rates_without_a_{part}": rates for part, rates in left_out.items()},
             **{
                 shape: {"found": one.found, "runs": one.runs, "false": one.false}
                 for shape, one in counts.items()
@@ -226,7 +278,7 @@ def main() -> None:
             f"{len(false)} + {len(told) - len(false)} slow ({low:.1%} to {high:.1%})",
             *(f"{one.found} / {one.runs}, {one.false}" for one in counts.values()),
         )
-    Console(width=160).print(shown)
+    Console(width=180).print(shown)
     print(json.dumps(answer))
 
 
