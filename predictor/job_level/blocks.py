@@ -12,7 +12,13 @@ import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.job_level.step_time_model import StepTimes, UsableSteps
-from pacekeeper.predictor.stats.change_points import block_means, block_starts, noise, slope
+from pacekeeper.predictor.stats.change_points import (
+    SMALLER_THIRD,
+    block_means,
+    block_starts,
+    noise,
+    slope,
+)
 
 BLOCK_STEPS = 10  # averaged before anything is judged
 RESOLUTION_SHARE = 0.01  # of a block: a coarser clock gets larger blocks
@@ -68,7 +74,7 @@ def blocks_of(pace: StepTimes, size: int, known_by: Knowledge) -> Blocks:
     can_judge = np.isfinite(ratio)
     ratio, kind = ratio[can_judge], kind[can_judge]
     grain = pace.resolution_s / (size * float(np.nanmedian(pace.observed_s)))
-    spread = max(grain, noise(ratio, pace.lasting_noise))
+    spread = max(grain, noise(ratio, pace.lasting_noise, quantile=SMALLER_THIRD))
     sigma = max(SIGMA_FLOOR, spread)
     health = np.zeros(ratio.size)
     for one in np.unique(kind):

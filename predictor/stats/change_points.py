@@ -18,9 +18,10 @@ LEAST_FOR_TWO = 3 * PATIENT_BLOCKS  # blocks that two levels are told apart in
 TWO_LEVELS_LEAVE = sqrt(1.0 - 2.0 / pi)  # of the sigma of a normal distribution (Lloyd-Max)
 # Lasting noise of a random walk over that of its differences. What exceeds it has edges.
 WALK = sqrt((2.0 * PATIENT_BLOCKS**2 + 1.0) / 3.0)
-# The smaller third of the differences tells the noise: where a fault comes and goes every few
-# blocks, it is in most of the others.
-QUIET_SHARE, QUIET_SIGMAS = 1.0 / 3.0, 0.4307  # of |normal|
+# Which quantile of absolute differences tells the noise, and how many sigmas it has of a normal
+# distribution. Where a fault comes and goes every few blocks, it is in most of the differences.
+MIDDLE = (0.5, 1.0 / MAD_TO_SIGMA)
+SMALLER_THIRD = (1.0 / 3.0, 0.4307)
 FURTHEST = 2.5  # sigmas
 
 
@@ -78,7 +79,9 @@ def block_means(values: Array, size: int) -> Array:
     return means
 
 
-def noise(values: Array, lasting: float | None = None) -> float:
+def noise(
+    values: Array, lasting: float | None = None, *, quantile: tuple[float, float] = MIDDLE
+) -> float:
     """Sigma of one block's mean, blind to levels and slopes; 0 for fewer than three values.
 
     From differences of neighbours. Noise that lasts (a slow host, a warm device) hides from them:
@@ -91,18 +94,20 @@ def noise(values: Array, lasting: float | None = None) -> float:
             than around two levels that they go back and forth between, nor than of a random walk
             with the same differences, since what comes and goes may be the fault that is looked
             for.
+        quantile: of differences, MIDDLE or SMALLER_THIRD.
     """
     known = values[np.isfinite(values)]
-    of_differences = _of_differences(known)
+    of_differences = _of_differences(known, quantile)
     if lasting is None:
         walk = WALK * of_differences
-        lasting = min(lasting_noise(known), _around_two_levels(known), walk)
+        around = _around_two_levels(known, quantile)
+        lasting = min(lasting_noise(known, quantile=quantile), around, walk)
     return max(of_differences, lasting)
 
 
-def lasting_noise(values: Array) -> float:
+def lasting_noise(values: Array, *, quantile: tuple[float, float] = MIDDLE) -> float:
     """Sigma of one block's mean as means of PATIENT_BLOCKS blocks tell it."""
-    return _of_differences(_patient_means(values)) * sqrt(PATIENT_BLOCKS)
+    return _of_differences(_patient_means(values), quantile) * sqrt(PATIENT_BLOCKS)
 
 
 def common_lasting_noise(rows: Array) -> float:
@@ -128,15 +133,16 @@ def _patient_means(values: Array) -> Array:
     return means
 
 
-def _of_differences(values: Array) -> float:
+def _of_differences(values: Array, quantile: tuple[float, float]) -> float:
     steps = np.diff(values)
     if steps.size < 2:
         return 0.0
+    share, sigmas = quantile
     around = np.abs(steps - np.median(steps))
-    return float(np.quantile(around, QUIET_SHARE)) / QUIET_SIGMAS / sqrt(2.0)
+    return float(np.quantile(around, share)) / sigmas / sqrt(2.0)
 
 
-def _around_two_levels(values: Array) -> float:
+def _around_two_levels(values: Array, quantile: tuple[float, float]) -> float:
     """Lasting noise around the two levels that explain the values best.
 
     Without the blocks beside a change, which hold steps of both. Values that only wander are not
@@ -161,7 +167,8 @@ def _around_two_levels(values: Array) -> float:
     inside = around[~is_edge]
     if inside.size < LEAST_FOR_TWO // 2:
         inside = around
-    return max(lasting_noise(inside), _of_differences(inside)) / TWO_LEVELS_LEAVE
+    lasting = lasting_noise(inside, quantile=quantile)
+    return max(lasting, _of_differences(inside, quantile)) / TWO_LEVELS_LEAVE
 
 
 def levels(values: Array, *, sigma: float, penalty: float) -> tuple[Level, ...]:

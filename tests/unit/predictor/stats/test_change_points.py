@@ -8,6 +8,7 @@ import pytest
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.stats.change_points import (
     LONGEST_LEVEL,
+    SMALLER_THIRD,
     WALK,
     block_means,
     common_lasting_noise,
@@ -105,8 +106,10 @@ def test_a_fault_that_comes_and_goes_is_no_noise() -> None:
 
 def test_edges_every_few_blocks_are_no_noise() -> None:
     steady = np.random.default_rng(0).normal(0, 0.01, 400)
-    often = np.arange(400) // 3 % 2 == 1
-    assert noise(steady + 0.3 * often) < 0.03
+    often = np.repeat(np.arange(400) % 2 == 1, np.resize([1, 2, 2], 400))[:400]
+    assert noise(steady + 0.3 * often) > 0.1
+    assert noise(steady + 0.3 * often, quantile=SMALLER_THIRD) < 0.05
+    assert noise(steady, quantile=SMALLER_THIRD) == pytest.approx(0.01, rel=0.15)
 
 
 def test_a_random_walk_counts_in_full() -> None:
